@@ -1,0 +1,1 @@
+"""The vocabulary everyone may import: no simulator, no algorithm."""

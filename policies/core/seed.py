@@ -1,0 +1,91 @@
+"""One seed -> named generators; and noise that belongs to a world, not to a batch.
+
+``RowNoise`` is counter based: row i of the m-th draw depends on (seed_i, index_i, m) alone, so a world draws the same
+numbers whether it is alone or among a thousand. The hash is SplitMix64's finaliser (Steele, Lea, Flood 2014) in
+wrapping int64 arithmetic; normals by Box and Muller (1958) in float64.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def derive(seed: int, *names: str | int) -> int:
+    """A child seed in [0, 2^63): independent for different names, the same on every machine."""
+    digest = hashlib.blake2b(repr((int(seed), *names)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def generator(seed: int, *names: str | int, device: torch.device | str = "cpu") -> torch.Generator:
+    made = torch.Generator(device=device)
+    made.manual_seed(derive(seed, *names))
+    return made
+
+
+def _signed(value: int) -> int:
+    """A 64-bit pattern as the int64 that torch stores."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+_MIX1 = _signed(0xBF58476D1CE4E5B9)
+_MIX2 = _signed(0x94D049BB133111EB)
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    """Logical shift: torch's >> keeps the sign of an int64."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _hash(x: Tensor) -> Tensor:
+    x = (x ^ _shift_right(x, 30)) * _MIX1
+    x = (x ^ _shift_right(x, 27)) * _MIX2
+    return x ^ _shift_right(x, 31)
+
+
+class RowNoise:
+    """One independent stream per row, addressed by (seed, index) and the number of draws so far."""
+
+    def __init__(self, seeds: Tensor | Sequence[int], index: Tensor | Sequence[int]) -> None:
+        seeds, index = torch.as_tensor(seeds, dtype=torch.int64), torch.as_tensor(index, dtype=torch.int64)
+        if seeds.ndim != 1 or seeds.shape != index.shape:
+            raise ValueError(f"seeds and index must be (N,), got {tuple(seeds.shape)} and {tuple(index.shape)}")
+        self._key = _hash(_hash(seeds + _GOLDEN) + index * _GOLDEN)
+        self._draws = 0
+
+    def uniform(self, shape: Sequence[int]) -> Tensor:
+        """float64 in (0, 1); ``shape[0]`` must be the number of rows."""
+        if shape[0] != len(self._key):
+            raise ValueError(f"this generator holds {len(self._key)} rows, but shape {tuple(shape)} was asked for")
+        self._draws += 1
+        stream = _hash(self._key + self._draws * _MIX2)[:, None]
+        count = torch.arange(math.prod(shape[1:]), dtype=torch.int64, device=stream.device)
+        bits = _hash(stream + (count + 1) * _GOLDEN)
+        return ((_shift_right(bits, 11).double() + 0.5) * 2.0**-53).view(*shape)
+
+    def normal(self, shape: Sequence[int]) -> Tensor:
+        angle, radius = self.uniform((*shape, 2)).unbind(-1)
+        return torch.sqrt(-2 * torch.log(radius)) * torch.cos(2 * math.pi * angle)
+
+
+Noise = torch.Generator | RowNoise
+
+
+def normal(
+    shape: Sequence[int],
+    source: Noise | None = None,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Standard normals from a torch generator or from per-row streams."""
+    if isinstance(source, RowNoise):
+        return source.normal(shape).to(device=device, dtype=dtype)
+    if source is None:
+        return torch.randn(tuple(shape), device=device, dtype=dtype)
+    return torch.randn(tuple(shape), generator=source, device=source.device, dtype=dtype).to(device)

@@ -1,0 +1,157 @@
+"""What goes in and out of worlds and policies, as plain data, and whether the two fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .errors import BurnishError
+
+
+def stacked_by_history(key: str) -> bool:
+    """History is kept of what the robot senses, not of what it was told (goals, tokens)."""
+    return key == "state" or key.startswith("image.")
+
+
+def dtype_of(key: str) -> torch.dtype:
+    if key.startswith(("image.", "goal_image.")):
+        return torch.uint8
+    return torch.int64 if key == "tokens" else torch.float32
+
+
+@dataclass(frozen=True)
+class ObsSpec:
+    """Shape of each observation key, without the leading batch dimension."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shapes", {k: tuple(int(d) for d in s) for k, s in self.shapes.items()})
+
+    def check(self, obs: Mapping[str, Tensor]) -> int:
+        """Refuse an observation of the wrong keys, shape or type; returns its batch size."""
+        batch = None
+        for key, shape in self.shapes.items():
+            if key not in obs:
+                raise BurnishError(f"the observation lacks {key!r}; it has {sorted(obs)}")
+            x = obs[key]
+            if tuple(x.shape[1:]) != shape:
+                raise BurnishError(
+                    f"the observation {key!r} has shape {tuple(x.shape)}, but (B, {', '.join(map(str, shape))}) is needed"
+                )
+            if x.dtype != dtype_of(key):
+                raise BurnishError(f"the observation {key!r} is {x.dtype}, but {dtype_of(key)} is needed")
+            if batch is not None and x.shape[0] != batch:
+                raise BurnishError(f"the observation {key!r} has {x.shape[0]} rows, but others have {batch}")
+            batch = x.shape[0]
+        if batch is None:
+            raise BurnishError("the observation specification is empty")
+        return batch
+
+    def with_history(self, history: int) -> ObsSpec:
+        if history == 1:
+            return self
+        return ObsSpec({k: (history, *s) if stacked_by_history(k) else s for k, s in self.shapes.items()})
+
+
+@dataclass(frozen=True)
+class ActionSpec:
+    """Actuator limits; policies speak [-1, 1], which ``ScaledEnv`` maps onto [low, high]."""
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "low", tuple(float(v) for v in self.low))
+        object.__setattr__(self, "high", tuple(float(v) for v in self.high))
+        if len(self.low) != len(self.high) or not all(a < b for a, b in zip(self.low, self.high, strict=False)):
+            raise BurnishError(f"action limits need low < high in every dimension, got {self.low} and {self.high}")
+
+    @property
+    def dim(self) -> int:
+        return len(self.low)
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    obs: ObsSpec
+    action: ActionSpec
+    control_hz: float
+    action_mode: str  # what the numbers mean: "velocity", "joint_target", "ee_delta", ...
+    max_steps: int
+
+
+@dataclass(frozen=True)
+class PolicySpec:
+    """``obs`` holds single frames; with ``history`` > 1 sensed keys arrive as (B, history, ...), oldest first.
+
+    A chunk of ``horizon`` actions begins ``start`` steps before now; ``[start, start + execute)`` is executed.
+    """
+
+    obs: ObsSpec
+    action: ActionSpec
+    horizon: int
+    execute: int
+    start: int = 0
+    history: int = 1
+    noise_shape: tuple[int, ...] | None = None
+    control_hz: float | None = None
+    action_mode: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.horizon < 1 or self.execute < 1 or self.history < 1 or self.start < 0:
+            raise BurnishError("horizon, execute and history must be at least 1, and start at least 0")
+        if self.start + self.execute > self.horizon:
+            raise BurnishError(
+                f"start={self.start} + execute={self.execute} exceeds horizon={self.horizon}: "
+                "the chunk has too few actions to execute; raise horizon or lower execute"
+            )
+
+    @property
+    def chunk_shape(self) -> tuple[int, int]:
+        return self.horizon, self.action.dim
+
+    @property
+    def inputs(self) -> ObsSpec:
+        """The shapes that ``act`` really receives."""
+        return self.obs.with_history(self.history)
+
+    def executed(self, chunk: Tensor) -> Tensor:
+        """(B, H, A) -> (B, n, A): the slice that is sent to the actuators."""
+        return chunk[:, self.start : self.start + self.execute]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> PolicySpec:
+        try:
+            fields = dict(data)
+            fields["obs"] = ObsSpec(fields["obs"]["shapes"])
+            fields["action"] = ActionSpec(**fields["action"])
+            if fields.get("noise_shape") is not None:
+                fields["noise_shape"] = tuple(int(d) for d in fields["noise_shape"])
+            return cls(**fields)
+        except (KeyError, TypeError) as error:
+            raise BurnishError(f"a policy specification is malformed: {error}") from error
+
+
+def check_compatible(policy: PolicySpec, env: EnvSpec) -> None:
+    """``env`` is the world as the policy would see it (after history stacking and scaling)."""
+    needed, given = policy.inputs.shapes, env.obs.shapes
+    missing = sorted(set(needed) - set(given))
+    if missing:
+        raise BurnishError(f"the policy needs the observations {missing}, but the environment gives {sorted(given)}")
+    for key, shape in needed.items():
+        if given[key] != shape:
+            raise BurnishError(f"the policy needs {key!r} of shape {shape}, but the environment gives {given[key]}")
+    if policy.action.dim != env.action.dim:
+        raise BurnishError(f"the policy acts in {policy.action.dim} dimensions, the environment in {env.action.dim}")
+    for name in ("action_mode", "control_hz"):
+        ours, theirs = getattr(policy, name), getattr(env, name)
+        if ours is not None and ours != theirs:
+            raise BurnishError(f"the policy was trained with {name}={ours}, but the environment has {name}={theirs}")

@@ -1,0 +1,55 @@
+"""Dicts of tensors, and a shape checker that makes silent broadcasts impossible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Tree = dict[str, Tensor]
+
+
+def map_tree(fn: Callable[[Tensor], Tensor], tree: Mapping[str, Tensor]) -> Tree:
+    return {key: fn(x) for key, x in tree.items()}
+
+
+def stack(trees: Sequence[Mapping[str, Tensor]], dim: int = 0) -> Tree:
+    return {key: torch.stack([t[key] for t in trees], dim) for key in trees[0]}
+
+
+def index(tree: Mapping[str, Tensor], rows: Any) -> Tree:
+    return {key: x[rows] for key, x in tree.items()}
+
+
+def to(tree: Mapping[str, Tensor], device: torch.device | str) -> Tree:
+    return {key: x.to(device, non_blocking=True) for key, x in tree.items()}
+
+
+def rows(mask: Tensor, like: Tensor) -> Tensor:
+    """(N,) -> (N, 1, ...), so that a mask over worlds broadcasts against any per-world tensor."""
+    return mask.view(-1, *[1] * (like.ndim - 1))
+
+
+def where(mask: Tensor, new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> Tree:
+    """Rows of ``new`` where ``mask`` (N,), rows of ``old`` elsewhere."""
+    return {key: torch.where(rows(mask, x), x, old[key]) for key, x in new.items()}
+
+
+def check(x: Tensor, shape: str, known: dict[str, int] | None = None) -> dict[str, int]:
+    """``check(x, "B H A")``: refuse another rank, or another size of a letter that is already known.
+
+    Numbers stand for themselves and ``_`` for anything. Returns the sizes, to be passed on to the next check.
+    """
+    sizes = {} if known is None else known
+    names = shape.split()
+    if x.ndim != len(names):
+        raise ValueError(f"expected shape ({shape}), got {tuple(x.shape)}")
+    for name, size in zip(names, x.shape, strict=True):
+        if name == "_":
+            continue
+        expected = int(name) if name.isdigit() else sizes.setdefault(name, size)
+        if size != expected:
+            raise ValueError(f"expected shape ({shape}) with {name}={expected}, got {tuple(x.shape)}")
+    return sizes

@@ -1,0 +1,193 @@
+"""The three interfaces of the house: worlds, policies, learners.
+
+Shapes everywhere: B batch, N worlds, H chunk horizon, n executed steps, A action dim, K generation steps,
+J likelihood factors. Worlds never reset themselves; there is no ``done``: an end is *terminated* (the future is
+worth nothing) or *truncated* (the future is worth something, but we stopped looking).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from .seed import Noise
+from .spec import EnvSpec, PolicySpec
+
+# Always a dict with a leading B or N. float32, except images (uint8, C H W) and tokens (int64). Keys:
+# state, image.<cam>, goal, goal_image.<cam>, goal_mask, tokens, base_action, features.
+Obs = dict[str, Tensor]
+
+
+class Step(NamedTuple):
+    """One control tick of N worlds. ``obs`` is where the action led, always: never a reset observation."""
+
+    obs: Obs
+    reward: Tensor  # (N,) float32
+    terminated: Tensor  # (N,) bool
+    truncated: Tensor  # (N,) bool
+    info: dict[str, Tensor]  # each (N, ...); "success" (N,) bool and "executed" (N, A) where the world knows them
+
+
+class Outcome(NamedTuple):
+    """One decision of N worlds: up to n control ticks of a chunk, discounted here and nowhere else."""
+
+    obs: Obs  # what to act on next: next_obs, or the reset observation where ended
+    next_obs: Obs  # where the action really led
+    reward: Tensor  # (N,) sum over executed ticks of gamma^i r_i
+    discount: Tensor  # (N,) gamma^steps * (1 - terminated)
+    ended: Tensor  # (N,) bool, terminated | truncated
+    terminated: Tensor  # (N,) bool
+    steps: Tensor  # (N,) int64, control ticks executed
+    executed: Tensor  # (N, n, A) what the actuators got, zero after `steps`
+    info: dict[str, Tensor]
+
+
+class Normal(NamedTuple):
+    """A diagonal Gaussian; ``std`` broadcasts against ``mean`` and may be zero (a deterministic transition)."""
+
+    mean: Tensor
+    std: Tensor
+
+    def sample(self, noise: Tensor) -> Tensor:
+        return self.mean + self.std * noise
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Elementwise, unreduced. Only meaningful where ``std > 0``."""
+        z = (value - self.mean) / self.std
+        return -0.5 * z.square() - torch.log(self.std) - 0.5 * math.log(2 * math.pi)
+
+
+class Draw(NamedTuple):
+    """A sampled chunk with its evidence."""
+
+    action: Tensor  # (B, H, A)
+    trace: Tensor  # whatever must be remembered to evaluate the draw again
+    log_prob: Tensor  # (B, J)
+
+
+class Decision(NamedTuple):
+    """What an actor hands to the loop: the action, and the columns that its learner wants stored."""
+
+    action: Tensor
+    columns: dict[str, Tensor]
+
+
+@runtime_checkable
+class VecEnv(Protocol):
+    """N worlds at control time. Rows outside ``mask`` or ``active`` are not touched."""
+
+    num_envs: int
+    device: torch.device
+    spec: EnvSpec
+
+    def reset(self, mask: Tensor | None = None, seeds: Sequence[int] | None = None) -> Obs:
+        """Reset the worlds of ``mask`` (all by default); ``seeds`` holds one number per world. Returns all N rows."""
+        ...
+
+    def step(self, action: Tensor, active: Tensor | None = None) -> Step:
+        """``action`` is (N, A). Rows of the result outside ``active`` are undefined and must not be read."""
+        ...
+
+
+class Policy(Protocol):
+    """Stateless map from observations to action chunks in [-1, 1]; an ``nn.Module`` if trainable."""
+
+    @property
+    def spec(self) -> PolicySpec: ...
+
+    def features(self, obs: Obs) -> Obs:
+        """The frozen part of the work, storable in replay. Identity by default; idempotent."""
+        ...
+
+    def act(
+        self,
+        obs: Obs,
+        *,
+        noise: Tensor | None = None,
+        prefix: Tensor | None = None,
+        greedy: bool = False,
+        generator: Noise | None = None,
+    ) -> Tensor:
+        """(B, H, A). ``noise`` (B, *spec.noise_shape) fixes the start of the generation; ``prefix`` (B, p, A) holds
+        actions already committed, which the chunk must continue; ``greedy`` asks for the most typical chunk."""
+        ...
+
+
+class Imitator(Policy, Protocol):
+    def bc_loss(
+        self,
+        obs: Obs,
+        action: Tensor,
+        *,
+        mask: Tensor | None = None,
+        drop: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """(B,), unreduced, so that it can be weighted. ``mask`` (B, H) marks real steps (False: padding);
+        ``drop`` (B,) marks rows that are trained without their goal."""
+        ...
+
+
+class ChainPolicy(Policy, Protocol):
+    """Generation is a K-step Gaussian chain: x_0 noise, x_K the action. Guidance is inside ``transition``."""
+
+    @property
+    def num_steps(self) -> int: ...
+
+    def encode(self, obs: Obs) -> Any: ...
+
+    def transition(self, x: Tensor, k: Tensor, cond: Any) -> Normal:
+        """Law of x_{k+1} given x_k: x (B, H, A), k (B,) int64 in 0..K-1."""
+        ...
+
+
+class StochasticPolicy(Policy, Protocol):
+    def draw(self, obs: Obs, *, generator: Noise | None = None) -> Draw: ...
+
+    def log_prob(self, obs: Obs, trace: Tensor, steps: Tensor) -> Tensor:
+        """(B, J): evidence of the first ``steps`` executed actions of the slice ``start : start + execute``."""
+        ...
+
+
+class Controller(Protocol):
+    """Stateful, control time: what evaluation, collection, views and deployment drive."""
+
+    def reset(self, mask: Tensor, seeds: Sequence[int] | None = None) -> None: ...
+
+    def step(self, obs: Obs) -> Tensor:
+        """(N, A), and advance."""
+        ...
+
+    def peek(self, obs: Obs) -> Tensor:
+        """(N, A): what ``step`` would return. Changes nothing."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+Metrics = dict[str, Tensor | float]
+
+
+class Actor(Protocol):
+    """All that an acting process needs."""
+
+    def act(self, obs: Obs, *, warm: bool, generator: torch.Generator) -> Decision: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+
+class Learner(Protocol):
+    actor: Actor
+    policy: Policy
+
+    def update(self, batch: dict[str, Any]) -> Metrics: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...

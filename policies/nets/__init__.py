@@ -1,0 +1,1 @@
+"""Network bodies and encoders."""
