@@ -28,7 +28,8 @@ def generator(seed: int, *names: str | int, device: torch.device | str = "cpu") 
 
 
 def _signed(value: int) -> int:
-    """A 64-bit pattern as the int64 that torch stores."""
+    """The low 64 bits of a Python integer, as the int64 that torch stores."""
+    value &= (1 << 64) - 1
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
@@ -63,7 +64,7 @@ class RowNoise:
         if shape[0] != len(self._key):
             raise ValueError(f"this generator holds {len(self._key)} rows, but shape {tuple(shape)} was asked for")
         self._draws += 1
-        stream = _hash(self._key + self._draws * _MIX2)[:, None]
+        stream = _hash(self._key + _signed(self._draws * _MIX2))[:, None]
         count = torch.arange(math.prod(shape[1:]), dtype=torch.int64, device=stream.device)
         bits = _hash(stream + (count + 1) * _GOLDEN)
         return ((_shift_right(bits, 11).double() + 0.5) * 2.0**-53).view(*shape)
@@ -89,3 +90,31 @@ def normal(
     if source is None:
         return torch.randn(tuple(shape), device=device, dtype=dtype)
     return torch.randn(tuple(shape), generator=source, device=source.device, dtype=dtype).to(device)
+
+
+class EpisodeSeeds:
+    """Which seed each of N worlds runs on: the one it is given, else the next of its own derived sequence."""
+
+    def __init__(self, seed: int, num_envs: int, device: torch.device | str = "cpu") -> None:
+        world = torch.arange(num_envs, dtype=torch.int64, device=device)
+        self._base = _hash(derive(seed, "episodes") + world * _GOLDEN)
+        self.count = torch.zeros_like(world)  # episodes begun without a given seed
+        self.current = torch.zeros_like(world)
+
+    def begin(self, mask: Tensor, seeds: Sequence[int] | Tensor | None = None) -> Tensor:
+        """New seeds for the worlds of ``mask`` (N,); ``seeds`` holds one number per world. Returns all N."""
+        if seeds is None:
+            fresh = _shift_right(_hash(self._base + self.count * _MIX1), 1)  # 63 bits: seeds are not negative
+            self.count = self.count + mask
+        else:
+            fresh = torch.as_tensor(seeds, dtype=torch.int64, device=self.current.device)
+            if fresh.shape != self.current.shape:
+                raise ValueError(f"one seed per world is needed: {len(self.current)} worlds, {len(fresh)} seeds")
+        self.current = torch.where(mask, fresh, self.current)
+        return self.current
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"count": self.count, "current": self.current}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.count, self.current = state["count"], state["current"]

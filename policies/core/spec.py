@@ -43,8 +43,10 @@ class ObsSpec:
                 raise BurnishError(
                     f"the observation {key!r} has shape {tuple(x.shape)}, but (B, {', '.join(map(str, shape))}) is needed"
                 )
-            if x.dtype != dtype_of(key):
-                raise BurnishError(f"the observation {key!r} is {x.dtype}, but {dtype_of(key)} is needed")
+            # float64 is welcome where float32 is: formulae are tested in it, and normalisers convert.
+            wanted = dtype_of(key)
+            if x.dtype != wanted and not (wanted.is_floating_point and x.is_floating_point()):
+                raise BurnishError(f"the observation {key!r} is {x.dtype}, but {wanted} is needed")
             if batch is not None and x.shape[0] != batch:
                 raise BurnishError(f"the observation {key!r} has {x.shape[0]} rows, but others have {batch}")
             batch = x.shape[0]

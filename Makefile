@@ -1,0 +1,76 @@
+# `make quickstart` shows what Burnish does; `make test` passes all tests. Both make .venv when they need it.
+# PYTHON=... chooses the interpreter. Where no CUDA is wanted,
+#   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test
+# takes the small build of torch.
+
+SHELL := bash
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+BIN := $(VENV)/bin
+TORCH := $(shell grep "^torch==" constraints.txt)
+MUJOCO_NEXT := mujoco==4.0.0
+FOLDERS := policies sim finetune offline real_robot configs
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help venv dev quickstart test lint wheel-smoke test-mujoco-next clean
+
+help: ## this list
+	@grep -h -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
+
+# The stamp is younger than what it was made from, so a second `make` installs nothing.
+# torch goes first and alone: were it one wish among many, pip might fetch gigabytes of CUDA packages for it.
+$(VENV)/stamp: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt $(TORCH)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	touch $@
+
+venv: $(VENV)/stamp ## the tested set of packages in .venv, and Burnish as links to this tree
+
+dev: ## links in .dev/burnish, by which pyright and editors resolve `burnish.*`
+	@mkdir -p .dev/burnish
+	@for folder in $(FOLDERS); do ln -sfn ../../$$folder .dev/burnish/$$folder; done
+
+quickstart: venv ## imitate, evaluate, plot: a few minutes
+	$(BIN)/burnish quickstart
+
+test: venv ## all tests
+	$(BIN)/python -m pytest -n 2 --durations=10
+
+lint: venv dev ## ruff and pyright
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+# An old build/lib would put deleted modules into the wheel. The tests are copied out of the tree, where nothing but the
+# wheel can be imported as `burnish`; the two files that examine the tree itself stay behind. tests/conftest.py checks it.
+wheel-smoke: venv ## build the wheel, install it into a fresh venv elsewhere, run the fast tests there
+	rm -rf build dist
+	$(BIN)/python -m pip wheel -q --no-deps -w dist .
+	set -e; \
+	away=$$(mktemp -d); trap 'rm -rf "$$away"' EXIT; \
+	$(PYTHON) -m venv $$away/venv; \
+	$$away/venv/bin/python -m pip install -q -c constraints.txt $(TORCH); \
+	$$away/venv/bin/python -m pip install -q -c constraints.txt "$$(echo $$PWD/dist/burnish-*.whl)[test]"; \
+	cp -r tests pyproject.toml $$away; \
+	rm $$away/tests/test_structure.py $$away/tests/test_packaging.py; \
+	cd $$away; \
+	venv/bin/burnish --help >/dev/null; \
+	BURNISH_WHEEL=1 venv/bin/python -m pytest -n 2 -m 'not slow'
+
+# A thin venv on top of the first: all packages from there, except a newer MuJoCo that hides the pinned one.
+NEXT := $(VENV)/next
+test-mujoco-next: venv ## our own code on the next MuJoCo
+	rm -rf $(NEXT)
+	$(BIN)/python -m venv --without-pip $(NEXT)
+	$(NEXT)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $(NEXT)/site
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		> "$$(cat $(NEXT)/site)/base.pth"
+	grep -v '^mujoco==' constraints.txt > $(NEXT)/constraints.txt
+	$(BIN)/python -m pip --python $(NEXT)/bin/python install -q -c $(NEXT)/constraints.txt $(MUJOCO_NEXT)
+	$(NEXT)/bin/python -c 'import mujoco; assert "mujoco==" + mujoco.__version__ == "$(MUJOCO_NEXT)", mujoco.__version__'
+	$(NEXT)/bin/python -m pytest -m 'sim and not slow'
+
+clean: ## everything that make made
+	rm -rf $(VENV) .dev build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

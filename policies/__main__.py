@@ -1,0 +1,211 @@
+"""Entry points: ``burnish pretrain | evaluate | quickstart``. The only file of this folder that may import ``sim``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import MISSING
+
+from ..sim.build import ENVS, env_name, make_env
+from .build import POLICIES, CheckpointConfig, build_policy, load_policy
+from .core.chunk import HistoryEnv
+from .core.cli import main
+from .core.config import from_data, to_data
+from .core.errors import BurnishError, did_you_mean
+from .core.evaluate import Evaluation, compare_two, evaluation_seeds
+from .core.evaluate import evaluate as run_evaluation
+from .core.run import Run
+from .core.scale import ScaledEnv
+from .core.spec import PolicySpec, check_compatible
+from .core.types import VecEnv
+from .data.lerobot import read_lerobot
+from .horizon import ChunkController
+from .imitate import ImitateConfig, ImitationLearner, imitate
+from .quickstart import QuickstartConfig
+
+# Hydra groups of the verbs below: group -> choice -> dataclass.
+GROUPS: dict[str, dict[str, type]] = {
+    "policy": {**{name: kind.config for name, kind in POLICIES.items()}, "checkpoint": CheckpointConfig},
+    "env": {name: kind.config for name, kind in ENVS.items()},
+}
+
+
+@dataclass
+class ChunkConfig:
+    """What a policy sees and predicts at once; DESIGN: a chunk begins ``start`` steps before now."""
+
+    horizon: int = 8
+    execute: int = 4
+    start: int = 0
+    history: int = 1
+
+
+@dataclass
+class TrialConfig:
+    episodes: int = 100
+    worlds: int = 50  # stepped at once; does not change the result
+    greedy: bool = False  # act from noise 0
+
+    def __post_init__(self) -> None:
+        if self.episodes < 1 or self.worlds < 1:
+            raise BurnishError(f"episodes={self.episodes} and worlds={self.worlds} must be at least 1")
+
+
+@dataclass
+class PretrainConfig:
+    data: str = MISSING  # a folder that `burnish collect` (or LeRobot) wrote
+    out: str = "runs/bc"
+    policy: Any = MISSING
+    env: Any = None  # where to try the policy; by default the world that the data came from
+    chunk: ChunkConfig = field(default_factory=ChunkConfig)
+    train: ImitateConfig = field(default_factory=ImitateConfig)
+    trial: TrialConfig = field(default_factory=TrialConfig)
+    seed: int = 0
+    device: str = "cpu"
+    threads: int = 0  # 0: as torch chooses
+    resume: bool = False
+
+
+@dataclass
+class EvaluateConfig:
+    policy: Any = MISSING
+    env: Any = None  # by default the world that the policy was trained for
+    trial: TrialConfig = field(default_factory=TrialConfig)
+    against: str | None = None  # another policy's folder: paired comparison on the same seeds
+    seed: int = 0
+    videos: int = 0  # mp4 of the first so many episodes
+    out: str | None = None  # folder for evaluation.json and videos
+    device: str = "cpu"
+    threads: int = 0
+
+
+def pretrain(config: PretrainConfig) -> int:
+    device = prepare(config.device, config.threads)
+    episodes = read_lerobot(config.data)
+    spec = PolicySpec(
+        obs=episodes.spec.obs,
+        action=episodes.spec.action,
+        control_hz=episodes.spec.control_hz,
+        action_mode=episodes.spec.action_mode,
+        **to_data(config.chunk),
+    )
+    env_data = origin_of(config.env) or episodes.meta.get("env")
+    policy = build_policy(config.policy, spec, seed=config.seed, device=device)
+    learner = ImitationLearner(policy, episodes, config.train, seed=config.seed, device=device)
+    trial = trial_of(env_data, spec, config.trial, device)
+    with Run(config.out, to_data(config), resume=config.resume, changeable={"resume", "threads"}) as run:
+        finished = imitate(learner, run, evaluate=trial, origin={"env": env_data, "data": config.data})
+    if not finished:
+        say(f"stopped at step {learner.step} of {config.train.steps}; continue with resume=true")
+        return 130
+    say(f"policy: {config.out}  (burnish evaluate policy.path={config.out})")
+    return 0
+
+
+def evaluate(config: EvaluateConfig) -> int:
+    device = prepare(config.device, config.threads)
+    if not isinstance(config.policy, CheckpointConfig):
+        raise BurnishError("evaluate needs a trained policy: policy=checkpoint policy.path=runs/...")
+    if config.videos and config.out is None:
+        raise BurnishError(f"videos={config.videos} needs a folder to write to: out=...")
+    if config.videos > config.trial.episodes:
+        raise BurnishError(f"videos={config.videos} exceeds trial.episodes={config.trial.episodes}")
+    seeds = evaluation_seeds(config.trial.episodes, base=config.seed)
+    results: list[Evaluation] = []
+    paths = [config.policy.path, *([config.against] if config.against else [])]
+    for path in paths:
+        policy, origin = load_policy(path, device)
+        env = world_for(policy.spec, origin_of(config.env) or origin.get("env"), config.trial.worlds, device)
+        controller = ChunkController(policy, env.num_envs, greedy=config.trial.greedy, device=device)
+        video = Path(config.out) / "videos" if config.out and config.videos and path == config.policy.path else None
+        result = run_evaluation(env, controller, seeds, video=video, video_seeds=seeds[: config.videos if video else 0])
+        say(f"{path}: {in_words(result)}")
+        results.append(result)
+    if config.out is not None:
+        results[0].save(Path(config.out) / "evaluation.json")
+    if len(results) == 2:
+        say(compare_two(results[0], results[1]).sentence(*paths))
+    return 0
+
+
+def quickstart(config: QuickstartConfig) -> int:
+    from .quickstart import quickstart as play
+
+    return play(config)
+
+
+def prepare(device: str, threads: int) -> torch.device:
+    if threads > 0:
+        torch.set_num_threads(threads)
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise BurnishError(f"device={device} is not a device; take cpu, cuda or cuda:0") from error
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise BurnishError(f"device={device}, but torch finds no CUDA GPU; take device=cpu, or see `burnish doctor`")
+    return chosen
+
+
+def origin_of(env: Any) -> dict[str, Any] | None:
+    """A configured world as the plain data that datasets and checkpoints remember."""
+    if env is None:
+        return None
+    return {"name": env_name(env), "config": to_data(env)}
+
+
+def env_of(data: Mapping[str, Any] | None) -> Any:
+    if data is None:
+        raise BurnishError("neither the data nor the checkpoint says which world it is for; give env=...")
+    if data.get("name") not in ENVS:
+        raise BurnishError(f"there is no world {data.get('name')!r}; {did_you_mean(str(data.get('name')), ENVS)}")
+    return from_data(ENVS[data["name"]].config, data.get("config", {}), "env")
+
+
+def world_for(spec: PolicySpec, data: Mapping[str, Any] | None, worlds: int, device: torch.device) -> VecEnv:
+    """The world as a policy sees it: its history stacked, its actions scaled."""
+    raw = make_env(env_of(data), worlds, seed=0, device=device)
+    env: VecEnv = raw if spec.history == 1 else HistoryEnv(raw, spec.history)
+    check_compatible(spec, env.spec)
+    return ScaledEnv(env, spec.action)
+
+
+def trial_of(
+    data: Mapping[str, Any] | None, spec: PolicySpec, config: TrialConfig, device: torch.device
+) -> Callable[[Any, int], dict[str, Any]] | None:
+    """What pretraining calls to see how good its policy is; None where no world is known."""
+    if data is None:
+        return None
+    env = world_for(spec, data, min(config.worlds, config.episodes), device)
+    # Not the seeds on which `burnish evaluate` reports: what is looked at during training must not choose its own exam.
+    seeds = evaluation_seeds(config.episodes, stream="select")
+
+    def trial(policy: Any, step: int) -> dict[str, Any]:
+        controller = ChunkController(policy, env.num_envs, greedy=config.greedy, device=device)
+        result = run_evaluation(env, controller, seeds)
+        say(f"step {step}: {in_words(result)}")
+        return {f"trial/{key}": value for key, value in result.summary().items()}
+
+    return trial
+
+
+def in_words(result: Evaluation) -> str:
+    facts = result.summary()
+    words = [f"{len(result.seeds)} episodes"]
+    if "success_rate" in facts:
+        low, high = facts["success_low"], facts["success_high"]
+        words.insert(0, f"success {facts['success_rate']:.1%} [{low:.1%}, {high:.1%}]")
+    return ", ".join([*words, f"return {facts['return_mean']:.2f}", f"length {facts['length_mean']:.1f}"])
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""Sampling from, and the likelihood of, any K-step Gaussian chain x_0 -> x_1 -> ... -> x_K (the action chunk).
+
+Flow policies, DDPM and DDIM are such chains; they differ only in ``transition``. The methods that refine them by
+policy gradients (DPPO, Ren et al. 2024, arXiv 2409.00588; ReinFlow, Zhang et al. 2025, arXiv 2505.22094) treat each
+transition as a decision, so sampler and density must use one and the same ``transition``: here they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .core.errors import BurnishError
+from .core.seed import Noise, normal
+from .core.spec import PolicySpec
+from .core.tree import check
+from .core.types import ChainPolicy
+
+# pin(x_k, k) puts already known actions, at the noise level of step k, back into the state of the chain.
+Pin = Callable[[Tensor, int], Tensor]
+
+
+def step_index(x: Tensor, k: int) -> Tensor:
+    return torch.full((x.shape[0],), k, dtype=torch.int64, device=x.device)
+
+
+def sample_chain(
+    policy: ChainPolicy,
+    x: Tensor,
+    cond: Any,
+    *,
+    generator: Noise | None = None,
+    inject: bool = True,
+    pin: Pin | None = None,
+) -> list[Tensor]:
+    """The K + 1 states of the chain that starts at ``x`` (B, H, A). ``inject=False`` follows the means alone."""
+    check(x, "B H A")
+    states = [x]
+    for k in range(policy.num_steps):
+        law = policy.transition(x, step_index(x, k), cond)
+        if inject:
+            x = law.sample(normal(x.shape, generator, device=x.device, dtype=x.dtype))
+        else:
+            x = law.mean
+        if pin is not None:
+            x = pin(x, k + 1)
+        states.append(x)
+    return states
+
+
+def chain_log_prob(policy: ChainPolicy, trace: Tensor, cond: Any) -> Tensor:
+    """Elementwise log-density (B, K, H, A) of every transition of a trace (B, K + 1, H, A)."""
+    check(trace, f"B {policy.num_steps + 1} H A")
+    laws = (policy.transition(trace[:, k], step_index(trace, k), cond) for k in range(policy.num_steps))
+    return torch.stack([law.log_prob(trace[:, k + 1]) for k, law in enumerate(laws)], 1)
+
+
+def masked_mean(error: Tensor, mask: Tensor | None) -> Tensor:
+    """(B, H, A) -> (B,): the mean over the real steps of each row; padding has no influence."""
+    check(error, "B H A")
+    if mask is None:
+        return error.mean((1, 2))
+    check(mask, f"{error.shape[0]} {error.shape[1]}")
+    real = mask.to(error.dtype)
+    # `where` rather than a product, so that even a NaN under padding stays there.
+    kept = torch.where(mask, error.mean(2), torch.zeros((), dtype=error.dtype, device=error.device))
+    return kept.sum(1) / real.sum(1).clamp(min=1)
+
+
+def pin_prefix(prefix: Tensor | None, level: Callable[[Tensor, int], Tensor]) -> Pin | None:
+    """Inpainting: actions that are already committed replace the head of the chunk at every step.
+
+    ``level(prefix, k)`` is the prefix as it looks at step k of the chain; at k = K it must be the prefix itself.
+    """
+    if prefix is None:
+        return None
+    check(prefix, "B p A")
+
+    def pin(x: Tensor, k: int) -> Tensor:
+        return torch.cat([level(prefix, k), x[:, prefix.shape[1] :]], 1)
+
+    return pin
+
+
+def drop_rows(rate: float, batch: int, generator: torch.Generator | None, device: torch.device) -> Tensor | None:
+    """The rows of a training batch that lose their goal, for classifier-free guidance."""
+    if rate == 0:
+        return None
+    source = device if generator is None else generator.device
+    return torch.rand(batch, generator=generator, device=source).to(device) < rate
+
+
+def start_noise(
+    spec: PolicySpec, like: Tensor, noise: Tensor | None, greedy: bool, generator: Noise | None
+) -> Tensor:
+    """Where a generation starts: the noise that was asked for, zero if greedy, else drawn."""
+    shape = (like.shape[0], *spec.chunk_shape)
+    if noise is not None:
+        if tuple(noise.shape) != shape:
+            raise BurnishError(f"the noise has shape {tuple(noise.shape)}, but {shape} is needed")
+        return noise
+    if greedy:
+        return torch.zeros(shape, device=like.device, dtype=like.dtype)
+    return normal(shape, generator, device=like.device, dtype=like.dtype)

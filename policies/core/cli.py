@@ -1,0 +1,214 @@
+"""`burnish <verb> key=value group=choice ...`: typed, composable, and every mistake is one sentence with exit status 2.
+
+Configuration is composed by Hydra from the YAML of ``burnish.configs`` over the dataclasses of the code, converted once
+to those dataclasses, and handed to the verb: nothing below an entry point sees Hydra or OmegaConf. (``@hydra.main`` is
+not used, because it exits with status 1 and prints tracebacks for a misspelt key.)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from importlib import import_module, resources
+from typing import Any, NamedTuple
+
+from .errors import BurnishError, did_you_mean
+
+
+class Verb(NamedTuple):
+    entry: str  # "module:function"; the annotation of its parameter `config` is the schema
+    doc: str
+
+
+VERBS: dict[str, Verb] = {
+    "collect": Verb("burnish.sim.__main__:collect", "record demonstrations of an expert or a policy"),
+    "pretrain": Verb("burnish.policies.__main__:pretrain", "train a policy by imitation"),
+    "evaluate": Verb("burnish.policies.__main__:evaluate", "success of a policy on fixed seeds, alone or against another"),
+    "quickstart": Verb("burnish.policies.__main__:quickstart", "collect, pretrain, evaluate and plot in a few minutes"),
+    "doctor": Verb("burnish.policies.core.doctor:doctor", "check this machine and say what to install"),
+}
+
+# Nodes of the schema are stored beside the YAML choices under this ending, and never shown.
+SCHEMA = "_schema"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help", "help"):
+        sys.stdout.write(overview())
+        return 0
+    verb, overrides = words[0], words[1:]
+    try:
+        return run(verb, overrides)
+    except BurnishError as error:
+        sys.stderr.write(f"burnish {verb}: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write(f"burnish {verb}: interrupted\n")
+        return 130
+
+
+def run(verb: str, overrides: Sequence[str]) -> int:
+    if verb not in VERBS:
+        raise BurnishError(f"there is no verb {verb!r}; {did_you_mean(verb, VERBS)}")
+    module_name, _, name = VERBS[verb].entry.partition(":")
+    module = import_module(module_name)
+    entry: Callable[..., int] = getattr(module, name)
+    schema = typing.get_type_hints(entry).get("config")
+    wants_help = any(word in ("-h", "--help") for word in overrides)
+    if schema is None:
+        if wants_help:
+            sys.stdout.write(f"burnish {verb}: {VERBS[verb].doc}. It takes no settings.\n")
+            return 0
+        if overrides:
+            raise BurnishError(f"takes no settings, but got {' '.join(overrides)}")
+        return entry()
+    groups: Mapping[str, Mapping[str, type]] = getattr(module, "GROUPS", {})
+    words = [word for word in overrides if word not in ("-h", "--help")]
+    if wants_help:
+        sys.stdout.write(usage(verb, compose(verb, schema, groups, words)))
+        return 0
+    return entry(to_object(compose(verb, schema, groups, words)))
+
+
+def overview() -> str:
+    width = max(map(len, VERBS))
+    lines = [f"  {name:<{width}}  {verb.doc}" for name, verb in VERBS.items()]
+    return "\n".join(["usage: burnish <verb> [key=value] [group=choice] ... [--help]", "", *lines, ""])
+
+
+def compose(verb: str, schema: type, groups: Mapping[str, Mapping[str, type]], overrides: Sequence[str]) -> Any:
+    """The configuration of a verb as OmegaConf composed and checked it."""
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_module
+    from hydra.core.config_store import ConfigStore
+    from hydra.errors import HydraException
+    from omegaconf import errors
+
+    store = ConfigStore.instance()
+    store.store(name=verb + SCHEMA, node=schema)
+    for group, kinds in groups.items():
+        for name, kind in kinds.items():
+            store.store(group=group, name=name + SCHEMA, node=kind)
+    for word in overrides:
+        if "=" not in word:
+            raise BurnishError(f"{word!r} is not a setting; write key=value, and see `burnish {verb} --help`")
+    try:
+        with initialize_config_module("burnish.configs", version_base="1.3"):
+            return hydra_compose(verb, overrides=list(overrides))
+    except (HydraException, errors.OmegaConfBaseException) as error:
+        raise BurnishError(_sentence(error, schema, groups, overrides)) from error
+
+
+def to_object(composed: Any) -> Any:
+    """Real dataclasses; their ``__post_init__`` checks ranges and relations."""
+    from omegaconf import OmegaConf, errors
+
+    missing = sorted(OmegaConf.missing_keys(composed))
+    if missing:
+        raise BurnishError(f"{missing[0]}=... must be given; see --help")
+    try:
+        return OmegaConf.to_object(composed)
+    except errors.OmegaConfBaseException as error:
+        raise BurnishError(_first_line(error)) from error
+
+
+def usage(verb: str, composed: Any) -> str:
+    """Groups with their choices, then every setting with its value as composed so far."""
+    lines = [f"usage: burnish {verb} [key=value] [group=choice] ...", "", f"  {VERBS[verb].doc}", ""]
+    used = {"experiment", *(str(key) for key in composed)}
+    shown = {group: names for group, names in choices().items() if group in used}
+    if shown:
+        lines += ["groups"]
+        lines += [f"  {group}={'|'.join(names)}" for group, names in sorted(shown.items())]
+        lines += [f"  (choose a group first to see its settings: burnish {verb} policy=... --help)", ""]
+    lines += ["settings", *(f"  {key}={text}" for key, text in _leaves(composed, ""))]
+    return "\n".join(lines) + "\n"
+
+
+def choices() -> dict[str, list[str]]:
+    """Group -> the names of its YAML files."""
+    found: dict[str, list[str]] = {}
+    for folder in resources.files("burnish.configs").iterdir():
+        if folder.is_dir():
+            names = sorted(file.name[: -len(".yaml")] for file in folder.iterdir() if file.name.endswith(".yaml"))
+            if names:
+                found[folder.name] = names
+    return found
+
+
+def _leaves(node: Any, path: str) -> list[tuple[str, str]]:
+    from omegaconf import DictConfig, OmegaConf
+
+    out: list[tuple[str, str]] = []
+    for key in node:
+        name = f"{path}.{key}" if path else str(key)
+        if OmegaConf.is_missing(node, key):
+            out.append((name, "???  (must be given)"))
+            continue
+        value = node[key]
+        if isinstance(value, DictConfig):
+            out += _leaves(value, name)
+        elif isinstance(value, Enum):
+            out.append((name, f"{value.name}  ({'|'.join(type(value).__members__)})"))
+        else:
+            out.append((name, "null" if value is None else str(value)))
+    return out
+
+
+def _sentence(
+    error: Exception, schema: type, groups: Mapping[str, Mapping[str, type]], overrides: Sequence[str]
+) -> str:
+    """What Hydra and OmegaConf say in several lines of their own vocabulary, as one sentence of ours."""
+    from hydra.errors import MissingConfigException, OverrideParseException
+    from omegaconf import errors
+
+    if isinstance(error, OverrideParseException):
+        return f"cannot read {error.override!r}: {_first_line(error)}"
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        group, _, choice = str(error.missing_cfg_file).rpartition("/")
+        if group:
+            return f"{group}={choice} is not a choice; {did_you_mean(choice, choices().get(group, []))}"
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, errors.OmegaConfBaseException):
+        cause = cause.__cause__
+    key = getattr(cause, "full_key", None) or _key_of(error, overrides)
+    if isinstance(cause, (errors.ConfigKeyError, errors.ConfigAttributeError)) or "not in struct" in str(error):
+        return f"there is no setting {key!r}; {_nearest(key, schema, groups, overrides)}"
+    if isinstance(cause, errors.ValidationError):
+        return f"{key}: {_first_line(cause)}"
+    return _first_line(error)
+
+
+def _key_of(error: Exception, overrides: Sequence[str]) -> str:
+    for word in overrides:
+        name = word.partition("=")[0].lstrip("+~")
+        if f"'{name}'" in str(error):
+            return name
+    return ""
+
+
+def _nearest(key: str, schema: type, groups: Mapping[str, Mapping[str, type]], overrides: Sequence[str]) -> str:
+    known = {name for name, _ in _fields(schema, "")}
+    picked = dict(word.split("=", 1) for word in overrides)
+    for group, kinds in groups.items():
+        for name, kind in kinds.items():
+            if picked.get(group, name) == name:
+                known |= {field for field, _ in _fields(kind, group)}
+    return did_you_mean(key, known)
+
+
+def _fields(schema: type, path: str) -> list[tuple[str, Any]]:
+    hints, out = typing.get_type_hints(schema), []
+    for field in dataclasses.fields(schema):
+        name = f"{path}.{field.name}" if path else field.name
+        kind = hints[field.name]
+        out += _fields(kind, name) if dataclasses.is_dataclass(kind) else [(name, kind)]
+    return out
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0].rstrip(".")

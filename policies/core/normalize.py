@@ -1,0 +1,114 @@
+"""Affine scalers that are saved with the policy, because their two numbers per dimension are buffers.
+
+Three ways to fit: ``minmax`` maps the data onto [-1, 1], ``standard`` to zero mean and unit deviation, ``quantile``
+maps the 1st and 99th percentile onto -1 and 1 (outliers land outside; nothing is ever clipped). A dimension that does
+not move in the data is centred and keeps its unit: dividing by its tiny spread would turn sensor noise into signal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from .errors import BurnishError
+from .spec import ObsSpec, dtype_of
+
+# Half range or deviation, in the units of the data, below which a dimension counts as constant.
+FLOOR = 1e-4
+
+
+class Scaling(Enum):
+    none = "none"
+    minmax = "minmax"
+    standard = "standard"
+    quantile = "quantile"
+
+
+class Affine(nn.Module):
+    """``x -> (x - shift) / scale``, elementwise over the trailing dimensions; the identity until it is fitted.
+
+    Applying it is calling it: ``apply`` means something else to every nn.Module.
+    """
+
+    shift: Tensor
+    scale: Tensor
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.zeros(tuple(shape)))
+        self.register_buffer("scale", torch.ones(tuple(shape)))
+
+    @torch.no_grad()
+    def fit(self, data: Tensor, kind: Scaling, floor: float = FLOOR) -> None:
+        """``data`` is (..., *shape); all leading dimensions are samples."""
+        if data.shape[data.ndim - self.shift.ndim :] != self.shift.shape:
+            raise BurnishError(f"cannot fit a scaler of shape {tuple(self.shift.shape)} to {tuple(data.shape)}")
+        # float64, so that the mean and deviation of a million samples are right.
+        rows = data.to(self.shift.device, torch.float64).reshape(-1, *self.shift.shape)
+        if len(rows) == 0 or not torch.isfinite(rows).all():
+            raise BurnishError("cannot fit a scaler to data that is empty or holds NaN or infinity; clean the data")
+        shift, scale = _moments(rows, kind)
+        self.shift.copy_(shift)
+        self.scale.copy_(torch.where(scale < floor, 1.0, scale))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """In the precision of the policy, whatever that of ``x``."""
+        return (x.to(self.shift.dtype) - self.shift) / self.scale
+
+    def invert(self, x: Tensor) -> Tensor:
+        return x * self.scale + self.shift
+
+
+def _moments(rows: Tensor, kind: Scaling) -> tuple[Tensor, Tensor]:
+    """Centre and half width (or deviation) of (n, ...)."""
+    if kind is Scaling.none:
+        return torch.zeros_like(rows[0]), torch.ones_like(rows[0])
+    if kind is Scaling.standard:
+        return rows.mean(0), rows.std(0, correction=0)
+    if kind is Scaling.minmax:
+        low, high = rows.amin(0), rows.amax(0)
+    else:
+        # Sorted by hand: torch.quantile refuses inputs of more than 2^24 elements.
+        ordered = rows.sort(0).values
+        low, high = _quantile(ordered, 0.01), _quantile(ordered, 0.99)
+    return (low + high) / 2, (high - low) / 2
+
+
+def _quantile(ordered: Tensor, q: float) -> Tensor:
+    """Linear interpolation between the two nearest ranks of sorted (n, ...)."""
+    position = q * (len(ordered) - 1)
+    below = int(position)
+    above = min(below + 1, len(ordered) - 1)
+    return torch.lerp(ordered[below], ordered[above], position - below)
+
+
+class Normalizer(nn.Module):
+    """One scaler per float observation; images, tokens, masks and unknown keys pass unchanged.
+
+    Scalers have the shape of a single frame, so that all frames of a history are scaled alike.
+    """
+
+    def __init__(self, spec: ObsSpec) -> None:
+        super().__init__()
+        keys = [key for key in sorted(spec.shapes) if dtype_of(key) == torch.float32 and key != "goal_mask"]
+        # A dot separates modules, so it may not occur within the name of one.
+        self.names = {key: key.replace(".", "/") for key in keys}
+        self.scalers = nn.ModuleDict({self.names[key]: Affine(spec.shapes[key]) for key in keys})
+
+    def scaler(self, key: str) -> Affine:
+        return cast(Affine, self.scalers[self.names[key]])
+
+    def fit(self, columns: Mapping[str, Tensor], kind: Scaling) -> None:
+        """``columns`` holds (..., *shape) per observation; one that the data lacks keeps its scaler as it is."""
+        for key in self.names.keys() & columns.keys():
+            try:
+                self.scaler(key).fit(columns[key], kind)
+            except BurnishError as error:
+                raise BurnishError(f"the observation {key!r}: {error}") from error
+
+    def forward(self, obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {key: self.scaler(key)(x) if key in self.names else x for key, x in obs.items()}

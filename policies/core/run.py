@@ -1,0 +1,255 @@
+"""A run folder: one training run on disk, which can be interrupted at any time and resumed exactly.
+
+    config.yaml       the resolved configuration
+    metrics.jsonl     one line of numbers per logged step; keys under ``time/`` differ between equal runs, others do not
+    tensorboard/      the same numbers for TensorBoard
+    checkpoints/      00001000/, 00002000/, ...
+
+A training loop reads like this; ``steps`` counts from 1 to ``total`` and stops early, after a step that knows it is the
+last (``run.stopping``), once Ctrl-C was pressed:
+
+    with Run(out, config, resume=resume) as run:
+        if checkpoint := run.latest():
+            learner.load_state_dict(checkpoint.children["learner"].state)
+        for step in run.steps(total):
+            metrics = learner.update()
+            if step % log_every == 0:
+                run.log(step, metrics)
+            if step % save_every == 0 or step == total or run.stopping:
+                run.save(step, {"policy": dict(config=..., state=...), "learner": dict(config=..., state=...)})
+
+Log before saving: resuming cuts ``metrics.jsonl`` back to the step of the checkpoint.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+from tqdm import tqdm
+
+from .checkpoint import Checkpoint, load, newest, number, numbered, prune, save
+from .config import to_data
+from .errors import BurnishError
+from .interrupt import Stop, interruptible
+from .manifest import parse, sync, write_text
+
+CONFIG, METRICS, CHECKPOINTS, TENSORBOARD, LOCK = "config.yaml", "metrics.jsonl", "checkpoints", "tensorboard", ".lock"
+
+
+class Run:
+    """The folder is touched on entering the ``with`` block, and only once nothing stands against it.
+
+    With ``resume`` a new or empty folder is started afresh, so that the same command may be repeated until it is done.
+    ``changeable`` names the settings (dotted; a name covers what is below it) that may differ from the saved ones.
+    Where stderr is no terminal there is no progress bar, but a line every ``progress_every_s`` seconds if that is set.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        config: Any,
+        *,
+        resume: bool = False,
+        changeable: Collection[str] = ("resume",),
+        keep: int = 3,
+        tensorboard: bool = True,
+        progress_every_s: float | None = None,
+    ) -> None:
+        if keep < 1:
+            raise BurnishError(f"keep={keep} would remove every checkpoint; it must be at least 1")
+        self.path = Path(path)
+        try:
+            self._config_text = yaml.safe_dump(to_data(config), sort_keys=False, allow_unicode=True)
+        except yaml.YAMLError as error:
+            raise BurnishError(f"the configuration of a run must be plain data: {error}") from error
+        self.config: dict[str, Any] = yaml.safe_load(self._config_text)
+        self.checkpoints = self.path / CHECKPOINTS
+        self.start = 0  # the step of the checkpoint that this run continues; 0 for a new run
+        self.stopping = False  # this step is the last one: save, the loop ends after it
+        self._resume, self._changeable, self._keep = resume, frozenset(changeable), keep
+        self._tensorboard, self._progress_every_s = tensorboard, progress_every_s
+        self._latest: Checkpoint | None = None
+        self._stop = Stop()
+        self._exit = ExitStack()
+
+    def __enter__(self) -> Run:
+        with ExitStack() as stack:
+            resumed = self._check()
+            self.path.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(_lock(self.path))
+            self.checkpoints.mkdir(exist_ok=True)
+            if resumed:
+                self._latest = newest(self.checkpoints)
+            self.start = self._latest.state["step"] if self._latest else 0
+            self._rewind()
+            _replace(self.path / CONFIG, self._config_text)
+            self._metrics = stack.enter_context(open(self.path / METRICS, "a", encoding="utf-8"))
+            self._writer = None
+            if self._tensorboard:
+                from torch.utils.tensorboard import SummaryWriter  # takes seconds to import
+
+                purge = self.start + 1 if resumed else None
+                self._writer = SummaryWriter(str(self.path / TENSORBOARD), purge_step=purge)
+                stack.callback(self._writer.close)
+            self._stop = stack.enter_context(interruptible())
+            self._opened_s = time.perf_counter()
+            self._exit = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._exit.close()
+
+    def latest(self) -> Checkpoint | None:
+        """The checkpoint to continue from, None for a new run. Handed over once, so that its memory can be freed."""
+        latest, self._latest = self._latest, None
+        return latest
+
+    def steps(self, total: int) -> Iterator[int]:
+        """``start + 1, ..., total``, with a progress bar. A stop is noticed before a step, never after one, so that
+        every step can see in ``stopping`` whether it has to save."""
+        if self._latest is not None:
+            raise RuntimeError("this run is resumed: load what run.latest() returns before the first step")
+        began_s = shown_s = time.perf_counter()
+        terminal = sys.stderr.isatty()
+        with tqdm(total=total, initial=self.start, unit="step", disable=not terminal, dynamic_ncols=True) as bar:
+            for step in range(self.start + 1, total + 1):
+                self.stopping = self._stop.requested
+                yield step
+                bar.update()
+                now_s = time.perf_counter()
+                every_s = self._progress_every_s
+                if not terminal and every_s is not None and (now_s - shown_s >= every_s or step == total):
+                    shown_s = now_s
+                    meter = tqdm.format_meter(step, total, now_s - began_s, initial=self.start, unit="step", ncols=100)
+                    sys.stderr.write(meter + "\n")
+                if self.stopping:
+                    return
+
+    def log(self, step: int, metrics: Mapping[str, Tensor | float]) -> None:
+        """Tensors become numbers here and nowhere earlier: this is where the device is waited for."""
+        row = {name: float(value) for name, value in metrics.items()}
+        row["time/elapsed_s"] = time.perf_counter() - self._opened_s
+        # JSON knows no NaN: such numbers are written as words, which float() reads.
+        line = {name: value if math.isfinite(value) else repr(value) for name, value in row.items()}
+        self._metrics.write(json.dumps({"step": step, **line}) + "\n")
+        self._metrics.flush()
+        if self._writer is not None:
+            for name, value in row.items():
+                self._writer.add_scalar(name, value, step)
+
+    def save(
+        self,
+        step: int,
+        children: Mapping[str, Mapping[str, Any]],
+        *,
+        metrics: Mapping[str, Any] | None = None,
+    ) -> Path:
+        os.fsync(self._metrics.fileno())  # a checkpoint must never survive the metrics that led to it
+        target = self.checkpoints / number(step)
+        save(target, config=self.config, state={"step": step}, metrics=metrics, children=children)
+        prune(self.checkpoints, self._keep)
+        return target
+
+    def _check(self) -> bool:
+        """Whether there is a run to continue; whatever stands against it is said before anything is touched."""
+        if self.path.exists() and not self.path.is_dir():
+            raise BurnishError(f"{self.path} is a file, so no run can be written there; use another out=")
+        if not self.path.exists() or all(entry.name == LOCK for entry in self.path.iterdir()):
+            return False
+        if not self._resume:
+            raise BurnishError(f"{self.path} is not empty; use resume=true or another out=")
+        if not (self.path / CONFIG).is_file():
+            raise BurnishError(f"{self.path} is not a run folder, since it has no {CONFIG}; use another out=")
+        different = [
+            f"{name} ({old!r} saved, {new!r} asked)"
+            for name, old, new in _differences(parse(self.path / CONFIG, yaml.safe_load), self.config)
+            if not any(name == free or name.startswith(f"{free}.") for free in self._changeable)
+        ]
+        if different:
+            shown = ", ".join(different[:3]) + (f" and {len(different) - 3} more" if len(different) > 3 else "")
+            raise BurnishError(f"{self.path} was made with other settings: {shown}; restore them or use another out=")
+        return True
+
+    def _rewind(self) -> None:
+        """Undo what came after the checkpoint: an interrupted and resumed run ends up equal to an uninterrupted one."""
+        for path in numbered(self.checkpoints):
+            if int(path.name) > self.start:  # broken, else it would be the latest
+                path.rename(path.with_name(f"{path.name}.broken-{time.time_ns()}"))
+        prune(self.checkpoints, self._keep)
+        path = self.path / METRICS
+        if path.exists():
+            kept = [line for line in path.read_text(encoding="utf-8").splitlines() if 0 <= _step(line) <= self.start]
+            _replace(path, "".join(f"{line}\n" for line in kept if self._latest is not None))
+
+
+def find_policy(path: Path | str, device: torch.device | str = "cpu") -> Checkpoint:
+    """The policy in ``path``: a run folder (its newest readable checkpoint), one of its checkpoints, or the policy."""
+    path = Path(path)
+    if (path / CHECKPOINTS).is_dir():
+        found = newest(path / CHECKPOINTS, device, child="policy")
+        if found is None:
+            raise BurnishError(f"the run {path} has saved no checkpoint yet")
+        return found
+    return load(path / "policy" if (path / "policy").is_dir() else path, device)
+
+
+def read_metrics(path: Path | str) -> list[dict[str, float]]:
+    """The lines of ``metrics.jsonl`` in the run folder ``path``; a last line that was torn by a kill is left out."""
+    lines = (Path(path) / METRICS).read_text(encoding="utf-8").splitlines()
+    return [{name: float(value) for name, value in json.loads(line).items()} for line in lines if _step(line) >= 0]
+
+
+def _step(line: str) -> int:
+    """The step of a line of metrics, or -1 if it is torn."""
+    try:
+        return json.loads(line)["step"]
+    except ValueError:
+        return -1
+
+
+def _differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Dotted names at which two trees of plain data differ, with both values."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in {**old, **new}:
+            yield from _differences(old.get(key, _ABSENT), new.get(key, _ABSENT), f"{name}.{key}" if name else str(key))
+    elif old != new and repr(old) != repr(new):  # NaN differs from itself
+        yield name, old, new
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+_ABSENT = _Absent()
+
+
+def _replace(path: Path, text: str) -> None:
+    scratch = path.with_name(f".{path.name}.scratch")
+    scratch.unlink(missing_ok=True)
+    write_text(scratch, text)
+    scratch.rename(path)
+    sync(path.parent)
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """One process writes a run. The kernel frees the lock with the process, however that ends; the file stays."""
+    with open(folder / LOCK, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise BurnishError(f"another process is writing {folder}; wait for it, or use another out=") from error
+        yield

@@ -1,0 +1,50 @@
+"""[-1, 1] <-> actuator units: the only place where a policy's numbers become the robot's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from .errors import BurnishError
+from .spec import ActionSpec
+from .types import Step, VecEnv
+from .wrapper import Wrapper
+
+
+class Scale:
+    """The affine map of [-1, 1] onto the limits of an ``ActionSpec``, clipped on both sides."""
+
+    def __init__(self, action: ActionSpec, device: torch.device | str = "cpu") -> None:
+        low = torch.tensor(action.low, dtype=torch.float64, device=device)
+        high = torch.tensor(action.high, dtype=torch.float64, device=device)
+        self.low, self.high = low.float(), high.float()
+        self.centre, self.half = ((low + high) / 2).float(), ((high - low) / 2).float()
+
+    def to_actuator(self, action: Tensor) -> Tensor:
+        """Exact at both ends; clipped twice, because rounding must not leave the limits, not even by one ulp."""
+        units = torch.lerp(self.low, self.high, (action.clamp(-1, 1) + 1) / 2)
+        return torch.minimum(torch.maximum(units, self.low), self.high)
+
+    def to_unit(self, action: Tensor) -> Tensor:
+        return ((action - self.centre) / self.half).clamp(-1, 1)
+
+
+class ScaledEnv(Wrapper):
+    """A world that takes actions in [-1, 1]. ``action`` gives the limits of the policy if they are narrower."""
+
+    def __init__(self, env: VecEnv, action: ActionSpec | None = None) -> None:
+        super().__init__(env)
+        limits = action or env.spec.action
+        if limits.dim != env.spec.action.dim:
+            raise BurnishError(
+                f"the policy acts in {limits.dim} dimensions, but the environment in {env.spec.action.dim}"
+            )
+        self.scale = Scale(limits, env.device)
+        self.spec = replace(env.spec, action=ActionSpec((-1.0,) * limits.dim, (1.0,) * limits.dim))
+
+    def step(self, action: Tensor, active: Tensor | None = None) -> Step:
+        step = self.env.step(self.scale.to_actuator(action), active)
+        executed = self.scale.to_unit(step.info["executed"]) if "executed" in step.info else action.clamp(-1, 1)
+        return step._replace(info={**step.info, "executed": executed})

@@ -1,0 +1,175 @@
+"""Two views of a base policy at work, on which our learners and outside algorithms (SB3) train alike.
+
+``ResidualEnv``  control time: the agent corrects the base's action at every tick and sees that action beside the state.
+``BaseEnv``      decision time: the agent chooses the base's latent noise, a correction of its chunk, or both.
+
+In both the problem is Markov: whatever the base will do next is part of what the agent observes, or of what it chooses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .chunk import ChunkEnv
+from .errors import BurnishError
+from .seed import EpisodeSeeds, RowNoise
+from .spec import ActionSpec, ObsSpec
+from .tree import check, index
+from .types import Controller, Obs, Outcome, Policy, Step, VecEnv
+from .wrapper import Wrapper
+
+
+class ResidualEnv(Wrapper):
+    """Executes base + bound * action, clipped to [-1, 1]; the only owner of the base's queue.
+
+    A world that is not active must be reset before it is used again: its queue moves on with the others.
+    """
+
+    def __init__(self, env: VecEnv, base: Controller, bound: float = 1.0) -> None:
+        super().__init__(env)
+        if bound <= 0:
+            raise BurnishError(f"the residual bound {bound} must be positive; it is in units of the action range [-1, 1]")
+        self.base, self.bound = base, bound
+        dim = env.spec.action.dim
+        self.spec = replace(
+            env.spec,
+            obs=ObsSpec({**env.spec.obs.shapes, "base_action": (dim,)}),
+            action=ActionSpec((-1.0,) * dim, (1.0,) * dim),
+        )
+        self._obs: Obs = {}
+
+    def reset(self, mask: Tensor | None = None, seeds: Sequence[int] | None = None) -> Obs:
+        chosen = torch.ones(self.num_envs, dtype=torch.bool, device=self.device) if mask is None else mask
+        self._obs = self.env.reset(mask, seeds)
+        self.base.reset(chosen, seeds)
+        return self._seen()
+
+    def step(self, action: Tensor, active: Tensor | None = None) -> Step:
+        check(action, f"{self.num_envs} {self.spec.action.dim}")
+        total = (self.base.step(self._obs) + self.bound * action).clamp(-1, 1)
+        step = self.env.step(total, active)
+        self._obs = step.obs
+        return step._replace(obs=self._seen(), info={"executed": total, **step.info})
+
+    def _seen(self) -> Obs:
+        return {**self._obs, "base_action": self.base.peek(self._obs)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "base": self.base.state_dict(), "obs": self._obs}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.base.load_state_dict(state["base"])
+        self._obs = state["obs"]
+
+
+class BaseEnv:
+    """The agent acts once per chunk: flat (N, D), the latent part first, then the residual part, each in [-1, 1].
+
+    ``latent``   the agent's noise is latent * action; without it the noise is N(0, I), drawn per (episode, decision).
+    ``residual`` the executed chunk is base + residual * action; without a latent the agent sees the base's chunk as
+                 ``base_action`` (N, n, A); with one it cannot, because its own choice decides the chunk.
+    """
+
+    def __init__(
+        self,
+        env: ChunkEnv,
+        base: Policy,
+        *,
+        latent: float | None = None,
+        residual: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        spec = base.spec
+        if latent is None and residual is None:
+            raise BurnishError("this view needs latent=, residual= or both: otherwise the agent has nothing to choose")
+        if latent is not None and spec.noise_shape is None:
+            raise BurnishError("a latent view needs a base that takes noise; this one has none. Use residual= instead")
+        for name, bound in (("latent", latent), ("residual", residual)):
+            if bound is not None and bound <= 0:
+                raise BurnishError(f"the {name} bound {bound} must be positive")
+        if env.execute != spec.execute:
+            raise BurnishError(f"the base executes {spec.execute} actions per decision, the environment {env.execute}")
+        self.env, self.base, self.latent, self.residual = env, base, latent, residual
+        self.num_envs, self.device = env.num_envs, env.device
+        self.latent_dim = math.prod(spec.noise_shape or ()) if latent is not None else 0
+        self.residual_dim = spec.execute * spec.action.dim if residual is not None else 0
+        self.action_dim = self.latent_dim + self.residual_dim
+        shapes = dict(env.spec.obs.shapes)
+        if latent is None:
+            shapes["base_action"] = (spec.execute, spec.action.dim)
+        limits = ActionSpec((-1.0,) * self.action_dim, (1.0,) * self.action_dim)
+        self.spec = replace(env.spec, obs=ObsSpec(shapes), action=limits)
+        self._seeds = EpisodeSeeds(seed, env.num_envs, env.device)
+        self._decision = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)
+        self._obs: Obs = {}
+
+    def reset(self, seeds: Sequence[int] | None = None) -> Obs:
+        everyone = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
+        self._seeds.begin(everyone, seeds)
+        self._decision = torch.zeros_like(self._decision)
+        obs = self.env.reset(seeds)
+        self._obs = obs if self.latent is not None else {**obs, "base_action": self._draw(obs, everyone)}
+        return self._obs
+
+    def step(self, action: Tensor) -> Outcome:
+        check(action, f"{self.num_envs} {self.action_dim}")
+        everyone = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
+        if self.latent is not None:
+            noise = self.latent * action[:, : self.latent_dim]
+            chunk = self._draw(self._obs, everyone, noise.view(-1, *(self.base.spec.noise_shape or ())))
+        else:
+            chunk = self._obs["base_action"]
+        if self.residual is not None:
+            chunk = (chunk + self.residual * action[:, self.latent_dim :].view_as(chunk)).clamp(-1, 1)
+        outcome = self.env.step(chunk)
+        self._decision = self._decision + 1
+        if self.latent is not None:
+            self._begin(outcome.ended)
+            self._obs = outcome.obs
+            return outcome
+        # Where a world was cut off, the base is asked twice: what it would have done next (for the bootstrap), and
+        # what it does in the new episode. Elsewhere both are one; a terminated future is worth nothing, and not asked.
+        cut = outcome.ended & ~outcome.terminated
+        would = torch.where(cut[:, None, None], self._draw(outcome.next_obs, cut), torch.zeros_like(chunk))
+        self._begin(outcome.ended)
+        now = self._draw(outcome.obs, everyone)
+        self._obs = {**outcome.obs, "base_action": now}
+        following = torch.where(outcome.ended[:, None, None], would, now)
+        return outcome._replace(obs=self._obs, next_obs={**outcome.next_obs, "base_action": following})
+
+    def _begin(self, ended: Tensor) -> None:
+        self._seeds.begin(ended)
+        self._decision = self._decision.masked_fill(ended, 0)
+
+    def _draw(self, obs: Obs, mask: Tensor, noise: Tensor | None = None) -> Tensor:
+        """The executed slice (N, n, A) of the base's chunk in the worlds of ``mask``; zero elsewhere."""
+        spec = self.base.spec
+        out = torch.zeros(self.num_envs, spec.execute, spec.action.dim, device=self.device)
+        ask = mask.nonzero()[:, 0]
+        if len(ask):
+            source = RowNoise(self._seeds.current[ask], self._decision[ask])
+            seen = {key: x for key, x in obs.items() if key != "base_action"}
+            given = None if noise is None else noise[ask]
+            with torch.no_grad():
+                out[ask] = spec.executed(self.base.act(index(seen, ask), noise=given, generator=source)).to(out)
+        return out
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "env": self.env.state_dict(),
+            "seeds": self._seeds.state_dict(),
+            "decision": self._decision,
+            "obs": self._obs,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.env.load_state_dict(state["env"])
+        self._seeds.load_state_dict(state["seeds"])
+        self._decision, self._obs = state["decision"], state["obs"]

@@ -1,0 +1,249 @@
+"""Episodes in memory, and the windows that imitation learns from.
+
+Actions stay in actuator units in an ``Episode``, as they do on disk; ``Windows`` maps them onto [-1, 1], where policies
+speak. An episode of T actions holds T + 1 observations: ``obs[t]`` is what was seen before ``action[t]``, ``reward[t]``
+is what that action earned, and ``obs[T]`` is where the last action led (offline learning needs it to bootstrap after a
+truncation; imitation never acts on it).
+"""
+
+from __future__ import annotations
+
+import copy
+import enum
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..core import tree
+from ..core.errors import BurnishError
+from ..core.scale import Scale
+from ..core.seed import generator as named_generator
+from ..core.spec import ActionSpec, EnvSpec, PolicySpec, stacked_by_history
+from ..core.types import Obs
+
+
+@dataclass(eq=False)
+class Episode:
+    """One recording: T actions in actuator units between T + 1 observations."""
+
+    obs: Obs  # each (T + 1, ...); the last row is the final observation
+    action: Tensor  # (T, A) float32
+    reward: Tensor  # (T,) float32
+    terminated: bool  # the future after the last row is worth nothing
+    truncated: bool  # the future is worth something, but the recording stops
+    success: bool
+    seed: int
+    task: str = ""
+
+    def __post_init__(self) -> None:
+        name = f"the episode of seed {self.seed}"
+        if self.action.ndim != 2 or len(self.action) == 0:
+            raise BurnishError(f"{name} needs at least one action, as (T, A), but has {tuple(self.action.shape)}")
+        steps = len(self)
+        if tuple(self.reward.shape) != (steps,):
+            raise BurnishError(f"{name} has {steps} actions, but rewards of shape {tuple(self.reward.shape)}")
+        for key, x in self.obs.items():
+            if x.ndim == 0 or len(x) != steps + 1:
+                raise BurnishError(
+                    f"{name} has {steps} actions, so {key!r} needs {steps + 1} rows (the last is the final "
+                    f"observation), but it has shape {tuple(x.shape)}"
+                )
+        for key, x in {"action": self.action, "reward": self.reward, **self.obs}.items():
+            if key in ("action", "reward") and x.dtype != torch.float32:
+                raise BurnishError(f"{name} has {key!r} as {x.dtype}, but torch.float32 is needed")
+            if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+                row = int((~torch.isfinite(x)).reshape(len(x), -1).any(1).nonzero()[0, 0])
+                kind = "NaN" if bool(torch.isnan(x[row]).any()) else "an infinite value"
+                raise BurnishError(f"{name} has {kind} in {key!r}, first in row {row}; repair or drop that episode")
+
+    def __len__(self) -> int:
+        return len(self.action)
+
+
+@dataclass(eq=False)
+class Episodes:
+    """Recordings of one world. ``spec`` says what the numbers mean; ``meta`` is plain JSON data on their origin."""
+
+    episodes: list[Episode]
+    spec: EnvSpec
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for number, episode in enumerate(self.episodes):
+            check_fits(episode, self.spec, number)
+
+    def __len__(self) -> int:
+        return len(self.episodes)
+
+    def __iter__(self) -> Iterator[Episode]:
+        return iter(self.episodes)
+
+    def __getitem__(self, number: int) -> Episode:
+        return self.episodes[number]
+
+    @property
+    def frames(self) -> int:
+        return sum(len(episode) for episode in self.episodes)
+
+    def split(self, fraction: float, seed: int) -> tuple[Episodes, Episodes]:
+        """(train, valid): whole episodes, about ``fraction`` of them for validation, the same for the same seed.
+
+        Each side keeps at least one episode, unless ``fraction`` is 0, which leaves the validation side empty.
+        """
+        total = len(self)
+        if not 0 <= fraction < 1:
+            raise BurnishError(f"the validation fraction must lie in [0, 1), got {fraction}")
+        if fraction > 0 and total < 2:
+            raise BurnishError(f"{total} episode cannot be split; record more or set the validation fraction to 0")
+        held_out = min(max(round(fraction * total), 1), total - 1) if fraction > 0 else 0
+        order = torch.randperm(total, generator=named_generator(seed, "split")).tolist()
+        chosen = set(order[:held_out])
+        parts = ([i for i in range(total) if i not in chosen], sorted(chosen))
+        train, valid = (Episodes([self.episodes[i] for i in part], self.spec, self.meta) for part in parts)
+        return train, valid
+
+
+def check_fits(episode: Episode, spec: EnvSpec, number: int) -> None:
+    """Refuse an episode whose observations or actions are not those of ``spec``."""
+    extra = sorted(set(episode.obs) - set(spec.obs.shapes))
+    if extra:
+        raise BurnishError(f"episode {number} has observations {extra}, which its specification does not name")
+    try:
+        spec.obs.check(episode.obs)
+    except BurnishError as error:
+        raise BurnishError(f"episode {number} does not fit its specification: {error}") from error
+    if episode.action.shape[1] != spec.action.dim:
+        raise BurnishError(
+            f"episode {number} has actions of {episode.action.shape[1]} dimensions, "
+            f"but its specification has {spec.action.dim}"
+        )
+
+
+def action_limits(episodes: Iterable[Episode], floor: float = 1e-3) -> ActionSpec:
+    """The range that the data covers, for data that came without actuator limits.
+
+    A dimension that hardly moves is widened to ``floor`` (actuator units), so that scaling never divides by nothing.
+    """
+    parts = [episode.action.double() for episode in episodes]
+    if not parts:
+        raise BurnishError("action limits cannot be fitted to no episodes")
+    low = torch.stack([x.amin(0) for x in parts]).amin(0)
+    high = torch.stack([x.amax(0) for x in parts]).amax(0)
+    widen = ((floor - (high - low)) / 2).clamp(min=0)
+    return ActionSpec(tuple((low - widen).tolist()), tuple((high + widen).tolist()))
+
+
+class Pad(enum.Enum):
+    """What a chunk holds where its episode has no action. Names are lower case: configuration reads them by name."""
+
+    repeat = "repeat"  # the nearest action: stands still in position modes
+    zero = "zero"  # the centre of the actuator range: stands still in delta and velocity modes
+
+
+class Batch(NamedTuple):
+    obs: Obs  # sensed keys (B, ...), or (B, history, ...) where history > 1
+    action: Tensor  # (B, H, A) in [-1, 1]
+    mask: Tensor  # (B, H) bool, False where the action is padding
+
+
+# Beyond the limits by this share of half the range is rounding, which is clipped; more is an error in the data.
+LIMIT_TOLERANCE = 1e-3
+
+
+class Windows:
+    """All windows of all episodes, gathered by index arithmetic from columns that are concatenated once.
+
+    A window stands at a time t = 0 .. T-1 of an episode; with history = 2, horizon = 5, start = 1, T = 4, t = 2:
+
+        time               -1    0    1    2    3    4    5
+        observation              s0   s1   s2   s3  (s4: final, never "now", so it is not even stored here)
+        history                       s1   s2          t - history + 1 .. t; before 0 the first frame is repeated
+        action                   a0   a1   a2   a3
+        chunk position j               0    1    2    3    4         holds the action of time t - start + j
+        chunk                         a1   a2   a3   a3   a3         Pad.repeat; Pad.zero has 0 for the last two
+        mask                           1    1    1    0    0
+
+    Before time 0 a chunk repeats a0 (or is zero), masked as well. ``columns`` (F, ...) are the raw observations and
+    ``action`` (F, A) the scaled actions of all F frames: what normalisers are fitted on.
+    """
+
+    def __init__(self, episodes: Episodes, policy: PolicySpec, pad: Pad | str = Pad.repeat) -> None:
+        if len(episodes) == 0:
+            raise BurnishError("windows need at least one episode")
+        missing = sorted(set(policy.obs.shapes) - set(episodes.spec.obs.shapes))
+        if missing:
+            raise BurnishError(
+                f"the policy needs the observations {missing}, but the data has {sorted(episodes.spec.obs.shapes)}"
+            )
+        self.horizon, self.start, self.history, self.pad = policy.horizon, policy.start, policy.history, Pad(pad)
+        lengths = torch.tensor([len(episode) for episode in episodes])
+        ends = lengths.cumsum(0)
+        self.columns: Obs = {key: torch.cat([e.obs[key][:-1] for e in episodes]) for key in policy.obs.shapes}
+        policy.obs.check(self.columns)
+        self.action = _scaled(torch.cat([episode.action for episode in episodes]), policy.action, ends)
+        # First and last frame of the episode to which each frame belongs.
+        device = self.action.device
+        self._first = (ends - lengths).repeat_interleave(lengths).to(device)
+        self._last = (ends - 1).repeat_interleave(lengths).to(device)
+        self._chunk = torch.arange(self.horizon, device=device) - self.start
+        self._past = torch.arange(1 - self.history, 1, device=device)
+
+    def __len__(self) -> int:
+        return len(self.action)
+
+    @property
+    def device(self) -> torch.device:
+        return self.action.device
+
+    def __getitem__(self, index: Tensor) -> Batch:
+        """The windows of numbers ``index`` (B,) int64; windows are numbered episode by episode, in time order."""
+        now = index.to(self.device)
+        first, last = self._first[now, None], self._last[now, None]
+        wanted = now[:, None] + self._chunk
+        held = wanted.clamp(first, last)
+        mask = wanted == held
+        action = _gather(self.action, held)
+        if self.pad is Pad.zero:
+            action = action.masked_fill(~mask[..., None], 0.0)
+        past = (now[:, None] + self._past).clamp(min=first)
+        stacked = {key for key in self.columns if self.history > 1 and stacked_by_history(key)}
+        obs = {key: _gather(x, past if key in stacked else now) for key, x in self.columns.items()}
+        return Batch(obs, action, mask)
+
+    def sample(self, batch: int, generator: torch.Generator) -> Batch:
+        """``batch`` windows, uniformly and with replacement: the generator's state is all that a resume needs."""
+        return self[torch.randint(len(self), (batch,), generator=generator, device=generator.device)]
+
+    def to(self, device: torch.device | str) -> Windows:
+        """The same windows on another device; a CPU generator draws the same numbers for both."""
+        moved = copy.copy(self)
+        moved.columns = tree.to(self.columns, device)
+        for name in ("action", "_first", "_last", "_chunk", "_past"):
+            setattr(moved, name, getattr(self, name).to(device))
+        return moved
+
+
+def _gather(x: Tensor, index: Tensor) -> Tensor:
+    """``x[index]``; ``index_select`` copies whole rows, which is several times faster for images on a CPU."""
+    return x.index_select(0, index.flatten()).unflatten(0, index.shape)
+
+
+def _scaled(action: Tensor, limits: ActionSpec, ends: Tensor) -> Tensor:
+    """(F, A) actuator units -> [-1, 1], by the map that execution inverts. ``ends``: first frame after each episode."""
+    tree.check(action, f"F {limits.dim}")
+    scale = Scale(limits, action.device)
+    if not bool(torch.isfinite(scale.half).all()):
+        raise BurnishError(f"actions can be scaled only between finite limits, got {limits.low} and {limits.high}")
+    outside = ((action - scale.centre).abs() > (1 + LIMIT_TOLERANCE) * scale.half).nonzero()
+    if len(outside) > 0:
+        frame, dim = outside[0].tolist()
+        number = int(torch.searchsorted(ends, frame, right=True))
+        row = frame - (int(ends[number - 1]) if number else 0)
+        raise BurnishError(
+            f"episode {number} has action {float(action[frame, dim]):g} in row {row}, dimension {dim}, outside the "
+            f"limits [{limits.low[dim]:g}, {limits.high[dim]:g}]; correct them, or fit them to the data (action_limits)"
+        )
+    return scale.to_unit(action)

@@ -1,0 +1,275 @@
+"""Reads LeRobotDataset v3.0 folders into ``Episodes``; the writer stands beside it and is offered here too.
+
+Sets that were not written by us lack what reinforcement learning needs; it is filled in, and ``meta["notes"]`` says so:
+action limits from the data, the final observation as a repetition of the last one, episodes that end truncated.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from PIL import Image
+
+from ..core.errors import BurnishError
+from ..core.spec import EnvSpec, ObsSpec
+from . import lerobot_layout as layout
+from .episodes import Episode, Episodes, action_limits
+from .lerobot_writer import LeRobotWriter, write_lerobot
+
+__all__ = ["LeRobotWriter", "read_lerobot", "write_lerobot"]
+
+# The features that become an observation, an action or the result of one; anything else is passed over with a note.
+RESULTS = set(layout.RESULT_FEATURES)
+INDICES = set(layout.INDEX_FEATURES)
+
+
+def read_lerobot(path: str | Path) -> Episodes:
+    return _Reader(Path(path)).read()
+
+
+class _Reader:
+    """One pass over one folder; the fields are what ``meta/`` says."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.notes: list[str] = []
+        self.info = self._read_info()
+        self.columns = self._observation_columns()
+        self.spec, self.meta = None, {}
+        if "burnish" in self.info:
+            self.spec, self.columns, self.meta = layout.read_burnish_entry(self.info["burnish"])
+        self.shapes = self._shapes()
+        self.tasks = self._read_tasks()
+        self.final_rows, self.finals = self._read_finals()
+
+    def read(self) -> Episodes:
+        episodes = [self._episode(row, table) for row, table in self._episode_tables()]
+        if not episodes:
+            raise self._error("holds no episodes")
+        spec, meta = self.spec, self.meta
+        if spec is None:
+            self.notes.append("action limits are the range of the data")
+            rate, longest = float(self.info["fps"]), max(map(len, episodes))
+            spec = EnvSpec(ObsSpec(self.shapes), action_limits(episodes), rate, "unknown", longest)
+            meta = {"source": "lerobot", "robot_type": self.info.get("robot_type")}
+        if self.notes:
+            meta = {**meta, "notes": list(dict.fromkeys(self.notes))}
+        return Episodes(episodes, spec, meta)
+
+    # What the folder says about itself.
+
+    def _read_info(self) -> dict[str, Any]:
+        try:
+            info = json.loads((self.root / "meta" / "info.json").read_text())
+        except OSError as error:
+            raise self._error(f"is not a LeRobot dataset: meta/info.json cannot be read ({error.strerror})") from error
+        except ValueError as error:
+            raise self._error(f"has a meta/info.json that is not JSON: {error}") from error
+        if not isinstance(info, dict) or info.get("codebase_version") != layout.VERSION:
+            found = info.get("codebase_version") if isinstance(info, dict) else None
+            raise self._error(
+                f"has codebase_version {found!r}, but only {layout.VERSION!r} is read; "
+                "convert it with LeRobot's own tool"
+            )
+        missing = [key for key in ("features", "fps", "data_path", "total_episodes") if key not in info]
+        if missing:
+            raise self._error(f"has a meta/info.json without {missing}")
+        if not isinstance(info["features"], dict) or not isinstance(info["fps"], int | float) or info["fps"] <= 0:
+            raise self._error("has a meta/info.json whose features or fps are malformed")
+        for name, feature in info["features"].items():
+            shape = feature.get("shape") if isinstance(feature, dict) else None
+            if not isinstance(shape, list) or not all(isinstance(d, int) for d in shape) or "dtype" not in feature:
+                raise self._error(f"has a meta/info.json whose feature {name!r} lacks dtype or shape")
+        return info
+
+    def _observation_columns(self) -> dict[str, str]:
+        """Observation key -> column."""
+        columns, ignored = {}, []
+        for name, feature in self.info["features"].items():
+            if feature["dtype"] == "video":
+                raise self._error(
+                    f"stores {name!r} as video, which is not read yet; record it with images (use_videos=False)"
+                )
+            if name.startswith("observation.") and feature["dtype"] != "string":
+                key = layout.key_of(name, feature["dtype"] == "image")
+                if key in columns:
+                    raise self._error(f"has two columns, {columns[key]!r} and {name!r}, that would both become {key!r}")
+                columns[key] = name
+            elif name != "action" and name not in RESULTS | INDICES:
+                ignored.append(name)
+        if "action" not in self.info["features"]:
+            raise self._error("has no 'action' feature")
+        if not columns:
+            raise self._error("has no 'observation.*' feature")
+        if ignored:
+            self.notes.append(f"columns passed over: {', '.join(sorted(ignored))}")
+        return columns
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        shapes = {}
+        for key, column in self.columns.items():
+            feature = self.info["features"].get(column, {"dtype": None, "shape": [0]})
+            shape = tuple(feature["shape"])
+            if feature["dtype"] == "image":
+                if len(shape) != 3 or shape[2] not in layout.IMAGE_MODES:
+                    raise self._error(f"has the image {column!r} of shape {shape}; (height, width, 1, 3 or 4) is read")
+                shape = (shape[2], shape[0], shape[1])
+            shapes[key] = shape
+        if self.spec is None:
+            return shapes
+        ours = dict(self.spec.obs.shapes)
+        flat = {key: layout.size_of(shape) for key, shape in shapes.items()}
+        if flat != {key: layout.size_of(shape) for key, shape in ours.items()}:
+            raise self._error("has features in info.json that contradict its 'burnish' entry")
+        return ours
+
+    def _read_tasks(self) -> dict[int, str]:
+        if not (self.root / layout.TASKS_PATH).exists():
+            return {}
+        table = self._table(layout.TASKS_PATH, ["task_index"], others=True)
+        # The other column is the index of a pandas frame; its name differs between LeRobot's versions.
+        names = [name for name in table.column_names if name != "task_index"]
+        if len(names) != 1:
+            raise self._error(f"has a {layout.TASKS_PATH} with columns {table.column_names}")
+        return dict(zip(table["task_index"].to_pylist(), map(str, table[names[0]].to_pylist()), strict=True))
+
+    def _read_finals(self) -> tuple[dict[int, int], pa.Table | None]:
+        """(episode -> row, table) of the final observations and seeds, where the set has them."""
+        if self.spec is None:
+            return {}, None
+        table = self._table(layout.FINAL_OBS_PATH, ["episode_index", "seed", *self.columns.values()])
+        return {episode: row for row, episode in enumerate(table["episode_index"].to_pylist())}, table
+
+    # Rows.
+
+    def _episode_tables(self) -> Iterator[tuple[dict[str, Any], pa.Table]]:
+        """Each episode's row of ``meta/episodes`` and its frames; a data file is read once."""
+        names = ["episode_index", "length", "data/chunk_index", "data/file_index"]
+        files = sorted(self.root.glob("meta/episodes/*/*.parquet"))
+        rows = [row for file in files for row in self._table(file.relative_to(self.root), names).to_pylist()]
+        if any(not isinstance(row[name], int) for row in rows for name in names):
+            raise self._error("has a malformed row in meta/episodes: an index or a length is missing")
+        if len(rows) != self.info["total_episodes"]:
+            raise self._error(f"promises {self.info['total_episodes']} episodes, but meta/episodes lists {len(rows)}")
+        needed = [*self.columns.values(), "action", "episode_index", "task_index"]
+        needed += sorted(RESULTS & set(self.info["features"]))
+        current, table, owner = None, None, np.empty(0)
+        for row in sorted(rows, key=lambda row: row["episode_index"]):
+            try:
+                file = self.info["data_path"].format(
+                    chunk_index=row["data/chunk_index"], file_index=row["data/file_index"]
+                )
+            except (KeyError, IndexError, ValueError, AttributeError) as error:
+                raise self._error(f"has a malformed data_path in info.json: {self.info['data_path']!r}") from error
+            if table is None or file != current:
+                current, table = file, self._table(file, needed)
+                owner = table["episode_index"].to_numpy()
+            begin, end = np.searchsorted(owner, [row["episode_index"], row["episode_index"] + 1])
+            if end - begin != row["length"] or row["length"] < 1:
+                raise self._error(
+                    f"has {end - begin} rows of episode {row['episode_index']} in {file}, "
+                    f"but meta/episodes says {row['length']}"
+                )
+            yield row, table.slice(begin, end - begin)
+
+    def _episode(self, row: Mapping[str, Any], table: pa.Table) -> Episode:
+        number = row["episode_index"]
+        results = {name: self._numbers(table, name, (), number) for name in RESULTS & set(table.column_names)}
+        reward = results.get("next.reward", np.zeros(len(table), np.float32))
+        ends = {name: bool(x[-1]) for name, x in results.items()}
+        truncated = ends.get("next.truncated", False)
+        terminated = ends.get("next.terminated", ends.get("next.done", False) and not truncated)
+        if "next.done" not in ends and "next.terminated" not in ends and not truncated:
+            truncated = True
+            self.notes.append("no column says how episodes end: they count as truncated")
+        if "next.reward" not in results:
+            self.notes.append("there is no reward: it is zero")
+        final = self.final_rows.get(number)
+        if final is None:
+            self.notes.append("final observations are missing: the last observation is repeated")
+        shape = tuple(self.info["features"]["action"]["shape"])
+        try:
+            return Episode(
+                obs={key: self._observations(key, table, final, number) for key in self.columns},
+                action=torch.from_numpy(self._numbers(table, "action", shape, number)),
+                reward=torch.from_numpy(reward),
+                terminated=terminated,
+                truncated=truncated,
+                success=bool(results.get("next.success", np.zeros(1)).any()),
+                seed=number if final is None or self.finals is None else self.finals["seed"][final].as_py(),
+                task=self.tasks.get(table["task_index"][0].as_py(), ""),
+            )
+        except BurnishError as error:
+            raise BurnishError(f"episode {number} of {self.root} cannot be used: {error}") from error
+
+    def _observations(self, key: str, table: pa.Table, final: int | None, number: int) -> torch.Tensor:
+        """(T + 1, ...): the rows of the data file, and the final observation or the last one again."""
+        column, shape = self.columns[key], self.shapes[key]
+        tail = table.slice(len(table) - 1) if final is None or self.finals is None else self.finals.slice(final, 1)
+        if layout.is_image(key):
+            rows = [self._images(part, column, shape, number) for part in (table, tail)]
+        else:
+            kind = np.int64 if key == "tokens" else np.float32
+            rows = [self._numbers(part, column, shape, number, kind) for part in (table, tail)]
+        return torch.from_numpy(np.concatenate(rows))
+
+    def _numbers(
+        self, table: pa.Table, name: str, shape: tuple[int, ...], number: int, kind: type = np.float32
+    ) -> np.ndarray:
+        """(T, *shape), whether the column is plain, a list or a list of lists."""
+        array: Any = table[name].combine_chunks()
+        while isinstance(array.type, pa.ListType | pa.LargeListType | pa.FixedSizeListType):
+            array = array.flatten()
+        if array.null_count or len(array) != len(table) * layout.size_of(shape):
+            raise self._error(f"has missing values or another shape than {shape} in {name!r} of episode {number}")
+        try:
+            return array.to_numpy(zero_copy_only=False).astype(kind).reshape(len(table), *shape)
+        except (TypeError, ValueError) as error:  # pyarrow's own errors derive from them
+            raise self._error(f"has values in {name!r} of episode {number} that are not numbers: {error}") from error
+
+    def _images(self, table: pa.Table, name: str, shape: tuple[int, ...], number: int) -> np.ndarray:
+        frames = np.empty((len(table), *shape), np.uint8)
+        mode, size = layout.IMAGE_MODES[shape[0]], (shape[2], shape[1])
+        previous = None
+        for row, cell in enumerate(table[name].to_pylist()):
+            data = cell.get("bytes") if isinstance(cell, dict) else None
+            if data is not None and data == previous:
+                frames[row] = frames[row - 1]
+                continue
+            previous = data
+            try:
+                image = Image.open(io.BytesIO(data or b""))
+                pixels = np.asarray(image if image.mode == mode else image.convert(mode))
+            except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+                raise self._error(f"has no readable image in {name!r}, row {row} of episode {number}") from error
+            if image.size != size:
+                raise self._error(
+                    f"has {image.size} instead of {size} pixels in {name!r}, row {row} of episode {number}"
+                )
+            frames[row] = pixels if shape[0] == 1 else pixels.transpose(2, 0, 1)
+        return frames
+
+    def _table(self, file: str | Path, needed: list[str], others: bool = False) -> pa.Table:
+        """The columns ``needed``, which must be there, or all columns, of one parquet file."""
+        try:
+            with pq.ParquetFile(self.root / file, page_checksum_verification=True) as parquet:
+                missing = sorted(set(needed) - set(parquet.schema_arrow.names))
+                if missing:
+                    raise self._error(f"lacks the columns {missing} in {file}")
+                return parquet.read(None if others else needed)
+        except FileNotFoundError as error:
+            raise self._error(f"lacks {file}") from error
+        except (OSError, pa.ArrowException) as error:
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise self._error(f"has a damaged or truncated {file} ({reason})") from error
+
+    def _error(self, what: str) -> BurnishError:
+        return BurnishError(f"the dataset {self.root} {what}")

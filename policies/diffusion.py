@@ -1,0 +1,269 @@
+"""Diffusion policy: the action chunk is denoised out of Gaussian noise (Chi et al. 2023, arXiv 2303.04137).
+
+Training is that of DDPM (Ho et al. 2020, arXiv 2006.11239); acting follows one of four samplers over K of the T
+training levels. ``ddpm`` and ``ddim`` (Song et al. 2021, arXiv 2010.02502) are Gaussian chains and can be refined
+through their likelihood; ``heun`` (Karras et al. 2022, arXiv 2206.00364) and ``dpm`` (DPM-Solver++, Lu et al. 2022,
+arXiv 2211.01095) solve the same ODE to second order and only act. The schedules and the two solvers are those of
+diffusers; the chain's kernels are ours, vectorised over steps, and tested against its schedulers.
+
+One grid everywhere: the network is told (index + 1) / T (`DiffusionPolicy.time`), in training and in every sampler.
+
+**Departures.** After clipping the clean action the noise is derived again, as DPPO does (Ren et al. 2024, arXiv
+2409.00588), so that mean and state stay consistent. The linear schedules are stretched by 1000 / T: with the published
+betas, made for T = 1000, a hundred steps would end at a signal of 0.6 and sampling from N(0, I) would be wrong. The
+network predicts the clean action by default, not the noise: on a two-mode data set whose modes are 0.05 wide, ddim with
+ten steps left 0.8 % of the numbers more than 0.2 away from their mode, against 5 % for eps and 2 to 5 % for v. It draws
+the modes narrower than they are. The solvers take levels that are equidistant in log sigma, from sigma = 20 down:
+the capped end of the cosine schedule (sigma 64, then 2029) ruins a second-order step. With the exact score of a
+Gaussian and ten steps their error is then 0.009 (dpm) and 0.017 (heun), and 0.050 for ddim.
+"""
+
+from __future__ import annotations
+
+import math
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .chain import drop_rows, masked_mean, pin_prefix, sample_chain, start_noise
+from .core.errors import BurnishError
+from .core.seed import Noise, normal
+from .core.spec import PolicySpec
+from .core.tree import check, rows
+from .core.types import Normal, Obs
+from .nets.denoiser import Cond, Denoiser, DenoiserConfig
+from .schedule import Prediction, Spacing, clean_weights, kernel, noisy, target, train_indices
+
+SOLVER_MAX_SIGMA = 20.0
+
+
+class Sampler(Enum):
+    ddpm = "ddpm"
+    ddim = "ddim"
+    heun = "heun"
+    dpm = "dpm"
+
+
+class Schedule(Enum):
+    cosine = "cosine"
+    linear = "linear"
+    scaled_linear = "scaled_linear"
+
+
+@dataclass
+class DiffusionConfig:
+    train_steps: int = 100  # T, noise levels in training
+    steps: int = 10  # K, levels visited when acting; heun calls the network 2 K - 1 times, the others K times
+    sampler: Sampler = Sampler.ddim
+    eta: float = 0.0  # share of the DDPM noise that ddim injects
+    spacing: Spacing = Spacing.leading  # of ddpm and ddim; the solvers space in log sigma
+    prediction: Prediction = Prediction.sample
+    schedule: Schedule = Schedule.cosine
+    clip: float | None = 1.0  # limit of the predicted clean action
+    net: DenoiserConfig = field(default_factory=DenoiserConfig)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.steps <= self.train_steps:
+            raise BurnishError(
+                f"policy.steps={self.steps} must lie between 1 and policy.train_steps={self.train_steps}"
+            )
+        if not self.gaussian_chain and self.steps < 3:
+            raise BurnishError(
+                f"policy.sampler={self.sampler.value} is of second order and needs policy.steps of 3 or more, "
+                f"got {self.steps}; take sampler=ddim for fewer"
+            )
+        if self.steps == 1 < self.train_steps and self.gaussian_chain and self.spacing is Spacing.leading:
+            raise BurnishError(
+                "policy.steps=1 with spacing=leading would visit the cleanest level alone and return noise; "
+                "take spacing=trailing or more steps"
+            )
+        if not 0 <= self.eta <= 1:
+            raise BurnishError(f"policy.eta={self.eta} must lie between 0 (deterministic) and 1 (as noisy as ddpm)")
+        if self.eta > 0 and self.sampler is not Sampler.ddim:
+            raise BurnishError(f"policy.eta={self.eta} belongs to sampler=ddim; sampler={self.sampler.value} has none")
+        if self.clip is not None and self.clip <= 0:
+            raise BurnishError(f"policy.clip={self.clip} must be positive, or null for no clipping")
+        if self.schedule is not Schedule.cosine and self.train_steps <= 20:
+            raise BurnishError(
+                f"policy.schedule={self.schedule.value} reaches noise only with policy.train_steps above 20, "
+                f"got {self.train_steps}; take more steps or schedule=cosine"
+            )
+
+    @property
+    def gaussian_chain(self) -> bool:
+        return self.sampler in (Sampler.ddpm, Sampler.ddim)
+
+    @property
+    def injected(self) -> float:
+        """DDPM is DDIM with all of its noise."""
+        return 1.0 if self.sampler is Sampler.ddpm else self.eta
+
+
+def training_levels(config: DiffusionConfig) -> Tensor:
+    """(T,) float64: the level of each train index, from diffusers."""
+    from diffusers.schedulers.scheduling_ddpm import DDPMScheduler  # takes two seconds to import
+
+    if config.schedule is Schedule.cosine:
+        scheduler = DDPMScheduler(config.train_steps, beta_schedule="squaredcos_cap_v2")
+    else:
+        stretch = 1000 / config.train_steps
+        scheduler = DDPMScheduler(
+            config.train_steps,
+            beta_start=1e-4 * stretch,
+            beta_end=0.02 * stretch,
+            beta_schedule=config.schedule.value,
+        )
+    return scheduler.alphas_cumprod.double()
+
+
+def make_solver(config: DiffusionConfig, levels: Tensor, steps: int) -> Any:
+    """A scheduler of diffusers, ready for its first step. It is handed clean actions that are clipped already, so
+    that the conversion of predictions is ours alone."""
+    from diffusers.schedulers.scheduling_dpmsolver_multistep import DPMSolverMultistepScheduler
+    from diffusers.schedulers.scheduling_heun_discrete import HeunDiscreteScheduler
+
+    kind = HeunDiscreteScheduler if config.sampler is Sampler.heun else DPMSolverMultistepScheduler
+    usable = levels[(1 - levels) / levels <= SOLVER_MAX_SIGMA**2]
+    betas = 1 - usable / torch.cat([usable.new_ones(1), usable[:-1]])
+    solver = kind(
+        num_train_timesteps=len(betas),
+        trained_betas=betas.numpy(),
+        prediction_type="sample",
+        use_exponential_sigmas=True,
+    )
+    solver.set_timesteps(steps)
+    solver.set_begin_index(0)
+    return solver
+
+
+class DiffusionPolicy(nn.Module):
+    levels: Tensor  # (T,) of the train indices
+    indices: Tensor  # (K,) train indices that the chain visits
+    visited: Tensor  # (K + 1,) levels of the states of the chain; the last is clean
+    weights: Tensor  # (K, 5): clean from x and output; next mean from clean and x; std
+
+    def __init__(self, spec: PolicySpec, config: DiffusionConfig) -> None:
+        super().__init__()
+        self.spec, self.config = spec, config
+        self.net = Denoiser(spec, config.net)
+        # The tables follow from the configuration, so none of them goes into a checkpoint.
+        self.register_buffer("levels", training_levels(config).to(torch.get_default_dtype()), persistent=False)
+        self._tabulate(config.steps)
+
+    def _tabulate(self, steps: int) -> None:
+        config, levels = self.config, self.levels.double()
+        indices = train_indices(config.train_steps, steps, config.spacing).to(levels.device)
+        visited = torch.cat([levels[indices], levels.new_ones(1)])
+        weights = clean_weights(config.prediction, visited[:-1])
+        law = kernel(visited[:-1], visited[1:], config.injected)
+        self._steps = steps
+        self.register_buffer("indices", indices, persistent=False)
+        self.register_buffer("visited", visited.to(self.levels), persistent=False)
+        self.register_buffer("weights", torch.stack([*weights, *law], 1).to(self.levels), persistent=False)
+        if not config.gaussian_chain:
+            self._solver = make_solver(config, levels.cpu(), steps)
+            self._log_sigmas = ((1 - levels) / levels).log().div(2).cpu().numpy()
+
+    @property
+    def num_steps(self) -> int:
+        return self._steps
+
+    @num_steps.setter
+    def num_steps(self, steps: int) -> None:
+        """Act with another number of steps."""
+        replace(self.config, steps=steps)
+        self._tabulate(steps)
+
+    def time(self, index: Tensor) -> Tensor:
+        """The one time grid: what the network is told about train index 0..T-1, which may be fractional."""
+        return (index.double() + 1) / self.config.train_steps
+
+    def features(self, obs: Obs) -> Obs:
+        return obs
+
+    def encode(self, obs: Obs) -> Cond:
+        return self.net.encode(obs)
+
+    def output(self, x: Tensor, index: Tensor, cond: Cond) -> Tensor:
+        return self.net(x, self.time(index).to(x.dtype)[:, None], cond)
+
+    def _clip(self, clean: Tensor) -> Tensor:
+        limit = self.config.clip
+        return clean if limit is None else clean.clamp(-limit, limit)
+
+    def transition(self, x: Tensor, k: Tensor, cond: Cond) -> Normal:
+        """From level ``indices[k]`` to the next cleaner one that is visited, or to clean at k = K - 1."""
+        if not self.config.gaussian_chain:
+            raise BurnishError(
+                f"sampler={self.config.sampler.value} is not a Gaussian chain; "
+                "use ddim or ddpm for methods that need the likelihood"
+            )
+        of_x, of_output, of_clean, of_state, std = self.weights[k, :, None, None].unbind(1)
+        clean = self._clip(of_x * x + of_output * self.output(x, self.indices[k], cond))
+        return Normal(of_clean * clean + of_state * x, std)
+
+    def act(
+        self,
+        obs: Obs,
+        *,
+        noise: Tensor | None = None,
+        prefix: Tensor | None = None,
+        greedy: bool = False,
+        generator: Noise | None = None,
+    ) -> Tensor:
+        cond = self.encode(obs)
+        x_0 = start_noise(self.spec, cond.given, noise, greedy, generator)
+        if not self.config.gaussian_chain:
+            return self._solve(x_0, cond, prefix).clamp(-1, 1)
+
+        def level(known: Tensor, k: int) -> Tensor:
+            return noisy(known, x_0[:, : known.shape[1]], self.visited[k])
+
+        pin = pin_prefix(prefix, level)
+        start = x_0 if pin is None else pin(x_0, 0)
+        inject = self.config.injected > 0 and not greedy
+        return sample_chain(self, start, cond, generator=generator, inject=inject, pin=pin)[-1].clamp(-1, 1)
+
+    def _solve(self, x_0: Tensor, cond: Cond, prefix: Tensor | None) -> Tensor:
+        """The solver's state is x / sqrt(level) for heun and x for dpm; ``scale_model_input`` makes it x for both."""
+        solver = deepcopy(self._solver)  # it keeps a history while it runs
+        state = x_0 * float(solver.init_noise_sigma)
+        # Heun lists its inner levels twice: once to predict, once to correct.
+        for sigma, tick in zip(solver.sigmas.tolist(), solver.timesteps, strict=False):
+            level = torch.tensor(1 / (1 + sigma**2), dtype=torch.float64)
+            x = solver.scale_model_input(state, tick)
+            if prefix is not None:
+                # Only what the network sees is pinned: the solver's own head is dropped at the end.
+                known = noisy(prefix, x_0[:, : prefix.shape[1]], level)
+                x = torch.cat([known, x[:, prefix.shape[1] :]], 1)
+            index = float(np.interp(math.log(sigma), self._log_sigmas, np.arange(len(self._log_sigmas))))
+            output = self.output(x, torch.full((len(x),), index, device=x.device), cond)
+            of_x, of_output = (float(weight) for weight in clean_weights(self.config.prediction, level))
+            state = solver.step(self._clip(of_x * x + of_output * output), tick, state, return_dict=False)[0]
+        return state if prefix is None else torch.cat([prefix, state[:, prefix.shape[1] :]], 1)
+
+    def bc_loss(
+        self,
+        obs: Obs,
+        action: Tensor,
+        *,
+        mask: Tensor | None = None,
+        drop: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        batch = check(action, "B H A")["B"]
+        if drop is None:
+            drop = drop_rows(self.config.net.goal_drop, batch, generator, action.device)
+        cond = self.net.encode(obs, drop=drop, augment=generator)
+        noise = normal(action.shape, generator, device=action.device, dtype=action.dtype)
+        source = action.device if generator is None else generator.device
+        index = torch.randint(0, self.config.train_steps, (batch,), generator=generator, device=source)
+        index = index.to(action.device)
+        level = rows(self.levels[index], action)
+        output = self.output(noisy(action, noise, level), index, cond)
+        return masked_mean((output - target(self.config.prediction, action, noise, level)).square(), mask)

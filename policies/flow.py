@@ -1,0 +1,188 @@
+"""Flow-matching policy: the action chunk is where an ODE carries Gaussian noise.
+
+Rectified flow (Liu et al. 2022, arXiv 2209.03003): x_t = (1 - t) x_0 + t x_1 with x_0 ~ N(0, I), x_1 the data, and a
+network v(x_t, t) regressed on x_1 - x_0; Euler steps of 1/K carry x_0 to the action. Training times are uniform,
+logit-normal (Esser et al. 2024, arXiv 2403.03206) or beta (Black et al. 2024, arXiv 2410.24164: more weight on noise).
+**Shortcut** models (Frans et al. 2024, arXiv 2410.12557) also see the step size d, and learn that one step of size d
+equals two of size d/2, so that 1, 2 or 4 steps suffice.
+
+One grid everywhere: step k of K is at t = k / K (`FlowPolicy.time`), in sampling, density and export.
+
+**Departures.** Shortcut targets come from the online network under `no_grad` rather than from its moving average;
+the smallest step is written d = 0, which is the plain flow. The beta density is Beta(a, 1), whose quantile function is
+closed, and covers the published choice a = 1.5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+import torch
+from torch import Tensor, nn
+
+from .chain import drop_rows, masked_mean, pin_prefix, sample_chain, start_noise
+from .core.errors import BurnishError
+from .core.seed import Noise, normal
+from .core.spec import PolicySpec
+from .core.tree import check, rows
+from .core.types import Normal, Obs
+from .nets.denoiser import Cond, Denoiser, DenoiserConfig, cond_rows
+
+
+class TimeSampling(Enum):
+    uniform = "uniform"
+    logit_normal = "logit_normal"
+    beta = "beta"
+
+
+@dataclass
+class FlowConfig:
+    steps: int = 10  # K, Euler steps when acting
+    time: TimeSampling = TimeSampling.uniform
+    beta_a: float = 1.5
+    logit_mean: float = 0.0
+    logit_std: float = 1.0
+    shortcut: bool = False
+    shortcut_share: float = 0.25  # share of a batch that trains self-consistency
+    shortcut_levels: int = 7  # the smallest step is 2^-levels
+    net: DenoiserConfig = field(default_factory=DenoiserConfig)
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise BurnishError(f"policy.steps={self.steps}: a flow needs at least one Euler step")
+        if not 0 < self.shortcut_share < 1:
+            raise BurnishError(f"policy.shortcut_share={self.shortcut_share} must lie between 0 and 1")
+        if self.beta_a <= 0 or self.logit_std <= 0:
+            raise BurnishError("policy.beta_a and policy.logit_std must be positive")
+        if self.shortcut_levels < 1:
+            raise BurnishError(f"policy.shortcut_levels={self.shortcut_levels} must be at least 1")
+        if self.shortcut and (self.steps & (self.steps - 1) or self.steps > 2**self.shortcut_levels):
+            raise BurnishError(
+                f"policy.steps={self.steps}: a shortcut model steps by powers of two up to "
+                f"2^shortcut_levels={2**self.shortcut_levels}; take 1, 2, 4, ... or policy.shortcut=false"
+            )
+
+
+def sample_time(config: FlowConfig, count: int, generator: torch.Generator | None, like: Tensor) -> Tensor:
+    """Training times (count,) in [0, 1]; 0 is noise, 1 is data."""
+    if config.time is TimeSampling.logit_normal:
+        z = normal((count,), generator, device=like.device, dtype=like.dtype)
+        return torch.sigmoid(config.logit_mean + config.logit_std * z)
+    source = like.device if generator is None else generator.device
+    u = torch.rand(count, generator=generator, device=source, dtype=like.dtype).to(like.device)
+    # If u is uniform, u^(1/a) is Beta(a, 1), which leans to 1; the flow's time leans to noise.
+    return 1 - u ** (1 / config.beta_a) if config.time is TimeSampling.beta else u
+
+
+class FlowPolicy(nn.Module):
+    def __init__(self, spec: PolicySpec, config: FlowConfig) -> None:
+        super().__init__()
+        self.spec, self.config = spec, config
+        self.net = Denoiser(spec, config.net, num_times=2 if config.shortcut else 1)
+        self._steps = config.steps
+
+    @property
+    def num_steps(self) -> int:
+        return self._steps
+
+    @num_steps.setter
+    def num_steps(self, steps: int) -> None:
+        """Act with another number of Euler steps; a shortcut model refuses what it was not trained for."""
+        replace(self.config, steps=steps)
+        self._steps = steps
+
+    def time(self, k: Tensor) -> Tensor:
+        """The one time grid: step k of K begins at t = k / K."""
+        return k.double() / self.num_steps
+
+    @property
+    def step_size(self) -> float:
+        """What a shortcut model is told of its step; its smallest step is the plain flow, written 0."""
+        return 0.0 if self.num_steps == 2**self.config.shortcut_levels else 1 / self.num_steps
+
+    def velocity(self, x: Tensor, t: Tensor, d: Tensor | float, cond: Cond) -> Tensor:
+        """v(x, t), or v(x, t, d) of a shortcut model; t (B,), d (B,) or a number."""
+        t = t.to(x.dtype)
+        if not self.config.shortcut:
+            return self.net(x, t[:, None], cond)
+        sizes = d if isinstance(d, Tensor) else torch.full_like(t, d)
+        return self.net(x, torch.stack([t, sizes.to(x.dtype)], 1), cond)
+
+    def features(self, obs: Obs) -> Obs:
+        return obs
+
+    def encode(self, obs: Obs) -> Cond:
+        return self.net.encode(obs)
+
+    def transition(self, x: Tensor, k: Tensor, cond: Cond) -> Normal:
+        """One Euler step, as a Gaussian without spread: x_{k+1} = x_k + v(x_k, k/K) / K."""
+        mean = x + self.velocity(x, self.time(k), self.step_size, cond) / self.num_steps
+        return Normal(mean, torch.zeros((), dtype=x.dtype, device=x.device))
+
+    def act(
+        self,
+        obs: Obs,
+        *,
+        noise: Tensor | None = None,
+        prefix: Tensor | None = None,
+        greedy: bool = False,
+        generator: Noise | None = None,
+    ) -> Tensor:
+        cond = self.encode(obs)
+        x_0 = start_noise(self.spec, cond.given, noise, greedy, generator)
+
+        def level(known: Tensor, k: int) -> Tensor:
+            t = k / self.num_steps
+            return (1 - t) * x_0[:, : known.shape[1]] + t * known
+
+        chain = sample_chain(self, x_0, cond, inject=False, pin=pin_prefix(prefix, level))
+        return chain[-1].clamp(-1, 1)
+
+    def bc_loss(
+        self,
+        obs: Obs,
+        action: Tensor,
+        *,
+        mask: Tensor | None = None,
+        drop: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        batch = check(action, "B H A")["B"]
+        if drop is None:
+            drop = drop_rows(self.config.net.goal_drop, batch, generator, action.device)
+        cond = self.net.encode(obs, drop=drop, augment=generator)
+        x_0 = normal(action.shape, generator, device=action.device, dtype=action.dtype)
+        t = sample_time(self.config, batch, generator, action)
+        d = torch.zeros_like(t)
+        target = action - x_0
+        consistent = round(self.config.shortcut_share * batch) if self.config.shortcut else 0
+        if consistent:
+            # The first rows of a batch, which is in random order, train self-consistency instead.
+            t_c, d_c = self._shortcut_times(consistent, generator, action)
+            t, d = torch.cat([t_c, t[consistent:]]), torch.cat([d_c, d[consistent:]])
+        x_t = torch.lerp(x_0, action, rows(t, action))
+        if consistent:
+            head = slice(0, consistent)
+            halves = self._two_half_steps(x_t[head], t[head], d[head], cond_rows(cond, head))
+            target = torch.cat([halves, target[consistent:]])
+        return masked_mean((self.velocity(x_t, t, d, cond) - target).square(), mask)
+
+    def _shortcut_times(
+        self, count: int, generator: torch.Generator | None, like: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Step sizes d = 2^-i, i in 0..levels-1, and start times on the grid of multiples of d."""
+        device = like.device if generator is None else generator.device
+        level = torch.randint(0, self.config.shortcut_levels, (count,), generator=generator, device=device)
+        u = torch.rand(count, generator=generator, device=device, dtype=like.dtype)
+        d = torch.pow(2.0, -level.to(like.dtype))
+        return ((u / d).floor() * d).to(like.device), d.to(like.device)
+
+    @torch.no_grad()
+    def _two_half_steps(self, x: Tensor, t: Tensor, d: Tensor, cond: Cond) -> Tensor:
+        """The mean velocity of two steps of d/2, which one step of d shall reproduce."""
+        half = d / 2
+        size = torch.where(half > 2.0**-self.config.shortcut_levels, half, torch.zeros_like(half))
+        first = self.velocity(x, t, size, cond)
+        second = self.velocity(x + rows(half, x) * first, t + half, size, cond)
+        return (first + second) / 2

@@ -1,0 +1,137 @@
+"""Gaussian policy over chunks: one forward pass, one likelihood factor (J = 1), plain or tanh-squashed.
+
+Trained by maximum likelihood or by least squares. With least squares it predicts the *mean* of the demonstrations,
+which is the honest baseline for everything generative: where demonstrators pass an obstacle on both sides, the mean
+crashes into it. Squashing: u ~ N(mean, std), a = tanh(u), density corrected by log(1 - a^2)
+(Haarnoja et al. 2018, arXiv 1801.01290, appendix C).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .chain import drop_rows, masked_mean, start_noise
+from .core.errors import BurnishError
+from .core.seed import Noise
+from .core.spec import PolicySpec
+from .core.tree import check
+from .core.types import Draw, Normal, Obs
+from .nets.encoder import EncoderConfig, ObsEncoder
+from .nets.mlp import MLP
+
+
+class GaussianLoss(Enum):
+    likelihood = "likelihood"
+    least_squares = "least_squares"
+
+
+@dataclass
+class GaussianConfig:
+    hidden: list[int] = field(default_factory=lambda: [256, 256, 256])
+    squash: bool = False
+    loss: GaussianLoss = GaussianLoss.likelihood
+    state_dependent_std: bool = False
+    init_std: float = 0.3
+    min_std: float = 0.01
+    goal_drop: float = 0.0
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.min_std < self.init_std:
+            raise BurnishError(f"policy.min_std={self.min_std} must lie between 0 and policy.init_std={self.init_std}")
+        if not 0 <= self.goal_drop < 1:
+            raise BurnishError(f"policy.goal_drop={self.goal_drop} must lie in [0, 1)")
+
+
+class GaussianPolicy(nn.Module):
+    def __init__(self, spec: PolicySpec, config: GaussianConfig) -> None:
+        super().__init__()
+        self.spec, self.config = spec, config
+        self.encoder = ObsEncoder(spec, config.encoder)
+        size = math.prod(spec.chunk_shape)
+        self.trunk = MLP(self.encoder.dim, 2 * size if config.state_dependent_std else size, config.hidden)
+        self.raw_std = nn.Parameter(torch.zeros(spec.chunk_shape))
+
+    def features(self, obs: Obs) -> Obs:
+        return obs
+
+    def law(self, obs: Obs, *, drop: Tensor | None = None, augment: torch.Generator | None = None) -> Normal:
+        """The Gaussian over u (B, H, A), before any squashing."""
+        out = self.trunk(self.encoder(obs, drop=drop, augment=augment))
+        raw = self.raw_std
+        if self.config.state_dependent_std:
+            out, head = out.chunk(2, -1)
+            raw = raw + head.view(-1, *self.spec.chunk_shape)
+        # softplus is exactly init_std at raw = 0, and never falls below min_std.
+        spread = self.config.init_std - self.config.min_std
+        std = self.config.min_std + F.softplus(raw + math.log(math.expm1(spread)))
+        return Normal(out.view(-1, *self.spec.chunk_shape), std)
+
+    def _squashed(self, u: Tensor) -> Tensor:
+        return torch.tanh(u) if self.config.squash else u
+
+    def act(
+        self,
+        obs: Obs,
+        *,
+        noise: Tensor | None = None,
+        prefix: Tensor | None = None,
+        greedy: bool = False,
+        generator: Noise | None = None,
+    ) -> Tensor:
+        law = self.law(obs)
+        u = law.sample(start_noise(self.spec, law.mean, noise, greedy, generator))
+        action = self._squashed(u).clamp(-1, 1)
+        if prefix is not None:
+            check(prefix, "B p A")
+            action = torch.cat([prefix, action[:, prefix.shape[1] :]], 1)
+        return action
+
+    def draw(self, obs: Obs, *, generator: Noise | None = None) -> Draw:
+        """The trace is u itself, unclamped, so that the likelihood is that of what was drawn."""
+        law = self.law(obs)
+        u = law.sample(start_noise(self.spec, law.mean, None, False, generator))
+        steps = torch.full((u.shape[0],), self.spec.execute, device=u.device)
+        return Draw(self._squashed(u).clamp(-1, 1), u, self._evidence(law, u, steps))
+
+    def log_prob(self, obs: Obs, trace: Tensor, steps: Tensor) -> Tensor:
+        return self._evidence(self.law(obs), trace, steps)
+
+    def _evidence(self, law: Normal, u: Tensor, steps: Tensor) -> Tensor:
+        """(B, 1): summed over the coordinates that were really executed."""
+        check(steps, str(check(u, "B H A")["B"]))
+        density = self.spec.executed(self._log_density(law, u))
+        executed = torch.arange(self.spec.execute, device=u.device) < steps[:, None]
+        return (density * executed[:, :, None]).sum((1, 2))[:, None]
+
+    def _log_density(self, law: Normal, u: Tensor) -> Tensor:
+        density = law.log_prob(u)
+        if self.config.squash:
+            # log(1 - tanh(u)^2), in the form that does not cancel for large |u|.
+            density = density - 2 * (math.log(2) - u - F.softplus(-2 * u))
+        return density
+
+    def bc_loss(
+        self,
+        obs: Obs,
+        action: Tensor,
+        *,
+        mask: Tensor | None = None,
+        drop: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        batch = check(action, "B H A")["B"]
+        if drop is None:
+            drop = drop_rows(self.config.goal_drop, batch, generator, action.device)
+        law = self.law(obs, drop=drop, augment=generator)
+        if self.config.loss is GaussianLoss.least_squares:
+            return masked_mean((self._squashed(law.mean) - action).square(), mask)
+        # Demonstrations touch the limits, where atanh is infinite; the margin costs 3 units of u at most.
+        u = torch.atanh(action.clamp(-1 + 1e-3, 1 - 1e-3)) if self.config.squash else action
+        return masked_mean(-self._log_density(law, u), mask)

@@ -1,0 +1,204 @@
+"""Pretraining by imitation: windows over episodes, a schedule, a moving average, and exact resume.
+
+The policy that is evaluated and saved is the moving average of the weights. Evaluation is a callback, because nothing
+here knows a simulator. Everything that a further update depends on is in ``state_dict``.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .build import describe
+from .core.errors import BurnishError
+from .core.execute import Execution, Precision, autocast, execution
+from .core.normalize import Scaling
+from .core.run import Run
+from .core.seed import generator
+from .core.types import Metrics, Obs
+from .data.episodes import Episodes, Pad, Windows
+from .nets.ema import Ema
+
+
+class Schedule(Enum):
+    constant = "constant"
+    cosine = "cosine"
+
+
+class PadLoss(Enum):
+    mask = "mask"  # padding is no data
+    train = "train"  # padding is trained as if it were data
+
+
+@dataclass
+class ImitateConfig:
+    steps: int = 10_000
+    batch: int = 256
+    lr: float = 1e-3
+    weight_decay: float = 1e-6
+    warmup: int = 200
+    schedule: Schedule = Schedule.cosine
+    min_lr_ratio: float = 0.01
+    ema: float = 0.999
+    clip_grad: float = 1.0
+    valid_fraction: float = 0.05
+    pad: Pad = Pad.repeat
+    pad_loss: PadLoss = PadLoss.mask
+    normalize: Scaling = Scaling.minmax
+    precision: Precision = Precision.float32
+    execution: Execution = Execution.eager
+    log_every: int = 100
+    eval_every: int = 0  # 0: only at the end
+    save_every: int = 1000
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "log_every", "save_every"):
+            if getattr(self, name) < 1:
+                raise BurnishError(f"train.{name}={getattr(self, name)} must be at least 1")
+        if self.lr <= 0 or self.clip_grad <= 0:
+            raise BurnishError(f"train.lr={self.lr} and train.clip_grad={self.clip_grad} must be positive")
+        if not 0 <= self.ema < 1:
+            raise BurnishError(f"train.ema={self.ema} must lie in [0, 1)")
+        if not 0 <= self.valid_fraction < 1:
+            raise BurnishError(f"train.valid_fraction={self.valid_fraction} must lie in [0, 1)")
+
+
+def learning_rate(config: ImitateConfig, step: int) -> float:
+    """A function of the step alone: warm up linearly, then stay or follow half a cosine down to the least."""
+    warm = min(1.0, (step + 1) / max(config.warmup, 1))
+    if config.schedule is Schedule.constant:
+        return config.lr * warm
+    progress = min(1.0, max(0.0, (step - config.warmup) / max(1, config.steps - config.warmup)))
+    low = config.min_lr_ratio
+    return config.lr * warm * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+class ImitationLearner:
+    """Updates a policy on windows; ``average`` is the policy to use."""
+
+    def __init__(
+        self,
+        policy: Any,
+        episodes: Episodes,
+        config: ImitateConfig,
+        *,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.policy, self.config, self.device = policy, config, torch.device(device)
+        train, valid = episodes.split(config.valid_fraction, seed)
+        windows = Windows(train, policy.spec, config.pad)
+        for module in policy.modules():
+            if hasattr(module, "normalizer"):
+                module.normalizer.fit(windows.columns, config.normalize)
+        self.windows = windows.to(device)
+        self.valid = Windows(valid, policy.spec, config.pad).to(device) if len(valid) else None
+        self.average = copy.deepcopy(policy).eval().requires_grad_(False)
+        self.ema = Ema(policy, config.ema)
+        # A tensor, because a recorded graph would keep a number forever.
+        self.rate = torch.tensor(config.lr, device=self.device)
+        graphed = config.execution is Execution.cudagraph
+        self.optimizer = torch.optim.AdamW(
+            policy.parameters(), lr=self.rate, weight_decay=config.weight_decay, fused=True, capturable=graphed
+        )
+        self.rows = generator(seed, "rows")  # which windows; on the CPU, so that devices draw alike
+        self.noise = generator(seed, "noise", device=device)
+        self.step = 0
+        self._seed = seed
+        compiled = Execution.eager if graphed else config.execution
+        self._loss = execution(policy.bc_loss, compiled, device=device)
+        whole = Execution.cudagraph if graphed else Execution.eager
+        self._descend = execution(self._descent, whole, device=device, generators=[self.noise])
+
+    def _descent(self, obs: Obs, action: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """One step down the loss of one batch: (loss, norm of its gradient)."""
+        self.optimizer.zero_grad(set_to_none=True)
+        with autocast(self.device, self.config.precision):
+            loss = self._loss(obs, action, mask=mask, generator=self.noise).mean()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.clip_grad)
+        self.optimizer.step()
+        return loss.detach(), norm
+
+    def update(self) -> Metrics:
+        rate = learning_rate(self.config, self.step)
+        self.rate.fill_(rate)
+        batch = self.windows.sample(self.config.batch, self.rows)
+        mask = batch.mask if self.config.pad_loss is PadLoss.mask else None
+        loss, norm = self._descend(batch.obs, batch.action, mask)
+        self.ema.update(self.policy)
+        self.step += 1
+        return {"loss": loss, "grad_norm": norm, "lr": rate}
+
+    @torch.no_grad()
+    def validate(self, batches: int = 8) -> Metrics:
+        """The loss of the averaged policy on held-out episodes; always the same windows and the same noise."""
+        if self.valid is None:
+            return {}
+        self.ema.copy_to(self.average)
+        rows = generator(self._seed, "valid rows")
+        noise = generator(self._seed, "valid noise", device=self.device)
+        losses = []
+        for _ in range(batches):
+            batch = self.valid.sample(self.config.batch, rows)
+            mask = batch.mask if self.config.pad_loss is PadLoss.mask else None
+            losses.append(self.average.bc_loss(batch.obs, batch.action, mask=mask, generator=noise).mean())
+        return {"valid_loss": torch.stack(losses).mean()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "policy": self.policy.state_dict(),
+            "ema": self.ema.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "rows": self.rows.get_state(),
+            "noise": self.noise.get_state(),
+            "step": self.step,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.policy.load_state_dict(state["policy"])
+        self.ema.load_state_dict(state["ema"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate  # loading replaced it by a copy, which nobody would set
+        self.rows.set_state(state["rows"].cpu())
+        self.noise.set_state(state["noise"].cpu())
+        self.step = state["step"]
+        self.ema.copy_to(self.average)
+
+
+def imitate(
+    learner: ImitationLearner,
+    run: Run,
+    *,
+    evaluate: Callable[[Any, int], Metrics] | None = None,
+    origin: dict[str, Any] | None = None,
+) -> bool:
+    """Train until ``config.steps``; False if a Ctrl-C ended it early (saved; resume continues exactly)."""
+    config = learner.config
+    latest = run.latest()
+    if latest is not None:
+        learner.load_state_dict(latest.children["learner"].state)
+    for step in run.steps(config.steps):
+        metrics = learner.update()
+        last = step == config.steps
+        if last or (config.eval_every and step % config.eval_every == 0):
+            metrics = {**metrics, **learner.validate()}
+            if evaluate is not None:
+                learner.ema.copy_to(learner.average)
+                metrics = {**metrics, **evaluate(learner.average, step)}
+            run.log(step, metrics)
+        elif step % config.log_every == 0:
+            run.log(step, metrics)
+        if last or run.stopping or step % config.save_every == 0:
+            learner.ema.copy_to(learner.average)
+            policy = {"config": describe(learner.policy, origin), "state": learner.average.state_dict()}
+            run.save(step, {"policy": policy, "learner": {"config": {}, "state": learner.state_dict()}})
+    return learner.step >= config.steps

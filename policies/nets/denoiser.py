@@ -1,0 +1,132 @@
+"""What flow and diffusion share: a network from a noisy chunk, its times and a condition to a chunk.
+
+Guidance: classifier-free, Ho and Salimans 2022 (arXiv 2207.12598), for goals as in BESO, Reuss et al. 2023
+(arXiv 2304.02532): prediction = free + guidance * (given - free), where ``free`` has its goal hidden. It stands inside
+the network, so that the sampler and the density of a chain can never disagree about it.
+
+**Departures.** The observation is looked at once for both conditions, and both predictions are one pass of 2B rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..core.errors import BurnishError
+from ..core.spec import PolicySpec
+from ..core.tree import check
+from .encoder import EncoderConfig, ObsEncoder
+from .mlp import MLP, Activation, TimeEmbedding
+from .unet1d import UNet1d, UNetConfig
+
+
+class Body(Enum):
+    mlp = "mlp"
+    unet = "unet"
+
+
+@dataclass
+class MlpBodyConfig:
+    hidden: list[int] = field(default_factory=lambda: [256, 256, 256])
+    time_dim: int = 64
+    activation: Activation = Activation.silu
+    layer_norm: bool = False
+    residual: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.hidden or min(self.hidden) < 1:
+            raise BurnishError(f"mlp.hidden needs at least one width, each at least 1, got {self.hidden}")
+
+
+@dataclass
+class DenoiserConfig:
+    body: Body = Body.mlp
+    mlp: MlpBodyConfig = field(default_factory=MlpBodyConfig)
+    unet: UNetConfig = field(default_factory=UNetConfig)
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    guidance: float = 1.0  # 0 ignores the goal, 1 is the plain conditional prediction, more exaggerates the goal
+    goal_drop: float = 0.0  # share of training rows whose goal is hidden
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.goal_drop <= 1:
+            raise BurnishError(f"goal_drop is a share of the training rows in [0, 1], got {self.goal_drop}")
+        if self.guidance != 1 and self.goal_drop == 0:
+            raise BurnishError(
+                f"guidance={self.guidance} needs a policy that also learned without its goal; "
+                "set goal_drop above 0 (0.1 is usual) or guidance=1"
+            )
+
+
+class Cond(NamedTuple):
+    """What the encoder makes of an observation, computed once per decision and read at every generation step."""
+
+    given: Tensor  # (B, C)
+    free: Tensor | None = None  # (B, C) with the goal hidden; None: no guidance
+
+
+def cond_rows(cond: Cond, index: Any) -> Cond:
+    """``cond[index]`` by rows: any slice, mask or (repeating) index."""
+    return Cond(cond.given[index], None if cond.free is None else cond.free[index])
+
+
+class Denoiser(nn.Module):
+    """``num_times`` is 1 for flow and diffusion, and 2 for shortcut models (time and step size)."""
+
+    def __init__(self, spec: PolicySpec, config: DenoiserConfig, num_times: int = 1) -> None:
+        super().__init__()
+        self.encoder = ObsEncoder(spec, config.encoder)
+        self.guidance = float(config.guidance)
+        self.num_times = num_times
+        if config.goal_drop > 0 and not self.encoder.goal_keys:
+            raise BurnishError(
+                f"goal_drop={config.goal_drop} hides the goal, but the policy observes none; it observes "
+                f"{sorted(spec.obs.shapes)}. Set goal_drop=0 and guidance=1"
+            )
+        horizon, action_dim = self.chunk_shape = spec.chunk_shape
+        if config.body is Body.mlp:
+            body = config.mlp
+            self.time = TimeEmbedding(num_times, body.time_dim)
+            self.body: nn.Module = MLP(
+                horizon * action_dim + body.time_dim + self.encoder.dim,
+                horizon * action_dim,
+                body.hidden,
+                activation=body.activation,
+                layer_norm=body.layer_norm,
+                residual=body.residual,
+            )
+        else:
+            self.time = TimeEmbedding(num_times, config.unet.time_dim)
+            self.body = UNet1d(action_dim, config.unet.time_dim + self.encoder.dim, config.unet)
+        self.flat = config.body is Body.mlp
+
+    def encode(
+        self, obs: Mapping[str, Tensor], *, drop: Tensor | None = None, augment: torch.Generator | None = None
+    ) -> Cond:
+        """``drop`` (B,) bool hides the goal of those rows. It belongs to training, which fits the plain prediction that
+        guidance extrapolates; so there is no guidance where ``drop`` is given, even if it hides nothing."""
+        parts = self.encoder.parts(obs, augment=augment)
+        given = self.encoder.join(parts, drop=drop)
+        if drop is not None or self.guidance == 1 or parts.given is None:
+            return Cond(given)
+        return Cond(given, self.encoder.join(parts, drop=torch.ones_like(parts.given)))
+
+    def forward(self, x: Tensor, times: Tensor, cond: Cond) -> Tensor:
+        """x (B, H, A), times (B, num_times) in [0, 1] -> (B, H, A)."""
+        sizes = check(x, "B H A", {"H": self.chunk_shape[0], "A": self.chunk_shape[1]})
+        check(times, "B T", sizes | {"T": self.num_times})
+        embedded = self.time(times)
+        if cond.free is None:
+            return self._predict(x, embedded, cond.given)
+        both = self._predict(x.repeat(2, 1, 1), embedded.repeat(2, 1), torch.cat([cond.given, cond.free]))
+        given, free = both.chunk(2)
+        return torch.lerp(free, given, self.guidance)
+
+    def _predict(self, x: Tensor, embedded: Tensor, cond: Tensor) -> Tensor:
+        if self.flat:
+            return self.body(torch.cat([x.flatten(1), embedded, cond], 1)).view(x.shape)
+        return self.body(x, torch.cat([embedded, cond], 1))

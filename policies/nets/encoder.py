@@ -1,0 +1,145 @@
+"""From an observation to one vector: normalise, flatten, look through the cameras, and hide the goal where asked.
+
+A row without its goal is encoded with zeros in place of every goal feature and a 0 in place of the mask, so that one
+network is goal-conditioned and goal-free at once (classifier-free guidance, Ho and Salimans 2022, arXiv 2207.12598).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..core.errors import BurnishError
+from ..core.normalize import Normalizer
+from ..core.spec import ObsSpec, PolicySpec
+from ..core.tree import check
+from .mlp import MLP, Activation
+from .vision import VisionConfig, VisionNet, random_shift
+
+
+@dataclass
+class EncoderConfig:
+    vision: VisionConfig = field(default_factory=VisionConfig)
+    # Widths of a network over the concatenated features. Empty: the features themselves; the body does the work.
+    trunk: list[int] = field(default_factory=list)
+    activation: Activation = Activation.silu
+
+    def __post_init__(self) -> None:
+        if any(width < 1 for width in self.trunk):
+            raise BurnishError(f"every width of encoder.trunk must be at least 1, got {self.trunk}")
+
+
+class Parts(NamedTuple):
+    """Features before they are joined; ``goal`` and ``given`` are None when the specification knows no goal."""
+
+    sensed: Tensor  # (B, S)
+    goal: Tensor | None  # (B, G), meaningful where `given`
+    given: Tensor | None  # (B,) bool
+
+
+def is_goal(key: str) -> bool:
+    return key == "goal" or key.startswith("goal_image.")
+
+
+def is_image(key: str) -> bool:
+    return key.startswith(("image.", "goal_image."))
+
+
+class ObsEncoder(nn.Module):
+    """``encoder(obs) -> (B, encoder.dim)``. Keys are read in sorted order, whatever the order of the specification."""
+
+    def __init__(self, spec: PolicySpec, config: EncoderConfig) -> None:
+        super().__init__()
+        if "tokens" in spec.obs.shapes:
+            raise BurnishError("the observation encoder cannot read 'tokens'; leave them out of the specification")
+        shapes = {key: shape for key, shape in sorted(spec.inputs.shapes.items()) if key != "goal_mask"}
+        for key, shape in spec.obs.shapes.items():
+            if is_image(key) and len(shape) != 3:
+                raise BurnishError(f"the image {key!r} needs the shape (C, H, W), got {shape}")
+        self.goal_keys = [key for key in shapes if is_goal(key)]
+        self.sensed_keys = [key for key in shapes if not is_goal(key)]
+        if not self.sensed_keys:
+            raise BurnishError(f"the policy senses nothing: its observations are {sorted(spec.obs.shapes)}")
+        self._full = ObsSpec(shapes)
+        self._sensed = ObsSpec({key: shapes[key] for key in self.sensed_keys})
+        self.normalizer = Normalizer(spec.obs)
+        self.shift = config.vision.shift
+        # Frames of a history share the network of their camera. Dots are not legal in the names of modules.
+        cameras = {key: spec.obs.shapes[key] for key in shapes if is_image(key)}
+        self.vision = nn.ModuleDict({_name(key): VisionNet(shape, config.vision) for key, shape in cameras.items()})
+        self._width = {
+            key: config.vision.features * math.prod(shape[:-3]) if is_image(key) else math.prod(shape)
+            for key, shape in shapes.items()
+        }
+        width = sum(self._width.values()) + (1 if self.goal_keys else 0)
+        self.dim = config.trunk[-1] if config.trunk else width
+        self.trunk = (
+            nn.Sequential(
+                MLP(width, self.dim, config.trunk[:-1], activation=config.activation), config.activation.make()
+            )
+            if config.trunk
+            else nn.Identity()
+        )
+
+    def forward(
+        self, obs: Mapping[str, Tensor], *, drop: Tensor | None = None, augment: torch.Generator | None = None
+    ) -> Tensor:
+        """``drop`` (B,) bool hides the goal of those rows; ``augment`` shifts images at random (training only)."""
+        return self.join(self.parts(obs, augment=augment), drop=drop)
+
+    def parts(self, obs: Mapping[str, Tensor], *, augment: torch.Generator | None = None) -> Parts:
+        """Everything that costs time. An observation without any goal key is one whose goal is not given."""
+        with_goal = any(key in obs for key in self.goal_keys)
+        expected = self._full if with_goal else self._sensed
+        batch = expected.check(obs)
+        scaled = self.normalizer({key: obs[key] for key in expected.shapes})
+        sensed = self._features(scaled, self.sensed_keys, batch, augment)
+        if not self.goal_keys:
+            return Parts(sensed, None, None)
+        if not with_goal:
+            width = sum(self._width[key] for key in self.goal_keys)
+            return Parts(sensed, sensed.new_zeros(batch, width), sensed.new_zeros(batch, dtype=torch.bool))
+        mask = obs.get("goal_mask")
+        if mask is not None and mask.shape != (batch,):
+            raise BurnishError(f"the observation 'goal_mask' has shape {tuple(mask.shape)}, but ({batch},) is needed")
+        given = sensed.new_ones(batch, dtype=torch.bool) if mask is None else mask > 0.5
+        return Parts(sensed, self._features(scaled, self.goal_keys, batch, augment), given)
+
+    def join(self, parts: Parts, *, drop: Tensor | None = None) -> Tensor:
+        if parts.goal is None or parts.given is None:
+            return self.trunk(parts.sensed)
+        given = parts.given
+        if drop is not None:
+            check(drop, "B", {"B": len(given)})
+            given = given & ~drop
+        given = given[:, None]
+        # Chosen, not multiplied: a goal that is hidden may be anything, even NaN.
+        goal = torch.where(given, parts.goal, 0.0)
+        return self.trunk(torch.cat([parts.sensed, goal, given.to(goal.dtype)], 1))
+
+    def _features(
+        self, scaled: Mapping[str, Tensor], keys: list[str], batch: int, augment: torch.Generator | None
+    ) -> Tensor:
+        return torch.cat(
+            [
+                self._look(key, scaled[key], augment) if is_image(key) else scaled[key].reshape(batch, -1)
+                for key in keys
+            ],
+            1,
+        )
+
+    def _look(self, key: str, images: Tensor, augment: torch.Generator | None) -> Tensor:
+        """(B, C, H, W) or (B, h, C, H, W) -> (B, features) or (B, h * features)."""
+        if augment is not None and (pad := round(self.shift * min(images.shape[-2:]))):
+            images = random_shift(images, pad, augment)
+        features = self.vision[_name(key)](images.flatten(0, -4))
+        return features.reshape(images.shape[0], -1)
+
+
+def _name(key: str) -> str:
+    return key.replace(".", "/")

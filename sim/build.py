@@ -1,0 +1,58 @@
+"""The table of worlds: name -> configuration, builder. A world joins by one row here."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..policies.core.errors import BurnishError, did_you_mean
+from ..policies.core.types import VecEnv
+from .toy import ConstantRewardConfig, LQRConfig, PointReachConfig
+from .two_mode import TwoModeConfig
+
+
+@dataclass(frozen=True)
+class EnvKind:
+    """``builder`` is "module:attribute" in this folder, imported when it is first needed: simulators are heavy."""
+
+    config: type
+    builder: str
+    doc: str
+
+
+ENVS: dict[str, EnvKind] = {
+    "point_reach": EnvKind(PointReachConfig, "toy:PointReach", "a point goes to a goal drawn per episode"),
+    "lqr": EnvKind(LQRConfig, "toy:LQR", "linear dynamics and quadratic cost, with the value known by Riccati"),
+    "constant_reward": EnvKind(ConstantRewardConfig, "toy:ConstantReward", "reward 1 for ever, V = 1 / (1 - gamma)"),
+    "two_mode": EnvKind(TwoModeConfig, "two_mode:TwoMode", "around an obstacle, where the mean of both ways crashes"),
+}
+
+
+def env_name(config: Any) -> str:
+    for name, kind in ENVS.items():
+        if type(config) is kind.config:
+            return name
+    raise BurnishError(
+        f"{type(config).__name__} is not the configuration of an environment ({', '.join(sorted(ENVS))})"
+    )
+
+
+def env_config(name_or_config: Any) -> Any:
+    """A configuration as it is, or the defaults of the environment of that name."""
+    if not isinstance(name_or_config, str):
+        env_name(name_or_config)
+        return name_or_config
+    if name_or_config not in ENVS:
+        raise BurnishError(f"there is no environment {name_or_config!r}; {did_you_mean(name_or_config, ENVS)}")
+    return ENVS[name_or_config].config()
+
+
+def make_env(name_or_config: Any, num_envs: int, seed: int = 0, device: torch.device | str = "cpu") -> VecEnv:
+    """N worlds in actuator units; ``ScaledEnv`` puts policies on top."""
+    config = env_config(name_or_config)
+    module, attribute = ENVS[env_name(config)].builder.split(":")
+    build = getattr(importlib.import_module(f".{module}", __package__), attribute)
+    return build(num_envs, config, seed=seed, device=device)

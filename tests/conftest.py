@@ -1,0 +1,56 @@
+"""What every test may rely on: one torch thread, and one rule for what is not there.
+
+On a laptop a test whose dependency is missing skips, so that the suite runs everywhere. In CI (``BURNISH_CI=1``) it
+fails, so that a test cannot fall silent. Tests marked ``gpu`` are the exception: CI has no GPU and skips them too.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+torch.set_num_threads(1)  # Two pytest workers share two cores; more threads would only wait for each other.
+
+Require = Callable[..., Any]
+
+
+def demand(needed: str | bool, reason: str = "") -> Any:
+    """The module called ``needed``, or nothing if a condition holds; otherwise skip, and fail in CI."""
+    if isinstance(needed, str):
+        try:
+            return importlib.import_module(needed)
+        except ImportError as error:
+            reason = f"{reason or needed + ' is not installed'} ({error})"
+    elif needed:
+        return None
+    if os.environ.get("BURNISH_CI"):
+        pytest.fail(f"missing in CI: {reason}", pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.fixture
+def require() -> Require:
+    """``sb3 = require("stable_baselines3")`` or ``require(condition, "reason")``."""
+    return demand
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """``make wheel-smoke`` sets BURNISH_WHEEL: then only the installed wheel may be imported, never the tree."""
+    if os.environ.get("BURNISH_WHEEL"):
+        policies = importlib.import_module("burnish.policies")
+        if Path(sysconfig.get_path("purelib")) not in Path(str(policies.__file__)).parents:
+            raise pytest.UsageError(f"the wheel is to be tested, but burnish.policies comes from {policies.__file__}")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="no CUDA device"))

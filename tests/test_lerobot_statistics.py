@@ -1,0 +1,52 @@
+"""The statistics of a written set are exact: NumPy on all rows says the same."""
+
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+
+from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec
+from burnish.policies.data import lerobot_statistics as statistics
+from burnish.policies.data.episodes import Episode, Episodes
+from burnish.policies.data.lerobot import write_lerobot
+
+SPEC = EnvSpec(ObsSpec({"state": (3,), "image.front": (3, 6, 8)}), ActionSpec((-1.0,), (1.0,)), 10.0, "velocity", 9)
+
+
+def test_a_written_set_has_exact_statistics(tmp_path):
+    g = torch.Generator().manual_seed(0)
+    listed = []
+    for seed, steps in enumerate((1, 4, 7)):
+        pixels = torch.randint(0, 256, (steps + 1, 3, 6, 8), generator=g, dtype=torch.uint8)
+        obs = {"state": torch.randn(steps + 1, 3, generator=g), "image.front": pixels}
+        listed.append(Episode(obs, torch.zeros(steps, 1), torch.ones(steps), False, True, False, seed))
+    episodes = Episodes(listed, SPEC)
+    folder = write_lerobot(episodes, tmp_path / "set")
+    stats = json.loads((folder / "meta/stats.json").read_text())
+    assert set(stats) == set(json.loads((folder / "meta/info.json").read_text())["features"])
+    state = torch.cat([e.obs["state"][:-1] for e in episodes]).double().numpy()
+    pixels = torch.cat([e.obs["image.front"][:-1] for e in episodes]).numpy().swapaxes(0, 1).reshape(3, -1).T / 255
+    for column, values, shape in (("observation.state", state, (3,)), ("observation.images.front", pixels, (3, 1, 1))):
+        found = stats[column]
+        expected = {name: getattr(values, name)(0) for name in ("min", "max", "mean", "std")}
+        expected |= {f"q{q:02d}": np.quantile(values, q / 100, axis=0) for q in (1, 10, 50, 90, 99)}
+        assert set(found) == {*expected, "count"} and found["count"] == [12]
+        for name, value in expected.items():
+            assert np.shape(found[name]) == shape
+            # Both sides are float64 sums of at most 576 terms of order 1: rounding stays far below 1e-12.
+            np.testing.assert_allclose(np.reshape(found[name], -1), value, rtol=0, atol=1e-12)
+    # Each episode's own statistics stand in its row of meta/episodes, for LeRobot's editing tools.
+    row = pq.read_table(folder / "meta/episodes/chunk-000/file-000.parquet").to_pylist()[1]
+    own = episodes[1].obs["image.front"][:-1].numpy()
+    assert np.allclose(row["stats/observation.images.front/mean"], own.mean((0, 2, 3))[:, None, None] / 255)
+    assert row["stats/observation.images.front/count"] == row["stats/observation.state/count"] == [4]
+
+
+def test_quantiles_from_a_histogram_interpolate_between_ranks():
+    """With seven pixels nearly every quantile lies between two of them."""
+    frames = np.random.default_rng(0).integers(0, 256, (1, 2, 1, 7), dtype=np.uint8)
+    found = statistics.of_images(statistics.image_histogram(frames), 1)
+    for name, share in statistics.QUANTILES.items():
+        expected = np.quantile(frames[0, :, 0] / 255, share, axis=1)
+        np.testing.assert_allclose(found[name].reshape(-1), expected, rtol=0, atol=1e-12)

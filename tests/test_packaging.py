@@ -1,0 +1,172 @@
+"""The wheel holds exactly the tree: setuptools drops a package that is not listed, and says nothing.
+
+Each check is a function of (what pyproject says, what the tree holds), so that a copied list with a fault in it shows
+that the check can fail.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("policies", "sim", "finetune", "offline", "real_robot", "configs")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+LISTED: list[str] = PROJECT["tool"]["setuptools"]["packages"]
+MAPPED: dict[str, str] = PROJECT["tool"]["setuptools"]["package-dir"]
+DATA: dict[str, list[str]] = PROJECT["tool"]["setuptools"]["package-data"]
+
+
+def packages_of_the_tree() -> set[str]:
+    """Every folder that holds Python files, and nothing that only Python itself wrote."""
+    files = [file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")]
+    return {".".join(["burnish", *file.parent.relative_to(ROOT).parts]) for file in files}
+
+
+def package_faults(listed: Iterable[str], mapped: Mapping[str, str], tree: set[str]) -> list[str]:
+    listed = list(listed)
+    faults = [f"{name} is in the tree, but not in the list" for name in sorted(tree - set(listed))]
+    faults += [f"{name} is in the list, but not in the tree" for name in sorted(set(listed) - tree)]
+    faults += [f"{name} is listed twice" for name in sorted({name for name in listed if listed.count(name) > 1})]
+    for name in listed:
+        # Setuptools looks up the longest mapped parent; all of ours are mapped at their top folder.
+        top = ".".join(name.split(".")[:2])
+        if not name.startswith("burnish."):
+            faults.append(f"{name} would be installed outside the namespace")
+        elif mapped.get(top) != top.removeprefix("burnish."):
+            faults.append(f"{top} is not mapped onto its folder")
+    return faults
+
+
+def test_the_list_of_packages_is_the_tree():
+    assert package_faults(LISTED, MAPPED, packages_of_the_tree()) == []
+
+
+@pytest.mark.parametrize("package", sorted(LISTED))
+def test_a_package_that_is_not_listed_is_noticed(package: str):
+    without = [name for name in LISTED if name != package]
+    assert f"{package} is in the tree, but not in the list" in package_faults(without, MAPPED, packages_of_the_tree())
+
+
+def test_other_faults_of_the_list_are_noticed():
+    tree = set(LISTED)
+    assert package_faults(LISTED, MAPPED, tree) == []
+    assert package_faults(LISTED, MAPPED, tree | {"burnish.sim.new"})
+    assert package_faults([*LISTED, "burnish.ghost"], MAPPED, tree)
+    assert package_faults([*LISTED, "burnish.sim"], MAPPED, tree)
+    assert package_faults([*LISTED, "tests"], MAPPED, tree | {"tests"})
+    assert package_faults(LISTED, {**MAPPED, "burnish.sim": "policies"}, tree)
+
+
+def test_each_package_is_a_real_one_and_the_namespace_is_not():
+    """``burnish`` is shared (PEP 420); below it a folder without ``__init__`` would be open to strangers as well."""
+    folders = [ROOT / Path(*name.split(".")[1:]) for name in LISTED]
+    assert [folder for folder in folders if not (folder / "__init__.py").is_file()] == []
+    assert not (ROOT / "__init__.py").exists()
+    assert not (ROOT / "tests" / "__init__.py").exists()
+
+
+def test_data_files_are_shipped():
+    assert [folder for folder in FOLDERS if not (ROOT / folder / "py.typed").is_file()] == []
+    configs = ROOT / "configs"
+    shipped = {file for pattern in DATA["burnish.configs"] for file in configs.glob(pattern)}
+    assert {*configs.rglob("*.yaml"), *configs.rglob("*.yml")} <= shipped
+    assert "py.typed" in DATA["*"]
+
+
+def test_the_licence_is_whole():
+    """Apache-2.0, 201 lines of text after its empty first one, with the name of the owner filled in."""
+    text = (ROOT / "LICENSE").read_text()
+    assert PROJECT["project"]["license"] == "Apache-2.0" and PROJECT["project"]["license-files"] == ["LICENSE"]
+    assert text.split()[:4] == ["Apache", "License", "Version", "2.0,"]
+    assert "END OF TERMS AND CONDITIONS" in text and len(text.splitlines()) > 200
+    assert "[yyyy]" not in text and "[name of copyright owner]" not in text
+
+
+def test_a_folder_imported_as_the_root_explains_itself():
+    for folder in FOLDERS:
+        if folder != "configs":
+            child = [sys.executable, "-c", f"import {folder}"]
+            run = subprocess.run(child, cwd=ROOT, capture_output=True, text=True, check=False)
+            assert run.returncode == 1 and f"write `import burnish.{folder}`" in run.stderr, run.stderr
+
+
+def canonical(name: str) -> str:
+    """PEP 503: one spelling of a distribution's name."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def distribution_of(requirement: str) -> str:
+    return canonical(re.split(r"[^\w.-]", requirement, maxsplit=1)[0])
+
+
+def foreign_imports(folders: Iterable[str]) -> dict[str, str]:
+    """Top-level name of each import that is neither ours nor Python's -> a file that imports it."""
+    found = {}
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module or ""]
+            found |= {name.split(".")[0]: str(file.relative_to(ROOT)) for name in names}
+    known = {*sys.stdlib_module_names, "burnish", *(file.stem for file in files if file.parent.name == "tests")}
+    return {name: file for name, file in found.items() if name not in known}
+
+
+def undeclared(imports: Mapping[str, str], declared: set[str]) -> list[str]:
+    """Imports that no declared requirement provides: they would work here by the luck of somebody else's dependency."""
+    providers = importlib.metadata.packages_distributions()
+    faults = []
+    for name, file in sorted(imports.items()):
+        if declared.isdisjoint(canonical(distribution) for distribution in providers.get(name, [name])):
+            faults.append(f"{file} imports {name}, which pyproject.toml does not require")
+    return faults
+
+
+def requirements(*extras: str) -> set[str]:
+    optional = PROJECT["project"]["optional-dependencies"]
+    lines = [*PROJECT["project"]["dependencies"], *(line for extra in extras for line in optional[extra])]
+    return {distribution_of(line) for line in lines}
+
+
+def test_what_is_imported_is_required():
+    everything = requirements(*PROJECT["project"]["optional-dependencies"])
+    assert undeclared(foreign_imports(FOLDERS), requirements("maniskill", "sb3")) == []
+    assert undeclared(foreign_imports(["tests", "benchmarks"]), everything) == []
+    assert undeclared({"sympy": "sim/a.py"}, everything), "sympy comes with torch only, so importing it must be noticed"
+
+
+def pins() -> dict[str, str]:
+    lines = [line.split("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines()]
+    return {canonical(name): version for name, _, version in (line.partition("==") for line in lines if line)}
+
+
+def test_the_constraints_pin_every_requirement():
+    assert all(re.fullmatch(r"[\w.!]+", version) for version in pins().values()), "each line is NAME==VERSION"
+    assert pins()["torch"] == "2.13.0" and pins()["mujoco"] == "3.8.1"
+    assert "torchvision" not in pins()
+    tested = requirements("test", "dev") - {"burnish"}
+    assert tested - set(pins()) == set()
+
+
+def test_the_tested_set_is_the_pinned_set():
+    """Whoever tests with other versions may; CI may not, and no package may come in without a pin.
+
+    The libraries of a CUDA build of torch are left out: torch pins them itself.
+    """
+    if not os.environ.get("BURNISH_CI"):
+        pytest.skip("only CI must hold exactly the pinned versions")
+    installed = {canonical(dist.name): dist.version.split("+")[0] for dist in importlib.metadata.distributions()}
+    excused = re.compile(r"burnish|pip|triton|(nvidia|cuda)-.*")
+    ours = {name: version for name, version in installed.items() if not excused.fullmatch(name)}
+    assert {name: version for name, version in ours.items() if pins().get(name) != version} == {}
