@@ -35,7 +35,7 @@ quickstart: venv ## imitate, evaluate, plot: a few minutes
 	$(BIN)/burnish quickstart
 
 test: venv ## all tests
-	$(BIN)/python -m pytest -n 2 --durations=10
+	$(BIN)/python -m pytest -n 2 -rs --durations=10
 
 lint: venv dev ## ruff and pyright
 	$(BIN)/ruff check .
@@ -43,7 +43,7 @@ lint: venv dev ## ruff and pyright
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 # An old build/lib would put deleted modules into the wheel. The tests are copied out of the tree, where nothing but the
-# wheel can be imported as `burnish`; the two files that examine the tree itself stay behind. tests/conftest.py checks it.
+# wheel can be imported as `burnish` (tests/conftest.py checks it); the two that examine the tree itself stay behind.
 wheel-smoke: venv ## build the wheel, install it into a fresh venv elsewhere, run the fast tests there
 	rm -rf build dist
 	$(BIN)/python -m pip wheel -q --no-deps -w dist .
@@ -52,11 +52,11 @@ wheel-smoke: venv ## build the wheel, install it into a fresh venv elsewhere, ru
 	$(PYTHON) -m venv $$away/venv; \
 	$$away/venv/bin/python -m pip install -q -c constraints.txt $(TORCH); \
 	$$away/venv/bin/python -m pip install -q -c constraints.txt "$$(echo $$PWD/dist/burnish-*.whl)[test]"; \
-	cp -r tests pyproject.toml $$away; \
+	cp -r tests benchmarks pyproject.toml $$away; \
 	rm $$away/tests/test_structure.py $$away/tests/test_packaging.py; \
 	cd $$away; \
 	venv/bin/burnish --help >/dev/null; \
-	BURNISH_WHEEL=1 venv/bin/python -m pytest -n 2 -m 'not slow'
+	BURNISH_WHEEL=1 venv/bin/python -m pytest -n 2 -rs -m 'not slow'
 
 # A thin venv on top of the first: all packages from there, except a newer MuJoCo that hides the pinned one.
 NEXT := $(VENV)/next
@@ -69,7 +69,7 @@ test-mujoco-next: venv ## our own code on the next MuJoCo
 	grep -v '^mujoco==' constraints.txt > $(NEXT)/constraints.txt
 	$(BIN)/python -m pip --python $(NEXT)/bin/python install -q -c $(NEXT)/constraints.txt $(MUJOCO_NEXT)
 	$(NEXT)/bin/python -c 'import mujoco; assert "mujoco==" + mujoco.__version__ == "$(MUJOCO_NEXT)", mujoco.__version__'
-	$(NEXT)/bin/python -m pytest -m 'sim and not slow'
+	$(NEXT)/bin/python -m pytest -rs -m 'sim and not slow'
 
 clean: ## everything that make made
 	rm -rf $(VENV) .dev build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -32,10 +32,10 @@ UNDECIDED, LOWER, UPPER = -1, 0, 1
 
 @dataclass
 class TwoModeConfig:
-    obstacle_radius: float = 0.38  # m
+    obstacle_radius: float = 0.42  # m
     goal_radius: float = 0.2  # m
     half_width: float = 0.9  # m, of the corridor
-    start_spread: float = 0.015  # m, half the range of the start's y; small, so that y hints at no mode
+    start_spread: float = 0.01  # m, half the range of the start's y; small, so that y hints at no mode
     start_length: float = 0.03  # m, half the range of the start's x
     noise: float = 0.0  # m/s, standard deviation of a disturbance of the velocity
     control_hz: float = 20.0

@@ -153,13 +153,27 @@ def test_guidance_reaches_the_transition():
     torch.testing.assert_close(strong, free + 3 * (given - free), rtol=1e-4, atol=1e-5)
 
 
-def test_another_number_of_steps():
-    policy, obs = make_policy(steps=10), observe(2)
+@pytest.mark.parametrize("sampler", Sampler)
+def test_another_number_of_steps(sampler):
+    policy, obs = make_policy(steps=10, sampler=sampler), observe(2)
     x_0 = torch.randn(2, HORIZON, ACTION, generator=generator(4))
+    before = policy.act(obs, noise=x_0, generator=generator(5))
     policy.num_steps = 4
-    assert torch.equal(policy.act(obs, noise=x_0), make_policy(steps=4).act(obs, noise=x_0))
+    after = policy.act(obs, noise=x_0, generator=generator(5))
+    assert torch.equal(after, make_policy(steps=4, sampler=sampler).act(obs, noise=x_0, generator=generator(5)))
+    assert not torch.equal(after, before)
     with pytest.raises(BurnishError, match="must lie between 1 and"):
         policy.num_steps = 101
+
+
+@pytest.mark.parametrize("sampler", Sampler)
+def test_every_sampler_clips_the_clean_action(sampler):
+    """All of them end at the last clean action, which the network here puts at 2."""
+    for clip, end in ((0.5, 0.5), (None, 1.0)):
+        policy = make_policy(sampler=sampler, clip=clip)
+        stub(policy, lambda x, times: torch.full_like(x, 2.0))
+        action = policy.act(observe(2), generator=generator(0))
+        torch.testing.assert_close(action, torch.full_like(action, end), rtol=1e-5, atol=1e-5)
 
 
 def test_actions_stay_in_bounds_and_gradients_reach_the_noise():

@@ -119,7 +119,8 @@ def foreign_imports(folders: Iterable[str]) -> dict[str, str]:
             if isinstance(node, ast.ImportFrom) and not node.level:
                 names = [node.module or ""]
             found |= {name.split(".")[0]: str(file.relative_to(ROOT)) for name in names}
-    known = {*sys.stdlib_module_names, "burnish", *(file.stem for file in files if file.parent.name == "tests")}
+    scripts = {file.stem for file in files if file.parent.name in ("tests", "benchmarks")}
+    known = {*sys.stdlib_module_names, "burnish", *scripts}
     return {name: file for name, file in found.items() if name not in known}
 
 

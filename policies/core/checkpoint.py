@@ -73,7 +73,7 @@ def save(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _write(scratch, config=config, state=state, metrics=metrics, children=children)
-        if os.path.lexists(path):
+        if overwrite and os.path.lexists(path):
             aside = path.rename(_scratch(path))
         scratch.rename(path)
         sync(path.parent)

@@ -91,8 +91,8 @@ class TwoModeWay:
     """How a demonstrator of TwoMode passes the obstacle."""
 
     upper_share: float = 0.5  # of the episodes pass above
-    height_low: float = 0.52  # m, the height beside the obstacle is uniform between these
-    height_high: float = 0.65
+    height_low: float = 0.56  # m, the height beside the obstacle is uniform between these
+    height_high: float = 0.69
     speed: float = 0.8  # m/s along x
     climb: float = 0.95  # m/s along y at most
     noise: float = 0.0

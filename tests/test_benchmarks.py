@@ -1,0 +1,100 @@
+"""Every script of benchmarks/ runs, ends in the RESULT line of its issue, and writes what it says into a JSON file.
+
+Speeds depend on the machine, so they are bounded only by what no machine can do; what can be known is exact.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+SHARED = {"measure"}
+KEYS = {"policy_speed": {"train_peak_share", "act_p99_us"}}
+
+pytestmark = pytest.mark.slow
+
+
+def run(name: str, *options: str) -> subprocess.CompletedProcess[str]:
+    # The tree must not be importable from the current directory: its folders would hide the installed package.
+    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=900, check=False, cwd=BENCHMARKS)
+
+
+def result(stdout: str) -> dict[str, float]:
+    last = stdout.splitlines()[-1].split()
+    assert last[0] == "RESULT", stdout
+    return {key: float(value) for key, value in (pair.split("=") for pair in last[1:])}
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str]]:
+    """name -> (folder of the JSON files, stdout) of one quick run of each script."""
+    runs = {}
+    for name in KEYS:
+        folder = tmp_path_factory.mktemp(name)
+        (folder / f"{name}.json").write_text("a full result")
+        process = run(name, "--quick", "--out", str(folder))
+        assert process.returncode == 0, process.stderr
+        runs[name] = folder, process.stdout
+    return runs
+
+
+def report(quick: dict[str, tuple[Path, str]], name: str) -> dict[str, Any]:
+    return json.loads((quick[name][0] / f"{name}_quick.json").read_text())
+
+
+def test_every_script_is_known_here():
+    assert {path.stem for path in BENCHMARKS.glob("*.py")} - SHARED == KEYS.keys()
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_the_last_line_is_the_result_and_so_is_the_file(quick: dict[str, tuple[Path, str]], name: str):
+    printed, written = result(quick[name][1]), report(quick, name)
+    assert printed.keys() == KEYS[name]
+    assert printed == pytest.approx(written["result"], rel=1e-3)  # four digits are printed
+    assert written["quick"] is True
+    assert {"date", "machine"} <= written.keys()
+    assert {"processor", "cores", "threads", "torch"} <= written["machine"].keys()
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_a_quick_run_leaves_the_full_result_alone(quick: dict[str, tuple[Path, str]], name: str):
+    assert (quick[name][0] / f"{name}.json").read_text() == "a full result"
+
+
+def test_policy_speed_counts_the_flops_of_an_update(quick: dict[str, tuple[Path, str]]):
+    """By hand: each layer of a x b weights costs 2ab per row forward, again for the gradient of its weights, and again
+    for that of its input, which the first layer does not need."""
+    layers = [20 * 256, 256 * 256, 256 * 256, 256 * 16 * 7]
+    by_hand = 2 * 256 * (3 * sum(layers) - layers[0])
+    row = next(row for row in report(quick, "policy_speed")["rows"] if row["policy"] == "gaussian")
+    assert row["flops_per_update"] == by_hand
+
+
+def test_policy_speed_is_consistent(quick: dict[str, tuple[Path, str]]):
+    written = report(quick, "policy_speed")
+    assert written["machine"]["threads"] == 1
+    for row in written["rows"]:
+        assert 0 < row["act_p50_us"] <= row["act_p99_us"]
+        assert row["gflop_per_s"] == pytest.approx(row["flops_per_update"] * row["samples_per_s"] / 256 / 1e9)
+        # The peak is a median of the same machine's best products; a third above it would be a wrong count.
+        assert 0 < row["peak_share"] < 1.33
+    by_steps = {row["steps"]: row["act_p50_us"] for row in written["rows"] if row["policy"] == "flow"}
+    assert by_steps[10] > by_steps[4]  # more steps cost more, whatever the machine
+
+
+def test_a_missing_device_is_one_sentence_and_status_2():
+    hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, str(BENCHMARKS / "policy_speed.py"), "--device", "cuda"]
+    process = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, cwd=BENCHMARKS, env=hidden
+    )
+    assert process.returncode == 2
+    assert "--device=cuda needs a CUDA device" in process.stderr.splitlines()[-1]
