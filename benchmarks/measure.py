@@ -16,12 +16,16 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 RESULTS = Path(__file__).resolve().parent / "results"
+
+# Processes that wanted to run, on the mean of the minute before this one began. Far above 0, others are measured too.
+LOAD = os.getloadavg()[0]
 
 
 def options(description: str | None) -> argparse.ArgumentParser:
@@ -33,12 +37,12 @@ def options(description: str | None) -> argparse.ArgumentParser:
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """What the numbers depend on. The load is that of the last minute: above 0 the machine had other work as well."""
+    """What the numbers depend on."""
     found = {
         "processor": _processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "load": round(os.getloadavg()[0], 2),
+        "load": round(LOAD, 2),
         "device": device.type,
         "torch": str(torch.__version__),
         "python": platform.python_version(),
@@ -109,25 +113,20 @@ class MatmulPeak:
 
     def __init__(self, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
         self.device = device
-        sizes = (2048, 4096, 8192) if device.type == "cuda" else (256, 512, 1024)
+        sizes: list[int] = [2048, 4096, 8192] if device.type == "cuda" else [256, 512, 1024]
         random = torch.Generator(device).manual_seed(0)
-        trials = {}
+        trials: dict[int, Callable[[], Any]] = {}
         for size in sizes:
             a, b = torch.randn((2, size, size), generator=random, device=device).to(dtype)
-            out = torch.empty_like(a)
-            trials[size] = self._product(a, b, out)
+            trials[size] = partial(torch.mm, a, b, out=torch.empty_like(a))
         # In turns, and the best of many: what else runs can make a product slower, but not faster.
-        times = {size: math.inf for size in sizes}
+        times = dict.fromkeys(sizes, math.inf)
         for _ in range(20):
             for size, product in trials.items():
                 product()
                 times[size] = min(times[size], seconds(product, 1, device))
         self.size = max(sizes, key=lambda size: size**3 / times[size])
         self._multiply, self._time = trials[self.size], times[self.size]
-
-    @staticmethod
-    def _product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Callable[[], Any]:
-        return lambda: torch.mm(a, b, out=out)
 
     def measure(self, duration: float) -> float:
         """FLOP/s over about ``duration`` seconds; a multiplication and an addition count as two."""

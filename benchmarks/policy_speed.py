@@ -20,7 +20,6 @@ import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -81,16 +80,13 @@ def cases(device: torch.device) -> Iterator[Case]:
 class Effort:
     rounds: int  # how often each case has its turn
     calls: int  # of act in one turn
-    block: float  # seconds of training in one turn; of matrix products, half as many
+    block: float  # seconds of training in one turn, or one update if that is longer
     episodes: int
-
-    @property
-    def peak_block(self) -> float:
-        return self.block / 2
 
 
 FULL = Effort(rounds=16, calls=125, block=0.3, episodes=40)
 QUICK = Effort(rounds=3, calls=30, block=0.05, episodes=10)
+PEAK_BLOCK = 0.05  # seconds of matrix products before, and again after, each block of training
 
 
 def demonstrations(count: int, length: int = 100, seed: int = 0) -> Episodes:
@@ -147,14 +143,14 @@ class Measured:
 
     def turn(self, peak: MatmulPeak) -> float:
         """Train and act for a while; the peak that was measured beside."""
-        before = peak.measure(self.effort.peak_block)
+        before = peak.measure(PEAK_BLOCK)
         update_s = seconds(self.learner.update, self.updates, self.device)
-        after = peak.measure(self.effort.peak_block)
+        after = peak.measure(PEAK_BLOCK)
         self.update_s.append(update_s)
         self.shares.append(self.flops / update_s / ((before + after) / 2))
         if self.act is not None:
             with torch.inference_mode():
-                latencies(self.act, 3, self.device)  # what ran before has emptied the caches
+                latencies(self.act, 10, self.device)  # the first finds caches full of other things: 5 times slower
                 self.act_s += latencies(self.act, self.effort.calls, self.device)
         return (before + after) / 2
 
@@ -196,9 +192,8 @@ COLUMNS = {
 }
 
 
-def run(device: torch.device, quick: bool, path: Path) -> None:
-    effort = QUICK if quick else FULL
-    about = machine(device)  # before the load is ours
+def measure_all(device: torch.device, effort: Effort) -> tuple[list[Measured], dict[str, Any]]:
+    """All cases, and the matmul peak of each precision."""
     data = demonstrations(effort.episodes)
     measured = [Measured(case, data, effort, device) for case in cases(device)]
     precisions = sorted({item.case.precision for item in measured}, key=list(Precision).index)
@@ -209,24 +204,10 @@ def run(device: torch.device, quick: bool, path: Path) -> None:
         for item in measured:
             precision = item.case.precision
             rates[precision].append(item.turn(peaks[precision]))
-    report = {
-        "benchmark": "policy_speed",
-        "quick": quick,
-        "machine": about,
-        "setting": {"state": STATE, "action": ACTION, "horizon": HORIZON, "batch": BATCH, "rounds": effort.rounds},
-        "matmul_peak": {
-            p.value: {"size": peak.size, "gflop_per_s": statistics.median(rates[p]) / 1e9} for p, peak in peaks.items()
-        },
-        "rows": [item.row() for item in measured],
+    return measured, {
+        precision.value: {"size": peak.size, "gflop_per_s": statistics.median(rates[precision]) / 1e9}
+        for precision, peak in peaks.items()
     }
-    peak_lines = [
-        f"matmul peak, {kind}: {peak['gflop_per_s']:,.1f} GFLOP/s at {peak['size']}x{peak['size']}"
-        for kind, peak in report["matmul_peak"].items()
-    ]
-    head = f"{about.get('gpu', about['processor'])}, {about['threads']} threads, load {about['load']}, batch {BATCH}"
-    text = "\n".join([head, *peak_lines, "", table(report["rows"], COLUMNS)])
-    train, act = (next(item for item in measured if item.case == case).row() for case in (TRAIN, ACT))
-    publish(path, report, text, {"train_peak_share": train["peak_share"], "act_p99_us": act["act_p99_us"]})
 
 
 def main() -> None:
@@ -239,12 +220,28 @@ def main() -> None:
     if chosen.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device=cuda needs a CUDA device, and torch finds none; use --device=cpu")
     torch.set_num_threads(chosen.threads)
+    device, effort = torch.device(chosen.device), QUICK if chosen.quick else FULL
+    measured, peaks = measure_all(device, effort)
+    about, rows = machine(device), [item.row() for item in measured]
+    train, act = (next(item.row() for item in measured if item.case == case) for case in (TRAIN, ACT))
+    report = {
+        "machine": about,
+        "quick": chosen.quick,
+        "setting": {"state": STATE, "action": ACTION, "horizon": HORIZON, "batch": BATCH, "rounds": effort.rounds},
+        "matmul_peak": peaks,
+        "rows": rows,
+    }
+    head = [f"{about.get('gpu', about['processor'])}, {chosen.threads} threads, load {about['load']}, batch {BATCH}"]
+    for kind, peak in peaks.items():
+        head.append(f"matmul peak, {kind}: {peak['gflop_per_s']:,.1f} GFLOP/s at {peak['size']} x {peak['size']}")
     # One file for each way to measure, so that a quick look never replaces a result.
     parts = ["policy_speed"]
     parts += ["cuda"] if chosen.device == "cuda" else []
     parts += [f"threads{chosen.threads}"] if chosen.threads > 1 else []
     parts += ["quick"] if chosen.quick else []
-    run(torch.device(chosen.device), chosen.quick, chosen.out / ("_".join(parts) + ".json"))
+    text = "\n".join([*head, "", table(rows, COLUMNS)])
+    result = {"train_peak_share": train["peak_share"], "act_p99_us": act["act_p99_us"]}
+    publish(chosen.out / ("_".join(parts) + ".json"), report, text, result)
 
 
 if __name__ == "__main__":

@@ -41,8 +41,12 @@ class PolicyKind(NamedTuple):
 
 POLICIES: dict[str, PolicyKind] = {
     "flow": PolicyKind(FlowConfig, ".flow:FlowPolicy", "flow matching; with shortcut=true also in 1, 2 or 4 steps"),
-    "diffusion": PolicyKind(DiffusionConfig, ".diffusion:DiffusionPolicy", "DDPM training; DDPM, DDIM, Heun or DPM sampling"),
-    "gaussian": PolicyKind(GaussianConfig, ".gaussian:GaussianPolicy", "one Gaussian, plain or tanh; least squares or likelihood"),
+    "diffusion": PolicyKind(
+        DiffusionConfig, ".diffusion:DiffusionPolicy", "DDPM training; DDPM, DDIM, Heun or DPM sampling"
+    ),
+    "gaussian": PolicyKind(
+        GaussianConfig, ".gaussian:GaussianPolicy", "one Gaussian, plain or tanh; least squares or likelihood"
+    ),
 }
 
 

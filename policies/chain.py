@@ -41,10 +41,7 @@ def sample_chain(
     states = [x]
     for k in range(policy.num_steps):
         law = policy.transition(x, step_index(x, k), cond)
-        if inject:
-            x = law.sample(normal(x.shape, generator, device=x.device, dtype=x.dtype))
-        else:
-            x = law.mean
+        x = law.sample(normal(x.shape, generator, device=x.device, dtype=x.dtype)) if inject else law.mean
         if pin is not None:
             x = pin(x, k + 1)
         states.append(x)
@@ -93,9 +90,7 @@ def drop_rows(rate: float, batch: int, generator: torch.Generator | None, device
     return torch.rand(batch, generator=generator, device=source).to(device) < rate
 
 
-def start_noise(
-    spec: PolicySpec, like: Tensor, noise: Tensor | None, greedy: bool, generator: Noise | None
-) -> Tensor:
+def start_noise(spec: PolicySpec, like: Tensor, noise: Tensor | None, greedy: bool, generator: Noise | None) -> Tensor:
     """Where a generation starts: the noise that was asked for, zero if greedy, else drawn."""
     shape = (like.shape[0], *spec.chunk_shape)
     if noise is not None:

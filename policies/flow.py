@@ -168,9 +168,7 @@ class FlowPolicy(nn.Module):
             target = torch.cat([halves, target[consistent:]])
         return masked_mean((self.velocity(x_t, t, d, cond) - target).square(), mask)
 
-    def _shortcut_times(
-        self, count: int, generator: torch.Generator | None, like: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _shortcut_times(self, count: int, generator: torch.Generator | None, like: Tensor) -> tuple[Tensor, Tensor]:
         """Step sizes d = 2^-i, i in 0..levels-1, and start times on the grid of multiples of d."""
         device = like.device if generator is None else generator.device
         level = torch.randint(0, self.config.shortcut_levels, (count,), generator=generator, device=device)

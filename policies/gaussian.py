@@ -85,8 +85,10 @@ class GaussianPolicy(nn.Module):
         greedy: bool = False,
         generator: Noise | None = None,
     ) -> Tensor:
+        # Least squares learns a mean and no spread, so such a policy acts by its mean unless noise is asked for.
+        mean_only = greedy or (self.config.loss is GaussianLoss.least_squares and noise is None)
         law = self.law(obs)
-        u = law.sample(start_noise(self.spec, law.mean, noise, greedy, generator))
+        u = law.sample(start_noise(self.spec, law.mean, noise, mean_only, generator))
         action = self._squashed(u).clamp(-1, 1)
         if prefix is not None:
             check(prefix, "B p A")

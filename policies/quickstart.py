@@ -57,9 +57,7 @@ def quickstart(config: QuickstartConfig) -> int:
         where = f"out={out / 'evaluation' / policy}"
         _run("evaluate", f"policy.path={out / policy}", f"trial.episodes={config.episodes}", where, "videos=2")
     results = {name: Evaluation.load(out / "evaluation" / name / "evaluation.json") for name in CONTENDERS}
-    panels = [
-        Panel(label, results[name], _losses(out / name / "metrics.jsonl")) for name, label in CONTENDERS.items()
-    ]
+    panels = [Panel(label, results[name], _losses(out / name / "metrics.jsonl")) for name, label in CONTENDERS.items()]
     draw(panels, out / "quickstart.png", f"two_mode: success on {config.episodes} fresh seeds")
     sys.stdout.write(
         f"\nDone in {time.monotonic() - began:.0f} s. Look at {out / 'quickstart.png'}; videos are in "

@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import MISSING
 from tqdm import tqdm
 
-from ..policies.build import load_policy
+from ..policies.build import CheckpointConfig, load_policy
 from ..policies.core.chunk import HistoryEnv
 from ..policies.core.cli import main
 from ..policies.core.config import to_data
@@ -25,14 +25,17 @@ from .build import ENVS, env_name, make_env
 from .collect import collect as record
 from .experts import make_expert
 
-GROUPS: dict[str, dict[str, type]] = {"env": {name: kind.config for name, kind in ENVS.items()}}
+GROUPS: dict[str, dict[str, type]] = {
+    "env": {name: kind.config for name, kind in ENVS.items()},
+    "policy": {"checkpoint": CheckpointConfig},
+}
 
 
 @dataclass
 class CollectConfig:
     env: Any = MISSING
     expert: str = "clean"  # level of the scripted expert of that world
-    policy: str | None = None  # or the folder of a trained policy, which then acts instead
+    policy: Any = None  # policy=checkpoint policy.path=...: a trained policy, which then acts instead of the expert
     episodes: int = 100
     worlds: int = 50  # stepped at once; does not change the result
     seed: int = 0
@@ -50,10 +53,10 @@ def collect(config: CollectConfig) -> int:
     raw = make_env(config.env, worlds)
     env, controller = _actor(config, raw)
     origin = {"env": {"name": env_name(config.env), "config": to_data(config.env)}, "seed": config.seed}
-    origin |= {"policy": config.policy} if config.policy else {"expert": config.expert}
+    origin |= {"policy": config.policy.path} if config.policy else {"expert": config.expert}
     seeds = [derive(config.seed, "collect", i) for i in range(config.episodes)]
     with tqdm(total=len(seeds), unit="episode", disable=not sys.stderr.isatty()) as bar:
-        episodes = record(env, controller, seeds, meta=origin, progress=lambda n, total: bar.update(n - bar.n))
+        episodes = record(env, controller, seeds, meta=origin, progress=lambda n, total: _show(bar, n))
     if env is not raw:
         episodes = _last_frames(episodes, raw)
     write_lerobot(episodes, config.out)
@@ -62,10 +65,14 @@ def collect(config: CollectConfig) -> int:
     return 0
 
 
+def _show(bar: tqdm, finished: int) -> None:
+    bar.update(finished - bar.n)
+
+
 def _actor(config: CollectConfig, raw: VecEnv) -> tuple[VecEnv, Controller]:
     if config.policy is None:
         return raw, make_expert(config.env, raw.num_envs, config.expert, seed=config.seed)
-    policy, _ = load_policy(config.policy)
+    policy, _ = load_policy(config.policy.path)
     env: VecEnv = raw if policy.spec.history == 1 else HistoryEnv(raw, policy.spec.history)
     check_compatible(policy.spec, env.spec)
     if policy.spec.action != raw.spec.action:

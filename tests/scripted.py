@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from burnish.policies.core import tree
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec
 from burnish.policies.core.types import Obs, Step
-from torch import Tensor
 
 TERMINATED, TRUNCATED = "terminated", "truncated"
 
@@ -53,7 +54,9 @@ class ScriptedWorld:
         reward = 100.0 * torch.arange(self.num_envs) + 10.0 * self.episode + self.tick
         poison = ~active
         obs = {
-            key: torch.where(tree.rows(poison, x), torch.full_like(x, float("nan") if x.is_floating_point() else 255), x)
+            key: torch.where(
+                tree.rows(poison, x), torch.full_like(x, float("nan") if x.is_floating_point() else 255), x
+            )
             for key, x in self._obs().items()
         }
         # An inactive row may say anything: it claims an end of both kinds, and success.

@@ -5,6 +5,7 @@ Speeds depend on the machine, so they are bounded only by what no machine can do
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -12,19 +13,29 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 SHARED = {"measure"}
-KEYS = {"policy_speed": {"train_peak_share", "act_p99_us"}}
+KEYS = {
+    "policy_speed": {"train_peak_share", "act_p99_us"},
+    "two_mode": {
+        "flow_success",
+        "shortcut_success",
+        "diffusion_success",
+        "least_squares_success",
+        "worst_share_gap",
+    },
+}
 
 pytestmark = pytest.mark.slow
 
 
-def run(name: str, *options: str) -> subprocess.CompletedProcess[str]:
-    # The tree must not be importable from the current directory: its folders would hide the installed package.
+def run(name: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=900, check=False, cwd=BENCHMARKS)
+    variables = {**os.environ, **environment}
+    return subprocess.run(command, capture_output=True, text=True, timeout=900, check=False, env=variables)
 
 
 def result(stdout: str) -> dict[str, float]:
@@ -48,6 +59,16 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str
 
 def report(quick: dict[str, tuple[Path, str]], name: str) -> dict[str, Any]:
     return json.loads((quick[name][0] / f"{name}_quick.json").read_text())
+
+
+def test_percentiles_are_those_of_numpy():
+    spec = importlib.util.spec_from_file_location("measure", BENCHMARKS / "measure.py")
+    assert spec is not None and spec.loader is not None
+    measure = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(measure)
+    samples = np.random.default_rng(0).lognormal(size=57)
+    for percent in (0, 50, 99, 100):
+        assert measure.percentile(samples.tolist(), percent) == pytest.approx(np.percentile(samples, percent))
 
 
 def test_every_script_is_known_here():
@@ -86,15 +107,18 @@ def test_policy_speed_is_consistent(quick: dict[str, tuple[Path, str]]):
         assert row["gflop_per_s"] == pytest.approx(row["flops_per_update"] * row["samples_per_s"] / 256 / 1e9)
         # The peak is a median of the same machine's best products; a third above it would be a wrong count.
         assert 0 < row["peak_share"] < 1.33
-    by_steps = {row["steps"]: row["act_p50_us"] for row in written["rows"] if row["policy"] == "flow"}
-    assert by_steps[10] > by_steps[4]  # more steps cost more, whatever the machine
+    kinds = {(row["policy"], row["body"], row["camera"], row["steps"]): row for row in written["rows"]}
+    assert len(kinds) == len(written["rows"])
+    few, many = (kinds["flow", "mlp", "none", steps]["act_p50_us"] for steps in (4, 10))
+    assert few < many  # whatever the machine
+    one_step, ten_steps = kinds["flow shortcut", "mlp", "none", 1], kinds["flow", "mlp", "none", 10]
+    assert written["result"] == {
+        "train_peak_share": ten_steps["peak_share"],
+        "act_p99_us": one_step["act_p99_us"],
+    }
 
 
 def test_a_missing_device_is_one_sentence_and_status_2():
-    hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, str(BENCHMARKS / "policy_speed.py"), "--device", "cuda"]
-    process = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, check=False, cwd=BENCHMARKS, env=hidden
-    )
+    process = run("policy_speed", "--device", "cuda", CUDA_VISIBLE_DEVICES="")
     assert process.returncode == 2
     assert "--device=cuda needs a CUDA device" in process.stderr.splitlines()[-1]

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+
 from burnish.policies.core.chunk import ChunkEnv, HistoryEnv
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import Scale, ScaledEnv

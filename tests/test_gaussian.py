@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.distributions import Normal as Reference
+from torch.distributions import TanhTransform, TransformedDistribution
+
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from burnish.policies.gaussian import GaussianConfig, GaussianLoss, GaussianPolicy
-from torch.distributions import Normal as Reference
-from torch.distributions import TanhTransform, TransformedDistribution
 
 H, A, EXECUTE, START = 5, 2, 3, 1
 SPEC = PolicySpec(ObsSpec({"state": (3,)}), ActionSpec((-1, -1), (1, 1)), H, EXECUTE, START, noise_shape=(H, A))

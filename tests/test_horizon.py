@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from burnish.policies.core.seed import EpisodeSeeds, RowNoise, normal
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from burnish.policies.horizon import ChunkController

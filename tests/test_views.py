@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from burnish.policies.core.chunk import ChunkEnv
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import ScaledEnv

@@ -100,7 +100,9 @@ class HistoryEnv(Wrapper):
     def __init__(self, env: VecEnv, history: int) -> None:
         super().__init__(env)
         if history < 2:
-            raise BurnishError(f"history={history}: a stack needs at least two frames; without one, leave HistoryEnv out")
+            raise BurnishError(
+                f"history={history}: a stack needs at least two frames; without one, leave HistoryEnv out"
+            )
         self.history = history
         self.spec = replace(env.spec, obs=env.spec.obs.with_history(history))
         self._frames: Obs = {}

@@ -26,7 +26,9 @@ class Verb(NamedTuple):
 VERBS: dict[str, Verb] = {
     "collect": Verb("burnish.sim.__main__:collect", "record demonstrations of an expert or a policy"),
     "pretrain": Verb("burnish.policies.__main__:pretrain", "train a policy by imitation"),
-    "evaluate": Verb("burnish.policies.__main__:evaluate", "success of a policy on fixed seeds, alone or against another"),
+    "evaluate": Verb(
+        "burnish.policies.__main__:evaluate", "success of a policy on fixed seeds, alone or against another"
+    ),
     "quickstart": Verb("burnish.policies.__main__:quickstart", "collect, pretrain, evaluate and plot in a few minutes"),
     "doctor": Verb("burnish.policies.core.doctor:doctor", "check this machine and say what to install"),
 }
@@ -96,6 +98,8 @@ def compose(verb: str, schema: type, groups: Mapping[str, Mapping[str, type]], o
     for word in overrides:
         if "=" not in word:
             raise BurnishError(f"{word!r} is not a setting; write key=value, and see `burnish {verb} --help`")
+        if word[0] in "+~":
+            raise BurnishError(f"{word!r} adds or removes a setting, but settings can only be changed; write key=value")
     try:
         with initialize_config_module("burnish.configs", version_base="1.3"):
             return hydra_compose(verb, overrides=list(overrides))
@@ -198,6 +202,9 @@ def _nearest(key: str, schema: type, groups: Mapping[str, Mapping[str, type]], o
         for name, kind in kinds.items():
             if picked.get(group, name) == name:
                 known |= {field for field, _ in _fields(kind, group)}
+    if key in known:
+        group = key.partition(".")[0]
+        return f"choose {group}=... first ({'|'.join(choices().get(group, []))})"
     return did_you_mean(key, known)
 
 
@@ -206,7 +213,8 @@ def _fields(schema: type, path: str) -> list[tuple[str, Any]]:
     for field in dataclasses.fields(schema):
         name = f"{path}.{field.name}" if path else field.name
         kind = hints[field.name]
-        out += _fields(kind, name) if dataclasses.is_dataclass(kind) else [(name, kind)]
+        nested = isinstance(kind, type) and dataclasses.is_dataclass(kind)
+        out += _fields(kind, name) if nested else [(name, kind)]
     return out
 
 

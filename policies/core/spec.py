@@ -40,9 +40,8 @@ class ObsSpec:
                 raise BurnishError(f"the observation lacks {key!r}; it has {sorted(obs)}")
             x = obs[key]
             if tuple(x.shape[1:]) != shape:
-                raise BurnishError(
-                    f"the observation {key!r} has shape {tuple(x.shape)}, but (B, {', '.join(map(str, shape))}) is needed"
-                )
+                needed = ", ".join(map(str, ("B", *shape)))
+                raise BurnishError(f"the observation {key!r} has shape {tuple(x.shape)}, but ({needed}) is needed")
             # float64 is welcome where float32 is: formulae are tested in it, and normalisers convert.
             wanted = dtype_of(key)
             if x.dtype != wanted and not (wanted.is_floating_point and x.is_floating_point()):

@@ -34,7 +34,9 @@ class ResidualEnv(Wrapper):
     def __init__(self, env: VecEnv, base: Controller, bound: float = 1.0) -> None:
         super().__init__(env)
         if bound <= 0:
-            raise BurnishError(f"the residual bound {bound} must be positive; it is in units of the action range [-1, 1]")
+            raise BurnishError(
+                f"the residual bound {bound} must be positive; it is in units of the action range [-1, 1]"
+            )
         self.base, self.bound = base, bound
         dim = env.spec.action.dim
         self.spec = replace(

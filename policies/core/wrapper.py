@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -11,6 +11,7 @@ from .errors import BurnishError
 from .types import Obs, VecEnv
 
 
+@runtime_checkable
 class Saved(Protocol):
     """A world whose state can be taken out and put back, bit for bit."""
 
@@ -19,6 +20,7 @@ class Saved(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
+@runtime_checkable
 class Rendered(Protocol):
     """A world that can be looked at without being touched."""
 
@@ -33,15 +35,17 @@ class Wrapper:
         return self.env.reset(mask, seeds)
 
     def render(self, size: int = 128) -> Tensor:
-        return self._able("render", Rendered).render(size)
+        if not isinstance(self.env, Rendered):
+            raise BurnishError(f"the environment {type(self.env).__name__} cannot be rendered")
+        return self.env.render(size)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"env": self._able("state_dict", Saved).state_dict()}
+        return {"env": self._saved().state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._able("load_state_dict", Saved).load_state_dict(state["env"])
+        self._saved().load_state_dict(state["env"])
 
-    def _able(self, method: str, kind: type) -> Any:
-        if not hasattr(self.env, method):
-            raise BurnishError(f"the environment {type(self.env).__name__} does not offer {method}()")
-        return cast(kind, self.env)
+    def _saved(self) -> Saved:
+        if not isinstance(self.env, Saved):
+            raise BurnishError(f"the environment {type(self.env).__name__} cannot save its state")
+        return self.env

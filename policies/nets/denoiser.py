@@ -35,8 +35,8 @@ class MlpBodyConfig:
     hidden: list[int] = field(default_factory=lambda: [256, 256, 256])
     time_dim: int = 64
     activation: Activation = Activation.silu
-    layer_norm: bool = False
-    residual: bool = False
+    layer_norm: bool = True
+    residual: bool = True
 
     def __post_init__(self) -> None:
         if not self.hidden or min(self.hidden) < 1:

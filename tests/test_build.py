@@ -1,0 +1,188 @@
+"""The contract of every policy in the table, and checkpoints that hold everything and execute nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from enum import Enum
+from importlib import resources
+
+import pytest
+import torch
+import yaml
+
+from burnish.policies.build import POLICIES, build_policy, describe, load_policy, policy_name
+from burnish.policies.core import checkpoint
+from burnish.policies.core.config import from_data, to_data
+from burnish.policies.core.errors import BurnishError
+from burnish.policies.core.seed import RowNoise
+from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
+
+SPEC = PolicySpec(
+    ObsSpec({"state": (3,), "image.top": (3, 16, 16), "goal": (2,)}),
+    ActionSpec((-1, 0, 2), (1, 5, 3)),
+    horizon=6,
+    execute=2,
+    start=1,
+    history=2,
+    control_hz=20.0,
+    action_mode="velocity",
+)
+
+
+def choices():
+    """Every YAML of the policy group, as the data that a checkpoint would hold, over the defaults of the code."""
+
+    def read(name):
+        data = yaml.safe_load(resources.files("burnish.configs").joinpath(f"policy/{name}.yaml").read_text())
+        (base,) = data.pop("defaults")
+        if base.endswith("_schema"):
+            return base.removesuffix("_schema"), data
+        kind, below = read(base)
+        return kind, below | data
+
+    names = [f.name.removesuffix(".yaml") for f in resources.files("burnish.configs").joinpath("policy").iterdir()]
+    return {name: read(name) for name in sorted(names) if name != "checkpoint"}
+
+
+CHOICES = choices()
+
+
+def make(choice, seed=0):
+    kind, data = CHOICES[choice]
+    return build_policy(from_data(POLICIES[kind].config, data), SPEC, seed=seed)
+
+
+def observe(batch, seed=0):
+    source = torch.Generator().manual_seed(seed)
+    return {
+        "state": torch.randn(batch, 2, 3, generator=source),
+        "image.top": torch.randint(0, 256, (batch, 2, 3, 16, 16), generator=source, dtype=torch.uint8),
+        "goal": torch.randn(batch, 2, generator=source),
+    }
+
+
+def test_every_policy_of_the_table_has_a_choice():
+    assert {kind for kind, _ in CHOICES.values()} == set(POLICIES)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_contract(choice):
+    policy = make(choice)
+    obs = observe(4)
+    noise = RowNoise([1, 2, 3, 4], [0, 0, 5, 6])
+    chunk = policy.act(obs, generator=noise)
+    assert chunk.shape == (4, 6, 3) and chunk.dtype == torch.float32
+    assert chunk.abs().max() <= 1
+    assert torch.equal(chunk, policy.act(obs, generator=RowNoise([1, 2, 3, 4], [0, 0, 5, 6]))), "same noise, same chunk"
+    assert torch.equal(policy.act(obs, greedy=True), policy.act(obs, greedy=True)), "greedy is deterministic"
+    two = policy.act({key: x[[2, 0]] for key, x in obs.items()}, generator=RowNoise([3, 1], [5, 0]))
+    # The noise is the same bit for bit; matrix products may round otherwise for another number of rows.
+    torch.testing.assert_close(two, chunk[[2, 0]], rtol=0, atol=1e-5)
+    start = torch.randn(4, *policy.spec.chunk_shape, generator=torch.Generator().manual_seed(0))
+    a, b = (policy.act(obs, noise=start, generator=torch.Generator().manual_seed(1)) for _ in range(2))
+    assert torch.equal(a, b)
+    assert (a - policy.act(obs, noise=-start, generator=torch.Generator().manual_seed(1))).abs().max() > 0
+    prefix = torch.full((4, 2, 3), 0.125)
+    assert torch.equal(policy.act(obs, prefix=prefix, generator=torch.Generator())[:, :2], prefix)
+    features = policy.features(obs)
+    assert all(torch.equal(policy.features(features)[key], features[key]) for key in features), "idempotent"
+    loss = policy.bc_loss(obs, chunk.detach(), mask=torch.ones(4, 6, dtype=torch.bool), generator=torch.Generator())
+    assert loss.shape == (4,) and loss.isfinite().all()
+    with pytest.raises(BurnishError, match=r"'state' has shape"):
+        policy.act({**obs, "state": obs["state"][:, 0]})
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_parameter_is_trained_and_no_buffer_moves(choice):
+    policy = make(choice)
+    before = {name: x.clone() for name, x in policy.named_buffers()}
+    loss = policy.bc_loss(observe(8), torch.rand(8, 6, 3) * 2 - 1, generator=torch.Generator().manual_seed(0))
+    loss.mean().backward()
+    idle = {name for name, p in policy.named_parameters() if p.grad is None or not p.grad.any()}
+    # Least squares knows no spread.
+    assert idle == ({"raw_std"} if choice == "least_squares" else set())
+    assert all(torch.equal(x, before[name]) for name, x in policy.named_buffers())
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_round_trip_through_a_checkpoint_is_bitwise(choice, tmp_path):
+    policy = make(choice, seed=3)
+    for buffer in policy.buffers():
+        buffer.copy_(torch.rand_like(buffer) + 0.5) if buffer.is_floating_point() else None
+    checkpoint.save(tmp_path / "policy", config=describe(policy, {"data": "d"}), state=policy.state_dict())
+    again, origin = load_policy(tmp_path / "policy")
+    assert origin == {"data": "d"}
+    assert again.spec == policy.spec and again.config == policy.config
+    mine, theirs = policy.state_dict(), again.state_dict()
+    assert mine.keys() == theirs.keys() and all(torch.equal(mine[key], theirs[key]) for key in mine)
+
+
+def test_the_seed_decides_the_weights_and_the_global_generator_is_left_alone():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    one, two, other = make("flow", 1), make("flow", 1), make("flow", 2)
+    assert torch.equal(torch.rand(3), expected)
+    weights = [torch.cat([p.flatten() for p in policy.parameters()]) for policy in (one, two, other)]
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"policy": "os.system"}, "no policy that this version knows"),
+        ({"policy": ["flow"]}, "no policy that this version knows"),
+        ({"config": {"stesp": 3}}, "no setting 'stesp'; did you mean 'steps'"),
+        ({"config": {"steps": "many"}}, "policy.steps must be int"),
+        ({"config": {"net": {"body": "rnn"}}}, "policy.net.body='rnn' is not a choice"),
+        ({"config": {"steps": 0}}, "at least one Euler step"),
+        ({"config": {"_target_": "os.system"}}, "no setting '_target_'"),
+        ({"spec": {"horizon": 3}}, "specification is malformed"),
+        ({"config": {"net": {"mlp": {"hidden": [8]}}}}, "do not fit its config.yaml"),
+    ],
+)
+def test_a_checkpoint_that_asks_for_anything_else_is_refused(change, sentence, tmp_path):
+    policy = make("flow")
+    checkpoint.save(tmp_path / "p", config=describe(policy) | change, state=policy.state_dict())
+    with pytest.raises(BurnishError, match=sentence) as refusal:
+        load_policy(tmp_path / "p")
+    assert "\n" not in str(refusal.value)
+
+
+@dataclasses.dataclass
+class Inner:
+    width: int = 3
+    names: list[str] = dataclasses.field(default_factory=lambda: ["a"])
+
+
+class Colour(Enum):
+    red = "red"
+
+
+@dataclasses.dataclass
+class Outer:
+    rate: float = 0.5
+    on: bool = False
+    colour: Colour = Colour.red
+    limit: float | None = None
+    inner: Inner = dataclasses.field(default_factory=Inner)
+
+
+def test_plain_data_round_trip_and_strict_types():
+    value = Outer(rate=1e-300, limit=2.5, inner=Inner(7, ["b", "c"]))
+    assert from_data(Outer, to_data(value)) == value
+    assert from_data(Outer, {"rate": 2}).rate == 2.0 and isinstance(from_data(Outer, {"rate": 2}).rate, float)
+    for wrong in (
+        {"on": 1},
+        {"rate": True},
+        {"inner": {"width": 2.0}},
+        {"inner": {"names": "abc"}},
+        {"colour": "blue"},
+    ):
+        with pytest.raises(BurnishError):
+            from_data(Outer, wrong)
+
+
+def test_a_config_of_no_policy_is_refused():
+    with pytest.raises(BurnishError, match="not the configuration of a policy"):
+        policy_name(Inner())

@@ -1,0 +1,193 @@
+"""The command line: what works composes and is typed; what does not is one sentence, status 2, and nothing lost."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from burnish.policies.core.cli import VERBS, main
+from burnish.policies.core.evaluate import Evaluation
+
+SMALL = ["policy.net.mlp.hidden=[16]", "train.steps=20", "train.save_every=10", "trial.episodes=4", "train.batch=16"]
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """A dataset and a short training run, made once by the verbs themselves."""
+    folder = tmp_path_factory.mktemp("lab")
+    assert main(["collect", "env=two_mode", "expert=noisy", "episodes=12", f"out={folder}/data"]) == 0
+    assert main(["pretrain", "policy=flow", f"data={folder}/data", f"out={folder}/run", *SMALL]) == 0
+    return folder
+
+
+def tree_hash(folder):
+    digest = hashlib.sha256()
+    for path in sorted(p for p in Path(folder).rglob("*") if p.is_file() and "tensorboard" not in p.parts):
+        digest.update(str(path.relative_to(folder)).encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def refused(capsys, *words):
+    """The one sentence of a refusal."""
+    capsys.readouterr()
+    assert main(list(words)) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith(f"burnish {words[0]}: ") and err.count("\n") == 1, err
+    assert "Traceback" not in out + err
+    return err
+
+
+def test_the_whole_path_works(lab, capsys):
+    assert main(["evaluate", f"policy.path={lab}/run", "trial.episodes=4", "videos=1", f"out={lab}/eval"]) == 0
+    assert "success" in capsys.readouterr().out
+    assert len(Evaluation.load(lab / "eval/evaluation.json").seeds) == 4
+    assert len(list((lab / "eval/videos").glob("seed_*.mp4"))) == 1
+    words = [f"policy.path={lab}/run", f"against={lab}/run/checkpoints/00000010", "trial.episodes=4"]
+    assert main(["evaluate", *words]) == 0
+    assert "exact McNemar" in capsys.readouterr().out
+    assert (
+        main(
+            ["collect", "env=two_mode", "policy=checkpoint", f"policy.path={lab}/run", "episodes=3", f"out={lab}/drawn"]
+        )
+        == 0
+    )
+    assert json.loads((lab / "drawn/meta/info.json").read_text())["total_episodes"] == 3
+
+
+def test_a_policy_with_history_is_pretrained_evaluated_and_collected(lab, capsys):
+    words = ["policy=gaussian", "policy.hidden=[16]", "chunk.history=2", "chunk.start=1", *SMALL[1:]]
+    assert main(["pretrain", *words, f"data={lab}/data", f"out={lab}/two"]) == 0
+    assert main(["evaluate", f"policy.path={lab}/two", "trial.episodes=3"]) == 0
+    assert (
+        main(
+            [
+                "collect",
+                "env=two_mode",
+                "policy=checkpoint",
+                f"policy.path={lab}/two",
+                "episodes=2",
+                f"out={lab}/two_data",
+            ]
+        )
+        == 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["pretrain", "train.lrr=1", "data=x"], "no setting 'train.lrr'; did you mean 'train.lr'"),
+        (["pretrain", "polcy=flow", "data=x"], "no setting 'polcy'; did you mean 'policy'"),
+        (["pretrain", "policy.stesp=3", "data=x"], "no setting 'policy.stesp'; did you mean 'policy.steps'"),
+        (["pretrain", "policy=flo", "data=x"], "policy=flo is not a choice; did you mean 'flow'"),
+        (["pretrain", "train.steps=many", "data=x"], "train.steps"),
+        (["pretrain", "train.schedule=cosin", "data=x"], "train.schedule"),
+        (["pretrain", "train.steps=-3", "data=x"], "train.steps=-3"),
+        (["pretrain", "policy=shortcut", "policy.steps=3", "data=x"], "powers of two"),
+        (["pretrain", "policy=diffusion", "policy.sampler=heun", "policy.eta=0.5", "data=x"], "policy.eta=0.5"),
+        (["pretrain", "policy.net.guidance=2", "data=x"], "goal_drop"),
+        (["pretrain"], "data=... must be given"),
+        (["pretrain", "data"], "'data' is not a setting"),
+        (["pretrain", "data=[1,"], "cannot read"),
+        (["pretrain", "data=nowhere"], "nowhere"),
+        (["pretrain", "+extra=1", "data=x"], "settings can only be changed"),
+        (["pretrain", "+policy.extra=1", "data=x"], "settings can only be changed"),
+        (["evaluate"], "policy.path=... must be given"),
+        (["evaluate", "policy.path=nowhere"], "nowhere"),
+        (["collect", "env=two_mod"], "env=two_mod is not a choice; did you mean 'two_mode'"),
+        (["collect", "episodes=0"], "episodes=0"),
+        (["collect", "policy.path=x"], "choose policy=... first"),
+        (["collect", "expert=nosy", "out=nothing"], "no expert of level 'nosy'"),
+        (["doctor", "deep=true"], "takes no settings"),
+        (["refine"], "there is no verb 'refine'"),
+    ],
+)
+def test_mistakes_are_one_sentence(words, sentence, capsys):
+    assert sentence in refused(capsys, *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["chunk.execute=9"], "exceeds horizon=8"),
+        (["device=cuda:9x"], "not a device"),
+        (["policy.net.goal_drop=0.1"], "observes none"),
+        (["train.execution=cudagraph"], "cudagraph needs a CUDA device"),
+        (["env=lqr"], "the policy acts in 2 dimensions, the environment in 1"),
+        (["env=point_reach", "env.dim=3"], "needs 'state' of shape (2,), but the environment gives (3,)"),
+    ],
+)
+def test_impossible_combinations_leave_no_run_behind(lab, capsys, words, sentence, tmp_path):
+    message = refused(capsys, "pretrain", f"data={lab}/data", f"out={tmp_path}/new", *words)
+    assert sentence in message
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_existing_run_is_neither_overwritten_nor_continued_with_other_settings(lab, capsys):
+    before = tree_hash(lab / "run")
+    words = ["pretrain", f"data={lab}/data", f"out={lab}/run", *SMALL]
+    assert "resume=true" in refused(capsys, *words)
+    assert "train.lr" in refused(capsys, *words, "resume=true", "train.lr=0.5")
+    assert tree_hash(lab / "run") == before
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate"])
+@pytest.mark.parametrize("name", ["config.yaml", "state.safetensors", "manifest.json", "state.json"])
+def test_a_damaged_checkpoint_is_named(lab, capsys, damage, name, tmp_path):
+    shutil.copytree(lab / "run/checkpoints/00000020/policy", tmp_path / "policy")
+    file = tmp_path / "policy" / name
+    data = bytearray(file.read_bytes())
+    if damage == "flip":
+        data[len(data) // 2] ^= 1
+    else:
+        del data[len(data) // 2 :]
+    file.write_bytes(data)
+    assert name in refused(capsys, "evaluate", f"policy.path={tmp_path}/policy")
+
+
+def test_data_with_nan_names_its_episode(lab, capsys, tmp_path):
+    shutil.copytree(lab / "data", tmp_path / "data")
+    (file,) = (tmp_path / "data/data").rglob("*.parquet")
+    table = pq.read_table(file)
+    column = table.column("observation.state").to_pylist()
+    column[3][1] = float("nan")
+    place = table.column_names.index("observation.state")
+    field = table.schema.field(place)
+    pq.write_table(table.set_column(place, field, pa.array(column, type=field.type)), file)
+    message = refused(capsys, "pretrain", f"data={tmp_path}/data", f"out={tmp_path}/run", *SMALL)
+    assert "NaN" in message and "state" in message
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_world_with_other_observations_is_refused(lab, capsys):
+    message = refused(capsys, "evaluate", f"policy.path={lab}/run", "env=point_reach", "env.dim=3")
+    assert "'state'" in message
+
+
+def test_help_lists_groups_choices_and_settings(capsys):
+    assert main([]) == 0
+    overview = capsys.readouterr().out
+    assert all(verb in overview for verb in VERBS)
+    assert main(["pretrain", "policy=diffusion", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "policy=checkpoint|diffusion" in text and "env=constant_reward" in text
+    assert "policy.sampler=ddim  (ddpm|ddim|heun|dpm)" in text and "data=???" in text
+    assert "_schema" not in text
+
+
+def test_the_installed_command_exits_with_status_2():
+    """Through a real process, because an exit status is what scripts see."""
+    code = "import sys; from burnish.policies.core.cli import main; sys.exit(main())"
+    result = subprocess.run(
+        [sys.executable, "-c", code, "pretrain", "train.lrr=1"], capture_output=True, text=True, check=False, cwd="/"
+    )
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1 and result.stdout == ""
