@@ -12,6 +12,7 @@ import torch
 from omegaconf import MISSING
 
 from ..sim.build import ENVS, env_name, make_env
+from ..sim.two_mode import GOAL, TwoModeConfig
 from .build import POLICIES, CheckpointConfig, build_policy, load_policy
 from .core.chunk import HistoryEnv
 from .core.cli import main
@@ -19,6 +20,7 @@ from .core.config import from_data, to_data
 from .core.errors import BurnishError, did_you_mean
 from .core.evaluate import Evaluation, compare_two, evaluation_seeds
 from .core.evaluate import evaluate as run_evaluation
+from .core.figure import Disc
 from .core.run import Run
 from .core.scale import ScaledEnv
 from .core.spec import PolicySpec, check_compatible
@@ -27,6 +29,7 @@ from .data.lerobot import read_lerobot
 from .horizon import ChunkController
 from .imitate import ImitateConfig, ImitationLearner, imitate
 from .quickstart import QuickstartConfig
+from .quickstart import quickstart as run_quickstart
 
 # Hydra groups of the verbs below: group -> choice -> dataclass.
 GROUPS: dict[str, dict[str, type]] = {
@@ -134,9 +137,8 @@ def evaluate(config: EvaluateConfig) -> int:
 
 
 def quickstart(config: QuickstartConfig) -> int:
-    from .quickstart import quickstart as play
-
-    return play(config)
+    obstacle = Disc(0.0, 0.0, TwoModeConfig().obstacle_radius, "#C44E52")
+    return run_quickstart(config, [obstacle, Disc(*GOAL, TwoModeConfig().goal_radius, "#A8D5A2")])
 
 
 def prepare(device: str, threads: int) -> torch.device:

@@ -7,31 +7,38 @@ printed or drawn was measured in this very run.
 
 from __future__ import annotations
 
-import json
 import shlex
+import shutil
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from torch import Tensor
 
 from .core import cli
 from .core.errors import BurnishError
 from .core.evaluate import Evaluation
-from .core.figure import Panel, draw
+from .core.figure import Disc, Panel, draw
+from .core.run import read_metrics
+from .data.lerobot import read_lerobot
 
 # Policy -> what the legend says of it.
 CONTENDERS = {
     "least_squares": "least squares",
     "flow": "flow, 10 steps",
-    "shortcut": "shortcut, 1 step",
+    "diffusion": "diffusion, 10 steps",
+    "shortcut": "shortcut flow, 1 step",
 }
+DRAWN = 40  # paths in each panel
 
 
 @dataclass
 class QuickstartConfig:
     out: str = "runs/quickstart"
     demonstrations: int = 400
-    steps: int = 4000
+    steps: int = 6000
     episodes: int = 200
     seed: int = 0
 
@@ -40,28 +47,37 @@ class QuickstartConfig:
             raise BurnishError("demonstrations, steps and episodes must be at least 1")
 
 
-def quickstart(config: QuickstartConfig) -> int:
+def quickstart(config: QuickstartConfig, scene: Sequence[Disc]) -> int:
+    """Interrupted, it continues where it stopped when it is called again. ``scene`` is what the picture shows."""
     began = time.monotonic()
     out = Path(config.out)
     data = out / "demonstrations"
     if not data.exists():
         _run("collect", "env=two_mode", "expert=noisy", f"episodes={config.demonstrations}", f"out={data}")
     for policy in CONTENDERS:
-        settings = [f"policy={policy}", f"data={data}", f"out={out / policy}", f"train.steps={config.steps}"]
-        if (out / policy).exists():
-            settings.append("resume=true")
-        status = _run("pretrain", *settings, f"seed={config.seed}", "trial.episodes=50")
+        settings = [f"policy={policy}", "experiment=two_mode", f"data={data}", f"out={out / policy}"]
+        settings += [f"train.steps={config.steps}", f"seed={config.seed}"]
+        settings += ["resume=true"] if (out / policy).exists() else []
+        status = _run("pretrain", *settings)
         if status != 0:
             return status
     for policy in CONTENDERS:
-        where = f"out={out / 'evaluation' / policy}"
-        _run("evaluate", f"policy.path={out / policy}", f"trial.episodes={config.episodes}", where, "videos=2")
-    results = {name: Evaluation.load(out / "evaluation" / name / "evaluation.json") for name in CONTENDERS}
-    panels = [Panel(label, results[name], _losses(out / name / "metrics.jsonl")) for name, label in CONTENDERS.items()]
-    draw(panels, out / "quickstart.png", f"two_mode: success on {config.episodes} fresh seeds")
+        where = [f"policy.path={out / policy}", f"out={out / 'evaluation' / policy}"]
+        _run("evaluate", *where, f"trial.episodes={config.episodes}", f"videos={min(2, config.episodes)}")
+        drawn = out / "paths" / policy
+        shutil.rmtree(drawn, ignore_errors=True)
+        words = ["env=two_mode", "policy=checkpoint", f"policy.path={out / policy}"]
+        _run("collect", *words, f"episodes={DRAWN}", f"out={drawn}")
+    panels = [Panel("demonstrations", _paths(data))]
+    for name, label in CONTENDERS.items():
+        result = Evaluation.load(out / "evaluation" / name / "evaluation.json")
+        losses = [(int(row["step"]), row["loss"]) for row in read_metrics(out / name)]
+        panels.append(Panel(label, _paths(out / "paths" / name), result, losses))
+    picture = out / "quickstart.png"
+    draw(panels, scene, picture, f"Two ways around an obstacle: success on {config.episodes} fresh seeds")
     sys.stdout.write(
-        f"\nDone in {time.monotonic() - began:.0f} s. Look at {out / 'quickstart.png'}; videos are in "
-        f"{out / 'evaluation'}; learning curves: tensorboard --logdir {out}\n"
+        f"\nDone in {time.monotonic() - began:.0f} s. Look at {picture}; videos are in {out / 'evaluation'}; "
+        f"learning curves: tensorboard --logdir {out}\n"
     )
     return 0
 
@@ -72,6 +88,5 @@ def _run(verb: str, *words: str) -> int:
     return cli.run(verb, words)
 
 
-def _losses(path: Path) -> list[tuple[int, float]]:
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return [(row["step"], row["loss"]) for row in rows if "loss" in row]
+def _paths(data: Path) -> list[Tensor]:
+    return [episode.obs["state"][:, :2] for episode in read_lerobot(data)][:DRAWN]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from burnish.policies.core.cli import main
 from burnish.policies.core.evaluate import Evaluation
 from burnish.policies.data.lerobot import read_lerobot
