@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,17 +13,17 @@ from typing import Any
 import torch
 from omegaconf import MISSING
 
-from ..sim.build import ENVS, env_name, make_env
+from ..sim.build import ENVS, env_name, make_env, world_from
 from ..sim.two_mode import GOAL, TwoModeConfig
 from .build import POLICIES, CheckpointConfig, build_policy, load_policy
 from .core.chunk import HistoryEnv
 from .core.cli import main
-from .core.config import from_data, to_data
-from .core.errors import BurnishError, did_you_mean
+from .core.config import to_data
+from .core.errors import BurnishError
 from .core.evaluate import Evaluation, compare_two, evaluation_seeds
 from .core.evaluate import evaluate as run_evaluation
 from .core.figure import Disc
-from .core.run import Run
+from .core.run import Run, require_writable
 from .core.scale import ScaledEnv
 from .core.spec import PolicySpec, check_compatible
 from .core.types import VecEnv
@@ -51,7 +53,7 @@ class ChunkConfig:
 @dataclass
 class TrialConfig:
     episodes: int = 100
-    worlds: int = 50  # stepped at once; does not change the result
+    worlds: int = 50  # stepped at once; changes the result by no more than rounding
     greedy: bool = False  # act from noise 0
 
     def __post_init__(self) -> None:
@@ -101,7 +103,9 @@ def pretrain(config: PretrainConfig) -> int:
     policy = build_policy(config.policy, spec, seed=config.seed, device=device)
     learner = ImitationLearner(policy, episodes, config.train, seed=config.seed, device=device)
     trial = trial_of(env_data, spec, config.trial, device)
-    with Run(config.out, to_data(config), resume=config.resume, changeable={"resume", "threads"}) as run:
+    # Other threads may round otherwise; a run that was moved is still the same run.
+    settings = to_data(config) | {"data_sha256": fingerprint(config.data)}
+    with Run(config.out, settings, resume=config.resume, changeable={"resume", "threads", "out", "data"}) as run:
         finished = imitate(learner, run, evaluate=trial, origin={"env": env_data, "data": config.data})
     if not finished:
         say(f"stopped at step {learner.step} of {config.train.steps}; continue with resume=true")
@@ -116,23 +120,34 @@ def evaluate(config: EvaluateConfig) -> int:
         raise BurnishError("evaluate needs a trained policy: policy=checkpoint policy.path=runs/...")
     if config.videos and config.out is None:
         raise BurnishError(f"videos={config.videos} needs a folder to write to: out=...")
-    if config.videos > config.trial.episodes:
-        raise BurnishError(f"videos={config.videos} exceeds trial.episodes={config.trial.episodes}")
+    if not 0 <= config.videos <= config.trial.episodes:
+        raise BurnishError(f"videos={config.videos} must lie between 0 and trial.episodes={config.trial.episodes}")
+    out = Path(config.out) if config.out else None
+    if out is not None:
+        require_writable(out)
+    chosen = config.policy
     seeds = evaluation_seeds(config.trial.episodes, base=config.seed)
+    # Everything is loaded and checked before anything is played.
+    entries = [
+        ("evaluation", chosen.path, load_policy(chosen.path, device, steps=chosen.steps, guidance=chosen.guidance))
+    ]
+    if config.against is not None:
+        entries.append(("against", config.against, load_policy(config.against, device)))
     results: list[Evaluation] = []
-    paths = [config.policy.path, *([config.against] if config.against else [])]
-    for path in paths:
-        policy, origin = load_policy(path, device)
+    for name, path, (policy, origin) in entries:
         env = world_for(policy.spec, origin_of(config.env) or origin.get("env"), config.trial.worlds, device)
         controller = ChunkController(policy, env.num_envs, greedy=config.trial.greedy, device=device)
-        video = Path(config.out) / "videos" if config.out and config.videos and path == config.policy.path else None
-        result = run_evaluation(env, controller, seeds, video=video, video_seeds=seeds[: config.videos if video else 0])
-        say(f"{path}: {in_words(result)}")
-        results.append(result)
-    if config.out is not None:
-        results[0].save(Path(config.out) / "evaluation.json")
+        filmed = seeds[: config.videos] if name == "evaluation" else []
+        video = out / "videos" if out is not None and filmed else None
+        results.append(run_evaluation(env, controller, seeds, video=video, video_seeds=filmed))
+        say(f"{path}: {in_words(results[-1])}")
+        if out is not None:
+            results[-1].save(out / f"{name}.json")
     if len(results) == 2:
-        say(compare_two(results[0], results[1]).sentence(*paths))
+        comparison = compare_two(results[0], results[1])
+        say(comparison.sentence(entries[0][1], entries[1][1]))
+        if out is not None:
+            (out / "comparison.json").write_text(json.dumps(comparison.to_dict(), indent=1) + "\n", encoding="utf-8")
     return 0
 
 
@@ -141,13 +156,26 @@ def quickstart(config: QuickstartConfig) -> int:
     return run_quickstart(config, [obstacle, Disc(*GOAL, TwoModeConfig().goal_radius, "#A8D5A2")])
 
 
+def fingerprint(data: str) -> str:
+    """Which dataset it is, wherever it lies: the hash of its description and of its table of episodes."""
+    digest = hashlib.sha256()
+    for path in sorted((Path(data) / "meta").rglob("*")):
+        if path.is_file():
+            digest.update(path.relative_to(data).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
 def prepare(device: str, threads: int) -> torch.device:
+    if threads < 0:
+        raise BurnishError(f"threads={threads} must be at least 1, or 0 for as many as torch chooses")
     if threads > 0:
         torch.set_num_threads(threads)
     try:
         chosen = torch.device(device)
     except RuntimeError as error:
         raise BurnishError(f"device={device} is not a device; take cpu, cuda or cuda:0") from error
+    if chosen.type not in ("cpu", "cuda"):
+        raise BurnishError(f"device={device} is not supported; take cpu, cuda or cuda:0")
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise BurnishError(f"device={device}, but torch finds no CUDA GPU; take device=cpu, or see `burnish doctor`")
     return chosen
@@ -160,17 +188,11 @@ def origin_of(env: Any) -> dict[str, Any] | None:
     return {"name": env_name(env), "config": to_data(env)}
 
 
-def env_of(data: Mapping[str, Any] | None) -> Any:
-    if data is None:
-        raise BurnishError("neither the data nor the checkpoint says which world it is for; give env=...")
-    if data.get("name") not in ENVS:
-        raise BurnishError(f"there is no world {data.get('name')!r}; {did_you_mean(str(data.get('name')), ENVS)}")
-    return from_data(ENVS[data["name"]].config, data.get("config", {}), "env")
-
-
 def world_for(spec: PolicySpec, data: Mapping[str, Any] | None, worlds: int, device: torch.device) -> VecEnv:
     """The world as a policy sees it: its history stacked, its actions scaled."""
-    raw = make_env(env_of(data), worlds, seed=0, device=device)
+    if data is None:
+        raise BurnishError("neither the data nor the checkpoint says which world it is for; give env=...")
+    raw = make_env(world_from(data), worlds, seed=0, device=device)
     env: VecEnv = raw if spec.history == 1 else HistoryEnv(raw, spec.history)
     check_compatible(spec, env.spec)
     return ScaledEnv(env, spec.action)

@@ -52,9 +52,11 @@ POLICIES: dict[str, PolicyKind] = {
 
 @dataclass
 class CheckpointConfig:
-    """``policy=checkpoint policy.path=...``: a policy that was saved before."""
+    """``policy=checkpoint policy.path=...``: a policy that was saved before, and how it shall act."""
 
     path: str
+    steps: int | None = None  # another number of generation steps than it was saved with
+    guidance: float | None = None  # another weight of the goal
 
 
 def policy_name(config: Any) -> str:
@@ -102,7 +104,28 @@ def restore_policy(saved: Checkpoint, device: torch.device | str = "cpu") -> Any
     return policy.to(device).eval()
 
 
-def load_policy(path: str | Path, device: torch.device | str = "cpu") -> tuple[Any, dict[str, Any]]:
-    """The policy saved at ``path``, and its origin."""
+def load_policy(
+    path: str | Path,
+    device: torch.device | str = "cpu",
+    *,
+    steps: int | None = None,
+    guidance: float | None = None,
+) -> tuple[Any, dict[str, Any]]:
+    """The policy saved at ``path``, and its origin. ``steps`` and ``guidance`` change how it acts."""
     saved = find_policy(path)
+    if steps is not None or guidance is not None:
+        _override(saved.config, steps, guidance)
     return restore_policy(saved, device), saved.config.get("origin", {})
+
+
+def _override(config: dict[str, Any], steps: int | None, guidance: float | None) -> None:
+    """Into the settings themselves, so that they are checked with the others and remembered when saved again."""
+    settings = config.get("config", {})
+    if steps is not None:
+        if "steps" not in settings:
+            raise BurnishError(f"steps={steps}: a {config.get('policy')} policy acts in a single step")
+        settings["steps"] = steps
+    if guidance is not None:
+        if "net" not in settings:
+            raise BurnishError(f"guidance={guidance}: a {config.get('policy')} policy has no guidance")
+        settings["net"]["guidance"] = guidance

@@ -51,7 +51,9 @@ def sample_chain(
 def chain_log_prob(policy: ChainPolicy, trace: Tensor, cond: Any) -> Tensor:
     """Elementwise log-density (B, K, H, A) of every transition of a trace (B, K + 1, H, A)."""
     check(trace, f"B {policy.num_steps + 1} H A")
-    laws = (policy.transition(trace[:, k], step_index(trace, k), cond) for k in range(policy.num_steps))
+    laws = [policy.transition(trace[:, k], step_index(trace, k), cond) for k in range(policy.num_steps)]
+    if not all(bool((law.std > 0).all()) for law in laws):
+        raise BurnishError("a chain without spread has no density; give it noise (DDPM, DDIM with eta, noisy flow)")
     return torch.stack([law.log_prob(trace[:, k + 1]) for k, law in enumerate(laws)], 1)
 
 
@@ -62,24 +64,38 @@ def masked_mean(error: Tensor, mask: Tensor | None) -> Tensor:
         return error.mean((1, 2))
     check(mask, f"{error.shape[0]} {error.shape[1]}")
     real = mask.to(error.dtype)
-    # `where` rather than a product, so that even a NaN under padding stays there.
     kept = torch.where(mask, error.mean(2), torch.zeros((), dtype=error.dtype, device=error.device))
     return kept.sum(1) / real.sum(1).clamp(min=1)
 
 
-def pin_prefix(prefix: Tensor | None, level: Callable[[Tensor, int], Tensor]) -> Pin | None:
+def require_prefix(prefix: Tensor, like: Tensor) -> None:
+    """A prefix (B, p, A) must be the head of a chunk like ``like`` (B, H, A)."""
+    batch, horizon, dim = like.shape
+    if prefix.ndim != 3 or (prefix.shape[0], prefix.shape[2]) != (batch, dim) or prefix.shape[1] > horizon:
+        raise BurnishError(
+            f"the prefix has shape {tuple(prefix.shape)}, but ({batch}, p, {dim}) with p of at most {horizon} is needed"
+        )
+
+
+def pin_prefix(prefix: Tensor | None, x_0: Tensor, level: Callable[[Tensor, int], Tensor]) -> Pin | None:
     """Inpainting: actions that are already committed replace the head of the chunk at every step.
 
     ``level(prefix, k)`` is the prefix as it looks at step k of the chain; at k = K it must be the prefix itself.
     """
     if prefix is None:
         return None
-    check(prefix, "B p A")
+    require_prefix(prefix, x_0)
 
     def pin(x: Tensor, k: int) -> Tensor:
         return torch.cat([level(prefix, k), x[:, prefix.shape[1] :]], 1)
 
     return pin
+
+
+def require_chunk(spec: PolicySpec, action: Tensor, batch: int) -> None:
+    """Training actions must be (B, H, A) exactly: another shape could broadcast into a loss without a word."""
+    if tuple(action.shape) != (batch, *spec.chunk_shape):
+        raise BurnishError(f"the actions have shape {tuple(action.shape)}, but {(batch, *spec.chunk_shape)} is needed")
 
 
 def drop_rows(rate: float, batch: int, generator: torch.Generator | None, device: torch.device) -> Tensor | None:

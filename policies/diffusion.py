@@ -30,11 +30,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .chain import drop_rows, masked_mean, pin_prefix, sample_chain, start_noise
+from .chain import masked_mean, pin_prefix, require_prefix, sample_chain, start_noise
 from .core.errors import BurnishError
 from .core.seed import Noise, normal
 from .core.spec import PolicySpec
-from .core.tree import check, rows
+from .core.tree import rows
 from .core.types import Normal, Obs
 from .nets.denoiser import Cond, Denoiser, DenoiserConfig
 from .schedule import Prediction, Spacing, clean_weights, kernel, noisy, target, train_indices
@@ -149,7 +149,8 @@ class DiffusionPolicy(nn.Module):
 
     def __init__(self, spec: PolicySpec, config: DiffusionConfig) -> None:
         super().__init__()
-        self.spec, self.config = spec, config
+        self.spec = replace(spec, noise_shape=spec.chunk_shape, goal_free=config.net.goal_drop > 0)
+        self.config = config
         self.net = Denoiser(spec, config.net)
         # The tables follow from the configuration, so none of them goes into a checkpoint.
         self.register_buffer("levels", training_levels(config).to(torch.get_default_dtype()), persistent=False)
@@ -161,7 +162,6 @@ class DiffusionPolicy(nn.Module):
         visited = torch.cat([levels[indices], levels.new_ones(1)])
         weights = clean_weights(config.prediction, visited[:-1])
         law = kernel(visited[:-1], visited[1:], config.injected)
-        self._steps = steps
         self.register_buffer("indices", indices, persistent=False)
         self.register_buffer("visited", visited.to(self.levels), persistent=False)
         self.register_buffer("weights", torch.stack([*weights, *law], 1).to(self.levels), persistent=False)
@@ -171,12 +171,12 @@ class DiffusionPolicy(nn.Module):
 
     @property
     def num_steps(self) -> int:
-        return self._steps
+        return self.config.steps
 
     @num_steps.setter
     def num_steps(self, steps: int) -> None:
         """Act with another number of steps."""
-        replace(self.config, steps=steps)
+        self.config = replace(self.config, steps=steps)
         self._tabulate(steps)
 
     def time(self, index: Tensor) -> Tensor:
@@ -219,12 +219,14 @@ class DiffusionPolicy(nn.Module):
         cond = self.encode(obs)
         x_0 = start_noise(self.spec, cond.given, noise, greedy, generator)
         if not self.config.gaussian_chain:
+            if prefix is not None:
+                require_prefix(prefix, x_0)
             return self._solve(x_0, cond, prefix).clamp(-1, 1)
 
         def level(known: Tensor, k: int) -> Tensor:
             return noisy(known, x_0[:, : known.shape[1]], self.visited[k])
 
-        pin = pin_prefix(prefix, level)
+        pin = pin_prefix(prefix, x_0, level)
         start = x_0 if pin is None else pin(x_0, 0)
         inject = self.config.injected > 0 and not greedy
         return sample_chain(self, start, cond, generator=generator, inject=inject, pin=pin)[-1].clamp(-1, 1)
@@ -256,10 +258,7 @@ class DiffusionPolicy(nn.Module):
         drop: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        batch = check(action, "B H A")["B"]
-        if drop is None:
-            drop = drop_rows(self.config.net.goal_drop, batch, generator, action.device)
-        cond = self.net.encode(obs, drop=drop, augment=generator)
+        cond, batch = self.net.encode_for_loss(obs, action, drop, generator), len(action)
         noise = normal(action.shape, generator, device=action.device, dtype=action.dtype)
         source = action.device if generator is None else generator.device
         index = torch.randint(0, self.config.train_steps, (batch,), generator=generator, device=source)

@@ -15,17 +15,18 @@ closed, and covers the published choice a = 1.5.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import torch
 from torch import Tensor, nn
 
-from .chain import drop_rows, masked_mean, pin_prefix, sample_chain, start_noise
+from .chain import masked_mean, pin_prefix, sample_chain, start_noise
 from .core.errors import BurnishError
 from .core.seed import Noise, normal
 from .core.spec import PolicySpec
-from .core.tree import check, rows
+from .core.tree import rows
 from .core.types import Normal, Obs
 from .nets.denoiser import Cond, Denoiser, DenoiserConfig, cond_rows
 
@@ -53,10 +54,13 @@ class FlowConfig:
             raise BurnishError(f"policy.steps={self.steps}: a flow needs at least one Euler step")
         if not 0 < self.shortcut_share < 1:
             raise BurnishError(f"policy.shortcut_share={self.shortcut_share} must lie between 0 and 1")
-        if self.beta_a <= 0 or self.logit_std <= 0:
-            raise BurnishError("policy.beta_a and policy.logit_std must be positive")
-        if self.shortcut_levels < 1:
-            raise BurnishError(f"policy.shortcut_levels={self.shortcut_levels} must be at least 1")
+        for name in ("beta_a", "logit_std"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise BurnishError(f"policy.{name}={getattr(self, name)} must be a positive number")
+        if not math.isfinite(self.logit_mean):
+            raise BurnishError(f"policy.logit_mean={self.logit_mean} must be a finite number")
+        if not 1 <= self.shortcut_levels <= 16:
+            raise BurnishError(f"policy.shortcut_levels={self.shortcut_levels} must lie between 1 and 16")
         if self.shortcut and (self.steps & (self.steps - 1) or self.steps > 2**self.shortcut_levels):
             raise BurnishError(
                 f"policy.steps={self.steps}: a shortcut model steps by powers of two up to "
@@ -78,19 +82,18 @@ def sample_time(config: FlowConfig, count: int, generator: torch.Generator | Non
 class FlowPolicy(nn.Module):
     def __init__(self, spec: PolicySpec, config: FlowConfig) -> None:
         super().__init__()
-        self.spec, self.config = spec, config
+        self.spec = replace(spec, noise_shape=spec.chunk_shape, goal_free=config.net.goal_drop > 0)
+        self.config = config
         self.net = Denoiser(spec, config.net, num_times=2 if config.shortcut else 1)
-        self._steps = config.steps
 
     @property
     def num_steps(self) -> int:
-        return self._steps
+        return self.config.steps
 
     @num_steps.setter
     def num_steps(self, steps: int) -> None:
         """Act with another number of Euler steps; a shortcut model refuses what it was not trained for."""
-        replace(self.config, steps=steps)
-        self._steps = steps
+        self.config = replace(self.config, steps=steps)
 
     def time(self, k: Tensor) -> Tensor:
         """The one time grid: step k of K begins at t = k / K."""
@@ -136,7 +139,7 @@ class FlowPolicy(nn.Module):
             t = k / self.num_steps
             return (1 - t) * x_0[:, : known.shape[1]] + t * known
 
-        chain = sample_chain(self, x_0, cond, inject=False, pin=pin_prefix(prefix, level))
+        chain = sample_chain(self, x_0, cond, inject=False, pin=pin_prefix(prefix, x_0, level))
         return chain[-1].clamp(-1, 1)
 
     def bc_loss(
@@ -148,10 +151,7 @@ class FlowPolicy(nn.Module):
         drop: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        batch = check(action, "B H A")["B"]
-        if drop is None:
-            drop = drop_rows(self.config.net.goal_drop, batch, generator, action.device)
-        cond = self.net.encode(obs, drop=drop, augment=generator)
+        cond, batch = self.net.encode_for_loss(obs, action, drop, generator), len(action)
         x_0 = normal(action.shape, generator, device=action.device, dtype=action.dtype)
         t = sample_time(self.config, batch, generator, action)
         d = torch.zeros_like(t)

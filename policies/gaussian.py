@@ -9,14 +9,14 @@ crashes into it. Squashing: u ~ N(mean, std), a = tanh(u), density corrected by 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .chain import drop_rows, masked_mean, start_noise
+from .chain import drop_rows, masked_mean, require_chunk, require_prefix, start_noise
 from .core.errors import BurnishError
 from .core.seed import Noise
 from .core.spec import PolicySpec
@@ -52,8 +52,11 @@ class GaussianConfig:
 class GaussianPolicy(nn.Module):
     def __init__(self, spec: PolicySpec, config: GaussianConfig) -> None:
         super().__init__()
-        self.spec, self.config = spec, config
+        self.spec = replace(spec, noise_shape=spec.chunk_shape, goal_free=config.goal_drop > 0)
+        self.config = config
         self.encoder = ObsEncoder(spec, config.encoder)
+        if config.goal_drop > 0 and not self.encoder.goal_keys:
+            raise BurnishError(f"goal_drop={config.goal_drop} hides the goal, but the policy observes none")
         size = math.prod(spec.chunk_shape)
         self.trunk = MLP(self.encoder.dim, 2 * size if config.state_dependent_std else size, config.hidden)
         self.raw_std = nn.Parameter(torch.zeros(spec.chunk_shape))
@@ -91,12 +94,13 @@ class GaussianPolicy(nn.Module):
         u = law.sample(start_noise(self.spec, law.mean, noise, mean_only, generator))
         action = self._squashed(u).clamp(-1, 1)
         if prefix is not None:
-            check(prefix, "B p A")
+            require_prefix(prefix, action)
             action = torch.cat([prefix, action[:, prefix.shape[1] :]], 1)
         return action
 
     def draw(self, obs: Obs, *, generator: Noise | None = None) -> Draw:
-        """The trace is u itself, unclamped, so that the likelihood is that of what was drawn."""
+        """The trace is u itself, unclamped, so that the likelihood is that of what was drawn. It explores with
+        ``std``, also after least squares, which leaves it at ``init_std``."""
         law = self.law(obs)
         u = law.sample(start_noise(self.spec, law.mean, None, False, generator))
         steps = torch.full((u.shape[0],), self.spec.execute, device=u.device)
@@ -128,10 +132,10 @@ class GaussianPolicy(nn.Module):
         drop: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        batch = check(action, "B H A")["B"]
-        if drop is None:
-            drop = drop_rows(self.config.goal_drop, batch, generator, action.device)
-        law = self.law(obs, drop=drop, augment=generator)
+        require_chunk(self.spec, action, len(next(iter(obs.values()))))
+        if drop is None and self.training:
+            drop = drop_rows(self.config.goal_drop, len(action), generator, action.device)
+        law = self.law(obs, drop=drop, augment=generator if self.training else None)
         if self.config.loss is GaussianLoss.least_squares:
             return masked_mean((self._squashed(law.mean) - action).square(), mask)
         # Demonstrations touch the limits, where atanh is infinite; the margin costs 3 units of u at most.

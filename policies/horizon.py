@@ -1,7 +1,8 @@
 """The receding-horizon controller: ask the policy for a chunk, play n actions of it, ask again; per world.
 
 Each world keeps its own queue, so worlds may end at different times. The noise of a chunk belongs to (episode seed,
-decision index) of its world: a draw depends neither on how many worlds run nor on what the others do.
+decision index) of its world: a draw depends neither on how many worlds run nor on what the others do. (The noise is so
+bit for bit; the matrix products behind it may round otherwise when another number of worlds asks at once.)
 """
 
 from __future__ import annotations
@@ -98,12 +99,14 @@ class ChunkController:
             "queue": self._queue,
             "left": self._left,
             "decision": self._decision,
+            # Asked again in another batch, a network may round otherwise: what was planned is part of the state.
+            "plan": None if self._plan is None else self._plan._asdict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._seeds.load_state_dict(state["seeds"])
         self._queue, self._left, self._decision = state["queue"], state["left"], state["decision"]
-        self._plan = None
+        self._plan = None if state["plan"] is None else Plan(**state["plan"])
 
 
 def _same_rows(a: Obs, b: Obs) -> Tensor:

@@ -59,15 +59,20 @@ class ImitateConfig:
     save_every: int = 1000
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "log_every", "save_every"):
-            if getattr(self, name) < 1:
-                raise BurnishError(f"train.{name}={getattr(self, name)} must be at least 1")
-        if self.lr <= 0 or self.clip_grad <= 0:
-            raise BurnishError(f"train.lr={self.lr} and train.clip_grad={self.clip_grad} must be positive")
-        if not 0 <= self.ema < 1:
-            raise BurnishError(f"train.ema={self.ema} must lie in [0, 1)")
-        if not 0 <= self.valid_fraction < 1:
-            raise BurnishError(f"train.valid_fraction={self.valid_fraction} must lie in [0, 1)")
+        least_of = {"steps": 1, "batch": 1, "log_every": 1, "save_every": 1, "warmup": 0, "eval_every": 0}
+        for name, least in least_of.items():
+            if getattr(self, name) < least:
+                raise BurnishError(f"train.{name}={getattr(self, name)} must be at least {least}")
+        for name in ("lr", "clip_grad"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise BurnishError(f"train.{name}={getattr(self, name)} must be a positive number")
+        for name in ("ema", "valid_fraction"):
+            if not 0 <= getattr(self, name) < 1:
+                raise BurnishError(f"train.{name}={getattr(self, name)} must lie in [0, 1)")
+        if not 0 <= self.min_lr_ratio <= 1:
+            raise BurnishError(f"train.min_lr_ratio={self.min_lr_ratio} must lie in [0, 1]")
+        if not 0 <= self.weight_decay < math.inf:
+            raise BurnishError(f"train.weight_decay={self.weight_decay} must be a number of at least 0")
 
 
 def learning_rate(config: ImitateConfig, step: int) -> float:
@@ -163,6 +168,7 @@ class ImitationLearner:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        state = copy.deepcopy(state)  # an optimizer keeps what it is given, and would share it with the giver
         self.policy.load_state_dict(state["policy"])
         self.ema.load_state_dict(state["ema"])
         self.optimizer.load_state_dict(state["optimizer"])

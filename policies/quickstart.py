@@ -2,7 +2,7 @@
 
 In the two-mode world the demonstrators pass an obstacle above or below. A least-squares policy learns their mean, which
 runs into it; a flow policy learns both ways, and a shortcut model does so in a single step. Every number that is
-printed or drawn was measured in this very run.
+printed or drawn was measured by these commands; called again, it continues, and evaluates anew.
 """
 
 from __future__ import annotations
@@ -51,9 +51,11 @@ def quickstart(config: QuickstartConfig, scene: Sequence[Disc]) -> int:
     """Interrupted, it continues where it stopped when it is called again. ``scene`` is what the picture shows."""
     began = time.monotonic()
     out = Path(config.out)
-    data = out / "demonstrations"
+    # Named by what was asked, so that other settings never meet old data.
+    data = out / f"demonstrations_{config.demonstrations}_seed{config.seed}"
     if not data.exists():
-        _run("collect", "env=two_mode", "expert=noisy", f"episodes={config.demonstrations}", f"out={data}")
+        asked = [f"episodes={config.demonstrations}", f"seed={config.seed}"]
+        _run("collect", "env=two_mode", "expert=noisy", *asked, f"out={data}")
     for policy in CONTENDERS:
         settings = [f"policy={policy}", "experiment=two_mode", f"data={data}", f"out={out / policy}"]
         settings += [f"train.steps={config.steps}", f"seed={config.seed}"]
@@ -63,10 +65,17 @@ def quickstart(config: QuickstartConfig, scene: Sequence[Disc]) -> int:
             return status
     for policy in CONTENDERS:
         where = [f"policy.path={out / policy}", f"out={out / 'evaluation' / policy}"]
-        _run("evaluate", *where, f"trial.episodes={config.episodes}", f"videos={min(2, config.episodes)}")
+        _run(
+            "evaluate",
+            *where,
+            f"trial.episodes={config.episodes}",
+            f"seed={config.seed}",
+            f"videos={min(2, config.episodes)}",
+        )
         drawn = out / "paths" / policy
         shutil.rmtree(drawn, ignore_errors=True)
-        words = ["env=two_mode", "policy=checkpoint", f"policy.path={out / policy}"]
+        # Other seeds than those of the demonstrations.
+        words = ["policy=checkpoint", f"policy.path={out / policy}", f"seed={config.seed + 1}"]
         _run("collect", *words, f"episodes={DRAWN}", f"out={drawn}")
     panels = [Panel("demonstrations", _paths(data))]
     for name, label in CONTENDERS.items():

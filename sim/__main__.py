@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import MISSING
 from tqdm import tqdm
 
 from ..policies.build import CheckpointConfig, load_policy
@@ -15,15 +15,17 @@ from ..policies.core.chunk import HistoryEnv
 from ..policies.core.cli import main
 from ..policies.core.config import to_data
 from ..policies.core.errors import BurnishError
+from ..policies.core.run import require_writable
 from ..policies.core.seed import derive
 from ..policies.core.spec import check_compatible, stacked_by_history
 from ..policies.core.types import Controller, VecEnv
 from ..policies.data.episodes import Episodes
 from ..policies.data.lerobot_writer import write_lerobot
 from ..policies.horizon import ChunkController
-from .build import ENVS, env_name, make_env
+from .build import ENVS, env_name, make_env, world_from
 from .collect import collect as record
 from .experts import make_expert
+from .two_mode import TwoModeConfig
 
 GROUPS: dict[str, dict[str, type]] = {
     "env": {name: kind.config for name, kind in ENVS.items()},
@@ -33,8 +35,8 @@ GROUPS: dict[str, dict[str, type]] = {
 
 @dataclass
 class CollectConfig:
-    env: Any = MISSING
-    expert: str = "clean"  # level of the scripted expert of that world
+    env: Any = None  # two_mode by default; with a policy, the world that it was trained for
+    expert: str | None = None  # level of the scripted expert of that world, clean by default
     policy: Any = None  # policy=checkpoint policy.path=...: a trained policy, which then acts instead of the expert
     episodes: int = 100
     worlds: int = 50  # stepped at once; does not change the result
@@ -44,16 +46,26 @@ class CollectConfig:
     def __post_init__(self) -> None:
         if self.episodes < 1 or self.worlds < 1:
             raise BurnishError(f"episodes={self.episodes} and worlds={self.worlds} must be at least 1")
+        if self.expert is not None and self.policy is not None:
+            raise BurnishError(f"expert={self.expert} and policy=checkpoint cannot both act; give one of them")
 
 
 def collect(config: CollectConfig) -> int:
     if Path(config.out).exists():
         raise BurnishError(f"{config.out} exists already; use another out=")
+    require_writable(Path(config.out).parent)
     worlds = min(config.worlds, config.episodes)
-    raw = make_env(config.env, worlds)
-    env, controller = _actor(config, raw)
-    origin = {"env": {"name": env_name(config.env), "config": to_data(config.env)}, "seed": config.seed}
-    origin |= {"policy": config.policy.path} if config.policy else {"expert": config.expert}
+    if config.policy is None:
+        world, made_by = config.env or TwoModeConfig(), {"expert": config.expert or "clean"}
+        raw = env = make_env(world, worlds)
+        controller: Controller = make_expert(world, worlds, made_by["expert"], seed=config.seed)
+    else:
+        chosen = config.policy
+        policy, trained = load_policy(chosen.path, steps=chosen.steps, guidance=chosen.guidance)
+        world, made_by = config.env or _world_of(trained), {"policy": chosen.path}
+        raw = make_env(world, worlds)
+        env, controller = _seen_by(policy, raw), ChunkController(policy, worlds)
+    origin = {"env": {"name": env_name(world), "config": to_data(world)}, "seed": config.seed, **made_by}
     seeds = [derive(config.seed, "collect", i) for i in range(config.episodes)]
     with tqdm(total=len(seeds), unit="episode", disable=not sys.stderr.isatty()) as bar:
         episodes = record(env, controller, seeds, meta=origin, progress=lambda n, total: _show(bar, n))
@@ -69,17 +81,22 @@ def _show(bar: tqdm, finished: int) -> None:
     bar.update(finished - bar.n)
 
 
-def _actor(config: CollectConfig, raw: VecEnv) -> tuple[VecEnv, Controller]:
-    if config.policy is None:
-        return raw, make_expert(config.env, raw.num_envs, config.expert, seed=config.seed)
-    policy, _ = load_policy(config.policy.path)
+def _world_of(origin: Mapping[str, Any]) -> Any:
+    data = origin.get("env")
+    if not data:
+        raise BurnishError("this policy does not say which world it was trained for; give env=...")
+    return world_from(data)
+
+
+def _seen_by(policy: Any, raw: VecEnv) -> VecEnv:
+    """Histories stacked; actions stay in the world's units, and must be those that the policy learnt."""
     env: VecEnv = raw if policy.spec.history == 1 else HistoryEnv(raw, policy.spec.history)
     check_compatible(policy.spec, env.spec)
     if policy.spec.action != raw.spec.action:
         raise BurnishError(
             f"the policy was trained for actuator limits {policy.spec.action}, but the world has {raw.spec.action}"
         )
-    return env, ChunkController(policy, raw.num_envs)
+    return env
 
 
 def _last_frames(episodes: Episodes, raw: VecEnv) -> Episodes:

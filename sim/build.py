@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ..policies.core.config import from_data
 from ..policies.core.errors import BurnishError, did_you_mean
 from ..policies.core.types import VecEnv
 from .toy import ConstantRewardConfig, LQRConfig, PointReachConfig
@@ -48,6 +50,14 @@ def env_config(name_or_config: Any) -> Any:
     if name_or_config not in ENVS:
         raise BurnishError(f"there is no environment {name_or_config!r}; {did_you_mean(name_or_config, ENVS)}")
     return ENVS[name_or_config].config()
+
+
+def world_from(data: Mapping[str, Any]) -> Any:
+    """The configuration that a dataset or a checkpoint remembers as ``{"name": ..., "config": {...}}``."""
+    name = data.get("name")
+    if name not in ENVS:
+        raise BurnishError(f"there is no environment {name!r}; {did_you_mean(str(name), ENVS)}")
+    return from_data(ENVS[name].config, data.get("config", {}), "env")
 
 
 def make_env(name_or_config: Any, num_envs: int, seed: int = 0, device: torch.device | str = "cpu") -> VecEnv:

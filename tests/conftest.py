@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,14 @@ def demand(needed: str | bool, reason: str = "") -> Any:
 def require() -> Require:
     """``sb3 = require("stable_baselines3")`` or ``require(condition, "reason")``."""
     return demand
+
+
+@pytest.fixture
+def float64() -> Iterator[None]:
+    """Formulae are tested in double precision."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 def pytest_configure(config: pytest.Config) -> None:

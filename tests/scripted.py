@@ -19,7 +19,8 @@ class ScriptedWorld:
     """World i plays its ``script[i]``, a list of (length, kind of end), over and over.
 
     ``state`` is (world, episode, tick): an observation tells where it comes from. The reward of a tick is
-    100 * world + 10 * episode + tick, counted from 1. Inactive rows of a step are NaN.
+    100 * world + 10 * episode + tick, counted from 1. Inactive rows of a step are NaN. Every answer is in the same
+    memory, so whoever keeps an observation without copying it sees it change.
     """
 
     def __init__(self, script: Sequence[Sequence[tuple[int, str]]], image: bool = False, goal: bool = False) -> None:
@@ -34,6 +35,7 @@ class ScriptedWorld:
         self.spec = EnvSpec(ObsSpec(shapes), ActionSpec((-2.0, 0.0), (2.0, 1.0)), 10.0, "test", longest)
         self.episode = torch.full((self.num_envs,), -1)
         self.tick = torch.zeros(self.num_envs, dtype=torch.int64)
+        self._memory: Obs = {}
         self.resets: list[tuple[list[bool], list[int] | None]] = []
         self.taken: list[Tensor] = []
 
@@ -42,7 +44,12 @@ class ScriptedWorld:
         self.resets.append((mask.tolist(), None if seeds is None else list(seeds)))
         self.episode = self.episode + mask
         self.tick = self.tick.masked_fill(mask, 0)
-        return self._obs()
+        return self._answer(self._obs())
+
+    def _answer(self, obs: Obs) -> Obs:
+        for key, x in obs.items():
+            self._memory.setdefault(key, torch.empty_like(x)).copy_(x)
+        return dict(self._memory)
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         active = torch.ones(self.num_envs, dtype=torch.bool) if active is None else active
@@ -61,7 +68,7 @@ class ScriptedWorld:
         }
         # An inactive row may say anything: it claims an end of both kinds, and success.
         return Step(
-            obs,
+            self._answer(obs),
             reward.masked_fill(poison, float("nan")),
             (at_end & kind) | poison,
             (at_end & ~kind) | poison,

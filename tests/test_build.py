@@ -15,7 +15,7 @@ from burnish.policies.core import checkpoint
 from burnish.policies.core.config import from_data, to_data
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.seed import RowNoise
-from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
+from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec, PolicySpec, check_compatible
 
 SPEC = PolicySpec(
     ObsSpec({"state": (3,), "image.top": (3, 16, 16), "goal": (2,)}),
@@ -84,6 +84,13 @@ def test_contract(choice):
     assert (a - policy.act(obs, noise=-start, generator=torch.Generator().manual_seed(1))).abs().max() > 0
     prefix = torch.full((4, 2, 3), 0.125)
     assert torch.equal(policy.act(obs, prefix=prefix, generator=torch.Generator())[:, :2], prefix)
+    assert policy.spec.noise_shape == policy.spec.chunk_shape, "what latent methods steer"
+    for wrong in ((1, 6, 3), (4, 1, 3), (4, 6, 1), (4, 3, 6)):
+        with pytest.raises(BurnishError, match="the actions have shape"):
+            policy.bc_loss(obs, torch.zeros(wrong), generator=torch.Generator())
+    for wrong in ((1, 2, 3), (4, 2, 1), (4, 7, 3)):
+        with pytest.raises(BurnishError, match="the prefix has shape"):
+            policy.act(obs, prefix=torch.zeros(wrong))
     features = policy.features(obs)
     assert all(torch.equal(policy.features(features)[key], features[key]) for key in features), "idempotent"
     loss = policy.bc_loss(obs, chunk.detach(), mask=torch.ones(4, 6, dtype=torch.bool), generator=torch.Generator())
@@ -115,6 +122,51 @@ def test_round_trip_through_a_checkpoint_is_bitwise(choice, tmp_path):
     assert again.spec == policy.spec and again.config == policy.config
     mine, theirs = policy.state_dict(), again.state_dict()
     assert mine.keys() == theirs.keys() and all(torch.equal(mine[key], theirs[key]) for key in mine)
+
+
+def test_another_number_of_steps_is_remembered(tmp_path):
+    policy = make("flow")
+    policy.num_steps = 3
+    checkpoint.save(tmp_path / "p", config=describe(policy), state=policy.state_dict())
+    assert load_policy(tmp_path / "p")[0].num_steps == 3
+    assert load_policy(tmp_path / "p", steps=7)[0].num_steps == 7
+    with pytest.raises(BurnishError, match="goal_drop"):
+        load_policy(tmp_path / "p", guidance=2.0)
+    gaussian = make("gaussian")
+    checkpoint.save(tmp_path / "g", config=describe(gaussian), state=gaussian.state_dict())
+    with pytest.raises(BurnishError, match="single step"):
+        load_policy(tmp_path / "g", steps=7)
+
+
+@pytest.mark.parametrize("kind", ["flow", "diffusion", "gaussian"])
+def test_a_policy_that_dropped_goals_fits_a_world_without_goals_and_another_does_not(kind):
+    data = {"goal_drop": 0.2} if kind == "gaussian" else {"net": {"goal_drop": 0.2}}
+    free = build_policy(from_data(POLICIES[kind].config, data), SPEC)
+    bound = build_policy(POLICIES[kind].config(), SPEC)
+    shapes = {key: shape for key, shape in SPEC.inputs.shapes.items() if key != "goal"}
+    world = EnvSpec(ObsSpec(shapes), SPEC.action, 20.0, "velocity", 10)
+    check_compatible(free.spec, world)
+    with pytest.raises(BurnishError, match="goal"):
+        check_compatible(bound.spec, world)
+
+
+@pytest.mark.parametrize("choice", ["flow", "diffusion", "gaussian"])
+def test_in_evaluation_mode_a_loss_neither_shifts_images_nor_drops_goals(choice, monkeypatch):
+    kind, _ = CHOICES[choice]
+    data = {"goal_drop": 0.9} if kind == "gaussian" else {"net": {"goal_drop": 0.9}}
+    policy = build_policy(from_data(POLICIES[kind].config, data), SPEC)
+    encoder = policy.encoder if kind == "gaussian" else policy.net.encoder
+    shifted, hidden = [], []
+    join, parts = encoder.join, encoder.parts
+    monkeypatch.setattr(encoder, "parts", lambda obs, augment=None: (shifted.append(augment), parts(obs))[1])
+    monkeypatch.setattr(encoder, "join", lambda p, drop=None: (hidden.append(drop), join(p, drop=drop))[1])
+    for training in (True, False):
+        policy.train(training)
+        shifted.clear()
+        hidden.clear()
+        policy.bc_loss(observe(64), torch.zeros(64, 6, 3), generator=torch.Generator().manual_seed(0))
+        assert [source is not None for source in shifted] == [training]
+        assert (hidden[0] is not None and bool(hidden[0].any())) == training
 
 
 def test_the_seed_decides_the_weights_and_the_global_generator_is_left_alone():

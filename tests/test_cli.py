@@ -106,6 +106,15 @@ def test_a_policy_with_history_is_pretrained_evaluated_and_collected(lab, capsys
         (["collect", "episodes=0"], "episodes=0"),
         (["collect", "policy.path=x"], "choose policy=... first"),
         (["collect", "expert=nosy", "out=nothing"], "no expert of level 'nosy'"),
+        (["collect", "policy=flow"], "this choice of policy is not for this verb; choices: checkpoint"),
+        (["collect", "policy=checkpoint", "policy.path=x", "expert=clean"], "cannot both act"),
+        (["collect", "out=/proc/nothing/here"], "/proc"),
+        (["evaluate", "policy.path=x", "videos=-1", "out=y"], "videos=-1"),
+        (["pretrain", "train.lr=nan", "data=x"], "train.lr=nan"),
+        (["pretrain", "train.weight_decay=-1", "data=x"], "train.weight_decay=-1"),
+        (["pretrain", "policy.net.guidance=nan", "policy.net.goal_drop=0.1", "data=x"], "guidance=nan"),
+        (["pretrain", "device=mps", "data=x"], "device=mps"),
+        (["pretrain", "threads=-3", "data=x"], "threads=-3"),
         (["doctor", "deep=true"], "takes no settings"),
         (["refine"], "there is no verb 'refine'"),
     ],
@@ -137,6 +146,33 @@ def test_an_existing_run_is_neither_overwritten_nor_continued_with_other_setting
     assert "resume=true" in refused(capsys, *words)
     assert "train.lr" in refused(capsys, *words, "resume=true", "train.lr=0.5")
     assert tree_hash(lab / "run") == before
+
+
+def test_a_path_that_cannot_be_written_is_said_before_the_work(lab, capsys, tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    before = tree_hash(tmp_path)
+    assert "file" in refused(capsys, "pretrain", f"data={lab}/data", f"out={tmp_path}/file/run", *SMALL)
+    assert "file" in refused(capsys, "evaluate", f"policy.path={lab}/run", f"out={tmp_path}/file")
+    assert "file" in refused(capsys, "collect", f"out={tmp_path}/file/data")
+    assert tree_hash(tmp_path) == before
+
+
+def test_a_moved_run_resumes_and_replaced_data_does_not(lab, capsys, tmp_path):
+    words = ["policy=flow", *SMALL, "resume=true"]
+    shutil.copytree(lab / "run", tmp_path / "run")
+    assert main(["pretrain", f"data={lab}/data", f"out={tmp_path}/run", *words]) == 0
+    assert main(["collect", "episodes=9", f"out={tmp_path}/data"]) == 0
+    before = tree_hash(tmp_path / "run")
+    assert "data_sha256" in refused(capsys, "pretrain", f"data={tmp_path}/data", f"out={tmp_path}/run", *words)
+    assert tree_hash(tmp_path / "run") == before
+
+
+def test_a_comparison_checks_both_first_and_is_kept(lab, capsys, tmp_path):
+    words = ["evaluate", f"policy.path={lab}/run", "policy.steps=2", "trial.episodes=3", f"out={tmp_path}/eval"]
+    assert "nowhere" in refused(capsys, *words, "against=nowhere")
+    assert not list((tmp_path / "eval").iterdir())
+    assert main([*words, f"against={lab}/run"]) == 0
+    assert {p.name for p in (tmp_path / "eval").iterdir()} == {"evaluation.json", "against.json", "comparison.json"}
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate"])

@@ -5,8 +5,6 @@ Its kernels are tested in test_schedule, its samplers in test_samplers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -14,7 +12,6 @@ from torch import Tensor, nn
 
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.seed import RowNoise, generator
-from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from burnish.policies.diffusion import (
     DiffusionConfig,
     DiffusionPolicy,
@@ -23,65 +20,9 @@ from burnish.policies.diffusion import (
     Schedule,
     training_levels,
 )
-from burnish.policies.nets.denoiser import Cond, DenoiserConfig, MlpBodyConfig
+from burnish.policies.nets.denoiser import DenoiserConfig, MlpBodyConfig
 from burnish.policies.nets.mlp import Activation
-
-HORIZON, ACTION = 4, 2
-
-
-@pytest.fixture
-def float64() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-def make_spec(horizon: int = HORIZON, action: int = ACTION, goal: bool = False) -> PolicySpec:
-    shapes: dict[str, tuple[int, ...]] = {"state": (3,)}
-    if goal:
-        shapes["goal"] = (2,)
-    limits = ActionSpec((-1.0,) * action, (1.0,) * action)
-    return PolicySpec(ObsSpec(shapes), limits, horizon, horizon, noise_shape=(horizon, action))
-
-
-def small_net(width: int = 16, **fields: float) -> DenoiserConfig:
-    return DenoiserConfig(mlp=MlpBodyConfig(hidden=[width, width], time_dim=8), **fields)  # type: ignore[arg-type]
-
-
-def make_policy(seed: int = 0, goal: bool = False, guidance: float = 1.0, **fields: object) -> DiffusionPolicy:
-    torch.manual_seed(seed)
-    net = small_net(guidance=guidance, goal_drop=0.1 if goal else 0.0)
-    return DiffusionPolicy(make_spec(goal=goal), DiffusionConfig(net=net, **fields))  # type: ignore[arg-type]
-
-
-def observe(batch: int, goal: bool = False) -> dict[str, Tensor]:
-    made = generator(7, "obs")
-    obs = {"state": torch.randn(batch, 3, generator=made, dtype=torch.float32)}
-    if goal:
-        obs["goal"] = torch.randn(batch, 2, generator=made, dtype=torch.float32)
-    return obs
-
-
-class Stub(nn.Module):
-    """Stands in for the network: remembers the times that it was told, and answers by a function."""
-
-    def __init__(self, answer) -> None:
-        super().__init__()
-        self.answer, self.times, self.inputs = answer, [], []
-
-    def encode(self, obs: dict[str, Tensor], **_: object) -> Cond:
-        return Cond(torch.zeros(obs["state"].shape[0], 1, dtype=torch.get_default_dtype()))
-
-    def forward(self, x: Tensor, times: Tensor, cond: Cond) -> Tensor:
-        self.times.append(times.detach().clone())
-        self.inputs.append(x.detach().clone())
-        return self.answer(x, times)
-
-
-def stub(policy: DiffusionPolicy, answer) -> Stub:
-    net = Stub(answer)
-    policy.net = net  # type: ignore[assignment]
-    return net
+from diffusion_lab import ACTION, HORIZON, make_policy, make_spec, observe, stub
 
 
 def test_same_noise_same_action_and_greedy_is_zero_noise():
@@ -278,7 +219,9 @@ def two_mode_share(policy: DiffusionPolicy) -> tuple[float, float]:
 
 def train_on_two_modes(seed: int, steps: int) -> DiffusionPolicy:
     torch.manual_seed(seed)
-    net = DenoiserConfig(mlp=MlpBodyConfig(hidden=[64, 64], time_dim=8, activation=Activation.relu))
+    net = DenoiserConfig(
+        mlp=MlpBodyConfig(hidden=[64, 64], time_dim=8, activation=Activation.relu, layer_norm=False, residual=False)
+    )
     policy = DiffusionPolicy(make_spec(1, 1), DiffusionConfig(net=net))
     optimizer = torch.optim.Adam(policy.parameters(), 1e-2)
     decay = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, total_iters=max(steps, 1))

@@ -2,71 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from burnish.policies.chain import step_index
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.seed import generator
-from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from burnish.policies.diffusion import (
-    DiffusionConfig,
     DiffusionPolicy,
     Prediction,
     Sampler,
     Spacing,
     training_levels,
 )
-from burnish.policies.nets.denoiser import Cond, DenoiserConfig, MlpBodyConfig
 from burnish.policies.schedule import noisy, target
-
-HORIZON, ACTION = 4, 2
-
-
-def make_policy(**fields: object) -> DiffusionPolicy:
-    limits = ActionSpec((-1.0,) * ACTION, (1.0,) * ACTION)
-    spec = PolicySpec(ObsSpec({"state": (3,)}), limits, HORIZON, HORIZON, noise_shape=(HORIZON, ACTION))
-    torch.manual_seed(0)
-    net = DenoiserConfig(mlp=MlpBodyConfig(hidden=[16, 16], time_dim=8))
-    return DiffusionPolicy(spec, DiffusionConfig(net=net, **fields))  # type: ignore[arg-type]
-
-
-def observe(batch: int) -> dict[str, Tensor]:
-    return {"state": torch.randn(batch, 3, generator=generator(7, "obs"), dtype=torch.float32)}
-
-
-@pytest.fixture
-def float64() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-class Stub(nn.Module):
-    """Stands in for the network: remembers the times that it was told, and answers by a function."""
-
-    def __init__(self, answer) -> None:
-        super().__init__()
-        self.answer, self.times, self.inputs = answer, [], []
-
-    def encode(self, obs: dict[str, Tensor], **_: object) -> Cond:
-        return Cond(torch.zeros(obs["state"].shape[0], 1, dtype=torch.get_default_dtype()))
-
-    def forward(self, x: Tensor, times: Tensor, cond: Cond) -> Tensor:
-        self.times.append(times.detach().clone())
-        self.inputs.append(x.detach().clone())
-        return self.answer(x, times)
-
-
-def stub(policy: DiffusionPolicy, answer) -> Stub:
-    net = Stub(answer)
-    policy.net = net  # type: ignore[assignment]
-    return net
-
+from diffusion_lab import ACTION, HORIZON, Stub, make_policy, observe, stub
 
 MEAN, STD = 0.3, 0.2
 

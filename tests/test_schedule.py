@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor, nn
 
 from burnish.policies.chain import step_index
 from burnish.policies.core.seed import generator
-from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from burnish.policies.diffusion import (
     DiffusionConfig,
     DiffusionPolicy,
@@ -20,30 +17,11 @@ from burnish.policies.diffusion import (
     Spacing,
     training_levels,
 )
-from burnish.policies.nets.denoiser import Cond, DenoiserConfig, MlpBodyConfig
+from burnish.policies.nets.denoiser import Cond
 from burnish.policies.schedule import train_indices
+from diffusion_lab import ACTION, HORIZON, make_policy, observe
 
-HORIZON, ACTION = 4, 2
 DIFFUSERS_NAME = {Prediction.eps: "epsilon", Prediction.sample: "sample", Prediction.v: "v_prediction"}
-
-
-def make_policy(**fields: object) -> DiffusionPolicy:
-    limits = ActionSpec((-1.0,) * ACTION, (1.0,) * ACTION)
-    spec = PolicySpec(ObsSpec({"state": (3,)}), limits, HORIZON, HORIZON, noise_shape=(HORIZON, ACTION))
-    torch.manual_seed(0)
-    net = DenoiserConfig(mlp=MlpBodyConfig(hidden=[16, 16], time_dim=8))
-    return DiffusionPolicy(spec, DiffusionConfig(net=net, **fields))  # type: ignore[arg-type]
-
-
-def observe(batch: int) -> dict[str, Tensor]:
-    return {"state": torch.randn(batch, 3, generator=generator(7, "obs"), dtype=torch.float32)}
-
-
-@pytest.fixture
-def float64() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 class Fixed(nn.Module):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from burnish.policies.build import build_policy
 from burnish.policies.core.chunk import ChunkEnv
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.seed import normal
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from burnish.policies.core.views import BaseEnv, ResidualEnv
+from burnish.policies.flow import FlowConfig
 from burnish.policies.horizon import ChunkController
 from scripted import TERMINATED, TRUNCATED, ScriptedWorld
 
@@ -137,12 +139,27 @@ def test_the_latent_action_is_the_noise_of_the_base():
     torch.testing.assert_close(out.executed, expected, atol=1e-6, rtol=0)
 
 
+def network():
+    spec = PolicySpec(ObsSpec({"state": (3,)}), ActionSpec((-1, -1), (1, 1)), 4, EXECUTE, 1)
+    return build_policy(FlowConfig(steps=3), spec)
+
+
+def test_a_policy_as_it_is_built_can_be_steered():
+    view = BaseEnv(ChunkEnv(worlds(), EXECUTE, 0.9), network(), latent=1.5)
+    view.reset()
+    assert view.step(torch.zeros(N, view.action_dim)).executed.shape == (N, EXECUTE, 2)
+
+
+@pytest.mark.parametrize("base", [Base, network])
 @pytest.mark.parametrize("kind", ["residual", "chunk"])
-def test_views_resume_exactly(kind):
+@pytest.mark.parametrize("cut", range(1, 12))
+def test_views_resume_exactly(kind, base, cut):
+    """Bit for bit, with a real network too: what was planned in one batch is not asked again in another."""
+
     def make():
         if kind == "residual":
-            return ChunkEnv(ResidualEnv(worlds(), ChunkController(Base(), N, seed=2)), EXECUTE, 0.9)
-        return BaseEnv(ChunkEnv(worlds(), EXECUTE, 0.9), Base(), residual=0.3, seed=2)
+            return ChunkEnv(ResidualEnv(worlds(), ChunkController(base(), N, seed=2)), EXECUTE, 0.9)
+        return BaseEnv(ChunkEnv(worlds(), EXECUTE, 0.9), base(), residual=0.3, seed=2)
 
     def play(view, times):
         shape = (N, EXECUTE, 2) if kind == "residual" else (N, view.action_dim)
@@ -151,7 +168,7 @@ def test_views_resume_exactly(kind):
 
     view = make()
     view.reset()
-    play(view, 4)
+    play(view, cut)
     saved = view.state_dict()
     ahead = play(view, 6)
     again = make()

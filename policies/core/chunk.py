@@ -38,7 +38,7 @@ class ChunkEnv:
         self.num_envs, self.device, self.spec = env.num_envs, env.device, env.spec
 
     def reset(self, seeds: Sequence[int] | None = None) -> Obs:
-        return self.env.reset(None, seeds)
+        return map_tree(torch.clone, self.env.reset(None, seeds))
 
     def step(self, chunk: Tensor) -> Outcome:
         """Play a chunk (N, n, A); worlds that end are reset once, after it."""
@@ -51,8 +51,9 @@ class ChunkEnv:
         next_obs: Obs = {}
         for tick in range(self.execute):
             step = self.env.step(chunk[:, tick], None if tick == 0 else active)
-            # Rows of worlds that had ended before this tick are undefined; `where` keeps them out, even a NaN.
-            next_obs = step.obs if tick == 0 else where(active, step.obs, next_obs)
+            # Rows of worlds that had ended before this tick are undefined; `where` keeps them out, even a NaN. The
+            # first observation is copied: a world may answer in the same memory again and again.
+            next_obs = map_tree(torch.clone, step.obs) if tick == 0 else where(active, step.obs, next_obs)
             reward = torch.where(active, reward + self.gamma**tick * step.reward, reward)
             taken = step.info.get("executed", chunk[:, tick])
             executed[:, tick] = torch.where(active[:, None], taken, executed[:, tick])
@@ -66,8 +67,6 @@ class ChunkEnv:
         ended = ~active
         obs = next_obs
         if bool(ended.any()):
-            # The world may answer in the memory of its last observation; next_obs must survive the reset.
-            next_obs = map_tree(torch.clone, next_obs)
             obs = where(ended, self.env.reset(mask=ended), next_obs)
         discount = (torch.pow(self.gamma, steps.double()) * ~terminated).to(reward)
         return Outcome(obs, next_obs, reward, discount, ended, terminated, steps, executed, info)

@@ -48,6 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BurnishError as error:
         sys.stderr.write(f"burnish {verb}: {error}\n")
         return 2
+    except OSError as error:
+        # A full disk, a folder that is a file, no right to write: the system's own words name the place.
+        place = f": {error.filename}" if error.filename else ""
+        sys.stderr.write(f"burnish {verb}: {error.strerror or error}{place}\n")
+        return 2
     except KeyboardInterrupt:
         sys.stderr.write(f"burnish {verb}: interrupted\n")
         return 130
@@ -73,7 +78,12 @@ def run(verb: str, overrides: Sequence[str]) -> int:
     if wants_help:
         sys.stdout.write(usage(verb, compose(verb, schema, groups, words)))
         return 0
-    return entry(to_object(compose(verb, schema, groups, words)))
+    config = to_object(compose(verb, schema, groups, words))
+    for group, kinds in groups.items():
+        chosen = getattr(config, group, None)
+        if chosen is not None and type(chosen) not in kinds.values():
+            raise BurnishError(f"this choice of {group} is not for this verb; choices: {', '.join(kinds)}")
+    return entry(config)
 
 
 def overview() -> str:
@@ -174,6 +184,8 @@ def _sentence(
         return f"cannot read {error.override!r}: {_first_line(error)}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
+        if group and choice.endswith(SCHEMA):
+            return f"this choice of {group} is not for this verb; choices: {', '.join(groups[group])}"
         if group:
             return f"{group}={choice} is not a choice; {did_you_mean(choice, choices().get(group, []))}"
     cause: BaseException | None = error

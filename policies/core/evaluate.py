@@ -1,7 +1,8 @@
 """Fixed seeds, one episode each: success with its interval, and two controllers compared on the same seeds.
 
 An episode depends on its seed and on nothing else: not on the number of worlds, not on the world that played it, not
-on what the other worlds did. Two evaluations over one seed list are therefore paired, episode by episode.
+on what the other worlds did (up to the rounding of a network's matrix products, which know how many rows they have).
+Two evaluations over one seed list are therefore paired, episode by episode.
 """
 
 from __future__ import annotations

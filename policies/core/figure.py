@@ -36,7 +36,8 @@ def draw(panels: Sequence[Panel], scene: Sequence[Disc], path: Path, title: str)
 
     figure = Figure(figsize=(3 * len(panels), 6), layout="constrained")
     figure.suptitle(title, fontsize=11)
-    above, below = figure.subfigures(2, 1, height_ratios=(1, 1))
+    halves: Any = figure.subfigures(2, 1)
+    above, below = halves
     for axes, panel in zip(above.subplots(1, len(panels), sharex=True, sharey=True), panels, strict=True):
         _draw_paths(axes, panel, scene)
     bars, curves = below.subplots(1, 2)

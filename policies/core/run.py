@@ -28,6 +28,7 @@ import json
 import math
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -209,6 +210,13 @@ def read_metrics(path: Path | str) -> list[dict[str, float]]:
     """The lines of ``metrics.jsonl`` in the run folder ``path``; a last line that was torn by a kill is left out."""
     lines = (Path(path) / METRICS).read_text(encoding="utf-8").splitlines()
     return [{name: float(value) for name, value in json.loads(line).items()} for line in lines if _step(line) >= 0]
+
+
+def require_writable(folder: Path | str) -> None:
+    """Make ``folder`` and write to it once: hours of work must not end at a disk that never could take them."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass
 
 
 def _step(line: str) -> int:

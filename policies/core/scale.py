@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -17,6 +18,8 @@ class Scale:
     """The affine map of [-1, 1] onto the limits of an ``ActionSpec``, clipped on both sides."""
 
     def __init__(self, action: ActionSpec, device: torch.device | str = "cpu") -> None:
+        if not all(map(math.isfinite, (*action.low, *action.high))):
+            raise BurnishError(f"actions can be scaled only between finite limits, got {action.low} and {action.high}")
         low = torch.tensor(action.low, dtype=torch.float64, device=device)
         high = torch.tensor(action.high, dtype=torch.float64, device=device)
         self.low, self.high = low.float(), high.float()
@@ -24,8 +27,9 @@ class Scale:
 
     def to_actuator(self, action: Tensor) -> Tensor:
         """Exact at both ends; clipped twice, because rounding must not leave the limits, not even by one ulp."""
-        units = torch.lerp(self.low, self.high, (action.clamp(-1, 1) + 1) / 2)
-        return torch.minimum(torch.maximum(units, self.low), self.high)
+        low, high = self.low.to(action.dtype), self.high.to(action.dtype)
+        units = torch.lerp(low, high, (action.clamp(-1, 1) + 1) / 2)
+        return torch.minimum(torch.maximum(units, low), high)
 
     def to_unit(self, action: Tensor) -> Tensor:
         return ((action - self.centre) / self.half).clamp(-1, 1)

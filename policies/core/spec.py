@@ -99,7 +99,8 @@ class PolicySpec:
     execute: int
     start: int = 0
     history: int = 1
-    noise_shape: tuple[int, ...] | None = None
+    noise_shape: tuple[int, ...] | None = None  # what ``act(noise=)`` takes; set by the policy itself
+    goal_free: bool = False  # trained to act without its goal too; set by the policy itself
     control_hz: float | None = None
     action_mode: str | None = None
 
@@ -144,11 +145,12 @@ class PolicySpec:
 def check_compatible(policy: PolicySpec, env: EnvSpec) -> None:
     """``env`` is the world as the policy would see it (after history stacking and scaling)."""
     needed, given = policy.inputs.shapes, env.obs.shapes
-    missing = sorted(set(needed) - set(given))
+    spared = {key for key in needed if policy.goal_free and key.startswith("goal")}
+    missing = sorted(set(needed) - set(given) - spared)
     if missing:
         raise BurnishError(f"the policy needs the observations {missing}, but the environment gives {sorted(given)}")
     for key, shape in needed.items():
-        if given[key] != shape:
+        if key in given and given[key] != shape:
             raise BurnishError(f"the policy needs {key!r} of shape {shape}, but the environment gives {given[key]}")
     if policy.action.dim != env.action.dim:
         raise BurnishError(f"the policy acts in {policy.action.dim} dimensions, the environment in {env.action.dim}")

@@ -78,7 +78,10 @@ class Decision(NamedTuple):
 
 @runtime_checkable
 class VecEnv(Protocol):
-    """N worlds at control time. Rows outside ``mask`` or ``active`` are not touched."""
+    """N worlds at control time. Rows outside ``mask`` or ``active`` are not touched.
+
+    A world may answer in the same memory again and again: who keeps an observation beyond the next call copies it.
+    """
 
     num_envs: int
     device: torch.device

@@ -20,7 +20,7 @@ from .chunk import ChunkEnv
 from .errors import BurnishError
 from .seed import EpisodeSeeds, RowNoise
 from .spec import ActionSpec, ObsSpec
-from .tree import check, index
+from .tree import check, index, map_tree
 from .types import Controller, Obs, Outcome, Policy, Step, VecEnv
 from .wrapper import Wrapper
 
@@ -63,7 +63,7 @@ class ResidualEnv(Wrapper):
         return {**self._obs, "base_action": self.base.peek(self._obs)}
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "base": self.base.state_dict(), "obs": self._obs}
+        return {**super().state_dict(), "base": self.base.state_dict(), "obs": map_tree(torch.clone, self._obs)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
@@ -168,7 +168,7 @@ class BaseEnv:
             "env": self.env.state_dict(),
             "seeds": self._seeds.state_dict(),
             "decision": self._decision,
-            "obs": self._obs,
+            "obs": map_tree(torch.clone, self._obs),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

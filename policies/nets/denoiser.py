@@ -9,6 +9,7 @@ the network, so that the sampler and the density of a chain can never disagree a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..chain import drop_rows, require_chunk
 from ..core.errors import BurnishError
 from ..core.spec import PolicySpec
 from ..core.tree import check
@@ -53,8 +55,10 @@ class DenoiserConfig:
     goal_drop: float = 0.0  # share of training rows whose goal is hidden
 
     def __post_init__(self) -> None:
-        if not 0 <= self.goal_drop <= 1:
-            raise BurnishError(f"goal_drop is a share of the training rows in [0, 1], got {self.goal_drop}")
+        if not 0 <= self.goal_drop < 1:
+            raise BurnishError(f"goal_drop is a share of the training rows in [0, 1), got {self.goal_drop}")
+        if not math.isfinite(self.guidance):
+            raise BurnishError(f"guidance={self.guidance} must be a finite number")
         if self.guidance != 1 and self.goal_drop == 0:
             raise BurnishError(
                 f"guidance={self.guidance} needs a policy that also learned without its goal; "
@@ -79,6 +83,7 @@ class Denoiser(nn.Module):
 
     def __init__(self, spec: PolicySpec, config: DenoiserConfig, num_times: int = 1) -> None:
         super().__init__()
+        self.spec, self.goal_drop = spec, config.goal_drop
         self.encoder = ObsEncoder(spec, config.encoder)
         self.guidance = float(config.guidance)
         self.num_times = num_times
@@ -114,6 +119,18 @@ class Denoiser(nn.Module):
         if drop is not None or self.guidance == 1 or parts.given is None:
             return Cond(given)
         return Cond(given, self.encoder.join(parts, drop=torch.ones_like(parts.given)))
+
+    def encode_for_loss(
+        self, obs: Mapping[str, Tensor], action: Tensor, drop: Tensor | None, generator: torch.Generator | None
+    ) -> Cond:
+        """The condition of a training batch: in training mode images are shifted and goals dropped at random."""
+        require_chunk(self.spec, action, len(next(iter(obs.values()))))
+        random = generator if self.training else None
+        if drop is None and self.training:
+            drop = drop_rows(self.goal_drop, len(action), generator, action.device)
+        if drop is None:
+            drop = torch.zeros(len(action), dtype=torch.bool, device=action.device)
+        return self.encode(obs, drop=drop, augment=random)
 
     def forward(self, x: Tensor, times: Tensor, cond: Cond) -> Tensor:
         """x (B, H, A), times (B, num_times) in [0, 1] -> (B, H, A)."""
