@@ -42,7 +42,7 @@ GROUPS: dict[str, dict[str, type]] = {
 
 @dataclass
 class ChunkConfig:
-    """What a policy sees and predicts at once; DESIGN: a chunk begins ``start`` steps before now."""
+    """What a policy sees and predicts at once. A chunk begins ``start`` steps before now."""
 
     horizon: int = 8
     execute: int = 4

@@ -36,7 +36,7 @@ class TwoModeConfig:
     goal_radius: float = 0.2  # m
     half_width: float = 0.9  # m, of the corridor
     # Episodes differ by the disturbance, not by their start: a network can learn by heart which of 400 different
-    # starts went up, and then even the mean has a side (least squares: 0.80 of 400 starts spread over 2 cm by 6 cm).
+    # starts went up, and then even the mean has a side.
     start_spread: float = 0.0  # m, half the range of the start's y
     start_length: float = 0.0  # m, half the range of the start's x
     noise: float = 0.05  # m/s, standard deviation of a disturbance of the velocity

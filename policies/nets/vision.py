@@ -55,7 +55,7 @@ class VisionNet(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        # Channels last: on a CPU the update of a policy with a camera is 1.35 times as fast.
+        # Channels last is the faster layout for these small convolutions, on a CPU.
         scaled = images.to(next(self.parameters()).dtype, memory_format=torch.channels_last) / 127.5 - 1
         return self.project(self.convolutions(scaled).contiguous())
 
