@@ -12,7 +12,8 @@ import torch
 from ..policies.core.config import from_data
 from ..policies.core.errors import BurnishError, did_you_mean
 from ..policies.core.types import VecEnv
-from .toy import ConstantRewardConfig, LQRConfig, PointReachConfig
+from .point_reach import PointReachConfig
+from .toy import ConstantRewardConfig, LQRConfig
 from .two_mode import TwoModeConfig
 
 
@@ -26,7 +27,7 @@ class EnvKind:
 
 
 ENVS: dict[str, EnvKind] = {
-    "point_reach": EnvKind(PointReachConfig, "toy:PointReach", "a point goes to a goal drawn per episode"),
+    "point_reach": EnvKind(PointReachConfig, "point_reach:PointReach", "a point goes to a goal drawn per episode"),
     "lqr": EnvKind(LQRConfig, "toy:LQR", "linear dynamics and quadratic cost, with the value known by Riccati"),
     "constant_reward": EnvKind(ConstantRewardConfig, "toy:ConstantReward", "reward 1 for ever, V = 1 / (1 - gamma)"),
     "two_mode": EnvKind(TwoModeConfig, "two_mode:TwoMode", "around an obstacle, where the mean of both ways crashes"),

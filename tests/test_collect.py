@@ -9,7 +9,8 @@ from burnish.policies.core.errors import BurnishError
 from burnish.sim.build import make_env
 from burnish.sim.collect import collect
 from burnish.sim.experts import make_expert
-from burnish.sim.toy import ConstantRewardConfig, Order, PointReachConfig
+from burnish.sim.point_reach import Order, PointReachConfig
+from burnish.sim.toy import ConstantRewardConfig
 
 SEEDS = [11, 3, 7, 19, 2, 5, 23, 31, 13, 17, 29]  # more than the worlds, not sorted, and no multiple of their number
 NOISY_REACH = PointReachConfig(noise=0.2, image=True)

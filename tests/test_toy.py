@@ -14,18 +14,8 @@ from burnish.policies.core.types import VecEnv
 from burnish.sim.build import ENVS, env_name, make_env
 from burnish.sim.experts import EXPERTS, make_expert
 from burnish.sim.experts.toy import TwoModeExpert, TwoModeWay
-from burnish.sim.toy import (
-    LQR,
-    ConstantReward,
-    ConstantRewardConfig,
-    End,
-    LQRConfig,
-    Order,
-    PointReach,
-    PointReachConfig,
-    Reward,
-    lqr_matrices,
-)
+from burnish.sim.point_reach import Order, PointReach, PointReachConfig, Reward
+from burnish.sim.toy import LQR, ConstantReward, ConstantRewardConfig, End, LQRConfig, lqr_matrices
 from burnish.sim.two_mode import TwoMode, TwoModeConfig
 
 # Every observation, every kind of noise, and episodes that end both ways within 30 ticks.

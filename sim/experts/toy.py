@@ -15,8 +15,9 @@ from torch import Tensor
 from ...policies.core import tree
 from ...policies.core.seed import normal
 from ...policies.core.types import Obs
+from ..point_reach import Order, PointReachConfig
 from ..torch_world import Clock, linear, restored
-from ..toy import LQRConfig, Order, PointReachConfig, lqr_solve
+from ..toy import LQRConfig, lqr_solve
 from ..two_mode import GOAL, TwoModeConfig
 
 

@@ -1,0 +1,157 @@
+"""PointReach: a point goes to a goal that is drawn per episode; many decisions per episode. In pure torch.
+
+It keeps the promises of the closed-form worlds in `toy.py`, and `dtype=torch.float64` is for tests here too.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..policies.core import tree
+from ..policies.core.errors import BurnishError
+from ..policies.core.seed import normal
+from ..policies.core.spec import ActionSpec, EnvSpec, ObsSpec
+from ..policies.core.types import Obs, Step
+from .torch_world import Clock, distance, paint, pixel_distance, restored
+
+
+class Order(enum.Enum):
+    """What an action commands. Names are lower case: configuration reads them by name."""
+
+    velocity = "velocity"  # m/s; the state is the position
+    acceleration = "acceleration"  # m/s^2; the state is position and velocity
+
+
+class Reward(enum.Enum):
+    distance = "distance"  # minus the distance to the goal in metres
+    dense = "dense"  # in (0, 1], one half at 0.2 m from the goal
+    sparse = "sparse"  # 1 at the goal, else 0
+
+
+@dataclass
+class PointReachConfig:
+    dim: int = 2
+    order: Order = Order.velocity
+    reward: Reward = Reward.distance
+    terminate: bool = True  # an episode ends at its goal
+    goal_in_state: bool = False  # the goal is part of ``state``, and there is no key ``goal``
+    image: bool = False  # adds ``image.top`` (3, 16, 16): the point in red, the goal in green
+    radius: float = 0.08  # m, closer than that is at the goal
+    noise: float = 0.0  # standard deviation of a disturbance of the action, in its units
+    control_hz: float = 20.0
+    max_steps: int = 60
+
+    def __post_init__(self) -> None:
+        if self.dim < 1 or self.max_steps < 1 or self.radius <= 0 or self.noise < 0 or self.control_hz <= 0:
+            raise BurnishError(
+                "point_reach needs dim, max_steps, radius and control_hz above 0, and noise of at least 0"
+            )
+        if self.image and self.dim != 2:
+            raise BurnishError(f"point_reach draws its image in a plane, but dim={self.dim}; use dim=2 or image=false")
+        if self.reward is Reward.dense and self.terminate:
+            raise BurnishError(
+                "point_reach with reward=dense pays for every step, so with terminate=true it would teach the point to "
+                "wait outside the goal; use terminate=false or reward=distance"
+            )
+
+
+class PointReach:
+    """A point in the box [-1, 1]^dim (m) goes to a goal that is drawn per episode. Many decisions per episode."""
+
+    def __init__(
+        self,
+        num_envs: int,
+        config: PointReachConfig | None = None,
+        *,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.config = config = config or PointReachConfig()
+        self.num_envs, self.device, self.dtype = num_envs, torch.device(device), dtype
+        parts = 1 + (config.order is Order.acceleration) + config.goal_in_state
+        shapes: dict[str, tuple[int, ...]] = {"state": (parts * config.dim,)}
+        if not config.goal_in_state:
+            shapes["goal"] = (config.dim,)
+        if config.image:
+            shapes["image.top"] = (3, 16, 16)
+        self.limit = 1.0 if config.order is Order.velocity else 4.0
+        action = ActionSpec((-self.limit,) * config.dim, (self.limit,) * config.dim)
+        self.spec = EnvSpec(ObsSpec(shapes), action, config.control_hz, config.order.value, config.max_steps)
+        self._clock = Clock(num_envs, seed, device)
+        zero = torch.zeros(num_envs, config.dim, device=self.device, dtype=dtype)
+        self._state = {"position": zero, "velocity": zero, "goal": zero}
+
+    def reset(self, mask: Tensor | None = None, seeds: Sequence[int] | None = None) -> Obs:
+        mask = self._clock.begin(mask, seeds)
+        drawn = self._clock.noise("reset").uniform((self.num_envs, 2, self.config.dim)).to(self.dtype) * 1.8 - 0.9
+        fresh = {"position": drawn[:, 0], "velocity": torch.zeros_like(drawn[:, 0]), "goal": drawn[:, 1]}
+        self._state = tree.where(mask, fresh, self._state)
+        return self._observe()
+
+    def step(self, action: Tensor, active: Tensor | None = None) -> Step:
+        config, old = self.config, self._state
+        tree.check(action, f"{self.num_envs} {config.dim}")
+        executed = action.to(self.dtype).clamp(-self.limit, self.limit)
+        force = executed
+        if config.noise > 0:
+            source = self._clock.noise("dynamics")
+            force = force + config.noise * normal(force.shape, source, device=self.device, dtype=self.dtype)
+        dt = 1 / config.control_hz
+        velocity = force if config.order is Order.velocity else old["velocity"] + dt * force
+        position = (old["position"] + dt * velocity.clamp(-1, 1)).clamp(-1, 1)
+        # The velocity that really happened, so that a wall or the speed limit stops the point.
+        new = {"position": position, "velocity": (position - old["position"]) / dt, "goal": old["goal"]}
+        active = self._clock.advance(active)
+        self._state = tree.where(active, new, old)
+
+        away = distance(position, old["goal"])
+        success = away <= config.radius
+        if config.reward is Reward.distance:
+            reward = -away
+        elif config.reward is Reward.dense:
+            reward = 1 / (1 + (away / 0.2).square())
+        else:
+            reward = success.to(self.dtype)
+        terminated = success & config.terminate
+        truncated = (self._clock.tick >= config.max_steps) & ~terminated
+        return Step(self._observe(), reward, terminated, truncated, {"success": success, "executed": executed})
+
+    def _observe(self) -> Obs:
+        state, config = self._state, self.config
+        parts = [state["position"]]
+        if config.order is Order.acceleration:
+            parts.append(state["velocity"])
+        if config.goal_in_state:
+            parts.append(state["goal"])
+        obs = {"state": torch.cat(parts, dim=-1)}
+        if not config.goal_in_state:
+            obs["goal"] = state["goal"]
+        if config.image:
+            # A cone of 0.3 m around each, so that its brightness tells the place to much less than a pixel.
+            cones = [1 - pixel_distance(state[key], 16, 1.0) / 0.3 for key in ("position", "goal")]
+            channels = torch.stack([*cones, torch.zeros_like(cones[0])], dim=1)
+            obs["image.top"] = (255 * channels.clamp(0, 1)).to(torch.uint8)
+        return obs
+
+    def render(self, size: int = 128) -> Tensor:
+        """(N, size, size, 3) uint8, on the world's device."""
+        if self.config.dim != 2:
+            raise BurnishError(f"point_reach can be drawn in a plane only, but dim={self.config.dim}")
+        picture = torch.full((self.num_envs, size, size, 3), 255, dtype=torch.uint8, device=self.device)
+        goal = pixel_distance(self._state["goal"], size, 1.0) <= self.config.radius
+        point = pixel_distance(self._state["position"], size, 1.0) <= 0.04
+        return paint(paint(picture, goal, (120, 200, 120)), point, (200, 60, 40))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**self._clock.state_dict(), **tree.map_tree(torch.clone, self._state)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._clock.load_state_dict(state)
+        self._state = restored(self._state, state)
