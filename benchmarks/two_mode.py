@@ -48,7 +48,7 @@ def trial(name: str, seed: int, data: Episodes, steps: int | None, episodes: int
     """Pretrain one policy and let it act on ``episodes`` fresh seeds."""
     words = [f"policy={name}", "experiment=two_mode", "data=unused", f"seed={seed}"]
     words += [f"train.steps={steps}"] if steps else []
-    config: PretrainConfig = to_object(compose("pretrain", PretrainConfig, GROUPS, words))
+    config: PretrainConfig = to_object(compose("pretrain", PretrainConfig, GROUPS["pretrain"], words))
     spec = PolicySpec(data.spec.obs, data.spec.action, **to_data(config.chunk))
     learner = ImitationLearner(build_policy(config.policy, spec, seed=seed), data, config.train, seed=seed)
     start = time.perf_counter()

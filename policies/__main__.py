@@ -33,10 +33,11 @@ from .imitate import ImitateConfig, ImitationLearner, imitate
 from .quickstart import QuickstartConfig
 from .quickstart import quickstart as run_quickstart
 
-# Hydra groups of the verbs below: group -> choice -> dataclass.
-GROUPS: dict[str, dict[str, type]] = {
-    "policy": {**{name: kind.config for name, kind in POLICIES.items()}, "checkpoint": CheckpointConfig},
-    "env": {name: kind.config for name, kind in ENVS.items()},
+# Hydra groups of each verb below: verb -> group -> choice -> dataclass.
+WORLDS = {name: kind.config for name, kind in ENVS.items()}
+GROUPS: dict[str, dict[str, dict[str, type]]] = {
+    "pretrain": {"policy": {name: kind.config for name, kind in POLICIES.items()}, "env": WORLDS},
+    "evaluate": {"policy": {"checkpoint": CheckpointConfig}, "env": WORLDS},
 }
 
 
@@ -91,6 +92,8 @@ class EvaluateConfig:
 
 def pretrain(config: PretrainConfig) -> int:
     device = prepare(config.device, config.threads)
+    if not Path(config.data).is_dir():
+        raise BurnishError(f"there is no dataset at {config.data}; `burnish collect` makes one")
     episodes = read_lerobot(config.data)
     spec = PolicySpec(
         obs=episodes.spec.obs,
@@ -105,7 +108,10 @@ def pretrain(config: PretrainConfig) -> int:
     trial = trial_of(env_data, spec, config.trial, device)
     # Other threads may round otherwise; a run that was moved is still the same run.
     settings = to_data(config) | {"data_sha256": fingerprint(config.data)}
-    with Run(config.out, settings, resume=config.resume, changeable={"resume", "threads", "out", "data"}) as run:
+    free = {"resume", "threads", "out", "data"}
+    with Run(config.out, settings, resume=config.resume, changeable=free, progress_every_s=10) as run:
+        if run.start >= config.train.steps:
+            say(f"{config.out} has reached its {config.train.steps} steps already; nothing is trained")
         finished = imitate(learner, run, evaluate=trial, origin={"env": env_data, "data": config.data})
     if not finished:
         say(f"stopped at step {learner.step} of {config.train.steps}; continue with resume=true")
@@ -116,8 +122,6 @@ def pretrain(config: PretrainConfig) -> int:
 
 def evaluate(config: EvaluateConfig) -> int:
     device = prepare(config.device, config.threads)
-    if not isinstance(config.policy, CheckpointConfig):
-        raise BurnishError("evaluate needs a trained policy: policy=checkpoint policy.path=runs/...")
     if config.videos and config.out is None:
         raise BurnishError(f"videos={config.videos} needs a folder to write to: out=...")
     if not 0 <= config.videos <= config.trial.episodes:
@@ -133,9 +137,16 @@ def evaluate(config: EvaluateConfig) -> int:
     ]
     if config.against is not None:
         entries.append(("against", config.against, load_policy(config.against, device)))
+    world = shared_world(config.env, [(path, origin.get("env")) for _, path, (_, origin) in entries])
+    if out is not None:
+        about = {"world": world, "settings": to_data(config)}
+        (out / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     results: list[Evaluation] = []
-    for name, path, (policy, origin) in entries:
-        env = world_for(policy.spec, origin_of(config.env) or origin.get("env"), config.trial.worlds, device)
+    for name, path, (policy, _) in entries:
+        env = world_for(policy.spec, world, config.trial.worlds, device)
+        unseen = sorted(set(policy.spec.inputs.shapes) - set(env.spec.obs.shapes))
+        if unseen:
+            say(f"note: this world gives no {', '.join(unseen)}; {path} acts without")
         controller = ChunkController(policy, env.num_envs, greedy=config.trial.greedy, device=device)
         filmed = seeds[: config.videos] if name == "evaluation" else []
         video = out / "videos" if out is not None and filmed else None
@@ -152,8 +163,20 @@ def evaluate(config: EvaluateConfig) -> int:
 
 
 def quickstart(config: QuickstartConfig) -> int:
-    obstacle = Disc(0.0, 0.0, TwoModeConfig().obstacle_radius, "#C44E52")
-    return run_quickstart(config, [obstacle, Disc(*GOAL, TwoModeConfig().goal_radius, "#A8D5A2")])
+    obstacle = Disc(0.0, 0.0, TwoModeConfig().obstacle_radius, "#E39A9C", "obstacle")
+    return run_quickstart(config, [obstacle, Disc(*GOAL, TwoModeConfig().goal_radius, "#A8D5A2", "goal")])
+
+
+def shared_world(chosen: Any, origins: list[tuple[str, dict[str, Any] | None]]) -> dict[str, Any] | None:
+    """One world for all: the one that was asked for, else the one that every policy was trained for. Episodes of two
+    worlds are no pairs, whatever their seeds."""
+    if chosen is not None:
+        return origin_of(chosen)
+    (first, world), *others = origins
+    for path, other in others:
+        if other != world:
+            raise BurnishError(f"{first} and {path} were trained for different worlds; name one to compare in: env=...")
+    return world
 
 
 def fingerprint(data: str) -> str:
@@ -211,7 +234,7 @@ def trial_of(
     def trial(policy: Any, step: int) -> dict[str, Any]:
         controller = ChunkController(policy, env.num_envs, greedy=config.greedy, device=device)
         result = run_evaluation(env, controller, seeds)
-        say(f"step {step}: {in_words(result)}")
+        say(f"step {step}, on seeds kept for selection: {in_words(result)}")
         return {f"trial/{key}": value for key, value in result.summary().items()}
 
     return trial

@@ -15,7 +15,7 @@ from ..policies.core.chunk import HistoryEnv
 from ..policies.core.cli import main
 from ..policies.core.config import to_data
 from ..policies.core.errors import BurnishError
-from ..policies.core.run import require_writable
+from ..policies.core.run import progress_bar, require_writable
 from ..policies.core.seed import derive
 from ..policies.core.spec import check_compatible, stacked_by_history
 from ..policies.core.types import Controller, VecEnv
@@ -27,9 +27,11 @@ from .collect import collect as record
 from .experts import make_expert
 from .two_mode import TwoModeConfig
 
-GROUPS: dict[str, dict[str, type]] = {
-    "env": {name: kind.config for name, kind in ENVS.items()},
-    "policy": {"checkpoint": CheckpointConfig},
+GROUPS: dict[str, dict[str, dict[str, type]]] = {
+    "collect": {
+        "env": {name: kind.config for name, kind in ENVS.items()},
+        "policy": {"checkpoint": CheckpointConfig},
+    },
 }
 
 
@@ -67,13 +69,14 @@ def collect(config: CollectConfig) -> int:
         env, controller = _seen_by(policy, raw), ChunkController(policy, worlds)
     origin = {"env": {"name": env_name(world), "config": to_data(world)}, "seed": config.seed, **made_by}
     seeds = [derive(config.seed, "collect", i) for i in range(config.episodes)]
-    with tqdm(total=len(seeds), unit="episode", disable=not sys.stderr.isatty()) as bar:
+    with progress_bar(len(seeds), "episode") as bar:
         episodes = record(env, controller, seeds, meta=origin, progress=lambda n, total: _show(bar, n))
     if env is not raw:
         episodes = _last_frames(episodes, raw)
     write_lerobot(episodes, config.out)
     wins = sum(episode.success for episode in episodes)
-    sys.stdout.write(f"{config.out}: {len(episodes)} episodes, {episodes.frames} frames, {wins} successful\n")
+    size = f"{len(episodes)} episodes, {episodes.frames} frames, {wins} successful"
+    sys.stdout.write(f"{config.out}: {env_name(world)}, {size}\n")
     return 0
 
 

@@ -172,7 +172,27 @@ def test_a_comparison_checks_both_first_and_is_kept(lab, capsys, tmp_path):
     assert "nowhere" in refused(capsys, *words, "against=nowhere")
     assert not list((tmp_path / "eval").iterdir())
     assert main([*words, f"against={lab}/run"]) == 0
-    assert {p.name for p in (tmp_path / "eval").iterdir()} == {"evaluation.json", "against.json", "comparison.json"}
+    kept = {"about.json", "evaluation.json", "against.json", "comparison.json"}
+    assert {p.name for p in (tmp_path / "eval").iterdir()} == kept
+    assert json.loads((tmp_path / "eval/about.json").read_text())["world"]["name"] == "two_mode"
+
+
+def test_policies_of_two_worlds_are_not_pairs(lab, capsys):
+    assert main(["collect", "env=two_mode", "env.noise=0.2", "episodes=4", f"out={lab}/rough"]) == 0
+    assert main(["pretrain", "policy=flow", f"data={lab}/rough", f"out={lab}/rough_run", *SMALL]) == 0
+    words = ["evaluate", f"policy.path={lab}/run", f"against={lab}/rough_run", "trial.episodes=3"]
+    assert "different worlds" in refused(capsys, *words)
+    assert main([*words, "env=two_mode"]) == 0
+
+
+def test_help_offers_only_what_the_verb_can_use(capsys):
+    offered = {}
+    for verb in ("pretrain", "evaluate", "collect"):
+        assert main([verb, "--help"]) == 0
+        line = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("  policy="))
+        offered[verb] = line.strip().removeprefix("policy=").split("|")
+    assert offered["evaluate"] == offered["collect"] == ["checkpoint"]
+    assert "checkpoint" not in offered["pretrain"] and {"flow", "shortcut", "diffusion"} <= set(offered["pretrain"])
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate"])
@@ -214,7 +234,7 @@ def test_help_lists_groups_choices_and_settings(capsys):
     assert all(verb in overview for verb in VERBS)
     assert main(["pretrain", "policy=diffusion", "--help"]) == 0
     text = capsys.readouterr().out
-    assert "policy=checkpoint|diffusion" in text and "env=constant_reward" in text
+    assert "policy=diffusion|diffusion_unet|flow" in text and "env=constant_reward" in text
     assert "policy.sampler=ddim  (ddpm|ddim|heun|dpm)" in text and "data=???" in text
     assert "_schema" not in text
 

@@ -24,7 +24,7 @@ class Verb(NamedTuple):
 
 
 VERBS: dict[str, Verb] = {
-    "collect": Verb("burnish.sim.__main__:collect", "record demonstrations of an expert or a policy"),
+    "collect": Verb("burnish.sim.__main__:collect", "record demonstrations of an expert (clean, noisy) or of a policy"),
     "pretrain": Verb("burnish.policies.__main__:pretrain", "train a policy by imitation"),
     "evaluate": Verb(
         "burnish.policies.__main__:evaluate", "success of a policy on fixed seeds, alone or against another"
@@ -73,10 +73,10 @@ def run(verb: str, overrides: Sequence[str]) -> int:
         if overrides:
             raise BurnishError(f"takes no settings, but got {' '.join(overrides)}")
         return entry()
-    groups: Mapping[str, Mapping[str, type]] = getattr(module, "GROUPS", {})
+    groups: Mapping[str, Mapping[str, type]] = module.GROUPS.get(verb, {})
     words = [word for word in overrides if word not in ("-h", "--help")]
     if wants_help:
-        sys.stdout.write(usage(verb, compose(verb, schema, groups, words)))
+        sys.stdout.write(usage(verb, compose(verb, schema, groups, words), groups))
         return 0
     config = to_object(compose(verb, schema, groups, words))
     for group, kinds in groups.items():
@@ -130,11 +130,12 @@ def to_object(composed: Any) -> Any:
         raise BurnishError(_first_line(error)) from error
 
 
-def usage(verb: str, composed: Any) -> str:
+def usage(verb: str, composed: Any, groups: Mapping[str, Mapping[str, type]]) -> str:
     """Groups with their choices, then every setting with its value as composed so far."""
     lines = [f"usage: burnish {verb} [key=value] [group=choice] ...", "", f"  {VERBS[verb].doc}", ""]
-    used = {"experiment", *(str(key) for key in composed)}
-    shown = {group: names for group, names in choices().items() if group in used}
+    text = resources.files("burnish.configs").joinpath(f"{verb}.yaml").read_text()
+    used = {str(key) for key in composed} | ({"experiment"} if "experiment:" in text else set())
+    shown = {group: names for group, names in choices(groups).items() if group in used}
     if shown:
         lines += ["groups"]
         lines += [f"  {group}={'|'.join(names)}" for group, names in sorted(shown.items())]
@@ -143,14 +144,25 @@ def usage(verb: str, composed: Any) -> str:
     return "\n".join(lines) + "\n"
 
 
-def choices() -> dict[str, list[str]]:
-    """Group -> the names of its YAML files."""
+def choices(groups: Mapping[str, Mapping[str, type]]) -> dict[str, list[str]]:
+    """Group -> names of its YAML files; in a group of the verb only those that stand on one of its dataclasses."""
+    import yaml
+
     found: dict[str, list[str]] = {}
     for folder in resources.files("burnish.configs").iterdir():
-        if folder.is_dir():
-            names = sorted(file.name[: -len(".yaml")] for file in folder.iterdir() if file.name.endswith(".yaml"))
-            if names:
-                found[folder.name] = names
+        if not folder.is_dir():
+            continue
+        texts = {f.name[: -len(".yaml")]: f.read_text() for f in folder.iterdir() if f.name.endswith(".yaml")}
+
+        def root(name: str, texts: Mapping[str, str] = texts) -> str:
+            while name in texts:
+                name = str(yaml.safe_load(texts[name])["defaults"][0])
+            return name.removesuffix(SCHEMA)
+
+        kinds = groups.get(folder.name)
+        names = sorted(name for name in texts if kinds is None or root(name) in kinds)
+        if names:
+            found[folder.name] = names
     return found
 
 
@@ -187,7 +199,7 @@ def _sentence(
         if group and choice.endswith(SCHEMA):
             return f"this choice of {group} is not for this verb; choices: {', '.join(groups[group])}"
         if group:
-            return f"{group}={choice} is not a choice; {did_you_mean(choice, choices().get(group, []))}"
+            return f"{group}={choice} is not a choice; {did_you_mean(choice, choices(groups).get(group, []))}"
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, errors.OmegaConfBaseException):
         cause = cause.__cause__
@@ -216,7 +228,7 @@ def _nearest(key: str, schema: type, groups: Mapping[str, Mapping[str, type]], o
                 known |= {field for field, _ in _fields(kind, group)}
     if key in known:
         group = key.partition(".")[0]
-        return f"choose {group}=... first ({'|'.join(choices().get(group, []))})"
+        return f"choose {group}=... first ({'|'.join(choices(groups).get(group, []))})"
     return did_you_mean(key, known)
 
 

@@ -116,6 +116,8 @@ def evaluate(
     folder ``video``, each episode of ``video_seeds`` becomes ``seed_<n>_success.mp4`` or ``seed_<n>_failure.mp4``
     there. ``progress`` is told (episodes finished, episodes in all).
     """
+    if not hasattr(controller, "step"):
+        raise BurnishError(f"a {type(controller).__name__} is not a controller; wrap a policy in ChunkController")
     seeds = [int(s) for s in seeds]
     if not seeds or len(set(seeds)) < len(seeds):
         raise BurnishError(

@@ -21,6 +21,7 @@ class Disc(NamedTuple):
     y: float
     radius: float
     colour: str
+    label: str
 
 
 class Panel(NamedTuple):
@@ -58,8 +59,8 @@ def draw(panels: Sequence[Panel], scene: Sequence[Disc], path: Path, title: str)
     curves.set_yscale("log")
     curves.set_xlabel("updates")
     curves.set_ylabel("training loss")
-    curves.set_title("not comparable between policies", fontsize=8)
-    curves.legend(frameon=False, fontsize=8)
+    curves.set_title("each policy has a loss of its own: compare shapes, not heights", fontsize=8)
+    curves.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     for axes in (bars, curves):
         axes.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,6 +72,7 @@ def _draw_paths(axes: Any, panel: Panel, scene: Sequence[Disc]) -> None:
 
     for disc in scene:
         axes.add_patch(Circle((disc.x, disc.y), disc.radius, color=disc.colour, linewidth=0))
+        axes.text(disc.x, disc.y, disc.label, ha="center", va="center", fontsize=8)
     for line in panel.paths:
         axes.plot(*line.T.tolist(), color="#222222", alpha=0.25, linewidth=0.8)
         axes.plot(*line[-1:].T.tolist(), ".", color="#222222", markersize=3)

@@ -27,6 +27,7 @@ import fcntl
 import json
 import math
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -124,7 +125,7 @@ class Run:
             raise RuntimeError("this run is resumed: load what run.latest() returns before the first step")
         began_s = shown_s = time.perf_counter()
         terminal = sys.stderr.isatty()
-        with tqdm(total=total, initial=self.start, unit="step", disable=not terminal, dynamic_ncols=True) as bar:
+        with progress_bar(total, "step", self.start) as bar:
             for step in range(self.start + 1, total + 1):
                 self.stopping = self._stop.requested
                 yield step
@@ -210,6 +211,15 @@ def read_metrics(path: Path | str) -> list[dict[str, float]]:
     """The lines of ``metrics.jsonl`` in the run folder ``path``; a last line that was torn by a kill is left out."""
     lines = (Path(path) / METRICS).read_text(encoding="utf-8").splitlines()
     return [{name: float(value) for name, value in json.loads(line).items()} for line in lines if _step(line) >= 0]
+
+
+def progress_bar(total: int, unit: str, initial: int = 0) -> tqdm:
+    """On a terminal; silent elsewhere. Its size is given, because a terminal that claims to have no rows or columns (as
+    in some containers) would be shown an empty bar."""
+    size = shutil.get_terminal_size()
+    terminal = sys.stderr.isatty()
+    columns = min(100, size.columns)
+    return tqdm(total=total, initial=initial, unit=unit, disable=not terminal, ncols=columns, nrows=size.lines)
 
 
 def require_writable(folder: Path | str) -> None:
