@@ -46,7 +46,7 @@ def machine(device: torch.device) -> dict[str, Any]:
         "device": device.type,
         "torch": str(torch.__version__),
         "python": platform.python_version(),
-        "system": platform.platform(),
+        "system": f"{platform.system()} {platform.machine()}",
     }
     if device.type == "cuda":
         found["gpu"] = torch.cuda.get_device_name(device)

@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from ..core.errors import BurnishError
+from ..core.manifest import sync
 from ..core.spec import EnvSpec
 from . import lerobot_layout as layout
 from . import lerobot_statistics as statistics
@@ -156,7 +157,7 @@ class LeRobotWriter:
         except BaseException:
             self.abort()
             raise
-        _sync(self.path.parent)
+        sync(self.path.parent)
         return self.path
 
     def abort(self) -> None:
@@ -280,15 +281,7 @@ def _task_table(tasks: list[str]) -> pa.Table:
     return table.replace_schema_metadata({"pandas": json.dumps(pandas)})
 
 
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _flush(root: Path) -> None:
     """A rename is atomic, but only what was flushed before it is sure to survive a power cut."""
     for path in [*root.rglob("*"), root]:
-        _sync(path)
+        sync(path)
