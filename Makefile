@@ -52,7 +52,7 @@ wheel-smoke: venv ## build the wheel, install it into a fresh venv elsewhere, ru
 	$(PYTHON) -m venv $$away/venv; \
 	$$away/venv/bin/python -m pip install -q -c constraints.txt $(TORCH); \
 	$$away/venv/bin/python -m pip install -q -c constraints.txt "$$(echo $$PWD/dist/burnish-*.whl)[test]"; \
-	cp -r tests benchmarks pyproject.toml $$away; \
+	cp -r tests benchmarks pyproject.toml README.md $$away; \
 	rm $$away/tests/test_structure.py $$away/tests/test_packaging.py; \
 	cd $$away; \
 	venv/bin/burnish --help >/dev/null; \
