@@ -140,6 +140,8 @@ def evaluate(config: EvaluateConfig) -> int:
     world = shared_world(config.env, [(path, origin.get("env")) for _, path, (_, origin) in entries])
     if out is not None:
         about = {"world": world, "settings": to_data(config)}
+        for stale in ("against.json", "comparison.json"):
+            (out / stale).unlink(missing_ok=True)  # of an earlier call: it would pass for a result of this one
         (out / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     results: list[Evaluation] = []
     for name, path, (policy, _) in entries:

@@ -7,13 +7,13 @@ its weights and normalisers. Nothing in it can run code: the name must be in the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .core.checkpoint import Checkpoint
 from .core.config import from_data, to_data
@@ -21,16 +21,9 @@ from .core.errors import BurnishError, did_you_mean
 from .core.run import find_policy
 from .core.seed import derive
 from .core.spec import PolicySpec
-from .core.types import Imitator
 from .diffusion import DiffusionConfig
 from .flow import FlowConfig
 from .gaussian import GaussianConfig
-
-
-class TrainablePolicy(Imitator, Protocol):
-    """A policy of the table: an ``nn.Module`` that imitates."""
-
-    def state_dict(self) -> dict[str, Tensor]: ...
 
 
 class PolicyKind(NamedTuple):
@@ -87,7 +80,13 @@ def describe(policy: Any, origin: Mapping[str, Any] | None = None) -> dict[str, 
     }
 
 
-def restore_policy(saved: Checkpoint, device: torch.device | str = "cpu") -> Any:
+def restore_policy(
+    saved: Checkpoint,
+    device: torch.device | str = "cpu",
+    *,
+    steps: int | None = None,
+    guidance: float | None = None,
+) -> Any:
     config = saved.config
     if not isinstance(config.get("policy"), str) or config["policy"] not in POLICIES:
         raise BurnishError(
@@ -95,7 +94,7 @@ def restore_policy(saved: Checkpoint, device: torch.device | str = "cpu") -> Any
             f"{did_you_mean(str(config.get('policy')), POLICIES)}"
         )
     kind = POLICIES[config["policy"]]
-    settings = from_data(kind.config, config.get("config", {}), "policy")
+    settings = _adapted(from_data(kind.config, config.get("config", {}), "policy"), steps, guidance)
     policy = build_policy(settings, PolicySpec.from_dict(config.get("spec", {})))
     try:
         policy.load_state_dict(saved.state)
@@ -113,19 +112,18 @@ def load_policy(
 ) -> tuple[Any, dict[str, Any]]:
     """The policy saved at ``path``, and its origin. ``steps`` and ``guidance`` change how it acts."""
     saved = find_policy(path)
-    if steps is not None or guidance is not None:
-        _override(saved.config, steps, guidance)
-    return restore_policy(saved, device), saved.config.get("origin", {})
+    return restore_policy(saved, device, steps=steps, guidance=guidance), saved.config.get("origin", {})
 
 
-def _override(config: dict[str, Any], steps: int | None, guidance: float | None) -> None:
-    """Into the settings themselves, so that they are checked with the others and remembered when saved again."""
-    settings = config.get("config", {})
+def _adapted(settings: Any, steps: int | None, guidance: float | None) -> Any:
+    """Other settings, checked like all others, and remembered when the policy is saved again."""
+    name = policy_name(settings)
     if steps is not None:
-        if "steps" not in settings:
-            raise BurnishError(f"steps={steps}: a {config.get('policy')} policy acts in a single step")
-        settings["steps"] = steps
+        if not hasattr(settings, "steps"):
+            raise BurnishError(f"steps={steps}: a {name} policy acts in a single step")
+        settings = replace(settings, steps=steps)
     if guidance is not None:
-        if "net" not in settings:
-            raise BurnishError(f"guidance={guidance}: a {config.get('policy')} policy has no guidance")
-        settings["net"]["guidance"] = guidance
+        if not hasattr(settings, "net"):
+            raise BurnishError(f"guidance={guidance}: a {name} policy has no guidance")
+        settings = replace(settings, net=replace(settings.net, guidance=guidance))
+    return settings

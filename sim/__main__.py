@@ -41,7 +41,7 @@ class CollectConfig:
     expert: str | None = None  # level of the scripted expert of that world, clean by default
     policy: Any = None  # policy=checkpoint policy.path=...: a trained policy, which then acts instead of the expert
     episodes: int = 100
-    worlds: int = 50  # stepped at once; does not change the result
+    worlds: int = 50  # stepped at once; changes what a network does by no more than rounding
     seed: int = 0
     out: str = "runs/data"
 

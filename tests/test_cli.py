@@ -175,6 +175,8 @@ def test_a_comparison_checks_both_first_and_is_kept(lab, capsys, tmp_path):
     kept = {"about.json", "evaluation.json", "against.json", "comparison.json"}
     assert {p.name for p in (tmp_path / "eval").iterdir()} == kept
     assert json.loads((tmp_path / "eval/about.json").read_text())["world"]["name"] == "two_mode"
+    assert main(words) == 0
+    assert {p.name for p in (tmp_path / "eval").iterdir()} == {"about.json", "evaluation.json"}, "nothing stale is left"
 
 
 def test_policies_of_two_worlds_are_not_pairs(lab, capsys):
