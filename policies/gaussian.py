@@ -23,7 +23,7 @@ from .core.spec import PolicySpec
 from .core.tree import check
 from .core.types import Draw, Normal, Obs
 from .nets.encoder import EncoderConfig, ObsEncoder
-from .nets.mlp import MLP
+from .nets.mlp import MLP, Activation
 
 
 class GaussianLoss(Enum):
@@ -39,6 +39,11 @@ class GaussianConfig:
     state_dependent_std: bool = False
     init_std: float = 0.3
     min_std: float = 0.01
+    # Not null: the spread is exp(log std), clamped to these bounds of log std, as SAC has it; init_std is where it starts.
+    log_std_bounds: list[float] | None = None
+    activation: Activation = Activation.silu
+    layer_norm: bool = False
+    zero_last: bool = False  # begin with a mean of exactly 0: a correction that corrects nothing yet
     goal_drop: float = 0.0
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
 
@@ -47,6 +52,9 @@ class GaussianConfig:
             raise BurnishError(f"policy.min_std={self.min_std} must lie between 0 and policy.init_std={self.init_std}")
         if not 0 <= self.goal_drop < 1:
             raise BurnishError(f"policy.goal_drop={self.goal_drop} must lie in [0, 1)")
+        bounds = self.log_std_bounds
+        if bounds is not None and (len(bounds) != 2 or not bounds[0] < bounds[1]):
+            raise BurnishError(f"policy.log_std_bounds={bounds} must be two numbers, the lower first, or null")
 
 
 class GaussianPolicy(nn.Module):
@@ -58,8 +66,16 @@ class GaussianPolicy(nn.Module):
         if config.goal_drop > 0 and not self.encoder.goal_keys:
             raise BurnishError(f"goal_drop={config.goal_drop} hides the goal, but the policy observes none")
         size = math.prod(spec.chunk_shape)
-        self.trunk = MLP(self.encoder.dim, 2 * size if config.state_dependent_std else size, config.hidden)
+        self.trunk = MLP(
+            self.encoder.dim,
+            2 * size if config.state_dependent_std else size,
+            config.hidden,
+            activation=config.activation,
+            layer_norm=config.layer_norm,
+            zero_last=config.zero_last,
+        )
         self.raw_std = nn.Parameter(torch.zeros(spec.chunk_shape))
+        self.coordinates, self.transitions = torch.tensor([float(spec.execute * spec.action.dim)]), torch.ones(1)
 
     def features(self, obs: Obs) -> Obs:
         return obs
@@ -71,6 +87,10 @@ class GaussianPolicy(nn.Module):
         if self.config.state_dependent_std:
             out, head = out.chunk(2, -1)
             raw = raw + head.view(-1, *self.spec.chunk_shape)
+        if self.config.log_std_bounds is not None:
+            low, high = self.config.log_std_bounds
+            log_std = (raw + math.log(self.config.init_std)).clamp(low, high)
+            return Normal(out.view(-1, *self.spec.chunk_shape), log_std.exp())
         # softplus is exactly init_std at raw = 0, and never falls below min_std.
         spread = self.config.init_std - self.config.min_std
         std = self.config.min_std + F.softplus(raw + math.log(math.expm1(spread)))

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from .build import describe
+from .core.drive import drive
 from .core.errors import BurnishError
 from .core.execute import Execution, Precision, autocast, execution
 from .core.normalize import Scaling
@@ -192,19 +193,24 @@ def imitate(
     latest = run.latest()
     if latest is not None:
         learner.load_state_dict(latest.children["learner"].state)
-    for step in run.steps(config.steps):
-        metrics = learner.update()
-        last = step == config.steps
-        if last or (config.eval_every and step % config.eval_every == 0):
-            metrics = {**metrics, **learner.validate()}
-            if evaluate is not None:
-                learner.ema.copy_to(learner.average)
-                metrics = {**metrics, **evaluate(learner.average, step)}
-            run.log(step, metrics)
-        elif step % config.log_every == 0:
-            run.log(step, metrics)
-        if last or run.stopping or step % config.save_every == 0:
-            learner.ema.copy_to(learner.average)
-            policy = {"config": describe(learner.policy, origin), "state": learner.average.state_dict()}
-            run.save(step, {"policy": policy, "learner": {"config": {}, "state": learner.state_dict()}})
-    return learner.step >= config.steps
+
+    def trial(step: int) -> Metrics:
+        metrics = learner.validate()
+        learner.ema.copy_to(learner.average)
+        return {**metrics, **(evaluate(learner.average, step) if evaluate is not None else {})}
+
+    def children() -> dict[str, Any]:
+        learner.ema.copy_to(learner.average)
+        policy = {"config": describe(learner.policy, origin), "state": learner.average.state_dict()}
+        return {"policy": policy, "learner": {"config": {}, "state": learner.state_dict()}}
+
+    return drive(
+        run,
+        config.steps,
+        learner.update,
+        children,
+        log_every=config.log_every,
+        save_every=config.save_every,
+        eval_every=config.eval_every,
+        evaluate=trial,
+    )

@@ -58,6 +58,12 @@ class ObsSpec:
             return self
         return ObsSpec({k: (history, *s) if stacked_by_history(k) else s for k, s in self.shapes.items()})
 
+    def without_history(self, history: int) -> ObsSpec:
+        """Single frames again."""
+        if history == 1:
+            return self
+        return ObsSpec({k: s[1:] if stacked_by_history(k) else s for k, s in self.shapes.items()})
+
 
 @dataclass(frozen=True)
 class ActionSpec:
@@ -140,6 +146,21 @@ class PolicySpec:
             return cls(**fields)
         except (KeyError, TypeError) as error:
             raise BurnishError(f"a policy specification is malformed: {error}") from error
+
+
+def agent_spec(env: EnvSpec, execute: int = 1, history: int = 1) -> PolicySpec:
+    """What a policy must be to act in ``env``, a world or view whose sensed keys are stacked ``history`` deep: chunks of
+    ``execute`` actions, all of them executed. Its actions are in [-1, 1], as everywhere behind ``ScaledEnv``."""
+    dim = env.action.dim
+    return PolicySpec(
+        obs=env.obs.without_history(history),
+        action=ActionSpec((-1.0,) * dim, (1.0,) * dim),
+        horizon=execute,
+        execute=execute,
+        history=history,
+        control_hz=env.control_hz,
+        action_mode=env.action_mode,
+    )
 
 
 def check_compatible(policy: PolicySpec, env: EnvSpec) -> None:

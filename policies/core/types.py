@@ -149,6 +149,11 @@ class ChainPolicy(Policy, Protocol):
 
 
 class StochasticPolicy(Policy, Protocol):
+    """A policy with a likelihood of J factors, as policy gradients need it."""
+
+    coordinates: Tensor  # (J,) how many terms factor j sums over for a full chunk
+    transitions: Tensor  # (J,) how many transitions of a chain factor j joins; 1 for a Gaussian
+
     def draw(self, obs: Obs, *, generator: Noise | None = None) -> Draw: ...
 
     def log_prob(self, obs: Obs, trace: Tensor, steps: Tensor) -> Tensor:

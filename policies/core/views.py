@@ -72,7 +72,7 @@ class ResidualEnv(Wrapper):
 
 
 class BaseEnv:
-    """The agent acts once per chunk: flat (N, D), the latent part first, then the residual part, each in [-1, 1].
+    """The agent acts once per chunk: (N, D) or (N, 1, D), the latent part first, then the residual part, in [-1, 1].
 
     ``latent``   the agent's noise is latent * action; without it the noise is N(0, I), drawn per (episode, decision).
     ``residual`` the executed chunk is base + residual * action; without a latent the agent sees the base's chunk as
@@ -121,6 +121,7 @@ class BaseEnv:
         return self._obs
 
     def step(self, action: Tensor) -> Outcome:
+        action = action.flatten(1)
         check(action, f"{self.num_envs} {self.action_dim}")
         everyone = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         if self.latent is not None:

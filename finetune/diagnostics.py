@@ -1,0 +1,54 @@
+"""Numbers that say whether a refinement is healthy, logged by default."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..offline.replay import Replay
+from ..offline.returns import returns_to_go
+from ..policies.core.tree import map_tree
+from ..policies.core.types import Metrics
+
+
+@torch.no_grad()
+def q_against_return(learner: Any, replay: Replay, rows: int = 512) -> Metrics:
+    """The critic's opinion of the latest decisions beside what really came of them.
+
+    Of the newest ``rows`` decisions those count whose episode is over. Behind a truncation the return is continued by
+    the critic itself, once, at the cut; behind a termination there is nothing. ``learner.worth(batch)`` -> (B,) is the
+    value of stored decisions; a learner without it has no such diagnostic.
+    """
+    if not hasattr(learner, "worth") or len(replay) == 0:
+        return {}
+    recent = replay.latest(-(-rows // replay.num_envs))
+    shape = recent["ended"].shape
+    flat = {key: x.flatten(0, 1) for key, x in recent.items() if isinstance(x, Tensor)}
+    flat["obs"] = map_tree(lambda x: x.flatten(0, 1), recent["obs"])
+    q = learner.worth(flat).view(shape)
+    cut = recent["ended"] & (recent["discount"] > 0)
+    # (Q - r) / d at a cut is what the critic takes to follow, without asking an actor what it would do there.
+    follows = torch.where(cut, (q - recent["reward"]) / recent["discount"].clamp(min=1e-9), torch.zeros_like(q))
+    earned = returns_to_go(recent["reward"], recent["discount"], recent["ended"], follows)
+    over = recent["ended"].flip(0).cumsum(0).flip(0) > 0
+    if not bool(over.any()):
+        return {}
+    error = (q - earned)[over]
+    return {
+        "q/mean": q[over].mean(),
+        "q/return": earned[over].mean(),
+        "q/overestimate": error.mean(),
+        "q/error": error.square().mean().sqrt(),
+    }
+
+
+def saturation(action: Tensor, limit: float = 0.95) -> Tensor:
+    """The share of coordinates at the border of [-1, 1]: near 1 an agent wants more than its bound allows."""
+    return (action.abs() > limit).float().mean()
+
+
+def distance(a: Tensor, b: Tensor) -> Tensor:
+    """Root mean square per coordinate: how far a refined action is from the base's, in units of the action range."""
+    return (a - b).square().mean().sqrt()

@@ -1,0 +1,286 @@
+"""The only two interaction loops. A method decides what happens inside ``actor.act`` and ``learner.update``.
+
+Both count *decisions*, summed over worlds, so that a budget and an update-to-data ratio mean the same whatever the
+number of worlds is. Both can be stopped after any iteration and continued exactly: ``state_dict`` holds the worlds, the
+learner, the memory and every generator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ..offline.loop import Hook, repeat
+from ..offline.replay import Replay, sample_mixture
+from ..policies.core.errors import BurnishError
+from ..policies.core.seed import generator as named_generator
+from ..policies.core.spec import EnvSpec
+from ..policies.core.tree import map_tree
+from ..policies.core.types import Learner, Metrics, Obs, Outcome
+from .diagnostics import q_against_return
+from .rollout import Rollout
+
+
+class DecisionEnv(Protocol):
+    """``ChunkEnv``, ``BaseEnv``, or anything else that plays a decision and says what came of it."""
+
+    num_envs: int
+    device: torch.device
+    spec: EnvSpec
+
+    def reset(self, seeds: Sequence[int] | None = None) -> Obs: ...
+
+    def step(self, action: Tensor) -> Outcome: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Assembly(NamedTuple):
+    """What the ``build`` of a method returns: the view it learns on, and its learner."""
+
+    env: DecisionEnv
+    learner: Learner
+
+
+@dataclass
+class OnPolicyConfig:
+    decisions_per_update: int = 128  # per world
+
+    def __post_init__(self) -> None:
+        if self.decisions_per_update < 1:
+            raise BurnishError(f"loop.decisions_per_update={self.decisions_per_update} must be at least 1 (per world)")
+
+
+class Ledger:
+    """Counts what was played, and the episodes that ended since the last report."""
+
+    def __init__(self, num_envs: int, device: torch.device) -> None:
+        self.decisions = 0
+        self.ticks = torch.zeros((), dtype=torch.int64, device=device)
+        self._running = torch.zeros(2, num_envs, dtype=torch.float64, device=device)  # reward, ticks of this episode
+        self._sums = torch.zeros(4, dtype=torch.float64, device=device)  # episodes, reward, ticks, successes
+        self._won = torch.zeros(num_envs, dtype=torch.bool, device=device)
+        self._reports_success = False
+
+    def note(self, outcome: Outcome) -> None:
+        self.decisions += len(outcome.reward)
+        self.ticks += outcome.steps.sum()
+        self._running += torch.stack([outcome.reward, outcome.steps])
+        if "success" in outcome.info:
+            self._reports_success = True
+            self._won |= outcome.info["success"].bool()
+        ended = outcome.ended
+        facts = torch.stack([torch.ones_like(self._running[0]), *self._running, self._won.double()])
+        self._sums += (facts * ended).sum(1)
+        self._running *= ~ended
+        self._won &= ~ended
+
+    def report(self) -> Metrics:
+        """Means over the episodes since the last report; "reward" is discounted within each chunk only."""
+        metrics: Metrics = {"decisions": self.decisions, "control_steps": self.ticks}
+        count, reward, ticks, successes = self._sums.tolist()
+        if count:
+            metrics |= {"episode/count": count, "episode/reward": reward / count, "episode/length": ticks / count}
+            if self._reports_success:
+                metrics["episode/success"] = successes / count
+        self._sums.zero_()
+        return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        kept = {name: getattr(self, f"_{name}").clone() for name in ("running", "sums", "won")}
+        return {"decisions": self.decisions, "ticks": self.ticks.clone(), "success": self._reports_success, **kept}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.decisions, self._reports_success = int(state["decisions"]), bool(state["success"])
+        self.ticks = state["ticks"].clone()
+        self._running, self._sums, self._won = (state[name].clone() for name in ("running", "sums", "won"))
+
+
+class _Interaction:
+    """What both loops keep between two decisions."""
+
+    def __init__(self, learner: Learner, env: DecisionEnv, seed: int) -> None:
+        self.learner, self.env = learner, env
+        self.ledger = Ledger(env.num_envs, env.device)
+        self.generator = named_generator(seed, "act", device=env.device)
+        self.obs: Obs | None = None
+
+    @torch.no_grad()
+    def decide(self, warm: bool) -> tuple[Obs, Tensor, dict[str, Tensor], Outcome]:
+        """One decision of every world."""
+        if self.obs is None:
+            self.obs = self.env.reset()
+        before = self.obs
+        action, columns = self.learner.actor.act(before, warm=warm, generator=self.generator)
+        outcome = self.env.step(action)
+        self.ledger.note(outcome)
+        self.obs = outcome.obs
+        return before, action, columns, outcome
+
+    def report(self) -> Metrics:
+        """What happened since the last report; asked when something is logged, not in every iteration."""
+        return self.ledger.report()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "learner": self.learner.state_dict(),
+            "env": self.env.state_dict(),
+            "ledger": self.ledger.state_dict(),
+            "generator": self.generator.get_state(),
+            "obs": None if self.obs is None else map_tree(torch.clone, self.obs),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.learner.load_state_dict(state["learner"])
+        self.env.load_state_dict(state["env"])
+        self.ledger.load_state_dict(state["ledger"])
+        self.generator.set_state(state["generator"].cpu())
+        self.obs = state["obs"]
+
+
+class OnPolicy(_Interaction):
+    """An iteration is ``decisions_per_update`` decisions of every world, then one ``update`` on exactly those."""
+
+    def __init__(self, learner: Learner, env: DecisionEnv, *, decisions_per_update: int, seed: int = 0) -> None:
+        super().__init__(learner, env, seed)
+        self.length = OnPolicyConfig(decisions_per_update).decisions_per_update
+
+    @property
+    def decisions_per_iteration(self) -> int:
+        return self.length * self.env.num_envs
+
+    def iterate(self) -> Metrics:
+        rollout = Rollout(self.length, self.env.num_envs)
+        for _ in range(self.length):
+            obs, _, columns, outcome = self.decide(warm=False)
+            rollout.add(obs, columns, outcome)
+        return self.learner.update(rollout.batch())
+
+
+@dataclass
+class OffPolicyConfig:
+    """How much is collected, remembered and learnt; every number counts decisions."""
+
+    capacity: int = 1_000_000
+    warmup: int = 1000  # decisions played by the actor's prior before anything is learnt
+    initial_updates: int = 0  # updates at the end of the warm-up, all at once
+    updates_per_decision: float = 1.0
+    batch: int = 256
+    n_step: int = 1
+    prior_share: float = 0.5  # of each batch, where prior data is given; 0 ignores it
+
+    def __post_init__(self) -> None:
+        for name, least in {"capacity": 1, "warmup": 0, "initial_updates": 0, "batch": 2, "n_step": 1}.items():
+            if getattr(self, name) < least:
+                raise BurnishError(f"loop.{name}={getattr(self, name)} must be at least {least}")
+        if self.updates_per_decision < 0:
+            raise BurnishError(f"loop.updates_per_decision={self.updates_per_decision} must not be negative")
+        if not 0 <= self.prior_share <= 1:
+            raise BurnishError(f"loop.prior_share={self.prior_share} must lie in [0, 1]")
+
+
+class OffPolicy(_Interaction):
+    """An iteration is one decision of every world, and the updates that are owed for it: ``updates_per_decision`` per
+    *stored decision*, so 40 worlds owe 40 times what one owes; fractions add up."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        env: DecisionEnv,
+        replay: Replay,
+        config: OffPolicyConfig,
+        *,
+        prior: Replay | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(learner, env, seed)
+        self.replay, self.prior, self.config = replay, prior, config
+        self.owed = 0.0
+        self.warmed = False
+        # Facts of the outcome that a learner wants stored besides the base columns, such as "executed".
+        self._wanted: tuple[str, ...] = tuple(getattr(learner, "outcome_columns", ()))
+
+    @property
+    def decisions_per_iteration(self) -> int:
+        return self.env.num_envs
+
+    def iterate(self) -> Metrics:
+        warm = self.ledger.decisions < self.config.warmup
+        obs, action, columns, outcome = self.decide(warm)
+        wanted = {name: getattr(outcome, name) for name in self._wanted}
+        self.replay.record(obs, action, outcome, {**columns, **wanted})
+        if self.ledger.decisions < self.config.warmup:
+            return {}
+        if not self.warmed:
+            self.owed += self.config.initial_updates
+            self.warmed = True
+        if not warm:
+            self.owed += self.config.updates_per_decision * self.env.num_envs
+        metrics: Metrics = {}
+        while self.owed >= 1:
+            metrics = self.learner.update(self._batch())
+            self.owed -= 1
+        return metrics
+
+    def report(self) -> Metrics:
+        return {**super().report(), **q_against_return(self.learner, self.replay)}
+
+    def _batch(self) -> dict[str, Any]:
+        config = self.config
+        return sample_mixture(self.replay, self.prior, config.batch, share=config.prior_share, n_step=config.n_step)
+
+    def state_dict(self) -> dict[str, Any]:
+        # Prior data does not change, so only the state of its generator is kept.
+        prior = None if self.prior is None else self.prior.generator.get_state()
+        return {
+            **super().state_dict(),
+            "replay": self.replay.state_dict(),
+            "prior": prior,
+            "owed": self.owed,
+            "warmed": self.warmed,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.replay.load_state_dict(state["replay"])
+        if self.prior is not None:
+            self.prior.generator.set_state(state["prior"].cpu())
+        self.owed, self.warmed = float(state["owed"]), bool(state["warmed"])
+
+
+def run_on_policy(
+    learner: Learner,
+    env: DecisionEnv,
+    *,
+    decisions_per_update: int,
+    total: int,
+    seed: int = 0,
+    hooks: Sequence[Hook] = (),
+) -> Metrics:
+    """Until ``total`` decisions of all worlds together; ``decisions_per_update`` is per world."""
+    loop = OnPolicy(learner, env, decisions_per_update=decisions_per_update, seed=seed)
+    metrics = repeat(loop, -(-total // loop.decisions_per_iteration), hooks)
+    return {**metrics, **loop.report()}
+
+
+def run_off_policy(
+    learner: Learner,
+    env: DecisionEnv,
+    replay: Replay,
+    config: OffPolicyConfig,
+    *,
+    total: int,
+    prior: Replay | None = None,
+    seed: int = 0,
+    hooks: Sequence[Hook] = (),
+) -> Metrics:
+    """Until ``total`` decisions of all worlds together."""
+    loop = OffPolicy(learner, env, replay, config, prior=prior, seed=seed)
+    metrics = repeat(loop, -(-total // loop.decisions_per_iteration), hooks)
+    return {**metrics, **loop.report()}

@@ -1,0 +1,321 @@
+"""The only PPO: it sees likelihoods of J factors and does not know what kind of policy they come from.
+
+Schulman et al. 2017 (arXiv 1707.06347). An actor draws chunks with their evidence and can evaluate that evidence again;
+values, advantages, the clipped surrogate and the optimiser are the same for Gaussians, chains and corrections.
+
+**Departures.** The Gaussian, DPPO and ReinFlow implementations treat a truncation as a termination or bootstrap it from
+the wrong observation; here every row bootstraps from where it led. A minibatch holds all factors of its rows, so that
+observations are encoded once. Advantages are normalised once per update by default, because a minibatch's own mean and
+deviation are noise; ``normalize=minibatch`` is the published way.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..offline.critics import explained_variance
+from ..offline.returns import gae
+from ..offline.surrogate import (
+    Reduction,
+    clip_fraction,
+    clipped_surrogate,
+    divisor,
+    effective_clip,
+    kl_k3,
+)
+from ..policies.core.errors import BurnishError
+from ..policies.core.execute import Execution, execution
+from ..policies.core.seed import generator as named_generator
+from ..policies.core.tree import index
+from ..policies.core.types import Decision, Metrics, Obs
+from ..policies.nets.critic import ValueConfig, ValueNet
+from .rollout import flat
+
+# A further loss per row: (obs of the minibatch, the minibatch) -> (B,). Its mean is added, weighted by the method.
+Auxiliary = Callable[[Obs, dict[str, Any]], Tensor]
+
+
+class Normalize(Enum):
+    update = "update"
+    minibatch = "minibatch"
+    none = "none"
+
+
+@dataclass
+class PPOConfig:
+    epochs: int = 5
+    minibatch: int = 256  # rows; all factors of a row are in the same minibatch
+    clip: float = 0.2
+    reduction: Reduction = Reduction.sum
+    lam: float = 0.95  # per decision
+    lr: float = 3e-4
+    critic_lr: float = 1e-3
+    lr_decay: int = 0  # iterations of half a cosine down to min_lr_ratio; 0: constant
+    min_lr_ratio: float = 0.0
+    weight_decay: float = 0.0
+    critic_weight_decay: float = 0.0
+    value_coef: float = 0.5
+    value_clip: float | None = None  # limit on how far a value may move per update; Departures of PPO2, off
+    target_kl: float | None = None  # stop an update early
+    max_grad_norm: float = 1.0  # of actor and critic, each for itself
+    normalize: Normalize = Normalize.update
+    scale_reward: bool = False  # by the running deviation of the discounted return
+    reward_clip: float = 10.0  # of scaled rewards
+    critic_warmup: int = 0  # first updates that train the critic alone
+    value: ValueConfig = field(default_factory=ValueConfig)
+    execution: Execution = Execution.eager
+
+    def __post_init__(self) -> None:
+        for name, least in {"epochs": 1, "minibatch": 2, "lr_decay": 0, "critic_warmup": 0}.items():
+            if getattr(self, name) < least:
+                raise BurnishError(f"ppo.{name}={getattr(self, name)} must be at least {least}")
+        for name in ("clip", "lr", "critic_lr", "max_grad_norm", "reward_clip"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise BurnishError(f"ppo.{name}={getattr(self, name)} must be a positive number")
+        for name in ("lam", "min_lr_ratio"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise BurnishError(f"ppo.{name}={getattr(self, name)} must lie in [0, 1]")
+
+
+class RewardScale:
+    """Divides rewards by the running deviation of the forward-accumulated discounted return, per world."""
+
+    def __init__(self, num_envs: int, device: torch.device | str = "cpu") -> None:
+        self._running = torch.zeros(num_envs, dtype=torch.float64, device=device)
+        self._moments = torch.zeros(3, dtype=torch.float64, device=device)  # count, mean, sum of squared deviations
+
+    def __call__(self, reward: Tensor, discount: Tensor, ended: Tensor, clip: float) -> Tensor:
+        """(T, N), in the order of time; the statistics include these rewards."""
+        for r, d, end in zip(reward, discount, ended, strict=True):
+            self._running = r + self._running
+            self._absorb(self._running)
+            # The sum so far is worth d of itself one decision later; a new episode begins at nothing.
+            self._running = torch.where(end, torch.zeros_like(self._running), d * self._running)
+        deviation = (self._moments[2] / self._moments[0]).sqrt()
+        return (reward / deviation.clamp(min=1e-8)).to(reward).clamp(-clip, clip)
+
+    def _absorb(self, x: Tensor) -> None:
+        count, mean, squares = self._moments
+        total, delta = count + len(x), x.mean() - mean
+        merged = squares + (x - x.mean()).square().sum() + delta.square() * count * len(x) / total
+        self._moments = torch.stack([total, mean + delta * len(x) / total, merged])
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"running": self._running, "moments": self._moments}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self._running, self._moments = state["running"], state["moments"]
+
+
+class PPOActor:
+    """Draws, and remembers what is needed to evaluate the draw again."""
+
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+
+    @torch.no_grad()
+    def act(self, obs: Obs, *, warm: bool, generator: torch.Generator) -> Decision:
+        draw = self.actor.draw(obs, generator=generator)
+        action = self.actor.spec.executed(draw.action)
+        return Decision(action, {"action": action, "trace": draw.trace, "log_prob": draw.log_prob})
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.actor.state_dict()
+
+
+class PPO:
+    """``actor`` is a ``StochasticPolicy`` and an ``nn.Module``, whose parameters with ``requires_grad`` are trained;
+    ``policy`` is what is deployed: the trained part without the noise that training added.
+
+    ``weight`` and ``clip`` (J,) say how much each factor counts, and how far it may move; by default 1 and
+    ``config.clip``. ``auxiliary`` maps a name to (coefficient, loss).
+    """
+
+    def __init__(
+        self,
+        actor: Any,
+        policy: Any,
+        config: PPOConfig,
+        *,
+        num_envs: int,
+        weight: Tensor | None = None,
+        clip: Tensor | None = None,
+        auxiliary: Mapping[str, tuple[float, Auxiliary]] | None = None,
+        value: ValueNet | None = None,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.network, self.policy, self.config = actor, policy, config
+        self.actor = PPOActor(actor)
+        self.device = torch.device(device)
+        if value is None:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(named_generator(seed, "value").initial_seed())
+                value = ValueNet(actor.spec, config.value)
+        self.value = value.to(device)
+        factors = torch.ones_like(actor.coordinates)
+        self.weight = (factors if weight is None else weight).to(device)
+        self.clip = (config.clip * factors if clip is None else clip).to(device)
+        self.divisor = divisor(config.reduction, actor.coordinates, actor.transitions).to(device)
+        self.auxiliary = dict(auxiliary or {})
+        self.scale = RewardScale(num_envs, device) if config.scale_reward else None
+        self.rows = named_generator(seed, "minibatches")
+        self.updates = 0
+        self.actor_parameters = [p for p in actor.parameters() if p.requires_grad]
+        graphed = config.execution is Execution.cudagraph
+        self.rates = [torch.tensor(rate, device=device) for rate in (config.lr, config.critic_lr)]
+        groups = [
+            {"params": self.actor_parameters, "lr": self.rates[0], "weight_decay": config.weight_decay},
+            {"params": self.value.parameters(), "lr": self.rates[1], "weight_decay": config.critic_weight_decay},
+        ]
+        self.optimizer = torch.optim.AdamW(groups, lr=self.rates[0], fused=True, capturable=graphed)
+        self._descend = execution(self._descent, config.execution, device=device)
+
+    def describe(self) -> str:
+        """How strong the clip really is; printed once."""
+        bounds = effective_clip(self.clip, self.divisor)
+        low, high = float(bounds.min()), float(bounds.max())
+        limit = f"{high:.3g}" if high - low < 1e-6 * high else f"{low:.3g} to {high:.3g}"
+        return (
+            f"clip {self.config.clip:g} with reduction={self.config.reduction.value}: the summed log-likelihood of a "
+            f"factor moves by at most {limit} before the clip stops it"
+        )
+
+    # ---- one update ----
+
+    def update(self, batch: dict[str, Any]) -> Metrics:
+        """``batch`` is that of ``Rollout``: T decisions of N worlds, in the order of time."""
+        self._set_rates()
+        rows, before = self._prepare(batch)
+        count = len(rows["advantage"])
+        size = min(self.config.minibatch, count)
+        train_actor = self.updates >= self.config.critic_warmup
+        metrics: Metrics = {}
+        stopped = False
+        for _ in range(self.config.epochs):
+            order = torch.randperm(count, generator=self.rows).to(self.device)
+            # Minibatches of equal size that leave no row out; the remainder is spread over them.
+            for chosen in order.tensor_split(max(1, count // size)):
+                metrics = self._descend(_take(rows, chosen), train_actor)
+                if self.config.target_kl is not None and train_actor and metrics["kl"] > self.config.target_kl:
+                    stopped = True
+                    break
+            if stopped:
+                break
+        self.updates += 1
+        return {**metrics, **before, "lr": self.rates[0].clone(), "kl_stopped": float(stopped)}
+
+    @torch.no_grad()
+    def _prepare(self, batch: dict[str, Any]) -> tuple[dict[str, Any], Metrics]:
+        rows = flat(batch)
+        shape = batch["reward"].shape
+        value = self._values(rows["obs"])
+        following = torch.cat([value[shape[1] :], value[: shape[1]]])
+        led = batch["bootstrap"]
+        following[led["rows"]] = self._values(led["obs"])
+        reward = batch["reward"]
+        if self.scale is not None:
+            reward = self.scale(reward, batch["discount"], batch["ended"], self.config.reward_clip)
+        value, following = value.view(shape), following.view(shape)
+        advantage, target = gae(reward, batch["discount"], batch["ended"], value, following, self.config.lam)
+        rows |= {"advantage": advantage.flatten(), "target": target.flatten(), "value": value.flatten()}
+        if self.config.normalize is Normalize.update:
+            rows["advantage"] = _standard(rows["advantage"])
+        report: Metrics = {
+            "explained_variance": explained_variance(rows["value"], rows["target"]),
+            "value": value.mean(),
+            "advantage_std": advantage.std(),
+            "clip/effective": effective_clip(self.clip, self.divisor).max(),
+        }
+        return rows, report
+
+    def _values(self, obs: Obs, size: int = 8192) -> Tensor:
+        count = len(next(iter(obs.values())))
+        parts = [self.value(index(obs, slice(i, i + size))) for i in range(0, count, size)]
+        return torch.cat(parts)
+
+    def _descent(self, rows: dict[str, Any], train_actor: bool) -> Metrics:
+        config = self.config
+        self.optimizer.zero_grad(set_to_none=True)
+        value = self.value(rows["obs"])
+        error = (value - rows["target"]).square()
+        if config.value_clip is not None:
+            near = rows["value"] + (value - rows["value"]).clamp(-config.value_clip, config.value_clip)
+            error = torch.maximum(error, (near - rows["target"]).square())
+        value_loss = 0.5 * error.mean()
+        metrics: Metrics = {"value_loss": value_loss.detach()}
+        loss = config.value_coef * value_loss
+        if train_actor:
+            advantage = rows["advantage"]
+            if config.normalize is Normalize.minibatch:
+                advantage = _standard(advantage)
+            log_prob = self.network.log_prob(rows["obs"], rows["trace"], rows["steps"])
+            log_ratio = (log_prob - rows["log_prob"]) / self.divisor
+            policy_loss = clipped_surrogate(log_ratio, advantage, self.weight, self.clip)
+            loss = loss + policy_loss
+            with torch.no_grad():
+                metrics |= {
+                    "policy_loss": policy_loss.detach(),
+                    "kl": kl_k3(log_ratio),
+                    "clip/fraction": clip_fraction(log_ratio, self.clip),
+                }
+            for name, (weight, auxiliary) in self.auxiliary.items():
+                term = auxiliary(rows["obs"], rows).mean()
+                metrics[name] = term.detach()
+                loss = loss + weight * term
+        loss.backward()
+        limit = config.max_grad_norm
+        metrics["grad_norm/critic"] = nn.utils.clip_grad_norm_(self.value.parameters(), limit)
+        if train_actor:
+            metrics["grad_norm/actor"] = nn.utils.clip_grad_norm_(self.actor_parameters, limit)
+        self.optimizer.step()
+        return metrics
+
+    def _set_rates(self) -> None:
+        config = self.config
+        share = 1.0
+        if config.lr_decay:
+            progress = min(1.0, self.updates / config.lr_decay)
+            share = config.min_lr_ratio + (1 - config.min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * progress))
+        for tensor, rate in zip(self.rates, (config.lr, config.critic_lr), strict=True):
+            tensor.fill_(rate * share)
+
+    # ---- keeping ----
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "actor": self.network.state_dict(),
+            "value": self.value.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scale": None if self.scale is None else self.scale.state_dict(),
+            "rows": self.rows.get_state(),
+            "updates": self.updates,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        state = copy.deepcopy(state)  # an optimizer keeps what it is given, and would share it with the giver
+        self.network.load_state_dict(state["actor"])
+        self.value.load_state_dict(state["value"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate  # loading replaced it by a copy, which nobody would set
+        if self.scale is not None:
+            self.scale.load_state_dict(state["scale"])
+        self.rows.set_state(state["rows"].cpu())
+        self.updates = int(state["updates"])
+
+
+def _standard(x: Tensor) -> Tensor:
+    return (x - x.mean()) / (x.std() + 1e-8)
+
+
+def _take(rows: dict[str, Any], chosen: Tensor) -> dict[str, Any]:
+    return {key: index(x, chosen) if isinstance(x, dict) else x[chosen] for key, x in rows.items()}

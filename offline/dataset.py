@@ -1,0 +1,113 @@
+"""Recorded episodes as decisions: what offline learning reads and prior data brings to a replay.
+
+A policy of n executed steps decides every n ticks, but a recording has no preferred first tick: each of its n phases is
+a proper sequence of decisions, and together they use every window once.
+
+    tick        0 1 2 3 4 5 6        n = 3, an episode of 7 actions
+    phase 0     [0 1 2][3 4 5][6]    the last decision is cut short: steps = 1, with the end of the episode
+    phase 1       [1 2 3][4 5 6]
+    phase 2         [2 3 4][5 6]
+
+Rewards and discounts are those of ``ChunkEnv``: in-chunk discounting, gamma^steps * (1 - terminated).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..policies.core.errors import BurnishError
+from ..policies.core.scale import Scale
+from ..policies.core.spec import PolicySpec, stacked_by_history
+from ..policies.core.types import Obs
+from ..policies.data.episodes import Episode, Episodes
+from .replay import Replay
+from .returns import returns_to_go
+
+
+def decisions(
+    episodes: Episodes,
+    spec: PolicySpec,
+    gamma: float,
+    *,
+    phases: int | None = None,
+    monte_carlo: bool = False,
+    reward: Callable[[Tensor], Tensor] | None = None,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+) -> Replay:
+    """A full replay (one world) of all decisions. ``gamma`` is per control tick.
+
+    ``phases`` 1 keeps the decisions that start at tick 0 only; None takes all n. ``reward`` maps the rewards of a
+    recording (T,) before anything is summed (a shift or scale). ``monte_carlo`` adds the column ``return_to_go``;
+    where a recording was cut off, its last reward is taken to go on for ever, r / (1 - gamma), as Cal-QL does.
+    """
+    if len(episodes) == 0:
+        raise BurnishError("there are no episodes to learn from")
+    count = spec.execute if phases is None else phases
+    if not 1 <= count <= spec.execute:
+        raise BurnishError(f"phases={phases} must lie between 1 and the {spec.execute} executed steps of a decision")
+    scale = Scale(spec.action)
+    pieces = [
+        _phase(episode, spec, gamma, scale, start, monte_carlo, reward)
+        for episode in episodes
+        for start in range(min(count, len(episode)))
+    ]
+    replay = Replay(sum(len(columns["reward"]) for _, columns, _ in pieces), seed=seed, device=device)
+    for obs, columns, final in pieces:
+        replay.extend(obs, columns, final)
+    return replay
+
+
+def _phase(
+    episode: Episode,
+    spec: PolicySpec,
+    gamma: float,
+    scale: Scale,
+    start: int,
+    monte_carlo: bool,
+    reward: Callable[[Tensor], Tensor] | None,
+) -> tuple[Obs, dict[str, Tensor], Obs]:
+    """The decisions of one phase: obs and columns (T, ...), and the final observation (1, ...)."""
+    length, n = len(episode), spec.execute
+    first = torch.arange(start, length, n)
+    ticks = first[:, None] + torch.arange(n)
+    played = ticks < length
+    taken = ticks.clamp(max=length - 1)
+    steps = played.sum(1)
+    rewards = episode.reward if reward is None else reward(episode.reward)
+    in_chunk = torch.where(played, rewards[taken] * gamma ** torch.arange(n), 0.0).sum(1)
+    ended = first + n >= length
+    terminated = ended & episode.terminated
+    action = torch.where(played[..., None], scale.to_unit(episode.action)[taken], 0.0)
+    columns = {
+        "action": action,
+        "reward": in_chunk,
+        "discount": gamma ** steps.float() * ~terminated,
+        "ended": ended,
+        "terminated": terminated,
+        "steps": steps,
+    }
+    if monte_carlo:
+        forever = rewards[-1] / (1 - gamma) if gamma < 1 else torch.zeros(())
+        tail = torch.where(ended, forever, 0.0)
+        columns["return_to_go"] = returns_to_go(
+            in_chunk[:, None], columns["discount"][:, None], ended[:, None], tail[:, None]
+        )[:, 0]
+    return _seen(episode, spec, first), columns, _seen(episode, spec, torch.tensor([length]))
+
+
+def _seen(episode: Episode, spec: PolicySpec, ticks: Tensor) -> Obs:
+    """Observations at ``ticks`` as the policy receives them: sensed keys with their history, oldest first."""
+    out: Obs = {}
+    for key in spec.obs.shapes:
+        if key not in episode.obs:
+            raise BurnishError(f"the policy needs {key!r}, but the recordings hold {sorted(episode.obs)}")
+        if spec.history > 1 and stacked_by_history(key):
+            back = torch.arange(spec.history - 1, -1, -1)
+            out[key] = episode.obs[key][(ticks[:, None] - back).clamp(min=0)]
+        else:
+            out[key] = episode.obs[key][ticks]
+    return out

@@ -1,0 +1,58 @@
+"""Learning from fixed data: one update after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from ..policies.core.types import Learner, Metrics
+from .replay import Replay
+
+# Called after each iteration with its number and metrics; a true answer ends the loop.
+Hook = Callable[[int, Metrics], bool | None]
+
+
+class Training(Protocol):
+    """A training that can be driven and resumed: one call is one iteration."""
+
+    def iterate(self) -> Metrics: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Offline:
+    """One update per iteration. The replay's generator decides which rows, so it is part of the state; its content is
+    not, since it does not change."""
+
+    def __init__(self, learner: Learner, replay: Replay, *, batch: int, n_step: int = 1) -> None:
+        self.learner, self.replay, self.batch, self.n_step = learner, replay, batch, n_step
+
+    def iterate(self) -> Metrics:
+        return self.learner.update(self.replay.sample(self.batch, n_step=self.n_step))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"learner": self.learner.state_dict(), "rows": self.replay.generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.learner.load_state_dict(state["learner"])
+        self.replay.generator.set_state(state["rows"].cpu())
+
+
+def repeat(training: Training, iterations: int, hooks: Sequence[Hook] = ()) -> Metrics:
+    """The last metrics of up to ``iterations`` iterations."""
+    metrics: Metrics = {}
+    for number in range(1, iterations + 1):
+        metrics = training.iterate()
+        answers = [hook(number, metrics) for hook in hooks]  # each is asked, also when an earlier one says stop
+        if any(answers):
+            break
+    return metrics
+
+
+def train_offline(
+    learner: Learner, replay: Replay, *, batch: int, total: int, n_step: int = 1, hooks: Sequence[Hook] = ()
+) -> Metrics:
+    """``total`` updates."""
+    return repeat(Offline(learner, replay, batch=batch, n_step=n_step), total, hooks)

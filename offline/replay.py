@@ -1,0 +1,259 @@
+"""The one memory of decisions: a ring of T rows by N worlds, with the observations that ended an episode kept aside.
+
+    row t of a world      obs, action, reward, discount, ended, terminated, steps, + what the learner wants
+    where it led          the obs of row t + 1; where it ended: its own final observation; at the newest row: `head`
+
+Storing each observation once halves the memory, and "the next row" is never one of another episode. The columns are
+fixed by the first ``add``; storage has no opinion on them. Sampling is exact at the seams: sums over several decisions
+and sequences stop at ``ended`` and at the newest row, per world, also where the ring has wrapped around.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..policies.core.errors import BurnishError
+from ..policies.core.seed import generator as named_generator
+from ..policies.core.tree import Tree, index, map_tree, where
+from ..policies.core.types import Obs, Outcome
+from .returns import n_step as sum_of
+
+BASE = ("action", "reward", "discount", "ended", "terminated", "steps")
+Batch = dict[str, Any]  # columns (B, ...), and "obs" and "next_obs", each an Obs
+
+
+class Replay:
+    """``capacity`` counts decisions of all worlds together."""
+
+    def __init__(self, capacity: int, num_envs: int = 1, *, seed: int = 0, device: torch.device | str = "cpu") -> None:
+        if capacity < num_envs:
+            raise BurnishError(f"a replay of capacity={capacity} cannot hold one decision of each of {num_envs} worlds")
+        self.rows, self.num_envs, self.device = capacity // num_envs, num_envs, torch.device(device)
+        self.added = 0  # rows ever added; row t of the ring was the latest of those with added % rows == t
+        self.generator = named_generator(seed, "replay", device=device)
+        self._obs: Tree = {}
+        self._columns: Tree = {}
+        self._finals: Tree = {}  # a pool of final observations
+        self._final_at = torch.full((self.rows, num_envs), -1, dtype=torch.int64, device=self.device)
+        self._free: list[int] = []
+        self._head: Obs = {}  # where the newest row led, per world
+        self._weights: Tensor | None = None
+
+    @property
+    def filled(self) -> int:
+        return min(self.added, self.rows)
+
+    def __len__(self) -> int:
+        return self.filled * self.num_envs
+
+    # ---- writing ----
+
+    def record(self, obs: Obs, action: Tensor, outcome: Outcome, columns: Mapping[str, Tensor] | None = None) -> None:
+        """One decision of N worlds, as the loops see it."""
+        facts = {name: getattr(outcome, name) for name in BASE if name != "action"}
+        self.add(obs, {"action": action, **facts, **(columns or {})}, outcome.next_obs)
+
+    def add(self, obs: Obs, columns: Mapping[str, Tensor], next_obs: Obs) -> None:
+        """``columns`` holds at least the base columns, each (N, ...). Everything is copied."""
+        if not self._columns:
+            self._allocate(obs, columns, next_obs)
+        if columns.keys() != self._columns.keys() or obs.keys() != self._obs.keys():
+            raise BurnishError(
+                f"this replay holds {sorted([*self._obs, *self._columns])}, not {sorted([*obs, *columns])}: "
+                "its first decision fixed what it stores"
+            )
+        row = self.added % self.rows
+        for stored, given in ((self._obs, obs), (self._columns, columns)):
+            for key, x in given.items():
+                stored[key][row] = x
+        self._head = {key: next_obs[key].to(self.device, copy=True) for key in self._obs}
+        if self.added >= self.rows:
+            self._free += [slot for slot in self._final_at[row].tolist() if slot >= 0]
+        self._final_at[row] = -1
+        ended = self._columns["ended"][row].nonzero()[:, 0]
+        if len(ended):
+            slots = torch.tensor(self._slots(len(ended)), device=self.device)
+            for key, pool in self._finals.items():
+                pool[slots] = self._head[key][ended]
+            self._final_at[row, ended] = slots
+        self.added += 1
+        self._weights = None
+
+    def extend(self, obs: Obs, columns: Mapping[str, Tensor], final: Obs) -> None:
+        """T consecutive decisions of one world at once, each (T, ...), of which only the last may have ended; ``final``
+        (1, ...) is where that one led."""
+        count = len(columns["ended"])
+        if self.num_envs != 1 or self.added + count > self.rows or bool(columns["ended"][:-1].any()):
+            raise BurnishError("extend takes one episode of one world, into a replay that still has room for it")
+        last = slice(count - 1, count)
+        if count > 1:
+            rows = slice(0, count - 1)
+            if not self._columns:
+                self._allocate(obs, columns, final)
+            for stored, given in ((self._obs, obs), (self._columns, columns)):
+                for key, x in given.items():
+                    stored[key][self.added : self.added + count - 1, 0] = x[rows]
+            self._final_at[self.added : self.added + count - 1] = -1
+            self.added += count - 1
+        self.add(index(obs, last), index(columns, last), final)
+
+    def _allocate(self, obs: Obs, columns: Mapping[str, Tensor], next_obs: Obs) -> None:
+        missing = [name for name in BASE if name not in columns] + [key for key in obs if key not in next_obs]
+        if missing:
+            raise BurnishError(f"a decision needs {', '.join(missing)} to be stored")
+
+        def room(count: tuple[int, ...], like: Tensor) -> Tensor:
+            return torch.zeros(*count, *like.shape[1:], dtype=like.dtype, device=self.device)
+
+        self._obs = map_tree(lambda x: room((self.rows, self.num_envs), x), obs)
+        self._columns = map_tree(lambda x: room((self.rows, self.num_envs), x), columns)
+        self._finals = map_tree(lambda x: room((0,), x), obs)
+
+    def _slots(self, count: int) -> list[int]:
+        """Free places in the pool of final observations, which grows by doubling."""
+        have = len(next(iter(self._finals.values())))
+        if len(self._free) < count:
+            more = max(count, have, 16)
+            self._finals = {
+                key: torch.cat([pool, pool.new_zeros(more, *pool.shape[1:])]) for key, pool in self._finals.items()
+            }
+            self._free += range(have + more - 1, have - 1, -1)
+        return [self._free.pop() for _ in range(count)]
+
+    # ---- reading ----
+
+    def sample(self, batch: int, *, n_step: int = 1, sequence: int = 1) -> Batch:
+        """``batch`` decisions, uniformly (or by ``reweigh``), each with where it led.
+
+        ``n_step`` sums up to so many decisions: reward, discount and next_obs are those of the sum, ``decisions`` says
+        how many it holds, and all other columns are of the first. ``sequence`` > 1 returns (B, L, ...) columns and obs
+        with ``valid`` (B, L), and next_obs of the last valid decision; rows that are not valid repeat that decision.
+        """
+        if n_step > 1 and sequence > 1:
+            raise BurnishError("a sample is a sum over n_step decisions or a sequence of them, not both")
+        return self.gather(self._draw(batch), n_step=n_step, sequence=sequence)
+
+    def gather(self, flat: Tensor, *, n_step: int = 1, sequence: int = 1) -> Batch:
+        """The decisions at (B,) flat positions age * N + world, where age 0 is the oldest row."""
+        age, world = flat // self.num_envs, flat % self.num_envs
+        length = max(n_step, sequence)
+        if length == 1:
+            row = self._row(age)
+            out: Batch = {key: x[row, world] for key, x in self._columns.items()}
+            out["obs"] = {key: x[row, world] for key, x in self._obs.items()}
+            out["next_obs"] = self._after(age, world)
+            return out
+        ages, valid = self._run(age, world, length)
+        last = ages.gather(1, valid.sum(1, keepdim=True) - 1)[:, 0]
+        rows, worlds = self._row(ages), world[:, None]
+        if sequence > 1:
+            out = {key: x[rows, worlds] for key, x in self._columns.items()}
+            out["obs"] = {key: x[rows, worlds] for key, x in self._obs.items()}
+            out["valid"] = valid
+        else:
+            first = rows[:, 0]
+            out = {key: x[first, world] for key, x in self._columns.items()}
+            out["obs"] = {key: x[first, world] for key, x in self._obs.items()}
+            reward, discount = (self._columns[key][rows, worlds] for key in ("reward", "discount"))
+            out["reward"], out["discount"], out["decisions"] = sum_of(reward, discount, valid)
+        out["next_obs"] = self._after(last, world)
+        return out
+
+    def latest(self, rows: int | None = None) -> Batch:
+        """The newest ``rows`` rows, or all, in the order of time: columns and "obs", each (T, N, ...)."""
+        first = 0 if rows is None else max(0, self.filled - rows)
+        order = self._row(torch.arange(first, self.filled, device=self.device))
+        return {**index(self._columns, order), "obs": index(self._obs, order)}
+
+    def reweigh(self, weights: Tensor | None) -> None:
+        """Sample in proportion to ``weights`` (T, N), in the order of ``latest()``, until the next ``add``."""
+        if weights is not None and (tuple(weights.shape) != (self.filled, self.num_envs) or bool((weights < 0).any())):
+            raise BurnishError(f"weights must be at least 0 and of shape {(self.filled, self.num_envs)}")
+        self._weights = None if weights is None else weights.flatten().double().cumsum(0)
+
+    def _draw(self, batch: int) -> Tensor:
+        if len(self) == 0:
+            raise BurnishError("the replay is empty; collect some decisions (warmup) before the first update")
+        if self._weights is None:
+            return torch.randint(0, len(self), (batch,), generator=self.generator, device=self.device)
+        u = torch.rand(batch, generator=self.generator, device=self.device, dtype=torch.float64)
+        return torch.searchsorted(self._weights, u * self._weights[-1], right=True).clamp(max=len(self) - 1)
+
+    def _row(self, age: Tensor) -> Tensor:
+        """Where in the ring the row of that age is; age 0 is the oldest that is still held."""
+        return (age + self.added) % self.rows if self.added > self.rows else age
+
+    def _run(self, age: Tensor, world: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Ages (B, L) of consecutive decisions and which are valid: up to the first end, and none beyond the newest."""
+        ages = age[:, None] + torch.arange(length, device=self.device)
+        inside = ages < self.filled
+        ages = ages.clamp(max=self.filled - 1)
+        ended = self._columns["ended"][self._row(ages), world[:, None]]
+        before = torch.cat([torch.zeros_like(ended[:, :1]), ended[:, :-1]], 1).cumsum(1) > 0
+        valid = inside & ~before
+        return torch.minimum(ages, (age + valid.sum(1) - 1)[:, None]), valid
+
+    def _after(self, age: Tensor, world: Tensor) -> Obs:
+        row = self._row(age)
+        following = self._row((age + 1).clamp(max=self.filled - 1))
+        out = {key: x[following, world] for key, x in self._obs.items()}
+        out = where(age == self.filled - 1, index(self._head, world), out)
+        slot = self._final_at[row, world]
+        if len(next(iter(self._finals.values()))):
+            out = where(slot >= 0, index(self._finals, slot.clamp(min=0)), out)
+        return out
+
+    # ---- keeping ----
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "added": self.added,
+            "obs": map_tree(lambda x: x[: self.filled], self._obs),
+            "columns": map_tree(lambda x: x[: self.filled], self._columns),
+            "finals": dict(self._finals),
+            "final_at": self._final_at[: self.filled],
+            "free": list(self._free),
+            "head": dict(self._head),
+            "generator": self.generator.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Into a replay of the same capacity, number of worlds and seed."""
+        self.added, self._free = int(state["added"]), list(state["free"])
+        self._head, self._finals = dict(state["head"]), dict(state["finals"])
+
+        def unfold(x: Tensor) -> Tensor:
+            room = torch.zeros(self.rows, *x.shape[1:], dtype=x.dtype, device=self.device)
+            room[: len(x)] = x
+            return room
+
+        self._obs, self._columns = map_tree(unfold, state["obs"]), map_tree(unfold, state["columns"])
+        self._final_at.fill_(-1)
+        self._final_at[: len(state["final_at"])] = state["final_at"]
+        self.generator.set_state(state["generator"].cpu())
+        self._weights = None
+
+
+def sample_mixture(online: Replay, prior: Replay | None, batch: int, *, share: float = 0.5, n_step: int = 1) -> Batch:
+    """``share`` of the batch from ``prior``, the rest from ``online`` (Ball et al. 2023, RLPD, arXiv 2302.02948).
+
+    Only the columns that both hold are returned; while ``online`` is empty all comes from ``prior``.
+    """
+    if prior is None or share == 0:
+        return online.sample(batch, n_step=n_step)
+    if len(online) == 0:
+        return prior.sample(batch, n_step=n_step)
+    count = round(share * batch)
+    parts = [prior.sample(count, n_step=n_step), online.sample(batch - count, n_step=n_step)]
+    both = parts[0].keys() & parts[1].keys()
+    return {key: _join(parts[0][key], parts[1][key]) for key in sorted(both)}
+
+
+def _join(a: Any, b: Any) -> Any:
+    return (
+        {key: torch.cat([a[key], b[key].to(a[key].device)]) for key in a} if isinstance(a, dict) else torch.cat([a, b])
+    )

@@ -1,0 +1,91 @@
+"""Returns along time (T, N), T decisions of N worlds. Discounts are those of ``Outcome``: gamma^steps * (1 - terminated).
+
+Generalised advantage estimation: Schulman et al. 2016 (arXiv 1506.02438), equation 16, with two flags instead of one:
+the *discount* decides whether the future counts (not after a termination), *ended* where the sum over later advantages
+stops (at both kinds of end).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+from ..policies.core.errors import BurnishError
+from ..policies.core.tree import check
+
+
+class Per(Enum):
+    step = "step"  # one control tick
+    chunk = "chunk"  # one decision of n ticks
+
+
+@dataclass
+class Discount:
+    """A discount says what it counts. ``per_step`` is what ``ChunkEnv`` wants."""
+
+    gamma: float = 0.99
+    per: Per = Per.step
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.gamma <= 1:
+            raise BurnishError(f"discount.gamma={self.gamma} must lie in [0, 1]")
+
+    def per_step(self, execute: int) -> float:
+        """A discount per chunk, spread over its n ticks: a full chunk is discounted by exactly gamma."""
+        return self.gamma if self.per is Per.step else self.gamma ** (1 / execute)
+
+
+def gae(
+    reward: Tensor, discount: Tensor, ended: Tensor, value: Tensor, next_value: Tensor, lam: float
+) -> tuple[Tensor, Tensor]:
+    """(advantage, value target), each (T, N). ``next_value`` is V(next_obs): where the decision led, not the reset."""
+    sizes = check(reward, "T N")
+    for x in (discount, ended, value, next_value):
+        check(x, "T N", sizes)
+    future = torch.where(discount > 0, discount * next_value, 0.0)
+    delta = reward + future - value
+    carry = lam * discount * ~ended
+    advantage = torch.empty_like(delta)
+    running = torch.zeros_like(delta[0])
+    for t in range(len(delta) - 1, -1, -1):
+        running = delta[t] + carry[t] * running
+        advantage[t] = running
+    return advantage, advantage + value
+
+
+def lambda_returns(reward: Tensor, discount: Tensor, ended: Tensor, next_value: Tensor, lam: float) -> Tensor:
+    """(T, N): R_t = r_t + d_t ((1 - lam) V_{t+1} + lam R_{t+1}), from V_{t+1} alone at an end and at the last row."""
+    sizes = check(reward, "T N")
+    for x in (discount, ended, next_value):
+        check(x, "T N", sizes)
+    out = torch.empty_like(reward)
+    running = next_value[-1]
+    for t in range(len(reward) - 1, -1, -1):
+        blended = torch.where(ended[t], next_value[t], torch.lerp(next_value[t], running, lam))
+        running = reward[t] + torch.where(discount[t] > 0, discount[t] * blended, 0.0)
+        out[t] = running
+    return out
+
+
+def returns_to_go(reward: Tensor, discount: Tensor, ended: Tensor, tail: Tensor) -> Tensor:
+    """(T, N): the discounted sum to the end of each episode; ``tail`` (T, N) is what follows where a sum stops without a
+    termination (a value, or 0), read at truncations and at the last row only."""
+    return lambda_returns(reward, discount, ended, tail, 1.0)
+
+
+def n_step(reward: Tensor, discount: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(B, L) of consecutive decisions -> (reward, discount, steps taken), each (B,).
+
+    ``valid`` (B, L) is a run of True from the left: the decisions up to the first end or the write head. The sum stops
+    with it, and what follows is bootstrapped from where the last valid decision led.
+    """
+    sizes = check(reward, "B L")
+    check(discount, "B L", sizes)
+    check(valid, "B L", sizes)
+    discount = torch.where(valid, discount, 1.0)
+    before = torch.cat([torch.ones_like(discount[:, :1]), discount.cumprod(1)[:, :-1]], 1)
+    total = torch.where(valid, before * reward, 0.0).sum(1)
+    return total, discount.prod(1), valid.sum(1)

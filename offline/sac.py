@@ -1,0 +1,214 @@
+"""SAC, with the options that RLPD, REDQ and the latent and residual methods add: ensembles, subsets, update ratios.
+
+Haarnoja et al. 2018 (arXiv 1801.01290, 1812.05905). Minimum over a random subset of the target members: REDQ, Chen et al.
+2021 (arXiv 2101.05982). The actor on the mean of all members, layer norm, no entropy in the target: RLPD, Ball et al.
+2023 (arXiv 2302.02948). On chunks of n actions this is the chunked critic of Q-chunking, Li et al. 2025 (arXiv
+2507.07969), whose n-step backup is exact because a chunk is played open loop.
+
+**Departures.** The temperature is stepped with the actor, by the same optimiser, from the entropy before the step. Rows
+whose chunk was cut short by a truncation do not train a critic of chunks (``td.chunk_weight``).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..policies.core.errors import BurnishError
+from ..policies.core.execute import Execution, execution
+from ..policies.core.seed import generator as named_generator
+from ..policies.core.types import Decision, Metrics, Obs
+from ..policies.gaussian import GaussianConfig, GaussianPolicy
+from ..policies.nets.critic import CriticConfig
+from ..policies.nets.mlp import Activation
+from .critics import Critic, spread
+from .soft import Temperature, soft_actor_loss, soft_value
+from .td import chunk_weight, pessimistic, td_target
+
+
+def soft_agent(**changes: Any) -> GaussianConfig:
+    """The usual actor of SAC: a squashed Gaussian with a spread per state."""
+    usual: dict[str, Any] = {
+        "hidden": [256, 256],
+        "activation": Activation.relu,
+        "squash": True,
+        "state_dependent_std": True,
+        "init_std": 1.0,
+        "log_std_bounds": [-5.0, 2.0],
+    }
+    return GaussianConfig(**(usual | changes))
+
+
+@dataclass
+class SACConfig:
+    lr: float = 3e-4
+    actor_lr: float = 3e-4
+    tau: float = 0.005
+    alpha: float = 1.0  # where the temperature starts
+    tune_alpha: bool = True
+    target_entropy: float | None = None  # null: entropy_per_dim times the size of the action
+    entropy_per_dim: float = -1.0
+    backup_entropy: bool = True
+    subset: int = 0  # target members of which the minimum is taken; 0: all
+    actor_mean: bool = False  # the actor climbs the mean of the members instead of their minimum
+    actor_every: int = 1  # critic updates per actor update
+    critic_warmup: int = 0  # first updates that train the critic alone
+    max_grad_norm: float | None = None
+    agent: GaussianConfig = field(default_factory=soft_agent)
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    execution: Execution = Execution.eager
+
+    def __post_init__(self) -> None:
+        if not self.agent.squash:
+            raise BurnishError("agent.squash=false: SAC needs an actor that is bounded by tanh")
+        for name in ("lr", "actor_lr", "alpha", "tau"):
+            if getattr(self, name) <= 0:
+                raise BurnishError(f"{name}={getattr(self, name)} must be a positive number")
+        if self.actor_every < 1 or self.critic_warmup < 0 or self.subset < 0:
+            raise BurnishError("actor_every must be at least 1, critic_warmup and subset at least 0")
+
+
+# What an agent's action means to the critic: (obs, action (B, n, A)) -> (B, n, A).
+Meaning = Callable[[Obs, Tensor], Tensor]
+# What is played during the warm-up: (obs, generator) -> (N, n, A).
+Warm = Callable[[Obs, torch.Generator], Tensor]
+
+
+def as_it_is(obs: Obs, action: Tensor) -> Tensor:
+    return action
+
+
+class SACActor:
+    def __init__(self, agent: GaussianPolicy, warm: Warm | None) -> None:
+        self.agent, self.warm = agent, warm
+
+    @torch.no_grad()
+    def act(self, obs: Obs, *, warm: bool, generator: torch.Generator) -> Decision:
+        if not warm:
+            return Decision(self.agent.spec.executed(self.agent.draw(obs, generator=generator).action), {})
+        if self.warm is not None:
+            return Decision(self.warm(obs, generator), {})
+        count, spec = len(next(iter(obs.values()))), self.agent.spec
+        u = torch.rand(count, spec.execute, spec.action.dim, generator=generator, device=generator.device)
+        return Decision(2 * u - 1, {})
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.agent.state_dict()
+
+
+class SAC:
+    """``agent`` acts on the view that it learns from; ``policy`` is what is deployed (the agent itself by default)."""
+
+    def __init__(
+        self,
+        agent: GaussianPolicy,
+        config: SACConfig,
+        *,
+        policy: Any = None,
+        meaning: Meaning = as_it_is,
+        warm: Warm | None = None,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.agent, self.config, self.meaning = agent.to(device), config, meaning
+        self.policy = agent if policy is None else policy
+        self.actor = SACActor(agent, warm)
+        spec = agent.spec
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(named_generator(seed, "critic").initial_seed())
+            self.critic = Critic(spec, config.critic).to(device)
+        size = spec.execute * spec.action.dim
+        target = config.entropy_per_dim * size if config.target_entropy is None else config.target_entropy
+        self.temperature = Temperature(config.alpha, target if config.tune_alpha else None).to(device)
+        self.noise = named_generator(seed, "noise", device=device)
+        self.updates = 0
+        graphed = config.execution is Execution.cudagraph
+        self.critic_optimizer = torch.optim.Adam(
+            self.critic.online.parameters(), lr=config.lr, fused=True, capturable=graphed
+        )
+        actor_side = [*agent.parameters(), *(p for p in self.temperature.parameters() if p.requires_grad)]
+        self.actor_optimizer = torch.optim.Adam(actor_side, lr=config.actor_lr, fused=True, capturable=graphed)
+        generators = [self.noise]
+        self._step_critic = execution(self._critic_step, config.execution, device=device, generators=generators)
+        self._step_actor = execution(self._actor_step, config.execution, device=device, generators=generators)
+
+    def update(self, batch: dict[str, Any]) -> Metrics:
+        self.updates += 1
+        columns = {name: batch[name] for name in ("action", "reward", "discount", "terminated", "steps")}
+        metrics = self._step_critic(batch["obs"], batch["next_obs"], columns)
+        if self.updates > self.config.critic_warmup and self.updates % self.config.actor_every == 0:
+            metrics |= self._step_actor(batch["obs"])
+        return metrics
+
+    def worth(self, batch: dict[str, Any]) -> Tensor:
+        return self.critic(batch["obs"], self.meaning(batch["obs"], batch["action"])).mean(0)
+
+    def _target(self, next_obs: Obs, columns: dict[str, Tensor]) -> Tensor:
+        with torch.no_grad():
+            draw = self.agent.draw(next_obs, generator=self.noise)
+            action = self.meaning(next_obs, self.agent.spec.executed(draw.action))
+            value = pessimistic(self.critic.target(next_obs, action), self.config.subset, self.noise)
+            if self.config.backup_entropy:
+                value = soft_value(value, draw.log_prob[:, 0], self.temperature())
+            return td_target(columns["reward"], columns["discount"], value)
+
+    def _critic_step(self, obs: Obs, next_obs: Obs, columns: dict[str, Tensor]) -> Metrics:
+        target = self._target(next_obs, columns)
+        online = self.critic.online
+        weight = None
+        if self.agent.spec.execute > 1:
+            weight = chunk_weight(columns["terminated"], columns["steps"], self.agent.spec.execute)
+        loss, q = online.loss(online.encode(obs), self.meaning(obs, columns["action"]), target, weight)
+        self.critic_optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        if self.config.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(online.parameters(), self.config.max_grad_norm)
+        self.critic_optimizer.step()
+        self.critic.follow(self.config.tau)
+        q = q.detach()
+        return {"critic_loss": loss.detach(), "q": q.mean(), "q/spread": spread(q), "target": target.mean()}
+
+    def _actor_step(self, obs: Obs) -> Metrics:
+        online = self.critic.online
+        draw = self.agent.draw(obs, generator=self.noise)
+        action, log_prob = self.agent.spec.executed(draw.action), draw.log_prob[:, 0]
+        online.requires_grad_(False)  # the actor climbs the critic; it does not teach it
+        q = online(obs, self.meaning(obs, action))
+        online.requires_grad_(True)
+        q = q.mean(0) if self.config.actor_mean else q.amin(0)
+        alpha = self.temperature()
+        loss = soft_actor_loss(q, log_prob, alpha)
+        self.actor_optimizer.zero_grad(set_to_none=True)
+        (loss + self.temperature.loss(log_prob)).backward()
+        if self.config.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(self.agent.parameters(), self.config.max_grad_norm)
+        self.actor_optimizer.step()
+        return {
+            "actor_loss": loss.detach(),
+            "entropy": -log_prob.detach().mean(),
+            "alpha": alpha,
+            "saturation": (action.detach().abs() > 0.95).float().mean(),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "agent": self.agent.state_dict(),
+            "critic": self.critic.state_dict(),
+            "temperature": self.temperature.state_dict(),
+            "critic_optimizer": self.critic_optimizer.state_dict(),
+            "actor_optimizer": self.actor_optimizer.state_dict(),
+            "noise": self.noise.get_state(),
+            "updates": self.updates,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        state = copy.deepcopy(state)  # an optimizer keeps what it is given, and would share it with the giver
+        for name in ("agent", "critic", "temperature", "critic_optimizer", "actor_optimizer"):
+            getattr(self, name).load_state_dict(state[name])
+        self.noise.set_state(state["noise"].cpu())
+        self.updates = int(state["updates"])

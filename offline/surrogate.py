@@ -1,0 +1,76 @@
+"""The clipped surrogate of PPO, for policies whose likelihood has J factors; and what decides how strong its clip is.
+
+Schulman et al. 2017 (PPO, arXiv 1707.06347), equation 7. DPPO (Ren et al. 2024, arXiv 2409.00588) makes every denoising
+step a factor of its own, with an advantage that is discounted towards the noisy steps and a clip that grows towards the
+clean ones; a Gaussian has one factor. The estimate of the divergence is Schulman's k3: r - 1 - log r, never negative.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+from ..policies.core.tree import check
+
+
+class Reduction(Enum):
+    """What a clip applies to. Published code differs here, so that the same number means another trust region."""
+
+    sum = "sum"  # the log-ratio of the whole factor: the textbook
+    mean_dim = "mean_dim"  # divided by the coordinates of one transition (DPPO)
+    mean_dim_and_step = "mean_dim_and_step"  # and by the transitions that a factor joins (ReinFlow)
+
+
+def divisor(reduction: Reduction, coordinates: Tensor, transitions: Tensor) -> Tensor:
+    """(J,): what the summed log-ratio of each factor is divided by. ``coordinates`` counts all terms of a factor of a
+    full chunk. It is constant, so a chunk that was cut short keeps its weight in the gradient."""
+    check(transitions, "J", check(coordinates, "J"))
+    if reduction is Reduction.sum:
+        return torch.ones_like(coordinates)
+    return coordinates if reduction is Reduction.mean_dim_and_step else coordinates / transitions
+
+
+def effective_clip(clip: Tensor, divided_by: Tensor) -> Tensor:
+    """(J,): the largest change of a factor's summed log-likelihood that still moves the policy: D log(1 + clip)."""
+    return divided_by * torch.log1p(clip)
+
+
+def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, weight: Tensor, clip: Tensor) -> Tensor:
+    """-mean over rows and factors of min(r A, clip(r) A), where A = advantage * weight.
+
+    log_ratio (B, J), advantage (B,), weight and clip (J,). It is the only policy loss of the on-policy methods.
+    """
+    sizes = check(log_ratio, "B J")
+    check(advantage, "B", sizes)
+    check(weight, "J", sizes)
+    check(clip, "J", sizes)
+    ratio = log_ratio.exp()
+    scaled = advantage[:, None] * weight
+    clipped = torch.minimum(torch.maximum(ratio, 1 - clip), 1 + clip)
+    return -torch.minimum(ratio * scaled, clipped * scaled).mean()
+
+
+def kl_k3(log_ratio: Tensor) -> Tensor:
+    """Scalar estimate of KL(old, new) from samples of the old policy."""
+    return (log_ratio.exp() - 1 - log_ratio).mean()
+
+
+def clip_fraction(log_ratio: Tensor, clip: Tensor) -> Tensor:
+    return ((log_ratio.exp() - 1).abs() > clip).float().mean()
+
+
+def clip_schedule(count: int, base: float, top: float, growth: float = 3.0) -> Tensor:
+    """(J,): from ``base`` at the noisiest trained step to ``top`` at the last, exponentially; a single step gets ``top``
+    (the published formula divides 0 by 0 there)."""
+    if count == 1:
+        return torch.tensor([top])
+    u = torch.linspace(0, 1, count)
+    return base + (top - base) * torch.expm1(growth * u) / math.expm1(growth)
+
+
+def denoising_weight(count: int, gamma: float) -> Tensor:
+    """(J,): gamma^(J - 1 - j): the last, cleanest step counts in full."""
+    return gamma ** torch.arange(count - 1, -1, -1, dtype=torch.get_default_dtype())

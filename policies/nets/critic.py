@@ -1,0 +1,133 @@
+"""What an action, or a state, is worth: an ensemble of Q networks as one module, and a value network.
+
+Both stand here and not in ``offline``, because a policy that chooses the best of several draws takes its critic along.
+With ``bins`` a network predicts a distribution over equidistant values and is trained by cross-entropy on the two
+neighbours of its target ("two-hot", Schrittwieser et al. 2020, arXiv 1911.08265; Farebrother et al. 2024, arXiv
+2403.03950 show that it scales better than regression).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from ..core.errors import BurnishError
+from ..core.spec import PolicySpec
+from ..core.tree import check
+from .encoder import EncoderConfig, ObsEncoder
+from .ensemble import EnsembleMLP
+from .mlp import MLP, Activation
+
+
+@dataclass
+class CriticConfig:
+    members: int = 2
+    hidden: list[int] = field(default_factory=lambda: [256, 256])
+    activation: Activation = Activation.relu
+    layer_norm: bool = True
+    bins: int = 0  # 0: predict the value itself
+    low: float = -10.0  # the values of the first and the last bin
+    high: float = 10.0
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+
+    def __post_init__(self) -> None:
+        if self.members < 1:
+            raise BurnishError(f"critic.members={self.members} must be at least 1")
+        if self.bins == 1 or self.bins < 0 or (self.bins and not self.low < self.high):
+            raise BurnishError(
+                f"critic.bins={self.bins} must be 0 or at least 2, and critic.low={self.low} below high={self.high}"
+            )
+
+
+def two_hot(value: Tensor, support: Tensor) -> Tensor:
+    """(...) -> (..., bins): weights on the two neighbours of each value whose mean it is; outside, the border."""
+    position = ((value - support[0]) / (support[1] - support[0])).clamp(0, len(support) - 1)
+    below = position.floor().clamp(max=len(support) - 2)
+    share = (position - below)[..., None]
+    index = below.long()[..., None]
+    out = torch.zeros(*value.shape, len(support), dtype=value.dtype, device=value.device)
+    return out.scatter(-1, index, 1 - share).scatter(-1, index + 1, share)
+
+
+class QEnsemble(nn.Module):
+    """Q_i(obs, action) of E members; the action is the executed chunk (B, n, A), or M of them per row (B, M, n, A)."""
+
+    support: Tensor
+
+    def __init__(self, spec: PolicySpec, config: CriticConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.action_shape = (spec.execute, spec.action.dim)
+        self.encoder = ObsEncoder(spec, config.encoder)
+        self.net = EnsembleMLP(
+            config.members,
+            self.encoder.dim + math.prod(self.action_shape),
+            max(config.bins, 1),
+            config.hidden,
+            activation=config.activation,
+            layer_norm=config.layer_norm,
+        )
+        support = torch.linspace(config.low, config.high, max(config.bins, 1))
+        self.register_buffer("support", support, persistent=False)
+
+    def encode(self, obs: Mapping[str, Tensor]) -> Tensor:
+        return self.encoder(obs)
+
+    def forward(self, obs: Mapping[str, Tensor], action: Tensor) -> Tensor:
+        return self.values(self.encode(obs), action)
+
+    def values(self, features: Tensor, action: Tensor) -> Tensor:
+        """(E, B), or (E, B, M) for M actions per row."""
+        out = self._raw(features, action)
+        return self._mean(out)
+
+    def loss(
+        self, features: Tensor, action: Tensor, target: Tensor, weight: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(loss summed over the members, Q (E, B)); the mean over rows is weighted by ``weight`` (B,)."""
+        check(target, f"{len(features)}")
+        out = self._raw(features, action)
+        if self.config.bins:
+            error = -(two_hot(target, self.support) * torch.log_softmax(out, -1)).sum(-1)
+        else:
+            error = (out[..., 0] - target).square()
+        mean = error.mean(1) if weight is None else (error * weight).sum(1) / weight.sum().clamp(min=1)
+        return mean.sum(), self._mean(out)
+
+    def _raw(self, features: Tensor, action: Tensor) -> Tensor:
+        if action.ndim == 3:
+            check(action, f"{len(features)} {self.action_shape[0]} {self.action_shape[1]}")
+            return self.net(torch.cat([features, action.flatten(1)], 1))
+        count = check(action, f"{len(features)} M {self.action_shape[0]} {self.action_shape[1]}")["M"]
+        wide = features[:, None].expand(-1, count, -1)
+        out = self.net(torch.cat([wide, action.flatten(2)], 2).flatten(0, 1))
+        return out.view(len(out), len(features), count, -1)
+
+    def _mean(self, out: Tensor) -> Tensor:
+        return (out.softmax(-1) * self.support).sum(-1) if self.config.bins else out[..., 0]
+
+
+@dataclass
+class ValueConfig:
+    hidden: list[int] = field(default_factory=lambda: [256, 256])
+    activation: Activation = Activation.silu
+    layer_norm: bool = False
+    bias: float = 0.0  # of the output at the start: what a fresh network says everywhere, roughly
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+
+
+class ValueNet(nn.Module):
+    """V(obs): (B,)."""
+
+    def __init__(self, spec: PolicySpec, config: ValueConfig) -> None:
+        super().__init__()
+        self.encoder = ObsEncoder(spec, config.encoder)
+        self.net = MLP(self.encoder.dim, 1, config.hidden, activation=config.activation, layer_norm=config.layer_norm)
+        self.bias = config.bias
+
+    def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
+        return self.net(self.encoder(obs))[:, 0] + self.bias
