@@ -254,6 +254,6 @@ def sample_mixture(online: Replay, prior: Replay | None, batch: int, *, share: f
 
 
 def _join(a: Any, b: Any) -> Any:
-    return (
-        {key: torch.cat([a[key], b[key].to(a[key].device)]) for key in a} if isinstance(a, dict) else torch.cat([a, b])
-    )
+    if isinstance(a, dict):
+        return {key: _join(a[key], b[key]) for key in a}
+    return torch.cat([a, b.to(a.device)])

@@ -1,4 +1,4 @@
-"""Returns along time (T, N), T decisions of N worlds. Discounts are those of ``Outcome``: gamma^steps * (1 - terminated).
+"""Returns along time (T, N), T decisions of N worlds. A discount is that of ``Outcome``: gamma^steps (1 - terminated).
 
 Generalised advantage estimation: Schulman et al. 2016 (arXiv 1506.02438), equation 16, with two flags instead of one:
 the *discount* decides whether the future counts (not after a termination), *ended* where the sum over later advantages
@@ -71,8 +71,8 @@ def lambda_returns(reward: Tensor, discount: Tensor, ended: Tensor, next_value: 
 
 
 def returns_to_go(reward: Tensor, discount: Tensor, ended: Tensor, tail: Tensor) -> Tensor:
-    """(T, N): the discounted sum to the end of each episode; ``tail`` (T, N) is what follows where a sum stops without a
-    termination (a value, or 0), read at truncations and at the last row only."""
+    """(T, N): the discounted sum to the end of each episode; ``tail`` (T, N) is what follows where a sum stops without
+    a termination (a value, or 0), read at truncations and at the last row only."""
     return lambda_returns(reward, discount, ended, tail, 1.0)
 
 

@@ -1,7 +1,7 @@
 """SAC, with the options that RLPD, REDQ and the latent and residual methods add: ensembles, subsets, update ratios.
 
-Haarnoja et al. 2018 (arXiv 1801.01290, 1812.05905). Minimum over a random subset of the target members: REDQ, Chen et al.
-2021 (arXiv 2101.05982). The actor on the mean of all members, layer norm, no entropy in the target: RLPD, Ball et al.
+Haarnoja et al. 2018 (arXiv 1801.01290, 1812.05905). Minimum over a random subset of the target members: REDQ, Chen et
+al. 2021 (arXiv 2101.05982). The actor on the mean of all members, layer norm, no entropy in the target: RLPD, Ball et al.
 2023 (arXiv 2302.02948). On chunks of n actions this is the chunked critic of Q-chunking, Li et al. 2025 (arXiv
 2507.07969), whose n-step backup is exact because a chunk is played open loop.
 

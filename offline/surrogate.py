@@ -63,8 +63,8 @@ def clip_fraction(log_ratio: Tensor, clip: Tensor) -> Tensor:
 
 
 def clip_schedule(count: int, base: float, top: float, growth: float = 3.0) -> Tensor:
-    """(J,): from ``base`` at the noisiest trained step to ``top`` at the last, exponentially; a single step gets ``top``
-    (the published formula divides 0 by 0 there)."""
+    """(J,): from ``base`` at the noisiest trained step to ``top`` at the last, exponentially; a single step gets
+    ``top`` (the published formula divides 0 by 0 there)."""
     if count == 1:
         return torch.tensor([top])
     u = torch.linspace(0, 1, count)

@@ -39,7 +39,7 @@ class GaussianConfig:
     state_dependent_std: bool = False
     init_std: float = 0.3
     min_std: float = 0.01
-    # Not null: the spread is exp(log std), clamped to these bounds of log std, as SAC has it; init_std is where it starts.
+    # Not null: the spread is exp(log std), clamped to these bounds of log std, as in SAC; init_std is where it starts.
     log_std_bounds: list[float] | None = None
     activation: Activation = Activation.silu
     layer_norm: bool = False

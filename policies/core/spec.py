@@ -149,8 +149,8 @@ class PolicySpec:
 
 
 def agent_spec(env: EnvSpec, execute: int = 1, history: int = 1) -> PolicySpec:
-    """What a policy must be to act in ``env``, a world or view whose sensed keys are stacked ``history`` deep: chunks of
-    ``execute`` actions, all of them executed. Its actions are in [-1, 1], as everywhere behind ``ScaledEnv``."""
+    """What a policy must be to act in ``env``, a world or view whose sensed keys are stacked ``history`` deep: chunks
+    of ``execute`` actions, all of them executed. Its actions are in [-1, 1], as everywhere behind ``ScaledEnv``."""
     dim = env.action.dim
     return PolicySpec(
         obs=env.obs.without_history(history),
