@@ -34,7 +34,7 @@ class DecisionEnv(Protocol):
 
     def reset(self, seeds: Sequence[int] | None = None) -> Obs: ...
 
-    def step(self, action: Tensor) -> Outcome: ...
+    def step(self, action: Tensor, /) -> Outcome: ...
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -212,6 +212,8 @@ class OffPolicy(_Interaction):
 
     def iterate(self) -> Metrics:
         warm = self.ledger.decisions < self.config.warmup
+        if self.obs is None:
+            self.replay.cut()  # of an earlier loop: what it was about to see is not what comes now
         obs, action, columns, outcome = self.decide(warm)
         wanted = {name: getattr(outcome, name) for name in self._wanted}
         self.replay.record(obs, action, outcome, {**columns, **wanted})

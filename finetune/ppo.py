@@ -11,11 +11,11 @@ deviation are noise; ``normalize=minibatch`` is the published way.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,14 +33,17 @@ from ..offline.surrogate import (
 )
 from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution, execution
+from ..policies.core.keep import restore, state_of
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.tree import index
-from ..policies.core.types import Decision, Metrics, Obs
+from ..policies.core.types import Actor, Decision, Metrics, Obs
 from ..policies.nets.critic import ValueConfig, ValueNet
 from .rollout import flat
 
 # A further loss per row: (obs of the minibatch, the minibatch) -> (B,). Its mean is added, weighted by the method.
 Auxiliary = Callable[[Obs, dict[str, Any]], Tensor]
+
+FORWARD = 8192  # rows per forward pass where nothing is learnt, so that a long rollout of images fits in memory
 
 
 class Normalize(Enum):
@@ -112,7 +115,8 @@ class RewardScale:
         return {"running": self._running, "moments": self._moments}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self._running, self._moments = state["running"], state["moments"]
+        device = self._running.device
+        self._running, self._moments = (state[name].to(device, copy=True) for name in ("running", "moments"))
 
 
 class PPOActor:
@@ -154,7 +158,7 @@ class PPO:
         device: torch.device | str = "cpu",
     ) -> None:
         self.network, self.policy, self.config = actor, policy, config
-        self.actor = PPOActor(actor)
+        self.actor: Actor = PPOActor(actor)
         self.device = torch.device(device)
         if value is None:
             with torch.random.fork_rng(devices=[]):
@@ -177,7 +181,11 @@ class PPO:
             {"params": self.value.parameters(), "lr": self.rates[1], "weight_decay": config.critic_weight_decay},
         ]
         self.optimizer = torch.optim.AdamW(groups, lr=self.rates[0], fused=True, capturable=graphed)
-        self._descend = execution(self._descent, config.execution, device=device)
+        # One recording with the actor and one without it: a recording is of one kind of update only.
+        self._descend = {
+            kind: execution(partial(self._descent, train_actor=kind), config.execution, device=device)
+            for kind in (False, True)
+        }
 
     def describe(self) -> str:
         """How strong the clip really is; printed once."""
@@ -204,7 +212,7 @@ class PPO:
             order = torch.randperm(count, generator=self.rows).to(self.device)
             # Minibatches of equal size that leave no row out; the remainder is spread over them.
             for chosen in order.tensor_split(max(1, count // size)):
-                metrics = self._descend(_take(rows, chosen), train_actor)
+                metrics = self._descend[train_actor](_take(rows, chosen))
                 if self.config.target_kl is not None and train_actor and metrics["kl"] > self.config.target_kl:
                     stopped = True
                     break
@@ -216,6 +224,11 @@ class PPO:
     @torch.no_grad()
     def _prepare(self, batch: dict[str, Any]) -> tuple[dict[str, Any], Metrics]:
         rows = flat(batch)
+        # Whole chunks were drawn. Of those that an end cut short, both evidences must count what was executed.
+        short = (rows["steps"] < self.network.spec.execute).nonzero()[:, 0]
+        for part in short.split(FORWARD) if len(short) else ():
+            evidence = self.network.log_prob(index(rows["obs"], part), rows["trace"][part], rows["steps"][part])
+            rows["log_prob"] = rows["log_prob"].index_copy(0, part, evidence)
         shape = batch["reward"].shape
         value = self._values(rows["obs"])
         following = torch.cat([value[shape[1] :], value[: shape[1]]])
@@ -232,15 +245,14 @@ class PPO:
         report: Metrics = {
             "explained_variance": explained_variance(rows["value"], rows["target"]),
             "value": value.mean(),
-            "advantage_std": advantage.std(),
+            "advantage_std": advantage.std(correction=0),
             "clip/effective": effective_clip(self.clip, self.divisor).max(),
         }
         return rows, report
 
-    def _values(self, obs: Obs, size: int = 8192) -> Tensor:
+    def _values(self, obs: Obs) -> Tensor:
         count = len(next(iter(obs.values())))
-        parts = [self.value(index(obs, slice(i, i + size))) for i in range(0, count, size)]
-        return torch.cat(parts)
+        return torch.cat([self.value(index(obs, slice(i, i + FORWARD))) for i in range(0, count, FORWARD)])
 
     def _descent(self, rows: dict[str, Any], train_actor: bool) -> Metrics:
         config = self.config
@@ -290,31 +302,20 @@ class PPO:
 
     # ---- keeping ----
 
+    def _parts(self) -> dict[str, Any]:
+        parts = {"actor": self.network, "value": self.value, "optimizer": self.optimizer, "rows": self.rows}
+        return parts if self.scale is None else {**parts, "scale": self.scale}
+
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "actor": self.network.state_dict(),
-            "value": self.value.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scale": None if self.scale is None else self.scale.state_dict(),
-            "rows": self.rows.get_state(),
-            "updates": self.updates,
-        }
+        return {**state_of(self._parts()), "updates": self.updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        state = copy.deepcopy(state)  # an optimizer keeps what it is given, and would share it with the giver
-        self.network.load_state_dict(state["actor"])
-        self.value.load_state_dict(state["value"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
-            group["lr"] = rate  # loading replaced it by a copy, which nobody would set
-        if self.scale is not None:
-            self.scale.load_state_dict(state["scale"])
-        self.rows.set_state(state["rows"].cpu())
+        restore(self._parts(), state)
         self.updates = int(state["updates"])
 
 
 def _standard(x: Tensor) -> Tensor:
-    return (x - x.mean()) / (x.std() + 1e-8)
+    return (x - x.mean()) / (x.std(correction=0) + 1e-8)
 
 
 def _take(rows: dict[str, Any], chosen: Tensor) -> dict[str, Any]:

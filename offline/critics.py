@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..policies.core.normalize import Normalizer
+from ..policies.core.seed import derive
 from ..policies.core.spec import PolicySpec
 from ..policies.nets.critic import CriticConfig, QEnsemble
 from .soft import polyak
@@ -21,12 +22,22 @@ class Critic(nn.Module):
         super().__init__()
         self.online = QEnsemble(spec, config)
         self.target = copy.deepcopy(self.online).requires_grad_(False)
+        self._pairs = list(self.target.parameters()), list(self.online.parameters())  # found once, used at every update
 
     def forward(self, obs: Mapping[str, Tensor], action: Tensor) -> Tensor:
         return self.online(obs, action)
 
     def follow(self, tau: float) -> None:
-        polyak(self.target.parameters(), self.online.parameters(), tau)
+        polyak(*self._pairs, tau)
+
+
+def fresh_critic(
+    spec: PolicySpec, config: CriticConfig, *, seed: int = 0, device: torch.device | str = "cpu"
+) -> Critic:
+    """The same seed gives the same weights on every device."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(seed, "critic"))
+        return Critic(spec, config).to(device)
 
 
 def adopt_normalizers(module: nn.Module, source: object) -> None:

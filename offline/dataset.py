@@ -16,9 +16,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..policies.core.errors import BurnishError
+from ..policies.core.normalize import Normalizer, Scaling
 from ..policies.core.scale import Scale
 from ..policies.core.spec import PolicySpec, stacked_by_history
 from ..policies.core.types import Obs
@@ -59,6 +60,14 @@ def decisions(
     for obs, columns, final in pieces:
         replay.extend(obs, columns, final)
     return replay
+
+
+def fit_normalizers(module: nn.Module, replay: Replay, kind: Scaling = Scaling.standard) -> None:
+    """Scale the observations of a fresh policy as they lie in the data; what it scaled before is forgotten."""
+    seen = replay.latest()["obs"]
+    for part in module.modules():
+        if isinstance(part, Normalizer):
+            part.fit(seen, kind)
 
 
 def _phase(

@@ -10,6 +10,7 @@ and sequences stop at ``ended`` and at the newest row, per world, also where the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +24,7 @@ from ..policies.core.types import Obs, Outcome
 from .returns import n_step as sum_of
 
 BASE = ("action", "reward", "discount", "ended", "terminated", "steps")
+OBSERVED = ("obs", "next_obs")
 Batch = dict[str, Any]  # columns (B, ...), and "obs" and "next_obs", each an Obs
 
 
@@ -59,13 +61,7 @@ class Replay:
 
     def add(self, obs: Obs, columns: Mapping[str, Tensor], next_obs: Obs) -> None:
         """``columns`` holds at least the base columns, each (N, ...). Everything is copied."""
-        if not self._columns:
-            self._allocate(obs, columns, next_obs)
-        if columns.keys() != self._columns.keys() or obs.keys() != self._obs.keys():
-            raise BurnishError(
-                f"this replay holds {sorted([*self._obs, *self._columns])}, not {sorted([*obs, *columns])}: "
-                "its first decision fixed what it stores"
-            )
+        self._require(obs, columns, next_obs, self.num_envs)
         row = self.added % self.rows
         for stored, given in ((self._obs, obs), (self._columns, columns)):
             for key, x in given.items():
@@ -74,14 +70,27 @@ class Replay:
         if self.added >= self.rows:
             self._free += [slot for slot in self._final_at[row].tolist() if slot >= 0]
         self._final_at[row] = -1
-        ended = self._columns["ended"][row].nonzero()[:, 0]
-        if len(ended):
-            slots = torch.tensor(self._slots(len(ended)), device=self.device)
-            for key, pool in self._finals.items():
-                pool[slots] = self._head[key][ended]
-            self._final_at[row, ended] = slots
+        self._keep_finals(row, self._columns["ended"][row])
         self.added += 1
         self._weights = None
+
+    def cut(self) -> None:
+        """The worlds are about to be reset from outside: the newest row is the last of its episodes, as if they had
+        been truncated there. Else the first observations to come would pass for where that row led."""
+        if self.added == 0:
+            return
+        row = (self.added - 1) % self.rows
+        self._keep_finals(row, ~self._columns["ended"][row])
+        self._columns["ended"][row] = True
+
+    def _keep_finals(self, row: int, mask: Tensor) -> None:
+        """Keep the head of the worlds of ``mask`` (N,) as where ``row`` led."""
+        worlds = mask.nonzero()[:, 0]
+        if len(worlds):
+            slots = torch.tensor(self._slots(len(worlds)), device=self.device)
+            for key, pool in self._finals.items():
+                pool[slots] = self._head[key][worlds]
+            self._final_at[row, worlds] = slots
 
     def extend(self, obs: Obs, columns: Mapping[str, Tensor], final: Obs) -> None:
         """T consecutive decisions of one world at once, each (T, ...), of which only the last may have ended; ``final``
@@ -89,17 +98,37 @@ class Replay:
         count = len(columns["ended"])
         if self.num_envs != 1 or self.added + count > self.rows or bool(columns["ended"][:-1].any()):
             raise BurnishError("extend takes one episode of one world, into a replay that still has room for it")
+        self._require(obs, columns, final, count)
         last = slice(count - 1, count)
         if count > 1:
             rows = slice(0, count - 1)
-            if not self._columns:
-                self._allocate(obs, columns, final)
             for stored, given in ((self._obs, obs), (self._columns, columns)):
                 for key, x in given.items():
                     stored[key][self.added : self.added + count - 1, 0] = x[rows]
             self._final_at[self.added : self.added + count - 1] = -1
             self.added += count - 1
         self.add(index(obs, last), index(columns, last), final)
+
+    def _require(self, obs: Obs, columns: Mapping[str, Tensor], next_obs: Obs, count: int) -> None:
+        """``count`` rows of what this replay stores, and nothing that would broadcast: before anything is written."""
+        if not self._columns:
+            self._allocate(obs, columns, next_obs)
+        if columns.keys() != self._columns.keys() or obs.keys() != self._obs.keys() or obs.keys() - next_obs.keys():
+            raise BurnishError(
+                f"this replay holds {sorted([*self._obs, *self._columns])}, not {sorted([*obs, *columns])}: "
+                "its first decision fixed what it stores"
+            )
+        for stored, given, rows in (
+            (self._obs, obs, count),
+            (self._columns, columns, count),
+            (self._obs, next_obs, self.num_envs),
+        ):
+            for key, room in stored.items():
+                if given[key].shape != (rows, *room.shape[2:]):
+                    raise BurnishError(
+                        f"{key!r} has shape {tuple(given[key].shape)}, but this replay needs "
+                        f"{(rows, *room.shape[2:])}: its first decision fixed what it stores"
+                    )
 
     def _allocate(self, obs: Obs, columns: Mapping[str, Tensor], next_obs: Obs) -> None:
         missing = [name for name in BASE if name not in columns] + [key for key in obs if key not in next_obs]
@@ -171,9 +200,14 @@ class Replay:
 
     def reweigh(self, weights: Tensor | None) -> None:
         """Sample in proportion to ``weights`` (T, N), in the order of ``latest()``, until the next ``add``."""
-        if weights is not None and (tuple(weights.shape) != (self.filled, self.num_envs) or bool((weights < 0).any())):
-            raise BurnishError(f"weights must be at least 0 and of shape {(self.filled, self.num_envs)}")
-        self._weights = None if weights is None else weights.flatten().double().cumsum(0)
+        if weights is None:
+            self._weights = None
+            return
+        shape = (self.filled, self.num_envs)
+        # The comparison is written so that a NaN fails it.
+        if tuple(weights.shape) != shape or not bool((weights >= 0).all()) or not 0 < float(weights.sum()) < math.inf:
+            raise BurnishError(f"weights must be finite numbers of at least 0, not all 0, and of shape {shape}")
+        self._weights = weights.to(self.device).flatten().double().cumsum(0)
 
     def _draw(self, batch: int) -> Tensor:
         if len(self) == 0:
@@ -212,6 +246,7 @@ class Replay:
     def state_dict(self) -> dict[str, Any]:
         return {
             "added": self.added,
+            "rows": self.rows,
             "obs": map_tree(lambda x: x[: self.filled], self._obs),
             "columns": map_tree(lambda x: x[: self.filled], self._columns),
             "finals": dict(self._finals),
@@ -223,8 +258,17 @@ class Replay:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Into a replay of the same capacity, number of worlds and seed."""
+        held = (int(state["rows"]), state["final_at"].shape[1])
+        if held != (self.rows, self.num_envs):
+            raise BurnishError(
+                f"the saved replay has (rows, worlds) = {held}, this one {(self.rows, self.num_envs)}; "
+                "resume with the same capacity and number of worlds"
+            )
         self.added, self._free = int(state["added"]), list(state["free"])
-        self._head, self._finals = dict(state["head"]), dict(state["finals"])
+        # Copies: the pool is written in place, and must not be shared with whoever gave the state.
+        self._head, self._finals = (
+            map_tree(lambda x: x.to(self.device, copy=True), state[name]) for name in ("head", "finals")
+        )
 
         def unfold(x: Tensor) -> Tensor:
             room = torch.zeros(self.rows, *x.shape[1:], dtype=x.dtype, device=self.device)
@@ -241,19 +285,23 @@ class Replay:
 def sample_mixture(online: Replay, prior: Replay | None, batch: int, *, share: float = 0.5, n_step: int = 1) -> Batch:
     """``share`` of the batch from ``prior``, the rest from ``online`` (Ball et al. 2023, RLPD, arXiv 2302.02948).
 
-    Only the columns that both hold are returned; while ``online`` is empty all comes from ``prior``.
+    Only the columns that both hold are returned, on the device of ``online``; while ``online`` is empty all comes from
+    ``prior``. Prior data may hold more observations than ``online`` does, but not fewer.
     """
     if prior is None or share == 0:
         return online.sample(batch, n_step=n_step)
     if len(online) == 0:
         return prior.sample(batch, n_step=n_step)
     count = round(share * batch)
-    parts = [prior.sample(count, n_step=n_step), online.sample(batch - count, n_step=n_step)]
-    both = parts[0].keys() & parts[1].keys()
-    return {key: _join(parts[0][key], parts[1][key]) for key in sorted(both)}
+    old, new = prior.sample(count, n_step=n_step), online.sample(batch - count, n_step=n_step)
+    out: Batch = {key: _join(old[key], new[key]) for key in sorted(old.keys() & new.keys()) if key not in OBSERVED}
+    for name in OBSERVED:
+        missing = sorted(new[name].keys() - old[name].keys())
+        if missing:
+            raise BurnishError(f"the prior data lacks {', '.join(missing)}, which the decisions of this method hold")
+        out[name] = {key: _join(old[name][key], x) for key, x in new[name].items()}
+    return out
 
 
-def _join(a: Any, b: Any) -> Any:
-    if isinstance(a, dict):
-        return {key: _join(a[key], b[key]) for key in a}
-    return torch.cat([a, b.to(a.device)])
+def _join(old: Tensor, new: Tensor) -> Tensor:
+    return torch.cat([old.to(new.device), new])

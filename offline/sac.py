@@ -1,18 +1,17 @@
 """SAC, with the options that RLPD, REDQ and the latent and residual methods add: ensembles, subsets, update ratios.
 
 Haarnoja et al. 2018 (arXiv 1801.01290, 1812.05905). Minimum over a random subset of the target members: REDQ, Chen et
-al. 2021 (arXiv 2101.05982). The actor on the mean of all members, layer norm, no entropy in the target: RLPD, Ball et al.
-2023 (arXiv 2302.02948). On chunks of n actions this is the chunked critic of Q-chunking, Li et al. 2025 (arXiv
+al. 2021 (arXiv 2101.05982). The actor on the mean of all members, layer norm, no entropy in the target: RLPD, Ball et
+al. 2023 (arXiv 2302.02948). On chunks of n actions this is the chunked critic of Q-chunking, Li et al. 2025 (arXiv
 2507.07969), whose n-step backup is exact because a chunk is played open loop.
 
-**Departures.** The temperature is stepped with the actor, by the same optimiser, from the entropy before the step. Rows
-whose chunk was cut short by a truncation do not train a critic of chunks (``td.chunk_weight``).
+**Departures.** The temperature is stepped with the actor, by the same optimiser, from the entropy before the step. The
+density of tanh is exact, without the usual 1e-6. Rows whose chunk was cut short by a truncation do not train a critic
+of chunks (``td.chunk_weight``).
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,13 +20,14 @@ from torch import Tensor, nn
 
 from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution, execution
+from ..policies.core.keep import restore, state_of
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.types import Decision, Metrics, Obs
 from ..policies.gaussian import GaussianConfig, GaussianPolicy
 from ..policies.nets.critic import CriticConfig
 from ..policies.nets.mlp import Activation
-from .critics import Critic, spread
-from .soft import Temperature, soft_actor_loss, soft_value
+from .critics import fresh_critic, spread
+from .soft import Meaning, Temperature, Warm, as_it_is, soft_actor_loss, soft_value, uniform
 from .td import chunk_weight, pessimistic, td_target
 
 
@@ -73,29 +73,15 @@ class SACConfig:
             raise BurnishError("actor_every must be at least 1, critic_warmup and subset at least 0")
 
 
-# What an agent's action means to the critic: (obs, action (B, n, A)) -> (B, n, A).
-Meaning = Callable[[Obs, Tensor], Tensor]
-# What is played during the warm-up: (obs, generator) -> (N, n, A).
-Warm = Callable[[Obs, torch.Generator], Tensor]
-
-
-def as_it_is(obs: Obs, action: Tensor) -> Tensor:
-    return action
-
-
 class SACActor:
     def __init__(self, agent: GaussianPolicy, warm: Warm | None) -> None:
-        self.agent, self.warm = agent, warm
+        self.agent, self.warm = agent, warm or uniform(agent.spec)
 
     @torch.no_grad()
     def act(self, obs: Obs, *, warm: bool, generator: torch.Generator) -> Decision:
-        if not warm:
-            return Decision(self.agent.spec.executed(self.agent.draw(obs, generator=generator).action), {})
-        if self.warm is not None:
+        if warm:
             return Decision(self.warm(obs, generator), {})
-        count, spec = len(next(iter(obs.values()))), self.agent.spec
-        u = torch.rand(count, spec.execute, spec.action.dim, generator=generator, device=generator.device)
-        return Decision(2 * u - 1, {})
+        return Decision(self.agent.spec.executed(self.agent.draw(obs, generator=generator).action), {})
 
     def state_dict(self) -> dict[str, Any]:
         return self.agent.state_dict()
@@ -118,21 +104,26 @@ class SAC:
         self.agent, self.config, self.meaning = agent.to(device), config, meaning
         self.policy = agent if policy is None else policy
         self.actor = SACActor(agent, warm)
-        spec = agent.spec
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(named_generator(seed, "critic").initial_seed())
-            self.critic = Critic(spec, config.critic).to(device)
-        size = spec.execute * spec.action.dim
+        self.critic = fresh_critic(agent.spec, config.critic, seed=seed, device=device)
+        size = agent.spec.execute * agent.spec.action.dim
         target = config.entropy_per_dim * size if config.target_entropy is None else config.target_entropy
         self.temperature = Temperature(config.alpha, target if config.tune_alpha else None).to(device)
         self.noise = named_generator(seed, "noise", device=device)
         self.updates = 0
         graphed = config.execution is Execution.cudagraph
+        self.trained = [p for part in (agent, self.temperature) for p in part.parameters() if p.requires_grad]
         self.critic_optimizer = torch.optim.Adam(
             self.critic.online.parameters(), lr=config.lr, fused=True, capturable=graphed
         )
-        actor_side = [*agent.parameters(), *(p for p in self.temperature.parameters() if p.requires_grad)]
-        self.actor_optimizer = torch.optim.Adam(actor_side, lr=config.actor_lr, fused=True, capturable=graphed)
+        self.actor_optimizer = torch.optim.Adam(self.trained, lr=config.actor_lr, fused=True, capturable=graphed)
+        self._parts = {
+            "agent": self.agent,
+            "critic": self.critic,
+            "temperature": self.temperature,
+            "critic_optimizer": self.critic_optimizer,
+            "actor_optimizer": self.actor_optimizer,
+            "noise": self.noise,
+        }
         generators = [self.noise]
         self._step_critic = execution(self._critic_step, config.execution, device=device, generators=generators)
         self._step_actor = execution(self._actor_step, config.execution, device=device, generators=generators)
@@ -161,7 +152,7 @@ class SAC:
         target = self._target(next_obs, columns)
         online = self.critic.online
         weight = None
-        if self.agent.spec.execute > 1:
+        if self.agent.spec.execute > 1:  # an agent of one action may choose for several ticks: a noise, for one
             weight = chunk_weight(columns["terminated"], columns["steps"], self.agent.spec.execute)
         loss, q = online.loss(online.encode(obs), self.meaning(obs, columns["action"]), target, weight)
         self.critic_optimizer.zero_grad(set_to_none=True)
@@ -174,17 +165,15 @@ class SAC:
         return {"critic_loss": loss.detach(), "q": q.mean(), "q/spread": spread(q), "target": target.mean()}
 
     def _actor_step(self, obs: Obs) -> Metrics:
-        online = self.critic.online
         draw = self.agent.draw(obs, generator=self.noise)
         action, log_prob = self.agent.spec.executed(draw.action), draw.log_prob[:, 0]
-        online.requires_grad_(False)  # the actor climbs the critic; it does not teach it
-        q = online(obs, self.meaning(obs, action))
-        online.requires_grad_(True)
+        q = self.critic.online(obs, self.meaning(obs, action))
         q = q.mean(0) if self.config.actor_mean else q.amin(0)
         alpha = self.temperature()
         loss = soft_actor_loss(q, log_prob, alpha)
         self.actor_optimizer.zero_grad(set_to_none=True)
-        (loss + self.temperature.loss(log_prob)).backward()
+        # The actor climbs the critic; it does not teach it.
+        (loss + self.temperature.loss(log_prob)).backward(inputs=self.trained)
         if self.config.max_grad_norm is not None:
             nn.utils.clip_grad_norm_(self.agent.parameters(), self.config.max_grad_norm)
         self.actor_optimizer.step()
@@ -196,19 +185,8 @@ class SAC:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "agent": self.agent.state_dict(),
-            "critic": self.critic.state_dict(),
-            "temperature": self.temperature.state_dict(),
-            "critic_optimizer": self.critic_optimizer.state_dict(),
-            "actor_optimizer": self.actor_optimizer.state_dict(),
-            "noise": self.noise.get_state(),
-            "updates": self.updates,
-        }
+        return {**state_of(self._parts), "updates": self.updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        state = copy.deepcopy(state)  # an optimizer keeps what it is given, and would share it with the giver
-        for name in ("agent", "critic", "temperature", "critic_optimizer", "actor_optimizer"):
-            getattr(self, name).load_state_dict(state[name])
-        self.noise.set_state(state["noise"].cpu())
+        restore(self._parts, state)
         self.updates = int(state["updates"])

@@ -7,12 +7,33 @@ arXiv 1802.09477: target policy smoothing, equation 14).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
 
+from ..policies.core.spec import PolicySpec
 from ..policies.core.tree import check
+from ..policies.core.types import Obs
+
+# What an agent's action means to the critic: (obs, action (B, n, A)) -> (B, n, A).
+Meaning = Callable[[Obs, Tensor], Tensor]
+# What is played during the warm-up: (obs, generator) -> (N, n, A).
+Warm = Callable[[Obs, torch.Generator], Tensor]
+
+
+def as_it_is(obs: Obs, action: Tensor) -> Tensor:
+    return action
+
+
+def uniform(spec: PolicySpec) -> Warm:
+    """The warm-up of an agent from scratch: anything in [-1, 1]."""
+
+    def play(obs: Obs, generator: torch.Generator) -> Tensor:
+        shape = (len(next(iter(obs.values()))), spec.execute, spec.action.dim)
+        return 2 * torch.rand(shape, generator=generator, device=generator.device) - 1
+
+    return play
 
 
 class Temperature(nn.Module):

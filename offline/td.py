@@ -53,6 +53,12 @@ def chunk_weight(terminated: Tensor, steps: Tensor, execute: int) -> Tensor:
     return (terminated | (steps == execute)).float()
 
 
+def row_mean(x: Tensor, weight: Tensor) -> Tensor:
+    """(..., B) -> (...): the mean over the rows that count; ``weight`` (B,) holds 0 and 1. Nothing at all counts 0."""
+    check(weight, "B", {"B": x.shape[-1]})
+    return (x * weight).sum(-1) / weight.sum().clamp(min=1)
+
+
 def uniform_log_density(action_size: int) -> float:
     """Log-density of the uniform proposal on [-1, 1]^D; D counts all coordinates of a chunk."""
     return -action_size * math.log(2)

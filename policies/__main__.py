@@ -28,7 +28,7 @@ from .core.scale import ScaledEnv
 from .core.spec import PolicySpec, check_compatible
 from .core.types import VecEnv
 from .data.lerobot import read_lerobot
-from .horizon import ChunkController
+from .horizon import controller_for
 from .imitate import ImitateConfig, ImitationLearner, imitate
 from .quickstart import QuickstartConfig
 from .quickstart import quickstart as run_quickstart
@@ -149,7 +149,7 @@ def evaluate(config: EvaluateConfig) -> int:
         unseen = sorted(set(policy.spec.inputs.shapes) - set(env.spec.obs.shapes))
         if unseen:
             say(f"note: this world gives no {', '.join(unseen)}; {path} acts without")
-        controller = ChunkController(policy, env.num_envs, greedy=config.trial.greedy, device=device)
+        controller = controller_for(policy, env.num_envs, greedy=config.trial.greedy, device=device)
         filmed = seeds[: config.videos] if name == "evaluation" else []
         video = out / "videos" if out is not None and filmed else None
         results.append(run_evaluation(env, controller, seeds, video=video, video_seeds=filmed))
@@ -213,11 +213,13 @@ def origin_of(env: Any) -> dict[str, Any] | None:
     return {"name": env_name(env), "config": to_data(env)}
 
 
-def world_for(spec: PolicySpec, data: Mapping[str, Any] | None, worlds: int, device: torch.device) -> VecEnv:
-    """The world as a policy sees it: its history stacked, its actions scaled."""
+def world_for(
+    spec: PolicySpec, data: Mapping[str, Any] | None, worlds: int, device: torch.device, seed: int = 0
+) -> VecEnv:
+    """The world as a policy sees it: its history stacked, its actions scaled. ``seed`` decides its own episodes."""
     if data is None:
         raise BurnishError("neither the data nor the checkpoint says which world it is for; give env=...")
-    raw = make_env(world_from(data), worlds, seed=0, device=device)
+    raw = make_env(world_from(data), worlds, seed=seed, device=device)
     env: VecEnv = raw if spec.history == 1 else HistoryEnv(raw, spec.history)
     check_compatible(spec, env.spec)
     return ScaledEnv(env, spec.action)
@@ -234,7 +236,7 @@ def trial_of(
     seeds = evaluation_seeds(config.episodes, stream="select")
 
     def trial(policy: Any, step: int) -> dict[str, Any]:
-        controller = ChunkController(policy, env.num_envs, greedy=config.greedy, device=device)
+        controller = controller_for(policy, env.num_envs, greedy=config.greedy, device=device)
         result = run_evaluation(env, controller, seeds)
         say(f"step {step}, on seeds kept for selection: {in_words(result)}")
         return {f"trial/{key}": value for key, value in result.summary().items()}

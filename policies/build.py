@@ -2,6 +2,9 @@
 
 A policy's checkpoint is a folder that holds everything needed to act: which policy, its settings, its specification,
 its weights and normalisers. Nothing in it can run code: the name must be in the table, the settings must fit.
+
+A policy that is put together from others (`compose.py`) describes its parts beside its settings, each in the same way
+and so on down. What is not ours is described as ``external``: its specification alone, and it is handed in at loading.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from .compose import BestOfConfig, RepeatedConfig, ResidualConfig, SteeredConfig
 from .core.checkpoint import Checkpoint
 from .core.config import from_data, to_data
 from .core.errors import BurnishError, did_you_mean
@@ -24,6 +28,9 @@ from .core.spec import PolicySpec
 from .diffusion import DiffusionConfig
 from .flow import FlowConfig
 from .gaussian import GaussianConfig
+from .nets.critic import CriticConfig
+from .one_step import OneStepConfig
+from .relay import RelayConfig
 
 
 class PolicyKind(NamedTuple):
@@ -43,6 +50,31 @@ POLICIES: dict[str, PolicyKind] = {
 }
 
 
+class CompositeKind(NamedTuple):
+    """The fields of ``config`` and the ``parts`` are the arguments that the class is made with."""
+
+    config: type
+    build: str
+    parts: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+
+
+# What refinement leaves behind. Nobody configures these: methods make them, and checkpoints hold them.
+COMPOSITES: dict[str, CompositeKind] = {
+    "residual": CompositeKind(ResidualConfig, ".compose:Residual", ("base", "net")),
+    "steered": CompositeKind(SteeredConfig, ".compose:Steered", ("base", "latent")),
+    "repeated": CompositeKind(RepeatedConfig, ".compose:Repeated", ("base",)),
+    "best_of": CompositeKind(BestOfConfig, ".compose:BestOf", ("base", "critic"), ("edit",)),
+    "relay": CompositeKind(RelayConfig, ".relay:Relay", ("first", "last")),
+}
+# A part that is no policy itself.
+CRITIC = PolicyKind(CriticConfig, ".nets.critic:QEnsemble", "what the actions are worth")
+# Distilled from another policy by offline/fql.py; it cannot imitate, so nobody pretrains one.
+ONE_STEP = PolicyKind(OneStepConfig, ".one_step:OneStepPolicy", "observation and noise to a chunk, in one pass")
+KINDS: dict[str, PolicyKind | CompositeKind] = {**POLICIES, **COMPOSITES, "critic": CRITIC, "one_step": ONE_STEP}
+EXTERNAL = "external"
+
+
 @dataclass
 class CheckpointConfig:
     """``policy=checkpoint policy.path=...``: a policy that was saved before, and how it shall act."""
@@ -53,7 +85,7 @@ class CheckpointConfig:
 
 
 def policy_name(config: Any) -> str:
-    for name, kind in POLICIES.items():
+    for name, kind in KINDS.items():
         if type(config) is kind.config:
             return name
     raise BurnishError(f"{type(config).__name__} is not the configuration of a policy; {did_you_mean('', POLICIES)}")
@@ -61,23 +93,38 @@ def policy_name(config: Any) -> str:
 
 def build_policy(config: Any, spec: PolicySpec, *, seed: int = 0, device: torch.device | str = "cpu") -> Any:
     """A fresh policy; the same seed gives the same weights on every device."""
-    kind = POLICIES[policy_name(config)]
-    module, _, name = kind.build.partition(":")
-    make = getattr(import_module(module, __package__), name)
+    make = _maker(KINDS[policy_name(config)])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "weights"))
         policy: nn.Module = make(spec, config)
     return policy.to(device)
 
 
+def _maker(kind: PolicyKind | CompositeKind) -> Any:
+    module, _, name = kind.build.partition(":")
+    return getattr(import_module(module, __package__), name)
+
+
 def describe(policy: Any, origin: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """What the config.yaml of a policy's checkpoint says; ``origin`` is where it was trained (world, data)."""
-    return {
-        "policy": policy_name(policy.config),
-        "config": to_data(policy.config),
-        "spec": to_data(policy.spec.to_dict()),
-        "origin": to_data(dict(origin or {})),
-    }
+    return {**_description(policy), "origin": to_data(dict(origin or {}))}
+
+
+def _description(policy: Any, foreign: bool = False) -> dict[str, Any]:
+    """``foreign`` allows a policy that is not ours: a base may be one, what was trained on it may not."""
+    config = getattr(policy, "config", None)
+    if all(type(config) is not kind.config for kind in KINDS.values()):
+        if not foreign:
+            raise BurnishError(f"a {type(policy).__name__} cannot be saved: {did_you_mean('', KINDS)}")
+        return {"policy": EXTERNAL, "config": {}, "spec": to_data(policy.spec.to_dict())}
+    name = policy_name(config)
+    plain = {"policy": name, "config": to_data(config), "spec": to_data(policy.spec.to_dict())}
+    if name not in COMPOSITES:
+        return plain
+    kind = COMPOSITES[name]
+    parts = {part: getattr(policy, part) for part in (*kind.parts, *kind.optional)}
+    made = {part: _description(x, foreign=part == "base") for part, x in parts.items() if x is not None}
+    return {**plain, "parts": made}
 
 
 def restore_policy(
@@ -86,21 +133,49 @@ def restore_policy(
     *,
     steps: int | None = None,
     guidance: float | None = None,
+    base: Any = None,
 ) -> Any:
-    config = saved.config
-    if not isinstance(config.get("policy"), str) or config["policy"] not in POLICIES:
-        raise BurnishError(
-            f"{saved.path} holds no policy that this version knows: policy={config.get('policy')!r}; "
-            f"{did_you_mean(str(config.get('policy')), POLICIES)}"
-        )
-    kind = POLICIES[config["policy"]]
-    settings = _adapted(from_data(kind.config, config.get("config", {}), "policy"), steps, guidance)
-    policy = build_policy(settings, PolicySpec.from_dict(config.get("spec", {})))
+    """``base`` stands in for every part that is external."""
+    policy = _assemble(saved.config, str(saved.path), base, steps, guidance)
+    if not isinstance(policy, nn.Module):
+        return policy
     try:
         policy.load_state_dict(saved.state)
     except RuntimeError as error:
         raise BurnishError(f"the weights in {saved.path} do not fit its config.yaml: {error}".split("\n")[0]) from error
     return policy.to(device).eval()
+
+
+def _assemble(data: Any, where: str, base: Any, steps: int | None = None, guidance: float | None = None) -> Any:
+    name = data.get("policy") if isinstance(data, Mapping) else None
+    if name == EXTERNAL:
+        return _handed_in(base, PolicySpec.from_dict(data.get("spec", {})), where)
+    if not isinstance(name, str) or name not in KINDS:
+        raise BurnishError(
+            f"{where} holds no policy that this version knows: policy={name!r}; {did_you_mean(str(name), POLICIES)}"
+        )
+    kind = KINDS[name]
+    settings = _adapted(from_data(kind.config, data.get("config", {}), "policy"), steps, guidance)
+    if isinstance(kind, PolicyKind):
+        return build_policy(settings, PolicySpec.from_dict(data.get("spec", {})))
+    parts = data.get("parts")
+    given = set(parts) if isinstance(parts, Mapping) else set()
+    if not set(kind.parts) <= given <= {*kind.parts, *kind.optional}:
+        raise BurnishError(f"{where} holds a {name} policy, whose parts are {kind.parts}, but it lists {sorted(given)}")
+    made = {part: _assemble(description, where, base) for part, description in data["parts"].items()}
+    return _maker(kind)(**made, **vars(settings))
+
+
+def _handed_in(base: Any, spec: PolicySpec, where: str) -> Any:
+    """No file can hold a policy that is not ours; it must be the one that was refined, as far as can be seen."""
+    if base is None:
+        raise BurnishError(
+            f"{where} refines a policy that is not ours and that no checkpoint can hold: "
+            "hand it in, load_policy(path, base=...)"
+        )
+    if base.spec != spec:
+        raise BurnishError(f"{where} refines a policy of {spec}, but the one handed in has {base.spec}")
+    return base
 
 
 def load_policy(
@@ -109,15 +184,20 @@ def load_policy(
     *,
     steps: int | None = None,
     guidance: float | None = None,
+    base: Any = None,
 ) -> tuple[Any, dict[str, Any]]:
-    """The policy saved at ``path``, and its origin. ``steps`` and ``guidance`` change how it acts."""
+    """The policy saved at ``path``, and its origin. ``steps`` and ``guidance`` change how it acts. ``base`` is the
+    policy that is not ours, where such a one was refined."""
     saved = find_policy(path)
-    return restore_policy(saved, device, steps=steps, guidance=guidance), saved.config.get("origin", {})
+    policy = restore_policy(saved, device, steps=steps, guidance=guidance, base=base)
+    return policy, saved.config.get("origin", {})
 
 
 def _adapted(settings: Any, steps: int | None, guidance: float | None) -> Any:
     """Other settings, checked like all others, and remembered when the policy is saved again."""
     name = policy_name(settings)
+    if name in COMPOSITES and (steps is not None or guidance is not None):
+        raise BurnishError(f"a {name} policy acts as its parts were trained to; leave steps and guidance as they are")
     if steps is not None:
         if not hasattr(settings, "steps"):
             raise BurnishError(f"steps={steps}: a {name} policy acts in a single step")

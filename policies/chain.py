@@ -68,6 +68,13 @@ def masked_mean(error: Tensor, mask: Tensor | None) -> Tensor:
     return kept.sum(1) / real.sum(1).clamp(min=1)
 
 
+def executed_sum(spec: PolicySpec, density: Tensor, steps: Tensor) -> Tensor:
+    """(B, H, A) -> (B,): the sum over the actions that were really executed, the first ``steps`` of the slice."""
+    check(steps, "B", check(density, "B H A"))
+    executed = torch.arange(spec.execute, device=density.device) < steps[:, None]
+    return (spec.executed(density) * executed[:, :, None]).sum((1, 2))
+
+
 def require_prefix(prefix: Tensor, like: Tensor) -> None:
     """A prefix (B, p, A) must be the head of a chunk like ``like`` (B, H, A)."""
     batch, horizon, dim = like.shape
@@ -107,8 +114,9 @@ def drop_rows(rate: float, batch: int, generator: torch.Generator | None, device
 
 
 def start_noise(spec: PolicySpec, like: Tensor, noise: Tensor | None, greedy: bool, generator: Noise | None) -> Tensor:
-    """Where a generation starts: the noise that was asked for, zero if greedy, else drawn."""
-    shape = (like.shape[0], *spec.chunk_shape)
+    """Where a generation starts: the noise that was asked for, zero if greedy, else drawn. An external policy may take
+    noise of another shape than its chunk."""
+    shape = (like.shape[0], *(spec.noise_shape or spec.chunk_shape))
     if noise is not None:
         if tuple(noise.shape) != shape:
             raise BurnishError(f"the noise has shape {tuple(noise.shape)}, but {shape} is needed")

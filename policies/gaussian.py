@@ -16,11 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .chain import drop_rows, masked_mean, require_chunk, require_prefix, start_noise
+from .chain import drop_rows, executed_sum, masked_mean, require_chunk, require_prefix, start_noise
 from .core.errors import BurnishError
 from .core.seed import Noise
 from .core.spec import PolicySpec
-from .core.tree import check
 from .core.types import Draw, Normal, Obs
 from .nets.encoder import EncoderConfig, ObsEncoder
 from .nets.mlp import MLP, Activation
@@ -35,6 +34,7 @@ class GaussianLoss(Enum):
 class GaussianConfig:
     hidden: list[int] = field(default_factory=lambda: [256, 256, 256])
     squash: bool = False
+    tanh_mean: bool = False  # bound the mean alone, not the distribution: what regression on weighted data asks for
     loss: GaussianLoss = GaussianLoss.likelihood
     state_dependent_std: bool = False
     init_std: float = 0.3
@@ -52,6 +52,8 @@ class GaussianConfig:
             raise BurnishError(f"policy.min_std={self.min_std} must lie between 0 and policy.init_std={self.init_std}")
         if not 0 <= self.goal_drop < 1:
             raise BurnishError(f"policy.goal_drop={self.goal_drop} must lie in [0, 1)")
+        if self.squash and self.tanh_mean:
+            raise BurnishError("policy.squash and policy.tanh_mean bound the action twice; choose one of them")
         bounds = self.log_std_bounds
         if bounds is not None and (len(bounds) != 2 or not bounds[0] < bounds[1]):
             raise BurnishError(f"policy.log_std_bounds={bounds} must be two numbers, the lower first, or null")
@@ -74,7 +76,8 @@ class GaussianPolicy(nn.Module):
             layer_norm=config.layer_norm,
             zero_last=config.zero_last,
         )
-        self.raw_std = nn.Parameter(torch.zeros(spec.chunk_shape))
+        # A spread per state comes from a head that has a bias: this would be a second one, of twice the learning rate.
+        self.raw_std = nn.Parameter(torch.zeros(spec.chunk_shape), requires_grad=not config.state_dependent_std)
         self.coordinates, self.transitions = torch.tensor([float(spec.execute * spec.action.dim)]), torch.ones(1)
 
     def features(self, obs: Obs) -> Obs:
@@ -87,6 +90,8 @@ class GaussianPolicy(nn.Module):
         if self.config.state_dependent_std:
             out, head = out.chunk(2, -1)
             raw = raw + head.view(-1, *self.spec.chunk_shape)
+        if self.config.tanh_mean:
+            out = torch.tanh(out)
         if self.config.log_std_bounds is not None:
             low, high = self.config.log_std_bounds
             log_std = (raw + math.log(self.config.init_std)).clamp(low, high)
@@ -98,6 +103,10 @@ class GaussianPolicy(nn.Module):
 
     def _squashed(self, u: Tensor) -> Tensor:
         return torch.tanh(u) if self.config.squash else u
+
+    def _played(self, u: Tensor) -> Tensor:
+        """What is played: in [-1, 1], where a tanh already is."""
+        return torch.tanh(u) if self.config.squash else u.clamp(-1, 1)
 
     def act(
         self,
@@ -112,7 +121,7 @@ class GaussianPolicy(nn.Module):
         mean_only = greedy or (self.config.loss is GaussianLoss.least_squares and noise is None)
         law = self.law(obs)
         u = law.sample(start_noise(self.spec, law.mean, noise, mean_only, generator))
-        action = self._squashed(u).clamp(-1, 1)
+        action = self._played(u)
         if prefix is not None:
             require_prefix(prefix, action)
             action = torch.cat([prefix, action[:, prefix.shape[1] :]], 1)
@@ -123,18 +132,11 @@ class GaussianPolicy(nn.Module):
         ``std``, also after least squares, which leaves it at ``init_std``."""
         law = self.law(obs)
         u = law.sample(start_noise(self.spec, law.mean, None, False, generator))
-        steps = torch.full((u.shape[0],), self.spec.execute, device=u.device)
-        return Draw(self._squashed(u).clamp(-1, 1), u, self._evidence(law, u, steps))
+        return Draw(self._played(u), u, self.spec.executed(self._log_density(law, u)).sum((1, 2))[:, None])
 
     def log_prob(self, obs: Obs, trace: Tensor, steps: Tensor) -> Tensor:
-        return self._evidence(self.law(obs), trace, steps)
-
-    def _evidence(self, law: Normal, u: Tensor, steps: Tensor) -> Tensor:
         """(B, 1): summed over the coordinates that were really executed."""
-        check(steps, str(check(u, "B H A")["B"]))
-        density = self.spec.executed(self._log_density(law, u))
-        executed = torch.arange(self.spec.execute, device=u.device) < steps[:, None]
-        return (density * executed[:, :, None]).sum((1, 2))[:, None]
+        return executed_sum(self.spec, self._log_density(self.law(obs), trace), steps)[:, None]
 
     def _log_density(self, law: Normal, u: Tensor) -> Tensor:
         density = law.log_prob(u)

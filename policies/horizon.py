@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .core.seed import EpisodeSeeds, RowNoise
 from .core.tree import index, map_tree, where
-from .core.types import Obs, Policy
+from .core.types import Controller, Obs, Policy
 
 
 class Plan(NamedTuple):
@@ -107,6 +107,22 @@ class ChunkController:
         self._seeds.load_state_dict(state["seeds"])
         self._queue, self._left, self._decision = state["queue"], state["left"], state["decision"]
         self._plan = None if state["plan"] is None else Plan(**state["plan"])
+
+
+def controller_for(
+    policy: Policy,
+    num_envs: int,
+    *,
+    seed: int = 0,
+    greedy: bool = False,
+    device: torch.device | str = "cpu",
+) -> Controller:
+    """What plays ``policy`` at control time: the controller that it brings itself (a correction at every tick needs
+    one), else a receding-horizon queue."""
+    make = getattr(policy, "controller", None)
+    if make is None:
+        return ChunkController(policy, num_envs, seed=seed, greedy=greedy, device=device)
+    return make(num_envs, seed=seed, greedy=greedy, device=device)
 
 
 def _same_rows(a: Obs, b: Obs) -> Tensor:

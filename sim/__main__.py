@@ -21,7 +21,7 @@ from ..policies.core.spec import check_compatible, stacked_by_history
 from ..policies.core.types import Controller, VecEnv
 from ..policies.data.episodes import Episodes
 from ..policies.data.lerobot_writer import write_lerobot
-from ..policies.horizon import ChunkController
+from ..policies.horizon import controller_for
 from .build import ENVS, env_name, make_env, world_from
 from .collect import collect as record
 from .experts import make_expert
@@ -66,7 +66,7 @@ def collect(config: CollectConfig) -> int:
         policy, trained = load_policy(chosen.path, steps=chosen.steps, guidance=chosen.guidance)
         world, made_by = config.env or _world_of(trained), {"policy": chosen.path}
         raw = make_env(world, worlds)
-        env, controller = _seen_by(policy, raw), ChunkController(policy, worlds)
+        env, controller = _seen_by(policy, raw), controller_for(policy, worlds)
     origin = {"env": {"name": env_name(world), "config": to_data(world)}, "seed": config.seed, **made_by}
     seeds = [derive(config.seed, "collect", i) for i in range(config.episodes)]
     with progress_bar(len(seeds), "episode") as bar:

@@ -27,6 +27,7 @@ KEYS = {
         "least_squares_success",
         "worst_share_gap",
     },
+    "update_speed": {"sac_over_sb3", "sac_peak_share", "ppo_flow_peak_share"},
 }
 
 pytestmark = pytest.mark.slow
@@ -118,7 +119,36 @@ def test_policy_speed_is_consistent(quick: dict[str, tuple[Path, str]]):
     }
 
 
-def test_a_missing_device_is_one_sentence_and_status_2():
-    process = run("policy_speed", "--device", "cuda", CUDA_VISIBLE_DEVICES="")
+def test_update_speed_counts_the_flops_of_an_update(quick: dict[str, tuple[Path, str]]):
+    """By hand, SAC: the target (both networks forward), the critic (forward, weights, the input of its second layer),
+    the actor (both forward, through the critic to its input, and the actor's own weights and inputs). The last layer
+    of a critic is a sum, which does not count."""
+    actor, critic = [17 * 256, 256 * 256, 256 * 12], [23 * 256, 256 * 256] * 2
+    target = sum(actor) + sum(critic)
+    of_critic = 2 * sum(critic) + 2 * 256 * 256
+    of_actor = sum(actor) + 2 * sum(critic) + 2 * sum(actor) - actor[0]
+    row = next(row for row in report(quick, "update_speed")["rows"] if row["learner"] == "sac")
+    assert row["flops_per_update"] == 2 * 256 * (target + of_critic + of_actor)
+
+
+def test_update_speed_is_consistent(quick: dict[str, tuple[Path, str]]):
+    written = report(quick, "update_speed")
+    rows = {row["learner"]: row for row in written["rows"]}
+    assert len(rows) == len(written["rows"])
+    for row in rows.values():
+        assert row["gflop_per_s"] == pytest.approx(row["flops_per_update"] * row["updates_per_s"] / 1e9)
+        assert 0 < row["peak_share"] < 1.33
+    assert [name for name, row in rows.items() if row["over_sb3"] is not None] == ["sac"]
+    assert rows["sac"]["updates_per_s"] > rows["sac, 10 members"]["updates_per_s"]
+    assert written["result"] == {
+        "sac_over_sb3": rows["sac"]["over_sb3"],
+        "sac_peak_share": rows["sac"]["peak_share"],
+        "ppo_flow_peak_share": rows["ppo_flow"]["peak_share"],
+    }
+
+
+@pytest.mark.parametrize("name", ["policy_speed", "update_speed"])
+def test_a_missing_device_is_one_sentence_and_status_2(name: str):
+    process = run(name, "--device", "cuda", CUDA_VISIBLE_DEVICES="")
     assert process.returncode == 2
     assert "--device=cuda needs a CUDA device" in process.stderr.splitlines()[-1]

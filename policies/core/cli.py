@@ -26,6 +26,8 @@ class Verb(NamedTuple):
 VERBS: dict[str, Verb] = {
     "collect": Verb("burnish.sim.__main__:collect", "record demonstrations of an expert (clean, noisy) or of a policy"),
     "pretrain": Verb("burnish.policies.__main__:pretrain", "train a policy by imitation"),
+    "offline": Verb("burnish.offline.__main__:offline", "improve a policy, or make one, from recordings with rewards"),
+    "finetune": Verb("burnish.finetune.__main__:finetune", "refine a policy by letting it act"),
     "evaluate": Verb(
         "burnish.policies.__main__:evaluate", "success of a policy on fixed seeds, alone or against another"
     ),

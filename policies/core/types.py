@@ -191,8 +191,11 @@ class Actor(Protocol):
 
 
 class Learner(Protocol):
-    actor: Actor
-    policy: Policy
+    @property
+    def actor(self) -> Actor: ...
+
+    @property
+    def policy(self) -> Policy: ...
 
     def update(self, batch: dict[str, Any]) -> Metrics: ...
 

@@ -60,7 +60,7 @@ class QEnsemble(nn.Module):
 
     def __init__(self, spec: PolicySpec, config: CriticConfig) -> None:
         super().__init__()
-        self.config = config
+        self.spec, self.config = spec, config
         self.action_shape = (spec.execute, spec.action.dim)
         self.encoder = ObsEncoder(spec, config.encoder)
         self.net = EnsembleMLP(

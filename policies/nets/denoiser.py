@@ -78,6 +78,12 @@ def cond_rows(cond: Cond, index: Any) -> Cond:
     return Cond(cond.given[index], None if cond.free is None else cond.free[index])
 
 
+def tiled(cond: Cond, count: int) -> Cond:
+    """Every row ``count`` times in a row. Repeating by a number has a sum for its backward, by an index a scatter."""
+    free = None if cond.free is None else cond.free.repeat_interleave(count, 0)
+    return Cond(cond.given.repeat_interleave(count, 0), free)
+
+
 class Denoiser(nn.Module):
     """``num_times`` is 1 for flow and diffusion, and 2 for shortcut models (time and step size)."""
 

@@ -1,0 +1,1 @@
+"""Policies with a likelihood, made of policies without one: what the on-policy methods train."""

@@ -1,0 +1,174 @@
+"""A policy that generates by a Gaussian chain, made trainable in its last K' of K steps: the actor of DPPO.
+
+Ren et al. 2024 (DPPO, arXiv 2409.00588), section 4. The chain is a decision process inside each decision: its state is
+(observation, x_k, k), its action x_{k+1}, and every transition is one factor of the likelihood, J = K'.
+
+    k        0 ...... K-K'-1 | K-K' ............ K-1
+    law      frozen copy     | trained copy, std >= min_std
+    trace                    x_{K-K'}, ..., x_K          (K' + 1 states)
+
+A flow is such a chain too, with transitions of std 0: the floor makes it a policy with a likelihood.
+
+**Departures.** The frozen copy is not asked for steps that the trained copy takes over (published: 3/2 to 2 times the
+network calls), and the trained copy is evaluated on all K' transitions in one pass. One floor serves sampler and
+density, so that the density is that of what was drawn. The floor, and ``eta`` of DDIM, belong to trained steps alone:
+the frozen ones follow the base's own law, so that training meets the states that deployment will meet. Coordinates that
+were not executed are left out of the last transition, and of no earlier one: there they steer, through the network,
+what is executed (published: the first n of H in every transition, and all n of a chunk that an end cut short).
+Published liberties are options, off by default: ``min_logprob_std`` (another floor for the density), ``noise_clip``
+(3; limits the standard normals that are drawn) and ``density_clamp`` ([-5, 2]; limits the log-density of a coordinate).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...policies.chain import executed_sum, step_index
+from ...policies.compose import Relay
+from ...policies.core.errors import BurnishError
+from ...policies.core.seed import Noise, normal
+from ...policies.core.tree import check
+from ...policies.core.types import ChainPolicy, Draw, Normal, Obs
+from ...policies.diffusion import DiffusionPolicy, Sampler
+from ...policies.nets.denoiser import Cond, tiled
+
+
+class DenoisingActor(nn.Module):
+    """A ``StochasticPolicy``. ``base`` itself is copied twice and left alone."""
+
+    coordinates: Tensor
+    transitions: Tensor
+
+    def __init__(
+        self,
+        base: Any,
+        trained_steps: int,
+        *,
+        min_std: float = 0.1,
+        min_logprob_std: float | None = None,
+        eta: float = 1.0,
+        noise_clip: float | None = None,
+        density_clamp: Sequence[float] | None = None,
+    ) -> None:
+        super().__init__()
+        _require_chain(base, trained_steps)
+        self.spec, self.num_steps, self.switch = base.spec, base.num_steps, base.num_steps - trained_steps
+        self.min_std = min_std
+        self.min_logprob_std = min_std if min_logprob_std is None else min_logprob_std
+        self.noise_clip = noise_clip
+        self.density_clamp = None if density_clamp is None else tuple(density_clamp)
+        self.frozen = copy.deepcopy(base).eval().requires_grad_(False)
+        self.trained = _with_eta(copy.deepcopy(base), eta).eval().requires_grad_(True)
+        horizon, dim = base.spec.chunk_shape
+        counts = [horizon * dim] * (trained_steps - 1) + [base.spec.execute * dim]
+        self.register_buffer("coordinates", torch.tensor(counts, dtype=torch.float32), persistent=False)
+        self.register_buffer("transitions", torch.ones_like(self.coordinates), persistent=False)
+
+    @property
+    def trained_steps(self) -> int:
+        return self.num_steps - self.switch
+
+    def deployed(self) -> Any:
+        """The policy to keep: the base's own sampler, with the trained weights. It follows every update of them."""
+        trained = _with_weights(self.frozen, self.trained)
+        return trained if self.switch == 0 else Relay(self.frozen, trained, self.switch)
+
+    def noisy_base(self) -> ChainPolicy:
+        """The frozen weights under the sampler of training: what this actor was before its first update."""
+        return _with_weights(self.trained, self.frozen)
+
+    @torch.no_grad()
+    def draw(self, obs: Obs, *, generator: Noise | None = None, last: ChainPolicy | None = None) -> Draw:
+        """``last`` takes the place of the trained copy. K network calls."""
+        trained: Any = self.trained if last is None else last
+        x = self._noise(obs, generator)
+        if self.switch > 0:
+            cond = self.frozen.encode(obs)
+            for k in range(self.switch):
+                x = self.frozen.transition(x, step_index(x, k), cond).sample(self._noise(obs, generator))
+        cond = trained.encode(obs)
+        states, densities = [x], []
+        for k in range(self.switch, self.num_steps):
+            law = trained.transition(x, step_index(x, k), cond)
+            x = _floored(law, self.min_std).sample(self._noise(obs, generator))
+            states.append(x)
+            densities.append(self._density(law, x))
+        steps = torch.full((len(x),), self.spec.execute, device=x.device)
+        return Draw(x.clamp(-1, 1), torch.stack(states, 1), self._evidence(torch.stack(densities, 1), steps))
+
+    def log_prob(self, obs: Obs, trace: Tensor, steps: Tensor) -> Tensor:
+        """(B, K'): one network pass of B K' rows. The observations are encoded once."""
+        count = self.trained_steps
+        batch = check(trace, f"B {count + 1} H A")["B"]
+        check(steps, f"{batch}")
+        x, following, cond = trace[:, :-1], trace[:, 1:], self.trained.encode(obs)
+        if isinstance(cond, Cond):
+            k = torch.arange(self.switch, self.num_steps, device=trace.device).repeat(batch)
+            law = self.trained.transition(x.flatten(0, 1), k, tiled(cond, count))
+            density = self._density(law, following.flatten(0, 1)).unflatten(0, (batch, count))
+        else:
+            # What another policy knows of an observation need not have rows, so its transitions go one by one.
+            laws = [self.trained.transition(x[:, j], step_index(trace, self.switch + j), cond) for j in range(count)]
+            density = torch.stack([self._density(law, following[:, j]) for j, law in enumerate(laws)], 1)
+        return self._evidence(density, steps)
+
+    def _noise(self, obs: Obs, generator: Noise | None) -> Tensor:
+        like, weight = next(iter(obs.values())), next(self.parameters())
+        shape = (len(like), *self.spec.chunk_shape)
+        noise = normal(shape, generator, device=like.device, dtype=weight.dtype)
+        return noise if self.noise_clip is None else noise.clamp(-self.noise_clip, self.noise_clip)
+
+    def _density(self, law: Normal, x: Tensor) -> Tensor:
+        """Elementwise."""
+        density = _floored(law, self.min_logprob_std).log_prob(x)
+        return density if self.density_clamp is None else density.clamp(*self.density_clamp)
+
+    def _evidence(self, density: Tensor, steps: Tensor) -> Tensor:
+        """(B, K', H, A) -> (B, K'): sums over coordinates; of the last transition, over the executed ones."""
+        last = executed_sum(self.spec, density[:, -1], steps)
+        return torch.cat([density[:, :-1].sum((2, 3)), last[:, None]], 1)
+
+
+def _floored(law: Normal, floor: float) -> Normal:
+    return Normal(law.mean, law.std.clamp(min=floor))
+
+
+def _with_eta(policy: Any, eta: float) -> Any:
+    """DDIM with another share of injected noise; other policies as they are."""
+    for part in policy.modules():
+        if isinstance(part, DiffusionPolicy) and part.config.sampler is Sampler.ddim:
+            part.config = replace(part.config, eta=eta)
+            part.num_steps = part.config.steps  # which tabulates the chain anew
+    return policy
+
+
+def _with_weights(policy: nn.Module, source: nn.Module) -> Any:
+    """``policy`` once more, with the very tensors of ``source``; settings, and tables made from them, are its own."""
+    own, others = policy.state_dict(keep_vars=True), source.state_dict(keep_vars=True)
+    return copy.deepcopy(policy, {id(own[name]): others[name] for name in own})
+
+
+def _require_chain(base: Any, trained_steps: int) -> None:
+    parts = list(base.modules()) if isinstance(base, nn.Module) else []
+    if not parts or not (hasattr(base, "transition") and hasattr(base, "num_steps")):
+        raise BurnishError(
+            f"DPPO trains the generation steps of its base, but {type(base).__name__} does not show any: it needs a "
+            "torch module with transition and num_steps, such as a flow or diffusion policy. A base that can only act "
+            "is refined by a residual method or by one that chooses its noise"
+        )
+    for part in parts:
+        if isinstance(part, DiffusionPolicy) and not part.config.gaussian_chain:
+            raise BurnishError(
+                f"DPPO needs the likelihood of a Gaussian chain, which sampler={part.config.sampler.value} is not; "
+                "load the base with sampler=ddim or sampler=ddpm"
+            )
+    if not 1 <= trained_steps <= base.num_steps:
+        raise BurnishError(
+            f"trained_steps={trained_steps} must lie between 1 and the {base.num_steps} generation steps of the base"
+        )

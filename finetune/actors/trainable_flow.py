@@ -1,0 +1,39 @@
+"""What the actors made of a flow policy share: whom they accept, one batch for all steps, which terms are evidence."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...policies.core.errors import BurnishError
+from ...policies.core.spec import PolicySpec
+from ...policies.core.tree import check
+from ...policies.flow import FlowPolicy
+
+
+def trainable_flow(base: Any, method: str) -> FlowPolicy:
+    """A copy of ``base`` whose every parameter is trained; ``base`` itself is left alone."""
+    if not isinstance(base, nn.Module) or not all(hasattr(base, name) for name in ("velocity", "time")):
+        raise BurnishError(
+            f"method={method} trains the velocity of a flow policy, but {type(base).__name__} has none; "
+            "use method=dppo for a diffusion policy, or a residual method for a policy that only acts"
+        )
+    return copy.deepcopy(base).eval().requires_grad_(True)  # type: ignore[return-value]
+
+
+def evidence(spec: PolicySpec, density: Tensor, last: Tensor, steps: Tensor) -> Tensor:
+    """(B, 1): the sum of the elementwise log-densities (B, M, H, A) that may have steered what was executed.
+
+    ``last`` (M,) or (B, M) marks a chain's last transition, where an action that was not executed (outside the slice
+    ``start : start + execute``, or behind an early end) has a score without influence on the outcome. At earlier
+    transitions every coordinate counts, because the network carries it over to those that are executed.
+    """
+    sizes = check(density, f"B M {spec.horizon} {spec.action.dim}")
+    check(steps, "B", sizes)
+    tick = torch.arange(spec.horizon, device=density.device) - spec.start
+    executed = (tick >= 0) & (tick < steps[:, None])
+    counted = executed[:, None, :] | ~last.view(-1, sizes["M"], 1)
+    return (density.sum(-1) * counted).sum((1, 2))[:, None]

@@ -1,0 +1,192 @@
+"""The table of refinements: name -> configuration, builder, what it asks of the base, one line of documentation.
+
+A base is asked for what a method uses and for nothing else, so a server of somebody else's policy is refined by every
+method that only needs actions. A method joins by one row here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import Enum
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import torch
+
+from ..offline.recorded import as_played, label_with_base
+from ..offline.replay import Replay
+from ..policies.core.errors import BurnishError, did_you_mean
+from ..policies.core.seed import derive
+from ..policies.core.spec import ActionSpec, agent_spec
+from ..policies.core.types import VecEnv
+from ..policies.data.episodes import Episodes
+from ..policies.gaussian import GaussianPolicy
+from .dppo import DPPOConfig
+from .dsrl import DSRLConfig
+from .expo import EXPOConfig
+from .flow_sde import FlowSDEConfig
+from .gaussian_ppo import GaussianPPOConfig
+from .loops import OffPolicy, OnPolicy, OnPolicyConfig
+from .reinflow import ReinFlowConfig
+from .residual_ppo import ResidualPPOConfig
+from .residual_td3 import ResidualTD3Config
+from .rfs import RFSConfig
+from .rlpd import RLPDConfig
+from .rpd import RPDConfig
+
+
+class Needs(Enum):
+    """What a base must have; the value completes "needs a policy that ..."."""
+
+    chain = "exposes its generation chain"
+    flow = "is a flow"
+    noise = "takes its noise from outside"
+    imitator = "can go on imitating"
+    actions = "acts"
+    gaussian = "is a Gaussian, or none at all"
+    squashed = "is a Gaussian squashed by tanh, or none at all"
+
+
+class Recorded(Enum):
+    """What becomes of recordings that are given as prior data."""
+
+    unused = "unused"
+    played = "played"  # decisions of the base's kind
+    corrections = "corrections"  # what the base would have had to be corrected by
+
+
+class Method(NamedTuple):
+    config: type
+    build: str  # "module:function", relative to this package; imported when needed
+    needs: Needs
+    recorded: Recorded
+    doc: str
+
+
+METHODS: dict[str, Method] = {
+    "dppo": Method(
+        DPPOConfig, ".dppo:build", Needs.chain, Recorded.unused, "PPO through the last steps of a diffusion or flow"
+    ),
+    "reinflow": Method(
+        ReinFlowConfig, ".reinflow:build", Needs.flow, Recorded.unused, "PPO on a flow with learnt noise, dropped later"
+    ),
+    "flow_sde": Method(
+        FlowSDEConfig, ".flow_sde:build", Needs.flow, Recorded.unused, "PPO on one random step of a flow made an SDE"
+    ),
+    "gaussian_ppo": Method(
+        GaussianPPOConfig, ".gaussian_ppo:build", Needs.gaussian, Recorded.unused, "plain PPO, refining or from scratch"
+    ),
+    "residual_ppo": Method(
+        ResidualPPOConfig, ".residual_ppo:build", Needs.actions, Recorded.unused, "PPO on a bounded correction per tick"
+    ),
+    "rpd": Method(
+        RPDConfig, ".rpd:build", Needs.actions, Recorded.unused, "PPO on a small student near a large teacher"
+    ),
+    "dsrl": Method(
+        DSRLConfig, ".dsrl:build", Needs.noise, Recorded.unused, "SAC in the noise of a base that stays as it is"
+    ),
+    "residual_td3": Method(
+        ResidualTD3Config,
+        ".residual_td3:build",
+        Needs.actions,
+        Recorded.corrections,
+        "TD3 or SAC on a bounded correction per tick",
+    ),
+    "rfs": Method(
+        RFSConfig, ".rfs:build", Needs.noise, Recorded.unused, "noise and a correction of the chunk, chosen together"
+    ),
+    "expo": Method(
+        EXPOConfig, ".expo:build", Needs.imitator, Recorded.played, "the best of edited draws; the base only imitates"
+    ),
+    "rlpd": Method(
+        RLPDConfig, ".rlpd:build", Needs.squashed, Recorded.played, "SAC or TD3, half of each batch recordings"
+    ),
+}
+
+
+def method_name(config: Any) -> str:
+    for name, method in METHODS.items():
+        if type(config) is method.config:
+            return name
+    raise BurnishError(f"{type(config).__name__} is not the configuration of a refinement; {did_you_mean('', METHODS)}")
+
+
+def has(base: Any, needs: Needs) -> bool:
+    """Whether a base offers what is needed. Controllers act too, at control time."""
+    if needs in (Needs.gaussian, Needs.squashed):
+        plain = needs is Needs.gaussian
+        return base is None or (isinstance(base, GaussianPolicy) and (plain or base.config.squash))
+    if base is None:
+        return False
+    spec = getattr(base, "spec", None)
+    return {
+        Needs.chain: hasattr(base, "transition") and hasattr(base, "num_steps"),
+        Needs.flow: hasattr(base, "velocity"),
+        Needs.noise: spec is not None and spec.noise_shape is not None,
+        Needs.imitator: hasattr(base, "bc_loss"),
+        Needs.actions: hasattr(base, "act") or hasattr(base, "peek"),
+    }[needs]
+
+
+def require(name: str, base: Any) -> None:
+    """Refuse a base that lacks what the method needs, naming the methods that could refine it."""
+    needs = METHODS[name].needs
+    if has(base, needs):
+        return
+    others = [f"method={other}" for other, method in METHODS.items() if other != name and has(base, method.needs)]
+    given = "no policy was given" if base is None else f"the one given, a {type(base).__name__}, does not"
+    choices = " or ".join(filter(None, [", ".join(others[:-1]), *others[-1:]]))
+    raise BurnishError(f"method={name} needs a policy that {needs.value}; {given}. Try {choices}")
+
+
+def prepare(
+    config: Any,
+    base: Any,
+    env: VecEnv,
+    *,
+    prior: Replay | None = None,
+    limits: ActionSpec | None = None,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+) -> OnPolicy | OffPolicy:
+    """The loop of a method, ready to iterate: ``config`` is that of a method of the table, ``env`` a world at control
+    time in policy units, ``prior`` what ``prior_data`` made of recordings. ``limits`` are those of the actuators behind
+    ``env``, which the deployed policy remembers; by default the base's."""
+    name = method_name(config)
+    require(name, base)
+    if prior is not None and METHODS[name].recorded is Recorded.unused:
+        raise BurnishError(f"method={name} learns from its own decisions alone; {_who_reads()} can use recordings")
+    module, _, function = METHODS[name].build.partition(":")
+    view, learner = getattr(import_module(module, __package__), function)(config, base, env, seed=seed, device=device)
+    if limits is None and base is not None and hasattr(base, "spec"):
+        limits = base.spec.action
+    if limits is not None and learner.policy.spec.action != limits:
+        learner.policy.spec = replace(learner.policy.spec, action=limits)
+    if isinstance(config.loop, OnPolicyConfig):
+        length = config.loop.decisions_per_update
+        return OnPolicy(learner, view, decisions_per_update=length, seed=seed)
+    replay = Replay(config.loop.capacity, env.num_envs, seed=derive(seed, "replay"), device=device)
+    return OffPolicy(learner, view, replay, config.loop, prior=prior, seed=seed)
+
+
+def prior_data(
+    config: Any, base: Any, env: VecEnv, episodes: Episodes, *, seed: int = 0, device: torch.device | str = "cpu"
+) -> Replay:
+    """Recordings as decisions of the kind that the method makes in ``env``, for ``prepare(prior=...)``."""
+    name = method_name(config)
+    require(name, base)
+    kind = METHODS[name].recorded
+    if kind is Recorded.unused:
+        raise BurnishError(f"method={name} learns from its own decisions alone; {_who_reads()} can use recordings")
+    if kind is Recorded.corrections:
+        gamma = config.discount.per_step(1)
+        return label_with_base(episodes, base, gamma, config.bound, seed=seed, device=device).replay
+    if base is not None:
+        spec = base.spec
+    else:  # behind [-1, 1] are the limits that the recordings know
+        spec = replace(agent_spec(env.spec, config.execute, config.history), action=episodes.spec.action)
+    return as_played(episodes, spec, config.discount.per_step(spec.execute), seed=seed, device=device)
+
+
+def _who_reads() -> str:
+    return " and ".join(f"method={name}" for name, method in METHODS.items() if method.recorded is not Recorded.unused)

@@ -1,0 +1,219 @@
+"""Entry point: ``burnish offline``. Recordings, a method, a fresh policy or one from a checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from omegaconf import MISSING
+
+from ..policies.__main__ import (
+    WORLDS,
+    ChunkConfig,
+    TrialConfig,
+    fingerprint,
+    origin_of,
+    say,
+    trial_of,
+)
+from ..policies.__main__ import prepare as prepare_machine
+from ..policies.build import CheckpointConfig, describe, load_policy
+from ..policies.core.cli import main
+from ..policies.core.config import to_data
+from ..policies.core.drive import drive
+from ..policies.core.errors import BurnishError
+from ..policies.core.normalize import Scaling
+from ..policies.core.run import Run, find_policy
+from ..policies.core.spec import PolicySpec
+from ..policies.core.types import Metrics
+from ..policies.data.episodes import Episodes
+from ..policies.data.lerobot import read_lerobot
+from .build import OFFLINE, build, method_name
+from .dataset import decisions
+from .loop import Offline, Training
+from .returns import Discount
+
+GROUPS: dict[str, dict[str, dict[str, type]]] = {
+    "offline": {
+        "policy": {"checkpoint": CheckpointConfig},
+        "method": {name: method.config for name, method in OFFLINE.items()},
+        "env": WORLDS,
+    }
+}
+
+
+@dataclass
+class OfflineConfig:
+    data: str = MISSING  # a folder that `burnish collect` (or LeRobot) wrote
+    method: Any = MISSING
+    policy: Any = None  # where to start; null: a fresh policy of the method's own kind
+    env: Any = None  # where to try the policy; by default the world that the data came from
+    chunk: ChunkConfig = field(default_factory=ChunkConfig)  # of a fresh policy; one from a checkpoint keeps its own
+    normalize: Scaling = Scaling.standard  # of what a fresh policy observes
+    discount: Discount = field(default_factory=Discount)
+    reward_scale: float = 1.0
+    reward_shift: float = 0.0  # added to each scaled reward; -1 makes success-or-nothing a matter of time
+    n_step: int = 1  # decisions that a target sums up
+    batch: int = 256
+    steps: int = 100_000
+    out: str = "runs/offline"
+    log_every: int = 1000
+    save_every: int = 20_000
+    eval_every: int = 0  # 0: only before and after
+    trial: TrialConfig = field(default_factory=TrialConfig)
+    seed: int = 0
+    device: str = "cpu"
+    threads: int = 0  # 0: as torch chooses
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        positive = ("n_step", "batch", "steps", "log_every", "save_every")
+        require_least(self, {**dict.fromkeys(positive, 1), "eval_every": 0})
+        if self.reward_scale <= 0:
+            raise BurnishError(f"reward_scale={self.reward_scale} must be a positive number")
+
+
+def offline(config: OfflineConfig) -> int:
+    device, name = prepare_machine(config.device, config.threads), method_name(config.method)
+    episodes = recordings(config.data)
+    policy, origin = starting_policy(config.policy, device)
+    spec = policy.spec if policy is not None else _spec_of(episodes, config.chunk)
+    world = origin_of(config.env) or episodes.meta.get("env") or origin.get("env")
+    replay = decisions(
+        episodes,
+        spec,
+        config.discount.per_step(spec.execute),
+        monte_carlo=getattr(config.method, "calibrate", False),
+        reward=lambda r: config.reward_scale * r + config.reward_shift,
+        seed=config.seed,
+        device=device,
+    )
+    learner = build(
+        config.method, policy, spec, data=replay, normalize=config.normalize, seed=config.seed, device=device
+    )
+    work = Work(
+        training=Offline(learner, replay, batch=config.batch, n_step=config.n_step),
+        learner=learner,
+        base=policy,
+        trial=trial_of(world, learner.policy.spec, config.trial, device),
+        origin={"env": world, "data": config.data, "method": name},
+        identity={
+            "method": name,
+            "env": world,
+            "policy": identity_of(config.policy),
+            "data": fingerprint(config.data),
+        },
+    )
+    return improve(config, work, config.steps, unit="updates")
+
+
+def _spec_of(episodes: Episodes, chunk: ChunkConfig) -> PolicySpec:
+    recorded = episodes.spec
+    return PolicySpec(
+        obs=recorded.obs,
+        action=recorded.action,
+        control_hz=recorded.control_hz,
+        action_mode=recorded.action_mode,
+        **to_data(chunk),
+    )
+
+
+# ---- what `burnish finetune` does in the same way ----
+
+
+class Learns(Protocol):
+    policy: Any
+
+
+@dataclass
+class Work:
+    """An improvement that is ready to start. ``identity`` is what must not have changed when it is resumed."""
+
+    training: Training
+    learner: Learns
+    base: Any  # the policy at the beginning, or None
+    trial: Callable[[Any, int], Metrics] | None
+    origin: Mapping[str, Any]
+    identity: Mapping[str, Any]
+    report: Callable[[], Metrics] | None = None
+
+
+def improve(config: Any, work: Work, total: int, *, per_iteration: int = 1, unit: str) -> int:
+    """Try the base, iterate until ``total``, try the result. ``total`` and the intervals of ``config`` count in
+    ``unit``, of which an iteration is ``per_iteration``; they are rounded to whole iterations."""
+    training, learner, trial = work.training, work.learner, work.trial
+    iterations = -(-total // per_iteration)
+
+    def iterations_in(count: int) -> int:
+        return max(1, round(count / per_iteration))
+
+    def evaluate(number: int) -> Metrics:
+        return {} if trial is None else trial(learner.policy, number * per_iteration)
+
+    def children() -> dict[str, Any]:
+        policy = {"config": describe(learner.policy, work.origin), "state": learner.policy.state_dict()}
+        return {"policy": policy, "learner": {"config": {}, "state": training.state_dict()}}
+
+    settings = to_data(config) | {"identity": to_data(work.identity)}
+    # Other threads may round otherwise, and files may be moved; a run that was moved is still the same run.
+    free = {"resume", "threads", "out", "data", "policy.path"}
+    with Run(config.out, settings, resume=config.resume, changeable=free, progress_every_s=10) as run:
+        latest = run.latest()
+        if latest is not None:
+            training.load_state_dict(latest.children["learner"].state)
+        elif work.base is not None and trial is not None:
+            run.log(0, trial(work.base, 0))
+        if run.start >= iterations:
+            say(f"{config.out} has reached its {total} {unit} already; nothing is trained")
+        finished = drive(
+            run,
+            iterations,
+            training.iterate,
+            children,
+            log_every=iterations_in(config.log_every),
+            save_every=iterations_in(config.save_every),
+            eval_every=iterations_in(config.eval_every) if config.eval_every else 0,
+            evaluate=evaluate,
+            report=work.report,
+        )
+    if not finished:
+        say(f"stopped before its {total} {unit}; continue with resume=true")
+        return 130
+    against = "" if config.policy is None else f" against={config.policy.path}"
+    say(f"policy: {config.out}  (burnish evaluate policy.path={config.out}{against})")
+    return 0
+
+
+def recordings(path: str) -> Episodes:
+    if not Path(path).is_dir():
+        raise BurnishError(f"there is no dataset at {path}; `burnish collect` makes one")
+    return read_lerobot(path)
+
+
+def starting_policy(chosen: CheckpointConfig | None, device: torch.device) -> tuple[Any, dict[str, Any]]:
+    """The policy of ``policy=checkpoint`` and its origin; nothing where none was chosen."""
+    if chosen is None:
+        return None, {}
+    return load_policy(chosen.path, device, steps=chosen.steps, guidance=chosen.guidance)
+
+
+def identity_of(chosen: CheckpointConfig | None) -> str | None:
+    """Which weights a path leads to: a run that is trained on leads elsewhere."""
+    if chosen is None:
+        return None
+    return hashlib.sha256((find_policy(chosen.path).path / "manifest.json").read_bytes()).hexdigest()
+
+
+def require_least(config: Any, least_of: Mapping[str, int]) -> None:
+    for name, least in least_of.items():
+        if getattr(config, name) < least:
+            raise BurnishError(f"{name}={getattr(config, name)} must be at least {least}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

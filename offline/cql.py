@@ -1,0 +1,193 @@
+"""CQL: SAC whose critic is pushed down where the data is not; and Cal-QL, which does not push below what was earned.
+
+Kumar et al. 2020 (CQL, arXiv 2006.04779): the gap log sum exp Q(s, .) - Q(s, a) of equation 4, estimated as in
+appendix F by importance sampling from three proposals: uniform, pi(. | s), and pi(. | s') *at s*. With ``threshold``
+its weight is a Lagrange multiplier that holds the gap there. Nakamoto et al. 2023 (Cal-QL, arXiv 2303.05479):
+``calibrate`` floors the Q of the policy's actions, and of those alone, at the return that the data earned from there.
+With ``weight`` 0 this is SAC without entropy in its target, number for number.
+
+**Departures.** The log-sum-exp is that of a mean, not of a sum, so a published threshold is to be lowered by
+``gap_temperature * log(3 count)``. The multiplier is stepped by its logarithm, as the temperature of SAC is, by the
+optimiser of the critic. On chunks the uniform density is that of the whole executed chunk, and rows whose chunk a
+truncation cut short train neither the critic nor its gap (``td.chunk_weight``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..policies.core.errors import BurnishError
+from ..policies.core.execute import Execution, execution
+from ..policies.core.keep import restore, state_of
+from ..policies.core.seed import generator as named_generator
+from ..policies.core.tree import check, index
+from ..policies.core.types import Metrics, Obs
+from ..policies.gaussian import GaussianConfig, GaussianPolicy
+from ..policies.nets.critic import CriticConfig
+from .actors import PolicyActor, trainable_tanh_gaussian
+from .critics import adopt_normalizers, fresh_critic, spread
+from .sac import SACActor, soft_agent
+from .soft import Temperature, soft_actor_loss
+from .td import calibrated, chunk_weight, cql_gap, pessimistic, row_mean, td_target, uniform_log_density
+
+
+@dataclass
+class CQLConfig:
+    weight: float = 5.0  # of the gap; where it starts, with a threshold
+    threshold: float | None = None  # the gap that a Lagrange multiplier shall hold; null: the weight is constant
+    calibrate: bool = False  # Cal-QL; needs decisions(monte_carlo=True)
+    count: int = 10  # draws of each of the three proposals
+    gap_temperature: float = 1.0
+    gap_floor: float | None = None  # below it a row's gap is not lowered further
+    max_target_backup: bool = False  # the target takes the best of ``count`` draws instead of one
+    lr: float = 3e-4
+    actor_lr: float = 1e-4
+    tau: float = 0.005
+    alpha: float = 1.0  # where the temperature of SAC starts
+    tune_alpha: bool = True
+    entropy_per_dim: float = -1.0
+    subset: int = 0  # target members of which the minimum is taken; 0: all
+    policy: GaussianConfig = field(default_factory=soft_agent)
+    critic: CriticConfig = field(default_factory=lambda: CriticConfig(hidden=[256, 256, 256]))
+    execution: Execution = Execution.eager
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "actor_lr", "tau", "alpha", "gap_temperature"):
+            if not getattr(self, name) > 0:
+                raise BurnishError(f"{name}={getattr(self, name)} must be a positive number")
+        for name, least in {"weight": 0, "count": 1, "subset": 0}.items():
+            if getattr(self, name) < least:
+                raise BurnishError(f"{name}={getattr(self, name)} must be at least {least}")
+        if self.threshold is not None and self.weight == 0:
+            raise BurnishError(f"threshold={self.threshold} needs a weight above 0 to start from; take weight=1")
+
+
+class CQL:
+    def __init__(
+        self, policy: GaussianPolicy, config: CQLConfig, *, seed: int = 0, device: torch.device | str = "cpu"
+    ) -> None:
+        self.policy, self.config = policy.to(device), config
+        spec = policy.spec
+        self.actor = SACActor(policy, PolicyActor(policy).play)
+        self.critic = fresh_critic(spec, config.critic, seed=seed, device=device)
+        adopt_normalizers(self.critic, policy)
+        self.size = spec.execute * spec.action.dim
+        self.temperature = Temperature(
+            config.alpha, config.entropy_per_dim * self.size if config.tune_alpha else None
+        ).to(device)
+        # It rises while gap - threshold > 0, as a temperature does while log_prob + target > 0.
+        held = None if config.threshold is None else -config.threshold
+        self.multiplier = Temperature(config.weight or 1.0, held).to(device)
+        self.noise = named_generator(seed, "noise", device=device)
+        self.updates = 0
+        graphed = config.execution is Execution.cudagraph
+        self.trained = [p for part in (policy, self.temperature) for p in part.parameters() if p.requires_grad]
+        judges = (self.critic.online, self.multiplier)
+        critic_side = [p for part in judges for p in part.parameters() if p.requires_grad]
+        self.critic_optimizer = torch.optim.Adam(critic_side, lr=config.lr, fused=True, capturable=graphed)
+        self.actor_optimizer = torch.optim.Adam(self.trained, lr=config.actor_lr, fused=True, capturable=graphed)
+        self._parts = {
+            "policy": self.policy,
+            "critic": self.critic,
+            "temperature": self.temperature,
+            "multiplier": self.multiplier,
+            "critic_optimizer": self.critic_optimizer,
+            "actor_optimizer": self.actor_optimizer,
+            "noise": self.noise,
+        }
+        generators = [self.noise]
+        self._step_critic = execution(self._critic_step, config.execution, device=device, generators=generators)
+        self._step_actor = execution(self._actor_step, config.execution, device=device, generators=generators)
+
+    def update(self, batch: dict[str, Any]) -> Metrics:
+        self.updates += 1
+        columns = {name: batch[name] for name in ("action", "reward", "discount", "terminated", "steps")}
+        if self.config.calibrate:
+            if "return_to_go" not in batch:
+                raise BurnishError(
+                    "calibrate=true needs the column return_to_go: make the data by decisions(monte_carlo=True); when "
+                    "learning goes on in the world, where a return is not known yet, set calibrate=false"
+                )
+            columns["return_to_go"] = batch["return_to_go"]
+        metrics = self._step_critic(batch["obs"], batch["next_obs"], columns)
+        return metrics | self._step_actor(batch["obs"])
+
+    def worth(self, batch: dict[str, Any]) -> Tensor:
+        return self.critic(batch["obs"], batch["action"]).mean(0)
+
+    def _draws(self, obs: Obs, count: int) -> tuple[Tensor, Tensor]:
+        """(actions (B, M, n, A), their log-densities (B, M))."""
+        batch, spec = len(next(iter(obs.values()))), self.policy.spec
+        rows = torch.arange(batch, device=self.noise.device).repeat_interleave(count)
+        draw = self.policy.draw(index(obs, rows), generator=self.noise)
+        return spec.executed(draw.action).unflatten(0, (batch, count)), draw.log_prob.view(batch, count)
+
+    def _target(self, next_obs: Obs, columns: dict[str, Tensor]) -> Tensor:
+        with torch.no_grad():
+            actions, _ = self._draws(next_obs, self.config.count if self.config.max_target_backup else 1)
+            q = self.critic.target(next_obs, actions)  # (E, B, M)
+            value = pessimistic(q, self.config.subset, self.noise).amax(1)
+            return td_target(columns["reward"], columns["discount"], value)
+
+    def gap(self, obs: Obs, next_obs: Obs, features: Tensor, q_data: Tensor, columns: dict[str, Tensor]) -> Tensor:
+        """(E, B): how much more the critic promises for any action than for that of the data."""
+        count, spec = self.config.count, self.policy.spec
+        batch = len(features)
+        with torch.no_grad():
+            shape = (batch, count, spec.execute, spec.action.dim)
+            anywhere = 2 * torch.rand(shape, generator=self.noise, device=self.noise.device) - 1
+            here, log_here = self._draws(obs, count)
+            after, log_after = self._draws(next_obs, count)
+            log_anywhere = torch.full_like(log_here, uniform_log_density(self.size))
+            log_proposal = torch.cat([log_anywhere, log_here, log_after], 1)
+        check(log_proposal, f"{batch} {3 * count}")
+        q = self.critic.online.values(features, torch.cat([anywhere, here, after], 1))
+        if self.config.calibrate:
+            q = torch.cat([q[:, :, :count], calibrated(q[:, :, count:], columns["return_to_go"])], 2)
+        gap = cql_gap(q_data, q, log_proposal, self.config.gap_temperature)
+        return gap if self.config.gap_floor is None else gap.clamp(min=self.config.gap_floor)
+
+    def _critic_step(self, obs: Obs, next_obs: Obs, columns: dict[str, Tensor]) -> Metrics:
+        target = self._target(next_obs, columns)
+        online, execute = self.critic.online, self.policy.spec.execute
+        told = chunk_weight(columns["terminated"], columns["steps"], execute)
+        features = online.encode(obs)
+        loss, q = online.loss(features, columns["action"], target, told if execute > 1 else None)
+        metrics: Metrics = {"critic_loss": loss.detach(), "q": q.detach().mean(), "q/spread": spread(q.detach())}
+        if self.config.weight > 0:
+            gap = row_mean(self.gap(obs, next_obs, features, q, columns), told)  # (E,)
+            multiplier = self.multiplier()
+            metrics |= {"gap": gap.detach().mean(), "gap/weight": multiplier}
+            loss = loss + multiplier * gap.sum() + self.multiplier.loss(gap)
+        self.critic_optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.critic_optimizer.step()
+        self.critic.follow(self.config.tau)
+        return metrics | {"target": target.mean()}
+
+    def _actor_step(self, obs: Obs) -> Metrics:
+        draw = self.policy.draw(obs, generator=self.noise)
+        action, log_prob = self.policy.spec.executed(draw.action), draw.log_prob[:, 0]
+        q = self.critic.online(obs, action).amin(0)
+        alpha = self.temperature()
+        loss = soft_actor_loss(q, log_prob, alpha)
+        self.actor_optimizer.zero_grad(set_to_none=True)
+        # Only towards the actor's side: the actor climbs the critic; it does not teach it.
+        (loss + self.temperature.loss(log_prob)).backward(inputs=self.trained)
+        self.actor_optimizer.step()
+        return {"actor_loss": loss.detach(), "entropy": -log_prob.detach().mean(), "alpha": alpha}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**state_of(self._parts), "updates": self.updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        restore(self._parts, state)
+        self.updates = int(state["updates"])
+
+
+def build(config: CQLConfig, policy: Any, *, seed: int = 0, device: torch.device | str = "cpu") -> CQL:
+    return CQL(trainable_tanh_gaussian(policy, "CQL"), config, seed=seed, device=device)

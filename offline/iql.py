@@ -1,0 +1,184 @@
+"""IQL: learn what the best actions of the data are worth without ever asking about others, then imitate those.
+
+Kostrikov et al. 2021 (arXiv 2110.06169): V by expectile regression on Q (equation 5), Q on r + gamma V (equation 6),
+the policy by imitation weighted with min(exp(beta (Q - V)), cap) (equation 7). ``best_of_n`` instead imitates without
+weights and, when acting, takes the best of N draws under Q: Hansen-Estruch et al. 2023 (IDQL, arXiv 2304.10573).
+
+Order. All three losses are taken at the parameters before the update and stepped together: Q regresses on the V of
+before, and the advantage in the weight is that of the V of before; then the target critic follows. The three share no
+parameters, so one backward pass and one Adam do what three would.
+
+**Departures.** The policy is any imitator: a Gaussian whose *mean* is bounded by tanh (a squashed distribution is a
+known cause of failure), a flow, a diffusion policy. Losses of imitation are means over coordinates, not sums. Rows
+whose chunk a truncation cut short train no critic, value or weighted imitation, because nobody knows what the unplayed
+rest would have done; unweighted imitation uses what was played of them. The decay of the policy's learning rate is off
+unless ``decay_steps`` says how long it lasts, and the rate stays at 0 behind its end.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..policies.compose import BestOf
+from ..policies.core.errors import BurnishError
+from ..policies.core.execute import Execution, execution
+from ..policies.core.keep import restore, state_of
+from ..policies.core.seed import derive
+from ..policies.core.seed import generator as named_generator
+from ..policies.core.types import Metrics, Obs
+from ..policies.flow import FlowConfig
+from ..policies.gaussian import GaussianConfig
+from ..policies.nets.critic import CriticConfig, ValueConfig, ValueNet
+from ..policies.nets.mlp import Activation
+from .actors import PolicyActor, trainable_imitator
+from .critics import adopt_normalizers, explained_variance, fresh_critic, spread
+from .imitation import imitation_chunk
+from .td import advantage_weight, chunk_weight, expectile, pessimistic, row_mean, td_target
+
+
+class Extraction(Enum):
+    awr = "awr"  # advantage-weighted regression
+    best_of_n = "best_of_n"
+
+
+def regression_policy(**changes: Any) -> GaussianConfig:
+    """The published actor of IQL: tanh of the mean, and one spread for all states that begins at 1."""
+    usual: dict[str, Any] = {
+        "hidden": [256, 256],
+        "activation": Activation.relu,
+        "tanh_mean": True,
+        "init_std": 1.0,
+        "log_std_bounds": [-5.0, 2.0],
+    }
+    return GaussianConfig(**(usual | changes))
+
+
+@dataclass
+class IQLConfig:
+    expectile: float = 0.7  # 0.5 is the mean of the data; towards 1, its best
+    extraction: Extraction = Extraction.awr
+    beta: float = 3.0  # inverse temperature of the weights
+    weight_cap: float = 100.0
+    count: int = 32  # draws of which the best is taken, with best_of_n
+    lr: float = 3e-4
+    actor_lr: float = 3e-4
+    decay_steps: int = 0  # updates in which half a cosine takes actor_lr to 0; 0: constant
+    tau: float = 0.005
+    critic: CriticConfig = field(default_factory=lambda: CriticConfig(layer_norm=False))
+    value: ValueConfig = field(default_factory=lambda: ValueConfig(activation=Activation.relu))
+    gaussian: GaussianConfig = field(default_factory=regression_policy)  # what awr trains where no policy is given
+    flow: FlowConfig = field(default_factory=FlowConfig)  # what best_of_n trains where no policy is given
+    execution: Execution = Execution.eager
+
+    def __post_init__(self) -> None:
+        if not 0 < self.expectile < 1:
+            raise BurnishError(f"expectile={self.expectile} must lie between 0 and 1; 0.7 to 0.9 is usual")
+        for name in ("lr", "actor_lr", "tau"):
+            if not getattr(self, name) > 0:
+                raise BurnishError(f"{name}={getattr(self, name)} must be a positive number")
+        if self.beta < 0 or self.weight_cap < 1:
+            raise BurnishError(f"beta={self.beta} must be at least 0 and weight_cap={self.weight_cap} at least 1")
+        if self.count < 1 or self.decay_steps < 0:
+            raise BurnishError(f"count={self.count} must be at least 1 and decay_steps={self.decay_steps} at least 0")
+
+    @property
+    def policy(self) -> GaussianConfig | FlowConfig:
+        return self.gaussian if self.extraction is Extraction.awr else self.flow
+
+
+def decayed(rate: float, update: int, steps: int) -> float:
+    """Half a cosine down to 0, where it stays."""
+    return rate if steps == 0 else rate * 0.5 * (1 + math.cos(math.pi * min(1.0, update / steps)))
+
+
+class IQL:
+    """``imitator`` is what is trained; what is deployed is it, or the best of its draws."""
+
+    def __init__(self, imitator: Any, config: IQLConfig, *, seed: int = 0, device: torch.device | str = "cpu") -> None:
+        self.imitator, self.config = imitator.to(device), config
+        spec = imitator.spec
+        self.critic = fresh_critic(spec, config.critic, seed=seed, device=device)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive(seed, "value"))
+            self.value = ValueNet(spec, config.value).to(device)
+        for module in (self.critic, self.value):
+            adopt_normalizers(module, imitator)
+        chosen = config.extraction is Extraction.best_of_n
+        self.policy = BestOf(imitator, self.critic.online, config.count) if chosen else imitator
+        self.actor = PolicyActor(self.policy)
+        self.noise = named_generator(seed, "noise", device=device)
+        self.updates = 0
+        self.rate = torch.tensor(config.actor_lr, device=device)  # a tensor, because a recorded graph keeps numbers
+        trained = [p for p in imitator.parameters() if p.requires_grad]
+        judges = [*self.critic.online.parameters(), *self.value.parameters()]
+        groups = [{"params": judges, "lr": config.lr}, {"params": trained, "lr": self.rate}]
+        graphed = config.execution is Execution.cudagraph
+        self.optimizer = torch.optim.Adam(groups, fused=True, capturable=graphed)
+        self._parts = {
+            "imitator": self.imitator,
+            "critic": self.critic,
+            "value": self.value,
+            "optimizer": self.optimizer,
+            "noise": self.noise,
+        }
+        self._step = execution(self._descend, config.execution, device=device, generators=[self.noise])
+
+    def update(self, batch: dict[str, Any]) -> Metrics:
+        self.rate.fill_(decayed(self.config.actor_lr, self.updates, self.config.decay_steps))
+        self.updates += 1
+        columns = {name: batch[name] for name in ("action", "reward", "discount", "terminated", "steps")}
+        return self._step(batch["obs"], batch["next_obs"], columns)
+
+    def worth(self, batch: dict[str, Any]) -> Tensor:
+        return self.critic(batch["obs"], batch["action"]).mean(0)
+
+    def _descend(self, obs: Obs, next_obs: Obs, columns: dict[str, Tensor]) -> Metrics:
+        config, spec, online = self.config, self.imitator.spec, self.critic.online
+        action, steps = columns["action"], columns["steps"]
+        told = chunk_weight(columns["terminated"], steps, spec.execute)  # rows of which Q(s, a) is known
+        with torch.no_grad():
+            q_data = pessimistic(self.critic.target(obs, action))
+            target = td_target(columns["reward"], columns["discount"], self.value(next_obs))
+        value = self.value(obs)
+        advantage = q_data - value
+        value_loss = row_mean(expectile(advantage, config.expectile), told)
+        critic_loss, q = online.loss(online.encode(obs), action, target, told)
+        chunk, real = imitation_chunk(spec, action, steps)
+        policy_loss = self.imitator.bc_loss(obs, chunk, mask=real, generator=self.noise)
+        weight = torch.ones_like(advantage)
+        if config.extraction is Extraction.awr:
+            weight = advantage_weight(advantage, config.beta, config.weight_cap)
+            policy_loss = row_mean(weight * policy_loss, told)
+        policy_loss = policy_loss.mean()
+        self.optimizer.zero_grad(set_to_none=True)
+        (value_loss + critic_loss + policy_loss).backward()
+        self.optimizer.step()
+        self.critic.follow(config.tau)
+        return {
+            "value_loss": value_loss.detach(),
+            "critic_loss": critic_loss.detach(),
+            "policy_loss": policy_loss.detach(),
+            "q": q.detach().mean(),
+            "q/spread": spread(q.detach()),
+            "value": value.detach().mean(),
+            "value/explained": explained_variance(value.detach(), q_data),
+            "weight": weight.mean(),
+            "weight/capped": (weight >= config.weight_cap * (1 - 1e-6)).float().mean(),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**state_of(self._parts), "updates": self.updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        restore(self._parts, state)
+        self.updates = int(state["updates"])
+
+
+def build(config: IQLConfig, policy: Any, *, seed: int = 0, device: torch.device | str = "cpu") -> IQL:
+    return IQL(trainable_imitator(policy, "IQL"), config, seed=seed, device=device)

@@ -1,0 +1,190 @@
+"""TD3: a deterministic actor that climbs pessimistic critics, with smoothed targets and delayed updates.
+
+Fujimoto et al. 2018 (arXiv 1802.09477): clipped double Q (equation 10), target policy smoothing (equations 14 and 15),
+delayed updates of actor and targets (algorithm 1). Residual methods (Ankile et al. 2025, ResFiT, arXiv 2509.19301) ask
+for more, as options: ten members with the minimum over a random pair in the target and the mean for the actor, a start
+that trains the critic alone, targets of critics that follow at every update, a clip of gradients. Sums over several
+decisions come from the loop.
+
+**Departures.** The actor is a ``GaussianPolicy``, of which only tanh(mean) is used. Noise is in the units of the
+agent's own action, and ``meaning`` is applied behind the clip to [-1, 1]: what the target values is what would be
+executed. Rows whose chunk was cut short by a truncation do not train a critic of chunks (``td.chunk_weight``).
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..policies.core.errors import BurnishError
+from ..policies.core.execute import Execution, execution
+from ..policies.core.keep import restore, state_of
+from ..policies.core.seed import generator as named_generator
+from ..policies.core.seed import normal
+from ..policies.core.types import Decision, Metrics, Obs
+from ..policies.gaussian import GaussianConfig, GaussianLoss, GaussianPolicy
+from ..policies.nets.critic import CriticConfig
+from ..policies.nets.mlp import Activation
+from .critics import fresh_critic, spread
+from .soft import Meaning, Warm, as_it_is, polyak, smoothed, uniform
+from .td import chunk_weight, pessimistic, td_target
+
+
+def deterministic_agent(**changes: Any) -> GaussianConfig:
+    """The usual actor of TD3: tanh of a mean, and no spread."""
+    usual: dict[str, Any] = {
+        "hidden": [256, 256],
+        "activation": Activation.relu,
+        "squash": True,
+        "loss": GaussianLoss.least_squares,
+    }
+    return GaussianConfig(**(usual | changes))
+
+
+@dataclass
+class TD3Config:
+    lr: float = 3e-4
+    actor_lr: float = 3e-4
+    tau: float = 0.005
+    explore_std: float = 0.1  # of the noise that is played, in units of the agent's action
+    target_std: float = 0.2
+    target_clip: float = 0.5
+    subset: int = 0  # target members of which the minimum is taken; 0: all
+    actor_mean: bool = False  # the actor climbs the mean of the members instead of the first
+    actor_every: int = 2  # critic updates per actor update
+    delay_targets: bool = True  # targets follow together with the actor; false: those of critics at every update
+    critic_warmup: int = 0  # first updates that train the critic alone
+    max_grad_norm: float | None = None
+    agent: GaussianConfig = field(default_factory=deterministic_agent)
+    critic: CriticConfig = field(default_factory=lambda: CriticConfig(layer_norm=False))
+    execution: Execution = Execution.eager
+
+    def __post_init__(self) -> None:
+        if not self.agent.squash:
+            raise BurnishError("agent.squash=false: TD3 needs an actor that is bounded by tanh")
+        for name in ("lr", "actor_lr", "tau"):
+            if getattr(self, name) <= 0:
+                raise BurnishError(f"{name}={getattr(self, name)} must be a positive number")
+        for name, least in {"explore_std": 0, "target_std": 0, "target_clip": 0, "subset": 0}.items():
+            if getattr(self, name) < least:
+                raise BurnishError(f"{name}={getattr(self, name)} must be at least {least}")
+        if self.actor_every < 1 or self.critic_warmup < 0:
+            raise BurnishError(
+                f"actor_every={self.actor_every} must be at least 1, critic_warmup={self.critic_warmup} at least 0"
+            )
+
+
+class TD3Actor:
+    def __init__(self, agent: GaussianPolicy, explore_std: float, warm: Warm | None) -> None:
+        self.agent, self.explore_std, self.warm = agent, explore_std, warm or uniform(agent.spec)
+
+    @torch.no_grad()
+    def act(self, obs: Obs, *, warm: bool, generator: torch.Generator) -> Decision:
+        if warm:
+            return Decision(self.warm(obs, generator), {})
+        action = self.agent.spec.executed(self.agent.act(obs, greedy=True))
+        noise = normal(action.shape, generator, device=action.device, dtype=action.dtype)
+        return Decision((action + self.explore_std * noise).clamp(-1, 1), {})
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.agent.state_dict()
+
+
+class TD3:
+    """``agent`` acts on the view that it learns from; ``policy`` is what is deployed (the agent itself by default)."""
+
+    def __init__(
+        self,
+        agent: GaussianPolicy,
+        config: TD3Config,
+        *,
+        policy: Any = None,
+        meaning: Meaning = as_it_is,
+        warm: Warm | None = None,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.agent, self.config, self.meaning = agent.to(device), config, meaning
+        self.policy = agent if policy is None else policy
+        self.actor = TD3Actor(agent, config.explore_std, warm)
+        self.target_agent = copy.deepcopy(agent).requires_grad_(False)
+        self.critic = fresh_critic(agent.spec, config.critic, seed=seed, device=device)
+        self.noise = named_generator(seed, "noise", device=device)
+        self.updates = 0
+        self.trained = [p for p in agent.parameters() if p.requires_grad]
+        graphed = config.execution is Execution.cudagraph
+        self.critic_optimizer = torch.optim.Adam(
+            self.critic.online.parameters(), lr=config.lr, fused=True, capturable=graphed
+        )
+        self.actor_optimizer = torch.optim.Adam(self.trained, lr=config.actor_lr, fused=True, capturable=graphed)
+        self._parts = {
+            "agent": self.agent,
+            "target_agent": self.target_agent,
+            "critic": self.critic,
+            "critic_optimizer": self.critic_optimizer,
+            "actor_optimizer": self.actor_optimizer,
+            "noise": self.noise,
+        }
+        self._step_critic = execution(self._critic_step, config.execution, device=device, generators=[self.noise])
+        self._step_actor = execution(self._actor_step, config.execution, device=device)
+
+    def update(self, batch: dict[str, Any]) -> Metrics:
+        self.updates += 1
+        columns = {name: batch[name] for name in ("action", "reward", "discount", "terminated", "steps")}
+        metrics = self._step_critic(batch["obs"], batch["next_obs"], columns)
+        due = self.updates % self.config.actor_every == 0
+        if due and self.updates > self.config.critic_warmup:
+            metrics |= self._step_actor(batch["obs"])
+            polyak(self.target_agent.parameters(), self.agent.parameters(), self.config.tau)
+        if due or not self.config.delay_targets:
+            self.critic.follow(self.config.tau)
+        return metrics
+
+    def worth(self, batch: dict[str, Any]) -> Tensor:
+        return self.critic(batch["obs"], self.meaning(batch["obs"], batch["action"])).mean(0)
+
+    def _target(self, next_obs: Obs, columns: dict[str, Tensor]) -> Tensor:
+        config = self.config
+        with torch.no_grad():
+            action = self.agent.spec.executed(self.target_agent.act(next_obs, greedy=True))
+            noise = normal(action.shape, self.noise, device=action.device, dtype=action.dtype)
+            action = smoothed(action, noise, config.target_std, config.target_clip)
+            q = self.critic.target(next_obs, self.meaning(next_obs, action))
+            return td_target(columns["reward"], columns["discount"], pessimistic(q, config.subset, self.noise))
+
+    def _critic_step(self, obs: Obs, next_obs: Obs, columns: dict[str, Tensor]) -> Metrics:
+        target = self._target(next_obs, columns)
+        online = self.critic.online
+        weight = None
+        if self.agent.spec.execute > 1:  # an agent of one action may choose for several ticks: a noise, for one
+            weight = chunk_weight(columns["terminated"], columns["steps"], self.agent.spec.execute)
+        loss, q = online.loss(online.encode(obs), self.meaning(obs, columns["action"]), target, weight)
+        self.critic_optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        if self.config.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(online.parameters(), self.config.max_grad_norm)
+        self.critic_optimizer.step()
+        q = q.detach()
+        return {"critic_loss": loss.detach(), "q": q.mean(), "q/spread": spread(q), "target": target.mean()}
+
+    def _actor_step(self, obs: Obs) -> Metrics:
+        action = self.agent.spec.executed(self.agent.act(obs, greedy=True))
+        q = self.critic.online(obs, self.meaning(obs, action))
+        loss = -(q.mean(0) if self.config.actor_mean else q[0]).mean()
+        self.actor_optimizer.zero_grad(set_to_none=True)
+        loss.backward(inputs=self.trained)  # the actor climbs the critic; it does not teach it
+        if self.config.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(self.trained, self.config.max_grad_norm)
+        self.actor_optimizer.step()
+        return {"actor_loss": loss.detach(), "saturation": (action.detach().abs() > 0.95).float().mean()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**state_of(self._parts), "updates": self.updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        restore(self._parts, state)
+        self.updates = int(state["updates"])

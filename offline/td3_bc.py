@@ -1,0 +1,142 @@
+"""TD3+BC: climb the critic, but stay with the data; one number weighs the two.
+
+Fujimoto and Gu 2021 (arXiv 2106.06860): the actor of TD3 minimises -lambda Q(s, pi(s)) + (pi(s) - a)^2 with lambda =
+alpha / mean |Q| over the batch. Critics, smoothed targets and delays are those of TD3 (Fujimoto et al. 2018, arXiv
+1802.09477). Standardised observations are part of the method: ``build`` fits them to the data.
+
+**Departures.** lambda is taken from |Q| of the policy's own actions, as the authors' code does. On chunks the squared
+error is the mean over the actions that were played, and rows whose chunk a truncation cut short do not train the critic
+(``td.chunk_weight``).
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..policies.chain import masked_mean
+from ..policies.core.errors import BurnishError
+from ..policies.core.execute import Execution, execution
+from ..policies.core.keep import restore, state_of
+from ..policies.core.seed import generator as named_generator
+from ..policies.core.seed import normal
+from ..policies.core.types import Metrics, Obs
+from ..policies.gaussian import GaussianConfig, GaussianPolicy
+from ..policies.nets.critic import CriticConfig
+from .actors import PolicyActor, trainable_tanh_gaussian
+from .critics import adopt_normalizers, fresh_critic, spread
+from .imitation import imitation_chunk
+from .soft import polyak, q_scale, smoothed
+from .td import chunk_weight, pessimistic, td_target
+from .td3 import TD3Actor, deterministic_agent
+
+
+@dataclass
+class TD3BCConfig:
+    alpha: float = 2.5  # weight of Q, whose scale is divided out; 0 imitates
+    lr: float = 3e-4
+    actor_lr: float = 3e-4
+    tau: float = 0.005
+    target_std: float = 0.2
+    target_clip: float = 0.5
+    explore_std: float = 0.1  # of the noise that is played when learning goes on in the world
+    actor_every: int = 2  # critic updates per update of the actor and of both targets
+    policy: GaussianConfig = field(default_factory=deterministic_agent)
+    critic: CriticConfig = field(default_factory=lambda: CriticConfig(layer_norm=False))
+    execution: Execution = Execution.eager
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "actor_lr", "tau"):
+            if not getattr(self, name) > 0:
+                raise BurnishError(f"{name}={getattr(self, name)} must be a positive number")
+        for name, least in {"alpha": 0, "target_std": 0, "target_clip": 0, "explore_std": 0, "actor_every": 1}.items():
+            if getattr(self, name) < least:
+                raise BurnishError(f"{name}={getattr(self, name)} must be at least {least}")
+
+
+class TD3BC:
+    def __init__(
+        self, policy: GaussianPolicy, config: TD3BCConfig, *, seed: int = 0, device: torch.device | str = "cpu"
+    ) -> None:
+        self.policy, self.config = policy.to(device), config
+        self.target_policy = copy.deepcopy(policy).requires_grad_(False)
+        self.critic = fresh_critic(policy.spec, config.critic, seed=seed, device=device)
+        adopt_normalizers(self.critic, policy)
+        self.actor = TD3Actor(policy, config.explore_std, PolicyActor(policy).play)
+        self.noise = named_generator(seed, "noise", device=device)
+        self.updates = 0
+        self.trained = [p for p in policy.parameters() if p.requires_grad]
+        graphed = config.execution is Execution.cudagraph
+        self.critic_optimizer = torch.optim.Adam(
+            self.critic.online.parameters(), lr=config.lr, fused=True, capturable=graphed
+        )
+        self.actor_optimizer = torch.optim.Adam(self.trained, lr=config.actor_lr, fused=True, capturable=graphed)
+        self._parts = {
+            "policy": self.policy,
+            "target_policy": self.target_policy,
+            "critic": self.critic,
+            "critic_optimizer": self.critic_optimizer,
+            "actor_optimizer": self.actor_optimizer,
+            "noise": self.noise,
+        }
+        self._step_critic = execution(self._critic_step, config.execution, device=device, generators=[self.noise])
+        self._step_actor = execution(self._actor_step, config.execution, device=device)
+
+    def update(self, batch: dict[str, Any]) -> Metrics:
+        self.updates += 1
+        columns = {name: batch[name] for name in ("action", "reward", "discount", "terminated", "steps")}
+        metrics = self._step_critic(batch["obs"], batch["next_obs"], columns)
+        if self.updates % self.config.actor_every == 0:
+            metrics |= self._step_actor(batch["obs"], columns["action"], columns["steps"])
+            polyak(self.target_policy.parameters(), self.policy.parameters(), self.config.tau)
+            self.critic.follow(self.config.tau)
+        return metrics
+
+    def worth(self, batch: dict[str, Any]) -> Tensor:
+        return self.critic(batch["obs"], batch["action"]).mean(0)
+
+    def _target(self, next_obs: Obs, columns: dict[str, Tensor]) -> Tensor:
+        with torch.no_grad():
+            action = self.policy.spec.executed(self.target_policy.act(next_obs, greedy=True))
+            noise = normal(action.shape, self.noise, device=action.device, dtype=action.dtype)
+            action = smoothed(action, noise, self.config.target_std, self.config.target_clip)
+            value = pessimistic(self.critic.target(next_obs, action))
+            return td_target(columns["reward"], columns["discount"], value)
+
+    def _critic_step(self, obs: Obs, next_obs: Obs, columns: dict[str, Tensor]) -> Metrics:
+        target = self._target(next_obs, columns)
+        online = self.critic.online
+        told = chunk_weight(columns["terminated"], columns["steps"], self.policy.spec.execute)
+        loss, q = online.loss(online.encode(obs), columns["action"], target, told)
+        self.critic_optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.critic_optimizer.step()
+        q = q.detach()
+        return {"critic_loss": loss.detach(), "q": q.mean(), "q/spread": spread(q), "target": target.mean()}
+
+    def _actor_step(self, obs: Obs, action: Tensor, steps: Tensor) -> Metrics:
+        spec = self.policy.spec
+        chosen = self.policy.act(obs, greedy=True)
+        q = self.critic.online(obs, spec.executed(chosen))[0]
+        chunk, real = imitation_chunk(spec, action, steps)
+        away = masked_mean((chosen - chunk).square(), real).mean()
+        loss = away - self.config.alpha * q_scale(q) * q.mean()
+        self.actor_optimizer.zero_grad(set_to_none=True)
+        loss.backward(inputs=self.trained)  # the actor climbs the critic; it does not teach it
+        self.actor_optimizer.step()
+        return {"actor_loss": loss.detach(), "actor/q": q.detach().mean(), "actor/away": away.detach()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**state_of(self._parts), "updates": self.updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        restore(self._parts, state)
+        self.updates = int(state["updates"])
+
+
+def build(config: TD3BCConfig, policy: Any, *, seed: int = 0, device: torch.device | str = "cpu") -> TD3BC:
+    return TD3BC(trainable_tanh_gaussian(policy, "TD3+BC"), config, seed=seed, device=device)

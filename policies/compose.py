@@ -1,0 +1,307 @@
+"""What refinement makes of a base: policies put together from policies, deployable with this folder alone.
+
+``Residual``  the base, corrected: a + bound * net(obs, a), per control tick or per chunk.
+``Steered``   the base, whose noise an agent chooses (and, if it likes, a correction of the chunk on top).
+``BestOf``    the best of several draws of the base in the eyes of a critic, each also in an edited version.
+``Relay``     one generation chain whose first steps are one policy's, the others another's.
+``Repeated``  the base, with one noise vector for all of its rows: a smaller space to steer in.
+
+Each is a ``Policy`` itself, so they nest. Exploration noise that training added is not deployed: a correction is always
+its mean. What stands in the place of the base's own noise is drawn, unless ``greedy``. Parts may be policies that are
+not ours; they are then handed in again at loading (`build.load_policy`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .chain import start_noise
+from .core.errors import BurnishError
+from .core.seed import Noise, RowNoise
+from .core.spec import PolicySpec
+from .core.tree import map_tree
+from .core.types import Controller, Obs, Policy
+from .gaussian import GaussianPolicy
+from .horizon import ChunkController, controller_for
+from .nets.critic import QEnsemble
+from .relay import Relay
+
+__all__ = ["BestOf", "Every", "Relay", "Repeated", "Residual", "ResidualController", "Steered"]
+
+
+def _with_executed(spec: PolicySpec, chunk: Tensor, executed: Tensor, prefix: Tensor | None) -> Tensor:
+    """``chunk`` with another executed slice; actions that are committed already stay what they are."""
+    whole = torch.cat([chunk[:, : spec.start], executed, chunk[:, spec.start + spec.execute :]], 1)
+    return whole if prefix is None else torch.cat([prefix, whole[:, prefix.shape[1] :]], 1)
+
+
+def _corrected(action: Tensor, correction: Tensor, bound: float) -> Tensor:
+    return (action + bound * correction.reshape(action.shape)).clamp(-1, 1)
+
+
+def _positive(kind: str, **bounds: float | None) -> None:
+    for name, bound in bounds.items():
+        if bound is not None and not 0 < bound < math.inf:
+            raise BurnishError(f"{kind}.{name}={bound} must be a positive number")
+
+
+class Every(Enum):
+    step = "step"  # one control tick: the net sees one action of the base, and corrects it
+    chunk = "chunk"  # one decision: it sees and corrects the executed slice
+
+
+@dataclass
+class ResidualConfig:
+    bound: float
+    every: Every
+
+    def __post_init__(self) -> None:
+        _positive("residual", bound=self.bound)
+
+
+class Residual(nn.Module):
+    """``net`` acts on the view it was trained on: ``ResidualEnv`` (every step) or ``BaseEnv(residual=)`` (chunk)."""
+
+    def __init__(self, base: Policy, net: GaussianPolicy, bound: float, every: Every | str) -> None:
+        super().__init__()
+        self.base, self.net = base, net
+        self.config = ResidualConfig(bound, Every(every))
+        self.spec = base.spec
+
+    def features(self, obs: Obs) -> Obs:
+        return {**obs, **self.base.features(obs)}
+
+    def act(
+        self,
+        obs: Obs,
+        *,
+        noise: Tensor | None = None,
+        prefix: Tensor | None = None,
+        greedy: bool = False,
+        generator: Noise | None = None,
+    ) -> Tensor:
+        if self.config.every is Every.step:
+            raise BurnishError(
+                "a residual per step answers to what it sees at each control tick, so it has no chunk to give; "
+                "play it with controller_for(policy, num_envs), or make it with every=chunk"
+            )
+        chunk = self.base.act(obs, noise=noise, prefix=prefix, greedy=greedy, generator=generator)
+        return _with_executed(self.spec, chunk, self.corrected(obs, self.spec.executed(chunk)), prefix)
+
+    def corrected(self, obs: Obs, action: Tensor) -> Tensor:
+        """``action`` is the base's: (B, A) per step, (B, n, A) per chunk."""
+        correction = self.net.act({**obs, "base_action": action}, greedy=True)
+        return _corrected(action, correction, self.config.bound)
+
+    def controller(self, num_envs: int, *, seed: int = 0, greedy: bool = False, device: Any = "cpu") -> Controller:
+        if self.config.every is Every.step:
+            return ResidualController(self, num_envs, seed=seed, greedy=greedy, device=device)
+        return ChunkController(self, num_envs, seed=seed, greedy=greedy, device=device)
+
+
+class ResidualController:
+    """The base plays its chunks; every action of theirs is corrected when its tick has come."""
+
+    def __init__(
+        self, policy: Residual, num_envs: int, *, seed: int = 0, greedy: bool = False, device: Any = "cpu"
+    ) -> None:
+        self.policy = policy
+        self.base = controller_for(policy.base, num_envs, seed=seed, greedy=greedy, device=device)
+
+    def reset(self, mask: Tensor, seeds: Sequence[int] | None = None) -> None:
+        self.base.reset(mask, seeds)
+
+    def peek(self, obs: Obs) -> Tensor:
+        return self._corrected(obs, self.base.peek(obs))
+
+    def step(self, obs: Obs) -> Tensor:
+        return self._corrected(obs, self.base.step(obs))
+
+    @torch.no_grad()
+    def _corrected(self, obs: Obs, action: Tensor) -> Tensor:
+        return self.policy.corrected(obs, action)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"base": self.base.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.base.load_state_dict(state["base"])
+
+
+@dataclass
+class RepeatedConfig:
+    pass
+
+
+class Repeated(nn.Module):
+    """Noise (W,) in place of (R, W): the one vector stands in every row, as DSRL did for pi0."""
+
+    def __init__(self, base: Policy) -> None:
+        super().__init__()
+        shape = base.spec.noise_shape
+        if shape is None or len(shape) < 2:
+            raise BurnishError(f"one noise vector per chunk needs a base whose noise has rows; this one takes {shape}")
+        self.base, self.config = base, RepeatedConfig()
+        self.spec = replace(base.spec, noise_shape=shape[1:])
+
+    def features(self, obs: Obs) -> Obs:
+        return self.base.features(obs)
+
+    def act(
+        self,
+        obs: Obs,
+        *,
+        noise: Tensor | None = None,
+        prefix: Tensor | None = None,
+        greedy: bool = False,
+        generator: Noise | None = None,
+    ) -> Tensor:
+        vector = start_noise(self.spec, _like(obs), noise, greedy, generator)
+        count = (self.base.spec.noise_shape or ())[0]
+        rows = vector[:, None].expand(-1, count, *vector.shape[1:])
+        return self.base.act(obs, noise=rows, prefix=prefix, greedy=greedy, generator=generator)
+
+
+@dataclass
+class SteeredConfig:
+    latent_bound: float
+    residual_bound: float | None = None
+
+    def __post_init__(self) -> None:
+        _positive("steered", latent_bound=self.latent_bound, residual_bound=self.residual_bound)
+
+
+class Steered(nn.Module):
+    """``latent`` acts on ``BaseEnv(latent=, residual=)``: (B, 1, D), the noise first, then the correction.
+
+    ``greedy`` is the mean of the latent; otherwise the latent is drawn, as it was in training, and the correction is
+    its mean. Its own noise (1, L) is the standard normal behind that draw.
+    """
+
+    def __init__(
+        self, base: Policy, latent: GaussianPolicy, latent_bound: float, residual_bound: float | None = None
+    ) -> None:
+        super().__init__()
+        if base.spec.noise_shape is None:
+            raise BurnishError("only a policy that takes noise can be steered; this one has no noise_shape")
+        self.base, self.latent = base, latent
+        self.config = SteeredConfig(latent_bound, residual_bound)
+        self._size = math.prod(base.spec.noise_shape)
+        self._residual = base.spec.execute * base.spec.action.dim if residual_bound is not None else 0
+        if latent.spec.chunk_shape != (1, self._size + self._residual):
+            raise BurnishError(
+                f"the agent chooses {latent.spec.chunk_shape} numbers, but the noise has {self._size} and the "
+                f"correction {self._residual}"
+            )
+        self.spec = replace(base.spec, noise_shape=(1, self._size))
+
+    def features(self, obs: Obs) -> Obs:
+        return {**obs, **self.base.features(obs)}
+
+    def act(
+        self,
+        obs: Obs,
+        *,
+        noise: Tensor | None = None,
+        prefix: Tensor | None = None,
+        greedy: bool = False,
+        generator: Noise | None = None,
+    ) -> Tensor:
+        z = start_noise(self.spec, _like(obs), noise, greedy, generator)
+        choice = self.latent.act(obs, noise=F.pad(z, (0, self._residual)))[:, 0]
+        w = (self.config.latent_bound * choice[:, : self._size]).view(-1, *(self.base.spec.noise_shape or ()))
+        chunk = self.base.act(obs, noise=w, prefix=prefix, greedy=greedy, generator=generator)
+        if self.config.residual_bound is None:
+            return chunk
+        executed = _corrected(self.spec.executed(chunk), choice[:, self._size :], self.config.residual_bound)
+        return _with_executed(self.spec, chunk, executed, prefix)
+
+
+def _like(obs: Obs) -> Tensor:
+    """A tensor whose rows, type and device are those of the noise for ``obs``."""
+    first = next(iter(obs.values()))
+    return torch.zeros(len(first), device=first.device)
+
+
+@dataclass
+class BestOfConfig:
+    count: int
+    edit_bound: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise BurnishError(f"best_of.count={self.count}: there must be at least one draw to choose from")
+        if not 0 <= self.edit_bound < math.inf:
+            raise BurnishError(f"best_of.edit_bound={self.edit_bound} must be a number of at least 0")
+
+
+class BestOf(nn.Module):
+    """``count`` draws of the base, and an edited version of each; the highest minimum over the critic's members wins.
+
+    ``edit`` acts on ``BaseEnv(residual=)``. ``greedy`` considers the base's greedy chunk alone, and its mean edit.
+    """
+
+    def __init__(
+        self,
+        base: Policy,
+        critic: QEnsemble,
+        count: int,
+        edit: GaussianPolicy | None = None,
+        edit_bound: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.base, self.critic, self.edit = base, critic, edit
+        self.config = BestOfConfig(count, edit_bound)
+        self.spec = replace(base.spec, noise_shape=None)
+
+    def features(self, obs: Obs) -> Obs:
+        return {**obs, **self.base.features(obs)}
+
+    def act(
+        self,
+        obs: Obs,
+        *,
+        noise: Tensor | None = None,
+        prefix: Tensor | None = None,
+        greedy: bool = False,
+        generator: Noise | None = None,
+    ) -> Tensor:
+        if noise is not None:
+            raise BurnishError("the best of several draws has no single noise to start from; leave noise= out")
+        chunks = self.candidates(obs, prefix=prefix, greedy=greedy, generator=generator)
+        executed = chunks[:, :, self.spec.start : self.spec.start + self.spec.execute]
+        best = self.critic(obs, executed).amin(0).argmax(1)
+        return chunks[torch.arange(len(best), device=best.device), best]
+
+    def candidates(
+        self, obs: Obs, *, prefix: Tensor | None = None, greedy: bool = False, generator: Noise | None = None
+    ) -> Tensor:
+        """(B, M, H, A): the draws, then their edited versions. All draws of all rows are one call of the base."""
+        batch, count = len(next(iter(obs.values()))), 1 if greedy else self.config.count
+        many = map_tree(lambda x: x.repeat_interleave(count, 0), obs)
+        fixed = None if prefix is None else prefix.repeat_interleave(count, 0)
+        source = _split(generator, batch, count)
+        drawn = self.base.act(many, prefix=fixed, greedy=greedy, generator=source)
+        if self.edit is None:
+            return drawn.unflatten(0, (batch, count))
+        executed = self.spec.executed(drawn)
+        change = self.edit.act({**many, "base_action": executed}, greedy=greedy, generator=source)
+        edited = _with_executed(self.spec, drawn, _corrected(executed, change, self.config.edit_bound), fixed)
+        return torch.cat([x.unflatten(0, (batch, count)) for x in (drawn, edited)], 1)
+
+
+def _split(source: Noise | None, batch: int, count: int) -> Noise | None:
+    """Streams for ``count`` candidates of each row. Those of a row come from its own stream, so that they are the
+    same in whatever company the row is."""
+    if not isinstance(source, RowNoise):
+        return source
+    seeds = (source.uniform((batch, count)) * 2.0**53).long().flatten()
+    return RowNoise(seeds, torch.zeros_like(seeds))

@@ -1,0 +1,38 @@
+"""A line to walk along, and what the tests of off-policy refinement do with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from burnish.finetune.loops import Assembly, run_off_policy
+from burnish.offline.replay import Replay
+from burnish.policies.core.evaluate import evaluate
+from burnish.policies.core.scale import ScaledEnv
+from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
+from burnish.policies.core.types import VecEnv
+from burnish.policies.horizon import controller_for
+from burnish.sim.build import make_env
+from burnish.sim.point_reach import PointReachConfig
+from meaningless import Meaningless
+
+EXECUTE = 2
+ON_LINE = PolicySpec(ObsSpec({"state": (2,)}), ActionSpec((-1.0,), (1.0,)), EXECUTE, EXECUTE)
+LINE = PointReachConfig(dim=1, goal_in_state=True, control_hz=5.0, max_steps=8)
+
+
+def line(num_envs: int, *, seed: int = 0, meaningless: bool = False) -> VecEnv:
+    env = ScaledEnv(make_env(LINE, num_envs, seed=seed))
+    return Meaningless(env, seed) if meaningless else env
+
+
+def mean_return(policy: Any, episodes: int = 64) -> float:
+    controller = controller_for(policy, episodes, seed=1)
+    return evaluate(line(episodes), controller, list(range(episodes))).summary()["return_mean"]
+
+
+def learnt(assembly: Assembly, config: Any, total: int, seed: int, prior: Replay | None = None) -> float:
+    """The mean return of what is deployed after ``total`` decisions."""
+    env = assembly.env
+    replay = Replay(config.loop.capacity, env.num_envs, seed=seed)
+    run_off_policy(assembly.learner, env, replay, config.loop, total=total, prior=prior, seed=seed)
+    return mean_return(assembly.learner.policy)

@@ -1,0 +1,170 @@
+"""``burnish finetune`` and ``burnish offline``: they resume to the same end, save what deploys, and refuse well."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from burnish.finetune.build import METHODS, Recorded
+from burnish.finetune.loops import OnPolicyConfig
+from burnish.offline.build import OFFLINE
+from burnish.policies.build import load_policy
+from burnish.policies.core.cli import main
+from burnish.policies.core.run import read_metrics
+from burnish.sim.build import make_env
+
+TRIAL = ["trial.episodes=2", "trial.worlds=2"]
+RUN = ["worlds=2", "total=24", "log_every=4", "save_every=8", *TRIAL]
+NEEDED = {"dppo": ["method.trained_steps=2"], "rpd": ["method.execute=2"]}
+SAC = ["method.sac.critic.hidden=[8]", "method.sac.critic.members=2", "method.sac.agent.hidden=[8]"]
+NEEDED |= dict.fromkeys(("dsrl", "rfs", "rlpd"), SAC)
+NEEDED["residual_td3"] = [*(word.replace("sac", "td3") for word in SAC), "method.loop.initial_updates=1"]
+NEEDED["expo"] = ["method.critic.hidden=[8]", "method.edit.hidden=[8]", "method.count=2"]
+NEEDED |= {name: ["method.critic.hidden=[8]"] for name in OFFLINE}
+FROM_NOTHING = ("gaussian_ppo", "rlpd")
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """Recordings, and a flow and a Gaussian that imitate them a little."""
+    folder = tmp_path_factory.mktemp("lab")
+    assert main(["collect", "env=point_reach", "env.max_steps=12", "episodes=6", f"out={folder}/data"]) == 0
+    words = [f"data={folder}/data", "train.steps=5", "train.batch=8", *TRIAL]
+    flow = ["policy=flow", "policy.steps=2", "policy.net.mlp.hidden=[8]"]
+    assert main(["pretrain", *flow, f"out={folder}/flow", *words]) == 0
+    assert main(["pretrain", "policy=gaussian", "policy.hidden=[8]", f"out={folder}/gaussian", *words]) == 0
+    return folder
+
+
+def words_of(lab, name):
+    """The command of a method, small."""
+    if name in OFFLINE:
+        small = ["steps=12", "batch=8", "log_every=2", "save_every=4", *TRIAL]
+        return ["offline", f"method={name}", f"data={lab}/data", *small, *NEEDED[name]]
+    method = METHODS[name]
+    if isinstance(method.config().loop, OnPolicyConfig):
+        small = ["method.loop.decisions_per_update=4", "method.ppo.minibatch=4", "method.ppo.epochs=1"]
+    else:
+        small = ["method.loop.warmup=8", "method.loop.batch=8", "method.loop.updates_per_decision=0.5"]
+    start = ["env=point_reach"] if name in FROM_NOTHING else ["policy=checkpoint", f"policy.path={lab}/flow"]
+    data = [f"data={lab}/data"] if method.recorded is not Recorded.unused else []
+    return ["finetune", f"method={name}", *start, *data, *RUN, *small, *NEEDED.get(name, [])]
+
+
+def contents(checkpoint):
+    """Everything that a later step could depend on, byte by byte."""
+    files = [p for p in sorted(checkpoint.rglob("*")) if p.name in ("state.safetensors", "state.json")]
+    assert {p.parent.name for p in files} >= {"policy", "learner"}
+    return {p.relative_to(checkpoint).as_posix(): p.read_bytes() for p in files}
+
+
+def lines(run):
+    """What was logged, without the clock."""
+    return [{k: repr(v) for k, v in line.items() if not k.startswith("time/")} for line in read_metrics(run)]
+
+
+# One of each kind of loop, view and start; the others are as much alike as their seam tests say, and are slow together.
+QUICK = ("reinflow", "dsrl", "residual_td3", "rlpd", "iql")
+NAMES = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in (*METHODS, *OFFLINE)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_killed_and_resumed_is_uninterrupted_and_what_is_saved_acts(lab, tmp_path, name):
+    words = words_of(lab, name)
+    assert main([*words, f"out={tmp_path}/whole"]) == 0
+    *_, middle, last = sorted((tmp_path / "whole/checkpoints").iterdir())
+    # A process that dies after the checkpoint in the middle has logged more than it saved.
+    shutil.copytree(tmp_path / "whole", tmp_path / "killed")
+    shutil.rmtree(tmp_path / "killed/checkpoints" / last.name)
+    assert main([*words, f"out={tmp_path}/killed", "resume=true"]) == 0
+    resumed = tmp_path / "killed/checkpoints" / last.name
+    assert contents(resumed) == contents(last) != contents(middle)
+    assert lines(tmp_path / "killed") == lines(tmp_path / "whole")
+    assert main(["evaluate", f"policy.path={tmp_path}/whole", *TRIAL]) == 0
+    _, origin = load_policy(tmp_path / "whole")
+    assert origin["method"] == name and origin["env"]["name"] == "point_reach"
+    tried = [line for line in read_metrics(tmp_path / "whole") if "trial/episodes" in line]
+    before = [] if name in FROM_NOTHING or name in OFFLINE else [0]
+    assert [int(line["step"]) for line in tried] == [*before, int(last.name)]
+
+
+def test_an_actor_from_nothing_commands_the_whole_of_its_actuators(lab, tmp_path):
+    """Its actions are in [-1, 1]; whoever loads it must know which limits these stand for."""
+    words = [word for word in words_of(lab, "gaussian_ppo") if word != "env=point_reach"]
+    assert main([*words, "env=point_reach", "env.order=acceleration", f"out={tmp_path}/run"]) == 0
+    policy, origin = load_policy(tmp_path / "run")
+    assert policy.spec.action == make_env("point_reach", 1).spec.action.__class__((-4.0, -4.0), (4.0, 4.0))
+    assert origin["env"]["config"]["order"] == "acceleration"
+
+
+def test_offline_starts_from_a_checkpoint(lab, tmp_path):
+    words = [*words_of(lab, "iql"), "policy=checkpoint", f"policy.path={lab}/gaussian", "chunk.execute=2"]
+    assert main([*words, f"out={tmp_path}/run"]) == 0
+    policy, _ = load_policy(tmp_path / "run")
+    assert policy.config.hidden == [8] and policy.spec.execute == 4  # its own chunk, whatever a fresh one would have
+    assert [int(line["step"]) for line in read_metrics(tmp_path / "run") if "trial/episodes" in line] == [0, 12]
+
+
+def test_another_base_at_the_same_place_is_noticed(lab, tmp_path, capsys):
+    shutil.copytree(lab / "flow", tmp_path / "base")
+    words = [w.replace(f"{lab}/flow", f"{tmp_path}/base") for w in words_of(lab, "residual_ppo")]
+    assert main([*words, f"out={tmp_path}/run"]) == 0
+    shutil.move(tmp_path / "base", tmp_path / "moved")
+    moved = [w.replace(f"{tmp_path}/base", f"{tmp_path}/moved") for w in words]
+    assert main([*moved, f"out={tmp_path}/run", "resume=true"]) == 0  # the same weights elsewhere are the same base
+    shutil.copytree(lab / "gaussian", tmp_path / "base")
+    assert "identity.policy" in refused(capsys, *words, f"out={tmp_path}/run", "resume=true")
+
+
+def refused(capsys, *words):
+    capsys.readouterr()
+    assert main(list(words)) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith(f"burnish {words[0]}: ") and err.count("\n") == 1 and "Traceback" not in out + err, err
+    return err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["finetune"], "method=... must be given"),
+        (["finetune", "method=reinflo"], "method=reinflo is not a choice; did you mean 'reinflow'"),
+        (["finetune", "method=iql"], "this choice of method is not for this verb"),
+        (["offline", "data=x", "method=dppo"], "this choice of method is not for this verb"),
+        (["offline", "method=iql"], "data=... must be given"),
+        (["offline", "method=iql", "data=nowhere"], "no dataset at nowhere"),
+        (["offline", "method=iql", "data=x", "reward_scale=0"], "reward_scale=0"),
+        (["finetune", "method=dppo", "total=0"], "total=0"),
+        (["finetune", "method=dppo", "method.ppo.epocs=2"], "did you mean 'method.ppo.epochs'"),
+        (["finetune", "method=dppo", "method.ppo.clip=-1"], "clip=-1"),
+        (["finetune", "method=rlpd"], "give env=..."),
+        (["finetune", "method=dppo"], "needs a policy that exposes its generation chain; no policy was given"),
+        (["finetune", "method=dppo", "policy=checkpoint", "policy.path=nowhere"], "nowhere"),
+    ],
+)
+def test_mistakes_are_one_sentence(words, sentence, capsys):
+    assert sentence in refused(capsys, *words)
+
+
+@pytest.mark.parametrize(
+    ("base", "words", "sentence"),
+    [
+        ("gaussian", ["method=reinflow"], "method=reinflow needs a policy that is a flow; the one given"),
+        ("gaussian", ["method=dppo"], "Try method=gaussian_ppo, method=residual_ppo"),
+        ("flow", ["method=dppo", "data={lab}/data"], "learns from its own decisions alone"),
+        ("flow", ["method=expo", "data=nowhere"], "no dataset at nowhere"),
+        ("flow", ["method=residual_ppo", "env=lqr"], "the environment"),
+    ],
+)
+def test_impossible_combinations_leave_no_run_behind(lab, capsys, tmp_path, base, words, sentence):
+    start = ["policy=checkpoint", f"policy.path={lab}/{base}", f"out={tmp_path}/run"]
+    assert sentence in refused(capsys, "finetune", *start, *(word.format(lab=lab) for word in words))
+    assert not (tmp_path / "run").exists()
+
+
+def test_help_offers_each_verb_its_methods(capsys):
+    for verb, table in (("finetune", METHODS), ("offline", OFFLINE)):
+        assert main([verb, "--help"]) == 0
+        line = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("  method="))
+        assert line.strip().removeprefix("method=").split("|") == sorted(table)

@@ -1,0 +1,156 @@
+"""RLPD: half of every batch is recordings, cut into decisions of the agent's kind, and a base is where it starts."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+import control_lab
+from burnish.finetune.loops import OffPolicy, OffPolicyConfig
+from burnish.finetune.rlpd import Algorithm, RLPDConfig, build, recorded_as
+from burnish.offline.dataset import decisions
+from burnish.offline.replay import Replay
+from burnish.offline.sac import SACConfig, soft_agent
+from burnish.offline.td3 import TD3Config, deterministic_agent
+from burnish.policies.build import build_policy
+from burnish.policies.core.errors import BurnishError
+from burnish.policies.core.scale import ScaledEnv
+from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec, PolicySpec
+from burnish.policies.data.episodes import Episode, Episodes
+from burnish.policies.flow import FlowConfig
+from burnish.policies.gaussian import GaussianConfig
+from burnish.policies.nets.critic import CriticConfig
+from burnish.sim.toy import LQR
+
+LIMIT = control_lab.CONFIG.limit
+LENGTHS = [(7, True), (5, False), (1, True)]  # ticks of each recording, and whether it terminated
+GAMMA = 0.9
+
+
+def recordings() -> Episodes:
+    """The reward of a tick is its own number, so that a sum tells what it holds; every state is 9, in no world."""
+    spec = LQR(1, control_lab.CONFIG).spec
+    episodes = []
+    for seed, (length, terminated) in enumerate(LENGTHS):
+        state = torch.full((length + 1, spec.obs.shapes["state"][0]), 9.0)
+        action = torch.full((length, spec.action.dim), 0.5 * LIMIT)
+        reward = 2.0 ** torch.arange(length)
+        episodes.append(Episode({"state": state}, action, reward, terminated, not terminated, False, seed=seed))
+    return Episodes(episodes, spec)
+
+
+def config(algorithm: Algorithm = Algorithm.sac, **settings: Any) -> RLPDConfig:
+    loop = OffPolicyConfig(capacity=100, warmup=8, updates_per_decision=20, batch=32)
+    critic = CriticConfig(members=10, hidden=[16])
+    sac, td3 = RLPDConfig().sac, RLPDConfig().td3
+    sac.agent, sac.critic, td3.agent, td3.critic = (
+        soft_agent(hidden=[16]),
+        critic,
+        deterministic_agent(hidden=[16]),
+        critic,
+    )
+    return RLPDConfig(algorithm, loop=loop, sac=sac, td3=td3, **settings)
+
+
+def control_env(num_envs: int = 2) -> ScaledEnv:
+    return ScaledEnv(LQR(num_envs, control_lab.CONFIG))
+
+
+def started(chosen: RLPDConfig, base: Any = None) -> OffPolicy:
+    view, learner = build(chosen, base, control_env())
+    spec = recorded_as(chosen, base, recordings().spec)
+    prior = decisions(recordings(), spec, chosen.discount.per_step(spec.execute))
+    return OffPolicy(learner, view, Replay(100, 2), chosen.loop, prior=prior)
+
+
+@pytest.mark.parametrize("algorithm", list(Algorithm))
+@pytest.mark.parametrize("execute", [1, 3])
+def test_half_of_every_batch_is_recorded(algorithm: Algorithm, execute: int):
+    loop = started(config(algorithm, execute=execute))
+    seen, update = [], loop.learner.update
+
+    def listen(batch):
+        seen.append(batch)
+        return update(batch)
+
+    loop.learner.update = listen
+    for _ in range(7):
+        loop.iterate()
+    assert len(seen) == 20 * 2 * 3  # 3 iterations of 2 worlds after the warm-up of 8
+    for batch in seen:
+        recorded = (batch["obs"]["state"] == 9).all(1)
+        assert int(recorded.sum()) == 16 and bool(recorded[:16].all())
+        assert batch["action"].shape[1:] == (execute, 2)
+        assert (batch["action"][:16].abs() <= 0.5).all()  # in units of the actuators it is 2
+    assert loop.learner.updates == 120
+
+
+@pytest.mark.parametrize("execute", [1, 3])
+def test_sums_over_recordings_stop_at_their_ends(execute: int):
+    chosen = config(execute=execute)
+    prior = decisions(recordings(), recorded_as(chosen, None, recordings().spec), GAMMA)
+    batch = prior.gather(torch.arange(len(prior)), n_step=2)
+    possible = set()
+    for length, terminated in LENGTHS:
+        for first in range(length):
+            stop = min(first + 2 * execute, length)
+            total = sum(GAMMA ** (t - first) * 2.0**t for t in range(first, stop))
+            discount = 0.0 if terminated and stop == length else GAMMA ** (stop - first)
+            possible.add((round(total, 3), round(discount, 4)))
+    found = {(round(float(r), 3), round(float(d), 4)) for r, d in zip(batch["reward"], batch["discount"], strict=True)}
+    assert found == possible
+
+
+@pytest.mark.parametrize("algorithm", list(Algorithm))
+def test_a_base_is_where_it_starts(algorithm: Algorithm):
+    env = control_env()
+    spec = PolicySpec(ObsSpec({"state": (4,)}), LQR(1, control_lab.CONFIG).spec.action, 4, 2, start=1)
+    base = build_policy(GaussianConfig(hidden=[16], squash=True), spec).eval()
+    base.encoder.normalizer.scaler("state").shift.fill_(0.3)
+    before = copy.deepcopy(base.state_dict())
+    view, learner = build(config(algorithm), base, env)
+    obs = view.reset()
+    assert torch.equal(learner.policy.act(obs, greedy=True), base.act(obs, greedy=True))
+    assert view.execute == 2 and learner.policy.spec.horizon == 4
+    for critic in (learner.critic.online, learner.critic.target):
+        assert float(critic.encoder.normalizer.scaler("state").shift[0]) == pytest.approx(0.3)
+    # The warm-up plays the base, not anything at all.
+    played, _ = learner.actor.act(obs, warm=True, generator=torch.Generator().manual_seed(0))
+    expected = base.draw(obs, generator=torch.Generator().manual_seed(0)).action[:, 1:3]
+    assert torch.equal(played, expected)
+    loop = started(config(algorithm), base)
+    for _ in range(6):
+        loop.iterate()
+    assert loop.learner.updates > 0
+    assert all(torch.equal(x, before[key]) for key, x in base.state_dict().items())
+    assert any(not torch.equal(x, before[key]) for key, x in loop.learner.policy.state_dict().items())
+
+
+def test_other_bases_are_refused_by_name():
+    spec = control_lab.spec()
+    for base in (build_policy(FlowConfig(), spec), build_policy(GaussianConfig(), spec)):
+        with pytest.raises(BurnishError, match=r"squash=true.*expo"):
+            build(config(), base, control_env())
+
+
+def test_the_defaults_are_those_of_the_paper():
+    chosen = RLPDConfig()
+    for side in (chosen.sac, chosen.td3):
+        assert (side.critic.members, side.critic.layer_norm, side.subset) == (10, True, 2)
+        assert side.actor_mean and side.actor_every == 20 == chosen.loop.updates_per_decision
+    assert chosen.loop.prior_share == 0.5 and chosen.sac.entropy_per_dim == -0.5
+    assert isinstance(chosen.sac, SACConfig) and isinstance(chosen.td3, TD3Config)
+
+
+def test_chunks_count_towards_the_entropy():
+    _, learner = build(config(execute=3), None, control_env())
+    assert learner.temperature.target == -0.5 * 3 * 2
+
+
+def test_recordings_keep_their_own_units():
+    spec = EnvSpec(ObsSpec({"state": (4,)}), ActionSpec((-3,), (3,)), 10.0, "velocity", 5)
+    kind = recorded_as(RLPDConfig(execute=2), None, spec)
+    assert kind.action == spec.action and (kind.horizon, kind.execute) == (2, 2)
