@@ -158,14 +158,16 @@ def hopper_flow(device: torch.device) -> Any:
 
 def dsrl_aliased(place: Place) -> Callable[[], Any]:
     """Noise of the hopper's flow; every update asks the flow for the chunks of its noises."""
-    base, env = hopper_flow(place.device), Still(HOPPER_STATE, HOPPER_ACTION, place.device)
+    base = hopper_flow(place.device)
+    env: Any = Still(HOPPER_STATE, HOPPER_ACTION, place.device)
     view, learner = build_dsrl(DSRLConfig(Variant.aliased), base, env, device=place.device)
     spec = agent_spec(view.spec)
     return from_memory(learner, memory(spec, place.device, executed=(CHUNK, HOPPER_ACTION)))
 
 
 def ppo_flow(place: Place) -> Callable[[], Any]:
-    base, env = hopper_flow(place.device), Still(HOPPER_STATE, HOPPER_ACTION, place.device)
+    base = hopper_flow(place.device)
+    env: Any = Still(HOPPER_STATE, HOPPER_ACTION, place.device)
     usual = ReinFlowConfig()
     config = replace(usual, ppo=replace(usual.ppo, epochs=1, execution=place.execution))
     _, learner = build_reinflow(config, base, env, device=place.device)
@@ -196,6 +198,7 @@ def sb3_sac(place: Place) -> Callable[[], Any]:
     agent = TheirSAC("MlpPolicy", _Idle(), batch_size=BATCH, buffer_size=STORED, gamma=GAMMA, device=place.device)
     agent.set_logger(Logger(None, []))
     draw, buffer = np.random.default_rng(0), agent.replay_buffer
+    assert buffer is not None
     for _ in range(STORED):
         obs, after = draw.standard_normal((2, 1, STATE))
         buffer.add(obs, after, draw.uniform(-1, 1, (1, ACTION)), draw.standard_normal(1), np.zeros(1), [{}])

@@ -55,12 +55,28 @@ def finetune(config: FinetuneConfig) -> int:
     device, name = prepare_machine(config.device, config.threads), method_name(config.method)
     base, origin = starting_policy(config.policy, device)
     require(name, base)
+    warmup = getattr(config.method.loop, "warmup", 0)
+    if config.total <= warmup:
+        raise BurnishError(
+            f"total={config.total} decisions end within the warm-up of {warmup}, so nothing would be learnt; "
+            "raise total or lower method.loop.warmup"
+        )
     world = origin_of(config.env) or origin.get("env")
     spec = base.spec if base is not None else _spec_in(world, getattr(config.method, "history", 1))
     env = world_for(spec, world, config.worlds, device, seed=config.seed)
     prior = None
     if config.data is not None:
-        prior = prior_data(config.method, base, env, recordings(config.data), seed=config.seed, device=device)
+        data = recordings(config.data)
+        recorded_in = data.meta.get("env")
+        if recorded_in and world and recorded_in["name"] != world["name"]:
+            raise BurnishError(
+                f"{config.data} was recorded in {recorded_in['name']}, but the policy is refined in {world['name']}; "
+                "take recordings of the same world, or none"
+            )
+        prior, sentence = prior_data(
+            config.method, base, env, data, limits=spec.action, seed=config.seed, device=device
+        )
+        say(sentence)
     loop = prepare(config.method, base, env, prior=prior, limits=spec.action, seed=config.seed, device=device)
     learner = loop.learner
     describe = getattr(learner, "describe", None)
@@ -79,6 +95,8 @@ def finetune(config: FinetuneConfig) -> int:
             "data": None if config.data is None else fingerprint(config.data),
         },
         report=loop.report,
+        iterations=loop.iterations(config.total),
+        reached=lambda: loop.ledger.decisions,
     )
     return improve(config, work, config.total, per_iteration=loop.decisions_per_iteration, unit="decisions")
 

@@ -6,6 +6,7 @@ method that only needs actions. A method joins by one row here.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from enum import Enum
 from importlib import import_module
@@ -13,16 +14,18 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..offline.recorded import as_played, label_with_base
+from ..offline.dataset import decisions
+from ..offline.recorded import label_with_base
 from ..offline.replay import Replay
 from ..policies.core.errors import BurnishError, did_you_mean
 from ..policies.core.seed import derive
 from ..policies.core.spec import ActionSpec, agent_spec
-from ..policies.core.types import VecEnv
+from ..policies.core.types import Obs, VecEnv
 from ..policies.data.episodes import Episodes
 from ..policies.gaussian import GaussianPolicy
 from .dppo import DPPOConfig
 from .dsrl import DSRLConfig
+from .dsrl_aliased import recorded_for
 from .expo import EXPOConfig
 from .flow_sde import FlowSDEConfig
 from .gaussian_ppo import GaussianPPOConfig
@@ -53,6 +56,7 @@ class Recorded(Enum):
     unused = "unused"
     played = "played"  # decisions of the base's kind
     corrections = "corrections"  # what the base would have had to be corrected by
+    executed = "executed"  # what was executed, with no noise behind it
 
 
 class Method(NamedTuple):
@@ -83,7 +87,7 @@ METHODS: dict[str, Method] = {
         RPDConfig, ".rpd:build", Needs.actions, Recorded.unused, "PPO on a small student near a large teacher"
     ),
     "dsrl": Method(
-        DSRLConfig, ".dsrl:build", Needs.noise, Recorded.unused, "SAC in the noise of a base that stays as it is"
+        DSRLConfig, ".dsrl:build", Needs.noise, Recorded.executed, "SAC in the noise of a base that stays as it is"
     ),
     "residual_td3": Method(
         ResidualTD3Config,
@@ -134,7 +138,7 @@ def require(name: str, base: Any) -> None:
     if has(base, needs):
         return
     others = [f"method={other}" for other, method in METHODS.items() if other != name and has(base, method.needs)]
-    given = "no policy was given" if base is None else f"the one given, a {type(base).__name__}, does not"
+    given = "no policy was given" if base is None else f"the one given is a {type(base).__name__}"
     choices = " or ".join(filter(None, [", ".join(others[:-1]), *others[-1:]]))
     raise BurnishError(f"method={name} needs a policy that {needs.value}; {given}. Try {choices}")
 
@@ -146,18 +150,27 @@ def prepare(
     *,
     prior: Replay | None = None,
     limits: ActionSpec | None = None,
+    samples: Obs | None = None,
+    probe: bool = True,
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> OnPolicy | OffPolicy:
     """The loop of a method, ready to iterate: ``config`` is that of a method of the table, ``env`` a world at control
     time in policy units, ``prior`` what ``prior_data`` made of recordings. ``limits`` are those of the actuators behind
-    ``env``, which the deployed policy remembers; by default the base's."""
+    ``env``, which the deployed policy remembers; by default the base's.
+
+    A base that is to be steered by its noise is probed first, on a few of ``samples`` or, where none are given, of what
+    one reset of ``env`` shows. ``probe=False`` spares a base that is slow, or that was probed before.
+    """
     name = method_name(config)
     require(name, base)
-    if prior is not None and METHODS[name].recorded is Recorded.unused:
-        raise BurnishError(f"method={name} learns from its own decisions alone; {_who_reads()} can use recordings")
+    if prior is not None:
+        recorded_by(config)
+    options: dict[str, Any] = {"seed": seed, "device": device}
+    if probe and METHODS[name].needs is Needs.noise:
+        options["samples"] = env.reset() if samples is None else samples
     module, _, function = METHODS[name].build.partition(":")
-    view, learner = getattr(import_module(module, __package__), function)(config, base, env, seed=seed, device=device)
+    view, learner = getattr(import_module(module, __package__), function)(config, base, env, **options)
     if limits is None and base is not None and hasattr(base, "spec"):
         limits = base.spec.action
     if limits is not None and learner.policy.spec.action != limits:
@@ -169,24 +182,61 @@ def prepare(
     return OffPolicy(learner, view, replay, config.loop, prior=prior, seed=seed)
 
 
+class Prior(NamedTuple):
+    replay: Replay
+    sentence: str  # what there is to know about it
+
+
 def prior_data(
-    config: Any, base: Any, env: VecEnv, episodes: Episodes, *, seed: int = 0, device: torch.device | str = "cpu"
-) -> Replay:
-    """Recordings as decisions of the kind that the method makes in ``env``, for ``prepare(prior=...)``."""
+    config: Any,
+    base: Any,
+    env: VecEnv,
+    episodes: Episodes,
+    *,
+    limits: ActionSpec | None = None,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+) -> Prior:
+    """Recordings as decisions of the kind that the method makes in ``env``, for ``prepare(prior=...)``. ``limits`` are
+    those of the actuators behind ``env``; by default the base's, or else the recording's."""
     name = method_name(config)
     require(name, base)
-    kind = METHODS[name].recorded
-    if kind is Recorded.unused:
-        raise BurnishError(f"method={name} learns from its own decisions alone; {_who_reads()} can use recordings")
+    kind = recorded_by(config)
     if kind is Recorded.corrections:
         gamma = config.discount.per_step(1)
-        return label_with_base(episodes, base, gamma, config.bound, seed=seed, device=device).replay
-    if base is not None:
-        spec = base.spec
-    else:  # behind [-1, 1] are the limits that the recordings know
-        spec = replace(agent_spec(env.spec, config.execute, config.history), action=episodes.spec.action)
-    return as_played(episodes, spec, config.discount.per_step(spec.execute), seed=seed, device=device)
+        replay, beyond = label_with_base(episodes, base, gamma, config.bound, limits=limits, seed=seed, device=device)
+        out_of_reach = f"{beyond:.0%} of their coordinates lie further than bound={config.bound:g} from the base"
+        return Prior(replay, f"prior data: {len(replay)} decisions; {out_of_reach}, where the agent cannot follow")
+    if base is None:
+        spec = agent_spec(env.spec, config.execute, config.history)
+        spec = replace(spec, action=limits or episodes.spec.action)
+    else:
+        spec = replace(base.spec, action=limits or base.spec.action)
+    cost = getattr(config, "reward_offset", 0.0)
+    replay = decisions(
+        episodes,
+        replace(spec, obs=episodes.spec.obs),  # whatever the world shows, a mixture wants from both of its parts
+        config.discount.per_step(spec.execute),
+        reward=lambda r: r - cost,
+        seed=seed,
+        device=device,
+    )
+    if kind is Recorded.executed:
+        shape = spec.noise_shape or ()
+        replay = recorded_for(math.prod(shape[1:] if config.repeat else shape), replay)
+    return Prior(replay, f"prior data: {len(replay)} decisions")
 
 
-def _who_reads() -> str:
-    return " and ".join(f"method={name}" for name, method in METHODS.items() if method.recorded is not Recorded.unused)
+def recorded_by(config: Any) -> Recorded:
+    """What becomes of recordings in this method, or a refusal where it has no use for them."""
+    name = method_name(config)
+    kind = METHODS[name].recorded
+    if kind is not Recorded.unused and getattr(config, "reads_recordings", True):
+        return kind
+    if kind is not Recorded.unused:
+        raise BurnishError(
+            f"method={name} with method.variant={config.variant.value} learns from its own decisions alone, because "
+            "nobody knows the noise behind a recording; take method.variant=aliased"
+        )
+    readers = [f"method={other}" for other, method in METHODS.items() if method.recorded is not Recorded.unused]
+    raise BurnishError(f"method={name} learns from its own decisions alone; {' and '.join(readers)} can use recordings")

@@ -12,7 +12,10 @@ decision and a step per minibatch, which are 5000 rows here.
 **Departures.** Those of `actors/denoising.py` and `ppo.py`, among them: truncations bootstrap, unexecuted coordinates
 earn no credit, all factors of a row are in the same minibatch. A discount says what it counts: here, as published,
 chunks. ``target_kl`` is off: the published 1 on a mean over coordinates never stopped anything, and asking costs a wait
-for the device. The deployed policy uses the base's own sampler, without floor or ``eta``.
+for the device. The deployed policy uses the base's own sampler, without floor or ``eta``; neither of them is learnt or
+annealed, which is why there is no entropy bonus. Rewards are discounted within a chunk too (published: only between).
+For pixels ``ppo.image_shift=0.04`` shifts images once per update, as published; its clamp of advantages is
+``ppo.advantage_quantiles``.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ from ..policies.core.types import ChainPolicy, Obs, VecEnv
 from ..policies.nets.critic import ValueConfig
 from ..policies.nets.mlp import Activation
 from .actors.denoising import DenoisingActor
+from .diagnostics import distance_to_base, sampled
 from .loops import Assembly, OnPolicyConfig
 from .ppo import PPO, PPOConfig
 
@@ -119,6 +123,7 @@ def build(config: DPPOConfig, base: Any, env: VecEnv, *, seed: int = 0, device: 
         num_envs=env.num_envs,
         weight=denoising_weight(count, config.gamma_denoising),
         clip=clip_schedule(count, config.clip_base or top, top, config.clip_growth),
+        watch=lambda rows: {"base_distance": distance_to_base(learner.policy, actor.frozen, sampled(rows["obs"]))},
         seed=seed,
         device=device,
     )

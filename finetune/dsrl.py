@@ -32,7 +32,7 @@ from ..policies.core.types import Obs, VecEnv
 from ..policies.nets.critic import CriticConfig
 from ..policies.nets.mlp import Activation
 from .dsrl_aliased import AliasedLearner
-from .latent import as_the_base, latent_agent, latent_view, require_positive, steerable
+from .latent import LatentLearner, as_the_base, latent_agent, latent_view, require_positive, steerable
 from .loops import Assembly, OffPolicyConfig
 
 
@@ -77,6 +77,11 @@ class DSRLConfig:
                 "record; use sac.execution=eager or variant=sac"
             )
 
+    @property
+    def reads_recordings(self) -> bool:
+        """Nobody knows the noise behind a recording, so only a critic of actions can use it."""
+        return self.variant is Variant.aliased
+
 
 def build(
     config: DSRLConfig,
@@ -88,7 +93,7 @@ def build(
     samples: Obs | None = None,
 ) -> Assembly:
     """``base`` is any policy that takes noise. With ``samples``, a few observations, it is probed first."""
-    base = steerable(base, "method=dsrl", config.repeat, samples, config.bound)
+    base, found = steerable(base, "method=dsrl", config.repeat, samples, config.bound)
     gamma = config.discount.per_step(base.spec.execute)
     view = latent_view(base, env, gamma, latent=config.bound, reward_offset=config.reward_offset, seed=seed)
     agent = latent_agent(config.sac.agent, view, seed=seed, device=device)
@@ -96,10 +101,11 @@ def build(
         "policy": Steered(base, agent, config.bound),
         "warm": as_the_base(view, config.bound),
         "seed": seed,
+        "device": device,
     }
     if config.variant is Variant.sac:
-        learner = SAC(agent, config.sac, device=device, **options)
+        learner: SAC | AliasedLearner = SAC(agent, config.sac, **options)
         adopt_normalizers(learner.critic, base)
-        return Assembly(view, learner)
-    aliased = AliasedLearner(agent, base, config.sac, config.bound, config.distil_every, **options)
-    return Assembly(view, aliased)
+    else:
+        learner = AliasedLearner(agent, base, config.sac, config.bound, config.distil_every, **options)
+    return Assembly(view, LatentLearner(learner, view, found))

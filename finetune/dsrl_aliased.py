@@ -171,13 +171,12 @@ def _executed_spec(base: PolicySpec, agent: PolicySpec) -> PolicySpec:
     return replace(agent, action=base.action, horizon=base.execute, execute=base.execute)
 
 
-def recorded_for(learner: AliasedLearner, prior: Replay, *, seed: int = 0) -> Replay:
-    """Recorded decisions, whose action is a chunk, as decisions of this learner. Nobody knows the noise behind them,
-    and nobody asks: what stands in its place is zero."""
+def recorded_for(noise: int, prior: Replay) -> Replay:
+    """Recorded decisions, whose action is a chunk, as decisions of an agent that chooses ``noise`` numbers. Nobody
+    knows those of a recording, and nobody asks: what stands in their place is zero."""
     state = prior.state_dict()
     columns = state["columns"]
-    unknown = columns["reward"].new_zeros(*columns["reward"].shape, *learner.agent.spec.chunk_shape)
-    out = Replay(prior.rows * prior.num_envs, prior.num_envs, seed=seed, device=prior.device)
-    out.load_state_dict({**state, "columns": {**columns, "executed": columns["action"], "action": unknown}})
-    out.generator = named_generator(seed, "prior", device=prior.device)
+    unknown = columns["reward"].new_zeros(*columns["reward"].shape, 1, noise)
+    out = Replay(prior.rows * prior.num_envs, prior.num_envs, device=prior.device)
+    out.load_state_dict({**state, "columns": {**columns, "action": unknown}})
     return out

@@ -9,7 +9,7 @@ may be any imitator. Three losses, one per part:
 
 a* is the answer of the on-the-fly policy, which acts, is deployed and stands in the target alike: N chunks of the base
 and their N edits, of which the critics choose the best (algorithm 1). All 2N candidates are valued in one pass over an
-observation that is encoded once. Recordings are mixed in as ``offline.recorded.as_played`` makes them.
+observation that is encoded once. Recordings are mixed in as ``offline.dataset.decisions`` makes them.
 
 **Departures.** Decisions are chunks, with the n-step backup inside ``ChunkEnv`` (Q-chunking, Li et al. 2025, arXiv
 2507.07969). The sum a_b + e is clipped to [-1, 1] wherever it stands. The entropy is that of pi_e in [-1, 1], before

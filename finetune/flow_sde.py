@@ -4,7 +4,8 @@ Chen et al. 2025 (pi_RL, arXiv 2510.25889); the defaults are theirs, which refin
 small policy bears learning rates ten times as high. Nothing is learnt but the flow, which is deployed as it is.
 
 **Departures.** The value has a network of its own with its own optimiser; theirs is a head on features of the policy,
-with the Huber loss. What a likelihood counts: see ``actors/sde_flow.py``.
+with the Huber loss. What a likelihood counts: see ``actors/sde_flow.py``. The random step is drawn for each row; theirs
+is one for all worlds. Their other noise, flow-CPS, is left out: its last step has none, and so no likelihood.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from ..policies.core.chunk import ChunkEnv
 from ..policies.core.spec import check_compatible
 from ..policies.core.types import VecEnv
 from .actors.sde_flow import SDEConfig, SDEFlowActor
+from .actors.trainable_flow import trainable_flow
+from .diagnostics import distance_to_base, sampled
 from .loops import Assembly, OnPolicyConfig
 from .ppo import PPO, PPOConfig
 
@@ -41,7 +44,16 @@ def build(
 ) -> Assembly:
     actor = SDEFlowActor(base, config.noise).to(device)
     check_compatible(actor.spec, env.spec)
-    learner = PPO(actor, actor.flow, config.ppo, num_envs=env.num_envs, seed=seed, device=device)
+    frozen = trainable_flow(base, "flow_sde").requires_grad_(False).to(device)
+    learner = PPO(
+        actor,
+        actor.flow,
+        config.ppo,
+        num_envs=env.num_envs,
+        watch=lambda rows: {"base_distance": distance_to_base(actor.flow, frozen, sampled(rows["obs"]))},
+        seed=seed,
+        device=device,
+    )
     adopt_normalizers(learner.value, base)
     view = ChunkEnv(env, actor.spec.execute, config.discount.per_step(actor.spec.execute))
     return Assembly(view, learner)

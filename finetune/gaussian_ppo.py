@@ -26,6 +26,7 @@ from ..policies.core.errors import BurnishError
 from ..policies.core.spec import agent_spec, check_compatible
 from ..policies.core.types import Obs, VecEnv
 from ..policies.gaussian import GaussianConfig, GaussianPolicy
+from .diagnostics import distance_to_base, sampled
 from .loops import Assembly, OnPolicyConfig
 from .ppo import PPO, PPOConfig
 
@@ -72,6 +73,7 @@ def build(
     elif isinstance(base, GaussianPolicy):
         check_compatible(base.spec, env.spec)
         actor = copy.deepcopy(base).to(device).requires_grad_(True)
+        actor.raw_std.requires_grad_(not actor.config.state_dependent_std)  # else the head has a bias for it
         if config.std is not None:
             explore_from(actor, config.std)
     else:
@@ -83,6 +85,12 @@ def build(
     auxiliary = {}
     if config.entropy_coef > 0:
         auxiliary["entropy_loss"] = (config.entropy_coef, lambda obs, rows: -entropy(actor, obs))
-    learner = PPO(actor, actor, config.ppo, num_envs=env.num_envs, auxiliary=auxiliary, seed=seed, device=device)
+    options: dict[str, Any] = {}
+    if base is not None:
+        frozen = copy.deepcopy(actor).requires_grad_(False)
+        options["watch"] = lambda rows: {"base_distance": distance_to_base(actor, frozen, sampled(rows["obs"]))}
+    learner = PPO(
+        actor, actor, config.ppo, num_envs=env.num_envs, auxiliary=auxiliary, seed=seed, device=device, **options
+    )
     adopt_normalizers(learner.value, actor)
     return Assembly(ChunkEnv(env, execute, config.discount.per_step(execute)), learner)

@@ -1,4 +1,4 @@
-"""What the methods share that choose a base's noise: the view they learn on, their agent, and a prior that is the base.
+"""What the methods share that choose a base's noise: their view, their agent, a prior that is the base, diagnostics.
 
 ``BaseEnv`` multiplies what an agent says by the bound, so an agent that says N(0, I) / bound plays the base exactly.
 """
@@ -18,11 +18,12 @@ from ..policies.core.chunk import ChunkEnv
 from ..policies.core.errors import BurnishError
 from ..policies.core.seed import derive
 from ..policies.core.spec import agent_spec
-from ..policies.core.types import Obs, Step, VecEnv
+from ..policies.core.types import Metrics, Obs, Step, VecEnv
 from ..policies.core.views import BaseEnv
 from ..policies.core.wrapper import Wrapper
 from ..policies.gaussian import GaussianConfig, GaussianPolicy
-from .probe import require_noise, require_steerable
+from .diagnostics import sampled, saturation
+from .probe import Steerability, require_noise, require_steerable
 
 
 class RewardOffset(Wrapper):
@@ -37,13 +38,13 @@ class RewardOffset(Wrapper):
         return step._replace(reward=step.reward - self.offset)
 
 
-def steerable(base: Any, method: str, repeat: bool, samples: Obs | None, bound: float) -> Any:
-    """The base as it will be steered, or a refusal. It is asked for ``samples`` alone, so not at all without them."""
+def steerable(
+    base: Any, method: str, repeat: bool, samples: Obs | None, bound: float
+) -> tuple[Any, Steerability | None]:
+    """The base as it will be steered, and how far, or a refusal. Without ``samples`` the base is not asked."""
     require_noise(base, method)
     base = Repeated(base) if repeat else base
-    if samples is not None:
-        require_steerable(base, samples, method=method, bound=bound)
-    return base
+    return base, None if samples is None else require_steerable(base, samples, method=method, bound=bound)
 
 
 def latent_view(
@@ -82,6 +83,53 @@ def as_the_base(view: BaseEnv, bound: float) -> Warm:
         return out
 
     return play
+
+
+class LatentLearner:
+    """A learner of choices, which adds how far these are from the base: from noise N(0, I), and no correction."""
+
+    def __init__(self, inner: Any, view: BaseEnv, found: Steerability | None) -> None:
+        self.inner, self.actor, self.policy = inner, inner.actor, inner.policy
+        self.outcome_columns: tuple[str, ...] = getattr(inner, "outcome_columns", ())
+        self.found, self._latent_dim = found, view.latent_dim
+        self._bounds = view.latent or 0.0, view.residual or 0.0
+
+    def describe(self) -> str:
+        return "the base was not probed" if self.found is None else f"probe of the base: {self.found.sentence()}"
+
+    def update(self, batch: dict[str, Any]) -> Metrics:
+        metrics = self.inner.update(batch)
+        return metrics | self._choices(sampled(batch["obs"])) if "actor_loss" in metrics else metrics
+
+    @torch.no_grad()
+    def _choices(self, obs: Obs) -> Metrics:
+        agent, device = self.inner.agent, next(iter(obs.values())).device
+        mean = agent.act(obs, greedy=True)[:, 0]
+        drawn = agent.act(obs, generator=torch.Generator(device).manual_seed(0))[:, 0]
+        latent, residual = self._bounds
+        metrics: Metrics = {
+            "latent/saturation": saturation(mean[:, : self._latent_dim]),
+            "latent/shift": _size(latent * mean[:, : self._latent_dim]),  # 0 in the base
+            "latent/size": _size(latent * drawn[:, : self._latent_dim]),  # 1 in the base
+        }
+        if residual:
+            correction = mean[:, self._latent_dim :]
+            metrics |= {"residual/saturation": saturation(correction), "base_distance": _size(residual * correction)}
+        return metrics
+
+    def worth(self, batch: dict[str, Any]) -> Tensor:
+        return self.inner.worth(batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state)
+
+
+def _size(x: Tensor) -> Tensor:
+    """Root mean square per coordinate."""
+    return x.square().mean().sqrt()
 
 
 def require_positive(**numbers: float) -> None:

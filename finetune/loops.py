@@ -44,8 +44,8 @@ class DecisionEnv(Protocol):
 class Assembly(NamedTuple):
     """What the ``build`` of a method returns: the view it learns on, and its learner."""
 
-    env: DecisionEnv
-    learner: Learner
+    env: Any  # a DecisionEnv: the method's own view
+    learner: Any  # a Learner, with whatever else the method has
 
 
 @dataclass
@@ -106,7 +106,8 @@ class _Interaction:
     """What both loops keep between two decisions."""
 
     def __init__(self, learner: Learner, env: DecisionEnv, seed: int) -> None:
-        self.learner, self.env = learner, env
+        self.learner: Any = learner  # a Learner, with whatever else its method has
+        self.env = env
         self.ledger = Ledger(env.num_envs, env.device)
         self.generator = named_generator(seed, "act", device=env.device)
         self.obs: Obs | None = None
@@ -155,6 +156,10 @@ class OnPolicy(_Interaction):
     def decisions_per_iteration(self) -> int:
         return self.length * self.env.num_envs
 
+    def iterations(self, total: int) -> int:
+        """How many it takes until ``total`` decisions of all worlds together."""
+        return -(-total // self.decisions_per_iteration)
+
     def iterate(self) -> Metrics:
         rollout = Rollout(self.length, self.env.num_envs)
         for _ in range(self.length):
@@ -173,7 +178,7 @@ class OffPolicyConfig:
     updates_per_decision: float = 1.0
     batch: int = 256
     n_step: int = 1
-    prior_share: float = 0.5  # of each batch, where prior data is given; 0 ignores it
+    prior_share: float | None = 0.5  # of each batch, where prior data is given; 0 ignores it, null draws from the union
 
     def __post_init__(self) -> None:
         for name, least in {"capacity": 1, "warmup": 0, "initial_updates": 0, "batch": 2, "n_step": 1}.items():
@@ -181,13 +186,17 @@ class OffPolicyConfig:
                 raise BurnishError(f"loop.{name}={getattr(self, name)} must be at least {least}")
         if self.updates_per_decision < 0:
             raise BurnishError(f"loop.updates_per_decision={self.updates_per_decision} must not be negative")
-        if not 0 <= self.prior_share <= 1:
+        if self.prior_share is not None and not 0 <= self.prior_share <= 1:
             raise BurnishError(f"loop.prior_share={self.prior_share} must lie in [0, 1]")
+
+
+SLICE = 50  # initial updates in one iteration: between iterations a run can be watched, stopped and saved
 
 
 class OffPolicy(_Interaction):
     """An iteration is one decision of every world, and the updates that are owed for it: ``updates_per_decision`` per
-    *stored decision*, so 40 worlds owe 40 times what one owes; fractions add up."""
+    *stored decision*, so 40 worlds owe 40 times what one owes; fractions add up. The ``initial_updates`` stand between
+    the warm-up and the next decision, as iterations in which nothing is played."""
 
     def __init__(
         self,
@@ -202,7 +211,7 @@ class OffPolicy(_Interaction):
         super().__init__(learner, env, seed)
         self.replay, self.prior, self.config = replay, prior, config
         self.owed = 0.0
-        self.warmed = False
+        self.study = config.initial_updates  # what is left of them
         # Facts of the outcome that a learner wants stored besides the base columns, such as "executed".
         self._wanted: tuple[str, ...] = tuple(getattr(learner, "outcome_columns", ()))
 
@@ -210,24 +219,33 @@ class OffPolicy(_Interaction):
     def decisions_per_iteration(self) -> int:
         return self.env.num_envs
 
+    def iterations(self, total: int) -> int:
+        """How many it takes until ``total`` decisions of all worlds together, and the updates that they call for."""
+        playing = -(-total // self.env.num_envs)
+        warmed = playing * self.env.num_envs >= self.config.warmup
+        return playing + (-(-self.config.initial_updates // SLICE) if warmed else 0)
+
     def iterate(self) -> Metrics:
         warm = self.ledger.decisions < self.config.warmup
+        if not warm and self.study and len(self.replay):
+            count = min(SLICE, self.study)
+            self.study -= count
+            return self._learn(count)
         if self.obs is None:
             self.replay.cut()  # of an earlier loop: what it was about to see is not what comes now
         obs, action, columns, outcome = self.decide(warm)
         wanted = {name: getattr(outcome, name) for name in self._wanted}
         self.replay.record(obs, action, outcome, {**columns, **wanted})
-        if self.ledger.decisions < self.config.warmup:
-            return {}
-        if not self.warmed:
-            self.owed += self.config.initial_updates
-            self.warmed = True
         if not warm:
             self.owed += self.config.updates_per_decision * self.env.num_envs
+        count = int(self.owed)
+        self.owed -= count
+        return self._learn(count)
+
+    def _learn(self, count: int) -> Metrics:
         metrics: Metrics = {}
-        while self.owed >= 1:
+        for _ in range(count):
             metrics = self.learner.update(self._batch())
-            self.owed -= 1
         return metrics
 
     def report(self) -> Metrics:
@@ -245,7 +263,7 @@ class OffPolicy(_Interaction):
             "replay": self.replay.state_dict(),
             "prior": prior,
             "owed": self.owed,
-            "warmed": self.warmed,
+            "study": self.study,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -253,7 +271,7 @@ class OffPolicy(_Interaction):
         self.replay.load_state_dict(state["replay"])
         if self.prior is not None:
             self.prior.generator.set_state(state["prior"].cpu())
-        self.owed, self.warmed = float(state["owed"]), bool(state["warmed"])
+        self.owed, self.study = float(state["owed"]), int(state["study"])
 
 
 def run_on_policy(
@@ -267,7 +285,7 @@ def run_on_policy(
 ) -> Metrics:
     """Until ``total`` decisions of all worlds together; ``decisions_per_update`` is per world."""
     loop = OnPolicy(learner, env, decisions_per_update=decisions_per_update, seed=seed)
-    metrics = repeat(loop, -(-total // loop.decisions_per_iteration), hooks)
+    metrics = repeat(loop, loop.iterations(total), hooks)
     return {**metrics, **loop.report()}
 
 
@@ -284,5 +302,5 @@ def run_off_policy(
 ) -> Metrics:
     """Until ``total`` decisions of all worlds together."""
     loop = OffPolicy(learner, env, replay, config, prior=prior, seed=seed)
-    metrics = repeat(loop, -(-total // loop.decisions_per_iteration), hooks)
+    metrics = repeat(loop, loop.iterations(total), hooks)
     return {**metrics, **loop.report()}

@@ -6,7 +6,8 @@ values, advantages, the clipped surrogate and the optimiser are the same for Gau
 **Departures.** The Gaussian, DPPO and ReinFlow implementations treat a truncation as a termination or bootstrap it from
 the wrong observation; here every row bootstraps from where it led. A minibatch holds all factors of its rows, so that
 observations are encoded once. Advantages are normalised once per update by default, because a minibatch's own mean and
-deviation are noise; ``normalize=minibatch`` is the published way.
+deviation are noise; ``normalize=minibatch`` is the published way. Gradients are clipped to a norm of 1 (DPPO and
+ReinFlow: not at all, but for two tasks), and never accumulated over parts of a minibatch.
 """
 
 from __future__ import annotations
@@ -38,10 +39,15 @@ from ..policies.core.seed import generator as named_generator
 from ..policies.core.tree import index
 from ..policies.core.types import Actor, Decision, Metrics, Obs
 from ..policies.nets.critic import ValueConfig, ValueNet
+from ..policies.nets.encoder import is_image
+from ..policies.nets.vision import random_shift
 from .rollout import flat
 
 # A further loss per row: (obs of the minibatch, the minibatch) -> (B,). Its mean is added, weighted by the method.
 Auxiliary = Callable[[Obs, dict[str, Any]], Tensor]
+
+# Numbers that are only looked at, from the rows of an update.
+Watch = Callable[[dict[str, Any]], Metrics]
 
 FORWARD = 8192  # rows per forward pass where nothing is learnt, so that a long rollout of images fits in memory
 
@@ -72,6 +78,8 @@ class PPOConfig:
     normalize: Normalize = Normalize.update
     scale_reward: bool = False  # by the running deviation of the discounted return
     reward_clip: float = 10.0  # of scaled rewards
+    advantage_quantiles: list[float] | None = None  # normalised advantages are limited to these two of theirs
+    image_shift: float = 0.0  # largest random shift of each row's images, as a share of their shorter side
     critic_warmup: int = 0  # first updates that train the critic alone
     value: ValueConfig = field(default_factory=ValueConfig)
     execution: Execution = Execution.eager
@@ -83,9 +91,22 @@ class PPOConfig:
         for name in ("clip", "lr", "critic_lr", "max_grad_norm", "reward_clip"):
             if not 0 < getattr(self, name) < math.inf:
                 raise BurnishError(f"ppo.{name}={getattr(self, name)} must be a positive number")
+        for name in ("weight_decay", "critic_weight_decay", "value_coef"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise BurnishError(f"ppo.{name}={getattr(self, name)} must be at least 0")
+        for name in ("value_clip", "target_kl"):
+            if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
+                raise BurnishError(f"ppo.{name}={getattr(self, name)} must be a positive number, or null")
         for name in ("lam", "min_lr_ratio"):
             if not 0 <= getattr(self, name) <= 1:
                 raise BurnishError(f"ppo.{name}={getattr(self, name)} must lie in [0, 1]")
+        if not 0 <= self.image_shift < 0.5:
+            raise BurnishError(f"ppo.image_shift={self.image_shift} is a share of an image and must lie in [0, 0.5)")
+        ends = self.advantage_quantiles
+        if ends is not None and (len(ends) != 2 or not 0 <= ends[0] < ends[1] <= 1):
+            raise BurnishError(
+                f"ppo.advantage_quantiles={ends} must be two numbers in [0, 1], the lower first, or null"
+            )
 
 
 class RewardScale:
@@ -140,7 +161,8 @@ class PPO:
     ``policy`` is what is deployed: the trained part without the noise that training added.
 
     ``weight`` and ``clip`` (J,) say how much each factor counts, and how far it may move; by default 1 and
-    ``config.clip``. ``auxiliary`` maps a name to (coefficient, loss).
+    ``config.clip``. ``auxiliary`` maps a name to (coefficient, loss). ``watch`` measures, after each update, what the
+    method wants to see of the rows that it was made from.
     """
 
     def __init__(
@@ -153,6 +175,7 @@ class PPO:
         weight: Tensor | None = None,
         clip: Tensor | None = None,
         auxiliary: Mapping[str, tuple[float, Auxiliary]] | None = None,
+        watch: Watch = lambda rows: {},
         value: ValueNet | None = None,
         seed: int = 0,
         device: torch.device | str = "cpu",
@@ -169,7 +192,7 @@ class PPO:
         self.weight = (factors if weight is None else weight).to(device)
         self.clip = (config.clip * factors if clip is None else clip).to(device)
         self.divisor = divisor(config.reduction, actor.coordinates, actor.transitions).to(device)
-        self.auxiliary = dict(auxiliary or {})
+        self.auxiliary, self.watch = dict(auxiliary or {}), watch
         self.scale = RewardScale(num_envs, device) if config.scale_reward else None
         self.rows = named_generator(seed, "minibatches")
         self.updates = 0
@@ -194,7 +217,7 @@ class PPO:
         limit = f"{high:.3g}" if high - low < 1e-6 * high else f"{low:.3g} to {high:.3g}"
         return (
             f"clip {self.config.clip:g} with reduction={self.config.reduction.value}: the summed log-likelihood of a "
-            f"factor moves by at most {limit} before the clip stops it"
+            f"factor rises by at most {limit} before the clip stops it"
         )
 
     # ---- one update ----
@@ -205,13 +228,18 @@ class PPO:
         rows, before = self._prepare(batch)
         count = len(rows["advantage"])
         size = min(self.config.minibatch, count)
+        if self.config.execution is Execution.cudagraph and count % size:
+            raise BurnishError(
+                f"execution=cudagraph replays minibatches of one size, but {count} decisions do not divide into "
+                f"minibatches of {size}; change minibatch, or use execution=eager"
+            )
         train_actor = self.updates >= self.config.critic_warmup
         metrics: Metrics = {}
         stopped = False
         for _ in range(self.config.epochs):
             order = torch.randperm(count, generator=self.rows).to(self.device)
-            # Minibatches of equal size that leave no row out; the remainder is spread over them.
-            for chosen in order.tensor_split(max(1, count // size)):
+            # Minibatches of equal size, give or take a row, that leave none out.
+            for chosen in order.tensor_split(-(-count // size)):
                 metrics = self._descend[train_actor](_take(rows, chosen))
                 if self.config.target_kl is not None and train_actor and metrics["kl"] > self.config.target_kl:
                     stopped = True
@@ -219,14 +247,18 @@ class PPO:
             if stopped:
                 break
         self.updates += 1
-        return {**metrics, **before, "lr": self.rates[0].clone(), "kl_stopped": float(stopped)}
+        return {**metrics, **before, **self.watch(rows), "lr": self.rates[0].clone(), "kl_stopped": float(stopped)}
 
     @torch.no_grad()
     def _prepare(self, batch: dict[str, Any]) -> tuple[dict[str, Any], Metrics]:
         rows = flat(batch)
-        # Whole chunks were drawn. Of those that an end cut short, both evidences must count what was executed.
-        short = (rows["steps"] < self.network.spec.execute).nonzero()[:, 0]
-        for part in short.split(FORWARD) if len(short) else ():
+        # Whole chunks were drawn. Of those that an end cut short, both evidences must count what was executed; and of
+        # shifted images, what the policy makes of them.
+        again = rows["steps"] < self.network.spec.execute
+        if self.config.image_shift > 0:
+            rows["obs"], again = self._shifted(rows["obs"]), torch.ones_like(again)
+        stale = again.nonzero()[:, 0]
+        for part in stale.split(FORWARD) if len(stale) else ():
             evidence = self.network.log_prob(index(rows["obs"], part), rows["trace"][part], rows["steps"][part])
             rows["log_prob"] = rows["log_prob"].index_copy(0, part, evidence)
         shape = batch["reward"].shape
@@ -241,7 +273,7 @@ class PPO:
         advantage, target = gae(reward, batch["discount"], batch["ended"], value, following, self.config.lam)
         rows |= {"advantage": advantage.flatten(), "target": target.flatten(), "value": value.flatten()}
         if self.config.normalize is Normalize.update:
-            rows["advantage"] = _standard(rows["advantage"])
+            rows["advantage"] = self._normalized(rows["advantage"])
         report: Metrics = {
             "explained_variance": explained_variance(rows["value"], rows["target"]),
             "value": value.mean(),
@@ -249,6 +281,21 @@ class PPO:
             "clip/effective": effective_clip(self.clip, self.divisor).max(),
         }
         return rows, report
+
+    def _shifted(self, obs: Obs) -> Obs:
+        """Once per update, so that all epochs and both evidences see the same images."""
+        out = dict(obs)
+        for key in filter(is_image, obs):
+            pad = round(self.config.image_shift * min(obs[key].shape[-2:]))
+            out[key] = random_shift(obs[key], pad, self.rows)
+        return out
+
+    def _normalized(self, advantage: Tensor) -> Tensor:
+        advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
+        if self.config.advantage_quantiles is None:
+            return advantage
+        low, high = (torch.quantile(advantage, q) for q in self.config.advantage_quantiles)
+        return torch.minimum(torch.maximum(advantage, low), high)
 
     def _values(self, obs: Obs) -> Tensor:
         count = len(next(iter(obs.values())))
@@ -268,7 +315,7 @@ class PPO:
         if train_actor:
             advantage = rows["advantage"]
             if config.normalize is Normalize.minibatch:
-                advantage = _standard(advantage)
+                advantage = self._normalized(advantage)
             log_prob = self.network.log_prob(rows["obs"], rows["trace"], rows["steps"])
             log_ratio = (log_prob - rows["log_prob"]) / self.divisor
             policy_loss = clipped_surrogate(log_ratio, advantage, self.weight, self.clip)
@@ -312,10 +359,6 @@ class PPO:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         restore(self._parts(), state)
         self.updates = int(state["updates"])
-
-
-def _standard(x: Tensor) -> Tensor:
-    return (x - x.mean()) / (x.std(correction=0) + 1e-8)
 
 
 def _take(rows: dict[str, Any], chosen: Tensor) -> dict[str, Any]:

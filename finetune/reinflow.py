@@ -3,13 +3,15 @@
 Zhang et al. 2025 (ReinFlow, arXiv 2505.22094), algorithm 1; the defaults are those of its locomotion tasks. The chain
 of Euler steps is one draw with one joint likelihood, an entropy bonus keeps the noise up, and optionally the deployed
 actions are held near those of the base from the same noise. For Flow-Noise (Chen et al. 2025, arXiv 2510.25889) set
-``noise.min_std=0.08 noise.max_std=0.16 noise.hidden=[128,64] entropy=0.005 ppo.clip=0.2 ppo.epochs=4``.
+``noise.min_std=0.08 noise.max_std=0.16 noise.hidden=[128,64] entropy=0.005 ppo.clip=0.2 ppo.epochs=4
+ppo.reduction=mean_step``: it averages over transitions only, so that with ReinFlow's reduction 0.2 would be no clip.
 
 **Departures.** The published regulariser compares trained and frozen actions from the noise 0; here from the noise x_0
 that the draw itself began with, which is N(0, I). Minibatches are a tenth of the published 50 000 because rows are not
 repeated tenfold: as many gradient steps per iteration, a tenth of the work. The learning rate follows one half cosine
 instead of restarting every 100 iterations, and its limit on the divergence (1.0 of the averaged log-ratio, which is not
-reached) is left out.
+reached) is left out; for pixels it is ``ppo.target_kl=0.01``, with ``noise.time_dim=0``. The averaged log-density is
+not clamped to [-1, 1]: where that acted, it would silence the gradient.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from ..policies.nets.critic import ValueConfig
 from ..policies.nets.mlp import Activation
 from .actors.noisy_flow import NoiseConfig, NoisyFlowActor
 from .actors.trainable_flow import trainable_flow
+from .diagnostics import distance_to_base, sampled
 from .loops import Assembly, OnPolicyConfig
 from .ppo import PPO, Auxiliary, PPOConfig
 
@@ -114,13 +117,22 @@ def build(
         torch.manual_seed(derive(seed, "noise net"))
         actor = NoisyFlowActor(base, config.noise).to(device)
     check_compatible(actor.spec, env.spec)
+    frozen = trainable_flow(base, "reinflow").requires_grad_(False).to(device)
     auxiliary: dict[str, tuple[float, Auxiliary]] = {}
     if config.entropy:
         auxiliary["entropy"] = (-config.entropy, lambda obs, rows: actor.entropy_rate(obs))
     if config.anchor:
-        frozen = trainable_flow(base, "reinflow").requires_grad_(False).to(device)
         auxiliary["anchor"] = (config.anchor, anchored(actor.flow, frozen))
-    ppo = PPO(actor, actor.flow, config.ppo, num_envs=env.num_envs, auxiliary=auxiliary, seed=seed, device=device)
+    ppo = PPO(
+        actor,
+        actor.flow,
+        config.ppo,
+        num_envs=env.num_envs,
+        auxiliary=auxiliary,
+        watch=lambda rows: {"base_distance": distance_to_base(actor.flow, frozen, sampled(rows["obs"]))},
+        seed=seed,
+        device=device,
+    )
     adopt_normalizers(ppo.value, base)
     view = ChunkEnv(env, actor.spec.execute, config.discount.per_step(actor.spec.execute))
     return Assembly(view, ReinFlow(ppo))

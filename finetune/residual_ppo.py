@@ -9,8 +9,9 @@ likelihood is that of the unscaled correction, so the bound does not change a ra
 at a deviation of exp(-1) only 0.7 % of the draws reach it). Truncations bootstrap, from an observation with the base
 action that would have followed; the queue of the base belongs to each world, and looking at it pops nothing.
 Observations are scaled as the base scales them, without the clip at 3 deviations. The last layer keeps its bias, which
-starts at 0 like its weights. Published are 1024 worlds of 700 steps, up to 50 epochs on all rows at once, and a critic
-rate of 5e-3 with a cosine; for some dozens of worlds the defaults here take 10 epochs of minibatches of 1024 and 1e-3.
+starts at 0 like its weights; the critic's last layer has the usual weights beside the published bias. Published are
+1024 worlds of 700 steps that begin anew in each iteration, up to 50 epochs on all rows at once, and a critic rate of
+5e-3 with a cosine; for some dozens of worlds the defaults here take 10 epochs of minibatches of 1024 and 1e-3.
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ from ..policies.build import build_policy
 from ..policies.core.chunk import ChunkEnv
 from ..policies.core.errors import BurnishError
 from ..policies.core.spec import agent_spec, check_compatible
-from ..policies.core.types import VecEnv
+from ..policies.core.types import Metrics, VecEnv
 from ..policies.core.views import ResidualEnv
 from ..policies.gaussian import GaussianConfig, GaussianPolicy
 from ..policies.horizon import controller_for
 from ..policies.nets.critic import ValueConfig
 from ..policies.nets.mlp import Activation
+from .diagnostics import distance, sampled, saturation
 from .loops import Assembly, OnPolicyConfig
-from .ppo import PPO, Auxiliary, PPOConfig
+from .ppo import PPO, Auxiliary, PPOConfig, Watch
 
 
 def _agent() -> GaussianConfig:
@@ -79,6 +81,19 @@ def penalty(actor: GaussianPolicy, power: int) -> Auxiliary:
     return lambda obs, rows: actor.law(obs).mean.abs().pow(power).mean((1, 2))
 
 
+def watched(actor: GaussianPolicy, bound: float) -> Watch:
+    """How often a drawn correction meets its bound, and how far what is deployed, the mean, is from the base."""
+
+    @torch.no_grad()
+    def watch(rows: dict[str, Any]) -> Metrics:
+        obs = sampled(rows["obs"])
+        base = obs["base_action"][:, None]
+        played = (base + bound * actor.act(obs, greedy=True)).clamp(-1, 1)
+        return {"saturation": saturation(rows["action"]), "base_distance": distance(played, base)}
+
+    return watch
+
+
 def build(
     config: ResidualPPOConfig, base: Any, env: VecEnv, *, seed: int = 0, device: torch.device | str = "cpu"
 ) -> Assembly:
@@ -109,6 +124,7 @@ def build(
         config.ppo,
         num_envs=env.num_envs,
         auxiliary={name: price for name, price in prices.items() if price[0] > 0},
+        watch=watched(actor, config.bound),
         seed=seed,
         device=device,
     )

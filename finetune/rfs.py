@@ -23,7 +23,7 @@ from ..offline.sac import SAC, SACConfig
 from ..policies.compose import Steered
 from ..policies.core.types import Obs, VecEnv
 from .dsrl import latent_loop, latent_sac
-from .latent import as_the_base, latent_agent, latent_view, require_positive, steerable
+from .latent import LatentLearner, as_the_base, latent_agent, latent_view, require_positive, steerable
 from .loops import Assembly, OffPolicyConfig
 
 
@@ -52,7 +52,7 @@ def build(
     samples: Obs | None = None,
 ) -> Assembly:
     """``base`` is any policy that takes noise. With ``samples``, a few observations, it is probed first."""
-    base = steerable(base, "method=rfs", config.repeat, samples, config.latent_bound)
+    base, found = steerable(base, "method=rfs", config.repeat, samples, config.latent_bound)
     bounds = {"latent": config.latent_bound, "residual": config.residual_bound}
     gamma = config.discount.per_step(base.spec.execute)
     view = latent_view(base, env, gamma, **bounds, reward_offset=config.reward_offset, seed=seed)
@@ -63,4 +63,4 @@ def build(
     policy = Steered(base, agent, config.latent_bound, config.residual_bound)
     learner = SAC(agent, sac, policy=policy, warm=as_the_base(view, config.latent_bound), seed=seed, device=device)
     adopt_normalizers(learner.critic, base)
-    return Assembly(view, learner)
+    return Assembly(view, LatentLearner(learner, view, found))

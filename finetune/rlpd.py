@@ -30,7 +30,7 @@ from ..policies.build import build_policy
 from ..policies.core.chunk import ChunkEnv
 from ..policies.core.errors import BurnishError
 from ..policies.core.seed import derive
-from ..policies.core.spec import EnvSpec, PolicySpec, agent_spec, check_compatible
+from ..policies.core.spec import agent_spec, check_compatible
 from ..policies.core.types import Obs, VecEnv
 from ..policies.gaussian import GaussianPolicy
 from ..policies.nets.critic import CriticConfig
@@ -78,13 +78,6 @@ def starting_from(base: Any) -> GaussianPolicy:
     return agent
 
 
-def recorded_as(config: RLPDConfig, base: Any, recorded: EnvSpec) -> PolicySpec:
-    """Of which kind decisions made of recordings must be. Their actions are in the units of the recording."""
-    if base is not None:
-        return base.spec
-    return PolicySpec(recorded.obs, recorded.action, config.execute, config.execute, history=config.history)
-
-
 def as_drawn(agent: GaussianPolicy) -> Warm:
     def play(obs: Obs, generator: torch.Generator) -> Tensor:
         return agent.spec.executed(agent.draw(obs, generator=generator).action)
@@ -95,7 +88,7 @@ def as_drawn(agent: GaussianPolicy) -> Warm:
 def build(
     config: RLPDConfig, base: GaussianPolicy | None, env: VecEnv, *, seed: int = 0, device: torch.device | str = "cpu"
 ) -> Assembly:
-    """Recordings come to the loop as its ``prior``: ``offline.dataset.decisions`` of ``recorded_as``."""
+    """Recordings come to the loop as its ``prior``, made by ``finetune.build.prior_data``."""
     chosen = config.sac if config.algorithm is Algorithm.sac else config.td3
     if base is None:
         spec = agent_spec(env.spec, config.execute, config.history)

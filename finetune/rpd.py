@@ -7,8 +7,9 @@ anything else that acts) in the same state.
 **Departures.** The teacher is asked once per decision, when it is made, and its answer is stored as ``teacher_action``;
 the published code asks it again for every minibatch of every epoch, although the observations do not change. The
 divergence from teacher to student is the closed form between two Gaussians, whose floor on the teacher's deviation
-takes the place of the published clamps. Returns are bootstrapped at the time limit instead of ending with it. A student
-of chunks is compared on all their actions.
+takes the place of the published clamps. Returns are bootstrapped at the time limit instead of ending with it, and
+advantages are those of `returns.gae`, not the finite-horizon variant of ManiSkill. A student of chunks is compared on
+all their actions. Published are 128 worlds and minibatches of 133 rows, with a discount of 0.8 for dense rewards.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from ..policies.core.spec import agent_spec, check_compatible
 from ..policies.core.tree import check, map_tree
 from ..policies.core.types import Actor, Decision, Obs, Policy, VecEnv
 from ..policies.gaussian import GaussianConfig, GaussianPolicy
+from . import diagnostics
 from .loops import Assembly, OnPolicyConfig
 from .ppo import PPO, PPOConfig
 
@@ -94,6 +96,13 @@ def gaussian_kl(mean_p: Tensor, std_p: Tensor, mean_q: Tensor, std_q: Tensor) ->
     return torch.log(std_q / std_p) + (std_p.square() + (mean_p - mean_q).square()) / (2 * std_q.square()) - 0.5
 
 
+@torch.no_grad()
+def from_teacher(student: GaussianPolicy, rows: dict[str, Any]) -> Tensor:
+    """In units of the action range, whatever ``distance`` is: the student's mean from the stored lessons."""
+    seen = diagnostics.sampled({**rows["obs"], "teacher_action": rows["teacher_action"]})
+    return diagnostics.distance(student.act(seen, greedy=True), seen["teacher_action"])
+
+
 class TaughtActor:
     """The student acts; what the teacher would have done is written down beside it. The update never asks."""
 
@@ -139,7 +148,16 @@ def build(config: RPDConfig, base: Any, env: VecEnv, *, seed: int = 0, device: t
     spec = agent_spec(env.spec, config.execute, base.spec.history)
     student = build_policy(config.agent, spec, seed=seed, device=device)
     teaching = {"distance": (config.coef, lambda obs, rows: distance(config, student, obs, rows))}
-    learner = PPO(student, student, config.ppo, num_envs=env.num_envs, auxiliary=teaching, seed=seed, device=device)
+    learner = PPO(
+        student,
+        student,
+        config.ppo,
+        num_envs=env.num_envs,
+        auxiliary=teaching,
+        watch=lambda rows: {"base_distance": from_teacher(student, rows)},
+        seed=seed,
+        device=device,
+    )
     for module in (student, learner.value):
         adopt_normalizers(module, base)
     learner.actor = TaughtActor(learner.actor, base, config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from omegaconf import MISSING
 
+from ..finetune.diagnostics import q_against_return
 from ..policies.__main__ import (
     WORLDS,
     ChunkConfig,
@@ -34,7 +36,7 @@ from ..policies.core.types import Metrics
 from ..policies.data.episodes import Episodes
 from ..policies.data.lerobot import read_lerobot
 from .build import OFFLINE, build, method_name
-from .dataset import decisions
+from .dataset import BehindCut, decisions
 from .loop import Offline, Training
 from .returns import Discount
 
@@ -58,6 +60,8 @@ class OfflineConfig:
     discount: Discount = field(default_factory=Discount)
     reward_scale: float = 1.0
     reward_shift: float = 0.0  # added to each scaled reward; -1 makes success-or-nothing a matter of time
+    # Of the returns that method.calibrate compares with: what follows where a recording was cut off.
+    behind_cut: BehindCut = BehindCut.worst
     n_step: int = 1  # decisions that a target sums up
     batch: int = 256
     steps: int = 100_000
@@ -74,8 +78,10 @@ class OfflineConfig:
     def __post_init__(self) -> None:
         positive = ("n_step", "batch", "steps", "log_every", "save_every")
         require_least(self, {**dict.fromkeys(positive, 1), "eval_every": 0})
-        if self.reward_scale <= 0:
+        if not 0 < self.reward_scale < math.inf:
             raise BurnishError(f"reward_scale={self.reward_scale} must be a positive number")
+        if not math.isfinite(self.reward_shift):
+            raise BurnishError(f"reward_shift={self.reward_shift} must be a finite number")
 
 
 def offline(config: OfflineConfig) -> int:
@@ -89,6 +95,7 @@ def offline(config: OfflineConfig) -> int:
         spec,
         config.discount.per_step(spec.execute),
         monte_carlo=getattr(config.method, "calibrate", False),
+        behind_cut=config.behind_cut,
         reward=lambda r: config.reward_scale * r + config.reward_shift,
         seed=config.seed,
         device=device,
@@ -108,6 +115,7 @@ def offline(config: OfflineConfig) -> int:
             "policy": identity_of(config.policy),
             "data": fingerprint(config.data),
         },
+        report=lambda: q_against_return(learner, replay),
     )
     return improve(config, work, config.steps, unit="updates")
 
@@ -141,19 +149,22 @@ class Work:
     origin: Mapping[str, Any]
     identity: Mapping[str, Any]
     report: Callable[[], Metrics] | None = None
+    iterations: int | None = None  # where an iteration is not always as many units as the last
+    reached: Callable[[], int] | None = None  # units so far, likewise
 
 
 def improve(config: Any, work: Work, total: int, *, per_iteration: int = 1, unit: str) -> int:
     """Try the base, iterate until ``total``, try the result. ``total`` and the intervals of ``config`` count in
     ``unit``, of which an iteration is ``per_iteration``; they are rounded to whole iterations."""
     training, learner, trial = work.training, work.learner, work.trial
-    iterations = -(-total // per_iteration)
+    iterations = -(-total // per_iteration) if work.iterations is None else work.iterations
 
     def iterations_in(count: int) -> int:
         return max(1, round(count / per_iteration))
 
     def evaluate(number: int) -> Metrics:
-        return {} if trial is None else trial(learner.policy, number * per_iteration)
+        units = number * per_iteration if work.reached is None else work.reached()
+        return {} if trial is None else trial(learner.policy, units)
 
     def children() -> dict[str, Any]:
         policy = {"config": describe(learner.policy, work.origin), "state": learner.policy.state_dict()}

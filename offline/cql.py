@@ -59,6 +59,8 @@ class CQLConfig:
         for name in ("lr", "actor_lr", "tau", "alpha", "gap_temperature"):
             if not getattr(self, name) > 0:
                 raise BurnishError(f"{name}={getattr(self, name)} must be a positive number")
+        if self.tau > 1:
+            raise BurnishError(f"tau={self.tau} must be at most 1; it is the share by which the targets follow")
         for name, least in {"weight": 0, "count": 1, "subset": 0}.items():
             if getattr(self, name) < least:
                 raise BurnishError(f"{name}={getattr(self, name)} must be at least {least}")

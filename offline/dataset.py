@@ -8,24 +8,34 @@ a proper sequence of decisions, and together they use every window once.
     phase 1       [1 2 3][4 5 6]
     phase 2         [2 3 4][5 6]
 
-Rewards and discounts are those of ``ChunkEnv``: in-chunk discounting, gamma^steps * (1 - terminated).
+Rewards and discounts are those of ``ChunkEnv``: in-chunk discounting, gamma^steps * (1 - terminated). What was recorded
+was also executed, so the columns ``action`` and ``executed`` agree.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
 
 import torch
 from torch import Tensor, nn
 
 from ..policies.core.errors import BurnishError
 from ..policies.core.normalize import Normalizer, Scaling
-from ..policies.core.scale import Scale
 from ..policies.core.spec import PolicySpec, stacked_by_history
 from ..policies.core.types import Obs
-from ..policies.data.episodes import Episode, Episodes
+from ..policies.data.episodes import Episode, Episodes, scaled_actions
 from .replay import Replay
 from .returns import returns_to_go
+
+
+class BehindCut(Enum):
+    """What a Monte-Carlo return takes to follow where a recording was cut off. Nobody saw it, and calibration (Cal-QL)
+    needs a bound from below, which only ``worst`` always is."""
+
+    worst = "worst"  # the smallest reward of all recordings, for ever: r / (1 - gamma)
+    last = "last"  # the last reward of this recording, for ever: -1 until success, as published for sparse tasks
+    nothing = "nothing"  # 0, as published for dense rewards; a bound where no reward is negative
 
 
 def decisions(
@@ -35,6 +45,7 @@ def decisions(
     *,
     phases: int | None = None,
     monte_carlo: bool = False,
+    behind_cut: BehindCut = BehindCut.worst,
     reward: Callable[[Tensor], Tensor] | None = None,
     seed: int = 0,
     device: torch.device | str = "cpu",
@@ -42,18 +53,24 @@ def decisions(
     """A full replay (one world) of all decisions. ``gamma`` is per control tick.
 
     ``phases`` 1 keeps the decisions that start at tick 0 only; None takes all n. ``reward`` maps the rewards of a
-    recording (T,) before anything is summed (a shift or scale). ``monte_carlo`` adds the column ``return_to_go``;
-    where a recording was cut off, its last reward is taken to go on for ever, r / (1 - gamma), as Cal-QL does.
+    recording (T,) before anything is summed (a shift or scale). ``monte_carlo`` adds the column ``return_to_go``, in
+    which ``behind_cut`` stands for what follows a truncation.
     """
     if len(episodes) == 0:
         raise BurnishError("there are no episodes to learn from")
     count = spec.execute if phases is None else phases
     if not 1 <= count <= spec.execute:
         raise BurnishError(f"phases={phases} must lie between 1 and the {spec.execute} executed steps of a decision")
-    scale = Scale(spec.action)
+    for name in ("action_mode", "control_hz"):
+        ours, theirs = getattr(spec, name), getattr(episodes.spec, name)
+        if ours is not None and ours != theirs:
+            raise BurnishError(f"the policy acts with {name}={ours}, but the recordings were made with {theirs}")
+    rewards = [episode.reward if reward is None else reward(episode.reward) for episode in episodes]
+    tails = _tails(rewards, gamma, behind_cut) if monte_carlo else [None] * len(episodes)
+    actions = scaled_actions(episodes, spec.action).split([len(episode) for episode in episodes])
     pieces = [
-        _phase(episode, spec, gamma, scale, start, monte_carlo, reward)
-        for episode in episodes
+        _phase(episode, spec, gamma, start, played, earned, tail)
+        for episode, played, earned, tail in zip(episodes, actions, rewards, tails, strict=True)
         for start in range(min(count, len(episode)))
     ]
     replay = Replay(sum(len(columns["reward"]) for _, columns, _ in pieces), seed=seed, device=device)
@@ -70,14 +87,27 @@ def fit_normalizers(module: nn.Module, replay: Replay, kind: Scaling = Scaling.s
             part.fit(seen, kind)
 
 
+def _tails(rewards: list[Tensor], gamma: float, behind_cut: BehindCut) -> list[Tensor]:
+    """What would follow each episode, if it was cut off."""
+    if behind_cut is BehindCut.nothing:
+        return [torch.zeros(()) for _ in rewards]
+    if gamma == 1:
+        raise BurnishError(
+            f"behind_cut={behind_cut.value} continues a reward for ever, which has no finite worth at gamma=1; "
+            "lower gamma, or take behind_cut=nothing"
+        )
+    worst = torch.cat(rewards).amin()
+    return [(worst if behind_cut is BehindCut.worst else earned[-1]) / (1 - gamma) for earned in rewards]
+
+
 def _phase(
     episode: Episode,
     spec: PolicySpec,
     gamma: float,
-    scale: Scale,
     start: int,
-    monte_carlo: bool,
-    reward: Callable[[Tensor], Tensor] | None,
+    actions: Tensor,
+    rewards: Tensor,
+    tail: Tensor | None,
 ) -> tuple[Obs, dict[str, Tensor], Obs]:
     """The decisions of one phase: obs and columns (T, ...), and the final observation (1, ...)."""
     length, n = len(episode), spec.execute
@@ -86,24 +116,22 @@ def _phase(
     played = ticks < length
     taken = ticks.clamp(max=length - 1)
     steps = played.sum(1)
-    rewards = episode.reward if reward is None else reward(episode.reward)
     in_chunk = torch.where(played, rewards[taken] * gamma ** torch.arange(n), 0.0).sum(1)
     ended = first + n >= length
     terminated = ended & episode.terminated
-    action = torch.where(played[..., None], scale.to_unit(episode.action)[taken], 0.0)
+    action = torch.where(played[..., None], actions[taken], 0.0)
     columns = {
         "action": action,
+        "executed": action,
         "reward": in_chunk,
         "discount": gamma ** steps.float() * ~terminated,
         "ended": ended,
         "terminated": terminated,
         "steps": steps,
     }
-    if monte_carlo:
-        forever = rewards[-1] / (1 - gamma) if gamma < 1 else torch.zeros(())
-        tail = torch.where(ended, forever, 0.0)
+    if tail is not None:
         columns["return_to_go"] = returns_to_go(
-            in_chunk[:, None], columns["discount"][:, None], ended[:, None], tail[:, None]
+            in_chunk[:, None], columns["discount"][:, None], ended[:, None], tail.expand(len(first), 1)
         )[:, 0]
     return _seen(episode, spec, first), columns, _seen(episode, spec, torch.tensor([length]))
 

@@ -28,6 +28,7 @@ from ..policies.core.seed import generator as named_generator
 from ..policies.core.types import Metrics, Obs
 from ..policies.flow import FlowConfig
 from ..policies.nets.critic import CriticConfig
+from ..policies.nets.denoiser import DenoiserConfig, MlpBodyConfig
 from ..policies.nets.mlp import Activation
 from ..policies.one_step import OneStepConfig, OneStepPolicy
 from .actors import PolicyActor, trainable_imitator
@@ -47,6 +48,12 @@ class Heads(Enum):
         return q.mean(0) if self is Heads.mean else q.amin(0)
 
 
+def _flow() -> FlowConfig:
+    """The published flow is as large, and as plain, as the policy that is distilled from it."""
+    body = MlpBodyConfig(hidden=[512, 512, 512, 512], activation=Activation.gelu, layer_norm=False, residual=False)
+    return FlowConfig(net=DenoiserConfig(mlp=body))
+
+
 @dataclass
 class FQLConfig:
     alpha: float = 1.0  # weight of the distillation against Q
@@ -54,7 +61,7 @@ class FQLConfig:
     heads: Heads = Heads.mean
     lr: float = 3e-4
     tau: float = 0.005
-    policy: FlowConfig = field(default_factory=FlowConfig)
+    policy: FlowConfig = field(default_factory=_flow)
     one_step: OneStepConfig = field(default_factory=OneStepConfig)
     critic: CriticConfig = field(
         default_factory=lambda: CriticConfig(hidden=[512, 512, 512, 512], activation=Activation.gelu)
@@ -65,6 +72,8 @@ class FQLConfig:
         for name in ("lr", "tau"):
             if not getattr(self, name) > 0:
                 raise BurnishError(f"{name}={getattr(self, name)} must be a positive number")
+        if self.tau > 1:
+            raise BurnishError(f"tau={self.tau} must be at most 1; it is the share by which the targets follow")
         if self.alpha < 0:
             raise BurnishError(f"alpha={self.alpha} must be at least 0; it keeps the policy at the data")
 

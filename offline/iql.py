@@ -82,6 +82,8 @@ class IQLConfig:
         for name in ("lr", "actor_lr", "tau"):
             if not getattr(self, name) > 0:
                 raise BurnishError(f"{name}={getattr(self, name)} must be a positive number")
+        if self.tau > 1:
+            raise BurnishError(f"tau={self.tau} must be at most 1; it is the share by which the targets follow")
         if self.beta < 0 or self.weight_cap < 1:
             raise BurnishError(f"beta={self.beta} must be at least 0 and weight_cap={self.weight_cap} at least 1")
         if self.count < 1 or self.decay_steps < 0:

@@ -1,4 +1,4 @@
-"""Recordings as prior data of a refinement: as a policy would have played them, or as corrections of a base.
+"""Recordings as prior data of a residual method: as corrections of its base.
 
 A residual agent decides at every tick and sees ``base_action``. A recording knows no base, so the base is run along the
 recorded observations with the queue that it would have had: asked at ticks 0, n, 2n, ..., its n actions played between.
@@ -16,7 +16,6 @@ observation belong to the action that the critic is shown; clipped, it would be 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -24,7 +23,7 @@ from torch import Tensor
 
 from ..policies.core.errors import BurnishError
 from ..policies.core.seed import RowNoise, derive
-from ..policies.core.spec import PolicySpec
+from ..policies.core.spec import ActionSpec, PolicySpec
 from ..policies.core.tree import index, map_tree, to
 from ..policies.core.types import Obs, Policy
 from ..policies.data.episodes import Episodes
@@ -50,18 +49,6 @@ def episodes_of(replay: Replay) -> Iterator[tuple[Obs, dict[str, Tensor], Obs]]:
         first = last + 1
 
 
-def as_played(
-    episodes: Episodes, spec: PolicySpec, gamma: float, *, seed: int = 0, device: torch.device | str = "cpu"
-) -> Replay:
-    """All decisions of a policy of this ``spec``, with all observations of the recordings, and with the column
-    ``executed`` beside ``action``: fresh decisions know both, and a mixture keeps only what both of its parts hold."""
-    recorded = decisions(episodes, replace(spec, obs=episodes.spec.obs), gamma, seed=seed, device=device)
-    out = Replay(len(recorded), seed=seed, device=device)
-    for obs, columns, final in episodes_of(recorded):
-        out.extend(obs, {**columns, "executed": columns["action"]}, final)
-    return out
-
-
 @torch.no_grad()
 def label_with_base(
     episodes: Episodes,
@@ -69,6 +56,7 @@ def label_with_base(
     gamma: float,
     bound: float,
     *,
+    limits: ActionSpec | None = None,
     seed: int = 0,
     device: torch.device | str = "cpu",
     rows: int = 1024,
@@ -76,7 +64,7 @@ def label_with_base(
     """Recorded episodes as the decisions of a residual agent, with all observations of the recordings.
 
     Each chunk of the base is drawn once, all episodes together, in batches of ``rows``; its noise belongs to (episode,
-    decision), as when a controller plays it.
+    decision), as when a controller plays it. ``limits`` are those of the recorded actuators, by default the base's.
     """
     if not hasattr(base, "act"):
         raise BurnishError(
@@ -84,7 +72,7 @@ def label_with_base(
             "give the policy itself, or refine without prior data"
         )
     spec = base.spec
-    one = PolicySpec(episodes.spec.obs, spec.action, horizon=1, execute=1, history=spec.history)
+    one = PolicySpec(episodes.spec.obs, limits or spec.action, horizon=1, execute=1, history=spec.history)
     pieces = list(episodes_of(decisions(episodes, one, gamma, device=device)))
     asked = [_asked(obs, final, spec) for obs, _, final in pieces]
     counts = torch.tensor([len(next(iter(seen.values()))) for seen in asked])

@@ -282,8 +282,11 @@ class Replay:
         self._weights = None
 
 
-def sample_mixture(online: Replay, prior: Replay | None, batch: int, *, share: float = 0.5, n_step: int = 1) -> Batch:
-    """``share`` of the batch from ``prior``, the rest from ``online`` (Ball et al. 2023, RLPD, arXiv 2302.02948).
+def sample_mixture(
+    online: Replay, prior: Replay | None, batch: int, *, share: float | None = 0.5, n_step: int = 1
+) -> Batch:
+    """``share`` of the batch from ``prior``, the rest from ``online`` (Ball et al. 2023, RLPD, arXiv 2302.02948). With
+    ``share`` None every decision of both is as likely, as if they lay in one replay (FQL, arXiv 2502.02538).
 
     Only the columns that both hold are returned, on the device of ``online``; while ``online`` is empty all comes from
     ``prior``. Prior data may hold more observations than ``online`` does, but not fewer.
@@ -292,7 +295,13 @@ def sample_mixture(online: Replay, prior: Replay | None, batch: int, *, share: f
         return online.sample(batch, n_step=n_step)
     if len(online) == 0:
         return prior.sample(batch, n_step=n_step)
-    count = round(share * batch)
+    if share is None:
+        # How many of a batch are old is chance: a rounded share would leave out a replay that has just begun.
+        union = len(prior) + len(online)
+        picked = torch.randint(union, (batch,), generator=prior.generator, device=prior.device)
+        count = int((picked < len(prior)).sum())
+    else:
+        count = round(share * batch)
     old, new = prior.sample(count, n_step=n_step), online.sample(batch - count, n_step=n_step)
     out: Batch = {key: _join(old[key], new[key]) for key in sorted(old.keys() & new.keys()) if key not in OBSERVED}
     for name in OBSERVED:

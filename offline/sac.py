@@ -7,7 +7,8 @@ al. 2023 (arXiv 2302.02948). On chunks of n actions this is the chunked critic o
 
 **Departures.** The temperature is stepped with the actor, by the same optimiser, from the entropy before the step. The
 density of tanh is exact, without the usual 1e-6. Rows whose chunk was cut short by a truncation do not train a critic
-of chunks (``td.chunk_weight``).
+of chunks (``td.chunk_weight``). A target that sums
+several decisions holds the entropy of where it ends, not of the decisions between.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ class Reduction(Enum):
     sum = "sum"  # the log-ratio of the whole factor: the textbook
     mean_dim = "mean_dim"  # divided by the coordinates of one transition (DPPO)
     mean_dim_and_step = "mean_dim_and_step"  # and by the transitions that a factor joins (ReinFlow)
+    mean_step = "mean_step"  # by these alone (pi_RL's Flow-Noise)
 
 
 def divisor(reduction: Reduction, coordinates: Tensor, transitions: Tensor) -> Tensor:
@@ -30,11 +31,14 @@ def divisor(reduction: Reduction, coordinates: Tensor, transitions: Tensor) -> T
     check(transitions, "J", check(coordinates, "J"))
     if reduction is Reduction.sum:
         return torch.ones_like(coordinates)
+    if reduction is Reduction.mean_step:
+        return transitions
     return coordinates if reduction is Reduction.mean_dim_and_step else coordinates / transitions
 
 
 def effective_clip(clip: Tensor, divided_by: Tensor) -> Tensor:
-    """(J,): the largest change of a factor's summed log-likelihood that still moves the policy: D log(1 + clip)."""
+    """(J,): the largest rise of a factor's summed log-likelihood that still moves the policy: D log(1 + clip). It may
+    fall a little further, by -D log(1 - clip)."""
     return divided_by * torch.log1p(clip)
 
 

@@ -69,6 +69,8 @@ class TD3Config:
         for name in ("lr", "actor_lr", "tau"):
             if getattr(self, name) <= 0:
                 raise BurnishError(f"{name}={getattr(self, name)} must be a positive number")
+        if self.tau > 1:
+            raise BurnishError(f"tau={self.tau} must be at most 1; it is the share by which the targets follow")
         for name, least in {"explore_std": 0, "target_std": 0, "target_clip": 0, "subset": 0}.items():
             if getattr(self, name) < least:
                 raise BurnishError(f"{name}={getattr(self, name)} must be at least {least}")

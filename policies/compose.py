@@ -149,7 +149,7 @@ class Repeated(nn.Module):
         shape = base.spec.noise_shape
         if shape is None or len(shape) < 2:
             raise BurnishError(f"one noise vector per chunk needs a base whose noise has rows; this one takes {shape}")
-        self.base, self.config = base, RepeatedConfig()
+        self.base, self.config, self.count = base, RepeatedConfig(), shape[0]
         self.spec = replace(base.spec, noise_shape=shape[1:])
 
     def features(self, obs: Obs) -> Obs:
@@ -165,8 +165,7 @@ class Repeated(nn.Module):
         generator: Noise | None = None,
     ) -> Tensor:
         vector = start_noise(self.spec, _like(obs), noise, greedy, generator)
-        count = (self.base.spec.noise_shape or ())[0]
-        rows = vector[:, None].expand(-1, count, *vector.shape[1:])
+        rows = vector[:, None].expand(-1, self.count, *vector.shape[1:])
         return self.base.act(obs, noise=rows, prefix=prefix, greedy=greedy, generator=generator)
 
 

@@ -22,7 +22,7 @@ from .core.seed import Noise
 from .core.spec import PolicySpec
 from .core.types import Draw, Normal, Obs
 from .nets.encoder import EncoderConfig, ObsEncoder
-from .nets.mlp import MLP, Activation
+from .nets.mlp import MLP, Activation, require_widths
 
 
 class GaussianLoss(Enum):
@@ -48,6 +48,7 @@ class GaussianConfig:
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
 
     def __post_init__(self) -> None:
+        require_widths("policy.hidden", self.hidden)
         if not 0 < self.min_std < self.init_std:
             raise BurnishError(f"policy.min_std={self.min_std} must lie between 0 and policy.init_std={self.init_std}")
         if not 0 <= self.goal_drop < 1:

@@ -45,7 +45,7 @@ class Relay(nn.Module):
                 f"{last.num_steps}, chunks {first.spec.chunk_shape} and {last.spec.chunk_shape}, switch={switch}"
             )
         for runner in (first, last):
-            config = getattr(runner, "config", None)
+            config: Any = getattr(runner, "config", None)
             if not getattr(config, "gaussian_chain", True):
                 raise BurnishError(f"sampler={config.sampler.value} is not a chain that can be handed over; use ddim")
         self.first, self.last, self.config = first, last, RelayConfig(switch)

@@ -135,6 +135,7 @@ def check_divisor(divisor):
     same(divisor(Reduction.sum, coordinates, transitions), [1.0, 1.0])
     same(divisor(Reduction.mean_dim, coordinates, transitions), [3.0, 4.0])
     same(divisor(Reduction.mean_dim_and_step, coordinates, transitions), [12.0, 12.0])
+    same(divisor(Reduction.mean_step, coordinates, transitions), [4.0, 3.0])
 
 
 def check_effective_clip(effective_clip):

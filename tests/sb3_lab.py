@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
+from burnish.policies.nets.ensemble import EnsembleMLP
 
 OBS, ACTION, HIDDEN, ROWS, GAMMA = 5, 3, [16, 16], 32, 0.97
 SPEC = PolicySpec(ObsSpec({"state": (OBS,)}), ActionSpec((-1,) * ACTION, (1,) * ACTION), horizon=1, execute=1)
@@ -75,9 +76,9 @@ def weights(layers: list[nn.Linear]) -> list[Tensor]:
     return [x for layer in layers for x in (layer.weight, layer.bias)]
 
 
-def members(net: nn.Module) -> list[Tensor]:
+def members(net: EnsembleMLP) -> list[Tensor]:
     """The parameters of an ``EnsembleMLP``, member by member, as those of separate ``nn.Linear``."""
-    layers = [part for part in net.layers if hasattr(part, "weight")]
+    layers: list[Any] = [part for part in net.layers if hasattr(part, "weight")]
     count = len(layers[0].weight)
     return [x for e in range(count) for part in layers for x in (part.weight[e].mT, part.bias[e, 0])]
 

@@ -122,8 +122,10 @@ def play(actor: DenoisingActor, worlds: int, seed: int) -> list[Played]:
 
 def earned(played: list[Played]) -> Tensor:
     """(decisions, worlds): discounted returns to go."""
-    columns = [torch.stack([getattr(p.outcome, name) for p in played]) for name in ("reward", "discount", "ended")]
-    return returns_to_go(*columns, torch.zeros_like(columns[0]))
+    reward, discount, ended = (
+        torch.stack([getattr(p.outcome, name) for p in played]) for name in ("reward", "discount", "ended")
+    )
+    return returns_to_go(reward, discount, ended, torch.zeros_like(reward))
 
 
 def densities(actor: DenoisingActor, obs: Obs, trace: Tensor) -> Tensor:

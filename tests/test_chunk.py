@@ -11,6 +11,8 @@ from burnish.policies.core.chunk import ChunkEnv, HistoryEnv
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import Scale, ScaledEnv
 from burnish.policies.core.spec import ActionSpec
+from burnish.sim.build import make_env
+from burnish.sim.point_reach import PointReachConfig
 from scripted import TERMINATED, TRUNCATED, ScriptedWorld
 
 GAMMA = 0.9
@@ -177,3 +179,28 @@ def test_what_the_world_says_it_executed_is_what_counts():
     env.reset()
     out = env.step(torch.ones(1, 4, 2))
     assert out.executed[0, :, 0].tolist() == [0.25, 0.25, 0.25, 0.0]
+
+
+def assert_equal_trees(a, b):
+    assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_a_chunk_of_one_is_no_chunking():
+    """Decision by decision what the world itself says, tick by tick; the control is a chunk of two."""
+    gamma, config = 0.9, PointReachConfig(max_steps=5)
+    plain, chunked = (make_env(config, 4, seed=3) for _ in range(2))
+    env = ChunkEnv(chunked, 1, gamma)
+    obs = plain.reset()
+    assert_equal_trees(env.reset(), obs)
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(12):
+        action = torch.rand(4, 2, generator=draw) * 2 - 1
+        step, outcome = plain.step(action), env.step(action[:, None])
+        ended = step.terminated | step.truncated
+        assert torch.equal(outcome.reward, step.reward)
+        assert torch.equal(outcome.discount, gamma * (~step.terminated).float())
+        assert torch.equal(outcome.ended, ended) and torch.equal(outcome.terminated, step.terminated)
+        assert outcome.steps.tolist() == [1] * 4
+        assert_equal_trees(outcome.next_obs, step.obs)
+        assert_equal_trees(outcome.obs, plain.reset(ended) if bool(ended.any()) else step.obs)
+    assert not torch.equal(ChunkEnv(chunked, 2, gamma).step(action[:, None].expand(-1, 2, -1)).reward, step.reward)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -206,7 +208,7 @@ def test_a_relay_of_diffusion_policies_injects_the_same_noise():
     config = DiffusionConfig(train_steps=20, steps=4, sampler=Sampler.ddpm)
     same = [build_policy(config, SPEC, seed=1).eval() for _ in range(2)]
     expected = same[0].act(OBS, generator=torch.Generator().manual_seed(3))
-    assert torch.equal(Relay(*same, 2).act(OBS, generator=torch.Generator().manual_seed(3)), expected)
+    assert torch.equal(Relay(same[0], same[1], 2).act(OBS, generator=torch.Generator().manual_seed(3)), expected)
     heun = build_policy(DiffusionConfig(train_steps=20, steps=4, sampler=Sampler.heun), SPEC).eval()
     with pytest.raises(BurnishError, match="sampler=heun"):
         Relay(same[0], heun, 2)
@@ -257,7 +259,7 @@ def test_a_residual_per_step_plays_as_it_did_on_the_view_it_was_trained_on():
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["residual", "steered"])
 def test_a_chunk_composite_executes_what_its_view_executed(kind):
-    policy = residual() if kind == "residual" else steered()
+    policy: Any = residual() if kind == "residual" else steered()
     chunked = ChunkEnv(worlds(), EXECUTE, 0.9)
     if kind == "residual":
         view, net = BaseEnv(chunked, policy.base, residual=0.5, seed=4), policy.net

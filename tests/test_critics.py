@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -22,10 +23,10 @@ SPEC = PolicySpec(ObsSpec({"state": (4,)}), ActionSpec((-1, -1), (1, 1)), horizo
 
 def separate(ensemble: EnsembleMLP, member: int, layer_norm: bool) -> MLP:
     """One member as a network of ``nn.Linear``, with its weights."""
-    parts = [part for part in ensemble.layers if hasattr(part, "weight")]
+    parts: list[Any] = [part for part in ensemble.layers if hasattr(part, "weight")]
     linear = parts[::2] if layer_norm else parts
     net = MLP(7, linear[-1].weight.shape[2], [16, 16], activation=Activation.relu, layer_norm=layer_norm)
-    own = [part for part in net.modules() if isinstance(part, (nn.Linear, nn.LayerNorm))]
+    own: list[Any] = [part for part in net.modules() if isinstance(part, (nn.Linear, nn.LayerNorm))]
     with torch.no_grad():
         for mine, theirs in zip(own, parts, strict=True):
             mine.weight.copy_(theirs.weight[member].mT if isinstance(mine, nn.Linear) else theirs.weight[member, 0])
@@ -53,10 +54,12 @@ def test_an_ensemble_is_its_members(float64, layer_norm, out, shared):
         z = net(own if shared else own[e])
         torch.testing.assert_close(y[e], z)
         (z * pull[e]).sum().backward()
+        assert own.grad is not None
         at_input += own.grad
         kinds = (nn.Linear, nn.LayerNorm)
-        theirs = [part for part in ensemble.layers if hasattr(part, "weight")]
-        for mine, part in zip([m for m in net.modules() if isinstance(m, kinds)], theirs, strict=True):
+        theirs: list[Any] = [part for part in ensemble.layers if hasattr(part, "weight")]
+        ours: list[Any] = [m for m in net.modules() if isinstance(m, kinds)]
+        for mine, part in zip(ours, theirs, strict=True):
             grad = part.weight.grad[e].mT if isinstance(mine, nn.Linear) else part.weight.grad[e, 0]
             torch.testing.assert_close(grad, mine.weight.grad)
             torch.testing.assert_close(part.bias.grad[e, 0], mine.bias.grad)
@@ -71,9 +74,8 @@ def test_initial_weights_are_those_of_linear():
     reference = nn.Linear(width, width)
     bound = 1 / math.sqrt(width)
     assert float(reference.weight.detach().abs().max()) <= bound
-    for part in ensemble.layers:
-        if not hasattr(part, "weight"):
-            continue
+    layers: list[Any] = [part for part in ensemble.layers if hasattr(part, "weight")]
+    for part in layers:
         for x in (part.weight, part.bias):
             assert float(x.detach().abs().max()) <= bound
             # A uniform deviation, bound / sqrt(3), has a standard error below 0.45 / sqrt(count) of itself.

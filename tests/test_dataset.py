@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from burnish.offline.dataset import decisions, fit_normalizers
+from burnish.offline.dataset import BehindCut, decisions, fit_normalizers
 from burnish.policies.build import build_policy
 from burnish.policies.core.chunk import ChunkEnv, HistoryEnv
 from burnish.policies.core.errors import BurnishError
@@ -45,7 +45,7 @@ def spec_of(execute: int, history: int = 1) -> PolicySpec:
     return PolicySpec(OBS, ACTION, horizon=execute + 2, execute=execute, start=1, history=history)
 
 
-def slow(episode: Episode, spec: PolicySpec, start: int, reward=lambda r: r) -> list[dict]:
+def slow(episode: Episode, spec: PolicySpec, start: int, tail: float, reward=lambda r: r) -> list[dict]:
     """One phase of one episode, tick by tick."""
     rows, length = [], len(episode)
     rewards = reward(episode.reward).tolist()
@@ -67,10 +67,9 @@ def slow(episode: Episode, spec: PolicySpec, start: int, reward=lambda r: r) -> 
                 "state": torch.stack(state) if spec.history > 1 else state[0],
                 "goal": episode.obs["goal"][tick],
             }
-        tail = 0.0 if episode.terminated else rewards[-1] / (1 - GAMMA)
-        row["return_to_go"] = (
-            sum(GAMMA ** (t - first) * rewards[t] for t in range(first, length)) + GAMMA ** (length - first) * tail
-        )
+        row["executed"] = row["action"]
+        follows = 0.0 if episode.terminated else GAMMA ** (length - first) * tail
+        row["return_to_go"] = sum(GAMMA ** (t - first) * rewards[t] for t in range(first, length)) + follows
         rows.append(row)
     return rows
 
@@ -84,15 +83,16 @@ def test_decisions_equal_a_slow_loop(execute, phases, history):
         return 10 * r - 5
 
     replay = decisions(episodes, spec, GAMMA, phases=phases, monte_carlo=True, reward=shifted)
+    worst = min(float(shifted(episode.reward).min()) for episode in episodes) / (1 - GAMMA)
     expected = [
         row
         for episode in episodes
         for start in range(min(phases or execute, len(episode)))
-        for row in slow(episode, spec, start, shifted)
+        for row in slow(episode, spec, start, worst, shifted)
     ]
     got = replay.gather(torch.arange(len(replay)))
     assert len(replay) == len(expected)
-    for name in ("action", "reward", "steps", "ended", "terminated", "discount", "return_to_go"):
+    for name in ("action", "executed", "reward", "steps", "ended", "terminated", "discount", "return_to_go"):
         wanted = torch.stack([torch.as_tensor(row[name]) for row in expected])
         torch.testing.assert_close(got[name], wanted.to(got[name].dtype), rtol=1e-5, atol=1e-4)
     for name in ("obs", "next_obs"):
@@ -151,24 +151,58 @@ def test_decisions_of_a_recording_are_those_of_the_world(history):
         assert not bool(got["action"][row, real:].any())
 
 
-def test_what_goes_on_for_ever_is_worth_r_over_one_minus_gamma():
-    """-1 per tick, cut off: the return is -10 everywhere with gamma 0.9, and not the sum of what was recorded."""
-    episode = an_episode(5, False, 0)
-    episode.reward = torch.full((5,), -1.0)
-    episodes = Episodes([episode], EnvSpec(OBS, ACTION, 10.0, "test", 100))
+def returns(rewards, execute=1, behind_cut=BehindCut.worst, gamma=GAMMA):
+    """``return_to_go`` of phase 0 of recordings that were cut off."""
+    made = []
+    for reward in rewards:
+        episode = an_episode(len(reward), False, 0)
+        episode.reward = torch.tensor(reward)
+        made.append(episode)
+    episodes = Episodes(made, EnvSpec(OBS, ACTION, 10.0, "test", 100))
+    replay = decisions(episodes, spec_of(execute), gamma, phases=1, monte_carlo=True, behind_cut=behind_cut)
+    return replay.latest()["return_to_go"][:, 0]
+
+
+def test_what_may_follow_a_cut():
+    """-1 per tick, cut off: -10 everywhere with gamma 0.9, and not the sum of what was recorded; unless asked for."""
     for execute in (1, 2, 3):
-        replay = decisions(episodes, spec_of(execute), GAMMA, monte_carlo=True)
-        torch.testing.assert_close(replay.latest()["return_to_go"], torch.full((5, 1), -10.0))
-    episode.terminated = True
-    replay = decisions(episodes, spec_of(1), GAMMA, monte_carlo=True)
-    expected = torch.tensor([-(1 - 0.9**n) / 0.1 for n in (5, 4, 3, 2, 1)])
-    torch.testing.assert_close(replay.latest()["return_to_go"][:, 0], expected)
+        for behind_cut in (BehindCut.worst, BehindCut.last):
+            torch.testing.assert_close(
+                returns([[-1.0] * 5], execute, behind_cut), torch.full((-(-5 // execute),), -10.0)
+            )
+    summed = torch.tensor([-(1 - 0.9**n) / 0.1 for n in (5, 4, 3, 2, 1)])
+    torch.testing.assert_close(returns([[-1.0] * 5], behind_cut=BehindCut.nothing), summed)
+    # Success is a reward of 0 that goes on; the worst of all recordings does not know.
+    both = [[-1.0, 0.0], [-1.0, -1.0]]
+    for behind_cut, expected in ((BehindCut.last, [-1, 0, -10, -10]), (BehindCut.worst, [-9.1, -9, -10, -10])):
+        torch.testing.assert_close(returns(both, behind_cut=behind_cut), torch.tensor(expected, dtype=torch.float32))
 
 
-def test_without_discount_nothing_is_added_behind_a_cut():
-    episodes = some(lengths=(3,), terminated=(False,))
-    replay = decisions(episodes, spec_of(1), 1.0, monte_carlo=True)
-    assert float(replay.latest()["return_to_go"][0, 0]) == pytest.approx(float(episodes[0].reward.sum()), abs=1e-5)
+def test_only_the_worst_is_a_bound_from_below_whatever_follows():
+    """Beside the true return of what would have followed the cut."""
+    source = torch.Generator().manual_seed(0)
+    lies = dict.fromkeys(BehindCut, 0)
+    for _ in range(50):
+        whole = torch.rand(300, generator=source) * 2 - 1.5  # dense, mostly negative; behind 300 ticks nothing counts
+        truth = [float(sum(GAMMA**k * r for k, r in enumerate(whole[t:].tolist()))) for t in range(10)]
+        for kind in BehindCut:
+            told = returns([whole[:10].tolist(), [-1.5]], behind_cut=kind)[:10]
+            lies[kind] += int((told > torch.tensor(truth) + 1e-3).sum())
+    assert lies[BehindCut.worst] == 0 and min(lies[BehindCut.last], lies[BehindCut.nothing]) > 100
+
+
+def test_behind_a_termination_there_is_nothing():
+    episodes = some(lengths=(5,), terminated=(True,))
+    told = [decisions(episodes, spec_of(1), GAMMA, monte_carlo=True, behind_cut=kind).latest() for kind in BehindCut]
+    assert all(torch.equal(x["return_to_go"], told[0]["return_to_go"]) for x in told)
+    expected = sum(GAMMA**t * float(r) for t, r in enumerate(episodes[0].reward))
+    assert float(told[0]["return_to_go"][0, 0]) == pytest.approx(expected, abs=1e-5)
+
+
+def test_without_discount_nothing_can_go_on_for_ever():
+    assert float(returns([[1.0, 2.0]], behind_cut=BehindCut.nothing, gamma=1.0)[0]) == 3.0
+    with pytest.raises(BurnishError, match=r"behind_cut=worst continues a reward for ever.*take behind_cut=nothing"):
+        returns([[1.0, 2.0]], gamma=1.0)
 
 
 def test_sums_over_several_decisions_stay_within_their_phase():
@@ -202,3 +236,10 @@ def test_refusals():
             decisions(episodes, spec, GAMMA, phases=phases)
     with pytest.raises(BurnishError, match=r"needs 'image\.top', but the recordings hold"):
         decisions(episodes, replace(spec, obs=ObsSpec({"image.top": (1, 2, 2)})), GAMMA)
+    with pytest.raises(BurnishError, match=r"episode 0 has action 2\.\d* in row 0, .* outside the limits"):
+        beyond = some()
+        beyond[0].action[0, 0] = 2.1
+        decisions(beyond, spec, GAMMA)
+    for name, value in (("action_mode", "velocity"), ("control_hz", 50.0)):
+        with pytest.raises(BurnishError, match=f"the policy acts with {name}={value}, but the recordings"):
+            decisions(episodes, replace(spec, **{name: value}), GAMMA)

@@ -295,6 +295,20 @@ def test_it_says_how_strong_its_clip_is(reduction: str, low: int, high: int):
     assert ("by at most " + (bounds[0] if low == high else " to ".join(bounds))) in said
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_says_how_far_it_is_from_its_base(kind: str):
+    """From the same noise, so that a policy that did not learn is at no distance, also where sampling is random."""
+    still = make_loop(small_config(2, ppo={"critic_warmup": 1}), make_base(kind, 3), scripted())
+    assert still.iterate()["base_distance"] == 0
+    loop, obs = make_loop(small_config(2), make_base(kind, 3), scripted()), {}
+    loop.learner.watch, watch = lambda rows: [obs.update(rows["obs"]), watch(rows)][1], loop.learner.watch
+    told = loop.iterate()["base_distance"]
+    with torch.no_grad():
+        policies = (loop.learner.policy, loop.learner.network.frozen)
+        ours, theirs = (policy.act(obs, generator=torch.Generator().manual_seed(0)) for policy in policies)
+    assert told == pytest.approx(float((ours - theirs).square().mean().sqrt())) and told > 1e-3
+
+
 def test_a_resumed_run_is_the_same_run():
     def fresh() -> OnPolicy:
         return make_loop(small_config(2, bc_coef=0.1), make_base("ddim", 3), scripted())

@@ -82,8 +82,8 @@ def test_no_base_is_asked_twice_and_none_more_than_needed(variant):
     config, assembly = assembled(variant, CallablePolicy(strict, SPEC))
     loop = loop_of(assembly, config)
     assert strict.rows == 0, "building asks nothing"
-    metrics = [loop.iterate() for _ in range(40)]
-    decisions, updates = 40 * 8, assembly.learner.updates
+    metrics = [loop.iterate() for _ in range(41)]  # in one of them the initial updates are made, and nothing is played
+    decisions, updates = 40 * 8, assembly.learner.inner.updates
     assert updates > 80 and any("distil_loss" in m for m in metrics) == (variant is Variant.aliased)
     if variant is Variant.sac:
         assert (strict.calls, strict.rows) == (40, decisions)
@@ -101,7 +101,8 @@ def test_a_base_that_cannot_be_steered_is_refused():
     samples = {"state": torch.zeros(4, 1)}
     with pytest.raises(BurnishError, match="ignores its noise"):
         build(dsrl(), deaf, Aim(2), samples=samples)
-    build(dsrl(), tanh_base(), Aim(2), samples=samples)
+    learner = build(dsrl(), tanh_base(), Aim(2), samples=samples).learner
+    assert learner.describe().startswith("probe of the base: the noise moves an action by 0.4")
 
 
 @pytest.mark.parametrize(
@@ -126,7 +127,7 @@ def test_one_vector_of_noise_may_serve_the_whole_chunk():
     config, assembly = assembled(base=base, repeat=True)
     assert assembly.env.spec.action.dim == 1 and isinstance(assembly.learner.policy.base, Repeated)
     loop = loop_of(assembly, config)
-    for _ in range(20):
+    for _ in range(21):  # the initial updates are one, and ask nothing
         loop.iterate()
     assembly.learner.policy.act({"state": torch.zeros(3, 1)})
     assert all(torch.equal(noise[:, 0], noise[:, 1]) for noise in seen) and len(seen) == 21
@@ -186,7 +187,7 @@ def latent_error(learner, bound):
 
 @pytest.mark.parametrize("bound", [0.7, 1.5])
 def test_the_latent_critic_becomes_the_critic_of_what_the_noise_leads_to(bound):
-    _, (_, learner) = assembled(Variant.aliased, bound=bound, distil_every=1)
+    learner = assembled(Variant.aliased, bound=bound, distil_every=1)[1].learner.inner
     source = torch.Generator().manual_seed(1)
     for _ in range(200):
         metrics = learner.update(bandit(128, source))
@@ -214,7 +215,7 @@ def test_an_update_asks_where_the_agent_goes_next_and_where_the_prior_goes_now_i
 
 
 def test_without_distillation_the_latent_critic_knows_nothing():
-    _, (_, learner) = assembled(Variant.aliased, distil_every=10_000)
+    learner = assembled(Variant.aliased, distil_every=10_000)[1].learner.inner
     before = copy.deepcopy(learner.latent_critic.state_dict())
     source = torch.Generator().manual_seed(1)
     for _ in range(20):
@@ -230,7 +231,7 @@ def changed(before, module):
 @BOTH
 def test_who_receives_a_gradient(variant):
     base = build_policy(FlowConfig(steps=2), replace(SPEC, noise_shape=None), seed=1)
-    _, (_, learner) = assembled(variant, base)
+    learner = assembled(variant, base)[1].learner.inner
     batch = bandit(32, torch.Generator().manual_seed(2))
     batch |= {"discount": torch.full((32,), 0.9), "terminated": torch.zeros(32, dtype=torch.bool)}
     names = ["agent", "critic", "temperature"] + (["latent_critic"] if variant is Variant.aliased else [])
@@ -262,16 +263,16 @@ def test_recordings_teach_the_critic_of_actions():
     for row in range(64):
         one = bandit(1, torch.Generator().manual_seed(row))
         columns = {"action": one["executed"], "ended": torch.ones(1, dtype=torch.bool)}
-        columns |= {name: one[name] for name in ("reward", "discount", "terminated", "steps")}
+        columns |= {name: one[name] for name in ("executed", "reward", "discount", "terminated", "steps")}
         prior.add(one["obs"], columns, one["next_obs"])
-    ready = recorded_for(assembly.learner, prior)
+    ready = recorded_for(2, prior)
     held, given = ready.latest(), prior.latest()
     assert torch.equal(held["executed"], given["action"]) and held["action"].shape == (64, 1, 1, 2)
     assert torch.equal(held["obs"]["state"], given["obs"]["state"])
     loop = loop_of(assembly, config, prior=ready)
     for _ in range(6):
         metrics = loop.iterate()
-    assert assembly.learner.updates > 0 and torch.isfinite(metrics["critic_loss"])
+    assert assembly.learner.inner.updates > 0 and torch.isfinite(metrics["critic_loss"])
 
 
 # ---- the loop ----
@@ -295,7 +296,7 @@ def test_resuming_is_bitwise_the_uninterrupted_run(variant):
     assert a and a.keys() == b.keys() and all(torch.equal(torch.as_tensor(a[k]), torch.as_tensor(b[k])) for k in a)
     mine, theirs = whole.learner.policy.state_dict(), resumed.learner.policy.state_dict()
     assert all(torch.equal(x, theirs[name]) for name, x in mine.items())
-    assert whole.learner.updates == resumed.learner.updates > 8
+    assert whole.learner.inner.updates == resumed.learner.inner.updates > 8
 
 
 @BOTH
@@ -305,7 +306,9 @@ def test_saturation_and_the_opinion_of_the_critic_are_logged(variant):
     for _ in range(30):
         metrics = loop.iterate()
     report = loop.report()
-    assert 0 <= float(metrics["saturation"]) <= 1 and "q/overestimate" in report
+    for name in ("saturation", "latent/saturation"):
+        assert 0 <= float(metrics[name]) <= 1
+    assert 0 < float(metrics["latent/shift"]) <= 1.5 and "base_distance" not in metrics and "q/overestimate" in report
     assert isinstance(assembly.learner.policy, Steered)
 
 

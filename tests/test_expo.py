@@ -12,7 +12,7 @@ from torch import Tensor
 
 from burnish.finetune.expo import EXPO, EXPOConfig, Select, build, edited
 from burnish.finetune.loops import OffPolicy, OffPolicyConfig
-from burnish.offline.recorded import as_played
+from burnish.offline.dataset import decisions
 from burnish.offline.replay import Replay
 from burnish.offline.sac import soft_agent
 from burnish.policies.build import build_policy
@@ -283,7 +283,7 @@ def test_resumes_bit_for_bit_with_prior_data() -> None:
 
     def loop(seed: int) -> OffPolicy:
         made = build(config, flow_base(), line(WORLDS), seed=seed)
-        prior = as_played(Episodes([episode], env.spec), flow_base().spec, 0.9)
+        prior = decisions(Episodes([episode], env.spec), flow_base().spec, 0.9)
         return OffPolicy(made.learner, made.env, Replay(1000, WORLDS), config.loop, prior=prior, seed=seed)
 
     straight = loop(0)

@@ -48,7 +48,8 @@ def words_of(lab, name):
     else:
         small = ["method.loop.warmup=8", "method.loop.batch=8", "method.loop.updates_per_decision=0.5"]
     start = ["env=point_reach"] if name in FROM_NOTHING else ["policy=checkpoint", f"policy.path={lab}/flow"]
-    data = [f"data={lab}/data"] if method.recorded is not Recorded.unused else []
+    reads = method.recorded is not Recorded.unused and getattr(method.config(), "reads_recordings", True)
+    data = [f"data={lab}/data"] if reads else []
     return ["finetune", f"method={name}", *start, *data, *RUN, *small, *NEEDED.get(name, [])]
 
 
@@ -106,6 +107,26 @@ def test_offline_starts_from_a_checkpoint(lab, tmp_path):
     assert [int(line["step"]) for line in read_metrics(tmp_path / "run") if "trial/episodes" in line] == [0, 12]
 
 
+def test_a_base_is_probed_and_recordings_are_summed_up_in_a_sentence_each(lab, tmp_path, capsys):
+    data = f"data={lab}/data"
+    assert main([*words_of(lab, "dsrl"), "method.variant=aliased", data, f"out={tmp_path}/steered"]) == 0
+    out, _ = capsys.readouterr()
+    assert "probe of the base: the noise moves an action by" in out and "prior data: 72 decisions\n" in out
+    assert main([*words_of(lab, "residual_td3"), f"out={tmp_path}/corrected"]) == 0
+    assert "% of their coordinates lie further than bound=0.1 from the base" in capsys.readouterr().out
+
+
+def test_a_base_that_ignores_its_noise_is_refused(lab, tmp_path, capsys):
+    deaf = ["policy=gaussian", "policy.hidden=[8]", "policy.init_std=2e-5", "policy.min_std=1e-5"]
+    words = [f"data={lab}/data", "train.steps=1", "policy.loss=least_squares", *TRIAL]
+    assert main(["pretrain", *deaf, *words, f"out={tmp_path}/deaf"]) == 0
+    for name in ("dsrl", "rfs"):
+        words = [word.replace(f"{lab}/flow", f"{tmp_path}/deaf") for word in words_of(lab, name)]
+        message = refused(capsys, *words, f"out={tmp_path}/run")
+        assert f"method={name} steers its base by noise, but this base ignores its noise" in message
+        assert "method=residual_td3" in message and not (tmp_path / "run").exists()
+
+
 def test_another_base_at_the_same_place_is_noticed(lab, tmp_path, capsys):
     shutil.copytree(lab / "flow", tmp_path / "base")
     words = [w.replace(f"{lab}/flow", f"{tmp_path}/base") for w in words_of(lab, "residual_ppo")]
@@ -135,6 +156,8 @@ def refused(capsys, *words):
         (["offline", "method=iql"], "data=... must be given"),
         (["offline", "method=iql", "data=nowhere"], "no dataset at nowhere"),
         (["offline", "method=iql", "data=x", "reward_scale=0"], "reward_scale=0"),
+        (["offline", "method=iql", "data=x", "reward_scale=nan"], "reward_scale=nan"),
+        (["offline", "method=iql", "data=x", "reward_shift=inf"], "reward_shift=inf"),
         (["finetune", "method=dppo", "total=0"], "total=0"),
         (["finetune", "method=dppo", "method.ppo.epocs=2"], "did you mean 'method.ppo.epochs'"),
         (["finetune", "method=dppo", "method.ppo.clip=-1"], "clip=-1"),
@@ -153,6 +176,7 @@ def test_mistakes_are_one_sentence(words, sentence, capsys):
         ("gaussian", ["method=reinflow"], "method=reinflow needs a policy that is a flow; the one given"),
         ("gaussian", ["method=dppo"], "Try method=gaussian_ppo, method=residual_ppo"),
         ("flow", ["method=dppo", "data={lab}/data"], "learns from its own decisions alone"),
+        ("flow", ["method=dsrl", "data={lab}/data"], "take method.variant=aliased"),
         ("flow", ["method=expo", "data=nowhere"], "no dataset at nowhere"),
         ("flow", ["method=residual_ppo", "env=lqr"], "the environment"),
     ],

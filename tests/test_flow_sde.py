@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -43,8 +44,8 @@ def published(x, v, k, count, level):
     tau, delta = 1 - k / count, 1 / count
     v = -v  # theirs points from the action to the noise
     action, noise = x - v * tau, x + v * (1 - tau)
-    at = tau if k else 1 - delta
-    sigma = level * math.sqrt(at / (1 - at))
+    # Where tau is 1, the published code replaces it in the denominator alone.
+    sigma = level * math.sqrt(tau / (1 - (tau if k else 1 - delta)))
     mean = (1 - (tau - delta)) * action + (tau - delta - sigma**2 * delta / (2 * tau)) * noise
     return mean, math.sqrt(delta) * sigma
 
@@ -55,7 +56,7 @@ def published(x, v, k, count, level):
 @pytest.mark.parametrize("mixed", [True, False])
 @pytest.mark.parametrize("case", lab.CASES)
 def test_the_ratio_is_one_before_any_update(case, mixed, float64):
-    for steps in lab.grid(case)[1:]:
+    for steps in lab.grid(case):
         actor = make(case, steps, mixed=mixed)
         obs, draw = drawn(actor)
         again = actor.log_prob(obs, draw.trace, full(actor))
@@ -131,7 +132,7 @@ def test_derivatives(float64):
 @pytest.mark.parametrize("mixed", [True, False])
 @pytest.mark.parametrize("case", lab.CASES)
 def test_without_noise_a_draw_is_what_the_policy_does(case, mixed, float64):
-    for steps in lab.grid(case)[1:]:
+    for steps in lab.grid(case):
         actor = make(case, steps, level=1e-9, mixed=mixed)
         obs, draw = drawn(actor)
         x_0 = torch.randn(8, *actor.spec.chunk_shape, generator=torch.Generator().manual_seed(3))  # drawn first
@@ -233,8 +234,8 @@ def test_noise_keeps_a_mixture(mixed, float64):
     allowed = 4 * 0.5 / math.sqrt(samples) + 0.01
     assert off() < allowed
     if not mixed:
-        plain = actor.transition
-        actor.transition = lambda x, k, cond, here=None: Normal(
+        plain, patched = actor.transition, cast(Any, actor)
+        patched.transition = lambda x, k, cond, here=None: Normal(
             2 * plain(x, k, cond, torch.zeros(len(x), dtype=torch.bool)).mean - plain(x, k, cond, here).mean,
             plain(x, k, cond, here).std,
         )
@@ -327,6 +328,7 @@ def test_the_first_update_starts_at_ratio_one_and_resuming_is_exact(mixed):
     assert learner.policy is learner.network.flow and env.execute == 2
     metrics = OnPolicy(learner, env, decisions_per_update=8).iterate()
     assert float(metrics["kl"]) < 1e-9 and float(metrics["clip/fraction"]) == 0
+    assert 0 < float(metrics["base_distance"]) < 0.01  # one step of a small rate
     assert all(torch.equal(x, before[name]) for name, x in base.state_dict().items())
 
     config = FlowSDEConfig(SDEConfig(mixed=mixed), ppo=PPOConfig(epochs=2, minibatch=16, lr=1e-3))
@@ -362,12 +364,10 @@ def test_random_steps_are_uniform_for_both_kinds_of_generator():
         assert (torch.bincount(k, minlength=5) - 1000).abs().max() < 4 * math.sqrt(5000 * 0.2 * 0.8)
 
 
-def test_refuses_what_is_no_flow_or_has_a_single_step():
+def test_refuses_what_is_no_flow():
     world = _world()
     with pytest.raises(BurnishError, match=r"method=dppo .* residual"):
         flow_sde.build(FlowSDEConfig(), DiffusionPolicy(agent_spec(world.spec, 2), DiffusionConfig()), world)
-    with pytest.raises(BurnishError, match="at least 2 steps"):
-        flow_sde.build(FlowSDEConfig(), lab.flow("longer", 1), world)
     with pytest.raises(BurnishError, match="level"):
         SDEConfig(level=0.0)
 
@@ -379,7 +379,7 @@ def learning_config():
 
 @pytest.mark.parametrize(("seed", "noise"), [(0, False), (1, False), (2, False), (0, True)])
 def test_learns_to_reach(seed, noise):
-    """Mean reward per tick, recorded over 20 seeds: -0.15 to -0.12; -0.77 to -0.51 if rewards are noise."""
+    """Mean reward per tick, recorded over 20 seeds: -0.15 to -0.12; -0.78 to -0.61 if rewards are noise (8)."""
     before, after = lab.learnt(flow_sde.build, learning_config(), seed, 40, noise=noise)
     assert before < -0.5
     assert after < -0.45 if noise else after > -0.25

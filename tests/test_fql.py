@@ -13,6 +13,7 @@ from burnish.offline.fql import FQLConfig, Heads
 from burnish.policies.build import build_policy
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.types import Policy
+from burnish.policies.nets.mlp import Activation
 from burnish.policies.one_step import OneStepConfig, OneStepPolicy
 from offline_lab import CHUNKED, SINGLE, a_batch, made, trained
 
@@ -126,3 +127,13 @@ def test_it_finds_the_best_policy_that_the_data_supports():
 @pytest.mark.parametrize("change", [{"alpha": 100.0}, {"cut_is_end": True}], ids=["imitation", "cut is end"])
 def test_it_does_not_by_imitation_or_where_a_cut_is_taken_for_an_end(change):
     assert mdp.score(trained("fql", 0, UPDATES, **change).policy) < FAILED
+
+
+def test_the_defaults_are_the_published_ones_but_for_the_normalised_q():
+    config = FQLConfig()
+    body = config.policy.net.mlp
+    for net in (body, config.one_step, config.critic):
+        assert net.hidden == [512] * 4 and net.activation is Activation.gelu
+    assert config.critic.layer_norm and not body.layer_norm and not body.residual and not config.one_step.layer_norm
+    assert (config.policy.steps, config.lr, config.tau, config.critic.members) == (10, 3e-4, 0.005, 2)
+    assert config.heads is Heads.mean and config.normalize_q and config.alpha == 1.0

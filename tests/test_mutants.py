@@ -57,6 +57,7 @@ MUTANTS = [
     Mutant(surrogate, "denoising_weight", "torch.arange(count - 1, -1, -1, ", "torch.arange(count, 0, -1, "),
     Mutant(surrogate, "divisor", "coordinates / transitions", "coordinates * transitions"),
     Mutant(surrogate, "divisor", "Reduction.mean_dim_and_step", "Reduction.mean_dim"),
+    Mutant(surrogate, "divisor", "return transitions", "return coordinates"),
     Mutant(surrogate, "effective_clip", "torch.log1p(clip)", "clip"),
     Mutant(td, "expectile", "1 - tau, tau", "tau, 1 - tau"),
     Mutant(td, "advantage_weight", "math.log(cap)", "cap"),

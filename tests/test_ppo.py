@@ -11,7 +11,7 @@ import torch
 from burnish.finetune import residual_ppo
 from burnish.finetune.loops import OnPolicy
 from burnish.finetune.ppo import PPO, Normalize, PPOConfig
-from burnish.finetune.rollout import Rollout
+from burnish.finetune.rollout import Rollout, flat
 from burnish.policies.build import build_policy
 from burnish.policies.core.checkpoint import load, save
 from burnish.policies.core.chunk import ChunkEnv
@@ -23,6 +23,7 @@ from burnish.policies.nets.critic import ValueConfig
 from burnish.policies.nets.denoiser import DenoiserConfig, MlpBodyConfig
 from lqr_lab import assembled
 from scripted import TERMINATED, TRUNCATED, ScriptedWorld
+from seam import SeamWorld, seam_env
 
 # Ends of both kinds at every sub-step of chunks of three.
 SCRIPT = [
@@ -70,6 +71,44 @@ def log_ratio_of(actor):
     return measure
 
 
+def test_advantages_are_limited_to_their_quantiles():
+    learner, _ = make(advantage_quantiles=[0.1, 0.75])
+    given = torch.cat([torch.linspace(-1, 1, 99), torch.tensor([50.0])])
+    standard = (given - given.mean()) / given.std(correction=0)
+    low, high = (torch.quantile(standard, q) for q in (0.1, 0.75))
+    torch.testing.assert_close(learner._normalized(given), standard.clamp(low, high))
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.45])
+def test_both_evidences_are_of_the_same_shifted_images(shift):
+    """Images move once per update, by up to one of two pixels; what was drawn without a shift is evaluated anew."""
+    env = ChunkEnv(seam_env(SeamWorld(2, image=True), 2), EXECUTE, 0.9)
+    actor = build_policy(GaussianConfig(hidden=[8]), agent_spec(env.spec, EXECUTE, 2), seed=0)
+    learner = PPO(actor, actor, settings(image_shift=shift, epochs=2, lr=1e-9), num_envs=2)
+    batch = collect(learner, env)
+    noise = torch.Generator().manual_seed(0)
+    key = "image.top"  # pictures of one colour would look the same wherever they are
+    pictures = torch.randint(0, 255, batch["obs"][key].shape, generator=noise).to(torch.uint8)
+    batch["obs"][key] = pictures.clone()
+    batch["row"] = torch.arange(2 * LENGTH).view(LENGTH, 2)
+    with torch.no_grad():
+        drawn = actor.log_prob(flat(batch)["obs"], batch["trace"].flatten(0, 1), batch["steps"].flatten())
+    batch["log_prob"], seen = drawn.view_as(batch["log_prob"]), []
+
+    def remember(obs, rows):
+        order = rows["row"].argsort()
+        seen.append((obs[key][order], rows["log_prob"][order]))
+        return torch.zeros(len(order))
+
+    learner.auxiliary = {"remember": (0.0, remember), "log_ratio": (0.0, log_ratio_of(actor))}
+    assert float(learner.update(batch)["log_ratio"]) < 1e-4
+    assert torch.equal(batch["obs"][key], pictures)  # the rollout itself stays as it was
+    (images, evidence), (again, _) = seen
+    assert torch.equal(images, again)
+    assert torch.equal(images, pictures.flatten(0, 1)) == (shift == 0)
+    assert (float((evidence - drawn).abs().max()) > 1e-3) == (shift > 0)
+
+
 def flow_base(env, execute=2, seed=0):
     net = DenoiserConfig(mlp=MlpBodyConfig(hidden=[16]))
     return build_policy(FlowConfig(steps=2, net=net), agent_spec(env.spec, execute), seed=seed)
@@ -103,7 +142,7 @@ def test_the_ratio_is_one_on_the_residual_view():
     assert float(learner.update(collect(learner, env))["log_ratio"]) < 1e-5
 
 
-@pytest.mark.parametrize(("length", "minibatch", "count"), [(9, 4, 4), (9, 5, 3), (9, 100, 1), (1, 2, 1)])
+@pytest.mark.parametrize(("length", "minibatch", "count"), [(9, 4, 5), (9, 5, 4), (9, 100, 1), (1, 2, 1)])
 def test_every_row_is_in_exactly_one_minibatch_of_an_epoch(length, minibatch, count):
     seen = []
 
@@ -121,7 +160,7 @@ def test_every_row_is_in_exactly_one_minibatch_of_an_epoch(length, minibatch, co
     for epoch in range(3):
         parts = seen[epoch * count : (epoch + 1) * count]
         assert sorted(row for part in parts for row in part) == list(range(2 * length))
-        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+        assert max(map(len, parts)) <= minibatch and max(map(len, parts)) - min(map(len, parts)) <= 1
     assert count == 1 or seen[0] != seen[count]
 
 
@@ -241,7 +280,22 @@ def leaves(state, name=""):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"epochs": 0}, {"minibatch": 1}, {"clip": 0.0}, {"lr": math.nan}, {"lam": 1.1}, {"critic_warmup": -1}]
+    "wrong",
+    [
+        {"image_shift": 0.5},
+        {"advantage_quantiles": [0.9, 0.1]},
+        {"epochs": 0},
+        {"minibatch": 1},
+        {"clip": 0.0},
+        {"lr": math.nan},
+        {"lam": 1.1},
+        {"critic_warmup": -1},
+        {"weight_decay": -1.0},
+        {"critic_weight_decay": -1.0},
+        {"value_coef": -1.0},
+        {"value_clip": -1.0},
+        {"target_kl": 0.0},
+    ],
 )
 def test_settings_out_of_range_are_refused_by_name(wrong):
     with pytest.raises(BurnishError, match=f"ppo.{next(iter(wrong))}="):

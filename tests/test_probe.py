@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from burnish.finetune.build import METHODS, Needs, prepare
 from burnish.finetune.probe import probe, require_noise, require_steerable
 from burnish.policies.build import build_policy
 from burnish.policies.core.errors import BurnishError
@@ -15,6 +16,7 @@ from burnish.policies.diffusion import DiffusionConfig, Sampler
 from burnish.policies.external import CallablePolicy
 from burnish.policies.flow import FlowConfig
 from latent_lab import SPEC, tanh_base
+from seam import SeamWorld, seam_env, seam_spec, shrunk
 
 OBS = {"state": torch.linspace(-1, 1, 6)[:, None]}
 
@@ -97,3 +99,21 @@ def test_a_probe_asks_little_and_leaves_the_global_generator_alone():
     asked.clear()
     probe(base, OBS, draws=4, coordinates=2)
     assert asked == [6 * 8, 6 * 8, 6 * 2]
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.needs is Needs.noise])
+def test_a_base_is_probed_unless_it_shall_be_spared(name):
+    env = seam_env(SeamWorld(2))
+    deaf = CallablePolicy(lambda obs, noise: torch.zeros(len(noise), 5, 2), replace(seam_spec(env), noise_shape=(3,)))
+    config = shrunk(METHODS[name].config())
+    with pytest.raises(BurnishError, match=f"method={name} steers its base by noise, but this base ignores its noise"):
+        prepare(config, deaf, env)
+    assert prepare(config, deaf, env, probe=False).learner.describe() == "the base was not probed"
+    shown = []
+    hearing = CallablePolicy(
+        lambda obs, noise: (shown.append(obs), torch.tanh(noise[:, :1, None] * torch.ones(1, 5, 2)))[1], deaf.spec
+    )
+    samples = {"state": torch.arange(60.0).view(20, 3)}
+    loop = prepare(config, hearing, env, samples=samples)
+    assert loop.learner.describe().startswith("probe of the base: ") and loop.learner.found.steerable
+    assert {int(x) for obs in shown for x in obs["state"][:, 0]} == {0, 3, 6, 9, 12, 15, 18, 21}, "eight are enough"

@@ -1,8 +1,7 @@
-"""Recordings as prior data: labelled by a base, against a controller that plays along; and with what was executed."""
+"""Recordings as prior data of residuals: labelled by a base, against a controller that plays along."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from burnish.offline.dataset import decisions
-from burnish.offline.recorded import as_played, episodes_of, label_with_base
+from burnish.offline.recorded import episodes_of, label_with_base
 from burnish.policies.build import build_policy
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.seed import derive
@@ -117,16 +116,3 @@ def test_everything_is_in_reach_of_a_wide_bound() -> None:
 def test_a_controller_cannot_label() -> None:
     with pytest.raises(BurnishError, match="give the policy itself"):
         label_with_base(recordings(), ChunkController(elementwise(1), 1), 0.9, 0.2)  # type: ignore[arg-type]
-
-
-def test_what_was_played_is_also_what_was_executed() -> None:
-    data, spec = recordings(), replace(spec_of(1, noisy=False))
-    plain = decisions(data, replace(spec, obs=data.spec.obs), 0.9)
-    played = as_played(data, spec, 0.9)
-    every = torch.arange(len(plain))
-    expected, found = plain.gather(every), played.gather(every)
-    assert torch.equal(found.pop("executed"), expected["action"])
-    for name in ("obs", "next_obs"):
-        first, second = expected.pop(name), found.pop(name)
-        assert set(first) == {"state", "goal"} and all(torch.equal(first[key], second[key]) for key in first)
-    assert expected.keys() == found.keys() and all(torch.equal(expected[key], found[key]) for key in expected)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from burnish.finetune.actors.noisy_flow import NoiseConfig, NoisyFlowActor
 from burnish.finetune.loops import OnPolicy, OnPolicyConfig
 from burnish.finetune.ppo import PPOConfig
 from burnish.finetune.reinflow import ReinFlowConfig
+from burnish.offline.surrogate import Reduction
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.normalize import Scaling
 from burnish.policies.core.spec import agent_spec
@@ -81,7 +83,8 @@ def test_the_likelihood_is_that_of_a_slow_loop(case, initial, float64):
             x, t = draw.trace[b : b + 1, k], torch.tensor([k / 4])
             with torch.no_grad():
                 mean = (x + actor.flow.velocity(x, t, size, row) / 4)[0].numpy()
-                raw = actor.noise.net(torch.cat([actor.noise.time(t), row.given], 1)).view(spec.chunk_shape).numpy()
+                embedded: Any = actor.noise.time
+                raw = actor.noise.net(torch.cat([embedded(t), row.given], 1)).view(spec.chunk_shape).numpy()
             variance = np.exp(np.log(0.1**2) + (np.tanh(raw) + 1) / 2 * (np.log(0.24**2) - np.log(0.1**2)))
             for h in range(spec.horizon):
                 if k == 3 and not spec.start <= h < spec.start + int(played[b]):
@@ -168,7 +171,8 @@ def test_the_upper_bound_holds_then_comes_down_and_resumes(float64):
     twin, bounds = make(decay=20, hold=0.5, floor=0.25, min_std=0.1, max_std=0.2), []
     obs = lab.seen(actor, 64)
     with torch.no_grad():
-        actor.noise.net.layers[-1].bias += 100  # tanh is 1: every deviation is at its upper bound
+        last: Any = actor.noise.net.layers[-1]
+        last.bias += 100  # tanh is 1: every deviation is at its upper bound
     for _ in range(25):
         bounds.append(float(actor.transition(*_first(actor, obs)).std.detach().max()))
         actor.noise.advance()
@@ -273,6 +277,30 @@ def _rate():
     """Noise begins at the geometric mean of its bounds: 20 terms of 3 steps (the horizon is executed) and x_0."""
     unit = 0.5 * math.log(2 * math.pi * math.e)
     return (3 * (0.5 * math.log(0.10 * 0.24) + unit) + unit) / 4
+
+
+def test_noise_may_ignore_the_time(float64):
+    actor = make("late", 3, time_dim=0)
+    obs, draw = drawn(actor)
+    cond = actor.encode(obs)
+    first, last = (actor.transition(draw.trace[:, k], torch.full((5,), k), cond).std for k in (0, 2))
+    assert torch.equal(first, last) and not torch.equal(first[0], first[1])
+    torch.testing.assert_close(actor.log_prob(obs, draw.trace, full(actor)), draw.log_prob, rtol=0, atol=1e-10)
+
+
+def test_flow_noise_of_pi_rl_clips_the_mean_over_transitions():
+    """12 numbers per chunk, 4 steps and x_0: a clip of 0.2 stands for 5 log 1.2 on the summed log-ratio."""
+    base = FlowPolicy(agent_spec(_world().spec, 6), FlowConfig(steps=4))
+    learner = reinflow.build(small(ppo={"reduction": Reduction.mean_step}), base, _world()).learner
+    assert float(learner.ppo.divisor) == 5
+    assert f"{5 * math.log(1.2):.3g}" in learner.describe()
+
+
+def test_it_says_how_far_it_is_from_its_base():
+    for warmup, moved in ((1, False), (0, True)):
+        env, learner = reinflow.build(small(ppo={"critic_warmup": warmup}), scripted_base(), _world())
+        metrics = OnPolicy(learner, env, decisions_per_update=8).iterate()
+        assert (float(metrics["base_distance"]) > 0) == moved
 
 
 def test_resuming_is_exact():

@@ -323,6 +323,8 @@ def test_mixture_shares():
         batch = sample_mixture(replay, prior, 64, share=share, n_step=2)
         assert len(batch["reward"]) == 64 and sum(code >= 700_000 for code in codes(batch["obs"])) == count
         assert set(codes(batch["next_obs"])) and "return_to_go" not in batch and "goal" not in batch["obs"]
+    unions = [codes(sample_mixture(replay, prior, 3, share=None, n_step=2)["obs"]) for _ in range(40)]
+    assert {sum(code >= 700_000 for code in drawn) for drawn in unions} == {0, 1, 2, 3}
     assert len(sample_mixture(replay, None, 6)["reward"]) == 6
     narrow = Replay(4)
     obs, columns, next_obs = old.play()

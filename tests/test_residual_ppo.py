@@ -157,6 +157,24 @@ def test_learning_moves_the_correction_and_never_the_base(tmp_path):
     assert agree(*paths)
 
 
+def test_it_says_how_far_it_corrects_and_how_often_it_would_go_further():
+    env, learner = assembled(residual_ppo, config(), flow(), reach(4))
+    learner.update = lambda batch, update=learner.update: [batches.append(batch), update(batch)][1]
+    learner.config.critic_warmup, batches = 1, []
+    loop = OnPolicy(learner, env, decisions_per_update=20)
+    metrics = loop.iterate()
+    assert float(metrics["base_distance"]) == 0  # the mean, which has not moved
+    share = float((batches[0]["action"].abs() > 0.95).float().mean())
+    assert float(metrics["saturation"]) == pytest.approx(share) and share < 0.1
+    with torch.no_grad():
+        learner.network.trunk.layers[-1].bias.fill_(100.0)
+    learner.weight.zero_()
+    metrics = loop.iterate()
+    base = batches[1]["obs"]["base_action"]
+    moved = ((base + 0.5).clamp(max=1) - base).square().mean().sqrt()
+    assert float(metrics["saturation"]) == 1 and float(metrics["base_distance"]) == pytest.approx(float(moved))
+
+
 def test_the_spread_is_fixed_at_its_logarithm_minus_one_unless_it_shall_learn():
     for learn in (False, True):
         env, learner = assembled(residual_ppo, ResidualPPOConfig(learn_std=learn, ppo=config().ppo), flow(), reach(4))

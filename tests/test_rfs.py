@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 
 import pytest
@@ -36,7 +37,7 @@ def test_what_is_deployed_executes_noise_and_correction():
     env, learner = build(rfs(), tanh_base(), Aim(8))
     obs = env.reset()
     with torch.no_grad():
-        choice = learner.agent.act(obs, greedy=True)[:, 0]
+        choice = learner.inner.agent.act(obs, greedy=True)[:, 0]
         chunk = learner.policy.act(obs, greedy=True)
     expected = (0.8 * torch.tanh(1.5 * choice[:, :2]) + 0.3 * choice[:, 2:]).clamp(-1, 1)
     torch.testing.assert_close(chunk[..., 0], expected)
@@ -44,9 +45,9 @@ def test_what_is_deployed_executes_noise_and_correction():
 
 
 def test_the_entropy_target_counts_the_two_parts_differently():
-    learner = build(rfs(), tanh_base(), Aim(2)).learner
+    learner = build(rfs(), tanh_base(), Aim(2)).learner.inner
     assert learner.temperature.target == -2.0, "0 for two coordinates of noise, -1 for each of two corrections"
-    given = build(rfs(sac=latent_sac(**SMALL, target_entropy=-0.5)), tanh_base(), Aim(2)).learner
+    given = build(rfs(sac=latent_sac(**SMALL, target_entropy=-0.5)), tanh_base(), Aim(2)).learner.inner
     assert given.temperature.target == -0.5
 
 
@@ -55,10 +56,27 @@ def test_the_base_is_asked_once_per_decision_and_never_by_an_update():
     config = rfs()
     assembly = build(config, CallablePolicy(strict, SPEC), Aim(8))
     loop = loop_of(assembly, config)
-    for _ in range(40):
+    for _ in range(41):
         metrics = loop.iterate()
-    assert assembly.learner.updates > 80 and (strict.calls, strict.rows) == (40, 320)
-    assert 0 <= float(metrics["saturation"]) <= 1
+    assert assembly.learner.inner.updates > 80 and (strict.calls, strict.rows) == (40, 320)
+    for name in ("saturation", "latent/saturation", "residual/saturation"):
+        assert 0 <= float(metrics[name]) <= 1
+    assert 0 < float(metrics["base_distance"]) <= config.residual_bound
+    assert 0 < float(metrics["latent/shift"]) <= config.latent_bound and float(metrics["latent/size"]) > 0
+
+
+def test_the_distance_to_the_base_is_that_of_the_correction_and_of_the_noise():
+    """With a mean that is known: 0.5 in every number that the agent says."""
+    view, learner = build(rfs(), tanh_base(), Aim(4))
+    agent = learner.inner.agent
+    with torch.no_grad():
+        for x in agent.trunk.parameters():
+            x.zero_()
+        agent.trunk.layers[-1].bias[:4] = math.atanh(0.5)
+    found = learner._choices(view.reset())
+    assert float(found["latent/shift"]) == pytest.approx(1.5 * 0.5) and float(found["latent/saturation"]) == 0
+    assert float(found["base_distance"]) == pytest.approx(0.3 * 0.5)
+    assert learner.describe() == "the base was not probed"
 
 
 def test_a_base_that_cannot_be_steered_is_refused():
@@ -83,7 +101,7 @@ def test_resuming_is_bitwise_the_uninterrupted_run():
     for _ in range(8):
         a, b = whole.iterate(), resumed.iterate()
     assert a and all(torch.equal(torch.as_tensor(a[k]), torch.as_tensor(b[k])) for k in a)
-    mine, theirs = whole.learner.agent.state_dict(), resumed.learner.agent.state_dict()
+    mine, theirs = whole.learner.policy.state_dict(), resumed.learner.policy.state_dict()
     assert all(torch.equal(x, theirs[name]) for name, x in mine.items())
 
 

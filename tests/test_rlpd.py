@@ -9,16 +9,17 @@ import pytest
 import torch
 
 import control_lab
+from burnish.finetune.build import prior_data
 from burnish.finetune.loops import OffPolicy, OffPolicyConfig
-from burnish.finetune.rlpd import Algorithm, RLPDConfig, build, recorded_as
-from burnish.offline.dataset import decisions
+from burnish.finetune.rlpd import Algorithm, RLPDConfig, build
 from burnish.offline.replay import Replay
+from burnish.offline.returns import Discount
 from burnish.offline.sac import SACConfig, soft_agent
 from burnish.offline.td3 import TD3Config, deterministic_agent
 from burnish.policies.build import build_policy
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import ScaledEnv
-from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec, PolicySpec
+from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from burnish.policies.data.episodes import Episode, Episodes
 from burnish.policies.flow import FlowConfig
 from burnish.policies.gaussian import GaussianConfig
@@ -61,8 +62,7 @@ def control_env(num_envs: int = 2) -> ScaledEnv:
 
 def started(chosen: RLPDConfig, base: Any = None) -> OffPolicy:
     view, learner = build(chosen, base, control_env())
-    spec = recorded_as(chosen, base, recordings().spec)
-    prior = decisions(recordings(), spec, chosen.discount.per_step(spec.execute))
+    prior = prior_data(chosen, base, control_env(), recordings()).replay
     return OffPolicy(learner, view, Replay(100, 2), chosen.loop, prior=prior)
 
 
@@ -90,8 +90,7 @@ def test_half_of_every_batch_is_recorded(algorithm: Algorithm, execute: int):
 
 @pytest.mark.parametrize("execute", [1, 3])
 def test_sums_over_recordings_stop_at_their_ends(execute: int):
-    chosen = config(execute=execute)
-    prior = decisions(recordings(), recorded_as(chosen, None, recordings().spec), GAMMA)
+    prior = prior_data(config(execute=execute, discount=Discount(GAMMA)), None, control_env(), recordings()).replay
     batch = prior.gather(torch.arange(len(prior)), n_step=2)
     possible = set()
     for length, terminated in LENGTHS:
@@ -150,7 +149,13 @@ def test_chunks_count_towards_the_entropy():
     assert learner.temperature.target == -0.5 * 3 * 2
 
 
-def test_recordings_keep_their_own_units():
-    spec = EnvSpec(ObsSpec({"state": (4,)}), ActionSpec((-3,), (3,)), 10.0, "velocity", 5)
-    kind = recorded_as(RLPDConfig(execute=2), None, spec)
-    assert kind.action == spec.action and (kind.horizon, kind.execute) == (2, 2)
+def test_recordings_are_told_in_the_units_of_the_world_that_they_are_mixed_with():
+    """Half of the recorded limit is 0.5 there, and a quarter in a world whose actuators reach twice as far."""
+    env, limits = control_env(), ActionSpec((-2 * LIMIT,) * 2, (2 * LIMIT,) * 2)
+    for given, expected in ((None, 0.5), (limits, 0.25)):
+        held = prior_data(config(), None, env, recordings(), limits=given).replay.latest()
+        torch.testing.assert_close(held["action"], torch.full((13, 1, 1, 2), expected))
+        assert torch.equal(held["action"], held["executed"])
+    narrow = ActionSpec((-0.4 * LIMIT,) * 2, (0.4 * LIMIT,) * 2)
+    with pytest.raises(BurnishError, match="outside the limits"):
+        prior_data(config(), None, env, recordings(), limits=narrow)

@@ -195,6 +195,16 @@ def test_without_reward_it_does_not():
     assert learnt(rpd.build, config(), weak(0.3), seed=0, updates=15, noise=True) > 1.15
 
 
+def test_it_says_how_far_the_student_is_from_its_teacher():
+    """At the start the mean is 0, so the distance is the size of what the teacher would have done."""
+    setting = config(distance=Distance.likelihood)
+    setting.ppo.critic_warmup = 1
+    env, learner = assembled(rpd, setting, weak(0.3), worlds(5))
+    batch, _ = collect(learner, env, 10)
+    told = float(learner.update(batch)["base_distance"])
+    assert told == pytest.approx(float(batch["teacher_action"].square().mean().sqrt())) and told > 0
+
+
 def test_by_distance_alone_it_becomes_its_teacher():
     """The policy loss weighs nothing, so only the distance acts: the student's gain is the teacher's, 0.3 of K."""
     env, learner = assembled(rpd, config(), weak(0.3), worlds(32))

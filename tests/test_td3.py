@@ -147,7 +147,13 @@ def test_a_large_gradient_is_clipped():
 
 
 def test_settings_out_of_range_are_refused():
-    for settings in ({"target_std": -1}, {"actor_every": 0}, {"tau": 0}, {"agent": deterministic_agent(squash=False)}):
+    for settings in (
+        {"target_std": -1},
+        {"actor_every": 0},
+        {"tau": 0},
+        {"tau": 1.5},
+        {"agent": deterministic_agent(squash=False)},
+    ):
         with pytest.raises(BurnishError):
             TD3Config(**settings)
 

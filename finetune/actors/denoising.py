@@ -155,7 +155,7 @@ def _with_weights(policy: nn.Module, source: nn.Module) -> Any:
 
 
 def _require_chain(base: Any, trained_steps: int) -> None:
-    parts = list(base.modules()) if isinstance(base, nn.Module) else []
+    parts: list[nn.Module] = [*base.modules()] if isinstance(base, nn.Module) else []
     if not parts or not (hasattr(base, "transition") and hasattr(base, "num_steps")):
         raise BurnishError(
             f"DPPO trains the generation steps of its base, but {type(base).__name__} does not show any: it needs a "
@@ -168,7 +168,10 @@ def _require_chain(base: Any, trained_steps: int) -> None:
                 f"DPPO needs the likelihood of a Gaussian chain, which sampler={part.config.sampler.value} is not; "
                 "load the base with sampler=ddim or sampler=ddpm"
             )
-    if not 1 <= trained_steps <= base.num_steps:
+    chain: Any = base
+    steps = chain.num_steps
+    if not 1 <= trained_steps <= steps:
         raise BurnishError(
-            f"trained_steps={trained_steps} must lie between 1 and the {base.num_steps} generation steps of the base"
+            f"trained_steps={trained_steps} must lie between 1 and the {steps} generation steps of the base; "
+            "change it, or load the base with more steps (policy.steps=...)"
         )

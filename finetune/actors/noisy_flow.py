@@ -42,7 +42,7 @@ class NoiseConfig:
     min_std: float = 0.10  # per Euler step, in units of the action range [-1, 1]
     max_std: float = 0.24
     hidden: list[int] = field(default_factory=lambda: [64, 64])
-    time_dim: int = 16
+    time_dim: int = 16  # 0: the same noise at every step, as published for pixels
     count_initial: bool = True  # log N(x_0) too: cancels in the ratio, but is counted by ``ppo.reduction``
     decay: int = 0  # updates over which the upper bound comes down; 0: it stays
     hold: float = 0.35  # share of them before it moves
@@ -77,7 +77,7 @@ class NoiseNet(nn.Module):
     def __init__(self, cond_dim: int, chunk_shape: tuple[int, int], config: NoiseConfig) -> None:
         super().__init__()
         self.config, self.chunk_shape = config, chunk_shape
-        self.time = SinusoidalTime(config.time_dim)
+        self.time = SinusoidalTime(config.time_dim) if config.time_dim else None
         self.net = MLP(
             config.time_dim + cond_dim,
             math.prod(chunk_shape),
@@ -92,7 +92,8 @@ class NoiseNet(nn.Module):
     def forward(self, t: Tensor, given: Tensor) -> Tensor:
         """t (R,), given (R, C) -> (R, H, A). The noise does not train the encoder."""
         given = given.detach()
-        out = torch.tanh(self.net(torch.cat([self.time(t.to(given.dtype)), given], 1)))
+        known = given if self.time is None else torch.cat([self.time(t.to(given.dtype)), given], 1)
+        out = torch.tanh(self.net(known))
         log_std = self.log_min + 0.5 * (1 + out) * (self.log_max - self.log_min)
         return log_std.view(-1, *self.chunk_shape)
 

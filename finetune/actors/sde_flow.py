@@ -11,8 +11,8 @@ The ordinary step is x + d v = (1 - t - d) e + (t + d) y. The stochastic one is,
     x_{k+1} ~ N(x + d v - d sigma^2 / (2 (1 - t)) e,  d sigma^2).
 
 For the exact velocity, e = E[noise | x] = -(1 - t) score(x), so this is an Euler step of
-dx = (v + sigma^2 / 2 score) dt + sigma dw, which has the marginals of dx = v dt. At t = 0, where sigma is infinite, it
-is taken at the next grid time.
+dx = (v + sigma^2 / 2 score) dt + sigma dw, which has the marginals of dx = v dt. At t = 0, where sigma is infinite, the
+denominator t is that of the next grid time, 1/K, as in both implementations: sigma^2 = level^2 K.
 
 Near t = 0 the noise of a step, about level^2 / k, does not become small with 1/K, so the Euler step leaves an error
 that more steps do not remove: about 1 % of the variance at level 0.5. With few steps the stochastic chain also spreads
@@ -70,11 +70,6 @@ class SDEFlowActor(nn.Module):
         super().__init__()
         self.flow = trainable_flow(base, "flow_sde")
         self.config = config
-        if self.num_steps < 2:
-            raise BurnishError(
-                "method=flow_sde needs a flow of at least 2 steps: a single one would have no noise; set policy.steps, "
-                "or use method=reinflow"
-            )
         chunk, last = math.prod(self.spec.chunk_shape), self.spec.execute * self.spec.action.dim
         count = self.num_steps
         terms, joined = float((count - 1) * chunk + last), float(count)
@@ -99,8 +94,7 @@ class SDEFlowActor(nn.Module):
         flow, count = self.flow, self.num_steps
         t = flow.time(k)
         v = flow.velocity(x, t, flow.step_size, cond)
-        after = t.clamp(min=1 / count)
-        variance = self.config.level**2 * (1 - after) / after
+        variance = self.config.level**2 * (1 - t) / t.clamp(min=1 / count)
         if stochastic is not None:
             variance = variance * stochastic
         pull = variance / (2 * (1 - t) * count)

@@ -112,9 +112,18 @@ def compose(verb: str, schema: type, groups: Mapping[str, Mapping[str, type]], o
             raise BurnishError(f"{word!r} is not a setting; write key=value, and see `burnish {verb} --help`")
         if word[0] in "+~":
             raise BurnishError(f"{word!r} adds or removes a setting, but settings can only be changed; write key=value")
+    # A setting of a group that has but one choice chooses it.
+    implied = [
+        f"{group}={names[0]}"
+        for group, names in choices(groups).items()
+        if len(names) == 1
+        and any(word.startswith(f"{group}.") for word in overrides)
+        and not any(word.startswith(f"{group}=") for word in overrides)
+    ]
+    overrides = [*implied, *overrides]
     try:
         with initialize_config_module("burnish.configs", version_base="1.3"):
-            return hydra_compose(verb, overrides=list(overrides))
+            return hydra_compose(verb, overrides=overrides)
     except (HydraException, errors.OmegaConfBaseException) as error:
         raise BurnishError(_sentence(error, schema, groups, overrides)) from error
 

@@ -183,7 +183,7 @@ class Windows:
         ends = lengths.cumsum(0)
         self.columns: Obs = {key: torch.cat([e.obs[key][:-1] for e in episodes]) for key in policy.obs.shapes}
         policy.obs.check(self.columns)
-        self.action = _scaled(torch.cat([episode.action for episode in episodes]), policy.action, ends)
+        self.action = scaled_actions(episodes, policy.action)
         # First and last frame of the episode to which each frame belongs.
         device = self.action.device
         self._first = (ends - lengths).repeat_interleave(lengths).to(device)
@@ -231,8 +231,9 @@ def _gather(x: Tensor, index: Tensor) -> Tensor:
     return x.index_select(0, index.flatten()).unflatten(0, index.shape)
 
 
-def _scaled(action: Tensor, limits: ActionSpec, ends: Tensor) -> Tensor:
-    """(F, A) actuator units -> [-1, 1], by the map that execution inverts. ``ends``: first frame after each episode."""
+def scaled_actions(episodes: Episodes, limits: ActionSpec) -> Tensor:
+    """(F, A): the actions of all frames in [-1, 1], by the map that execution inverts. What lies outside is refused."""
+    action = torch.cat([episode.action for episode in episodes])
     tree.check(action, f"F {limits.dim}")
     scale = Scale(limits, action.device)
     if not bool(torch.isfinite(scale.half).all()):
@@ -240,6 +241,7 @@ def _scaled(action: Tensor, limits: ActionSpec, ends: Tensor) -> Tensor:
     outside = ((action - scale.centre).abs() > (1 + LIMIT_TOLERANCE) * scale.half).nonzero()
     if len(outside) > 0:
         frame, dim = outside[0].tolist()
+        ends = torch.tensor([len(episode) for episode in episodes]).cumsum(0)
         number = int(torch.searchsorted(ends, frame, right=True))
         row = frame - (int(ends[number - 1]) if number else 0)
         raise BurnishError(

@@ -20,7 +20,7 @@ from ..core.spec import PolicySpec
 from ..core.tree import check
 from .encoder import EncoderConfig, ObsEncoder
 from .ensemble import EnsembleMLP
-from .mlp import MLP, Activation
+from .mlp import MLP, Activation, require_widths
 
 
 @dataclass
@@ -35,6 +35,7 @@ class CriticConfig:
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
 
     def __post_init__(self) -> None:
+        require_widths("critic.hidden", self.hidden)
         if self.members < 1:
             raise BurnishError(f"critic.members={self.members} must be at least 1")
         if self.bins == 1 or self.bins < 0 or (self.bins and not self.low < self.high):
@@ -118,6 +119,9 @@ class ValueConfig:
     layer_norm: bool = False
     bias: float = 0.0  # of the output at the start: what a fresh network says everywhere, roughly
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
+
+    def __post_init__(self) -> None:
+        require_widths("value.hidden", self.hidden)
 
 
 class ValueNet(nn.Module):

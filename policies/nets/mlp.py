@@ -10,8 +10,9 @@ for. Cosines are sines of a shifted angle, which is one kernel instead of three.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -30,13 +31,20 @@ class Activation(Enum):
         return _ACTIVATIONS[self]()
 
 
-_ACTIVATIONS: dict[Activation, type[nn.Module]] = {
+_ACTIVATIONS: dict[Activation, Callable[[], nn.Module]] = {
     Activation.silu: nn.SiLU,
-    Activation.relu: nn.ReLU,
+    # In place: it stands behind a linear layer or a norm, whose backward does not need what they gave.
+    Activation.relu: partial(nn.ReLU, inplace=True),
     Activation.gelu: nn.GELU,
     Activation.mish: nn.Mish,
     Activation.tanh: nn.Tanh,
 }
+
+
+def require_widths(name: str, hidden: Sequence[int]) -> None:
+    """Of the hidden layers of a network; none at all is a linear map."""
+    if any(width < 1 for width in hidden):
+        raise BurnishError(f"every width of {name} must be at least 1, got {list(hidden)}")
 
 
 class MLP(nn.Module):

@@ -1,0 +1,117 @@
+"""What was learnt from recordings goes on learning in the world, with the recordings in three ways, or without them.
+
+union      every decision of both is as likely (FQL)           half    half of each batch (RLPD)
+warm start no recordings: the policy itself fills the replay before anything is learnt (WSRL)
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from aim_lab import LENGTH, Aim, aim_error
+from burnish.finetune.loops import OffPolicy, OffPolicyConfig
+from burnish.offline.build import build
+from burnish.offline.dataset import decisions
+from burnish.offline.loop import train_offline
+from burnish.offline.replay import Replay
+from burnish.policies.core.chunk import ChunkEnv
+from burnish.policies.core.spec import agent_spec
+from burnish.policies.data.episodes import Episode, Episodes
+from offline_lab import CONFIGS
+
+GAMMA = 0.9
+BATCH = 64
+SPEC = agent_spec(Aim(1).spec)
+SETTINGS = {"cal_ql": {"weight": 0.2}, "fql": {"alpha": 0.3}, "td3_bc": {"alpha": 2.5}}
+
+
+def recordings(seed: int) -> Episodes:
+    """A behaviour that plays half of what it should, give or take 0.1."""
+    source = torch.Generator().manual_seed(seed)
+    made = []
+    for number in range(100):
+        state = torch.rand(LENGTH + 1, 1, generator=source) * 2 - 1
+        action = (0.5 * state[:-1] + 0.1 * torch.randn(LENGTH, 1, generator=source)).clamp(-1, 1)
+        reward = -(action - state[:-1]).square()[:, 0]
+        made.append(Episode({"state": state}, action, reward, True, False, False, number))
+    return Episodes(made, Aim(1).spec)
+
+
+# Share of the recordings in a batch, and whether they are kept at all.
+WAYS: dict[str, tuple[float | None, bool]] = {"union": (None, True), "half": (0.5, True), "warm start": (0.5, False)}
+
+
+def trained(name: str, seed: int) -> tuple[Any, Replay]:
+    data = decisions(recordings(seed), SPEC, GAMMA, monte_carlo=True, seed=seed)
+    learner = build(replace(CONFIGS[name], **SETTINGS.get(name, {})), None, SPEC, data=data, seed=seed)
+    train_offline(learner, data, batch=BATCH, total=200)
+    return learner, data
+
+
+def gone_online(
+    learner: Any, name: str, way: str, data: Replay | None, seed: int, *, meaningless: bool = False
+) -> OffPolicy:
+    """A return is not known yet while an episode lasts, so calibration ends with the recordings, as in CORL."""
+    if name == "cal_ql":
+        learner.config.calibrate = False
+    share, reads = WAYS[way]
+    config = OffPolicyConfig(capacity=10_000, warmup=80, updates_per_decision=0.25, batch=BATCH, prior_share=share)
+    env, prior = ChunkEnv(Aim(16, seed, meaningless), 1, GAMMA), data if reads else None
+    return OffPolicy(learner, env, Replay(config.capacity, 16, seed=seed), config, prior=prior, seed=seed)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_batches_are_what_the_way_says(way: str) -> None:
+    learner, data = trained("td3_bc", 0)
+    loop = gone_online(learner, "td3_bc", way, data, 0)
+    old, online, update = [], [], learner.update
+    recorded = set(data.latest()["reward"][:, 0].tolist())
+
+    def listen(batch: dict[str, Any]) -> Any:
+        old.append(sum(x in recorded for x in batch["reward"].tolist()) / BATCH)
+        online.append(len(loop.replay))
+        return update(batch)
+
+    learner.update = listen
+    for _ in range(30):
+        loop.iterate()
+    if way == "union":
+        expected = [len(data) / (len(data) + count) for count in online]
+        # The mean of so many binomial shares: five standard errors of at most 0.5 / 64^0.5 each.
+        assert abs(sum(old) - sum(expected)) / len(old) < 5 * 0.0625 / len(old) ** 0.5
+        assert max(expected) > 0.75 and min(expected) < 0.45
+    else:
+        assert set(old) == {0.5 if way == "half" else 0.0}
+    assert len(old) == 100  # 25 iterations of 16 decisions behind the warm-up
+
+
+# The mean squared error of what is deployed, which draws: recorded on 3 seeds for each way. The data errs by 0.083 +
+# 0.01. Offline 0.33 to 0.35 (iql, whose spread is still large), 0.03 to 0.08 (iql_best, td3_bc, fql) and 0.08 to 0.10
+# (cql, cal_ql); afterwards at most 0.15, 0.018, 0.003, 0.001, and 0.10, for these two stay conservative.
+LEVELS = {"iql": 0.2, "iql_best": 0.025, "td3_bc": 0.01, "fql": 0.01, "cql": 0.12, "cal_ql": 0.12}
+QUICK = ("td3_bc",)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in LEVELS])
+def test_it_goes_on_learning(name: str, way: str) -> None:
+    learner, data = trained(name, 0)
+    before = aim_error(learner.policy)
+    loop = gone_online(learner, name, way, data, 0)
+    for _ in range(105):
+        metrics = loop.iterate()
+    assert all(bool(torch.as_tensor(x).isfinite().all()) for x in metrics.values())
+    after = aim_error(learner.policy)
+    assert after < LEVELS[name] and after < before, (before, after)
+
+
+def test_noise_teaches_nothing() -> None:
+    learner, _ = trained("td3_bc", 0)
+    loop = gone_online(learner, "td3_bc", "warm start", None, 0, meaningless=True)
+    for _ in range(105):
+        loop.iterate()
+    assert aim_error(learner.policy) > 2 * LEVELS["td3_bc"]
