@@ -19,9 +19,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..offline.critics import adopt_normalizers, explained_variance, fresh_critic, spread
+from ..offline.descent import adam, descend
 from ..offline.replay import Replay
 from ..offline.sac import SACActor, SACConfig
 from ..offline.soft import Temperature, Warm, soft_actor_loss, soft_value
@@ -74,8 +75,8 @@ class AliasedLearner:
         self.updates = 0
         critics = [*self.critic.online.parameters(), *self.latent_critic.parameters()]
         self.trained = [p for part in (agent, self.temperature) for p in part.parameters() if p.requires_grad]
-        self.critic_optimizer = torch.optim.Adam(critics, lr=config.lr, fused=True)
-        self.actor_optimizer = torch.optim.Adam(self.trained, lr=config.actor_lr, fused=True)
+        self.critic_optimizer = adam(critics, config.lr, config.execution)
+        self.actor_optimizer = adam(self.trained, config.actor_lr, config.execution)
 
     def update(self, batch: dict[str, Any]) -> Metrics:
         self.updates += 1
@@ -124,12 +125,8 @@ class AliasedLearner:
                 "distil/explained_variance": explained_variance(imitated.detach(), known),
             }
             loss = loss + error
-        self.critic_optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        if self.config.max_grad_norm is not None:
-            for part in (online, self.latent_critic):
-                nn.utils.clip_grad_norm_(part.parameters(), self.config.max_grad_norm)
-        self.critic_optimizer.step()
+        critics = (online.parameters(), self.latent_critic.parameters())
+        descend(self.critic_optimizer, loss, self.config.max_grad_norm, *critics)
         self.critic.follow(self.config.tau)
         q = q.detach()
         return {**metrics, "q": q.mean(), "q/spread": spread(q), "target": target.mean()}
@@ -141,12 +138,8 @@ class AliasedLearner:
         q = q.mean(0) if self.config.actor_mean else q.amin(0)
         alpha = self.temperature()
         loss = soft_actor_loss(q, log_prob, alpha)
-        self.actor_optimizer.zero_grad(set_to_none=True)
-        # The actor climbs the latent critic; it does not teach it.
-        (loss + self.temperature.loss(log_prob)).backward(inputs=self.trained)
-        if self.config.max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(self.agent.parameters(), self.config.max_grad_norm)
-        self.actor_optimizer.step()
+        both = loss + self.temperature.loss(log_prob)
+        descend(self.actor_optimizer, both, self.config.max_grad_norm, self.agent.parameters())
         return {
             "actor_loss": loss.detach(),
             "entropy": -log_prob.detach().mean(),

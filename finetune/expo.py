@@ -29,10 +29,11 @@ from enum import Enum
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..offline.actors import trainable_imitator
 from ..offline.critics import adopt_normalizers, fresh_critic, spread
+from ..offline.descent import adam, descend
 from ..offline.imitation import imitation_chunk
 from ..offline.returns import Discount
 from ..offline.sac import soft_agent
@@ -170,17 +171,13 @@ class EXPO:
         self.log_scale = size * math.log(config.edit_bound) if config.scaled_entropy else 0.0
         self.noise = named_generator(seed, "noise", device=device)
         self.updates = 0
-        graphed = config.execution is Execution.cudagraph
         self.edit_side = [*(p for p in edit.parameters() if p.requires_grad), *self.temperature.parameters()]
         self.base_side = [p for p in self.base.parameters() if p.requires_grad]
 
-        def adam(parameters: Any, lr: float) -> torch.optim.Optimizer:
-            return torch.optim.Adam(parameters, lr=lr, fused=True, capturable=graphed)
-
         self.optimizers = {
-            "critic": adam(self.critic.online.parameters(), config.lr),
-            "edit": adam(self.edit_side, config.actor_lr),
-            "base": adam(self.base_side, config.base_lr),
+            "critic": adam(self.critic.online.parameters(), config.lr, config.execution),
+            "edit": adam(self.edit_side, config.actor_lr, config.execution),
+            "base": adam(self.base_side, config.base_lr, config.execution),
         }
         self._step_critic = execution(self._critic_step, config.execution, device=device, generators=[self.noise])
         self._step_actor = execution(self._actor_step, config.execution, device=device, generators=[self.noise])
@@ -219,7 +216,7 @@ class EXPO:
         online = self.critic.online
         weight = chunk_weight(columns["terminated"], columns["steps"], self.edit.spec.execute)
         loss, q = online.loss(online.encode(obs), columns["action"], target, weight)
-        self._descend("critic", loss, list(online.parameters()))
+        descend(self.optimizers["critic"], loss, self.config.max_grad_norm)
         self.critic.follow(self.config.tau)
         q = q.detach()
         return {"critic_loss": loss.detach(), "q": q.mean(), "q/spread": spread(q), "target": target.mean()}
@@ -231,11 +228,11 @@ class EXPO:
         better = edited(action, draw.action, self.config.edit_bound)
         alpha = self.temperature()
         edit_loss = soft_actor_loss(self.critic.online(obs, better).mean(0), log_prob, alpha)
-        self._descend("edit", edit_loss + self.temperature.loss(log_prob), self.edit_side)
+        descend(self.optimizers["edit"], edit_loss + self.temperature.loss(log_prob), self.config.max_grad_norm)
         # The base imitates whatever was played, recordings and its own chosen chunks alike.
         chunk, mask = imitation_chunk(self.base.spec, action, steps)
         base_loss = self.base.bc_loss(obs, chunk, mask=mask, generator=self.noise).mean()
-        self._descend("base", base_loss, self.base_side)
+        descend(self.optimizers["base"], base_loss, self.config.max_grad_norm)
         polyak(self.proposer.parameters(), self.base.parameters(), self.config.base_tau)
         return {
             "edit_loss": edit_loss.detach(),
@@ -245,14 +242,6 @@ class EXPO:
             "saturation": saturation(draw.action.detach()),
             "base_distance": distance(better.detach(), action),
         }
-
-    def _descend(self, part: str, loss: Tensor, parameters: list[nn.Parameter]) -> None:
-        optimizer = self.optimizers[part]
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward(inputs=parameters)
-        if self.config.max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm)
-        optimizer.step()
 
     def _parts(self) -> dict[str, Any]:
         modules = {name: getattr(self, name) for name in ("base", "proposer", "edit", "critic", "temperature", "noise")}

@@ -30,6 +30,7 @@ from ..policies.gaussian import GaussianConfig, GaussianPolicy
 from ..policies.nets.critic import CriticConfig
 from .actors import PolicyActor, trainable_tanh_gaussian
 from .critics import adopt_normalizers, fresh_critic, spread
+from .descent import adam, descend
 from .sac import SACActor, soft_agent
 from .soft import Temperature, soft_actor_loss
 from .td import calibrated, chunk_weight, cql_gap, pessimistic, row_mean, td_target, uniform_log_density
@@ -86,12 +87,11 @@ class CQL:
         self.multiplier = Temperature(config.weight or 1.0, held).to(device)
         self.noise = named_generator(seed, "noise", device=device)
         self.updates = 0
-        graphed = config.execution is Execution.cudagraph
         self.trained = [p for part in (policy, self.temperature) for p in part.parameters() if p.requires_grad]
         judges = (self.critic.online, self.multiplier)
         critic_side = [p for part in judges for p in part.parameters() if p.requires_grad]
-        self.critic_optimizer = torch.optim.Adam(critic_side, lr=config.lr, fused=True, capturable=graphed)
-        self.actor_optimizer = torch.optim.Adam(self.trained, lr=config.actor_lr, fused=True, capturable=graphed)
+        self.critic_optimizer = adam(critic_side, config.lr, config.execution)
+        self.actor_optimizer = adam(self.trained, config.actor_lr, config.execution)
         self._parts = {
             "policy": self.policy,
             "critic": self.critic,
@@ -165,9 +165,7 @@ class CQL:
             multiplier = self.multiplier()
             metrics |= {"gap": gap.detach().mean(), "gap/weight": multiplier}
             loss = loss + multiplier * gap.sum() + self.multiplier.loss(gap)
-        self.critic_optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        self.critic_optimizer.step()
+        descend(self.critic_optimizer, loss)
         self.critic.follow(self.config.tau)
         return metrics | {"target": target.mean()}
 
@@ -177,10 +175,7 @@ class CQL:
         q = self.critic.online(obs, action).amin(0)
         alpha = self.temperature()
         loss = soft_actor_loss(q, log_prob, alpha)
-        self.actor_optimizer.zero_grad(set_to_none=True)
-        # Only towards the actor's side: the actor climbs the critic; it does not teach it.
-        (loss + self.temperature.loss(log_prob)).backward(inputs=self.trained)
-        self.actor_optimizer.step()
+        descend(self.actor_optimizer, loss + self.temperature.loss(log_prob))
         return {"actor_loss": loss.detach(), "entropy": -log_prob.detach().mean(), "alpha": alpha}
 
     def state_dict(self) -> dict[str, Any]:

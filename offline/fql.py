@@ -33,6 +33,7 @@ from ..policies.nets.mlp import Activation
 from ..policies.one_step import OneStepConfig, OneStepPolicy
 from .actors import PolicyActor, trainable_imitator
 from .critics import adopt_normalizers, fresh_critic, spread
+from .descent import adam, descend
 from .imitation import imitation_chunk
 from .soft import q_scale
 from .td import chunk_weight, td_target
@@ -94,8 +95,7 @@ class FQL:
         self.updates = 0
         parts = (self.critic.online, flow, self.policy)
         trained = [p for part in parts for p in part.parameters() if p.requires_grad]
-        graphed = config.execution is Execution.cudagraph
-        self.optimizer = torch.optim.Adam(trained, lr=config.lr, fused=True, capturable=graphed)
+        self.optimizer = adam(trained, config.lr, config.execution)
         self._parts = {
             "flow": self.flow,
             "policy": self.policy,
@@ -145,9 +145,7 @@ class FQL:
         critic, q = self.critic_loss(obs, next_obs, columns)
         flow = self.flow_loss(obs, columns["action"], columns["steps"])
         distillation, climb = self.policy_losses(obs)
-        self.optimizer.zero_grad(set_to_none=True)
-        (critic + flow + self.config.alpha * distillation + climb).backward()
-        self.optimizer.step()
+        descend(self.optimizer, critic + flow + self.config.alpha * distillation + climb)
         self.critic.follow(self.config.tau)
         q = q.detach()
         return {

@@ -38,6 +38,7 @@ from ..policies.nets.critic import CriticConfig, ValueConfig, ValueNet
 from ..policies.nets.mlp import Activation
 from .actors import PolicyActor, trainable_imitator
 from .critics import adopt_normalizers, explained_variance, fresh_critic, spread
+from .descent import descend
 from .imitation import imitation_chunk
 from .td import advantage_weight, chunk_weight, expectile, pessimistic, row_mean, td_target
 
@@ -158,9 +159,7 @@ class IQL:
             weight = advantage_weight(advantage, config.beta, config.weight_cap)
             policy_loss = row_mean(weight * policy_loss, told)
         policy_loss = policy_loss.mean()
-        self.optimizer.zero_grad(set_to_none=True)
-        (value_loss + critic_loss + policy_loss).backward()
-        self.optimizer.step()
+        descend(self.optimizer, value_loss + critic_loss + policy_loss)
         self.critic.follow(config.tau)
         return {
             "value_loss": value_loss.detach(),

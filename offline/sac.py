@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution, execution
@@ -28,6 +28,7 @@ from ..policies.gaussian import GaussianConfig, GaussianPolicy
 from ..policies.nets.critic import CriticConfig
 from ..policies.nets.mlp import Activation
 from .critics import fresh_critic, spread
+from .descent import adam, descend
 from .soft import Meaning, Temperature, Warm, as_it_is, soft_actor_loss, soft_value, uniform
 from .td import chunk_weight, pessimistic, td_target
 
@@ -111,12 +112,9 @@ class SAC:
         self.temperature = Temperature(config.alpha, target if config.tune_alpha else None).to(device)
         self.noise = named_generator(seed, "noise", device=device)
         self.updates = 0
-        graphed = config.execution is Execution.cudagraph
         self.trained = [p for part in (agent, self.temperature) for p in part.parameters() if p.requires_grad]
-        self.critic_optimizer = torch.optim.Adam(
-            self.critic.online.parameters(), lr=config.lr, fused=True, capturable=graphed
-        )
-        self.actor_optimizer = torch.optim.Adam(self.trained, lr=config.actor_lr, fused=True, capturable=graphed)
+        self.critic_optimizer = adam(self.critic.online.parameters(), config.lr, config.execution)
+        self.actor_optimizer = adam(self.trained, config.actor_lr, config.execution)
         self._parts = {
             "agent": self.agent,
             "critic": self.critic,
@@ -156,11 +154,7 @@ class SAC:
         if self.agent.spec.execute > 1:  # an agent of one action may choose for several ticks: a noise, for one
             weight = chunk_weight(columns["terminated"], columns["steps"], self.agent.spec.execute)
         loss, q = online.loss(online.encode(obs), self.meaning(obs, columns["action"]), target, weight)
-        self.critic_optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        if self.config.max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(online.parameters(), self.config.max_grad_norm)
-        self.critic_optimizer.step()
+        descend(self.critic_optimizer, loss, self.config.max_grad_norm)
         self.critic.follow(self.config.tau)
         q = q.detach()
         return {"critic_loss": loss.detach(), "q": q.mean(), "q/spread": spread(q), "target": target.mean()}
@@ -172,12 +166,8 @@ class SAC:
         q = q.mean(0) if self.config.actor_mean else q.amin(0)
         alpha = self.temperature()
         loss = soft_actor_loss(q, log_prob, alpha)
-        self.actor_optimizer.zero_grad(set_to_none=True)
-        # The actor climbs the critic; it does not teach it.
-        (loss + self.temperature.loss(log_prob)).backward(inputs=self.trained)
-        if self.config.max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(self.agent.parameters(), self.config.max_grad_norm)
-        self.actor_optimizer.step()
+        both = loss + self.temperature.loss(log_prob)
+        descend(self.actor_optimizer, both, self.config.max_grad_norm, self.agent.parameters())
         return {
             "actor_loss": loss.detach(),
             "entropy": -log_prob.detach().mean(),

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution, execution
@@ -30,6 +30,7 @@ from ..policies.gaussian import GaussianConfig, GaussianLoss, GaussianPolicy
 from ..policies.nets.critic import CriticConfig
 from ..policies.nets.mlp import Activation
 from .critics import fresh_critic, spread
+from .descent import adam, descend
 from .soft import Meaning, Warm, as_it_is, polyak, smoothed, uniform
 from .td import chunk_weight, pessimistic, td_target
 
@@ -118,11 +119,8 @@ class TD3:
         self.noise = named_generator(seed, "noise", device=device)
         self.updates = 0
         self.trained = [p for p in agent.parameters() if p.requires_grad]
-        graphed = config.execution is Execution.cudagraph
-        self.critic_optimizer = torch.optim.Adam(
-            self.critic.online.parameters(), lr=config.lr, fused=True, capturable=graphed
-        )
-        self.actor_optimizer = torch.optim.Adam(self.trained, lr=config.actor_lr, fused=True, capturable=graphed)
+        self.critic_optimizer = adam(self.critic.online.parameters(), config.lr, config.execution)
+        self.actor_optimizer = adam(self.trained, config.actor_lr, config.execution)
         self._parts = {
             "agent": self.agent,
             "target_agent": self.target_agent,
@@ -165,11 +163,7 @@ class TD3:
         if self.agent.spec.execute > 1:  # an agent of one action may choose for several ticks: a noise, for one
             weight = chunk_weight(columns["terminated"], columns["steps"], self.agent.spec.execute)
         loss, q = online.loss(online.encode(obs), self.meaning(obs, columns["action"]), target, weight)
-        self.critic_optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        if self.config.max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(online.parameters(), self.config.max_grad_norm)
-        self.critic_optimizer.step()
+        descend(self.critic_optimizer, loss, self.config.max_grad_norm)
         q = q.detach()
         return {"critic_loss": loss.detach(), "q": q.mean(), "q/spread": spread(q), "target": target.mean()}
 
@@ -177,11 +171,7 @@ class TD3:
         action = self.agent.spec.executed(self.agent.act(obs, greedy=True))
         q = self.critic.online(obs, self.meaning(obs, action))
         loss = -(q.mean(0) if self.config.actor_mean else q[0]).mean()
-        self.actor_optimizer.zero_grad(set_to_none=True)
-        loss.backward(inputs=self.trained)  # the actor climbs the critic; it does not teach it
-        if self.config.max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(self.trained, self.config.max_grad_norm)
-        self.actor_optimizer.step()
+        descend(self.actor_optimizer, loss, self.config.max_grad_norm)
         return {"actor_loss": loss.detach(), "saturation": (action.detach().abs() > 0.95).float().mean()}
 
     def state_dict(self) -> dict[str, Any]:

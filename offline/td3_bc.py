@@ -29,6 +29,7 @@ from ..policies.gaussian import GaussianConfig, GaussianPolicy
 from ..policies.nets.critic import CriticConfig
 from .actors import PolicyActor, trainable_tanh_gaussian
 from .critics import adopt_normalizers, fresh_critic, spread
+from .descent import adam, descend
 from .imitation import imitation_chunk
 from .soft import polyak, q_scale, smoothed
 from .td import chunk_weight, pessimistic, td_target
@@ -72,11 +73,8 @@ class TD3BC:
         self.noise = named_generator(seed, "noise", device=device)
         self.updates = 0
         self.trained = [p for p in policy.parameters() if p.requires_grad]
-        graphed = config.execution is Execution.cudagraph
-        self.critic_optimizer = torch.optim.Adam(
-            self.critic.online.parameters(), lr=config.lr, fused=True, capturable=graphed
-        )
-        self.actor_optimizer = torch.optim.Adam(self.trained, lr=config.actor_lr, fused=True, capturable=graphed)
+        self.critic_optimizer = adam(self.critic.online.parameters(), config.lr, config.execution)
+        self.actor_optimizer = adam(self.trained, config.actor_lr, config.execution)
         self._parts = {
             "policy": self.policy,
             "target_policy": self.target_policy,
@@ -114,9 +112,7 @@ class TD3BC:
         online = self.critic.online
         told = chunk_weight(columns["terminated"], columns["steps"], self.policy.spec.execute)
         loss, q = online.loss(online.encode(obs), columns["action"], target, told)
-        self.critic_optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        self.critic_optimizer.step()
+        descend(self.critic_optimizer, loss)
         q = q.detach()
         return {"critic_loss": loss.detach(), "q": q.mean(), "q/spread": spread(q), "target": target.mean()}
 
@@ -127,9 +123,7 @@ class TD3BC:
         chunk, real = imitation_chunk(spec, action, steps)
         away = masked_mean((chosen - chunk).square(), real).mean()
         loss = away - self.config.alpha * q_scale(q) * q.mean()
-        self.actor_optimizer.zero_grad(set_to_none=True)
-        loss.backward(inputs=self.trained)  # the actor climbs the critic; it does not teach it
-        self.actor_optimizer.step()
+        descend(self.actor_optimizer, loss)
         return {"actor_loss": loss.detach(), "actor/q": q.detach().mean(), "actor/away": away.detach()}
 
     def state_dict(self) -> dict[str, Any]:
