@@ -48,11 +48,6 @@ def q_against_return(learner: Any, replay: Replay, rows: int = 512) -> Metrics:
     }
 
 
-def saturation(action: Tensor, limit: float = 0.95) -> Tensor:
-    """The share of coordinates at the border of [-1, 1]: near 1 an agent wants more than its bound allows."""
-    return (action.abs() > limit).float().mean()
-
-
 def distance(a: Tensor, b: Tensor) -> Tensor:
     """Root mean square per coordinate: how far a refined action is from the base's, in units of the action range."""
     return (a - b).square().mean().sqrt()

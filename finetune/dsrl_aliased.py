@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..offline.critics import adopt_normalizers, explained_variance, fresh_critic, spread
+from ..offline.critics import adopt_normalizers, explained_variance, fresh_critic, saturation, spread
 from ..offline.descent import adam, descend
 from ..offline.replay import Replay
 from ..offline.sac import SACActor, SACConfig
@@ -34,7 +34,6 @@ from ..policies.core.spec import PolicySpec
 from ..policies.core.types import Metrics, Obs, Policy
 from ..policies.gaussian import GaussianPolicy
 from ..policies.nets.critic import QEnsemble
-from .diagnostics import saturation
 
 
 def distillation_loss(q_latent: Tensor, q_action: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from ..offline.actors import trainable_imitator
-from ..offline.critics import adopt_normalizers, fresh_critic, spread
+from ..offline.critics import adopt_normalizers, fresh_critic, saturation, spread
 from ..offline.descent import adam, descend
 from ..offline.imitation import imitation_chunk
 from ..offline.returns import Discount
@@ -52,7 +52,7 @@ from ..policies.core.tree import map_tree
 from ..policies.core.types import Decision, Metrics, Obs, VecEnv
 from ..policies.gaussian import GaussianConfig, GaussianPolicy
 from ..policies.nets.critic import CriticConfig
-from .diagnostics import distance, saturation
+from .diagnostics import distance
 from .loops import Assembly, OffPolicyConfig
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..offline.critics import adopt_normalizers
+from ..offline.critics import adopt_normalizers, saturation
 from ..offline.soft import Warm
 from ..policies.build import build_policy
 from ..policies.compose import Repeated
@@ -22,7 +22,7 @@ from ..policies.core.types import Metrics, Obs, Step, VecEnv
 from ..policies.core.views import BaseEnv
 from ..policies.core.wrapper import Wrapper
 from ..policies.gaussian import GaussianConfig, GaussianPolicy
-from .diagnostics import sampled, saturation
+from .diagnostics import sampled
 from .probe import Steerability, require_noise, require_steerable
 
 

@@ -35,6 +35,7 @@ from ..offline.surrogate import (
 from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution, execution
 from ..policies.core.keep import restore, state_of
+from ..policies.core.seed import derive
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.tree import index
 from ..policies.core.types import Actor, Decision, Metrics, Obs
@@ -185,7 +186,7 @@ class PPO:
         self.device = torch.device(device)
         if value is None:
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(named_generator(seed, "value").initial_seed())
+                torch.manual_seed(derive(seed, "value"))
                 value = ValueNet(actor.spec, config.value)
         self.value = value.to(device)
         factors = torch.ones_like(actor.coordinates)

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from ..offline.critics import adopt_normalizers
+from ..offline.critics import adopt_normalizers, saturation
 from ..offline.returns import Discount
 from ..policies.build import build_policy
 from ..policies.core.chunk import ChunkEnv
@@ -34,7 +34,7 @@ from ..policies.gaussian import GaussianConfig, GaussianPolicy
 from ..policies.horizon import controller_for
 from ..policies.nets.critic import ValueConfig
 from ..policies.nets.mlp import Activation
-from .diagnostics import distance, sampled, saturation
+from .diagnostics import distance, sampled
 from .loops import Assembly, OnPolicyConfig
 from .ppo import PPO, Auxiliary, PPOConfig, Watch
 

@@ -60,3 +60,8 @@ def explained_variance(prediction: Tensor, target: Tensor) -> Tensor:
 def spread(q: Tensor) -> Tensor:
     """Mean disagreement of the members (E, B): their standard deviation."""
     return q.std(0, correction=0).mean() if len(q) > 1 else torch.zeros((), device=q.device)
+
+
+def saturation(action: Tensor, limit: float = 0.95) -> Tensor:
+    """The share of coordinates at the border of [-1, 1]: near 1 an agent wants more than its bound allows."""
+    return (action.abs() > limit).float().mean()

@@ -27,7 +27,7 @@ from ..policies.core.types import Decision, Metrics, Obs
 from ..policies.gaussian import GaussianConfig, GaussianPolicy
 from ..policies.nets.critic import CriticConfig
 from ..policies.nets.mlp import Activation
-from .critics import fresh_critic, spread
+from .critics import fresh_critic, saturation, spread
 from .descent import adam, descend
 from .soft import Meaning, Temperature, Warm, as_it_is, soft_actor_loss, soft_value, uniform
 from .td import chunk_weight, pessimistic, td_target
@@ -172,7 +172,7 @@ class SAC:
             "actor_loss": loss.detach(),
             "entropy": -log_prob.detach().mean(),
             "alpha": alpha,
-            "saturation": (action.detach().abs() > 0.95).float().mean(),
+            "saturation": saturation(action.detach()),
         }
 
     def state_dict(self) -> dict[str, Any]:

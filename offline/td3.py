@@ -29,7 +29,7 @@ from ..policies.core.types import Decision, Metrics, Obs
 from ..policies.gaussian import GaussianConfig, GaussianLoss, GaussianPolicy
 from ..policies.nets.critic import CriticConfig
 from ..policies.nets.mlp import Activation
-from .critics import fresh_critic, spread
+from .critics import fresh_critic, saturation, spread
 from .descent import adam, descend
 from .soft import Meaning, Warm, as_it_is, polyak, smoothed, uniform
 from .td import chunk_weight, pessimistic, td_target
@@ -172,7 +172,7 @@ class TD3:
         q = self.critic.online(obs, self.meaning(obs, action))
         loss = -(q.mean(0) if self.config.actor_mean else q[0]).mean()
         descend(self.actor_optimizer, loss, self.config.max_grad_norm)
-        return {"actor_loss": loss.detach(), "saturation": (action.detach().abs() > 0.95).float().mean()}
+        return {"actor_loss": loss.detach(), "saturation": saturation(action.detach())}
 
     def state_dict(self) -> dict[str, Any]:
         return {**state_of(self._parts), "updates": self.updates}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from burnish.finetune.diagnostics import distance, q_against_return, saturation
+from burnish.finetune.diagnostics import distance, q_against_return
+from burnish.offline.critics import saturation
 from burnish.offline.replay import Replay
 
 GAMMA, LENGTH, CHUNK = 0.5, 4, 2
