@@ -127,6 +127,7 @@ def _spec_of(episodes: Episodes, chunk: ChunkConfig) -> PolicySpec:
         action=recorded.action,
         control_hz=recorded.control_hz,
         action_mode=recorded.action_mode,
+        pixels=recorded.pixels,
         **to_data(chunk),
     )
 

@@ -100,6 +100,7 @@ def pretrain(config: PretrainConfig) -> int:
         action=episodes.spec.action,
         control_hz=episodes.spec.control_hz,
         action_mode=episodes.spec.action_mode,
+        pixels=episodes.spec.pixels,
         **to_data(config.chunk),
     )
     env_data = origin_of(config.env) or episodes.meta.get("env")

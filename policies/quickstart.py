@@ -53,9 +53,10 @@ def quickstart(config: QuickstartConfig, scene: Sequence[Disc]) -> int:
     out = Path(config.out)
     # Named by what was asked, so that other settings never meet old data.
     data = out / f"demonstrations_{config.demonstrations}_seed{config.seed}"
-    if not data.exists():
-        asked = [f"episodes={config.demonstrations}", f"seed={config.seed}"]
-        _run("collect", "env=two_mode", "expert=noisy", *asked, f"out={data}")
+    asked = [f"episodes={config.demonstrations}", f"seed={config.seed}", "resume=true"]
+    status = _run("collect", "env=two_mode", "expert=noisy", *asked, f"out={data}")
+    if status != 0:
+        return status
     for policy in CONTENDERS:
         settings = [f"policy={policy}", "experiment=two_mode", f"data={data}", f"out={out / policy}"]
         settings += [f"train.steps={config.steps}", f"seed={config.seed}"]

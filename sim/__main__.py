@@ -1,31 +1,39 @@
-"""Entry point: ``burnish collect``, demonstrations of a scripted expert or of a trained policy."""
+"""Entry points: ``burnish collect``, demonstrations of a scripted expert or of a trained policy, and ``burnish view``.
+
+The set grows in public while it is recorded: killed at any instant, it holds what was published a few seconds before,
+and ``resume=true`` continues it to the same bytes (with a network and another number of worlds: to the same rounding).
+"""
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from tqdm import tqdm
+import torch
 
 from ..policies.build import CheckpointConfig, load_policy
 from ..policies.core.chunk import HistoryEnv
 from ..policies.core.cli import main
 from ..policies.core.config import to_data
 from ..policies.core.errors import BurnishError
+from ..policies.core.interrupt import interruptible
+from ..policies.core.manifest import burnish_version
 from ..policies.core.run import progress_bar, require_writable
 from ..policies.core.seed import derive
 from ..policies.core.spec import check_compatible, stacked_by_history
 from ..policies.core.types import Controller, VecEnv
-from ..policies.data.episodes import Episodes
-from ..policies.data.lerobot_writer import write_lerobot
+from ..policies.data.episodes import Episode
+from ..policies.data.lerobot_writer import LeRobotWriter
 from ..policies.horizon import controller_for
 from .build import ENVS, env_name, make_env, world_from
-from .collect import collect as record
+from .collect import stream
 from .experts import make_expert
 from .two_mode import TwoModeConfig
+from .view import ViewConfig, watch
 
 GROUPS: dict[str, dict[str, dict[str, type]]] = {
     "collect": {
@@ -33,6 +41,9 @@ GROUPS: dict[str, dict[str, dict[str, type]]] = {
         "policy": {"checkpoint": CheckpointConfig},
     },
 }
+GROUPS["view"] = GROUPS["collect"]
+
+PUBLISH_EVERY_S = 5.0  # so much work a kill costs at most, or a twentieth of the time where publishing takes long
 
 
 @dataclass
@@ -44,6 +55,8 @@ class CollectConfig:
     worlds: int = 50  # stepped at once; changes what a network does by no more than rounding
     seed: int = 0
     out: str = "runs/data"
+    resume: bool = False  # continue what an interrupted or killed call left at out=, or lengthen it
+    sim_state: bool = False  # keep the simulator's own state with every frame, so that any frame can be restored
 
     def __post_init__(self) -> None:
         if self.episodes < 1 or self.worlds < 1:
@@ -52,36 +65,103 @@ class CollectConfig:
             raise BurnishError(f"expert={self.expert} and policy=checkpoint cannot both act; give one of them")
 
 
+class Scene(NamedTuple):
+    """Who acts where."""
+
+    raw: VecEnv
+    env: VecEnv  # as the controller sees it
+    controller: Controller
+    origin: dict[str, Any]  # what the dataset remembers
+
+
 def collect(config: CollectConfig) -> int:
-    if Path(config.out).exists():
-        raise BurnishError(f"{config.out} exists already; use another out=")
+    if Path(config.out).exists() and not config.resume:
+        raise BurnishError(f"{config.out} exists already; use another out=, or continue it with resume=true")
     require_writable(Path(config.out).parent)
+    scene = _scene(config)
+    seeds = [derive(config.seed, "collect", i) for i in range(config.episodes)]
+    with LeRobotWriter(
+        config.out, scene.raw.spec, scene.origin, publish_every_s=PUBLISH_EVERY_S, resume=config.resume
+    ) as writer:
+        begun = len(writer.seeds)
+        if begun > len(seeds):
+            raise BurnishError(
+                f"{config.out} has {begun} episodes already, more than episodes={config.episodes}; ask for at least as "
+                "many, or use another out="
+            )
+        if writer.seeds != seeds[:begun]:
+            raise BurnishError(
+                f"{config.out} holds episodes of other seeds, so it cannot be continued; use another out="
+            )
+        if begun == len(seeds):
+            sys.stdout.write(f"{config.out} has its {begun} episodes already; nothing is recorded\n")
+            return 0
+        _record(scene, writer, seeds, config.sim_state)
+    kept = writer.totals()
+    size = f"{kept['episodes']} episodes, {kept['frames']} frames, {kept['successes']} successful"
+    sys.stdout.write(f"{config.out}: {scene.origin['env']['name']}, {size}\n")
+    if kept["episodes"] < len(seeds):
+        sys.stdout.write(f"stopped after {kept['episodes']} of {len(seeds)} episodes; continue with resume=true\n")
+        return 130
+    return 0
+
+
+def view(config: ViewConfig) -> int:
+    acting = CollectConfig(config.env, config.expert, config.policy, config.episodes, worlds=1, seed=config.seed)
+    scene = _scene(acting)
+    return watch(scene.raw, scene.env, scene.controller, config)
+
+
+def _record(scene: Scene, writer: LeRobotWriter, seeds: list[int], sim_state: bool) -> None:
+    """The missing episodes, handed to the writer one by one; Ctrl-C ends it after a tick."""
+    begun = len(writer.seeds)
+    state = _state_of(scene) if sim_state else None
+    with interruptible() as stop, progress_bar(len(seeds), "episode", begun) as bar:
+
+        def show(finished: int, _total: int) -> None:
+            bar.update(begun + finished - bar.n)
+
+        for ready in stream(scene.env, scene.controller, seeds[begun:], progress=show, state=state):
+            for episode in ready:
+                writer.add(episode if scene.env is scene.raw else _last_frames(episode))
+            writer.publish_if_due()
+            if stop.requested:
+                break
+    if not writer.seeds:
+        raise KeyboardInterrupt  # before the first episode ended there is nothing to keep
+
+
+def _scene(config: CollectConfig) -> Scene:
     worlds = min(config.worlds, config.episodes)
     if config.policy is None:
         world, made_by = config.env or TwoModeConfig(), {"expert": config.expert or "clean"}
         raw = env = make_env(world, worlds)
-        controller: Controller = make_expert(world, worlds, made_by["expert"], seed=config.seed)
+        controller: Controller = make_expert(world, worlds, made_by["expert"], seed=config.seed, env=raw)
     else:
         chosen = config.policy
         policy, trained = load_policy(chosen.path, steps=chosen.steps, guidance=chosen.guidance)
-        world, made_by = config.env or _world_of(trained), {"policy": chosen.path}
+        world, made_by = config.env or _world_of(trained), {"policy": to_data(chosen) | {"sha256": _weights(policy)}}
         raw = make_env(world, worlds)
         env, controller = _seen_by(policy, raw), controller_for(policy, worlds)
-    origin = {"env": {"name": env_name(world), "config": to_data(world)}, "seed": config.seed, **made_by}
-    seeds = [derive(config.seed, "collect", i) for i in range(config.episodes)]
-    with progress_bar(len(seeds), "episode") as bar:
-        episodes = record(env, controller, seeds, meta=origin, progress=lambda n, total: _show(bar, n))
-    if env is not raw:
-        episodes = _last_frames(episodes, raw)
-    write_lerobot(episodes, config.out)
-    wins = sum(episode.success for episode in episodes)
-    size = f"{len(episodes)} episodes, {episodes.frames} frames, {wins} successful"
-    sys.stdout.write(f"{config.out}: {env_name(world)}, {size}\n")
-    return 0
+    generator = {"burnish": burnish_version(), "task": getattr(raw, "version", None)}
+    settings = {"seed": config.seed, **made_by, "sim_state": config.sim_state, "generator": generator}
+    return Scene(raw, env, controller, {"env": {"name": env_name(world), "config": to_data(world)}, **settings})
 
 
-def _show(bar: tqdm, finished: int) -> None:
-    bar.update(finished - bar.n)
+def _state_of(scene: Scene) -> Any:
+    state_dict = getattr(scene.raw, "state_dict", None)
+    if state_dict is None:
+        name = scene.origin["env"]["name"]
+        raise BurnishError(f"the world {name} cannot save its state, so it cannot be recorded; leave sim_state=false")
+    return state_dict
+
+
+def _weights(policy: torch.nn.Module) -> str:
+    """Which policy it was: a path may hold another one later."""
+    digest = hashlib.sha256()
+    for name, x in sorted(policy.state_dict().items()):
+        digest.update(name.encode() + x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _world_of(origin: Mapping[str, Any]) -> Any:
@@ -102,12 +182,10 @@ def _seen_by(policy: Any, raw: VecEnv) -> VecEnv:
     return env
 
 
-def _last_frames(episodes: Episodes, raw: VecEnv) -> Episodes:
+def _last_frames(episode: Episode) -> Episode:
     """Episodes on disk hold single frames; a history is stacked again when windows are cut."""
-    single = [
-        replace(e, obs={key: x[:, -1] if stacked_by_history(key) else x for key, x in e.obs.items()}) for e in episodes
-    ]
-    return Episodes(single, raw.spec, episodes.meta)
+    obs = {key: x[:, -1] if stacked_by_history(key) else x for key, x in episode.obs.items()}
+    return replace(episode, obs=obs)
 
 
 if __name__ == "__main__":

@@ -12,18 +12,28 @@ import torch
 from ..policies.core.config import from_data
 from ..policies.core.errors import BurnishError, did_you_mean
 from ..policies.core.types import VecEnv
+from .gym_env import GymConfig
+from .locomotion.settings import AntConfig, HalfCheetahConfig, HopperConfig, HumanoidConfig, Walker2dConfig
 from .point_reach import PointReachConfig
+from .tasks.avoid import AvoidConfig
+from .tasks.insert import InsertConfig
+from .tasks.pick_place import PickPlaceConfig
+from .tasks.push import PushConfig
+from .tasks.reach import ReachConfig
+from .tasks.stack import StackConfig
 from .toy import ConstantRewardConfig, LQRConfig
 from .two_mode import TwoModeConfig
 
 
 @dataclass(frozen=True)
 class EnvKind:
-    """``builder`` is "module:attribute" in this folder, imported when it is first needed: simulators are heavy."""
+    """``builder`` is "module:attribute" in this folder, imported when it is first needed: simulators are heavy. It
+    makes the worlds, or the task that `BatchedMujoco` makes worlds of (``task``)."""
 
     config: type
     builder: str
     doc: str
+    task: bool = False
 
 
 ENVS: dict[str, EnvKind] = {
@@ -31,6 +41,20 @@ ENVS: dict[str, EnvKind] = {
     "lqr": EnvKind(LQRConfig, "toy:LQR", "linear dynamics and quadratic cost, with the value known by Riccati"),
     "constant_reward": EnvKind(ConstantRewardConfig, "toy:ConstantReward", "reward 1 for ever, V = 1 / (1 - gamma)"),
     "two_mode": EnvKind(TwoModeConfig, "two_mode:TwoMode", "around an obstacle, where the mean of both ways crashes"),
+    "gym": EnvKind(GymConfig, "gym_env:GymEnv", "any Gymnasium environment with continuous actions, by env.id"),
+    "half_cheetah": EnvKind(
+        HalfCheetahConfig, "locomotion.robots:HalfCheetah", "Gymnasium's HalfCheetah-v5", task=True
+    ),
+    "hopper": EnvKind(HopperConfig, "locomotion.robots:Hopper", "Gymnasium's Hopper-v5", task=True),
+    "walker2d": EnvKind(Walker2dConfig, "locomotion.robots:Walker2d", "Gymnasium's Walker2d-v5", task=True),
+    "ant": EnvKind(AntConfig, "locomotion.robots:Ant", "Gymnasium's Ant-v5", task=True),
+    "humanoid": EnvKind(HumanoidConfig, "locomotion.robots:Humanoid", "Gymnasium's Humanoid-v5", task=True),
+    "reach": EnvKind(ReachConfig, "tasks.reach:Reach", "an arm's tool goes to a point and stays there", task=True),
+    "pick_place": EnvKind(PickPlaceConfig, "tasks.pick_place:PickPlace", "a cube is put onto a low stand", task=True),
+    "stack": EnvKind(StackConfig, "tasks.stack:Stack", "a cube is put onto another", task=True),
+    "push": EnvKind(PushConfig, "tasks.push:Push", "a T on the desk is pushed into a pose, side by side", task=True),
+    "avoid": EnvKind(AvoidConfig, "tasks.avoid:Avoid", "a stylus goes between posts, by any of 24 routes", task=True),
+    "insert": EnvKind(InsertConfig, "tasks.insert:Insert", "a square peg goes into a hole with little room", task=True),
 }
 
 
@@ -64,6 +88,11 @@ def world_from(data: Mapping[str, Any]) -> Any:
 def make_env(name_or_config: Any, num_envs: int, seed: int = 0, device: torch.device | str = "cpu") -> VecEnv:
     """N worlds in actuator units; ``ScaledEnv`` puts policies on top."""
     config = env_config(name_or_config)
-    module, attribute = ENVS[env_name(config)].builder.split(":")
+    kind = ENVS[env_name(config)]
+    module, attribute = kind.builder.split(":")
     build = getattr(importlib.import_module(f".{module}", __package__), attribute)
+    if kind.task:
+        from .batch import BatchedMujoco
+
+        return BatchedMujoco(build(config), num_envs, seed=seed, device=device)
     return build(num_envs, config, seed=seed, device=device)

@@ -1,13 +1,13 @@
-"""A controller at work in N worlds -> one episode per seed, whatever N is.
+"""A controller at work in N worlds -> one episode per seed, whatever N is, as soon as it is there.
 
-A world that ends is given the next seed at once, so no world waits for the slowest. An episode is a function of its
-seed if the world and the controller are; the toy worlds and their experts are so bit for bit, a network up to the
-rounding of its matrix products.
+A world that ends is given the next seed at once, so no world waits for the slowest; episodes come in the order of the
+seeds, and one that ends early waits for those before it. An episode is a function of its seed if the world and the
+controller are; our worlds and their experts are so bit for bit, a network up to the rounding of its matrix products.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,14 +27,31 @@ def collect(
     progress: Callable[[int, int], None] | None = None,
     meta: dict[str, Any] | None = None,
 ) -> Episodes:
-    """``env`` is the raw world, in actuator units, and ``controller`` speaks [-1, 1]. The action recorded is what was
-    executed, in actuator units. ``progress(finished, total)`` is called after each tick in which an episode ended."""
+    """All episodes, in memory; the arguments are those of ``stream``."""
+    ticks = stream(env, controller, seeds, progress=progress)
+    return Episodes([episode for ready in ticks for episode in ready], env.spec, dict(meta or {}))
+
+
+def stream(
+    env: VecEnv,
+    controller: Controller,
+    seeds: Sequence[int],
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    state: Callable[[], Mapping[str, Tensor]] | None = None,
+) -> Iterator[list[Episode]]:
+    """After each tick, the episodes that are next in the order of ``seeds``: often none.
+
+    ``env`` is the raw world, in actuator units, and ``controller`` speaks [-1, 1]. The action recorded is what was
+    executed, in actuator units. ``progress(finished, total)`` is called after each tick in which an episode ended.
+    ``state`` is the ``state_dict`` of the world, if its rows are to be kept with every observation.
+    """
     if len(seeds) == 0:
         raise BurnishError("collecting needs at least one seed")
-    scale, tape = Scale(env.spec.action, env.device), _Tape(env)
-    finished: dict[int, Episode] = {}  # by place in ``seeds``
+    scale, tape = Scale(env.spec.action, env.device), _Tape(env, state)
+    waiting: dict[int, Episode] = {}  # by place in ``seeds``: ended before an earlier one
     place = [-1] * env.num_envs  # the episode that each world works on, -1: none is left for it
-    given = 0
+    given = finished = handed = 0
 
     def assign(worlds: Sequence[int]) -> Obs:
         """The next seeds to these worlds; those for which none is left stay idle."""
@@ -52,7 +69,7 @@ def collect(
         return obs
 
     obs = assign(range(env.num_envs))
-    while len(finished) < len(seeds):
+    while handed < len(seeds):
         active = torch.tensor([p >= 0 for p in place], device=env.device)
         units = scale.to_actuator(controller.step(obs))
         step = env.step(units, active)
@@ -60,7 +77,7 @@ def collect(
         obs = step.obs
         ended = (active & (step.terminated | step.truncated)).nonzero()[:, 0].tolist()
         for world in ended:
-            finished[place[world]] = tape.episode(
+            waiting[place[world]] = tape.episode(
                 world,
                 seed=int(seeds[place[world]]),
                 terminated=bool(step.terminated[world]),
@@ -69,31 +86,37 @@ def collect(
             )
         if ended:
             obs = assign(ended)
+            finished += len(ended)
             if progress is not None:
-                progress(len(finished), len(seeds))
-    return Episodes([finished[i] for i in range(len(seeds))], env.spec, dict(meta or {}))
+                progress(finished, len(seeds))
+        ready = []
+        while handed in waiting:
+            ready.append(waiting.pop(handed))
+            handed += 1
+        yield ready
 
 
 class _Tape:
     """The episodes under way, in host memory: one preallocated block per quantity, written for all worlds at once."""
 
-    def __init__(self, env: VecEnv) -> None:
+    def __init__(self, env: VecEnv, state: Callable[[], Mapping[str, Tensor]] | None) -> None:
         n, limit = env.num_envs, env.spec.max_steps
-        self._limit = limit
+        self._worlds, self._limit, self._state = n, limit, state
         self._tick = torch.zeros(n, dtype=torch.int64)
         self._action = torch.zeros(n, limit, env.spec.action.dim)
         self._reward = torch.zeros(n, limit)
         self._keys = list(env.spec.obs.shapes)
         self._obs: Obs = {}
+        self._states: dict[str, Tensor] = {}
 
     def begin(self, mask: Tensor, obs: Obs) -> None:
         mask = mask.cpu()
         self._tick[mask] = 0
-        for key in self._keys:
-            x = obs[key].cpu()
-            if key not in self._obs:
-                self._obs[key] = torch.zeros(x.shape[0], self._limit + 1, *x.shape[1:], dtype=x.dtype)
-            self._obs[key][mask, 0] = x[mask]
+        for block, now in self._after(obs):
+            for key, x in now.items():
+                if key not in block:
+                    block[key] = torch.zeros(x.shape[0], self._limit + 1, *x.shape[1:], dtype=x.dtype)
+                block[key][mask, 0] = x[mask]
 
     def write(self, active: Tensor, action: Tensor, reward: Tensor, obs: Obs) -> None:
         worlds = active.cpu().nonzero()[:, 0]
@@ -102,8 +125,9 @@ class _Tape:
             raise BurnishError(f"the environment did not end an episode at its own max_steps={self._limit}")
         self._action[worlds, tick] = action.cpu()[worlds].float()
         self._reward[worlds, tick] = reward.cpu()[worlds].float()
-        for key in self._keys:
-            self._obs[key][worlds, tick + 1] = obs[key].cpu()[worlds]
+        for block, now in self._after(obs):
+            for key, x in now.items():
+                block[key][worlds, tick + 1] = x[worlds]
         self._tick[worlds] += 1
 
     def episode(self, world: int, *, seed: int, terminated: bool, truncated: bool, success: bool) -> Episode:
@@ -116,4 +140,19 @@ class _Tape:
             truncated=truncated,
             success=success,
             seed=seed,
+            sim_state={key: x[world, : steps + 1].clone() for key, x in self._states.items()} or None,
         )
+
+    def _after(self, obs: Obs) -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:
+        """(block, what belongs into it now) of the observations, and of the world's states if they are kept."""
+        pairs = [(self._obs, {key: obs[key].cpu() for key in self._keys})]
+        if self._state is not None:
+            now = {key: x.cpu() if isinstance(x, Tensor) else x for key, x in self._state().items()}
+            strange = [key for key, x in now.items() if not isinstance(x, Tensor) or x.shape[:1] != (self._worlds,)]
+            if strange or not now:
+                raise BurnishError(
+                    f"the state of this world cannot be kept per episode, because {strange or 'it'} holds no row per "
+                    "world; collect without sim_state"
+                )
+            pairs.append((self._states, now))
+        return pairs

@@ -26,6 +26,11 @@ class Clock:
         self._seeds = EpisodeSeeds(seed, num_envs, device)
         self.tick = torch.zeros_like(self._seeds.current)
 
+    @property
+    def seeds(self) -> Tensor:
+        """(N,) the seeds of the episodes under way."""
+        return self._seeds.current
+
     def begin(self, mask: Tensor | None, seeds: Sequence[int] | None) -> Tensor:
         """Start an episode in the worlds of ``mask`` (all by default), which is returned as a tensor (N,)."""
         mask = self._rows(mask)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-SHARED = {"measure"}
+SHARED = {"measure", "sim_peers", "envpool_loop"}
 KEYS = {
     "policy_speed": {"train_peak_share", "act_p99_us"},
     "two_mode": {
@@ -27,6 +27,8 @@ KEYS = {
         "least_squares_success",
         "worst_share_gap",
     },
+    "render_speed": {"over_renderer", "over_plain_renderer", "frames_per_s"},
+    "sim_speed": {"of_raw", "over_async", "over_sync", "over_envpool", "half_cheetah_over_async"},
     "update_speed": {"sac_over_sb3", "sac_peak_share", "ppo_flow_peak_share"},
 }
 
@@ -145,6 +147,25 @@ def test_update_speed_is_consistent(quick: dict[str, tuple[Path, str]]):
         "sac_peak_share": rows["sac"]["peak_share"],
         "ppo_flow_peak_share": rows["ppo_flow"]["peak_share"],
     }
+
+
+def test_sim_speed_is_consistent(quick: dict[str, tuple[Path, str]]):
+    written = report(quick, "sim_speed")
+    rows = {row["task"]: row for row in written["rows"]}
+    assert list(rows) == ["half_cheetah", "ant", "humanoid", "insert"]
+    assert written["setting"]["threads"] == 2
+    installed = written["versions"]["envpool"].startswith("envpool==")
+    for name, row in rows.items():
+        assert row["worlds"] == 16
+        # Both do the same steps. Blocks of a tenth of a second on a busy machine can be off by a lot, but not by this.
+        assert 0 < row["ours"] < 10 * row["limit"]
+        assert (row["envpool"] is not None) == (installed and name != "insert")
+        assert (row["threads"] is not None) == (name in ("half_cheetah", "ant"))
+    found = written["result"]
+    for key in ("of_raw", "over_async", "over_sync"):
+        assert found[key] == min(row[key] for row in rows.values())
+    assert found["half_cheetah_over_async"] == rows["half_cheetah"]["over_async"]
+    assert (found["over_envpool"] > 0) == installed
 
 
 @pytest.mark.parametrize("name", ["policy_speed", "update_speed"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any, TypeVar, cast
 
@@ -71,3 +71,20 @@ def _value(kind: Any, value: Any, where: str) -> Any:
     if type(value) is not kind:
         raise BurnishError(f"{where} must be {kind.__name__}, but it is {value!r}")
     return value
+
+
+def differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Dotted names at which two trees of plain data differ, with both values."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in {**old, **new}:
+            yield from differences(old.get(key, _ABSENT), new.get(key, _ABSENT), f"{name}.{key}" if name else str(key))
+    elif old != new and repr(old) != repr(new):  # NaN differs from itself
+        yield name, old, new
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+_ABSENT = _Absent()

@@ -38,7 +38,7 @@ def write_manifest(folder: Path, files: Sequence[str], children: Sequence[str], 
     names = [*files, *(f"{child}/{MANIFEST}" for child in children)]
     manifest = {
         "schema": SCHEMA,
-        "burnish": _burnish_version(),
+        "burnish": burnish_version(),
         "torch": str(torch.__version__),
         "git": _git_revision(),
         "metrics": metrics,
@@ -154,7 +154,7 @@ def _seal(manifest: Mapping[str, Any]) -> str:
 
 
 @functools.cache
-def _burnish_version() -> str:
+def burnish_version() -> str:
     try:
         return importlib.metadata.version("burnish")
     except importlib.metadata.PackageNotFoundError:

@@ -42,7 +42,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from .checkpoint import Checkpoint, load, newest, number, numbered, prune, save
-from .config import to_data
+from .config import differences, to_data
 from .errors import BurnishError
 from .interrupt import Stop, interruptible
 from .manifest import parse, sync, write_text
@@ -176,7 +176,7 @@ class Run:
             raise BurnishError(f"{self.path} is not a run folder, since it has no {CONFIG}; use another out=")
         different = [
             f"{name} ({old!r} saved, {new!r} asked)"
-            for name, old, new in _differences(parse(self.path / CONFIG, yaml.safe_load), self.config)
+            for name, old, new in differences(parse(self.path / CONFIG, yaml.safe_load), self.config)
             if not any(name == free or name.startswith(f"{free}.") for free in self._changeable)
         ]
         if different:
@@ -235,23 +235,6 @@ def _step(line: str) -> int:
         return json.loads(line)["step"]
     except ValueError:
         return -1
-
-
-def _differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Dotted names at which two trees of plain data differ, with both values."""
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        for key in {**old, **new}:
-            yield from _differences(old.get(key, _ABSENT), new.get(key, _ABSENT), f"{name}.{key}" if name else str(key))
-    elif old != new and repr(old) != repr(new):  # NaN differs from itself
-        yield name, old, new
-
-
-class _Absent:
-    def __repr__(self) -> str:
-        return "nothing"
-
-
-_ABSENT = _Absent()
 
 
 def _replace(path: Path, text: str) -> None:

@@ -90,6 +90,7 @@ class EnvSpec:
     control_hz: float
     action_mode: str  # what the numbers mean: "velocity", "joint_target", "ee_delta", ...
     max_steps: int
+    pixels: str | None = None  # how cameras are drawn ("plain", "lavish"); None: without cameras, or unknown
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,7 @@ class PolicySpec:
     goal_free: bool = False  # trained to act without its goal too; set by the policy itself
     control_hz: float | None = None
     action_mode: str | None = None
+    pixels: str | None = None
 
     def __post_init__(self) -> None:
         if self.horizon < 1 or self.execute < 1 or self.history < 1 or self.start < 0:
@@ -160,6 +162,7 @@ def agent_spec(env: EnvSpec, execute: int = 1, history: int = 1) -> PolicySpec:
         history=history,
         control_hz=env.control_hz,
         action_mode=env.action_mode,
+        pixels=env.pixels,
     )
 
 
@@ -179,3 +182,9 @@ def check_compatible(policy: PolicySpec, env: EnvSpec) -> None:
         ours, theirs = getattr(policy, name), getattr(env, name)
         if ours is not None and ours != theirs:
             raise BurnishError(f"the policy was trained with {name}={ours}, but the environment has {name}={theirs}")
+    looks = any(key.startswith("image.") for key in needed)
+    if looks and None not in (policy.pixels, env.pixels) and policy.pixels != env.pixels:
+        raise BurnishError(
+            f"the policy was trained on {policy.pixels} pictures, but the environment draws {env.pixels} ones, which "
+            "look different to it; let the environment draw as in training"
+        )

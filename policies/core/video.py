@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from .errors import BurnishError
 from .types import VecEnv
+from .wrapper import pictures
 
 
 class Mp4Writer:
@@ -84,7 +84,7 @@ class Film:
         self._waiting = {int(s) for s in chosen}  # chosen seeds whose episode has not ended
         self._writers: dict[int, Mp4Writer] = {}
         self._folder, self._fps = Path(folder or "."), env.spec.control_hz
-        self._render: Callable[[], Any] = getattr(env, "render", lambda: None)
+        self._env: Any = env
         if self._waiting and folder is None:
             raise BurnishError("video_seeds are given without a folder; name one with video=...")
         if unknown := sorted(self._waiting - set(seeds)):
@@ -99,7 +99,7 @@ class Film:
         worlds = [i for i, m in enumerate(mask.tolist()) if m and world_seeds[i] in self._waiting]
         if not worlds:
             return
-        frames = torch.as_tensor(self._render())[worlds].cpu().numpy()
+        frames = pictures(self._env, worlds).cpu().numpy()
         for world, frame in zip(worlds, frames, strict=True):
             seed = world_seeds[world]
             if seed not in self._writers:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from .errors import BurnishError
@@ -27,6 +29,17 @@ class Rendered(Protocol):
     def render(self, size: int = 128) -> Tensor: ...
 
 
+def pictures(env: Rendered, rows: Sequence[int] | None = None, size: int | None = None) -> Tensor:
+    """(len(rows), H, W, 3) uint8 of the worlds ``rows``, all by default; ``size`` is the world's own choice by default.
+    A world whose ``render`` takes ``rows`` draws no more than these."""
+    render: Callable[..., Tensor] = env.render
+    options = {} if size is None else {"size": size}
+    if rows is not None and "rows" in inspect.signature(render).parameters:
+        return render(**options, rows=rows)
+    frames = torch.as_tensor(render(**options))
+    return frames if rows is None else frames[list(rows)]
+
+
 class Wrapper:
     def __init__(self, env: VecEnv) -> None:
         self.env, self.num_envs, self.device, self.spec = env, env.num_envs, env.device, env.spec
@@ -34,10 +47,10 @@ class Wrapper:
     def reset(self, mask: Tensor | None = None, seeds: Sequence[int] | None = None) -> Obs:
         return self.env.reset(mask, seeds)
 
-    def render(self, size: int = 128) -> Tensor:
+    def render(self, size: int | None = None, rows: Sequence[int] | None = None) -> Tensor:
         if not isinstance(self.env, Rendered):
             raise BurnishError(f"the environment {type(self.env).__name__} cannot be rendered")
-        return self.env.render(size)
+        return pictures(self.env, rows, size)
 
     def state_dict(self) -> dict[str, Any]:
         return {"env": self._saved().state_dict()}

@@ -37,6 +37,7 @@ class Episode:
     success: bool
     seed: int
     task: str = ""
+    sim_state: dict[str, Tensor] | None = None  # the world's ``state_dict`` at each observation, each (T + 1, ...)
 
     def __post_init__(self) -> None:
         name = f"the episode of seed {self.seed}"
@@ -51,6 +52,9 @@ class Episode:
                     f"{name} has {steps} actions, so {key!r} needs {steps + 1} rows (the last is the final "
                     f"observation), but it has shape {tuple(x.shape)}"
                 )
+        for key, x in (self.sim_state or {}).items():
+            if x.ndim == 0 or len(x) != steps + 1:
+                raise BurnishError(f"{name} needs {steps + 1} rows of state {key!r}, but it has {tuple(x.shape)}")
         for key, x in {"action": self.action, "reward": self.reward, **self.obs}.items():
             if key in ("action", "reward") and x.dtype != torch.float32:
                 raise BurnishError(f"{name} has {key!r} as {x.dtype}, but torch.float32 is needed")

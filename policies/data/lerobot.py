@@ -6,7 +6,6 @@ action limits from the data, the final observation as a repetition of the last o
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from PIL import Image
 
 from ..core.errors import BurnishError
 from ..core.spec import EnvSpec, ObsSpec
+from . import lerobot_images as images
 from . import lerobot_layout as layout
 from .episodes import Episode, Episodes, action_limits
 from .lerobot_writer import LeRobotWriter, write_lerobot
@@ -119,7 +118,7 @@ class _Reader:
             feature = self.info["features"].get(column, {"dtype": None, "shape": [0]})
             shape = tuple(feature["shape"])
             if feature["dtype"] == "image":
-                if len(shape) != 3 or shape[2] not in layout.IMAGE_MODES:
+                if len(shape) != 3 or shape[2] not in images.MODES:
                     raise self._error(f"has the image {column!r} of shape {shape}; (height, width, 1, 3 or 4) is read")
                 shape = (shape[2], shape[0], shape[1])
             shapes[key] = shape
@@ -236,26 +235,10 @@ class _Reader:
             raise self._error(f"has values in {name!r} of episode {number} that are not numbers: {error}") from error
 
     def _images(self, table: pa.Table, name: str, shape: tuple[int, ...], number: int) -> np.ndarray:
-        frames = np.empty((len(table), *shape), np.uint8)
-        mode, size = layout.IMAGE_MODES[shape[0]], (shape[2], shape[1])
-        previous = None
-        for row, cell in enumerate(table[name].to_pylist()):
-            data = cell.get("bytes") if isinstance(cell, dict) else None
-            if data is not None and data == previous:
-                frames[row] = frames[row - 1]
-                continue
-            previous = data
-            try:
-                image = Image.open(io.BytesIO(data or b""))
-                pixels = np.asarray(image if image.mode == mode else image.convert(mode))
-            except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-                raise self._error(f"has no readable image in {name!r}, row {row} of episode {number}") from error
-            if image.size != size:
-                raise self._error(
-                    f"has {image.size} instead of {size} pixels in {name!r}, row {row} of episode {number}"
-                )
-            frames[row] = pixels if shape[0] == 1 else pixels.transpose(2, 0, 1)
-        return frames
+        try:
+            return images.decode(table[name].to_pylist(), shape)
+        except BurnishError as error:
+            raise self._error(f"has {error} of episode {number} in {name!r}") from error
 
     def _table(self, file: str | Path, needed: list[str], others: bool = False) -> pa.Table:
         """The columns ``needed``, which must be there, or all columns, of one parquet file."""

@@ -4,6 +4,7 @@ meta/info.json  meta/stats.json  meta/tasks.parquet
 meta/episodes/chunk-000/file-000.parquet     one row per episode
 meta/final_obs.parquet                       ours: final observation and seed, one row per episode
 data/chunk-000/file-000.parquet              one row per frame, one row group per episode
+sim_state/chunk-000/file-000.parquet         ours, optional: the simulator's state (lerobot_sim_state.py)
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 from ..core.errors import BurnishError
 from ..core.spec import ActionSpec, EnvSpec, ObsSpec
+from .lerobot_images import MODES
 
 VERSION = "v3.0"
 DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
@@ -38,7 +40,6 @@ RESULT_FEATURES = {
     "next.success": {"dtype": "bool", "shape": [1], "names": None},
 }
 _PREFIXES = (("image.", "observation.images."), ("goal_image.", "observation.goal_images."))
-IMAGE_MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # channels -> Pillow's mode
 
 
 def column_of(key: str) -> str:
@@ -79,7 +80,7 @@ def features_of(spec: EnvSpec) -> dict[str, dict[str, Any]]:
         column = column_of(key)
         if is_image(key):
             channels, height, width = shape
-            if channels not in IMAGE_MODES:
+            if channels not in MODES:
                 raise BurnishError(
                     f"the observation {key!r} has {channels} channels; images are written with 1, 3 or 4"
                 )
@@ -103,6 +104,7 @@ def burnish_entry(spec: EnvSpec, meta: Mapping[str, Any]) -> dict[str, Any]:
         "action_mode": spec.action_mode,
         "control_hz": spec.control_hz,
         "max_steps": spec.max_steps,
+        "pixels": spec.pixels,
         "meta": dict(meta),
     }
 
@@ -116,6 +118,7 @@ def read_burnish_entry(entry: Any) -> tuple[EnvSpec, dict[str, str], dict[str, A
             control_hz=float(entry["control_hz"]),
             action_mode=str(entry["action_mode"]),
             max_steps=int(entry["max_steps"]),
+            pixels=entry.get("pixels"),
         )
         columns = {key: str(entry["columns"][key]) for key in spec.obs.shapes}
         return spec, columns, dict(entry["meta"])

@@ -1,42 +1,49 @@
 """Episodes -> a LeRobotDataset v3.0 folder, with pyarrow and json alone.
 
-The folder grows beside its target under a hidden name, is flushed to the disk and renamed at the end: a writer that
-dies leaves nothing at the target, and at worst a ``.<name>.<hex>.partial`` folder that may be deleted.
+With ``publish_every_s`` the set grows in public: a complete and valid set of the episodes so far stands at the target
+at any instant, whatever happens to the writer. Without, it appears at the end or never. Either way the bytes depend on
+the episodes alone: a set of k episodes is the same file for file whether it was written at once, published in between,
+or taken up again (``resume``) after a kill.
 
 **Departures.** LeRobot stores T observations per episode and only ``next.done``. We add ``next.terminated`` and
-``next.truncated``, and keep the final observation and the seed in ``meta/final_obs.parquet``, which LeRobot passes
-over. ``timestamp`` and ``fps`` are LeRobot's (an integer); the exact control rate stands in our entry of ``info.json``.
+``next.truncated``, keep the final observation and the seed in ``meta/final_obs.parquet`` and the simulator's state in
+``sim_state/``; LeRobot passes over both. ``timestamp`` and ``fps`` are LeRobot's (an integer); the exact control rate
+stands in our entry of ``info.json``.
 """
 
 from __future__ import annotations
 
-import io
 import json
-import os
-import secrets
-import shutil
+import math
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from PIL import Image
 
 from ..core.errors import BurnishError
-from ..core.manifest import sync
 from ..core.spec import EnvSpec
 from . import lerobot_layout as layout
-from . import lerobot_statistics as statistics
+from . import lerobot_progress as progress
+from . import lerobot_sim_state as sim_state
+from . import lerobot_tables as tables
 from .episodes import Episode, Episodes, check_fits
+from .growing_folder import GrowingFolder
 
 MEGABYTE = 2**20
+# The time between two publications is at least this many times what the last one took: the statistics of a large set
+# cost seconds, and recording must not wait for them more than a twentieth of the time.
+PATIENCE = 20
 
 
 class LeRobotWriter:
-    """``with LeRobotWriter(path, spec, meta) as writer: writer.add(episode)``; the set appears at the end, or never."""
+    """``with LeRobotWriter(path, spec, meta) as writer: writer.add(episode)``.
+
+    ``resume`` continues the set at ``path`` if there is one, which the same configuration must have written.
+    """
 
     def __init__(
         self,
@@ -47,9 +54,10 @@ class LeRobotWriter:
         fps: int | None = None,
         robot_type: str | None = None,
         data_files_size_in_mb: int = 100,
+        publish_every_s: float | None = None,
+        resume: bool = False,
     ) -> None:
         self.path, self.spec = Path(path).absolute(), spec
-        self._refuse_existing()
         self._fps = fps if fps is not None else max(1, round(spec.control_hz))
         if self._fps < 1 or data_files_size_in_mb < 1:
             raise BurnishError("fps and data_files_size_in_mb must be at least 1")
@@ -61,18 +69,23 @@ class LeRobotWriter:
                 f"the dataset's meta and action limits must be finite plain JSON data: {error}"
             ) from error
         self._info = {"robot_type": robot_type, "data_files_size_in_mb": data_files_size_in_mb, "burnish": entry}
-        self._root = self.path.parent / f".{self.path.name}.{secrets.token_hex(4)}.partial"
-        self._file: pq.ParquetWriter | None = None
-        self._file_number, self._file_bytes = -1, 0
-        self._frames, self._tasks = 0, {}
-        self._rows: list[dict[str, Any]] = []
-        self._finals: list[pa.Table] = []
-        # Low-dimensional columns are kept for exact quantiles: 4 bytes a number. Images need only a histogram each.
-        self._values: dict[str, list[np.ndarray]] = {
-            name: [] for name, feature in self._features.items() if feature["dtype"] != "image"
-        }
-        self._histograms: dict[str, np.ndarray] = {}
-        self._root.mkdir(parents=True)
+        self._limit = data_files_size_in_mb * MEGABYTE
+        self._publish_every_s = math.inf if publish_every_s is None else publish_every_s
+        self._due_s = -math.inf if publish_every_s is not None else math.inf  # on the clock of time.monotonic
+        self._folder = GrowingFolder(self.path, resume=resume)
+        self._unpublished = 0
+        # What stands at the target is read in full only once there is something to add to it.
+        self._progress: progress.Progress | None = None
+        self.seeds: list[int] = []  # of the episodes so far
+        if not self._folder.published:
+            self._progress = progress.begun(self._features)
+            return
+        try:
+            expected = {**self._info, "fps": self._fps, "features": self._features}
+            self.seeds = progress.recorded_seeds(self._folder.target, expected)
+        except BaseException:
+            self._folder.close()
+            raise
 
     def __enter__(self) -> LeRobotWriter:
         return self
@@ -86,136 +99,114 @@ class LeRobotWriter:
             self.abort()
 
     def add(self, episode: Episode) -> None:
-        number, length, first = len(self._rows), len(episode), self._frames
+        """The next episode. Its rows are in the next publication, which this may bring about."""
+        so_far, number = self._so_far(), len(self.seeds)
         check_fits(episode, self.spec, number)
-        frame = np.arange(length)
-        last = frame == length - 1
-        vectors = {
-            layout.column_of(key): x.cpu().numpy().reshape(length + 1, -1)
-            for key, x in episode.obs.items()
-            if not layout.is_image(key)
-        }
-        images = {layout.column_of(key): x.cpu().numpy() for key, x in episode.obs.items() if layout.is_image(key)}
-        results = {
-            "action": episode.action.cpu().numpy(),
-            "next.reward": episode.reward.cpu().numpy(),
-            "next.done": last & (episode.terminated or episode.truncated),
-            "next.terminated": last & episode.terminated,
-            "next.truncated": last & episode.truncated,
-            "next.success": last & episode.success,
-            "timestamp": (frame / self._fps).astype(np.float32),
-            "frame_index": frame,
-            "episode_index": np.full(length, number),
-            "index": first + frame,
-            "task_index": np.full(length, self._tasks.setdefault(episode.task, len(self._tasks))),
-        }
-        rows = {name: x[:-1] for name, x in vectors.items()}
-        rows |= {name: x.reshape(length, -1) for name, x in results.items()}
-        encoded = {name: _png(x) for name, x in images.items()}
-        arrays = {name: _vector(x) for name, x in rows.items()} | {name: x[:-1] for name, x in encoded.items()}
-        table = pa.table({name: arrays[name] for name in self._features})
-        self._write_rows(table)
-        self._frames += length
+        states = self._states(episode, number)
+        task_index = so_far.tasks.setdefault(episode.task, len(so_far.tasks))
+        place = tables.Place(number, so_far.frames, task_index, self._fps)
+        made = tables.tables_of(episode, place, self._features)
+        if so_far.open.data and so_far.open.size + progress.size_of(made.data, states) > self._limit:
+            so_far.open.write(self._folder.finished)
+            so_far.open = progress.OpenFile(so_far.open.number + 1)
+        so_far.open.add(made.data, states)
+        so_far.rows.add(tables.episode_row(episode, place, so_far.open.number, made))
+        so_far.finals.add(made.final)
+        so_far.tally.add(made.vectors, made.histograms)
+        so_far.frames += len(episode)
+        self.seeds.append(episode.seed)
+        self._unpublished += 1
+        self.publish_if_due()
 
-        found = {name: statistics.of_vectors(x) for name, x in rows.items()}
-        for name, x in rows.items():
-            self._values[name].append(x)
-        for name, x in images.items():
-            histogram = statistics.image_histogram(x[:-1])
-            self._histograms[name] = self._histograms.get(name, 0) + histogram
-            found[name] = statistics.of_images(histogram, length)
-        chunk_index, file_index = divmod(self._file_number, layout.CHUNKS_SIZE)
-        row = {
-            "episode_index": number,
-            "tasks": [episode.task],
-            "length": length,
-            "data/chunk_index": chunk_index,
-            "data/file_index": file_index,
-            "dataset_from_index": first,
-            "dataset_to_index": first + length,
-            "meta/episodes/chunk_index": 0,
-            "meta/episodes/file_index": 0,
-        }
-        row |= {f"stats/{name}/{stat}": x.tolist() for name in found for stat, x in found[name].items()}
-        self._rows.append(row)
-        final = {name: _vector(x[-1:]) for name, x in vectors.items()} | {name: x[-1:] for name, x in encoded.items()}
-        self._finals.append(
-            pa.table({"episode_index": [number], "seed": pa.array([episode.seed], pa.int64()), **final})
-        )
+    def publish_if_due(self) -> None:
+        """To be called now and then while no episode comes, so that the last ones do not wait for the next."""
+        if self._unpublished and time.monotonic() >= self._due_s:
+            self.publish()
+
+    def publish(self) -> None:
+        """Let the set at the target be that of all episodes so far."""
+        began_s = time.monotonic()
+        self._folder.publish(self._write)
+        self._unpublished = 0
+        now_s = time.monotonic()
+        self._due_s = now_s + max(self._publish_every_s, PATIENCE * (now_s - began_s))
 
     def finish(self) -> Path:
-        """Write what describes the whole set, flush everything to the disk, and give the folder its name."""
-        if not self._rows:
+        """Publish what is not yet, and leave nothing else behind."""
+        if not self.seeds:
             self.abort()
             raise BurnishError(f"no episodes were added, so no dataset was written at {self.path}")
         try:
-            self._close_file()
-            self._write_meta()
-            _flush(self._root)
-            self._refuse_existing()
-            os.rename(self._root, self.path)
-        except BaseException:
-            self.abort()
-            raise
-        sync(self.path.parent)
+            if self._unpublished:
+                self.publish()
+        finally:
+            self._folder.close()
         return self.path
 
     def abort(self) -> None:
-        """Remove what was written; the target stays untouched."""
-        self._close_file()
-        shutil.rmtree(self._root, ignore_errors=True)
+        """Leave the target at the last publication."""
+        self._folder.close()
 
-    def _refuse_existing(self) -> None:
-        if self.path.exists() or self.path.is_symlink():
-            raise BurnishError(f"{self.path} exists already; choose another path or remove it first")
+    def totals(self) -> dict[str, int]:
+        """Of the episodes so far: how many, their frames, how many succeeded."""
+        so_far = self._so_far()
+        successes = so_far.rows.table()["stats/next.success/max"].to_pylist() if self.seeds else []
+        return {
+            "episodes": len(self.seeds),
+            "frames": so_far.frames,
+            "successes": sum(bool(most) for (most,) in successes),
+        }
 
-    def _write_rows(self, table: pa.Table) -> None:
-        """One row group per episode, so that an episode is one cheap read. Files roll over at LeRobot's size."""
-        limit = self._info["data_files_size_in_mb"] * MEGABYTE
-        if self._file is None or self._file_bytes + table.nbytes > limit:
-            self._close_file()
-            self._file_number, self._file_bytes = self._file_number + 1, 0
-            chunk_index, file_index = divmod(self._file_number, layout.CHUNKS_SIZE)
-            target = self._root / layout.DATA_PATH.format(chunk_index=chunk_index, file_index=file_index)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            self._file = pq.ParquetWriter(target, table.schema, compression="snappy", write_page_checksum=True)
-        self._file.write_table(table, row_group_size=len(table))
-        self._file_bytes += table.nbytes
+    def _so_far(self) -> progress.Progress:
+        if self._progress is None:
+            self._progress = progress.taken_up(self._folder.target, self._features)
+        return self._progress
 
-    def _close_file(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+    def _states(self, episode: Episode, number: int) -> pa.Table | None:
+        """The first episode decides whether states are kept, and of what kind."""
+        so_far = self._so_far()
+        found = sim_state.described(episode.sim_state) if episode.sim_state else None
+        if number == 0:
+            so_far.sim_state = found
+        if found != so_far.sim_state:
+            raise BurnishError(
+                f"episode {number} has other simulator states than the episodes before it; "
+                "all episodes of a set must have the same, or none"
+            )
+        return sim_state.packed(episode.sim_state, number) if episode.sim_state else None
 
-    def _write_meta(self) -> None:
-        found = {name: statistics.of_vectors(np.concatenate(parts)) for name, parts in self._values.items()}
-        found |= {name: statistics.of_images(x, self._frames) for name, x in self._histograms.items()}
+    def _write(self, root: Path) -> None:
+        """All files of the set but the full data files, into an empty folder."""
+        so_far = self._so_far()
+        so_far.open.write(root)
+        found = so_far.tally.total()
         stats = {name: {stat: x.tolist() for stat, x in found[name].items()} for name in self._features}
+        entry = self._info["burnish"] | ({"sim_state": so_far.sim_state} if so_far.sim_state else {})
         info = {
             "codebase_version": layout.VERSION,
-            "total_episodes": len(self._rows),
-            "total_frames": self._frames,
-            "total_tasks": len(self._tasks),
+            "total_episodes": len(self.seeds),
+            "total_frames": so_far.frames,
+            "total_tasks": len(so_far.tasks),
             "chunks_size": layout.CHUNKS_SIZE,
             "video_files_size_in_mb": 200,
             "fps": self._fps,
-            "splits": {"train": f"0:{len(self._rows)}"},
+            "splits": {"train": f"0:{len(self.seeds)}"},
             "data_path": layout.DATA_PATH,
             "video_path": None,
             "features": self._features,
             **self._info,
+            "burnish": entry,
         }
-        episodes = self._root / layout.EPISODES_PATH
-        episodes.parent.mkdir(parents=True)
-        tables = {
-            episodes: pa.Table.from_pylist(self._rows),
-            self._root / layout.TASKS_PATH: _task_table(list(self._tasks)),
-            self._root / layout.FINAL_OBS_PATH: pa.concat_tables(self._finals),
+        files = {
+            layout.EPISODES_PATH: so_far.rows.table(),
+            layout.TASKS_PATH: tables.task_table(list(so_far.tasks)),
+            layout.FINAL_OBS_PATH: so_far.finals.table(),
         }
-        for target, table in tables.items():
-            pq.write_table(table, target, write_page_checksum=True)
-        for name, data in (("info", info), ("stats", stats)):
-            (self._root / "meta" / f"{name}.json").write_text(json.dumps(data, indent=2, allow_nan=False))
+        (root / layout.EPISODES_PATH).parent.mkdir(parents=True)
+        for name, table in files.items():
+            pq.write_table(table, root / name, write_page_checksum=True)
+        for name, data in ((progress.INFO_PATH, info), (progress.STATS_PATH, stats)):
+            (root / name).write_text(json.dumps(data, indent=2, allow_nan=False))
 
 
 def write_lerobot(
@@ -238,50 +229,3 @@ def write_lerobot(
         for episode in episodes:
             writer.add(episode)
     return writer.path
-
-
-def _vector(x: np.ndarray) -> pa.Array:
-    """(F, n) -> fixed-size lists; (F, 1) -> a plain column, as LeRobot stores what has shape [1]."""
-    flat = pa.array(np.ascontiguousarray(x).reshape(-1))
-    return flat if x.shape[1] == 1 else pa.FixedSizeListArray.from_arrays(flat, x.shape[1])
-
-
-def _png(frames: np.ndarray) -> pa.StructArray:
-    """(F, C, H, W) uint8 -> PNG bytes. Equal neighbours (goals, still cameras) are compressed once."""
-    encoded: list[bytes] = []
-    for number, frame in enumerate(frames):
-        if number > 0 and np.array_equal(frame, frames[number - 1]):
-            encoded.append(encoded[-1])
-            continue
-        buffer = io.BytesIO()
-        pixels = np.ascontiguousarray(frame[0] if len(frame) == 1 else frame.transpose(1, 2, 0))
-        Image.fromarray(pixels).save(buffer, "PNG", compress_level=1)
-        encoded.append(buffer.getvalue())
-    paths = pa.nulls(len(encoded), pa.string())
-    return pa.StructArray.from_arrays([pa.array(encoded, pa.binary()), paths], names=["bytes", "path"])
-
-
-def _task_table(tasks: list[str]) -> pa.Table:
-    """A pandas frame whose index is the task and whose column is its number, described without pandas."""
-    table = pa.table({"task_index": pa.array(range(len(tasks)), pa.int64()), "__index_level_0__": pa.array(tasks)})
-
-    def column(name: str | None, field: str | None, kind: str, numpy: str, metadata: Any = None) -> dict[str, Any]:
-        return {"name": name, "field_name": field, "pandas_type": kind, "numpy_type": numpy, "metadata": metadata}
-
-    pandas = {
-        "index_columns": ["__index_level_0__"],
-        "column_indexes": [column(None, None, "unicode", "object", {"encoding": "UTF-8"})],
-        "columns": [
-            column("task_index", "task_index", "int64", "int64"),
-            column(None, "__index_level_0__", "unicode", "object"),
-        ],
-        "creator": {"library": "pyarrow", "version": pa.__version__},
-        "pandas_version": "2.2.0",
-    }
-    return table.replace_schema_metadata({"pandas": json.dumps(pandas)})
-
-
-def _flush(root: Path) -> None:
-    """A rename is atomic, but only what was flushed before it is sure to survive a power cut."""
-    for path in [*root.rglob("*"), root]:
-        sync(path)

@@ -1,17 +1,20 @@
 """Scripted demonstrators: environment -> level -> builder.
 
-``clean`` is as good as the expert gets; ``noisy`` has the errors of a hand, which show how to recover from them.
+``clean`` is as good as the expert gets; ``noisy`` has the errors of a hand, which show how to recover from them;
+``multi_modal`` does the same thing in clearly different ways; ``clumsy`` errs in the same way again and again, which is
+the error that imitation does not average away.
 """
 
 from __future__ import annotations
 
+import importlib
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 
 from ...policies.core.errors import BurnishError, did_you_mean
-from ...policies.core.types import Controller
+from ...policies.core.types import Controller, VecEnv
 from ..build import env_config, env_name
 from . import toy
 
@@ -27,13 +30,31 @@ EXPERTS: dict[str, dict[str, ExpertBuilder]] = {
 }
 
 
+# Environments whose experts follow a script: the module of that name in this folder has a script for each of LEVELS. It
+# is imported when it is first needed, because it needs the simulator.
+SCRIPTED = ("reach", "push", "avoid", "insert", "pick_place", "stack")
+LEVELS = ("clean", "noisy", "multi_modal", "clumsy")
+
+
 def make_expert(
-    name_or_config: Any, num_envs: int, level: str = "clean", seed: int = 0, device: torch.device | str = "cpu"
+    name_or_config: Any,
+    num_envs: int,
+    level: str = "clean",
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    env: VecEnv | None = None,
 ) -> Controller:
-    """A controller of N worlds of that environment, in [-1, 1]."""
+    """A controller of N worlds of that environment, in [-1, 1]. Scripted experts look at the worlds ``env`` themselves,
+    as the person at the desk does, and must act in step with them."""
     config = env_config(name_or_config)
     name = env_name(config)
-    levels = EXPERTS.get(name, {})
+    levels = LEVELS if name in SCRIPTED else EXPERTS.get(name, {})
     if level not in levels:
         raise BurnishError(f"{name} has no expert of level {level!r}; {did_you_mean(level, levels)}")
-    return levels[level](config, num_envs, seed=seed, device=device)
+    if name not in SCRIPTED:
+        return EXPERTS[name][level](config, num_envs, seed=seed, device=device)
+    if env is None:
+        raise BurnishError(f"the expert of {name} looks at the worlds themselves; give them as env=")
+    scripted = importlib.import_module(".scripted", __package__)
+    chosen = importlib.import_module(f".{name}", __package__).LEVELS[level]
+    return scripted.ScriptedExpert(env, chosen.script, noise=chosen.noise, seed=seed)

@@ -1,0 +1,164 @@
+"""BatchedMujoco: N worlds of one MuJoCo task as a `VecEnv`; no subprocess, no pipe, no Python per world but the call.
+
+A task says what is in the world and what counts (`Task`), as array operations over (N, ...); this file gives it time:
+seeds, episodes, latency, randomised models, pictures, truncation, saved state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import mujoco
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..policies.core import tree
+from ..policies.core.errors import BurnishError
+from ..policies.core.seed import derive as derive_seed
+from ..policies.core.spec import ObsSpec
+from ..policies.core.types import Obs, Step
+from .physics import Array, Physics, Rows
+from .pixels import Pixels, film_camera
+from .randomize import randomize
+from .task import Draw, PixelConfig, Task
+from .torch_world import Clock, restored
+
+
+class BatchedMujoco:
+    """``seed`` starts the sequence of episodes of each world, where ``reset`` is not given seeds."""
+
+    def __init__(
+        self,
+        task: Task,
+        num_envs: int,
+        *,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        threads: int | None = None,
+    ) -> None:
+        self.task: Any = task  # whatever its quantities are called; what is asked of it here is `Task`
+        self.num_envs, self.device = num_envs, torch.device(device)
+        self.version, self.config = task.version, task.config
+        model = mujoco.MjModel.from_xml_string(task.mjcf())
+        if not task.autoreset:
+            model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_AUTORESET)
+        self.physics = Physics(model, num_envs, threads)
+        task.bind(self.physics)
+        self.spec = task.spec
+        self._pixels = self._film = None
+        if task.pixels is not None:
+            self._pixels = Pixels(self.physics, task.pixels)
+            seen = ObsSpec({**task.spec.obs.shapes, **self._pixels.shapes})
+            self.spec = replace(task.spec, obs=seen, pixels="lavish" if task.pixels.lavish else "plain")
+        tick_s = task.frame_skip * model.opt.timestep
+        if task.randomize is not None and task.randomize.latency_s > tick_s * (1 + 1e-9):
+            raise BurnishError(
+                f"randomize.latency_s={task.randomize.latency_s:g} is longer than a control tick of {tick_s:g} s, and "
+                "an action cannot be later than the next one; lower it, or control more slowly"
+            )
+        self._derive = tuple(getattr(mujoco, name) for name in task.derive)
+        # Worlds are on the CPU wherever the learner is, and so are their clocks.
+        self._clock = Clock(num_envs, seed)
+        self._low, self._high = (np.array(x) for x in (task.spec.action.low, task.spec.action.high))
+        self._late = np.zeros(num_envs, np.int64)  # physics steps until an action reaches the actuators
+        self._last_ctrl = np.zeros((num_envs, model.nu))
+
+    def reset(self, mask: Tensor | None = None, seeds: Sequence[int] | None = None) -> Obs:
+        mask = self._clock.begin(None if mask is None else mask.cpu(), seeds)
+        rows = mask.nonzero()[:, 0].numpy()
+        if len(rows):
+            self._randomize(rows)
+            self.physics.reset(rows)
+            self.task.begin(rows, Draw(self._clock))
+            self.physics.forward(rows, self._derive)
+            self.task.settle(rows)
+            self._last_ctrl[rows] = self.physics.ctrl()[rows]
+        return self._observe(rows)
+
+    def step(self, action: Tensor, active: Tensor | None = None) -> Step:
+        tree.check(action, f"{self.num_envs} {len(self._low)}")
+        ticking = self._clock.advance(None if active is None else active.cpu())
+        rows = None if active is None else ticking.nonzero()[:, 0].numpy()
+        wanted = action.detach().cpu().numpy().astype(np.float64)
+        executed = np.clip(wanted, self._low, self._high)
+        ctrl = self.task.control(executed, rows)
+        self._advance(ctrl, rows)
+        idle = (~ticking).nonzero()[:, 0].numpy()
+        kept = {key: x[idle] for key, x in self.task.memory.items()}
+        verdict = self.task.judge(executed)
+        for key, x in kept.items():
+            self.task.memory[key][idle] = x  # all worlds are judged, but only those that ticked remember it
+
+        terminated = self._tensor(verdict.terminated)
+        truncated = (self._clock.tick >= self.spec.max_steps).to(self.device) & ~terminated
+        info = {key: self._tensor(x) for key, x in verdict.info.items()}
+        if verdict.success is not None:
+            info["success"] = self._tensor(verdict.success)
+        info["executed"] = self._tensor(executed)
+        return Step(self._observe(rows), self._tensor(verdict.reward), terminated, truncated, info)
+
+    def _advance(self, ctrl: Array, rows: Rows | None) -> None:
+        """One control tick. An action that is late by k physics steps lets the one before it act so much longer."""
+        skip = self.task.frame_skip
+        if self._late.any():
+            self.physics.step(self._last_ctrl, self._late, rows)
+            self.physics.step(ctrl, skip - self._late, rows, self._derive)
+        else:
+            self.physics.step(ctrl, skip, rows, self._derive)
+        if rows is None:
+            self._last_ctrl[:] = ctrl
+        else:
+            self._last_ctrl[rows] = ctrl[rows]
+
+    def _randomize(self, rows: Rows) -> None:
+        config = self.task.randomize
+        if config is None or not config.any():
+            return
+        fields, step_s = config.changed(), self.physics.model.opt.timestep
+        seeds = self._clock.seeds
+        for i in rows.tolist():
+            model = self.physics.own_model(i, fields) if fields else self.physics.model  # latency needs no model
+            generator = np.random.default_rng(derive_seed(int(seeds[i]), "randomize"))
+            late_s = randomize(model, config, generator, self.physics.data[i])
+            self._late[i] = round(late_s / step_s)
+
+    def _observe(self, rows: Rows | None) -> Obs:
+        obs = {key: self._tensor(x) for key, x in self.task.observe().items()}
+        if self._pixels is not None:
+            obs |= {key: torch.from_numpy(x).to(self.device) for key, x in self._pixels.draw(rows).items()}
+        return obs
+
+    def _tensor(self, x: np.ndarray) -> Tensor:
+        """Memory is shared with NumPy, but for the cast to float32."""
+        x = x.astype(np.float32) if x.dtype == np.float64 else x
+        return torch.from_numpy(np.ascontiguousarray(x)).to(self.device)
+
+    def render(self, size: int = 256, rows: Sequence[int] | None = None) -> Tensor:
+        """(N, size, size, 3) uint8, or of the worlds ``rows`` alone: for films, so with shadows and smooth edges."""
+        if self._film is None or self._film.size != size:
+            self._film = Pixels(self.physics, PixelConfig((film_camera(self.physics.model),), size, lavish=True))
+        chosen = np.arange(self.num_envs) if rows is None else np.asarray(rows, np.int64)
+        (frames,) = self._film.draw(chosen).values()
+        return torch.from_numpy(frames[chosen].transpose(0, 2, 3, 1)).to(self.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            **self._clock.state_dict(),
+            "physics": torch.from_numpy(self.physics.state()),
+            "last_ctrl": torch.from_numpy(self._last_ctrl.copy()),
+            **{f"task.{key}": torch.from_numpy(x.copy()) for key, x in self.task.memory.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state.get("physics") is None or state["physics"].shape != self.physics.state().shape:
+            raise BurnishError("the saved state is not one of this world: it has another number or size of worlds")
+        self._clock.load_state_dict(state)
+        self._randomize(np.arange(self.num_envs))  # a function of the seeds, so it need not be saved
+        self.physics.restore(state["physics"].numpy())
+        mine = {key: torch.from_numpy(x) for key, x in self.task.memory.items()}
+        for key, x in restored(mine, state, "task.").items():
+            self.task.memory[key][...] = x.numpy()
+        self._last_ctrl[:] = restored({"last_ctrl": torch.from_numpy(self._last_ctrl)}, state)["last_ctrl"].numpy()

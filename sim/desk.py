@@ -1,0 +1,227 @@
+"""What the tasks of the desktop arm share: the desk, the settings, the two kinds of action, proprioception.
+
+Actions are joint targets, or steps of the tool: metres and radians that are added to the pose last commanded (not to
+the measured one, which sags and would drift), and inverted in closed form. The gripper is always an absolute angle.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..policies.core.errors import BurnishError
+from ..policies.core.spec import ActionSpec, EnvSpec, ObsSpec
+from . import arm
+from .randomize import RandomizeConfig
+from .task import PixelConfig, Verdict
+
+if TYPE_CHECKING:
+    from .physics import Array, Physics, Rows
+
+
+class ActionMode(enum.Enum):
+    joint_target = "joint_target"
+    ee_delta = "ee_delta"
+
+
+class Observe(enum.Enum):
+    state = "state"  # everything as numbers
+    pixels = "pixels"  # cameras and the arm's own senses
+    both = "both"  # cameras and everything as numbers
+
+
+class Reward(enum.Enum):
+    sparse = "sparse"  # 1 on success, else 0
+    dense = "dense"  # how much nearer success came, in shares of the way, and 1 on success
+
+
+AXES = ("x", "y", "z", "pitch", "roll", "gripper")
+OPEN = 1.2  # rad, as far as an action can open the gripper
+
+
+@dataclass
+class DeskConfig:
+    """Settings of every task of the arm."""
+
+    action: ActionMode = ActionMode.ee_delta
+    observe: Observe = Observe.state
+    image_size: int = 84
+    cameras: list[str] = field(default_factory=lambda: ["front", "wrist"])
+    lavish: bool = False  # shadows, reflections and smooth edges: 7 to 30 times slower on a CPU, and other pixels
+    reward: Reward = Reward.sparse
+    control_hz: float = 20.0
+    max_steps: int = 100
+    randomize: RandomizeConfig = field(default_factory=RandomizeConfig)
+
+    def __post_init__(self) -> None:
+        if self.image_size < 8 or self.max_steps < 1 or not 5 <= self.control_hz <= 100:
+            raise BurnishError("image_size >= 8, max_steps >= 1 and control_hz in [5, 100] are needed")
+
+
+def scene(things: str, *, timestep: float, arm_body: str | None = None, extra: str = "", seen_from: str = "") -> str:
+    """A whole model: desk, light, cameras, the arm, and ``things`` of the task; ``extra`` follows the world body."""
+    return f"""
+<mujoco>
+  <compiler angle="radian" autolimits="true"/>
+  <option timestep="{timestep}" integrator="implicitfast" cone="elliptic" impratio="10"/>
+  <visual><headlight ambient="0.45 0.45 0.45" diffuse="0.2 0.2 0.2" specular="0 0 0"/><map znear="0.02" zfar="6"/>
+    <quality shadowsize="1024"/><global offwidth="640" offheight="640"/></visual>
+  <default>{arm.DEFAULTS}</default>
+  <worldbody>
+    <light pos="0.5 -0.5 1.5" dir="-0.3 0.5 -1" directional="true" diffuse="0.5 0.5 0.5" specular="0.1 0.1 0.1"/>
+    <geom name="desk" type="box" pos="0.2 0 -0.02" size="0.4 0.4 0.02" rgba="0.35 0.40 0.45 1"
+          {arm.TOUCHING["fixture"]} friction="0.6 0.01 0.0001"/>
+    {seen_from or arm.camera("front", (0.66, 0.0, 0.43), at=(0.16, 0.0, 0.10), fovy=42)}
+    {arm.body() if arm_body is None else arm_body}
+    {things}
+  </worldbody>
+  <actuator>{arm.actuators()}</actuator>
+  {extra}
+</mujoco>"""
+
+
+class Hand:
+    """The arm of N worlds as a task drives it: ``axes`` are the coordinates of the tool that an action moves."""
+
+    def __init__(
+        self,
+        mode: ActionMode,
+        axes: Sequence[str] = AXES,
+        *,
+        step_m: float = 0.015,
+        step_rad: float = 0.15,
+        low: Sequence[float] = (0.08, -0.25, 0.0, -0.5, -2.6),
+        high: Sequence[float] = (0.40, 0.25, 0.40, 2.2, 2.6),
+    ) -> None:
+        """``low`` and ``high`` bound the commanded pose x, y, z, pitch, roll; ``step_m`` and ``step_rad`` one action."""
+        self.mode, self._low, self._high = mode, np.array(low), np.array(high)
+        self._axes = [AXES.index(axis) for axis in axes]
+        limit = np.array([step_m] * 3 + [step_rad] * 2 + [0.0])
+        lower, upper = -limit, limit.copy()
+        lower[5], upper[5] = arm.LOWER[5], OPEN
+        if mode is ActionMode.joint_target:
+            self.action = ActionSpec(tuple(arm.LOWER), tuple([*arm.UPPER[:5], OPEN]))
+        else:
+            self.action = ActionSpec(tuple(lower[self._axes]), tuple(upper[self._axes]))
+
+    def bind(self, physics: Physics) -> None:
+        self.arm = arm.Arm(physics)
+        self.pose = np.zeros((physics.num_worlds, 5))  # last commanded; its pitch may be more than the wrist can do
+
+    def begin(self, rows: Rows, pose: Array, gripper: float) -> None:
+        """At rest with the tool at ``pose`` (N, 5) and the gripper at an angle."""
+        q = arm.inverse(pose)
+        self.arm.begin(rows, np.concatenate([q, np.full((len(q), 1), gripper)], axis=1))
+        self.pose[rows] = pose[rows]
+
+    def commanded(self) -> Array:
+        """(N, 5) the pose that the servos are heading for."""
+        return arm.forward(self.arm.target) if self.mode is ActionMode.joint_target else self.pose.copy()
+
+    def control(self, action: Array, rows: Rows | None) -> Array:
+        if self.mode is ActionMode.joint_target:
+            return self.arm.aim(action, rows)
+        change = np.zeros((len(action), 6))
+        change[:, self._axes] = action
+        pose = np.clip(self.pose + change[:, :5], self._low, self._high)
+        gripper = change[:, 5] if 5 in self._axes else self.arm.target[:, 5]
+        q = arm.inverse(pose)
+        # A place out of reach is not remembered, so the way back begins where the arm is.
+        pose[:, :3] = arm.forward(q)[:, :3]
+        chosen = slice(None) if rows is None else rows
+        self.pose[chosen] = pose[chosen]
+        return self.arm.aim(np.concatenate([q, gripper[:, None]], axis=1), rows)
+
+    def action_towards(self, pose: Array, gripper: Array | None = None) -> Array:
+        """(N, A) in [-1, 1]: the action that goes as far towards ``pose`` (N, 5) as one tick may. For experts."""
+        low, high = np.array(self.action.low), np.array(self.action.high)
+        target = self.arm.target[:, 5] if gripper is None else gripper
+        if self.mode is ActionMode.joint_target:
+            # As fast as the steps of the tool are: a twelfth of a radian in a tick.
+            wanted = arm.inverse(np.clip(pose, self._low, self._high))
+            now = self.arm.target[:, :5]
+            units = np.concatenate([now + np.clip(wanted - now, -0.08, 0.08), target[:, None]], axis=1)
+        else:
+            change = np.concatenate([pose - self.commanded(), target[:, None]], axis=1)
+            units = change[:, self._axes]
+        return np.clip((units - low) / (high - low) * 2 - 1, -1, 1)
+
+    def senses(self) -> Array:
+        """(N, 20) what the arm knows of itself: joint angles, a fifth of their speeds, how far targets are ahead (in
+        hundredths of a radian, clipped), and the gripper's target with the tool's height."""
+        q = self.arm.q()
+        ahead = np.clip(100 * (self.arm.target - q), -10, 10)
+        return np.concatenate([q, 0.2 * self.arm.velocity(), ahead, self.arm.target[:, 5:], self.arm.tcp()[:, 2:]], 1)
+
+
+class DeskTask:
+    """The plumbing of every task of the arm; a task adds its things, its quantities, and what counts.
+
+    A subclass sets ``timestep``, calls ``super().__init__`` with its hand and the number of its state's own
+    components, and defines ``mjcf``, ``bind``, ``begin``, ``facts`` and ``judge``.
+    """
+
+    version = 1
+    timestep = 0.0025  # s
+    derive: tuple[str, ...] = ("mj_kinematics",)  # poses are those of the end of the tick
+    autoreset = False
+    senses = 20  # components of the arm's own senses
+
+    def __init__(self, config: DeskConfig, hand: Hand, facts: int) -> None:
+        self.config, self.hand = config, hand
+        self.frame_skip = round(1 / (config.control_hz * self.timestep))
+        if abs(self.frame_skip * self.timestep * config.control_hz - 1) > 1e-9:
+            whole = 1 / (self.frame_skip * self.timestep)
+            raise BurnishError(
+                f"control_hz={config.control_hz:g} is no whole number of physics steps of {self.timestep} s; "
+                f"the nearest that is: {whole:g}"
+            )
+        blind = config.observe is Observe.pixels
+        shapes = {"state": (self.senses + (0 if blind else facts),)}
+        self.spec = EnvSpec(ObsSpec(shapes), hand.action, config.control_hz, config.action.value, config.max_steps)
+        self.pixels: PixelConfig | None = None
+        if config.observe is not Observe.state:
+            self.pixels = PixelConfig(tuple(config.cameras), config.image_size, config.lavish)
+        self.randomize: RandomizeConfig | None = config.randomize
+        self.memory: dict[str, Array] = {}
+
+    def bind(self, physics: Physics) -> None:
+        self.hand.bind(physics)
+        nearness = np.full(physics.num_worlds, -1.0)
+        self.memory |= {"target": self.hand.arm.target, "pose": self.hand.pose, "shaped": nearness}
+
+    def facts(self) -> Array:
+        """(N, K): what the state says of the world, beside the arm's own senses."""
+        raise NotImplementedError
+
+    def settle(self, rows: Rows) -> None:
+        self.memory["shaped"][rows] = -1.0  # not known before the first tick, which therefore earns nothing
+
+    def control(self, action: Array, rows: Rows | None) -> Array:
+        return self.hand.control(action, rows)
+
+    def observe(self) -> dict[str, Array]:
+        senses = self.hand.senses()
+        if self.config.observe is Observe.pixels:
+            return {"state": senses}
+        return {"state": np.concatenate([senses, self.facts()], axis=1)}
+
+    def verdict(self, success: Array, shaped: Array, failed: Array | None = None) -> Verdict:
+        """Success ends an episode with reward 1, ``failed`` ends it with 0.
+
+        ``shaped`` in [0, 1] says how near success is. A dense reward is by how much it rose in this tick (a potential:
+        Ng, Harada and Russell 1999), so that what a failure earned before is lost, and nobody earns by hovering near
+        success, as one would if nearness itself were paid in every tick until the end.
+        """
+        failed = np.zeros_like(success) if failed is None else failed
+        success = success & ~failed
+        reward = success.astype(np.float64)
+        if self.config.reward is Reward.dense:
+            before = np.where(self.memory["shaped"] < 0, shaped, self.memory["shaped"])
+            reward += np.where(success, 1.0, np.where(failed, 0.0, shaped)) - before
+        self.memory["shaped"][:] = shaped
+        return Verdict(reward, success | failed, success, {"shaped": np.where(success, 1.0, shaped)})

@@ -1,0 +1,1 @@
+"""Gymnasium's running robots as tasks of ours: `settings.py` and `robots.py`."""

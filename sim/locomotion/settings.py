@@ -1,0 +1,92 @@
+"""Settings of the running robots: Gymnasium's names and defaults, read without a simulator.
+
+Limits at infinity are written None, because a dataset's JSON holds no infinity.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+
+from ...policies.core.errors import BurnishError
+from ..randomize import RandomizeConfig
+
+Bounds = list[float | None]  # [low, high], None: no limit
+
+
+def limits(bounds: Bounds) -> tuple[float, float]:
+    low, high = bounds
+    return -math.inf if low is None else low, math.inf if high is None else high
+
+
+@dataclass
+class LocomotionConfig:
+    forward_reward_weight: float = 1.0
+    ctrl_cost_weight: float = 0.1
+    reset_noise_scale: float = 0.1
+    exclude_current_positions_from_observation: bool = True
+    max_steps: int = 1000
+    cameras: list[str] = field(default_factory=list)  # seen beside the state; the models have one, "track"
+    image_size: int = 84
+    lavish: bool = False
+    randomize: RandomizeConfig = field(default_factory=RandomizeConfig)
+
+    def __post_init__(self) -> None:
+        if self.reset_noise_scale < 0 or self.max_steps < 1 or self.image_size < 8:
+            raise BurnishError("reset_noise_scale >= 0, max_steps >= 1 and image_size >= 8 are needed")
+        for name in (f.name for f in dataclasses.fields(self) if f.name.endswith("_range")):
+            bounds = getattr(self, name)
+            if len(bounds) != 2 or not limits(bounds)[0] < limits(bounds)[1]:
+                raise BurnishError(f"{name}={bounds} must be [low, high] with low < high, null: no limit")
+
+
+@dataclass
+class HalfCheetahConfig(LocomotionConfig):
+    pass
+
+
+@dataclass
+class FallingConfig(LocomotionConfig):
+    healthy_reward: float = 1.0
+    terminate_when_unhealthy: bool = True
+
+
+@dataclass
+class HopperConfig(FallingConfig):
+    ctrl_cost_weight: float = 1e-3
+    reset_noise_scale: float = 5e-3
+    healthy_state_range: Bounds = field(default_factory=lambda: [-100.0, 100.0])
+    healthy_z_range: Bounds = field(default_factory=lambda: [0.7, None])
+    healthy_angle_range: Bounds = field(default_factory=lambda: [-0.2, 0.2])
+
+
+@dataclass
+class Walker2dConfig(FallingConfig):
+    ctrl_cost_weight: float = 1e-3
+    reset_noise_scale: float = 5e-3
+    healthy_z_range: Bounds = field(default_factory=lambda: [0.8, 2.0])
+    healthy_angle_range: Bounds = field(default_factory=lambda: [-1.0, 1.0])
+
+
+@dataclass
+class AntConfig(FallingConfig):
+    ctrl_cost_weight: float = 0.5
+    contact_cost_weight: float = 5e-4
+    contact_force_range: Bounds = field(default_factory=lambda: [-1.0, 1.0])
+    healthy_z_range: Bounds = field(default_factory=lambda: [0.2, 1.0])
+    include_cfrc_ext_in_observation: bool = True
+
+
+@dataclass
+class HumanoidConfig(FallingConfig):
+    forward_reward_weight: float = 1.25
+    contact_cost_weight: float = 5e-7
+    contact_cost_range: Bounds = field(default_factory=lambda: [None, 10.0])
+    healthy_reward: float = 5.0
+    healthy_z_range: Bounds = field(default_factory=lambda: [1.0, 2.0])
+    reset_noise_scale: float = 1e-2
+    include_cinert_in_observation: bool = True
+    include_cvel_in_observation: bool = True
+    include_qfrc_actuator_in_observation: bool = True
+    include_cfrc_ext_in_observation: bool = True

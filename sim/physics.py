@@ -1,0 +1,175 @@
+"""N copies of one MuJoCo model, stepped on all cores of the machine.
+
+One `MjData` per world, and threads that take the next world until none is left: `mj_step` releases Python's lock, so
+nothing but the call itself is Python. What worlds hold is read and written by one gather over all of them (`Column`),
+so the cost per world of a task's arithmetic is that of an array operation. `mujoco.rollout` was measured beside it
+(docs/simulation.md): it is no faster up to 64 worlds, forgets the solver's warm start between calls (so trajectories
+leave Gymnasium's), and returns the state but none of the quantities derived from it, such as contact forces.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from ..policies.core.errors import BurnishError
+
+Array = NDArray[Any]  # float64, or bool where it says yes or no
+Rows = NDArray[np.int64]  # which worlds
+Derive = Callable[[mujoco.MjModel, mujoco.MjData], None]
+
+# All that decides what `mj_step` does next, the solver's warm start included.
+STATE = mujoco.mjtState.mjSTATE_INTEGRATION
+
+
+def usable_cores() -> int:
+    """The cores that this process may use, which a container or `taskset` can lower."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Column:
+    """One float64 field of all worlds: ``read()`` copies it out as (N, *shape), ``write`` copies it in.
+
+    A world's fields keep their address as long as it lives. So the offsets of all of them from the lowest one are
+    computed once, and NumPy gathers across the worlds as if their memory were one array. Only addresses of the fields
+    themselves are ever touched.
+    """
+
+    def __init__(self, fields: Sequence[Array]) -> None:
+        """``fields`` are the arrays of N worlds, or views of them (a body's row, a joint's slice), of one shape."""
+        first = fields[0]
+        if any(x.dtype != np.float64 or x.shape != first.shape or x.strides != first.strides for x in fields):
+            raise ValueError("a column joins float64 fields of one shape")
+        inner = np.zeros(1, np.int64)  # offsets of the elements of one field, in elements
+        for extent, stride in zip(first.shape, first.strides, strict=True):
+            inner = (inner[:, None] + np.arange(extent) * (stride // first.itemsize)).reshape(-1)
+        starts = np.array([x.ctypes.data for x in fields], np.int64)
+        lowest = int(starts.min() + 8 * inner.min(initial=0))
+        self.shape = (len(fields), *first.shape)
+        self._index = (starts[:, None] - lowest) // 8 + inner
+        count = int(self._index.max(initial=0)) + 1
+        self._memory: Array = np.ctypeslib.as_array((ctypes.c_double * count).from_address(lowest))
+        self._kept = list(fields)  # the views keep their worlds alive
+
+    def read(self) -> Array:
+        return self._memory.take(self._index).reshape(self.shape)
+
+    def write(self, value: Array | float, rows: Rows | None = None) -> None:
+        """Into all worlds, or into the worlds ``rows``; ``value`` has a row for each of N worlds, or broadcasts."""
+        value = np.broadcast_to(np.asarray(value, np.float64), self.shape).reshape(len(self._index), -1)
+        if rows is None:
+            self._memory[self._index] = value
+        else:
+            self._memory[self._index[rows]] = value[rows]
+
+
+class Physics:
+    """``models`` holds the model of each world: N times the same object, until ``own_model`` gives a world its own."""
+
+    def __init__(self, model: mujoco.MjModel, num_worlds: int, threads: int | None = None) -> None:
+        if num_worlds < 1:
+            raise BurnishError(f"at least one world is needed, got {num_worlds}")
+        self.model, self.num_worlds = model, num_worlds
+        self.models = [model] * num_worlds
+        self.data = [mujoco.MjData(model) for _ in range(num_worlds)]
+        self.threads = max(1, min(threads or usable_cores(), num_worlds))
+        self._pool = ThreadPoolExecutor(self.threads - 1, "physics") if self.threads > 1 else None
+        self._everyone = np.arange(num_worlds)
+        self._state_size = mujoco.mj_stateSize(model, STATE)
+        self._ctrl = self.column("ctrl") if model.nu else None
+
+    def column(self, field: str, at: int | slice | None = None) -> Column:
+        """``field`` of `MjData`, such as "qpos" or "site_xpos"; ``at`` picks one row of it, or a slice of rows."""
+        fields = [getattr(data, field) for data in self.data]
+        # `...` keeps a view where an index into a vector would give a bare number.
+        return Column(fields if at is None else [x[at, ...] for x in fields])
+
+    def step(
+        self,
+        ctrl: Array,
+        substeps: int | Rows,
+        rows: Rows | None = None,
+        derive: Sequence[Derive] = (),
+    ) -> None:
+        """``ctrl`` (N, nu), held for ``substeps`` physics steps (one number, or one per world) in the worlds ``rows``.
+        ``derive`` are MuJoCo functions to call afterwards, in the same thread."""
+        if self._ctrl is not None:
+            self._ctrl.write(ctrl, rows)
+        counts = None if isinstance(substeps, int) else substeps.tolist()
+
+        def work(worlds: Iterable[int]) -> None:
+            models, data, mj_step = self.models, self.data, mujoco.mj_step
+            for i in worlds:
+                count = substeps if counts is None else counts[i]
+                if count:
+                    mj_step(models[i], data[i], count)
+                for function in derive:
+                    function(models[i], data[i])
+
+        self._share(work, rows)
+
+    def forward(self, rows: Rows | None = None, derive: Sequence[Derive] = ()) -> None:
+        """Everything that follows from the state of the worlds ``rows``, without a step."""
+
+        def work(worlds: Iterable[int]) -> None:
+            for i in worlds:
+                mujoco.mj_forward(self.models[i], self.data[i])
+                for function in derive:
+                    function(self.models[i], self.data[i])
+
+        self._share(work, rows)
+
+    def ctrl(self) -> Array:
+        return self._ctrl.read() if self._ctrl is not None else np.zeros((self.num_worlds, 0))
+
+    def reset(self, rows: Rows, keyframe: int | None = None) -> None:
+        """To the model's initial state, or to one of its keyframes; nothing of the past remains."""
+        for i in rows.tolist():
+            if keyframe is None:
+                mujoco.mj_resetData(self.models[i], self.data[i])
+            else:
+                mujoco.mj_resetDataKeyframe(self.models[i], self.data[i], keyframe)
+
+    def own_model(self, world: int, fields: Sequence[str]) -> mujoco.MjModel:
+        """A model for this world alone, to be changed (values, not sizes), with the shared values of ``fields``. It is
+        copied once, because a copy takes as long as many steps; after that only ``fields`` are laid back."""
+        if self.models[world] is self.model:
+            self.models[world] = copy.copy(self.model)
+        own = self.models[world]
+        for name in fields:
+            getattr(own, name)[...] = getattr(self.model, name)
+        return own
+
+    def state(self) -> Array:
+        """(N, S): restored by ``restore``, the next steps are the same bit for bit."""
+        state = np.empty((self.num_worlds, self._state_size))
+        for model, data, row in zip(self.models, self.data, state, strict=True):
+            mujoco.mj_getState(model, data, row, STATE)
+        return state
+
+    def restore(self, state: Array) -> None:
+        """What is derived from the state is computed again by the next step, not here: `mj_forward` would overwrite
+        the warm start. Whoever needs derived values before that step keeps them beside the state."""
+        for model, data, row in zip(self.models, self.data, state, strict=True):
+            mujoco.mj_resetData(model, data)
+            mujoco.mj_setState(model, data, row, STATE)
+
+    def _share(self, work: Callable[[Iterable[int]], None], rows: Rows | None) -> None:
+        """``work`` on these worlds: every thread, the calling one too, takes the next of them until none is left. So
+        nobody waits for a thread that the machine holds up, or whose robots lie on the ground and cost more."""
+        rows = self._everyone if rows is None else rows
+        worlds = iter(rows.tolist())  # Python's lock makes taking the next one atomic
+        count = min(self.threads, len(rows)) - 1
+        others = [self._pool.submit(work, worlds) for _ in range(count)] if self._pool is not None else []
+        work(worlds)
+        for other in others:
+            if not other.cancel():  # one that has not begun is not needed any more
+                other.result()

@@ -1,0 +1,97 @@
+"""What a task is to `BatchedMujoco`: its model, and observation, reward and ends as array operations over (N, ...).
+
+Nothing here imports MuJoCo, so the table of worlds and their settings can be read without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from ..policies.core.spec import EnvSpec
+from .torch_world import Clock
+
+if TYPE_CHECKING:
+    from .physics import Array, Physics, Rows
+    from .randomize import RandomizeConfig
+
+
+@dataclass(frozen=True)
+class PixelConfig:
+    """Which cameras of the model are seen, and how they are drawn."""
+
+    cameras: tuple[str, ...]
+    size: int = 84  # pixels, square
+    lavish: bool = False  # shadows, reflections and multisampling
+
+
+class Verdict(NamedTuple):
+    """What a tick was worth, each (N,)."""
+
+    reward: Array
+    terminated: np.ndarray
+    success: np.ndarray | None = None  # None where a task knows no success
+    info: dict[str, np.ndarray] = {}
+
+
+class Draw:
+    """The random numbers with which episodes begin: a world's depend on its seed alone."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.seeds: list[int] = clock.seeds.tolist()
+
+    def uniform(self, name: str, low: Sequence[float] | Array, high: Sequence[float] | Array) -> Array:
+        """(N, D) between ``low`` and ``high``, each (D,)."""
+        low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
+        share = self._clock.noise(name).uniform((len(self.seeds), len(low))).numpy()
+        return low + (high - low) * share
+
+    def normal(self, name: str, std: Sequence[float] | Array) -> Array:
+        """(N, D) of mean zero."""
+        std = np.asarray(std, np.float64)
+        return std * self._clock.noise(name).normal((len(self.seeds), len(std))).numpy()
+
+
+class Task(Protocol):
+    """One task, for all worlds at once. Arrays have a leading N; only the worlds ``rows`` may be changed.
+
+    ``memory`` holds what a world knows beside the simulator's state; it is saved with it. Quantities that MuJoCo
+    derives from the state (poses of bodies, contact forces) are those of the last physics step; ``derive`` names
+    MuJoCo functions that bring some of them up to date after each tick.
+    """
+
+    config: Any
+    version: int  # raised by every change that changes what is measured on the task
+    spec: EnvSpec  # without images
+    frame_skip: int  # physics steps per control tick
+    derive: tuple[str, ...]
+    autoreset: bool  # let MuJoCo reset a world that diverges, in silence, instead of going on with NaN
+    pixels: PixelConfig | None
+    randomize: RandomizeConfig | None
+    memory: dict[str, Array]
+
+    def mjcf(self) -> str: ...
+
+    def bind(self, physics: Physics) -> None:
+        """Look up what the task reads and writes. Called once."""
+        ...
+
+    def begin(self, rows: Rows, draw: Draw) -> None:
+        """Write the initial state of the worlds ``rows``, which MuJoCo has just reset."""
+        ...
+
+    def settle(self, rows: Rows) -> None:
+        """What depends on derived quantities of the initial state, which are known now."""
+        ...
+
+    def control(self, action: Array, rows: Rows | None) -> Array:
+        """(N, A) in actuator units, within limits -> (N, nu)."""
+        ...
+
+    def observe(self) -> dict[str, Array]: ...
+
+    def judge(self, action: Array) -> Verdict: ...

@@ -1,0 +1,129 @@
+"""Avoid: a stylus goes through three rows of posts to a line behind them, by any of 24 routes, and must touch none.
+
+Six posts stand in rows of one, two and three, so there are two, three and four gaps to go through (the arrangement of
+the obstacle task of D3IL, Jia et al. 2024, arXiv 2402.14606, has as many solutions). A touch ends the episode. It is
+computed from the path of the tip in the plane and not from contacts: what would follow on it is never simulated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...policies.core.errors import BurnishError
+from .. import arm
+from ..desk import DeskConfig, DeskTask, Hand, scene
+from ..rewards import tolerance
+from ..task import Draw, Verdict
+
+if TYPE_CHECKING:
+    from ..physics import Array, Physics, Rows
+
+# Metres on the desk.
+ROWS = ((0.185, (0.0,)), (0.235, (-0.025, 0.025)), (0.285, (-0.05, 0.0, 0.05)))  # x, and y of the posts
+POSTS = np.array([(x, y) for x, places in ROWS for y in places])
+FIELD = np.array((0.235, 0.0))  # its middle
+START_X, FINISH_X = 0.145, 0.320
+HALF_WIDTH = 0.115  # as far as the tip can go to either side
+TIP = 0.005  # radius
+HEIGHT = 0.025  # of the tip, all the time
+PITCH = 1.25  # rad; leaning, the hand reaches from start to finish
+ROUTES = 24
+
+
+@dataclass
+class AvoidConfig(DeskConfig):
+    post_m: float = 0.006  # radius of the posts
+    start_m: float = 0.02  # the tip begins as far from the middle, to either side, at most
+    max_steps: int = 80
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.post_m <= 0.015:
+            raise BurnishError("avoid needs post_m in (0, 0.015]: posts that are thicker leave no gap for the tip")
+        if not 0 <= self.start_m <= 0.1:
+            raise BurnishError("avoid needs start_m in [0, 0.1], which is the width of the desk that the tip reaches")
+
+
+class Avoid(DeskTask):
+    def __init__(self, config: AvoidConfig) -> None:
+        low, high = (START_X - 0.01, -HALF_WIDTH, HEIGHT, 0, 0), (FINISH_X + 0.01, HALF_WIDTH, HEIGHT, 2, 0)
+        super().__init__(config, Hand(config.action, ("x", "y"), step_m=0.008, low=low, high=high), facts=5)
+        self.config: AvoidConfig = config
+
+    def mjcf(self) -> str:
+        posts = "".join(
+            f'<geom type="cylinder" pos="{x} {y} 0.015" size="{self.config.post_m} 0.015" rgba="0.8 0.25 0.2 1" '
+            f"{arm.TOUCHING['nothing']}/>"
+            for x, y in POSTS
+        )
+        line = (
+            f'<geom type="box" pos="{FINISH_X} 0 0" size="0.002 {HALF_WIDTH} 0.0005" rgba="0.2 0.8 0.3 1" '
+            f"{arm.TOUCHING['nothing']}/>"
+        )
+        stylus = f'<geom class="link" type="capsule" fromto="0.02 0 0 {arm.TOOL} 0 0" size="{TIP}"/>'
+        body = arm.body(held=stylus, fingers=False)
+        return scene(posts + line, timestep=self.timestep, arm_body=body)
+
+    def bind(self, physics: Physics) -> None:
+        super().bind(physics)
+        self.memory["tip"] = np.zeros((physics.num_worlds, 2))
+        self.memory["gaps"] = np.zeros((physics.num_worlds, len(ROWS)))  # gone through, counted from -y; -1: not yet
+
+    def begin(self, rows: Rows, draw: Draw) -> None:
+        side = draw.uniform("start", (-self.config.start_m,), (self.config.start_m,))
+        n = len(side)
+        pose = np.concatenate([np.full((n, 1), START_X), side, np.tile((HEIGHT, PITCH, 0.0), (n, 1))], axis=1)
+        self.hand.begin(rows, pose, gripper=0.0)
+        self.memory["gaps"][rows] = -1
+
+    def settle(self, rows: Rows) -> None:
+        super().settle(rows)
+        self.memory["tip"][rows] = self.tip()[rows]
+
+    def tip(self) -> Array:
+        """(N, 2) on the desk."""
+        return self.hand.arm.tcp()[:, :2]
+
+    def clearance(self, start: Array, end: Array) -> Array:
+        """(N,) of the tip from the nearest post, on its way straight from ``start`` (N, 2) to ``end``; a touch is 0."""
+        way = (end - start)[:, None]
+        from_start = POSTS - start[:, None]
+        length2 = np.maximum(way[..., 0] ** 2 + way[..., 1] ** 2, 1e-12)
+        share = np.clip((from_start[..., 0] * way[..., 0] + from_start[..., 1] * way[..., 1]) / length2, 0, 1)
+        near = from_start - share[..., None] * way
+        return np.hypot(near[..., 0], near[..., 1]).min(axis=1) - self.config.post_m - TIP
+
+    def route(self) -> np.ndarray:
+        """(N,) int: the gaps gone through as one number below 24, or -1 as long as rows are ahead."""
+        first, second, third = self.memory["gaps"].T
+        code = (first * 3 + second) * 4 + third
+        return np.where((self.memory["gaps"] >= 0).all(axis=1), code, -1).astype(np.int64)
+
+    def facts(self) -> Array:
+        tip = self.tip()
+        away = POSTS - tip[:, None]
+        nearest = np.argmin(np.hypot(away[..., 0], away[..., 1]), axis=1)
+        post = np.clip(away[np.arange(len(tip)), nearest], -0.1, 0.1)
+        gap = np.minimum(self.clearance(tip, tip), 0.05)[:, None]
+        return np.concatenate([20 * (tip - FIELD), 30 * post, 50 * gap], axis=1)
+
+    def judge(self, action: Array) -> Verdict:
+        before, tip = self.memory["tip"].copy(), self.tip()
+        touched = self.clearance(before, tip) <= 0
+        self._count_gaps(before, tip)
+        self.memory["tip"][:] = tip
+        shaped = 0.9 * tolerance(FINISH_X - tip[:, 0], low=-1.0, margin=FINISH_X - START_X)
+        verdict = self.verdict(tip[:, 0] >= FINISH_X, shaped, failed=touched)
+        return verdict._replace(info={**verdict.info, "route": self.route()})
+
+    def _count_gaps(self, before: Array, tip: Array) -> None:
+        for row, (x, posts) in enumerate(ROWS):
+            gap = self.memory["gaps"][:, row]
+            share = (x - before[:, 0]) / np.where(tip[:, 0] == before[:, 0], 1.0, tip[:, 0] - before[:, 0])
+            y = before[:, 1] + share * (tip[:, 1] - before[:, 1])
+            through = (y[:, None] > np.array(posts)).sum(axis=1)
+            gap[:] = np.where((before[:, 0] < x) & (tip[:, 0] >= x), through, gap)
+            gap[:] = np.where(tip[:, 0] < x, -1, gap)

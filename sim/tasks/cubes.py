@@ -1,0 +1,185 @@
+"""Cubes on the desk, and what it means to pick one up and to put it down: shared by pick_place and stack.
+
+A cube has an edge as long as the gap between the parallel fingers. It looks the same after a quarter turn, so its turn
+about the vertical is known up to that, and is observed as the sine and cosine of four times the angle.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .. import arm
+from ..desk import Hand
+from ..rewards import tolerance
+from ..task import Draw
+
+if TYPE_CHECKING:
+    from ..physics import Array, Physics, Rows
+
+EDGE = arm.GAP  # m
+START = (0.20, 0.0, 0.09, np.pi / 2, 0.0)  # x, y, z, pitch, roll: the tool points down
+OPEN = 0.4  # rad of the gripper: wider than a cube by almost its size
+# Where cubes and goals lie: on opposite sides of the desk's middle line, 8 cm apart at least. The arm reaches all of it
+# with the tool pointing down.
+MIDDLE, SPREAD = (0.23, 0.075), (0.05, 0.035)  # m, of x and of the distance from that line
+RELEASED = 0.03  # m, the tool is so far from the cube that no finger touches it
+AT_REST, AT_REST_TURN = 0.02, 0.5  # m/s and rad/s, below which a cube lies still
+LEVEL = 0.0015  # m, how exactly a cube's height says what it rests on
+
+# Contacts of cubes are four times as fast as MuJoCo's usual ones: under the squeeze of the gripper (11 N) a cube of
+# 25 g would otherwise sink millimetres into the fingers. The weight says that a cube's setting counts, not the other's.
+CONTACT = 'solref="0.005 1" solimp="0.95 0.99 0.0005" solmix="1000" friction="0.4 0.005 0.0001"'
+
+
+def cube(name: str, rgba: str, mass: float) -> str:
+    half = EDGE / 2
+    return f"""
+    <body name="{name}" pos="0.3 0 {half}"><freejoint name="{name}"/>
+      <geom name="{name}" type="box" size="{half} {half} {half}" mass="{mass}" rgba="{rgba}"
+            {arm.TOUCHING["object"]} {CONTACT}/>
+    </body>"""
+
+
+class Cube:
+    """One cube in N worlds."""
+
+    def __init__(self, physics: Physics, name: str) -> None:
+        joint = physics.model.joint(name)
+        place, motion = int(joint.qposadr[0]), int(joint.dofadr[0])
+        self._place = physics.column("qpos", slice(place, place + 7))
+        self._motion = physics.column("qvel", slice(motion, motion + 6))
+
+    def put(self, rows: Rows, position: Array, turn: Array) -> None:
+        """``position`` (N, 3) of its centre, ``turn`` (N,) about the vertical."""
+        still = np.zeros_like(turn)
+        quaternion = np.stack([np.cos(turn / 2), still, still, np.sin(turn / 2)], axis=1)
+        self._place.write(np.concatenate([position, quaternion], axis=1), rows)
+        self._motion.write(0.0, rows)
+
+    def position(self) -> Array:
+        """(N, 3) metres."""
+        return self._place.read()[:, :3]
+
+    def turn(self) -> Array:
+        """(N,) rad in [-pi/4, pi/4], of its upright faces, whichever face is up.
+
+        An axis of the cube that points along the angle a of the desk contributes exp(4ia), an upright one nothing.
+        """
+        w, x, y, z = self._place.read()[:, 3:].T
+        across = np.stack([1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)])
+        along = np.stack([2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)])
+        directions = (across + 1j * along) ** 4
+        return np.angle(directions[0] + directions[1] + directions[2]) / 4
+
+    def at_rest(self) -> np.ndarray:
+        """(N,) bool."""
+        v = self._motion.read() ** 2
+        slow = v[:, 0] + v[:, 1] + v[:, 2] < AT_REST**2
+        return slow & (v[:, 3] + v[:, 4] + v[:, 5] < AT_REST_TURN**2)
+
+
+def places(draw: Draw, spread: float) -> tuple[Array, Array]:
+    """(N, 3) twice: x, y and turn of two things on opposite sides of the desk."""
+    side = np.sign(draw.uniform("side", [-1.0], [1.0]))
+    where = draw.uniform("places", [-1.0] * 6, [1.0] * 6)
+    made = []
+    for sign, u in ((side, where[:, :3]), (-side, where[:, 3:])):
+        x = MIDDLE[0] + spread * SPREAD[0] * u[:, 0]
+        y = sign[:, 0] * (MIDDLE[1] + spread * SPREAD[1] * u[:, 1])
+        made.append(np.stack([x, y, np.pi / 4 * u[:, 2]], axis=1))
+    return made[0], made[1]
+
+
+def quarter(angle: Array) -> Array:
+    """The same angle up to quarter turns, in [-pi/4, pi/4]."""
+    return (angle + np.pi / 4) % (np.pi / 2) - np.pi / 4
+
+
+def azimuth(position: Array) -> Array:
+    """(N,) rad: the direction of a place from the axis about which the arm turns."""
+    return np.arctan2(position[:, 1], position[:, 0] - arm.PAN_X)
+
+
+def closing(hand: Hand) -> Array:
+    """(N, 2) the direction in the desk in which the moving finger opens. Pointing down, the roll turns it against the
+    pan: both together give its angle."""
+    q = hand.arm.q()
+    angle = q[:, 4] - q[:, 0]
+    return np.stack([np.cos(angle), np.sin(angle)], axis=1)
+
+
+def in_hand(hand: Hand, cube: Cube) -> Array:
+    """(N, 3) metres from the tool to the cube: along the direction of closing, across it, and up."""
+    away, along = cube.position() - hand.arm.tcp(), closing(hand)
+    return np.stack(
+        [
+            away[:, 0] * along[:, 0] + away[:, 1] * along[:, 1],
+            away[:, 1] * along[:, 0] - away[:, 0] * along[:, 1],
+            away[:, 2],
+        ],
+        axis=1,
+    )
+
+
+def held(hand: Hand, cube: Cube) -> np.ndarray:
+    """(N,) bool: the gripper would close further, and the cube is what keeps it from that."""
+    place, gripper = np.abs(in_hand(hand, cube)), hand.arm.q()[:, 5]
+    stopped = (np.abs(gripper - arm.PINCH) < 0.05) & (hand.arm.target[:, 5] < gripper)
+    return stopped & (place[:, 0] < 0.006) & (place[:, 1] < 0.018) & (place[:, 2] < 0.018)
+
+
+FACTS = 12
+
+
+def facts(hand: Hand, cube: Cube, goal: Array) -> Array:
+    """(N, FACTS): where the cube is from the tool, in the frames of the desk and of the hand, how far it is turned from
+    the fingers, and where its goal (N, 3) is. In units of 5 cm, and no more than 10 of them: a cube can fall off the
+    desk."""
+    position, tool = cube.position(), hand.arm.tcp()
+    # As if the tool were above the cube already: on the way there the pan turns the fingers too.
+    turned = 4 * (cube.turn() - azimuth(position) - hand.arm.q()[:, 4])
+    angles = np.stack([np.sin(turned), np.cos(turned)], axis=1)
+    metres = np.concatenate([position - tool, in_hand(hand, cube)[:, :2], goal - position, goal[:, :2]], axis=1)
+    return np.concatenate([np.clip(20 * metres, -10, 10), angles], axis=1)
+
+
+def distance(hand: Hand, cube: Cube) -> Array:
+    """(N,) metres from the tool to the cube's centre."""
+    return _length(cube.position() - hand.arm.tcp())
+
+
+def at_goal(cube: Cube, goal: Array, radius: float) -> np.ndarray:
+    """(N,) bool: its centre is above a point within ``radius`` of the goal, and as high as resting there means."""
+    away = cube.position() - goal
+    return (_length(away[:, :2]) <= radius) & (np.abs(away[:, 2]) <= LEVEL)
+
+
+def placed(hand: Hand, cube: Cube, goal: Array, radius: float) -> np.ndarray:
+    """(N,) bool: it lies still at its goal, and the fingers have left it."""
+    return at_goal(cube, goal, radius) & cube.at_rest() & (distance(hand, cube) >= RELEASED)
+
+
+def progress(hand: Hand, cube: Cube, goal: Array, radius: float) -> Array:
+    """(N,) in [0, 0.9]: first for going to the cube, then for holding it, lifting it, carrying it over the goal and
+    lowering it, then, where it is at its goal, for letting go."""
+    position = cube.position()
+    tool = distance(hand, cube)
+    away = _length((goal - position)[:, :2])
+    above = tolerance(away, high=0.5 * radius, margin=2 * radius)
+    # What is over the goal need not be high any more, so lowering it there costs nothing.
+    lifted = np.maximum(tolerance(position[:, 2], low=EDGE + 0.02, high=1.0, margin=0.03), above)
+    lowered = above * tolerance(position[:, 2] - goal[:, 2], margin=0.05)
+    carrying = 0.3 + 0.1 * lifted + 0.3 * tolerance(away, high=0.5 * radius, margin=0.25) + 0.1 * lowered
+    letting_go = 0.8 + 0.1 * np.minimum(tool / RELEASED, 1.0)
+    going = 0.3 * tolerance(tool, margin=0.25)
+    return np.where(at_goal(cube, goal, radius), letting_go, np.where(held(hand, cube), carrying, going))
+
+
+def _length(x: Array) -> Array:
+    """(N, D) -> (N,), the components added in a fixed order, so that it does not depend on N."""
+    total = x[:, 0] * x[:, 0]
+    for i in range(1, x.shape[1]):
+        total = total + x[:, i] * x[:, i]
+    return np.sqrt(total)

@@ -1,0 +1,77 @@
+"""Pick and place: a cube lies somewhere on the desk; the arm takes it and sets it down on a low stand elsewhere.
+
+The stand is there so that pushing the cube over the desk does not count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...policies.core.errors import BurnishError
+from .. import arm
+from ..desk import DeskConfig, DeskTask, Hand, scene
+from ..task import Draw, Verdict
+from . import cubes
+
+if TYPE_CHECKING:
+    from ..physics import Array, Physics, Rows
+
+STAND = (0.022, 0.022, 0.004)  # m, half its extents: a cube that is 22 mm off its middle falls down
+
+
+@dataclass
+class PickPlaceConfig(DeskConfig):
+    radius: float = 0.015  # m, how far from the stand's middle the cube's centre may be
+    cube_mass: float = 0.025  # kg, of wood or printed
+    spread: float = 1.0  # share of the area in which cube and stand may lie
+    max_steps: int = 80
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.radius <= STAND[0] or not 0.005 <= self.cube_mass <= 0.2 or not 0 <= self.spread <= 1:
+            raise BurnishError(
+                f"pick_place needs radius above 0 and at most {STAND[0]} (beyond that a cube falls off its stand), "
+                "cube_mass in [0.005, 0.2] and spread in [0, 1]"
+            )
+
+
+class PickPlace(DeskTask):
+    def __init__(self, config: PickPlaceConfig) -> None:
+        super().__init__(config, Hand(config.action, ("x", "y", "z", "roll", "gripper")), facts=cubes.FACTS)
+        self.config: PickPlaceConfig = config
+
+    def mjcf(self) -> str:
+        size = " ".join(map(str, STAND))
+        stand = f"""
+    <body name="stand" mocap="true">
+      <geom name="stand" type="box" size="{size}" rgba="0.2 0.7 0.3 1" {arm.TOUCHING["fixture"]} friction="0.6"/>
+    </body>"""
+        return scene(cubes.cube("cube", "0.85 0.2 0.15 1", self.config.cube_mass) + stand, timestep=self.timestep)
+
+    def bind(self, physics: Physics) -> None:
+        super().bind(physics)
+        self.cube = cubes.Cube(physics, "cube")
+        self._stand, self._stand_turn = physics.column("mocap_pos", 0), physics.column("mocap_quat", 0)
+
+    def begin(self, rows: Rows, draw: Draw) -> None:
+        start, goal = cubes.places(draw, self.config.spread)
+        self.hand.begin(rows, np.tile(cubes.START, (len(start), 1)), gripper=cubes.OPEN)
+        height = np.full((len(start), 1), 1.0)
+        self.cube.put(rows, np.concatenate([start[:, :2], height * cubes.EDGE / 2], axis=1), start[:, 2])
+        self._stand.write(np.concatenate([goal[:, :2], height * STAND[2]], axis=1), rows)
+        half, still = goal[:, 2] / 2, np.zeros(len(goal))
+        self._stand_turn.write(np.stack([np.cos(half), still, still, np.sin(half)], axis=1), rows)
+
+    def goal(self) -> Array:
+        """(N, 3) metres: the centre of a cube that rests on the middle of the stand."""
+        return self._stand.read() + np.array([0.0, 0.0, STAND[2] + cubes.EDGE / 2])
+
+    def facts(self) -> Array:
+        return cubes.facts(self.hand, self.cube, self.goal())
+
+    def judge(self, action: Array) -> Verdict:
+        asked = self.hand, self.cube, self.goal(), self.config.radius
+        return self.verdict(cubes.placed(*asked), cubes.progress(*asked))

@@ -1,0 +1,147 @@
+"""Push: a T on the desk is pushed by a ball on a stick into a pose, in many short pushes from its different sides.
+
+The T is a free body on three feet, so its friction is that of three points under Coulomb's law: a tripod carries its
+weight in one way only, which makes sliding steady and cheap. The pusher is fixed to the hand and the fingers are left
+out: pushing needs none, and a ball touches a T in the same way however the hand leans.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...policies.core.errors import BurnishError
+from .. import arm
+from ..desk import DeskConfig, DeskTask, Hand, scene
+from ..rewards import tolerance
+from ..task import Draw, Verdict
+
+if TYPE_CHECKING:
+    from ..physics import Array, Physics, Rows
+
+# Metres, in the frame of the T: its centre of mass is the origin, the stem points along -y.
+BAR, STEM = (0.080, 0.020), (0.020, 0.060)  # along x, along y
+BAR_Y = 0.040 * 1200 / 2800  # the two middles are 40 mm apart, with areas of 1600 and 1200 mm^2
+STEM_Y = BAR_Y - 0.040
+FEET = ((-0.033, BAR_Y), (0.033, BAR_Y), (0.0, STEM_Y - 0.023))
+FOOT = 0.003  # radius; the boxes are a millimetre above the desk
+TOP = 0.024  # height of the upper faces
+
+BALL = 0.008  # m, radius of the pusher
+LOW, LIFT = 0.016, 0.046  # m, heights of the ball: beside the T, and well above it
+HARD = 'solref="0.01 1" solimp="0.95 0.99 0.0005"'  # contacts twice as stiff as MuJoCo's own
+TARGET = (0.250, 0.0, -np.pi / 2)  # x, y, yaw: the stem points to the base, and all sides are within reach
+LOST = 0.15  # m from its target, a T is out of reach, and the episode over
+PITCH = 1.25  # rad; leaning, the hand reaches around the T on both sides
+
+
+@dataclass
+class PushConfig(DeskConfig):
+    start_m: float = 0.035  # the T begins as far from its target along x and y at most
+    start_rad: float = 1.0  # and as far turned
+    position_m: float = 0.012  # it is there when nearer than that
+    angle_rad: float = 0.15  # and turned less
+    mass_kg: float = 0.1
+    friction: float = 0.6  # of the T on the desk
+    max_steps: int = 160
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (0 < self.start_m <= 0.05 and 0 < self.start_rad <= 3.2):
+            raise BurnishError(
+                "push needs start_m in (0, 0.05], which the arm can reach around, and start_rad in (0, 3.2]"
+            )
+        if min(self.position_m, self.angle_rad, self.mass_kg, self.friction) <= 0:
+            raise BurnishError("push needs position_m, angle_rad, mass_kg and friction above 0")
+
+
+def t_shape(height: float, middle: float, attributes: str) -> str:
+    return "".join(
+        f'<geom type="box" pos="0 {y} {middle}" size="{x_size / 2} {y_size / 2} {height / 2}" {attributes}/>'
+        for y, (x_size, y_size) in ((BAR_Y, BAR), (STEM_Y, STEM))
+    )
+
+
+class Push(DeskTask):
+    def __init__(self, config: PushConfig) -> None:
+        hand = Hand(
+            config.action, ("x", "y", "z"), step_m=0.009, low=(0.12, -0.16, LOW, 0, 0), high=(0.35, 0.16, 0.08, 2, 0)
+        )
+        super().__init__(config, hand, facts=9)
+        self.config: PushConfig = config
+
+    def mjcf(self) -> str:
+        density = self.config.mass_kg / (2800e-6 * (TOP - FOOT - 0.001))
+        solid = f'{arm.TOUCHING["object"]} {HARD} density="{density}" rgba="0.2 0.45 0.8 1"'
+        feet = "".join(
+            f'<geom type="sphere" size="{FOOT}" pos="{x} {y} {FOOT}" mass="0" friction="{self.config.friction} 0 0" '
+            f'priority="1" {HARD} {arm.TOUCHING["object"]}/>'
+            for x, y in FEET
+        )
+        height, middle = TOP - FOOT - 0.001, (TOP + FOOT + 0.001) / 2
+        things = f"""
+    <body name="target" pos="{TARGET[0]} {TARGET[1]} 0" euler="0 0 {TARGET[2]}">
+      {t_shape(0.001, 0.0005, f'{arm.TOUCHING["nothing"]} rgba="0.3 0.8 0.3 0.6"')}
+    </body>
+    <body name="t"><freejoint name="t"/>{t_shape(height, middle, solid)}{feet}</body>"""
+        stick = f"""
+                <geom class="link" type="capsule" fromto="0.02 0 0 {arm.TOOL} 0 0" size="0.004"/>
+                <geom class="hand" name="ball" type="sphere" pos="{arm.TOOL} 0 0" size="{BALL}" condim="3" {HARD}/>"""
+        return scene(things, timestep=self.timestep, arm_body=arm.body(held=stick, fingers=False))
+
+    def bind(self, physics: Physics) -> None:
+        super().bind(physics)
+        first = int(physics.model.joint("t").qposadr[0])
+        self._t = physics.column("qpos", slice(first, first + 7))
+
+    def begin(self, rows: Rows, draw: Draw) -> None:
+        hand = draw.uniform("hand", (0.20, -0.03, LIFT), (0.24, 0.03, LIFT))
+        self.hand.begin(rows, np.concatenate([hand, np.tile((PITCH, 0.0), (len(hand), 1))], axis=1), gripper=0.0)
+        most = np.array([self.config.start_m, self.config.start_m, self.config.start_rad])
+        self.place(draw.uniform("t", TARGET - most, TARGET + most), rows)
+
+    def place(self, pose: Array, rows: Rows | None = None) -> None:
+        """The T at rest at ``pose`` (N, 3): x, y, yaw."""
+        zero = np.zeros(len(pose))
+        x, y, half = pose[:, 0], pose[:, 1], pose[:, 2] / 2
+        self._t.write(np.stack([x, y, zero, np.cos(half), zero, zero, np.sin(half)], axis=1), rows)
+
+    def t(self) -> Array:
+        """(N, 3) x, y and yaw of the T, on the desk."""
+        x, y, _, qw, qx, qy, qz = self._t.read().T
+        return np.stack([x, y, np.arctan2(2 * (qw * qz + qx * qy), 1 - 2 * (qy**2 + qz**2))], axis=1)
+
+    def tipped(self) -> Array:
+        """(N,) whether the T stands on its edge or lies on its back."""
+        qx, qy = self._t.read()[:, 4:6].T
+        return 1 - 2 * (qx**2 + qy**2) < 0.9
+
+    def error(self) -> Array:
+        """(N, 3) of the T from its target: metres, and radians in (-pi, pi]."""
+        away = self.t() - np.array(TARGET)
+        away[:, 2] = np.arctan2(np.sin(away[:, 2]), np.cos(away[:, 2]))
+        return away
+
+    def ball(self) -> Array:
+        """(N, 3) the middle of the ball: in the frame of the T on the desk, and its height."""
+        t, tcp = self.t(), self.hand.arm.tcp()
+        x, y = tcp[:, 0] - t[:, 0], tcp[:, 1] - t[:, 1]
+        cos, sin = np.cos(t[:, 2]), np.sin(t[:, 2])
+        return np.stack([cos * x + sin * y, cos * y - sin * x, tcp[:, 2]], axis=1)
+
+    def facts(self) -> Array:
+        error, ball = self.error(), self.ball()
+        tool = self.hand.arm.tcp()[:, :2] - np.array(TARGET[:2])
+        turned = np.stack([np.sin(error[:, 2]), np.cos(error[:, 2])], axis=1)
+        return np.concatenate([20 * error[:, :2], turned, 20 * ball[:, :2], 50 * ball[:, 2:], 20 * tool], axis=1)
+
+    def judge(self, action: Array) -> Verdict:
+        error = self.error()
+        away, turned = np.hypot(error[:, 0], error[:, 1]), np.abs(error[:, 2])
+        lost = (away > LOST) | self.tipped()
+        success = ~lost & (away <= self.config.position_m) & (turned <= self.config.angle_rad)
+        beside = tolerance(np.hypot(*self.ball()[:, :2].T), high=0.06, margin=0.1)
+        shaped = 0.45 * tolerance(away, margin=0.06) + 0.4 * tolerance(turned, margin=1.0) + 0.05 * beside
+        return self.verdict(success, shaped, failed=lost)

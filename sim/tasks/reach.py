@@ -1,0 +1,68 @@
+"""Reach: the tool goes to a point in the air and stays there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...policies.core.errors import BurnishError
+from ..desk import DeskConfig, DeskTask, Hand, scene
+from ..rewards import tolerance
+from ..task import Draw, Verdict
+
+if TYPE_CHECKING:
+    from ..physics import Array, Physics, Rows
+
+START = (0.20, 0.0, 0.15, 1.2, 0.0)  # x, y, z, pitch, roll
+GOAL_LOW, GOAL_HIGH = (0.16, -0.12, 0.03), (0.30, 0.12, 0.20)  # m
+
+
+@dataclass
+class ReachConfig(DeskConfig):
+    radius: float = 0.01  # m, as near as that is there
+    hold: int = 5  # ticks for which it must stay there
+    max_steps: int = 60
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.radius <= 0 or self.hold < 1:
+            raise BurnishError("reach needs radius above 0 and hold of at least 1")
+
+
+class Reach(DeskTask):
+    def __init__(self, config: ReachConfig) -> None:
+        super().__init__(config, Hand(config.action, ("x", "y", "z")), facts=7)
+        self.config: ReachConfig = config
+
+    def mjcf(self) -> str:
+        goal = (
+            '<body name="goal" mocap="true"><geom size="0.01" rgba="0.2 0.8 0.3 1" contype="0" conaffinity="0"/></body>'
+        )
+        return scene(goal, timestep=self.timestep)
+
+    def bind(self, physics: Physics) -> None:
+        super().bind(physics)
+        self._goal = physics.column("mocap_pos", 0)
+        self.memory["held"] = np.zeros(physics.num_worlds)
+
+    def begin(self, rows: Rows, draw: Draw) -> None:
+        n = len(self.memory["held"])
+        self.hand.begin(rows, np.tile(START, (n, 1)), gripper=0.0)
+        self._goal.write(draw.uniform("goal", GOAL_LOW, GOAL_HIGH), rows)
+        self.memory["held"][rows] = 0
+
+    def goal(self) -> Array:
+        """(N, 3) metres."""
+        return self._goal.read()
+
+    def facts(self) -> Array:
+        away = self.goal() - self.hand.arm.tcp()
+        return np.concatenate([self.goal(), away, self.memory["held"][:, None] / self.config.hold], axis=1)
+
+    def judge(self, action: Array) -> Verdict:
+        away = np.linalg.norm(self.goal() - self.hand.arm.tcp(), axis=1)
+        there = away <= self.config.radius
+        self.memory["held"][:] = np.where(there, self.memory["held"] + 1, 0)
+        return self.verdict(self.memory["held"] >= self.config.hold, 0.9 * tolerance(away, margin=0.1))

@@ -1,0 +1,65 @@
+"""Stack: two cubes lie somewhere on the desk; the arm puts the red one onto the blue one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...policies.core.errors import BurnishError
+from ..desk import DeskConfig, DeskTask, Hand, scene
+from ..task import Draw, Verdict
+from . import cubes
+
+if TYPE_CHECKING:
+    from ..physics import Array, Physics, Rows
+
+
+@dataclass
+class StackConfig(DeskConfig):
+    offset: float = 0.01  # m, how far from above the blue cube's centre the red one's may be
+    cube_mass: float = 0.025  # kg, of wood or printed
+    spread: float = 1.0  # share of the area in which the cubes may lie
+    max_steps: int = 80
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.offset < cubes.EDGE / 2 or not 0.005 <= self.cube_mass <= 0.2 or not 0 <= self.spread <= 1:
+            raise BurnishError(
+                f"stack needs offset above 0 and below {cubes.EDGE / 2} (half a cube, beyond which it falls), "
+                "cube_mass in [0.005, 0.2] and spread in [0, 1]"
+            )
+
+
+class Stack(DeskTask):
+    def __init__(self, config: StackConfig) -> None:
+        super().__init__(config, Hand(config.action, ("x", "y", "z", "roll", "gripper")), facts=cubes.FACTS)
+        self.config: StackConfig = config
+
+    def mjcf(self) -> str:
+        mass = self.config.cube_mass
+        red, blue = cubes.cube("red", "0.85 0.2 0.15 1", mass), cubes.cube("blue", "0.15 0.3 0.85 1", mass)
+        return scene(red + blue, timestep=self.timestep)
+
+    def bind(self, physics: Physics) -> None:
+        super().bind(physics)
+        self.cube, self.blue = cubes.Cube(physics, "red"), cubes.Cube(physics, "blue")
+
+    def begin(self, rows: Rows, draw: Draw) -> None:
+        red, blue = cubes.places(draw, self.config.spread)
+        self.hand.begin(rows, np.tile(cubes.START, (len(red), 1)), gripper=cubes.OPEN)
+        height = np.full((len(red), 1), cubes.EDGE / 2)
+        self.cube.put(rows, np.concatenate([red[:, :2], height], axis=1), red[:, 2])
+        self.blue.put(rows, np.concatenate([blue[:, :2], height], axis=1), blue[:, 2])
+
+    def goal(self) -> Array:
+        """(N, 3) metres: the centre of a cube that rests on the blue one."""
+        return self.blue.position() + np.array([0.0, 0.0, cubes.EDGE])
+
+    def facts(self) -> Array:
+        return cubes.facts(self.hand, self.cube, self.goal())
+
+    def judge(self, action: Array) -> Verdict:
+        asked = self.hand, self.cube, self.goal(), self.config.offset
+        return self.verdict(cubes.placed(*asked) & self.blue.at_rest(), cubes.progress(*asked))

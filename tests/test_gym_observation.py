@@ -1,0 +1,100 @@
+"""What becomes of Gymnasium's observations: sorted by rules, in an order of our own, and not one number changed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from burnish.policies.core.errors import BurnishError
+from burnish.sim.gym_observation import Layout
+
+
+def numbers(*shape):
+    return spaces.Box(-9.0, 9.0, shape, np.float64)
+
+
+def pixels(*shape):
+    return spaces.Box(0, 255, shape, np.uint8)
+
+
+PARTS = {
+    "observation": numbers(2, 2),
+    "achieved_goal": numbers(3),
+    "desired_goal": numbers(3),
+    "arm": spaces.Dict({"wrist": pixels(4, 5, 3), "angle": numbers(1)}),
+    "top": pixels(1, 6, 6),
+}
+
+
+def in_order(keys):
+    space = spaces.Dict()
+    space.spaces = {key: PARTS[key] for key in keys}  # the constructor would sort them
+    return space
+
+
+def test_a_dict_is_sorted_into_state_goal_and_images_whatever_its_order():
+    obs = in_order(PARTS)
+    obs.seed(0)
+    obs = obs.sample()
+    written = []
+    for keys in (list(PARTS), list(reversed(PARTS))):
+        layout = Layout(in_order(keys), "Test-v0")
+        assert layout.spec.shapes == {
+            "state": (8,),
+            "goal": (3,),
+            "image.arm.wrist": (3, 4, 5),
+            "image.top": (1, 6, 6),
+        }
+        rows = layout.room(3)
+        layout.write({key: obs[key] for key in reversed(keys)}, rows, 1)
+        written.append(rows)
+    first, second = written
+    assert list(first) == list(second) and all(np.array_equal(first[key], second[key]) for key in first)
+    state = np.concatenate([obs["achieved_goal"], obs["arm"]["angle"], obs["observation"].ravel()])
+    assert np.array_equal(first["state"][1], state.astype(np.float32))
+    assert np.array_equal(first["goal"][1], obs["desired_goal"].astype(np.float32))
+    assert np.array_equal(first["image.arm.wrist"][1], obs["arm"]["wrist"].transpose(2, 0, 1))
+    assert np.array_equal(first["image.top"][1], obs["top"])
+    assert all((rows[[0, 2]] == 0).all() for rows in first.values()), "the other worlds' rows are their own"
+
+
+@pytest.mark.parametrize(
+    ("space", "key", "shape"),
+    [
+        (pixels(8, 9, 3), "image.main", (3, 8, 9)),
+        (pixels(4, 8, 9), "image.main", (4, 8, 9)),
+        (pixels(8, 9), "image.main", (1, 8, 9)),
+        (pixels(8), "state", (8,)),  # the memory of a game console, say
+        (numbers(), "state", (1,)),
+        (spaces.Dict(desired_goal=pixels(8, 9, 3)), "goal_image.main", (3, 8, 9)),
+        (spaces.Dict(desired_goal=spaces.Dict(kettle=numbers(2), light=numbers(1))), "goal", (3,)),
+    ],
+)
+def test_what_becomes_of_a_single_part(space, key, shape):
+    layout = Layout(space, "Test-v0")
+    assert layout.spec.shapes == {key: shape}
+    rows = layout.room(1)
+    layout.write(space.sample(), rows, 0)
+    assert rows[key].shape == (1, *shape) and rows[key].dtype == (np.uint8 if "image" in key else np.float32)
+
+
+def test_another_shape_than_the_declared_one_is_not_broadcast():
+    layout = Layout(pixels(4, 5, 3), "Test-v0")
+    with pytest.raises(BurnishError, match=r"declares observations of shape \(4, 5, 3\), but gave \(1, 1, 3\)"):
+        layout.write(np.zeros((1, 1, 3), np.uint8), layout.room(1), 0)
+
+
+@pytest.mark.parametrize(
+    ("space", "sentence"),
+    [
+        (spaces.Discrete(3), "observes something of kind Discrete, but only Box and Dict"),
+        (spaces.Dict(a=numbers(1), b=spaces.Dict(c=spaces.Text(4))), r"observes b\.c of kind Text"),
+        (spaces.Box(0.0, 1.0, (8, 8, 3)), r"\(8, 8, 3\) and type float32, but images must be uint8"),
+        (pixels(2, 8, 8, 3), "images must be uint8 with at most 3 dimensions"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_one_sentence(space, sentence):
+    with pytest.raises(BurnishError, match=sentence) as caught:
+        Layout(space, "Test-v0")
+    assert "\n" not in str(caught.value) and "env.id=Test-v0" in str(caught.value)
