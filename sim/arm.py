@@ -74,11 +74,11 @@ def _inertial(x: float, z: float, mass: float, length: float) -> str:
     return f'<inertial pos="{x} 0 {z}" mass="{mass}" diaginertia="{inertia:.3e} {inertia:.3e} {inertia:.3e}"/>'
 
 
-def body(held: str = "", fingers: bool = True) -> str:
+def body(held: str = "", fingers: bool = True, finger_m: float = TOOL + 0.006) -> str:
     """The arm as MJCF. ``held`` is fixed to the hand, in whose frame the tool points along x; without ``fingers`` the
-    gripper joint is there and moves nothing that touches."""
+    gripper joint is there and moves nothing that touches. ``finger_m`` is how far fingers reach."""
     finger = 'class="hand"' if fingers else 'class="link"'
-    tip, fore, up = TOOL + 0.006, FOREARM, UPPER_ARM
+    tip, fore, up = finger_m, FOREARM, UPPER_ARM
     joint = {
         name: f'<joint class="servo" name="{name}" axis="{axis}" range="{low} {high}"/>'
         for name, axis, low, high in zip(

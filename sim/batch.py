@@ -157,8 +157,10 @@ class BatchedMujoco:
             raise BurnishError("the saved state is not one of this world: it has another number or size of worlds")
         self._clock.load_state_dict(state)
         self._randomize(np.arange(self.num_envs))  # a function of the seeds, so it need not be saved
-        self.physics.restore(state["physics"].numpy())
+        self.physics.restore(state["physics"].numpy(), self._derive)
         mine = {key: torch.from_numpy(x) for key, x in self.task.memory.items()}
         for key, x in restored(mine, state, "task.").items():
             self.task.memory[key][...] = x.numpy()
         self._last_ctrl[:] = restored({"last_ctrl": torch.from_numpy(self._last_ctrl)}, state)["last_ctrl"].numpy()
+        if self._pixels is not None:
+            self._pixels.draw(None)

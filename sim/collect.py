@@ -154,5 +154,9 @@ class _Tape:
                     f"the state of this world cannot be kept per episode, because {strange or 'it'} holds no row per "
                     "world; collect without sim_state"
                 )
+            if any(self._states[key].shape[2:] != x.shape[1:] for key, x in now.items() if key in self._states):
+                raise BurnishError(
+                    "the state of this world grows with time, so it cannot be kept; collect without sim_state"
+                )
             pairs.append((self._states, now))
         return pairs

@@ -97,14 +97,15 @@ class Hand:
         low: Sequence[float] = (0.08, -0.25, 0.0, -0.5, -2.6),
         high: Sequence[float] = (0.40, 0.25, 0.40, 2.2, 2.6),
     ) -> None:
-        """``low`` and ``high`` bound the commanded pose x, y, z, pitch, roll; ``step_m`` and ``step_rad`` one action."""
+        """``low`` and ``high`` bound the commanded pose (x, y, z, pitch, roll); the steps are those of one action."""
         self.mode, self._low, self._high = mode, np.array(low), np.array(high)
         self._axes = [AXES.index(axis) for axis in axes]
         limit = np.array([step_m] * 3 + [step_rad] * 2 + [0.0])
+        self._step = limit[:5]
         lower, upper = -limit, limit.copy()
         lower[5], upper[5] = arm.LOWER[5], OPEN
         if mode is ActionMode.joint_target:
-            self.action = ActionSpec(tuple(arm.LOWER), tuple([*arm.UPPER[:5], OPEN]))
+            self.action = ActionSpec(tuple(arm.LOWER), (*arm.UPPER[:5], OPEN))
         else:
             self.action = ActionSpec(tuple(lower[self._axes]), tuple(upper[self._axes]))
 
@@ -141,10 +142,10 @@ class Hand:
         low, high = np.array(self.action.low), np.array(self.action.high)
         target = self.arm.target[:, 5] if gripper is None else gripper
         if self.mode is ActionMode.joint_target:
-            # As fast as the steps of the tool are: a twelfth of a radian in a tick.
-            wanted = arm.inverse(np.clip(pose, self._low, self._high))
-            now = self.arm.target[:, :5]
-            units = np.concatenate([now + np.clip(wanted - now, -0.08, 0.08), target[:, None]], axis=1)
+            # The tool goes as straight and as fast as by steps of its own.
+            now = self.commanded()
+            wanted = now + np.clip(np.clip(pose, self._low, self._high) - now, -self._step, self._step)
+            units = np.concatenate([arm.inverse(wanted), target[:, None]], axis=1)
         else:
             change = np.concatenate([pose - self.commanded(), target[:, None]], axis=1)
             units = change[:, self._axes]

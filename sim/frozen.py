@@ -2,8 +2,8 @@
 
 Hashed are the model, the settings and their defaults, what goes in and out, every level of the expert with its errors,
 and the recipe by which bases are imitated. Who changes one of these raises the task's ``version`` and writes the table
-anew by ``python -m burnish.sim.frozen``; the hashes of earlier versions stay. The code of rewards is not hashed: whoever
-changes that raises the version too.
+anew by ``python -m burnish.sim.frozen``; the hashes of earlier versions stay. The code of observations and rewards is
+not hashed: whoever changes that raises the version too.
 """
 
 from __future__ import annotations
@@ -70,7 +70,10 @@ def changed(name: str) -> str | None:
     if written is None:
         return f"{name} has no frozen version {version}: run `python -m burnish.sim.frozen`"
     if written != found:
-        return f"{name} is no longer what version {version} was: raise its version, then run `python -m burnish.sim.frozen`"
+        return (
+            f"{name} is no longer what version {version} was: raise its version, then run "
+            "`python -m burnish.sim.frozen`"
+        )
     return None
 
 

@@ -116,6 +116,8 @@ class GymEnv:
         reward, (terminated, truncated, success) = np.zeros(self.num_envs), np.zeros((3, self.num_envs), dtype=bool)
         reports_success = False
         for i in active.nonzero()[:, 0].tolist():
+            if not self._begun[i]:
+                raise BurnishError(f"world {i} of {self.config.id} was never reset, so it cannot step; reset it first")
             if ticks[i] >= self.spec.max_steps:
                 raise BurnishError(f"world {i} of {self.config.id} was stepped after its end; reset it first")
             self._played[i, ticks[i]] = given[i]

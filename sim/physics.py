@@ -31,7 +31,8 @@ STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 
 
 def usable_cores() -> int:
-    """The cores that this process may use, which a container or `taskset` can lower."""
+    """The cores that this process may use, which `taskset` or a container's set of cores can lower; a quota of time
+    cannot be seen here."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -155,12 +156,15 @@ class Physics:
             mujoco.mj_getState(model, data, row, STATE)
         return state
 
-    def restore(self, state: Array) -> None:
-        """What is derived from the state is computed again by the next step, not here: `mj_forward` would overwrite
-        the warm start. Whoever needs derived values before that step keeps them beside the state."""
+    def restore(self, state: Array, derive: Sequence[Derive] = ()) -> None:
+        """What follows from the state is known again too; poses and forces that MuJoCo leaves a physics step behind
+        the state after a step are those of the state itself here."""
         for model, data, row in zip(self.models, self.data, state, strict=True):
             mujoco.mj_resetData(model, data)
             mujoco.mj_setState(model, data, row, STATE)
+        self.forward(None, derive)
+        for model, data, row in zip(self.models, self.data, state, strict=True):
+            mujoco.mj_setState(model, data, row, STATE)  # forward has written its own warm start
 
     def _share(self, work: Callable[[Iterable[int]], None], rows: Rows | None) -> None:
         """``work`` on these worlds: every thread, the calling one too, takes the next of them until none is left. So
@@ -169,7 +173,11 @@ class Physics:
         worlds = iter(rows.tolist())  # Python's lock makes taking the next one atomic
         count = min(self.threads, len(rows)) - 1
         others = [self._pool.submit(work, worlds) for _ in range(count)] if self._pool is not None else []
-        work(worlds)
-        for other in others:
-            if not other.cancel():  # one that has not begun is not needed any more
-                other.result()
+        try:
+            work(worlds)
+        finally:
+            for _ in worlds:
+                pass  # after an error or Ctrl-C nobody begins another world
+            for other in others:
+                if not other.cancel():  # one that has not begun is not needed any more
+                    other.result()

@@ -56,9 +56,14 @@ class Pixels:
             return self._out
         if not self._painters:
             # A context takes as long to open as hundreds of pictures to draw.
-            for _ in range(min(self._physics.threads, -(-self._physics.num_worlds // SHARE))):
-                self._painters.append(_Painter(self._physics.model, self._config))
             weakref.finalize(self, _close, self._painters).atexit = False
+            try:
+                for _ in range(min(self._physics.threads, -(-self._physics.num_worlds // SHARE))):
+                    self._painters.append(_Painter(self._physics.model, self._config))
+            except BaseException:
+                _close(self._painters)
+                self._painters.clear()
+                raise
         shares = [x.tolist() for x in np.array_split(rows, len(self._painters)) if len(x)]
         out = [self._out[key] for key in self.keys]
         work = [

@@ -7,10 +7,12 @@ or radians what is good enough.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .physics import Array
+if TYPE_CHECKING:
+    from .physics import Array
 
 
 def tolerance(x: Array, low: float = 0.0, high: float = 0.0, margin: float = 0.0, at_margin: float = 0.1) -> Array:

@@ -5,8 +5,9 @@ Nothing here imports MuJoCo, so the table of worlds and their settings can be re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -34,7 +35,7 @@ class Verdict(NamedTuple):
     reward: Array
     terminated: np.ndarray
     success: np.ndarray | None = None  # None where a task knows no success
-    info: dict[str, np.ndarray] = {}
+    info: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
 class Draw:

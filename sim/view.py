@@ -46,6 +46,7 @@ def watch(raw: VecEnv, env: VecEnv, controller: Controller, config: ViewConfig) 
         return _in_a_window(raw, env, controller, config)
     if not isinstance(raw, Rendered):
         raise BurnishError(f"{_name(raw)} draws no pictures, so there is nothing to look at; choose another env")
+    raw.reset(seeds=_seeds(config)[:1])  # some environments draw nothing before that
     pictures(raw, [0], config.size)  # who cannot draw says so before anything is written
     folder = Path(config.out or "runs/view")
     require_writable(folder)

@@ -19,6 +19,16 @@ import pytest
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 SHARED = {"measure", "sim_peers", "envpool_loop"}
 KEYS = {
+    "bases": {
+        "worst_clean_expert",
+        "tasks",
+        "refinable_tasks",
+        "smaller_hole_success",
+        "insert_overlap_median",
+        "insert_overlap_p99",
+        "insert_tight_overlap_median",
+        "insert_tight_overlap_p99",
+    },
     "policy_speed": {"train_peak_share", "act_p99_us"},
     "two_mode": {
         "flow_success",
@@ -91,6 +101,12 @@ def test_the_last_line_is_the_result_and_so_is_the_file(quick: dict[str, tuple[P
 @pytest.mark.parametrize("name", KEYS)
 def test_a_quick_run_leaves_the_full_result_alone(quick: dict[str, tuple[Path, str]], name: str):
     assert (quick[name][0] / f"{name}.json").read_text() == "a full result"
+
+
+def test_nothing_fits_a_smaller_hole(quick: dict[str, tuple[Path, str]]):
+    found = report(quick, "bases")["result"]
+    assert found["smaller_hole_success"] == 0 and found["worst_clean_expert"] > 0.9
+    assert found["insert_overlap_p99"] < 0.5 and found["insert_tight_overlap_p99"] < 0.75, "shares of the clearance"
 
 
 def test_policy_speed_counts_the_flops_of_an_update(quick: dict[str, tuple[Path, str]]):

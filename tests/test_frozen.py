@@ -1,6 +1,7 @@
 """Tasks do not change under the same version: what numbers were measured on is what stands."""
 
 import pytest
+
 from burnish.sim import frozen
 from burnish.sim.experts import SCRIPTED
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.evaluate import evaluation_seeds
+from burnish.policies.core.evaluate import evaluate, evaluation_seeds
 from burnish.policies.core.scale import ScaledEnv
-from burnish.sim.desk import Reward
+from burnish.sim.desk import ActionMode
 from burnish.sim.experts import make_expert
 from burnish.sim.experts.avoid import AvoidScript
 from burnish.sim.experts.scripted import ScriptedExpert
@@ -34,23 +34,23 @@ def put(env: Any, places: Any) -> None:
     env.task.settle(rows)
 
 
-def episodes(level: str, num_envs: int, **settings: Any) -> dict[str, np.ndarray]:
-    """One of each world by the expert of that level: success and route (N,), and the rewards (T, N), 1 after the end."""
-    raw = lab.worlds("avoid", num_envs, **settings)
+def episodes(level: str, num_envs: int) -> dict[str, np.ndarray]:
+    """One of each world, by the expert of that level: success and route (N,), shaped (T, N), 1 after the end."""
+    raw = lab.worlds("avoid", num_envs)
     env, expert = ScaledEnv(raw), make_expert("avoid", num_envs, level, env=raw)
     seeds, active = evaluation_seeds(num_envs), torch.ones(num_envs, dtype=torch.bool)
     obs = env.reset(seeds=seeds)
     expert.reset(active, seeds)
-    success, route, rewards = np.zeros(num_envs, bool), np.full(num_envs, -1), []
+    success, route, shaped = np.zeros(num_envs, bool), np.full(num_envs, -1), []
     while active.any():
         step = env.step(expert.step(obs), active)
         obs, now = step.obs, active.numpy().copy()
-        rewards.append(np.where(now, step.reward.numpy(), 1.0))
+        shaped.append(np.where(now, step.info["shaped"].numpy(), 1.0))
         active = active & ~(step.terminated | step.truncated)
         ended = now & ~active.numpy()
         success[ended] = step.info["success"].numpy()[ended]
         route[ended] = step.info["route"].numpy()[ended]
-    return {"success": success, "route": route, "reward": np.stack(rewards)}
+    return {"success": success, "route": route, "shaped": np.stack(shaped)}
 
 
 def entropy(route: np.ndarray) -> float:
@@ -69,13 +69,14 @@ def test_a_touch_fails_and_a_millimetre_of_air_does_not():
 
 def test_a_post_between_two_ticks_is_touched():
     task = lab.worlds("avoid", 2).task
-    start, end = POSTS[:1] - (0.02, 0), POSTS[:1] + (0.02, 0)
+    ahead = np.array([[0.02, 0.0]])
+    start, end = POSTS[:1] - ahead, POSTS[:1] + ahead
     assert task.clearance(start, start) > 0 and task.clearance(end, end) > 0
     assert task.clearance(start, end)[0] == pytest.approx(-REACH)
     # Beside it, and when the way ends before it, the distance is that of the nearest point of the way.
     beside = (0.0, REACH + 0.003)
     assert task.clearance(start + beside, end + beside)[0] == pytest.approx(0.003)
-    assert task.clearance(start - (0.01, 0), start)[0] == pytest.approx(0.02 - REACH)
+    assert task.clearance(start - ahead / 2, start)[0] == pytest.approx(0.02 - REACH)
 
 
 def test_success_is_behind_the_line():
@@ -134,11 +135,18 @@ def test_a_route_has_its_number(route):
     assert env.task.route().tolist() == [route, route]
 
 
-def test_the_dense_reward_rises():
-    reward = episodes("clean", 16, reward=Reward.dense)["reward"]
+def test_what_the_dense_reward_pays_for_rises():
+    shaped = episodes("clean", 16)["shaped"]
     # Going across it swings back and forth by a millimetre or two.
-    assert (np.diff(reward, axis=0) > -0.04).all() and (reward[0] < 0.2).all() and (reward[-1] == 1).all()
-    assert (reward[:-1] <= 1).all() and (reward >= 0).all()
+    assert (np.diff(shaped, axis=0) > -0.04).all() and (shaped[0] < 0.2).all() and (shaped[-1] == 1).all()
+    assert (shaped[:-1] <= 1).all() and (shaped >= 0).all()
+
+
+def test_joint_targets_do_it_as_well():
+    env = lab.worlds("avoid", 24, action=ActionMode.joint_target)
+    expert = make_expert(env.task.config, 24, env=env)
+    # Measured over 64 episodes: 1.0.
+    assert evaluate(ScaledEnv(env), expert, evaluation_seeds(24)).summary()["success_rate"] > 0.9
 
 
 def test_episodes_are_the_same_in_any_number_of_worlds():

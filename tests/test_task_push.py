@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.evaluate import evaluation_seeds
+from burnish.policies.core.evaluate import evaluate, evaluation_seeds
 from burnish.policies.core.scale import ScaledEnv
 from burnish.sim.batch import BatchedMujoco
-from burnish.sim.desk import Reward
+from burnish.sim.desk import ActionMode
 from burnish.sim.experts import make_expert
 from burnish.sim.experts.push import INTO, LED, ON, PushScript, turned
 from burnish.sim.experts.scripted import Move, ScriptedExpert
@@ -39,16 +39,16 @@ def wait(env: BatchedMujoco, ticks: int) -> Any:
 
 @pytest.fixture(scope="module")
 def shown() -> dict[str, np.ndarray]:
-    """Along clean episodes, each (T, N): the dense reward, whether the world is under way; how deep ball and T overlap."""
-    raw = lab.worlds("push", 24, reward=Reward.dense)
+    """Of clean episodes, each (T, N): how near success is, who is under way; and how deep ball and T overlap."""
+    raw = lab.worlds("push", 24)
     env, expert, seeds = ScaledEnv(raw), make_expert("push", 24, env=raw), evaluation_seeds(24)
     obs, active, ball = env.reset(seeds=seeds), torch.ones(24, dtype=torch.bool), raw.physics.model.geom("ball").id
     expert.reset(active, seeds)
-    found: dict[str, list] = {"reward": [], "active": [], "overlap": []}
+    found: dict[str, list] = {"shaped": [], "active": [], "overlap": []}
     while active.any():
         step = env.step(expert.step(obs), active)
         obs = step.obs
-        found["reward"].append(step.reward.numpy())
+        found["shaped"].append(step.info["shaped"].numpy())
         found["active"].append(active.numpy().copy())
         for data in raw.physics.data:
             found["overlap"] += (-data.contact.dist[(data.contact.geom == ball).any(axis=1)]).tolist()
@@ -123,7 +123,7 @@ def test_the_expert_knows_where_a_push_leads(place):
     assert other > 2 * error
 
 
-# Measured over 256 episodes: CLEAN, NOISY, MULTI, CLUMSY. With 48 a standard error is at most 0.07.
+# Measured over 256 episodes: 1.0, 0.93, 0.98, 0.95. With 48 a standard error is at most 0.04; the bounds are more away.
 @pytest.mark.parametrize(("level", "low"), [("clean", 0.93), ("noisy", 0.7), ("multi_modal", 0.88), ("clumsy", 0.7)])
 def test_experts(level, low):
     assert lab.played("push", level, 48).summary()["success_rate"] >= low
@@ -156,19 +156,26 @@ def test_turn_first_or_shift_first():
     assert lead[turn_first].mean() > lead[~turn_first].mean() + 5
 
 
-def test_the_dense_reward_rises(shown):
-    reward, active = shown["reward"], shown["active"]
-    assert (reward >= 0).all() and (reward <= 1).all()
+def test_what_the_dense_reward_pays_for_rises(shown):
+    shaped, active = shown["shaped"], shown["active"]
+    assert (shaped >= 0).all() and (shaped <= 1).all()
     length = active.sum(axis=0)
     # A push that turns the T may shift it away; over thirds of an episode it gets better all the same.
-    thirds = [[reward[int(n * share / 3), i] for share in (0, 1, 2)] for i, n in enumerate(length)]
+    thirds = [[shaped[int(n * share / 3), i] for share in (0, 1, 2)] for i, n in enumerate(length)]
     first, second, third = np.mean(thirds, axis=0)
     assert first < second - 0.03 and second < third - 0.03
-    assert (np.where(active, reward, 0).max(axis=0) == 1).mean() > 0.9
+    assert (np.where(active, shaped, 0).max(axis=0) == 1).mean() > 0.9
 
 
 def test_ball_and_t_hardly_overlap(shown):
     assert len(shown["overlap"]) > 50 and np.quantile(shown["overlap"], 0.99) < 0.003
+
+
+def test_joint_targets_do_it_as_well():
+    env = lab.worlds("push", 24, action=ActionMode.joint_target)
+    expert = make_expert(env.task.config, 24, env=env)
+    # Measured over 64 episodes: 1.0.
+    assert evaluate(ScaledEnv(env), expert, evaluation_seeds(24)).summary()["success_rate"] > 0.9
 
 
 def test_episodes_are_the_same_in_any_number_of_worlds():

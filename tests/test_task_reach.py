@@ -10,7 +10,6 @@ import torch
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.evaluate import evaluation_seeds
 from burnish.policies.core.scale import ScaledEnv
-from burnish.sim.desk import Reward
 from burnish.sim.experts import make_expert
 from burnish.sim.experts.reach import ReachScript
 from burnish.sim.tasks.reach import START, ReachConfig
@@ -60,21 +59,21 @@ def test_ways_to_the_left_and_to_the_right():
     assert 8 <= left <= 24 and left + int((aside < -0.02).sum()) >= 28
 
 
-def test_the_dense_reward_rises():
-    raw = lab.worlds("reach", 16, reward=Reward.dense)
+def test_what_the_dense_reward_pays_for_rises():
+    raw = lab.worlds("reach", 16)
     env, expert, seeds = ScaledEnv(raw), make_expert("reach", 16, env=raw), evaluation_seeds(16)
     obs, active = env.reset(seeds=seeds), torch.ones(16, dtype=torch.bool)
     expert.reset(active, seeds)
-    rewards = []
+    ticks = []
     while active.any():
         step = env.step(expert.step(obs), active)
         obs = step.obs
-        rewards.append(np.where(active, step.reward, 1.0))
+        ticks.append(np.where(active, step.info["shaped"], 1.0))
         active = active & ~(step.terminated | step.truncated)
-    reward = np.stack(rewards)
+    shaped = np.stack(ticks)
     # It swings by a millimetre or two where it stops.
-    assert (np.diff(reward, axis=0) > -0.03).all() and (reward[-1] == 1).all()
-    assert (reward >= 0).all() and (reward[-2] > 0.85).all() and np.median(reward[0]) < 0.5
+    assert (np.diff(shaped, axis=0) > -0.03).all() and (shaped[-1] == 1).all()
+    assert (shaped >= 0).all() and (shaped[-2] > 0.85).all() and np.median(shaped[0]) < 0.5
 
 
 def test_episodes_are_the_same_in_any_number_of_worlds():

@@ -131,8 +131,8 @@ def rendering() -> Finding:
     for backend in dict.fromkeys(filter(None, (chosen, "egl", "osmesa", "glfw"))):
         result = draw(backend)
         if isinstance(result, float):
-            # Left to itself, MuJoCo takes glfw, which needs a screen.
-            advice = "" if backend == (chosen or "glfw") else f"set MUJOCO_GL={backend} in the environment"
+            # Burnish finds it by itself; what MUJOCO_GL says goes first, and is wrong if another one draws.
+            advice = "" if chosen in (None, backend) else f"MUJOCO_GL={chosen} does not draw here: unset it"
             return Finding("rendering", True, f"{backend} draws a 32x32 image in {result:.1f} ms", advice)
         reasons.append(f"{backend}: {result}")
     return Finding(

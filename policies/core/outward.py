@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 class Reseeded(Wrapper):
     """Each episode's seed follows from the one before, as Gymnasium promises, once a seed was given at all. Until then
-    the world goes its own way, which depends on the seed that it was made with."""
+    the world goes its own way, which depends on the seed that it was made with. ``BaseEnv`` resets its worlds itself:
+    behind it a given seed decides the first episode of each world alone."""
 
     def __init__(self, env: VecEnv) -> None:
         super().__init__(env)

@@ -49,12 +49,17 @@ def make_expert(
     config = env_config(name_or_config)
     name = env_name(config)
     levels = LEVELS if name in SCRIPTED else EXPERTS.get(name, {})
+    if not levels:
+        raise BurnishError(f"{name} has no scripted expert; let a policy act, with policy=checkpoint policy.path=...")
     if level not in levels:
         raise BurnishError(f"{name} has no expert of level {level!r}; {did_you_mean(level, levels)}")
     if name not in SCRIPTED:
         return EXPERTS[name][level](config, num_envs, seed=seed, device=device)
-    if env is None:
-        raise BurnishError(f"the expert of {name} looks at the worlds themselves; give them as env=")
+    if type(getattr(env, "config", None)) is not type(config) or env is None or env.num_envs != num_envs:
+        raise BurnishError(
+            f"the expert of {name} looks at the worlds themselves; give {num_envs} worlds of {name} as env=, as "
+            "make_env makes them, without a wrapper"
+        )
     scripted = importlib.import_module(".scripted", __package__)
     chosen = importlib.import_module(f".{name}", __package__).LEVELS[level]
     return scripted.ScriptedExpert(env, chosen.script, noise=chosen.noise, seed=seed)

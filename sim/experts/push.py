@@ -107,7 +107,6 @@ class PushScript:
 
     def __call__(self, task: Push, phase: Array, ticks: Array, choice: Array) -> Move:
         t, ball, tcp, error = task.t(), task.ball(), task.hand.arm.tcp(), task.error()
-        rows = np.arange(len(t))
         place, stage = phase // 4, phase % 4
         weight = self.weights(task, error, choice[:, 0])
         further = np.zeros(len(t), np.int64)
@@ -148,7 +147,7 @@ class PushScript:
 
 LEVELS = {
     "clean": Level(PushScript()),
-    "noisy": Level(PushScript(), noise=0.3),
+    "noisy": Level(PushScript(), noise=0.25),
     "multi_modal": Level(PushScript(orders=True)),
-    "clumsy": Level(PushScript(beside_m=0.005), noise=0.2),
+    "clumsy": Level(PushScript(beside_m=0.008), noise=0.15),
 }

@@ -1,4 +1,4 @@
-"""The expert of reach: straight to the goal; by way of one side (multi_modal); or not quite as far as it is (clumsy)."""
+"""The expert of reach: straight to the goal; by way of one side (multi_modal); or not quite as far as that (clumsy)."""
 
 from __future__ import annotations
 

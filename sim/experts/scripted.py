@@ -3,8 +3,8 @@
 An expert looks at the world itself, not at the observation, as a person at the desk does: so it demonstrates for
 cameras too. A script is stateless: phase, time and per-episode choices are kept here, for all worlds.
 
-Errors come in two kinds. ``noise`` is new in every tick; imitation averages it away. A *bias* (in a script's choices) is
-the same in every episode, or in all episodes of one side of the desk, and imitation learns it: that makes a clumsy base.
+Errors come in two kinds. ``noise`` is new in every tick; imitation averages it away. A *bias* (in a script's own
+settings) is the same in every episode that meets the same situation, and imitation learns it: that makes a clumsy base.
 """
 
 from __future__ import annotations

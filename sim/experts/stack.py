@@ -10,5 +10,5 @@ LEVELS = {
     "clean": Level(Carry()),
     "noisy": Level(Carry(), noise=0.1),
     "multi_modal": Level(Carry(ways=True)),
-    "clumsy": Level(Carry(grasp_m=(0.0, 0.003), short=0.145, drop_m=0.003, attentive=False), noise=0.06),
+    "clumsy": Level(Carry(grasp_m=(0.0, 0.003), short=0.155, drop_m=0.003, attentive=False), noise=0.06),
 }

@@ -33,7 +33,7 @@ class LocomotionConfig:
     randomize: RandomizeConfig = field(default_factory=RandomizeConfig)
 
     def __post_init__(self) -> None:
-        if self.reset_noise_scale < 0 or self.max_steps < 1 or self.image_size < 8:
+        if not 0 <= self.reset_noise_scale < math.inf or self.max_steps < 1 or self.image_size < 8:
             raise BurnishError("reset_noise_scale >= 0, max_steps >= 1 and image_size >= 8 are needed")
         for name in (f.name for f in dataclasses.fields(self) if f.name.endswith("_range")):
             bounds = getattr(self, name)

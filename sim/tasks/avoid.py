@@ -64,7 +64,7 @@ class Avoid(DeskTask):
             f"{arm.TOUCHING['nothing']}/>"
         )
         stylus = f'<geom class="link" type="capsule" fromto="0.02 0 0 {arm.TOOL} 0 0" size="{TIP}"/>'
-        body = arm.body(held=stylus, fingers=False)
+        body = arm.body(held=stylus, fingers=False, finger_m=0.05)
         return scene(posts + line, timestep=self.timestep, arm_body=body)
 
     def bind(self, physics: Physics) -> None:

@@ -33,6 +33,7 @@ EDGE = 0.0005  # m, the radius of its edges
 REACH = 0.025  # m, how far it sticks out beyond the tool centre
 BLOCK, HEIGHT = 0.035, 0.024  # m, half the side of the block, and its height; the hole goes through to the desk
 DEPTH = 0.012  # m, half of the hole: the peg is in
+GIVE = 0.0005  # m, what walls may give way under a hard push, and a tilt of the peg may add
 
 DOWN = np.pi / 2  # rad, pitch
 HOLE_LOW, HOLE_HIGH = (0.18, -0.05, -0.3), (0.22, 0.05, 0.3)  # x and y in m, yaw in rad
@@ -176,7 +177,8 @@ class Insert(DeskTask):
     def judge(self, action: Array) -> Verdict:
         away, twist = self.seen_from(self.hole()), self.peg_yaw() - self.memory["yaw"]
         aside = np.hypot(away[:, 0], away[:, 1])
-        inside = np.abs(away[:, :2]).max(axis=1) < HALF
+        # Between the walls, and not in one: a peg that was driven through a wall is in no hole.
+        inside = np.abs(away[:, :2]).max(axis=1) < max(self.config.clearance_m, 0.0) + GIVE
         sunk = np.where(inside, np.clip(-away[:, 2] / DEPTH, 0, 1), 0)
         near = 0.2 * tolerance(aside, margin=0.03) + 0.2 * tolerance(aside, margin=0.003)
         shaped = near + 0.1 * tolerance(np.abs(twist), margin=0.3) + 0.1 * tolerance(away[:, 2], low=-1, margin=0.03)

@@ -53,7 +53,7 @@ class PushConfig(DeskConfig):
             raise BurnishError(
                 "push needs start_m in (0, 0.05], which the arm can reach around, and start_rad in (0, 3.2]"
             )
-        if min(self.position_m, self.angle_rad, self.mass_kg, self.friction) <= 0:
+        if not all(x > 0 for x in (self.position_m, self.angle_rad, self.mass_kg, self.friction)):
             raise BurnishError("push needs position_m, angle_rad, mass_kg and friction above 0")
 
 
@@ -89,7 +89,7 @@ class Push(DeskTask):
         stick = f"""
                 <geom class="link" type="capsule" fromto="0.02 0 0 {arm.TOOL} 0 0" size="0.004"/>
                 <geom class="hand" name="ball" type="sphere" pos="{arm.TOOL} 0 0" size="{BALL}" condim="3" {HARD}/>"""
-        return scene(things, timestep=self.timestep, arm_body=arm.body(held=stick, fingers=False))
+        return scene(things, timestep=self.timestep, arm_body=arm.body(held=stick, fingers=False, finger_m=0.05))
 
     def bind(self, physics: Physics) -> None:
         super().bind(physics)
@@ -135,7 +135,9 @@ class Push(DeskTask):
         error, ball = self.error(), self.ball()
         tool = self.hand.arm.tcp()[:, :2] - np.array(TARGET[:2])
         turned = np.stack([np.sin(error[:, 2]), np.cos(error[:, 2])], axis=1)
-        return np.concatenate([20 * error[:, :2], turned, 20 * ball[:, :2], 50 * ball[:, 2:], 20 * tool], axis=1)
+        return np.concatenate(
+            [20 * error[:, :2], turned, 20 * ball[:, :2], 50 * np.minimum(ball[:, 2:], 0.1), 20 * tool], axis=1
+        )
 
     def judge(self, action: Array) -> Verdict:
         error = self.error()

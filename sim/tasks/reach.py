@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...policies.core.errors import BurnishError
+from .. import arm
 from ..desk import DeskConfig, DeskTask, Hand, scene
 from ..rewards import tolerance
 from ..task import Draw, Verdict
@@ -27,7 +28,7 @@ class ReachConfig(DeskConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.radius <= 0 or self.hold < 1:
+        if not self.radius > 0 or self.hold < 1:
             raise BurnishError("reach needs radius above 0 and hold of at least 1")
 
 
@@ -37,10 +38,8 @@ class Reach(DeskTask):
         self.config: ReachConfig = config
 
     def mjcf(self) -> str:
-        goal = (
-            '<body name="goal" mocap="true"><geom size="0.01" rgba="0.2 0.8 0.3 1" contype="0" conaffinity="0"/></body>'
-        )
-        return scene(goal, timestep=self.timestep)
+        ball = f'<geom size="0.01" rgba="0.2 0.8 0.3 1" {arm.TOUCHING["nothing"]}/>'
+        return scene(f'<body name="goal" mocap="true">{ball}</body>', timestep=self.timestep)
 
     def bind(self, physics: Physics) -> None:
         super().bind(physics)
