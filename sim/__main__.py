@@ -49,7 +49,7 @@ PUBLISH_EVERY_S = 5.0  # so much work a kill costs at most, or a twentieth of th
 @dataclass
 class CollectConfig:
     env: Any = None  # two_mode by default; with a policy, the world that it was trained for
-    expert: str | None = None  # level of the scripted expert of that world, clean by default
+    expert: str | None = None  # clean by default; clean, noisy, and where an arm acts multi_modal and clumsy
     policy: Any = None  # policy=checkpoint policy.path=...: a trained policy, which then acts instead of the expert
     episodes: int = 100
     worlds: int = 50  # stepped at once; changes what a network does by no more than rounding

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..policies.core.errors import BurnishError
+from ..policies.core.errors import BurnishError, did_you_mean
 from ..policies.core.spec import ActionSpec, EnvSpec, ObsSpec
 from . import arm
 from .randomize import RandomizeConfig
@@ -39,6 +39,7 @@ class Reward(enum.Enum):
     dense = "dense"  # how much nearer success came, in shares of the way, and 1 on success
 
 
+CAMERAS = ("front", "wrist")
 AXES = ("x", "y", "z", "pitch", "roll", "gripper")
 OPEN = 1.2  # rad, as far as an action can open the gripper
 
@@ -50,7 +51,7 @@ class DeskConfig:
     action: ActionMode = ActionMode.ee_delta
     observe: Observe = Observe.state
     image_size: int = 84
-    cameras: list[str] = field(default_factory=lambda: ["front", "wrist"])
+    cameras: list[str] = field(default_factory=lambda: list(CAMERAS))
     lavish: bool = False  # shadows, reflections and smooth edges: 7 to 30 times slower on a CPU, and other pixels
     reward: Reward = Reward.sparse
     control_hz: float = 20.0
@@ -58,8 +59,15 @@ class DeskConfig:
     randomize: RandomizeConfig = field(default_factory=RandomizeConfig)
 
     def __post_init__(self) -> None:
-        if self.image_size < 8 or self.max_steps < 1 or not 5 <= self.control_hz <= 100:
-            raise BurnishError("image_size >= 8, max_steps >= 1 and control_hz in [5, 100] are needed")
+        if self.image_size < 8 or self.max_steps < 1:
+            raise BurnishError(
+                f"image_size={self.image_size} must be at least 8, and max_steps={self.max_steps} at least 1"
+            )
+        if not 5 <= self.control_hz <= 100:
+            raise BurnishError(f"control_hz={self.control_hz:g} must lie in [5, 100]")
+        for name in self.cameras:
+            if name not in CAMERAS:
+                raise BurnishError(f"the desk has no camera {name!r}; {did_you_mean(name, CAMERAS)}")
 
 
 def scene(things: str, *, timestep: float, arm_body: str | None = None, extra: str = "", seen_from: str = "") -> str:
@@ -137,19 +145,28 @@ class Hand:
         self.pose[chosen] = pose[chosen]
         return self.arm.aim(np.concatenate([q, gripper[:, None]], axis=1), rows)
 
-    def action_towards(self, pose: Array, gripper: Array | None = None) -> Array:
-        """(N, A) in [-1, 1]: the action that goes as far towards ``pose`` (N, 5) as one tick may. For experts."""
+    @property
+    def freedoms(self) -> int:
+        """How many coordinates of the tool are moved, the gripper included."""
+        return len(self._axes)
+
+    def action_towards(self, pose: Array, gripper: Array | None, error: Array) -> Array:
+        """(N, A) in [-1, 1]: the action that goes as far towards ``pose`` (N, 5) as one tick may. For experts, whose
+        hand errs by ``error`` (N, freedoms), in shares of such a step and of half the gripper's way in either mode."""
         low, high = np.array(self.action.low), np.array(self.action.high)
         target = self.arm.target[:, 5] if gripper is None else gripper
         if self.mode is ActionMode.joint_target:
             # The tool goes as straight and as fast as by steps of its own.
+            off = np.zeros((len(pose), 6))
+            off[:, self._axes] = error
             now = self.commanded()
             wanted = now + np.clip(np.clip(pose, self._low, self._high) - now, -self._step, self._step)
-            units = np.concatenate([arm.inverse(wanted), target[:, None]], axis=1)
-        else:
-            change = np.concatenate([pose - self.commanded(), target[:, None]], axis=1)
-            units = change[:, self._axes]
-        return np.clip((units - low) / (high - low) * 2 - 1, -1, 1)
+            grip = target + off[:, 5] * (OPEN - arm.LOWER[5]) / 2
+            units = np.concatenate([arm.inverse(wanted + self._step * off[:, :5]), grip[:, None]], axis=1)
+            return np.clip((units - low) / (high - low) * 2 - 1, -1, 1)
+        change = np.concatenate([pose - self.commanded(), target[:, None]], axis=1)
+        wished = np.clip((change[:, self._axes] - low) / (high - low) * 2 - 1, -1, 1)
+        return np.clip(wished + error, -1, 1)
 
     def senses(self) -> Array:
         """(N, 20) what the arm knows of itself: joint angles, a fifth of their speeds, how far targets are ahead (in

@@ -24,7 +24,7 @@ class Verb(NamedTuple):
 
 
 VERBS: dict[str, Verb] = {
-    "collect": Verb("burnish.sim.__main__:collect", "record demonstrations of an expert (clean, noisy) or of a policy"),
+    "collect": Verb("burnish.sim.__main__:collect", "record demonstrations of a scripted expert or of a policy"),
     "view": Verb("burnish.sim.__main__:view", "watch an expert or a policy: in a window, or as films without a screen"),
     "pretrain": Verb("burnish.policies.__main__:pretrain", "train a policy by imitation"),
     "offline": Verb("burnish.offline.__main__:offline", "improve a policy, or make one, from recordings with rewards"),

@@ -44,7 +44,7 @@ class Script(Protocol):
 
 class Level(NamedTuple):
     script: Script
-    noise: float = 0.0  # standard deviation of an error of each action, in [-1, 1] units
+    noise: float = 0.0  # standard deviation of an error of the hand in each tick, in steps of the tool
 
 
 class ScriptedExpert:
@@ -86,10 +86,11 @@ class ScriptedExpert:
 
     def _act(self, move: Move) -> Tensor:
         gripper = None if move.gripper is None else np.broadcast_to(move.gripper, (self.env.num_envs,))
-        action = torch.from_numpy(self.task.hand.action_towards(move.pose, gripper))
+        error = torch.zeros(self.env.num_envs, self.task.hand.freedoms, dtype=torch.float64)
         if self.noise > 0:
-            action = action + self.noise * normal(action.shape, self._clock.noise("expert"), dtype=action.dtype)
-        return action.clamp(-1, 1).float().to(self.env.device)
+            error = self.noise * normal(error.shape, self._clock.noise("expert"), dtype=error.dtype)
+        action = self.task.hand.action_towards(move.pose, gripper, error.numpy())
+        return torch.from_numpy(action).float().to(self.env.device)
 
     def state_dict(self) -> dict[str, Any]:
         return {**self._clock.state_dict(), **{key: x.clone() for key, x in self._state.items()}}
