@@ -315,5 +315,5 @@ def test_the_table_builds_every_world_and_explains_a_wrong_name():
     assert isinstance(make_env(TwoModeConfig(), 1), TwoMode)
     with pytest.raises(BurnishError, match="did you mean 'two_mode'"):
         make_env("two_modes", 1)
-    with pytest.raises(BurnishError, match="no expert"):
+    with pytest.raises(BurnishError, match="no scripted expert"):
         make_expert("constant_reward", 1)
