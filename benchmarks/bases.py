@@ -16,7 +16,6 @@ import multiprocessing
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +41,7 @@ from burnish.sim.build import make_env
 from burnish.sim.collect import collect
 from burnish.sim.experts import LEVELS, SCRIPTED, make_expert
 from burnish.sim.experts.insert import contact_depths
+from burnish.sim.frozen import variants
 from burnish.sim.physics import usable_cores
 from burnish.sim.tasks.insert import InsertConfig
 
@@ -52,10 +52,8 @@ STREAM, DEMONSTRATIONS_SEED = "bases", 1
 
 
 def tasks() -> list[str]:
-    """Every task of the arm, and the variants that have a file in configs/env."""
-    files = resources.files("burnish.configs").joinpath("env").iterdir()
-    names = {file.name.removesuffix(".yaml") for file in files}
-    return sorted(name for name in names if any(name == task or name.startswith(f"{task}_") for task in SCRIPTED))
+    """Every task of the arm with its variants."""
+    return sorted(name for task in SCRIPTED for name in variants(task))
 
 
 def world(name: str) -> Any:

@@ -70,8 +70,8 @@ class DeskConfig:
                 raise BurnishError(f"the desk has no camera {name!r}; {did_you_mean(name, CAMERAS)}")
 
 
-def scene(things: str, *, timestep: float, arm_body: str | None = None, extra: str = "", seen_from: str = "") -> str:
-    """A whole model: desk, light, cameras, the arm, and ``things`` of the task; ``extra`` follows the world body."""
+def scene(things: str, *, timestep: float, arm_body: str | None = None) -> str:
+    """A whole model: desk, light, cameras, the arm, and ``things`` of the task."""
     return f"""
 <mujoco>
   <compiler angle="radian" autolimits="true"/>
@@ -83,12 +83,11 @@ def scene(things: str, *, timestep: float, arm_body: str | None = None, extra: s
     <light pos="0.5 -0.5 1.5" dir="-0.3 0.5 -1" directional="true" diffuse="0.5 0.5 0.5" specular="0.1 0.1 0.1"/>
     <geom name="desk" type="box" pos="0.2 0 -0.02" size="0.4 0.4 0.02" rgba="0.35 0.40 0.45 1"
           {arm.TOUCHING["fixture"]} friction="0.6 0.01 0.0001"/>
-    {seen_from or arm.camera("front", (0.66, 0.0, 0.43), at=(0.16, 0.0, 0.10), fovy=42)}
+    {arm.camera("front", (0.66, 0.0, 0.43), at=(0.16, 0.0, 0.10), fovy=42)}
     {arm.body() if arm_body is None else arm_body}
     {things}
   </worldbody>
   <actuator>{arm.actuators()}</actuator>
-  {extra}
 </mujoco>"""
 
 

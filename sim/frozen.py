@@ -25,6 +25,12 @@ TABLE = Path(__file__).with_name("frozen.json")
 RECIPE = "experiment/desk.yaml"
 
 
+def variants(name: str) -> list[str]:
+    """Every choice of ``env=`` that is this task: insert, insert_hidden, insert_tight."""
+    choices = [file.name.removesuffix(".yaml") for file in files("burnish.configs").joinpath("env").iterdir()]
+    return sorted(choice for choice in choices if choice == name or choice.startswith(f"{name}_"))
+
+
 def contents(name: str) -> dict[str, Any]:
     """Everything that is frozen of a task, as plain data."""
     kind = ENVS[name]
@@ -33,22 +39,15 @@ def contents(name: str) -> dict[str, Any]:
     task = getattr(importlib.import_module(f".{module}", __package__), attribute)(config)
     levels = importlib.import_module(f".experts.{name}", __package__).LEVELS
     configs = files("burnish.configs")
-    variants = sorted(p.name for p in configs.joinpath("env").iterdir() if _belongs(p.name, name))
     return {
         "version": task.version,
         "mjcf": task.mjcf(),
         "config": to_data(config),
-        "variants": {n: configs.joinpath("env", n).read_text() for n in variants},
+        "variants": {f"{n}.yaml": configs.joinpath("env", f"{n}.yaml").read_text() for n in variants(name)},
         "spec": asdict(task.spec),
         "experts": {level: repr(chosen) for level, chosen in levels.items()},
         "recipe": configs.joinpath(RECIPE).read_text(),
     }
-
-
-def _belongs(file: str, name: str) -> bool:
-    """`insert.yaml` and its variants such as `insert_tight.yaml` belong to insert."""
-    stem = file.removesuffix(".yaml")
-    return stem == name or stem.startswith(name + "_")
 
 
 def fingerprint(name: str) -> tuple[str, str]:

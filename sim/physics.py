@@ -131,13 +131,10 @@ class Physics:
     def ctrl(self) -> Array:
         return self._ctrl.read() if self._ctrl is not None else np.zeros((self.num_worlds, 0))
 
-    def reset(self, rows: Rows, keyframe: int | None = None) -> None:
-        """To the model's initial state, or to one of its keyframes; nothing of the past remains."""
+    def reset(self, rows: Rows) -> None:
+        """To the model's initial state; nothing of the past remains."""
         for i in rows.tolist():
-            if keyframe is None:
-                mujoco.mj_resetData(self.models[i], self.data[i])
-            else:
-                mujoco.mj_resetDataKeyframe(self.models[i], self.data[i], keyframe)
+            mujoco.mj_resetData(self.models[i], self.data[i])
 
     def own_model(self, world: int, fields: Sequence[str]) -> mujoco.MjModel:
         """A model for this world alone, to be changed (values, not sizes), with the shared values of ``fields``. It is
