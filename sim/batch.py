@@ -23,7 +23,7 @@ from ..policies.core.types import Obs, Step
 from .physics import Array, Physics, Rows
 from .pixels import Pixels, film_camera
 from .randomize import randomize
-from .task import Draw, PixelConfig, Task
+from .task import Draw, PixelConfig, Task, Verdict
 from .torch_world import Clock, restored
 
 
@@ -63,6 +63,7 @@ class BatchedMujoco:
         # Worlds are on the CPU wherever the learner is, and so are their clocks.
         self._clock = Clock(num_envs, seed)
         self._low, self._high = (np.array(x) for x in (task.spec.action.low, task.spec.action.high))
+        self._shape = (num_envs, len(self._low))
         self._late = np.zeros(num_envs, np.int64)  # physics steps until an action reaches the actuators
         self._last_ctrl = np.zeros((num_envs, model.nu))
 
@@ -79,26 +80,33 @@ class BatchedMujoco:
         return self._observe(rows)
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
-        tree.check(action, f"{self.num_envs} {len(self._low)}")
+        if action.shape != self._shape:
+            tree.check(action, "{} {}".format(*self._shape))  # says what is wrong with it
         ticking = self._clock.advance(None if active is None else active.cpu())
         rows = None if active is None else ticking.nonzero()[:, 0].numpy()
         wanted = action.detach().cpu().numpy().astype(np.float64)
-        executed = np.clip(wanted, self._low, self._high)
+        executed = np.minimum(np.maximum(wanted, self._low), self._high)
         ctrl = self.task.control(executed, rows)
         self._advance(ctrl, rows)
-        idle = (~ticking).nonzero()[:, 0].numpy()
-        kept = {key: x[idle] for key, x in self.task.memory.items()}
-        verdict = self.task.judge(executed)
-        for key, x in kept.items():
-            self.task.memory[key][idle] = x  # all worlds are judged, but only those that ticked remember it
-
-        terminated = self._tensor(verdict.terminated)
-        truncated = (self._clock.tick >= self.spec.max_steps).to(self.device) & ~terminated
+        verdict = self._judge(executed, ticking if active is not None else None)
+        truncated = (self._clock.tick.numpy() >= self.spec.max_steps) & ~verdict.terminated
         info = {key: self._tensor(x) for key, x in verdict.info.items()}
         if verdict.success is not None:
             info["success"] = self._tensor(verdict.success)
         info["executed"] = self._tensor(executed)
-        return Step(self._observe(rows), self._tensor(verdict.reward), terminated, truncated, info)
+        reward, terminated, truncated = (self._tensor(x) for x in (verdict.reward, verdict.terminated, truncated))
+        return Step(self._observe(rows), reward, terminated, truncated, info)
+
+    def _judge(self, executed: Array, ticking: Tensor | None) -> Verdict:
+        """All worlds are judged, but only those that ticked remember it."""
+        if ticking is None:
+            return self.task.judge(executed)
+        idle = (~ticking).nonzero()[:, 0].numpy()
+        kept = {key: x[idle] for key, x in self.task.memory.items()}
+        verdict = self.task.judge(executed)
+        for key, x in kept.items():
+            self.task.memory[key][idle] = x
+        return verdict
 
     def _advance(self, ctrl: Array, rows: Rows | None) -> None:
         """One control tick. An action that is late by k physics steps lets the one before it act so much longer."""

@@ -9,11 +9,16 @@ leave Gymnasium's), and returns the state but none of the quantities derived fro
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import ctypes
 import os
+import weakref
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import chain
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import Any
 
 import mujoco
@@ -25,6 +30,7 @@ from ..policies.core.errors import BurnishError
 Array = NDArray[Any]  # float64, or bool where it says yes or no
 Rows = NDArray[np.int64]  # which worlds
 Derive = Callable[[mujoco.MjModel, mujoco.MjData], None]
+Work = Callable[[Iterable[int]], None]
 
 # All that decides what `mj_step` does next, the solver's warm start included.
 STATE = mujoco.mjtState.mjSTATE_INTEGRATION
@@ -65,11 +71,72 @@ class Column:
 
     def write(self, value: Array | float, rows: Rows | None = None) -> None:
         """Into all worlds, or into the worlds ``rows``; ``value`` has a row for each of N worlds, or broadcasts."""
-        value = np.broadcast_to(np.asarray(value, np.float64), self.shape).reshape(len(self._index), -1)
+        value = np.asarray(value, np.float64)
+        if value.shape != self.shape:
+            value = np.broadcast_to(value, self.shape)
+        value = value.reshape(len(self._index), -1)
         if rows is None:
             self._memory[self._index] = value
         else:
             self._memory[self._index[rows]] = value[rows]
+
+
+class Crew:
+    """Threads that wait for work. Two queues cost a third of what an executor's futures do, and a tick of few worlds
+    is so short that this can be measured."""
+
+    def __init__(self, threads: int) -> None:
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._threads = threads
+        for _ in range(threads):
+            Thread(target=_serve, args=(self._calls,), name="physics", daemon=True).start()
+        weakref.finalize(self, _dismiss, self._calls, threads)
+
+    def share(self, work: Work, worlds: Sequence[int]) -> None:
+        """``work`` on these worlds: every thread, the calling one too, has a share of them (the same ones each time,
+        whose memory is near its core) and then takes what others have left of theirs. So nobody waits for a thread
+        that the machine holds up, or whose robots lie on the ground and cost more."""
+        count = min(self._threads + 1, len(worlds))
+        size = -(-len(worlds) // max(count, 1))
+        # Python's lock makes taking the next one atomic.
+        shares = [iter(worlds[k * size : (k + 1) * size]) for k in range(count)]
+        done: SimpleQueue[BaseException | None] = SimpleQueue()
+
+        def call(k: int) -> None:
+            try:
+                work(chain(*shares[k:], *shares[:k]))
+            except BaseException as error:
+                done.put(error)
+            else:
+                done.put(None)
+
+        others = count - 1
+        for k in range(1, count):
+            self._calls.put(partial(call, k))
+        try:
+            work(chain(*shares))
+        finally:
+            for _ in chain(*shares):
+                pass  # after an error or Ctrl-C nobody begins another world
+            with contextlib.suppress(Empty):
+                while True:  # what nobody has begun is not needed any more
+                    self._calls.get_nowait()
+                    others -= 1
+            errors = [done.get() for _ in range(others)]
+        for error in errors:
+            if error is not None:
+                raise error
+
+
+def _serve(calls: SimpleQueue[Callable[[], None] | None]) -> None:
+    while (call := calls.get()) is not None:
+        call()
+        del call  # it holds the worlds, which may be dropped while this thread waits
+
+
+def _dismiss(calls: SimpleQueue[Callable[[], None] | None], threads: int) -> None:
+    for _ in range(threads):
+        calls.put(None)
 
 
 class Physics:
@@ -82,8 +149,8 @@ class Physics:
         self.models = [model] * num_worlds
         self.data = [mujoco.MjData(model) for _ in range(num_worlds)]
         self.threads = max(1, min(threads or usable_cores(), num_worlds))
-        self._pool = ThreadPoolExecutor(self.threads - 1, "physics") if self.threads > 1 else None
-        self._everyone = np.arange(num_worlds)
+        self._crew = Crew(self.threads - 1)
+        self._everyone = list(range(num_worlds))
         self._state_size = mujoco.mj_stateSize(model, STATE)
         self._ctrl = self.column("ctrl") if model.nu else None
 
@@ -104,14 +171,13 @@ class Physics:
         ``derive`` are MuJoCo functions to call afterwards, in the same thread."""
         if self._ctrl is not None:
             self._ctrl.write(ctrl, rows)
-        counts = None if isinstance(substeps, int) else substeps.tolist()
+        models, data, mj_step = self.models, self.data, mujoco.mj_step
+        counts = [substeps] * self.num_worlds if isinstance(substeps, int) else substeps.tolist()
 
         def work(worlds: Iterable[int]) -> None:
-            models, data, mj_step = self.models, self.data, mujoco.mj_step
             for i in worlds:
-                count = substeps if counts is None else counts[i]
-                if count:
-                    mj_step(models[i], data[i], count)
+                if counts[i]:
+                    mj_step(models[i], data[i], counts[i])
                 for function in derive:
                     function(models[i], data[i])
 
@@ -163,18 +229,5 @@ class Physics:
         for model, data, row in zip(self.models, self.data, state, strict=True):
             mujoco.mj_setState(model, data, row, STATE)  # forward has written its own warm start
 
-    def _share(self, work: Callable[[Iterable[int]], None], rows: Rows | None) -> None:
-        """``work`` on these worlds: every thread, the calling one too, takes the next of them until none is left. So
-        nobody waits for a thread that the machine holds up, or whose robots lie on the ground and cost more."""
-        rows = self._everyone if rows is None else rows
-        worlds = iter(rows.tolist())  # Python's lock makes taking the next one atomic
-        count = min(self.threads, len(rows)) - 1
-        others = [self._pool.submit(work, worlds) for _ in range(count)] if self._pool is not None else []
-        try:
-            work(worlds)
-        finally:
-            for _ in worlds:
-                pass  # after an error or Ctrl-C nobody begins another world
-            for other in others:
-                if not other.cancel():  # one that has not begun is not needed any more
-                    other.result()
+    def _share(self, work: Work, rows: Rows | None) -> None:
+        self._crew.share(work, self._everyone if rows is None else rows.tolist())

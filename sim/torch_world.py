@@ -25,6 +25,7 @@ class Clock:
             raise BurnishError(f"at least one world is needed, got {num_envs}")
         self._seeds = EpisodeSeeds(seed, num_envs, device)
         self.tick = torch.zeros_like(self._seeds.current)
+        self._everyone = torch.ones_like(self.tick, dtype=torch.bool)
 
     @property
     def seeds(self) -> Tensor:
@@ -58,7 +59,7 @@ class Clock:
 
     def _rows(self, mask: Tensor | None) -> Tensor:
         if mask is None:
-            return torch.ones_like(self.tick, dtype=torch.bool)
+            return self._everyone
         tree.check(mask, f"{len(self.tick)}")
         return mask.to(self.tick.device)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+
 import mujoco
 import numpy as np
 import pytest
@@ -9,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from burnish.policies.core.errors import BurnishError
-from burnish.sim.physics import Column, Physics
+from burnish.sim.physics import Column, Crew, Physics
 
 pytestmark = pytest.mark.sim
 
@@ -202,3 +205,62 @@ def test_an_own_model_is_of_one_world_and_begins_nominal():
 def test_no_worlds_are_refused():
     with pytest.raises(BurnishError, match="at least one world is needed"):
         Physics(mujoco.MjModel.from_xml_string(MJCF), 0)
+
+
+def test_every_world_is_stepped_once_by_any_number_of_threads():
+    for threads in range(4):
+        for count in range(6):
+            done: list[int] = []
+            Crew(threads).share(done.extend, range(count))
+            assert sorted(done) == list(range(count))
+
+
+def test_an_idle_thread_takes_what_another_has_left():
+    """The first world waits until the second of the same share is done, which only the other thread can do."""
+    second = threading.Event()
+    order = []
+
+    def work(worlds):
+        for i in worlds:
+            if i == 0:
+                assert second.wait(timeout=30)
+            order.append(i)
+            if i == 1:
+                second.set()
+
+    Crew(1).share(work, range(4))
+    assert order.index(1) < order.index(0)
+
+
+def test_an_error_in_another_thread_is_raised_here():
+    here = threading.get_ident()
+
+    def work(worlds):
+        elsewhere = threading.get_ident() != here
+        if not elsewhere:
+            assert entered.wait(timeout=30)
+        for _ in worlds:
+            if elsewhere:
+                entered.set()
+                raise RuntimeError("the solver is lost")
+
+    entered = threading.Event()
+    crew = Crew(1)
+    with pytest.raises(RuntimeError, match="the solver is lost"):
+        crew.share(work, range(4))
+    done: list[int] = []
+    crew.share(done.extend, range(4))  # and the crew is still there
+    assert sorted(done) == list(range(4))
+
+
+def test_threads_end_with_the_worlds_that_they_step():
+    before = set(threading.enumerate())
+    physics = made(threads=3)
+    physics.step(controls(1)[0], 1)
+    crew = set(threading.enumerate()) - before
+    assert len(crew) == 2
+    del physics
+    gc.collect()
+    for thread in crew:
+        thread.join(timeout=30)
+        assert not thread.is_alive()

@@ -122,7 +122,7 @@ class Locomotion:
         self.memory["place"][:] = place
         healthy = self.healthy(qpos)
         gains, costs = self.gains(velocity[:, 0], healthy), self.costs(action)
-        reward = np.sum(list(gains.values()), axis=0) - np.sum(list(costs.values()), axis=0)
+        reward = sum(gains.values()) - sum(costs.values())
         info = {"x_position": qpos[:, 0], "x_velocity": velocity[:, 0], **gains}
         return Verdict(reward, ~healthy & self.mortal, info=info | {name: -x for name, x in costs.items()})
 
