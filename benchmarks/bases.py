@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import machine, options, publish, table
+from measure import machine, options, page, publish, table
 
 from burnish.policies.__main__ import GROUPS, PretrainConfig
 from burnish.policies.build import build_policy
@@ -138,18 +138,6 @@ def physics_checks(episodes: int) -> dict[str, float]:
     return found
 
 
-def page(rows: list[dict[str, Any]], columns: dict[str, str]) -> str:
-    """The table as Markdown, for the documents."""
-    lines = [
-        "Written by `python benchmarks/bases.py`.",
-        "",
-        "| " + " | ".join(columns) + " |",
-        "| --- " * len(columns) + "|",
-    ]
-    lines += ["| " + " | ".join(format(row[key], kind) for key, kind in columns.items()) + " |" for row in rows]
-    return "\n".join(lines) + "\n"
-
-
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--tasks", nargs="*", default=tasks(), help="default: all")
@@ -190,7 +178,7 @@ def main() -> None:
     report = {"machine": machine(torch.device("cpu")), "quick": chosen.quick, "rows": ordered}
     report |= {"episodes": episodes, "demonstrations": demos}
     publish(path, report, table(ordered, columns), result)
-    path.with_suffix(".md").write_text(page(ordered, columns))
+    page(path, ordered, columns)
 
 
 if __name__ == "__main__":

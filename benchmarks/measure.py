@@ -144,6 +144,16 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
+def page(path: Path, rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> None:
+    """The table as Markdown beside the JSON file, for the documents to point at."""
+    lines = [f"Written by `python benchmarks/{Path(sys.argv[0]).name}`.", "", "| " + " | ".join(columns) + " |"]
+    lines.append("| --- " * len(columns) + "|")
+    for row in rows:
+        cells = ("-" if row[key] is None else format(row[key], kind) for key, kind in columns.items())
+        lines.append("| " + " | ".join(cells) + " |")
+    path.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 def publish(path: Path, report: Mapping[str, Any], text: str, result: Mapping[str, float]) -> None:
     """Write the JSON file; print the table, where the file lies, and the RESULT line, with four digits a number."""
     path.parent.mkdir(parents=True, exist_ok=True)

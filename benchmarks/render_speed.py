@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import machine, options, publish, table
+from measure import machine, options, page, publish, table
 from tqdm import tqdm
 
 from burnish.sim.build import make_env
@@ -131,8 +131,9 @@ def main() -> None:
         "over_plain_renderer": min(row["over_plain_renderer"] for row in rows),
         "frames_per_s": insert["plain"],
     }
-    name = "render_speed_quick" if chosen.quick else "render_speed"
-    publish(chosen.out / f"{name}.json", report, f"{head}\n\n{table(rows, COLUMNS)}", result)
+    path = chosen.out / ("render_speed_quick.json" if chosen.quick else "render_speed.json")
+    publish(path, report, f"{head}\n\n{table(rows, COLUMNS)}", result)
+    page(path, rows, COLUMNS)
 
 
 if __name__ == "__main__":

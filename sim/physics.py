@@ -100,15 +100,15 @@ class Crew:
         size = -(-len(worlds) // max(count, 1))
         # Python's lock makes taking the next one atomic.
         shares = [iter(worlds[k * size : (k + 1) * size]) for k in range(count)]
-        done: SimpleQueue[BaseException | None] = SimpleQueue()
+        finished: SimpleQueue[BaseException | None] = SimpleQueue()
 
         def call(k: int) -> None:
             try:
                 work(chain(*shares[k:], *shares[:k]))
             except BaseException as error:
-                done.put(error)
+                finished.put(error)
             else:
-                done.put(None)
+                finished.put(None)
 
         others = count - 1
         for k in range(1, count):
@@ -122,7 +122,7 @@ class Crew:
                 while True:  # what nobody has begun is not needed any more
                     self._calls.get_nowait()
                     others -= 1
-            errors = [done.get() for _ in range(others)]
+            errors = [finished.get() for _ in range(others)]
         for error in errors:
             if error is not None:
                 raise error
