@@ -2,7 +2,7 @@
 
 It sees tip and hole as they are, so the servos' sag of a tenth of a millimetre, a hidden error of the calibration and
 what friction holds back are all corrected by what it sees. The clumsy expert comes down beside the hole, always on the
-same side of it, presses on in the belief to be right, and slides over when its patience ends.
+same side of it, presses on in the belief to be right for a second and a half, and slides over when its patience ends.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ LEVELS = {
     "noisy": Level(InsertScript(near_m=0.001), noise=0.2),
     # From the left or from the right, sliding over the block. A hand that trembles a little does not stick.
     "multi_modal": Level(InsertScript(aim_m=(0.005, 0.0), either_side=True, patience=3, near_m=0.0005), noise=0.03),
-    "clumsy": Level(InsertScript(aim_m=(0.002, 0.0015), patience=20, near_m=0.001), noise=0.1),
+    "clumsy": Level(InsertScript(aim_m=(0.002, 0.0015), patience=32, near_m=0.001), noise=0.1),
 }
 
 
