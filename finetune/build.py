@@ -20,9 +20,11 @@ from ..offline.replay import Replay
 from ..policies.core.errors import BurnishError, did_you_mean
 from ..policies.core.seed import derive
 from ..policies.core.spec import ActionSpec, agent_spec
-from ..policies.core.types import Obs, VecEnv
+from ..policies.core.types import Controller, Obs, VecEnv
 from ..policies.data.episodes import Episodes
 from ..policies.gaussian import GaussianPolicy
+from .baselines.sb3 import SB3Config, View
+from .dagger import DAggerConfig
 from .dppo import DPPOConfig
 from .dsrl import DSRLConfig
 from .dsrl_aliased import recorded_for
@@ -34,6 +36,7 @@ from .reinflow import ReinFlowConfig
 from .residual_ppo import ResidualPPOConfig
 from .residual_td3 import ResidualTD3Config
 from .rfs import RFSConfig
+from .rlif import RLIFConfig
 from .rlpd import RLPDConfig
 from .rpd import RPDConfig
 
@@ -48,6 +51,7 @@ class Needs(Enum):
     actions = "acts"
     gaussian = "is a Gaussian, or none at all"
     squashed = "is a Gaussian squashed by tanh, or none at all"
+    view = "its view asks for, or none at all"  # the method itself knows its views, and refuses
 
 
 class Recorded(Enum):
@@ -105,18 +109,34 @@ METHODS: dict[str, Method] = {
     "rlpd": Method(
         RLPDConfig, ".rlpd:build", Needs.squashed, Recorded.played, "SAC or TD3, half of each batch recordings"
     ),
+    "rlif": Method(
+        RLIFConfig, ".rlif:build", Needs.squashed, Recorded.played, "RLPD, paid -1 where somebody takes over: expert="
+    ),
+    "dagger": Method(
+        DAggerConfig, ".dagger:build", Needs.imitator, Recorded.played, "imitates whoever takes over: expert="
+    ),
 }
+
+# Algorithms of other libraries, which bring the loop and the memory that the methods above share.
+BASELINES: dict[str, Method] = {
+    "sb3": Method(
+        SB3Config, ".baselines.sb3:build", Needs.view, Recorded.unused, "SB3 as it is: view=residual|latent|plain"
+    ),
+}
+CHOICES = METHODS | BASELINES
 
 
 def method_name(config: Any) -> str:
-    for name, method in METHODS.items():
+    for name, method in CHOICES.items():
         if type(config) is method.config:
             return name
-    raise BurnishError(f"{type(config).__name__} is not the configuration of a refinement; {did_you_mean('', METHODS)}")
+    raise BurnishError(f"{type(config).__name__} is not the configuration of a refinement; {did_you_mean('', CHOICES)}")
 
 
 def has(base: Any, needs: Needs) -> bool:
     """Whether a base offers what is needed. Controllers act too, at control time."""
+    if needs is Needs.view:
+        return True
     if needs in (Needs.gaussian, Needs.squashed):
         plain = needs is Needs.gaussian
         return base is None or (isinstance(base, GaussianPolicy) and (plain or base.config.squash))
@@ -134,7 +154,7 @@ def has(base: Any, needs: Needs) -> bool:
 
 def require(name: str, base: Any) -> None:
     """Refuse a base that lacks what the method needs, naming the methods that could refine it."""
-    needs = METHODS[name].needs
+    needs = CHOICES[name].needs
     if has(base, needs):
         return
     others = [f"method={other}" for other, method in METHODS.items() if other != name and has(base, method.needs)]
@@ -149,6 +169,7 @@ def prepare(
     env: VecEnv,
     *,
     prior: Replay | None = None,
+    expert: Controller | None = None,
     limits: ActionSpec | None = None,
     samples: Obs | None = None,
     probe: bool = True,
@@ -157,7 +178,8 @@ def prepare(
 ) -> OnPolicy | OffPolicy:
     """The loop of a method, ready to iterate: ``config`` is that of a method of the table, ``env`` a world at control
     time in policy units, ``prior`` what ``prior_data`` made of recordings. ``limits`` are those of the actuators behind
-    ``env``, which the deployed policy remembers; by default the base's.
+    ``env``, which the deployed policy remembers; by default the base's. ``expert`` is who takes over, in the units of
+    ``env``, where the method learns from such a one.
 
     A base that is to be steered by its noise is probed first, on a few of ``samples`` or, where none are given, of what
     one reset of ``env`` shows. ``probe=False`` spares a base that is slow, or that was probed before.
@@ -167,18 +189,30 @@ def prepare(
     if prior is not None:
         recorded_by(config)
     options: dict[str, Any] = {"seed": seed, "device": device}
-    if probe and METHODS[name].needs is Needs.noise:
+    steers = CHOICES[name].needs is Needs.noise or getattr(config, "view", None) is View.latent
+    if probe and steers:
         options["samples"] = env.reset() if samples is None else samples
-    module, _, function = METHODS[name].build.partition(":")
+    if hasattr(config, "intervention"):
+        options["expert"] = expert
+    elif expert is not None:
+        learning = [f"method={other}" for other, row in METHODS.items() if "intervention" in vars(row.config())]
+        raise BurnishError(
+            f"method={name} has no use for an expert who takes over; leave it out, or take {' or '.join(learning)}"
+        )
+    module, _, function = CHOICES[name].build.partition(":")
     view, learner = getattr(import_module(module, __package__), function)(config, base, env, **options)
     if limits is None and base is not None and hasattr(base, "spec"):
         limits = base.spec.action
     if limits is not None and learner.policy.spec.action != limits:
         learner.policy.spec = replace(learner.policy.spec, action=limits)
+    if name in BASELINES:
+        return learner
     if isinstance(config.loop, OnPolicyConfig):
         length = config.loop.decisions_per_update
         return OnPolicy(learner, view, decisions_per_update=length, seed=seed)
     replay = Replay(config.loop.capacity, env.num_envs, seed=derive(seed, "replay"), device=device)
+    if hasattr(learner, "lessons"):  # people teach by doing too: prior data that grows
+        prior = learner.lessons(replay, prior)
     return OffPolicy(learner, view, replay, config.loop, prior=prior, seed=seed)
 
 
@@ -230,7 +264,7 @@ def prior_data(
 def recorded_by(config: Any) -> Recorded:
     """What becomes of recordings in this method, or a refusal where it has no use for them."""
     name = method_name(config)
-    kind = METHODS[name].recorded
+    kind = CHOICES[name].recorded
     if kind is not Recorded.unused and getattr(config, "reads_recordings", True):
         return kind
     if kind is not Recorded.unused:

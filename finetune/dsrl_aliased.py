@@ -34,6 +34,7 @@ from ..policies.core.spec import PolicySpec
 from ..policies.core.types import Metrics, Obs, Policy
 from ..policies.gaussian import GaussianPolicy
 from ..policies.nets.critic import QEnsemble
+from ..policies.nets.encoder import shifted
 
 
 def distillation_loss(q_latent: Tensor, q_action: Tensor) -> Tensor:
@@ -79,6 +80,8 @@ class AliasedLearner:
 
     def update(self, batch: dict[str, Any]) -> Metrics:
         self.updates += 1
+        fresh = {name: shifted(batch[name], self.config.image_shift, self.noise) for name in ("obs", "next_obs")}
+        batch = {**batch, **fresh}
         metrics = self._critic_step(batch, distil=self.updates % self.distil_every == 0)
         if self.updates > self.config.critic_warmup and self.updates % self.config.actor_every == 0:
             metrics |= self._actor_step(batch["obs"])

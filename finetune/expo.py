@@ -52,6 +52,7 @@ from ..policies.core.tree import map_tree
 from ..policies.core.types import Decision, Metrics, Obs, VecEnv
 from ..policies.gaussian import GaussianConfig, GaussianPolicy
 from ..policies.nets.critic import CriticConfig
+from ..policies.nets.encoder import shifted
 from .diagnostics import distance
 from .loops import Assembly, OffPolicyConfig
 
@@ -78,6 +79,7 @@ class EXPOConfig:
     scaled_entropy: bool = False  # measure the entropy on the scaled edit, as published
     actor_every: int = 20  # critic updates per update of edit and base
     max_grad_norm: float | None = None
+    image_shift: float = 0.05  # largest random shift of each row's images in an update, as a share of their side
     discount: Discount = field(default_factory=Discount)
     loop: OffPolicyConfig = field(default_factory=lambda: OffPolicyConfig(warmup=5000, updates_per_decision=20))
     edit: GaussianConfig = field(default_factory=lambda: soft_agent(hidden=[256, 256, 256]))
@@ -186,9 +188,10 @@ class EXPO:
         self.updates += 1
         columns = {name: batch[name] for name in ("reward", "discount", "terminated", "steps")}
         columns["action"] = self._played(batch)
-        metrics = self._step_critic(batch["obs"], batch["next_obs"], columns)
+        obs, next_obs = (shifted(batch[name], self.config.image_shift, self.noise) for name in ("obs", "next_obs"))
+        metrics = self._step_critic(obs, next_obs, columns)
         if self.updates % self.config.actor_every == 0:
-            metrics |= self._step_actor(batch["obs"], columns["action"], columns["steps"])
+            metrics |= self._step_actor(obs, columns["action"], columns["steps"])
         return metrics
 
     def worth(self, batch: dict[str, Any]) -> Tensor:

@@ -81,6 +81,11 @@ class Ledger:
         self._running *= ~ended
         self._won &= ~ended
 
+    def abandon(self) -> None:
+        """The episodes in progress will not be continued, and count as nothing."""
+        self._running.zero_()
+        self._won.zero_()
+
     def report(self) -> Metrics:
         """Means over the episodes since the last report; "reward" is discounted within each chunk only."""
         metrics: Metrics = {"decisions": self.decisions, "control_steps": self.ticks}
@@ -225,24 +230,46 @@ class OffPolicy(_Interaction):
         warmed = playing * self.env.num_envs >= self.config.warmup
         return playing + (-(-self.config.initial_updates // SLICE) if warmed else 0)
 
+    @property
+    def warm(self) -> bool:
+        """Whether the next decision is one of the warm-up."""
+        return self.ledger.decisions < self.config.warmup
+
     def iterate(self) -> Metrics:
-        warm = self.ledger.decisions < self.config.warmup
-        if not warm and self.study and len(self.replay):
-            count = min(SLICE, self.study)
-            self.study -= count
-            return self._learn(count)
+        if count := self.to_study():
+            return self.learn(count)
+        warm = self.warm
         if self.obs is None:
             self.replay.cut()  # of an earlier loop: what it was about to see is not what comes now
+        self.store(*self.played(warm), warm=warm)
+        return self.learn(self.due())
+
+    def to_study(self) -> int:
+        """How many of the initial updates are to be made now, before anything else is played."""
+        if self.warm or not len(self.replay):
+            return 0
+        count = min(SLICE, self.study)
+        self.study -= count
+        return count
+
+    def played(self, warm: bool) -> tuple[Obs, Tensor, dict[str, Tensor], Outcome]:
+        """One decision of every world, with all columns that are to be stored."""
         obs, action, columns, outcome = self.decide(warm)
-        wanted = {name: getattr(outcome, name) for name in self._wanted}
-        self.replay.record(obs, action, outcome, {**columns, **wanted})
+        return obs, action, {**columns, **{name: getattr(outcome, name) for name in self._wanted}}, outcome
+
+    def store(self, obs: Obs, action: Tensor, columns: dict[str, Tensor], outcome: Outcome, *, warm: bool) -> None:
+        """Remember it, and what is owed for it."""
+        self.replay.record(obs, action, outcome, columns)
         if not warm:
             self.owed += self.config.updates_per_decision * self.env.num_envs
+
+    def due(self) -> int:
+        """The whole updates that are owed, which whoever asks is to make; the fraction stays."""
         count = int(self.owed)
         self.owed -= count
-        return self._learn(count)
+        return count
 
-    def _learn(self, count: int) -> Metrics:
+    def learn(self, count: int) -> Metrics:
         metrics: Metrics = {}
         for _ in range(count):
             metrics = self.learner.update(self._batch())
@@ -256,18 +283,19 @@ class OffPolicy(_Interaction):
         return sample_mixture(self.replay, self.prior, config.batch, share=config.prior_share, n_step=config.n_step)
 
     def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), **self.memory()}
+
+    def memory(self) -> dict[str, Any]:
+        """The part of the state that is not the learner's, and not that of the acting."""
         # Prior data does not change, so only the state of its generator is kept.
         prior = None if self.prior is None else self.prior.generator.get_state()
-        return {
-            **super().state_dict(),
-            "replay": self.replay.state_dict(),
-            "prior": prior,
-            "owed": self.owed,
-            "study": self.study,
-        }
+        return {"replay": self.replay.state_dict(), "prior": prior, "owed": self.owed, "study": self.study}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
+        self.load_memory(state)
+
+    def load_memory(self, state: dict[str, Any]) -> None:
         self.replay.load_state_dict(state["replay"])
         if self.prior is not None:
             self.prior.generator.set_state(state["prior"].cpu())

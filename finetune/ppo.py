@@ -40,8 +40,7 @@ from ..policies.core.seed import generator as named_generator
 from ..policies.core.tree import index
 from ..policies.core.types import Actor, Decision, Metrics, Obs
 from ..policies.nets.critic import ValueConfig, ValueNet
-from ..policies.nets.encoder import is_image
-from ..policies.nets.vision import random_shift
+from ..policies.nets.encoder import shifted
 from .rollout import flat
 
 # A further loss per row: (obs of the minibatch, the minibatch) -> (B,). Its mean is added, weighted by the method.
@@ -257,7 +256,8 @@ class PPO:
         # shifted images, what the policy makes of them.
         again = rows["steps"] < self.network.spec.execute
         if self.config.image_shift > 0:
-            rows["obs"], again = self._shifted(rows["obs"]), torch.ones_like(again)
+            # Once per update, so that all epochs and both evidences see the same images.
+            rows["obs"], again = shifted(rows["obs"], self.config.image_shift, self.rows), torch.ones_like(again)
         stale = again.nonzero()[:, 0]
         for part in stale.split(FORWARD) if len(stale) else ():
             evidence = self.network.log_prob(index(rows["obs"], part), rows["trace"][part], rows["steps"][part])
@@ -282,14 +282,6 @@ class PPO:
             "clip/effective": effective_clip(self.clip, self.divisor).max(),
         }
         return rows, report
-
-    def _shifted(self, obs: Obs) -> Obs:
-        """Once per update, so that all epochs and both evidences see the same images."""
-        out = dict(obs)
-        for key in filter(is_image, obs):
-            pad = round(self.config.image_shift * min(obs[key].shape[-2:]))
-            out[key] = random_shift(obs[key], pad, self.rows)
-        return out
 
     def _normalized(self, advantage: Tensor) -> Tensor:
         advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)

@@ -18,13 +18,14 @@ from ..policies.__main__ import (
     WORLDS,
     ChunkConfig,
     TrialConfig,
+    acting_policy,
     fingerprint,
     origin_of,
     say,
     trial_of,
 )
 from ..policies.__main__ import prepare as prepare_machine
-from ..policies.build import CheckpointConfig, describe, load_policy
+from ..policies.build import CheckpointConfig, describe
 from ..policies.core.cli import main
 from ..policies.core.config import to_data
 from ..policies.core.drive import drive
@@ -35,6 +36,7 @@ from ..policies.core.spec import PolicySpec
 from ..policies.core.types import Metrics
 from ..policies.data.episodes import Episodes
 from ..policies.data.lerobot import read_lerobot
+from ..policies.outside import OUTSIDE, identity
 from .build import OFFLINE, build, method_name
 from .dataset import BehindCut, decisions
 from .loop import Offline, Training
@@ -173,7 +175,8 @@ def improve(config: Any, work: Work, total: int, *, per_iteration: int = 1, unit
 
     settings = to_data(config) | {"identity": to_data(work.identity)}
     # Other threads may round otherwise, and files may be moved; a run that was moved is still the same run.
-    free = {"resume", "threads", "out", "data", "policy.path"}
+    free = {"resume", "threads", "out", "data", "policy.path", "policy.base"}
+    free |= {f"policy.{name}" for kind in OUTSIDE.values() for name in kind.free}
     with Run(config.out, settings, resume=config.resume, changeable=free, progress_every_s=10) as run:
         latest = run.latest()
         if latest is not None:
@@ -196,7 +199,7 @@ def improve(config: Any, work: Work, total: int, *, per_iteration: int = 1, unit
     if not finished:
         say(f"stopped before its {total} {unit}; continue with resume=true")
         return 130
-    against = "" if config.policy is None else f" against={config.policy.path}"
+    against = f" against={config.policy.path}" if isinstance(config.policy, CheckpointConfig) else ""
     say(f"policy: {config.out}  (burnish evaluate policy.path={config.out}{against})")
     return 0
 
@@ -207,17 +210,18 @@ def recordings(path: str) -> Episodes:
     return read_lerobot(path)
 
 
-def starting_policy(chosen: CheckpointConfig | None, device: torch.device) -> tuple[Any, dict[str, Any]]:
-    """The policy of ``policy=checkpoint`` and its origin; nothing where none was chosen."""
-    if chosen is None:
-        return None, {}
-    return load_policy(chosen.path, device, steps=chosen.steps, guidance=chosen.guidance)
+def starting_policy(chosen: Any, device: torch.device, env: Any = None) -> tuple[Any, dict[str, Any]]:
+    """The policy of ``policy=...`` and its origin; nothing where none was chosen."""
+    return (None, {}) if chosen is None else acting_policy(chosen, device, env)
 
 
-def identity_of(chosen: CheckpointConfig | None) -> str | None:
-    """Which weights a path leads to: a run that is trained on leads elsewhere."""
+def identity_of(chosen: Any, policy: Any = None) -> Any:
+    """Which weights a path leads to: a run that is trained on leads elsewhere. Of a ``policy`` that is not ours, what
+    can be seen of it."""
     if chosen is None:
         return None
+    if not isinstance(chosen, CheckpointConfig):
+        return identity(policy)
     return hashlib.sha256((find_policy(chosen.path).path / "manifest.json").read_bytes()).hexdigest()
 
 

@@ -26,6 +26,7 @@ from ..policies.core.seed import generator as named_generator
 from ..policies.core.types import Decision, Metrics, Obs
 from ..policies.gaussian import GaussianConfig, GaussianPolicy
 from ..policies.nets.critic import CriticConfig
+from ..policies.nets.encoder import shifted
 from ..policies.nets.mlp import Activation
 from .critics import fresh_critic, saturation, spread
 from .descent import adam, descend
@@ -61,6 +62,7 @@ class SACConfig:
     actor_every: int = 1  # critic updates per actor update
     critic_warmup: int = 0  # first updates that train the critic alone
     max_grad_norm: float | None = None
+    image_shift: float = 0.05  # largest random shift of each row's images in an update, as a share of their side
     agent: GaussianConfig = field(default_factory=soft_agent)
     critic: CriticConfig = field(default_factory=CriticConfig)
     execution: Execution = Execution.eager
@@ -130,9 +132,10 @@ class SAC:
     def update(self, batch: dict[str, Any]) -> Metrics:
         self.updates += 1
         columns = {name: batch[name] for name in ("action", "reward", "discount", "terminated", "steps")}
-        metrics = self._step_critic(batch["obs"], batch["next_obs"], columns)
+        obs, next_obs = (shifted(batch[name], self.config.image_shift, self.noise) for name in ("obs", "next_obs"))
+        metrics = self._step_critic(obs, next_obs, columns)
         if self.updates > self.config.critic_warmup and self.updates % self.config.actor_every == 0:
-            metrics |= self._step_actor(batch["obs"])
+            metrics |= self._step_actor(obs)
         return metrics
 
     def worth(self, batch: dict[str, Any]) -> Tensor:

@@ -28,6 +28,7 @@ from ..policies.core.seed import normal
 from ..policies.core.types import Decision, Metrics, Obs
 from ..policies.gaussian import GaussianConfig, GaussianLoss, GaussianPolicy
 from ..policies.nets.critic import CriticConfig
+from ..policies.nets.encoder import shifted
 from ..policies.nets.mlp import Activation
 from .critics import fresh_critic, saturation, spread
 from .descent import adam, descend
@@ -60,6 +61,7 @@ class TD3Config:
     delay_targets: bool = True  # targets follow together with the actor; false: those of critics at every update
     critic_warmup: int = 0  # first updates that train the critic alone
     max_grad_norm: float | None = None
+    image_shift: float = 0.05  # largest random shift of each row's images in an update, as a share of their side
     agent: GaussianConfig = field(default_factory=deterministic_agent)
     critic: CriticConfig = field(default_factory=lambda: CriticConfig(layer_norm=False))
     execution: Execution = Execution.eager
@@ -135,10 +137,11 @@ class TD3:
     def update(self, batch: dict[str, Any]) -> Metrics:
         self.updates += 1
         columns = {name: batch[name] for name in ("action", "reward", "discount", "terminated", "steps")}
-        metrics = self._step_critic(batch["obs"], batch["next_obs"], columns)
+        obs, next_obs = (shifted(batch[name], self.config.image_shift, self.noise) for name in ("obs", "next_obs"))
+        metrics = self._step_critic(obs, next_obs, columns)
         due = self.updates % self.config.actor_every == 0
         if due and self.updates > self.config.critic_warmup:
-            metrics |= self._step_actor(batch["obs"])
+            metrics |= self._step_actor(obs)
             polyak(self.target_agent.parameters(), self.agent.parameters(), self.config.tau)
         if due or not self.config.delay_targets:
             self.critic.follow(self.config.tau)

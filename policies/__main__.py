@@ -1,4 +1,4 @@
-"""Entry points: ``burnish pretrain | evaluate | quickstart``. The only file of this folder that may import ``sim``."""
+"""Entry points: ``burnish pretrain | evaluate | serve | quickstart``. No other file of this folder imports ``sim``."""
 
 from __future__ import annotations
 
@@ -30,14 +30,18 @@ from .core.types import VecEnv
 from .data.lerobot import read_lerobot
 from .horizon import controller_for
 from .imitate import ImitateConfig, ImitationLearner, imitate
+from .outside import OUTSIDE, connect, place_of
 from .quickstart import QuickstartConfig
 from .quickstart import quickstart as run_quickstart
 
 # Hydra groups of each verb below: verb -> group -> choice -> dataclass.
 WORLDS = {name: kind.config for name, kind in ENVS.items()}
+# A policy that acts already: saved by us, or somebody else's.
+ACTING: dict[str, type] = {"checkpoint": CheckpointConfig, **{name: kind.config for name, kind in OUTSIDE.items()}}
 GROUPS: dict[str, dict[str, dict[str, type]]] = {
     "pretrain": {"policy": {name: kind.config for name, kind in POLICIES.items()}, "env": WORLDS},
-    "evaluate": {"policy": {"checkpoint": CheckpointConfig}, "env": WORLDS},
+    "evaluate": {"policy": ACTING, "env": WORLDS},
+    "serve": {"policy": {"checkpoint": CheckpointConfig}},
 }
 
 
@@ -90,6 +94,19 @@ class EvaluateConfig:
     threads: int = 0
 
 
+@dataclass
+class ServeConfig:
+    policy: Any = MISSING
+    port: int = 8000
+    max_mib: int = 64  # of one request
+    device: str = "cpu"
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 2**16 or self.max_mib < 1:
+            raise BurnishError(f"port={self.port} must be a port, and max_mib={self.max_mib} at least 1")
+
+
 def pretrain(config: PretrainConfig) -> int:
     device = prepare(config.device, config.threads)
     if not Path(config.data).is_dir():
@@ -133,9 +150,7 @@ def evaluate(config: EvaluateConfig) -> int:
     chosen = config.policy
     seeds = evaluation_seeds(config.trial.episodes, base=config.seed)
     # Everything is loaded and checked before anything is played.
-    entries = [
-        ("evaluation", chosen.path, load_policy(chosen.path, device, steps=chosen.steps, guidance=chosen.guidance))
-    ]
+    entries = [("evaluation", where_of(chosen), acting_policy(chosen, device, config.env))]
     if config.against is not None:
         entries.append(("against", config.against, load_policy(config.against, device)))
     world = shared_world(config.env, [(path, origin.get("env")) for _, path, (_, origin) in entries])
@@ -165,9 +180,40 @@ def evaluate(config: EvaluateConfig) -> int:
     return 0
 
 
+def serve(config: ServeConfig) -> int:
+    device = prepare(config.device, config.threads)
+    try:
+        from .serving import PolicyServer
+    except ImportError as error:
+        raise BurnishError("serving needs websockets and msgpack; pip install 'burnish[serve]'") from error
+    policy, _ = acting_policy(config.policy, device, None)
+    server = PolicyServer(policy, port=config.port, device=device, limit=config.max_mib * 2**20)
+    say(f"{config.policy.path} answers at {server.url}, to this machine alone; Ctrl-C ends it")
+    try:
+        server.run()
+    except KeyboardInterrupt:
+        say("no longer served")
+    return 0
+
+
 def quickstart(config: QuickstartConfig) -> int:
     obstacle = Disc(0.0, 0.0, TwoModeConfig().obstacle_radius, "#E39A9C", "obstacle")
     return run_quickstart(config, [obstacle, Disc(*GOAL, TwoModeConfig().goal_radius, "#A8D5A2", "goal")])
+
+
+def acting_policy(chosen: Any, device: torch.device, env: Any) -> tuple[Any, dict[str, Any]]:
+    """The policy of ``policy=...``, and its origin. ``env`` is the configured world, without which nobody knows what
+    the actions of somebody else's policy mean."""
+    if isinstance(chosen, CheckpointConfig):
+        return load_policy(chosen.path, device, steps=chosen.steps, guidance=chosen.guidance, base=chosen.base)
+    if env is None:
+        raise BurnishError(f"{place_of(chosen)} does not say which world it is for; give env=...")
+    world = make_env(env, 1, device=device)
+    return connect(chosen, world.spec, world.reset()), {"env": origin_of(env)}
+
+
+def where_of(chosen: Any) -> str:
+    return chosen.path if isinstance(chosen, CheckpointConfig) else place_of(chosen)
 
 
 def shared_world(chosen: Any, origins: list[tuple[str, dict[str, Any] | None]]) -> dict[str, Any] | None:

@@ -4,7 +4,8 @@ A policy's checkpoint is a folder that holds everything needed to act: which pol
 its weights and normalisers. Nothing in it can run code: the name must be in the table, the settings must fit.
 
 A policy that is put together from others (`compose.py`) describes its parts beside its settings, each in the same way
-and so on down. What is not ours is described as ``external``: its specification alone, and it is handed in at loading.
+and so on down. What is not ours is described as ``external``: its specification, and what `outside.py` needs to find it
+again; what only a program can make is handed in at loading.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from .flow import FlowConfig
 from .gaussian import GaussianConfig
 from .nets.critic import CriticConfig
 from .one_step import OneStepConfig
+from .outside import described, reconnect
 from .relay import RelayConfig
 
 
@@ -82,6 +84,7 @@ class CheckpointConfig:
     path: str
     steps: int | None = None  # another number of generation steps than it was saved with
     guidance: float | None = None  # another weight of the goal
+    base: str | None = None  # where the policy is now that this one refines, if that is not ours and has moved
 
 
 def policy_name(config: Any) -> str:
@@ -116,7 +119,7 @@ def _description(policy: Any, foreign: bool = False) -> dict[str, Any]:
     if all(type(config) is not kind.config for kind in KINDS.values()):
         if not foreign:
             raise BurnishError(f"a {type(policy).__name__} cannot be saved: {did_you_mean('', KINDS)}")
-        return {"policy": EXTERNAL, "config": {}, "spec": to_data(policy.spec.to_dict())}
+        return {"policy": EXTERNAL, "config": {}, "spec": to_data(policy.spec.to_dict()), **described(policy)}
     name = policy_name(config)
     plain = {"policy": name, "config": to_data(config), "spec": to_data(policy.spec.to_dict())}
     if name not in COMPOSITES:
@@ -135,7 +138,9 @@ def restore_policy(
     guidance: float | None = None,
     base: Any = None,
 ) -> Any:
-    """``base`` stands in for every part that is external."""
+    """``base`` stands in for every part that is external: a policy, or the place where it is now."""
+    if isinstance(base, str) and not _has_external(saved.config):
+        raise BurnishError(f"policy.base={base} says where a policy is that is not ours, but {saved.path} refines none")
     policy = _assemble(saved.config, str(saved.path), base, steps, guidance)
     if not isinstance(policy, nn.Module):
         return policy
@@ -149,7 +154,11 @@ def restore_policy(
 def _assemble(data: Any, where: str, base: Any, steps: int | None = None, guidance: float | None = None) -> Any:
     name = data.get("policy") if isinstance(data, Mapping) else None
     if name == EXTERNAL:
-        return _handed_in(base, PolicySpec.from_dict(data.get("spec", {})), where)
+        spec = PolicySpec.from_dict(data.get("spec", {}))
+        found = reconnect(data, where, base) if base is None or isinstance(base, str) else base
+        if found.spec != spec:
+            raise BurnishError(f"{where} refines a policy of {spec}, but the one handed in has {found.spec}")
+        return found
     if not isinstance(name, str) or name not in KINDS:
         raise BurnishError(
             f"{where} holds no policy that this version knows: policy={name!r}; {did_you_mean(str(name), POLICIES)}"
@@ -166,16 +175,12 @@ def _assemble(data: Any, where: str, base: Any, steps: int | None = None, guidan
     return _maker(kind)(**made, **vars(settings))
 
 
-def _handed_in(base: Any, spec: PolicySpec, where: str) -> Any:
-    """No file can hold a policy that is not ours; it must be the one that was refined, as far as can be seen."""
-    if base is None:
-        raise BurnishError(
-            f"{where} refines a policy that is not ours and that no checkpoint can hold: "
-            "hand it in, load_policy(path, base=...)"
-        )
-    if base.spec != spec:
-        raise BurnishError(f"{where} refines a policy of {spec}, but the one handed in has {base.spec}")
-    return base
+def _has_external(data: Any) -> bool:
+    if not isinstance(data, Mapping):
+        return False
+    parts = data.get("parts")
+    inside = parts.values() if isinstance(parts, Mapping) else ()
+    return data.get("policy") == EXTERNAL or any(map(_has_external, inside))
 
 
 def load_policy(
@@ -187,7 +192,7 @@ def load_policy(
     base: Any = None,
 ) -> tuple[Any, dict[str, Any]]:
     """The policy saved at ``path``, and its origin. ``steps`` and ``guidance`` change how it acts. ``base`` is the
-    policy that is not ours, where such a one was refined."""
+    policy that is not ours, where such a one was refined, or the place where it is now."""
     saved = find_policy(path)
     policy = restore_policy(saved, device, steps=steps, guidance=guidance, base=base)
     return policy, saved.config.get("origin", {})

@@ -1,8 +1,9 @@
 """A policy that is not ours: anything that can be called with observations and answers with chunks of actions.
 
-A server, a policy of another library, an ONNX session, ten lines of NumPy: wrapped in ``CallablePolicy`` they can be
-evaluated, corrected by residual methods and, if they take their noise from outside, steered by latent ones. Nothing of
-them is saved; a checkpoint that contains one says ``external``, and whoever loads it hands the policy in again.
+A policy of another library, ten lines of NumPy: wrapped in ``CallablePolicy`` they can be evaluated, corrected by
+residual methods and, if they take their noise from outside, steered by latent ones. Nothing of them is saved; a
+checkpoint that contains one says ``external``, and whoever loads it hands the policy in again. (Those that settings can
+name, servers, ONNX files and installed packages, are in the table of `outside.py`, and found again by themselves.)
 """
 
 from __future__ import annotations
@@ -56,13 +57,17 @@ class CallablePolicy:
             raise BurnishError("this policy takes no noise: its spec has no noise_shape, so leave noise= out")
         with torch.no_grad():
             answer = self.fn(seen, **given)
-        action = torch.as_tensor(answer, dtype=torch.float32, device=like.device)
-        expected = (batch, *spec.chunk_shape)
-        if tuple(action.shape) != expected or not bool(action.isfinite().all()):
-            found = f"of shape {tuple(action.shape)}" if tuple(action.shape) != expected else "that are not finite"
-            raise BurnishError(f"the external policy answered with actions {found}, but finite {expected} are needed")
-        action = action.clamp(-1, 1)
+        action = checked(answer, (batch, *spec.chunk_shape), like.device).clamp(-1, 1)
         if prefix is not None:
             require_prefix(prefix, action)
             action = torch.cat([prefix, action[:, prefix.shape[1] :]], 1)
         return action
+
+
+def checked(answer: Any, expected: tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:
+    """Actions that came from outside, as float32, or a refusal: of another shape, or not finite."""
+    action = torch.as_tensor(answer, dtype=torch.float32, device=device)
+    if tuple(action.shape) != expected or not bool(action.isfinite().all()):
+        found = f"of shape {tuple(action.shape)}" if tuple(action.shape) != expected else "that are not finite"
+        raise BurnishError(f"the external policy answered with actions {found}, but finite {expected} are needed")
+    return action

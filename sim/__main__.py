@@ -139,7 +139,7 @@ def _scene(config: CollectConfig) -> Scene:
         controller: Controller = make_expert(world, worlds, made_by["expert"], seed=config.seed, env=raw)
     else:
         chosen = config.policy
-        policy, trained = load_policy(chosen.path, steps=chosen.steps, guidance=chosen.guidance)
+        policy, trained = load_policy(chosen.path, steps=chosen.steps, guidance=chosen.guidance, base=chosen.base)
         world, made_by = config.env or _world_of(trained), {"policy": to_data(chosen) | {"sha256": _weights(policy)}}
         raw = make_env(world, worlds)
         env, controller = _seen_by(policy, raw), controller_for(policy, worlds)

@@ -29,6 +29,14 @@ KEYS = {
         "insert_tight_overlap_median",
         "insert_tight_overlap_p99",
     },
+    "onpolicy_speed": {
+        "steps_per_s_reinflow",
+        "steps_per_s_dppo",
+        "update_peak_share",
+        "sim_over_raw",
+        "reinflow_over_dppo",
+        "reinflow_over_dppo_4",
+    },
     "policy_speed": {"train_peak_share", "act_p99_us"},
     "two_mode": {
         "flow_success",
@@ -37,6 +45,7 @@ KEYS = {
         "least_squares_success",
         "worst_share_gap",
     },
+    "refine_quality": {"insert_best", "insert_second", "insert_minutes", "insert_hard", "worst_lower_bound"},
     "render_speed": {"over_renderer", "over_plain_renderer", "frames_per_s"},
     "sim_speed": {"of_raw", "over_async", "over_sync", "over_envpool", "half_cheetah_over_async"},
     "update_speed": {"sac_over_sb3", "sac_peak_share", "ppo_flow_peak_share"},

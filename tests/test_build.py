@@ -16,6 +16,7 @@ from burnish.policies.core.config import from_data, to_data
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.seed import RowNoise
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec, PolicySpec, check_compatible
+from burnish.policies.outside import OUTSIDE
 
 SPEC = PolicySpec(
     ObsSpec({"state": (3,), "image.top": (3, 16, 16), "goal": (2,)}),
@@ -41,7 +42,7 @@ def choices():
         return kind, below | data
 
     names = [f.name.removesuffix(".yaml") for f in resources.files("burnish.configs").joinpath("policy").iterdir()]
-    return {name: read(name) for name in sorted(names) if name != "checkpoint"}
+    return {name: read(name) for name in sorted(names) if name not in ("checkpoint", *OUTSIDE)}
 
 
 CHOICES = choices()

@@ -194,7 +194,8 @@ def test_help_offers_only_what_the_verb_can_use(capsys):
         assert main([verb, "--help"]) == 0
         line = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("  policy="))
         offered[verb] = line.strip().removeprefix("policy=").split("|")
-    assert offered["evaluate"] == offered["collect"] == ["checkpoint"]
+    assert offered["collect"] == ["checkpoint"]
+    assert offered["evaluate"] == ["callable", "checkpoint", "onnx", "remote"]
     assert "checkpoint" not in offered["pretrain"] and {"flow", "shortcut", "diffusion"} <= set(offered["pretrain"])
 
 

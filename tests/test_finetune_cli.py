@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from burnish.finetune.build import METHODS, Recorded
+from burnish.finetune.build import CHOICES, METHODS, Recorded
 from burnish.finetune.loops import OnPolicyConfig
 from burnish.offline.build import OFFLINE
 from burnish.policies.build import load_policy
@@ -18,11 +18,11 @@ TRIAL = ["trial.episodes=2", "trial.worlds=2"]
 RUN = ["worlds=2", "total=24", "log_every=4", "save_every=8", *TRIAL]
 NEEDED = {"dppo": ["method.trained_steps=2"], "rpd": ["method.execute=2"]}
 SAC = ["method.sac.critic.hidden=[8]", "method.sac.critic.members=2", "method.sac.agent.hidden=[8]"]
-NEEDED |= dict.fromkeys(("dsrl", "rfs", "rlpd"), SAC)
+NEEDED |= dict.fromkeys(("dsrl", "rfs", "rlpd"), SAC) | {"rlif": [*SAC, "expert=noisy"], "dagger": ["expert=noisy"]}
 NEEDED["residual_td3"] = [*(word.replace("sac", "td3") for word in SAC), "method.loop.initial_updates=1"]
 NEEDED["expo"] = ["method.critic.hidden=[8]", "method.edit.hidden=[8]", "method.count=2"]
 NEEDED |= {name: ["method.critic.hidden=[8]"] for name in OFFLINE}
-FROM_NOTHING = ("gaussian_ppo", "rlpd")
+FROM_NOTHING = ("gaussian_ppo", "rlpd", "rlif")
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +188,7 @@ def test_impossible_combinations_leave_no_run_behind(lab, capsys, tmp_path, base
 
 
 def test_help_offers_each_verb_its_methods(capsys):
-    for verb, table in (("finetune", METHODS), ("offline", OFFLINE)):
+    for verb, table in (("finetune", CHOICES), ("offline", OFFLINE)):
         assert main([verb, "--help"]) == 0
         line = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("  method="))
         assert line.strip().removeprefix("method=").split("|") == sorted(table)

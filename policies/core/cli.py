@@ -29,8 +29,14 @@ VERBS: dict[str, Verb] = {
     "pretrain": Verb("burnish.policies.__main__:pretrain", "train a policy by imitation"),
     "offline": Verb("burnish.offline.__main__:offline", "improve a policy, or make one, from recordings with rewards"),
     "finetune": Verb("burnish.finetune.__main__:finetune", "refine a policy by letting it act"),
+    "distill": Verb(
+        "burnish.finetune.__main__:distill", "several policies, or a refined one with its base, into a single policy"
+    ),
     "evaluate": Verb(
         "burnish.policies.__main__:evaluate", "success of a policy on fixed seeds, alone or against another"
+    ),
+    "serve": Verb(
+        "burnish.policies.__main__:serve", "a policy behind a websocket, for robots that speak openpi's protocol"
     ),
     "quickstart": Verb("burnish.policies.__main__:quickstart", "collect, pretrain, evaluate and plot in a few minutes"),
     "doctor": Verb("burnish.policies.core.doctor:doctor", "check this machine and say what to install"),
@@ -113,20 +119,45 @@ def compose(verb: str, schema: type, groups: Mapping[str, Mapping[str, type]], o
             raise BurnishError(f"{word!r} is not a setting; write key=value, and see `burnish {verb} --help`")
         if word[0] in "+~":
             raise BurnishError(f"{word!r} adds or removes a setting, but settings can only be changed; write key=value")
-    # A setting of a group that has but one choice chooses it.
+    overrides = [_listed(word, schema) for word in overrides]
     implied = [
-        f"{group}={names[0]}"
+        f"{group}={chosen}"
         for group, names in choices(groups).items()
-        if len(names) == 1
-        and any(word.startswith(f"{group}.") for word in overrides)
+        if (chosen := _implied(group, names, groups, overrides))
         and not any(word.startswith(f"{group}=") for word in overrides)
     ]
     overrides = [*implied, *overrides]
+    # The keys of a mapping are the user's own: Hydra has to add them, and does so where it is told with two signs.
+    words = [f"++{word}" if _is_mapping(word, groups) else word for word in overrides]
     try:
         with initialize_config_module("burnish.configs", version_base="1.3"):
-            return hydra_compose(verb, overrides=overrides)
+            return hydra_compose(verb, overrides=words)
     except (HydraException, errors.OmegaConfBaseException) as error:
         raise BurnishError(_sentence(error, schema, groups, overrides)) from error
+
+
+def _implied(
+    group: str, names: Sequence[str], groups: Mapping[str, Mapping[str, type]], overrides: Sequence[str]
+) -> str | None:
+    """A setting of a group that has but one choice chooses it, and those of a checkpoint choose that."""
+    given = {word.partition("=")[0].removeprefix(f"{group}.") for word in overrides if word.startswith(f"{group}.")}
+    if not given or len(names) == 1:
+        return names[0] if given else None
+    usual = groups.get(group, {}).get("checkpoint")
+    fits = usual is not None and given <= {field.name for field in dataclasses.fields(usual)}
+    return "checkpoint" if fits else None
+
+
+def _listed(word: str, schema: type) -> str:
+    """``key=a,b`` of a setting that is a list, as ``key=[a,b]``: Hydra would take it for a sweep."""
+    key, _, value = word.partition("=")
+    kind = typing.get_type_hints(schema).get(key)
+    return f"{key}=[{value}]" if typing.get_origin(kind) is list and not value.startswith("[") else word
+
+
+def _is_mapping(word: str, groups: Mapping[str, Mapping[str, type]]) -> bool:
+    group, _, name = word.partition("=")[0].partition(".")
+    return any(typing.get_origin(typing.get_type_hints(x).get(name)) is dict for x in groups.get(group, {}).values())
 
 
 def to_object(composed: Any) -> Any:
@@ -164,7 +195,14 @@ def choices(groups: Mapping[str, Mapping[str, type]]) -> dict[str, list[str]]:
     for folder in resources.files("burnish.configs").iterdir():
         if not folder.is_dir():
             continue
-        texts = {f.name[: -len(".yaml")]: f.read_text() for f in folder.iterdir() if f.name.endswith(".yaml")}
+        # Experiments on a task stand in a folder of its own.
+        folders = {"": folder, **{f"{inner.name}/": inner for inner in folder.iterdir() if inner.is_dir()}}
+        texts = {
+            path + f.name.removesuffix(".yaml"): f.read_text()
+            for path, inner in folders.items()
+            for f in inner.iterdir()
+            if f.name.endswith(".yaml")
+        }
 
         def root(name: str, texts: Mapping[str, str] = texts) -> str:
             while name in texts:
@@ -173,6 +211,8 @@ def choices(groups: Mapping[str, Mapping[str, type]]) -> dict[str, list[str]]:
 
         kinds = groups.get(folder.name)
         names = sorted(name for name in texts if kinds is None or root(name) in kinds)
+        if folder.name == "experiment":  # those that choose a method are for the verbs that have one
+            names = [name for name in names if ("override /method" in texts[name]) == ("method" in groups)]
         if names:
             found[folder.name] = names
     return found
@@ -188,7 +228,7 @@ def _leaves(node: Any, path: str) -> list[tuple[str, str]]:
             out.append((name, "???  (must be given)"))
             continue
         value = node[key]
-        if isinstance(value, DictConfig):
+        if isinstance(value, DictConfig) and len(value):
             out += _leaves(value, name)
         elif isinstance(value, Enum):
             out.append((name, f"{value.name}  ({'|'.join(type(value).__members__)})"))
@@ -207,7 +247,7 @@ def _sentence(
     if isinstance(error, OverrideParseException):
         return f"cannot read {error.override!r}: {_first_line(error)}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        group, _, choice = str(error.missing_cfg_file).rpartition("/")
+        group, _, choice = str(error.missing_cfg_file).partition("/")
         if group and choice.endswith(SCHEMA):
             return f"this choice of {group} is not for this verb; choices: {', '.join(groups[group])}"
         if group:

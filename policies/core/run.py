@@ -95,7 +95,7 @@ class Run:
             if resumed:
                 self._latest = newest(self.checkpoints)
             self.start = self._latest.state["step"] if self._latest else 0
-            self._rewind()
+            before_s = self._rewind()
             _replace(self.path / CONFIG, self._config_text)
             self._metrics = stack.enter_context(open(self.path / METRICS, "a", encoding="utf-8"))
             self._writer = None
@@ -106,7 +106,7 @@ class Run:
                 self._writer = SummaryWriter(str(self.path / TENSORBOARD), purge_step=purge)
                 stack.callback(self._writer.close)
             self._stop = stack.enter_context(interruptible())
-            self._opened_s = time.perf_counter()
+            self._opened_s = time.perf_counter() - before_s
             self._exit = stack.pop_all()
         return self
 
@@ -184,8 +184,9 @@ class Run:
             raise BurnishError(f"{self.path} was made with other settings: {shown}; restore them or use another out=")
         return True
 
-    def _rewind(self) -> None:
-        """Undo what came after the checkpoint: an interrupted and resumed run ends up equal to an uninterrupted one."""
+    def _rewind(self) -> float:
+        """Undo what came after the checkpoint: an interrupted and resumed run ends up equal to an uninterrupted one.
+        Returns the seconds that earlier sittings took, as far as they are logged."""
         for path in numbered(self.checkpoints):
             if int(path.name) > self.start:  # broken, else it would be the latest
                 path.rename(path.with_name(f"{path.name}.broken-{time.time_ns()}"))
@@ -193,7 +194,11 @@ class Run:
         path = self.path / METRICS
         if path.exists():
             kept = [line for line in path.read_text(encoding="utf-8").splitlines() if 0 <= _step(line) <= self.start]
-            _replace(path, "".join(f"{line}\n" for line in kept if self._latest is not None))
+            kept = kept if self._latest is not None else []
+            _replace(path, "".join(f"{line}\n" for line in kept))
+            if kept:
+                return float(json.loads(kept[-1])["time/elapsed_s"])
+        return 0.0
 
 
 def find_policy(path: Path | str, device: torch.device | str = "cpu") -> Checkpoint:

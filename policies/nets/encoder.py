@@ -18,6 +18,7 @@ from ..core.errors import BurnishError
 from ..core.normalize import Normalizer
 from ..core.spec import ObsSpec, PolicySpec
 from ..core.tree import check
+from ..core.types import Obs
 from .mlp import MLP, Activation
 from .vision import VisionConfig, VisionNet, random_shift
 
@@ -48,6 +49,17 @@ def is_goal(key: str) -> bool:
 
 def is_image(key: str) -> bool:
     return key.startswith(("image.", "goal_image."))
+
+
+def shifted(obs: Obs, share: float, generator: torch.Generator) -> Obs:
+    """Each row's images moved by up to ``share`` of their shorter side (DrQ-v2, Yarats et al. 2021, arXiv 2107.09645:
+    4 pixels of 84). Without images nothing is drawn."""
+    if share <= 0 or not any(map(is_image, obs)):
+        return obs
+    return {
+        key: random_shift(x, round(share * min(x.shape[-2:])), generator) if is_image(key) else x
+        for key, x in obs.items()
+    }
 
 
 class ObsEncoder(nn.Module):

@@ -17,6 +17,7 @@ MuJoCo's own, which sums in another order, so its speed agrees to rounding.
 from __future__ import annotations
 
 import importlib.util
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -122,7 +123,7 @@ class Locomotion:
         self.memory["place"][:] = place
         healthy = self.healthy(qpos)
         gains, costs = self.gains(velocity[:, 0], healthy), self.costs(action)
-        reward = sum(gains.values()) - sum(costs.values())
+        reward = reduce(np.add, gains.values()) - reduce(np.add, costs.values())
         info = {"x_position": qpos[:, 0], "x_velocity": velocity[:, 0], **gains}
         return Verdict(reward, ~healthy & self.mortal, info=info | {name: -x for name, x in costs.items()})
 

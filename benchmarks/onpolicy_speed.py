@@ -1,0 +1,191 @@
+"""Control steps per second of on-policy refinement, updates included, beside the machine's limits.
+
+    python benchmarks/onpolicy_speed.py [--quick] [--threads 2] [--iterations 2] [--out DIR]
+
+Gymnasium's Hopper at the published settings of DPPO (arXiv 2409.00588) and ReinFlow (arXiv 2505.22094): 40 worlds, 500
+chunks of 4 actions, 80 000 control steps in an iteration, 5 passes, minibatches of 50 000 denoising steps of DPPO and
+chunks of 4 actions, 80 000 control steps in an iteration, 5 passes, minibatches of 50 000 denoising steps of DPPO and
+policy, ReinFlow all 4 of a flow. ``dppo_4`` is DPPO on the last 4 of 4 steps of that same flow: the difference between
+the methods, without that between the lengths of their chains. The bases are untrained: that costs the same time, but
+their hoppers fall sooner and are reset more often.
+
+An iteration is split by the clock into ``world`` (ticks and resets), ``policy`` (drawing chunks), ``update``, the rest.
+``update_peak_share`` is the FLOP/s of the matrix products of the update over those of a square product, measured before
+and after it; ``sim_over_raw`` the control steps per second of ``world`` over those of a native loop per thread over
+`mj_step` (the limit of sim_speed.py), 40 worlds, uniform actions.
+
+RESULT: ``steps_per_s_reinflow``, ``steps_per_s_dppo``; ``update_peak_share`` and ``sim_over_raw``, the lower of the two
+methods; ``reinflow_over_dppo`` and ``reinflow_over_dppo_4``, in control steps per second.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from measure import MatmulPeak, machine, options, page, publish, table
+from sim_peers import Effort, worlds
+from sim_speed import Limit, Ours, compiled, record
+from torch.utils.flop_counter import FlopCounterMode
+from tqdm import tqdm
+
+from burnish.finetune.build import prepare
+from burnish.finetune.dppo import DPPOConfig
+from burnish.finetune.loops import OnPolicy
+from burnish.finetune.reinflow import ReinFlowConfig
+from burnish.policies.build import build_policy
+from burnish.policies.core.scale import ScaledEnv
+from burnish.policies.core.spec import EnvSpec, agent_spec
+from burnish.policies.diffusion import DiffusionConfig, Sampler
+from burnish.policies.flow import FlowConfig
+from burnish.policies.nets.denoiser import DenoiserConfig, MlpBodyConfig
+
+WORLDS, CHUNK, DECISIONS = 40, 4, 500
+PEAK_BLOCK = 0.5  # seconds of matrix products before and after an update
+NET = DenoiserConfig(mlp=MlpBodyConfig(hidden=[512, 512, 512]))
+FLOW = FlowConfig(steps=4, net=NET)
+DIFFUSION = DiffusionConfig(train_steps=20, steps=20, sampler=Sampler.ddpm, net=NET)
+
+
+def base(config: Any, spec: EnvSpec) -> Any:
+    return build_policy(config, replace(agent_spec(spec), horizon=CHUNK, execute=CHUNK))
+
+
+def methods() -> dict[str, tuple[Any, Any]]:
+    """Method -> its configuration, and that of its base."""
+    reinflow, dppo = ReinFlowConfig(), DPPOConfig()
+    short = replace(dppo, trained_steps=4)
+    return {
+        "reinflow": (reinflow, FLOW),
+        "dppo": (dppo, DIFFUSION),
+        "dppo_4": (replace(short, ppo=replace(short.ppo, minibatch=dppo.ppo.minibatch * 10 // 4)), FLOW),
+    }
+
+
+class Clock:
+    """Counts the seconds within some calls."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def watch(self, owner: Any, name: str) -> None:
+        call: Callable[..., Any] = getattr(owner, name)
+
+        def timed(*args: Any, **options: Any) -> Any:
+            begin = time.perf_counter()
+            try:
+                return call(*args, **options)
+            finally:
+                self.seconds += time.perf_counter() - begin
+
+        setattr(owner, name, timed)
+
+
+class Timed:
+    """One method at work on hoppers of its own."""
+
+    def __init__(self, name: str, threads: int, decisions: int) -> None:
+        config, policy = methods()[name]
+        config = replace(config, loop=replace(config.loop, decisions_per_update=decisions))
+        world = worlds("hopper", WORLDS, threads)
+        env = ScaledEnv(world)
+        loop = prepare(config, base(policy, env.spec), env)
+        assert isinstance(loop, OnPolicy)
+        self.name, self.loop = name, loop
+        self.world, self.policy, self.update = Clock(), Clock(), Clock()
+        self.world.watch(world, "step")
+        self.world.watch(world, "reset")
+        self.policy.watch(loop.learner.actor, "act")
+        self.flops, self._peaks = 0, [0.0]
+        learn = loop.learner.update
+
+        def update(batch: dict[str, Any]) -> Any:
+            if not self.flops:
+                with FlopCounterMode(display=False) as counter:
+                    learn(batch)
+                self.flops = counter.get_total_flops()
+            before = peak.measure(PEAK_BLOCK)
+            begin = time.perf_counter()
+            found = learn(batch)
+            self.update.seconds += time.perf_counter() - begin
+            self._peaks.append((before + peak.measure(PEAK_BLOCK)) / 2)
+            return found
+
+        peak = MatmulPeak(torch.device("cpu"))
+        loop.learner.update = update
+        loop.iterate()  # counts FLOP, and warms up
+
+    def turn(self, limit: float) -> dict[str, Any]:
+        clocks = (self.world, self.policy, self.update)
+        for clock in clocks:
+            clock.seconds = 0.0
+        ticks, begin = int(self.loop.ledger.ticks), time.perf_counter()
+        self.loop.iterate()
+        total = time.perf_counter() - begin
+        world_s, policy_s, update_s = (clock.seconds for clock in clocks)
+        total -= 2 * PEAK_BLOCK  # the products beside the update
+        steps = int(self.loop.ledger.ticks) - ticks
+        return {
+            "steps": steps,
+            "steps_per_s": steps / total,
+            "world_s": world_s,
+            "policy_s": policy_s,
+            "update_s": update_s,
+            "other_s": total - world_s - policy_s - update_s,
+            "update_peak_share": self.flops / update_s / self._peaks[-1],
+            "sim_over_raw": steps / world_s / limit,
+        }
+
+
+COLUMNS = {"method": "", "steps": ",.0f", "steps_per_s": ",.0f"}
+COLUMNS |= dict.fromkeys(("world_s", "policy_s", "update_s", "other_s"), ".2f")
+COLUMNS |= {"update_peak_share": ".3f", "sim_over_raw": ".3f"}
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--threads", type=int, default=2, help="of torch and of the simulation (default: %(default)s)")
+    parser.add_argument("--iterations", type=int, default=2, help="of each method, after one (default: %(default)s)")
+    chosen = parser.parse_args()
+    if chosen.threads < 1 or chosen.iterations < 1:
+        parser.error("--threads and --iterations must be at least 1")
+    torch.set_num_threads(chosen.threads)
+    decisions, iterations = (20, 1) if chosen.quick else (DECISIONS, chosen.iterations)
+    effort = Effort(worlds=(WORLDS,), rounds=1, block=0.1 if chosen.quick else 1.0, burn_in=50)
+    ours = Ours("hopper", WORLDS, chosen.threads, effort)
+    native = Limit(record(ours), compiled(), chosen.threads)
+    native.play()
+    native.check()
+    timed = [Timed(name, chosen.threads, decisions) for name in methods()]
+    turns: dict[str, list[dict[str, Any]]] = {item.name: [] for item in timed}
+    # In turns, so that a slow minute of the machine touches all alike.
+    for _ in tqdm(range(iterations), disable=None):
+        for item in timed:
+            turns[item.name].append(item.turn(native.play()))
+    native.close()
+    rows = [
+        {"method": name, **{key: statistics.median(turn[key] for turn in found) for key in found[0]}}
+        for name, found in turns.items()
+    ]
+    speed = {row["method"]: row["steps_per_s"] for row in rows}
+    published = [row for row in rows if row["method"] != "dppo_4"]
+    result = {
+        "steps_per_s_reinflow": speed["reinflow"],
+        "steps_per_s_dppo": speed["dppo"],
+        "update_peak_share": min(row["update_peak_share"] for row in published),
+        "sim_over_raw": min(row["sim_over_raw"] for row in published),
+        "reinflow_over_dppo": speed["reinflow"] / speed["dppo"],
+        "reinflow_over_dppo_4": speed["reinflow"] / speed["dppo_4"],
+    }
+    report = {"machine": machine(torch.device("cpu")), "quick": chosen.quick, "threads": chosen.threads, "rows": rows}
+    path = chosen.out / ("onpolicy_speed_quick.json" if chosen.quick else "onpolicy_speed.json")
+    publish(path, report, table(rows, COLUMNS), result)
+    page(path, rows, COLUMNS)
+
+
+if __name__ == "__main__":
+    main()

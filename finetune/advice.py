@@ -1,0 +1,78 @@
+"""Advice on a run that is about to teach the wrong thing, from what it has seen itself.
+
+**The entropy trap.** An agent of maximum entropy is paid alpha times its entropy at every decision (Haarnoja et al.
+2018, arXiv 1801.01290, equation 1). Where a task pays nothing until success, and success ends the episode, finishing is
+worth its reward once, but going on is worth alpha H / (1 - gamma): an agent that gains more by going on learns to avoid
+the goal. Training looks healthy (the return with entropy rises) while success falls. A cost of time, or targets without
+the bonus, takes the reason away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..offline.replay import Replay
+from ..offline.sac import SAC
+from ..policies.core.tree import index
+from ..policies.core.types import Metrics
+
+ROWS = 4096  # latest decisions that are looked at
+SAMPLE = 256  # of them, on which the entropy is measured
+
+
+def soft_learner(learner: Any) -> SAC | None:
+    """The SAC in a learner that pays its targets for entropy."""
+    while not isinstance(learner, SAC) and hasattr(learner, "inner"):
+        learner = learner.inner
+    return learner if isinstance(learner, SAC) and learner.config.backup_entropy else None
+
+
+@torch.no_grad()
+def entropy_trap(learner: Any, replay: Replay) -> str | None:
+    """A sentence, if finishing is worth less than going on to ``learner`` as it is now; else None.
+
+    It speaks of rewards of which none is negative and none was earned before a termination: all else gives a reason to
+    go on, or to finish, of its own."""
+    soft = soft_learner(learner)
+    if soft is None or len(replay) == 0:
+        return None
+    recent = replay.latest(-(-ROWS // replay.num_envs))
+    reward, finished = recent["reward"].flatten(), recent["terminated"].flatten()
+    on = recent["discount"].flatten()[~finished]
+    if bool((reward < 0).any()) or bool((reward[~finished] != 0).any()) or not len(on):
+        return None
+    best = float(reward.max()) or 1.0
+    count = len(reward)
+    some = torch.arange(0, count, max(1, count // SAMPLE), device=reward.device)
+    obs = index({key: x.flatten(0, 1) for key, x in recent["obs"].items()}, some)
+    generator = torch.Generator(reward.device).manual_seed(0)
+    bonus = float(soft.temperature() * -soft.agent.draw(obs, generator=generator).log_prob.mean())
+    going_on = bonus / max(1e-9, 1 - float(on.mean()))
+    if going_on <= best:
+        return None
+    seen = f"finishing is worth {best:.3g}" if bool((reward > 0).any()) else "no decision has earned anything yet"
+    return (
+        f"advice: rewards are 0 until success, where {seen}, but going on is worth {going_on:.3g} to this agent, which "
+        f"earns alpha times its entropy, {bonus:.3g}, at every decision; it will learn to avoid success. Make time "
+        "cost something (reward_offset=1 where the method has it), take the bonus out of the targets "
+        "(sac.backup_entropy=false), or begin with a small sac.alpha"
+    )
+
+
+def advised(loop: Any, say: Callable[[str], None]) -> Callable[[], Metrics]:
+    """The report of a loop, which looks for what there is to advise, and says a sentence once."""
+    if soft_learner(loop.learner) is None:
+        return loop.report
+    said: set[str] = set()
+
+    def report() -> Metrics:
+        sentence = entropy_trap(loop.learner, loop.replay)
+        if sentence is not None and not said:
+            say(sentence)
+            said.add(sentence)
+        return {**loop.report(), "advice/entropy_trap": float(sentence is not None)}
+
+    return report

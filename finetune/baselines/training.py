@@ -1,0 +1,238 @@
+"""An algorithm of SB3 behind the interface of our loops: driven in slices, watched, saved and continued exactly.
+
+A slice is one call of ``learn`` that plays one rollout and learns from it, which is what SB3's own loop consists of:
+slices end at the same weights, bit for bit, as one long ``learn``. Between two slices everything that the next depends
+on is plain data: parameters and optimisers, counters, the replay, what was observed last, the worlds, and the random
+generators. The latter are global in SB3; here they are its own, and stand in their places only while it works. (Those
+of a GPU are not: there a run that was continued is another one, as good as the first.)
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import stable_baselines3
+import torch
+from stable_baselines3.common.logger import KVWriter, Logger
+from torch import Tensor
+
+from ...policies.core.errors import BurnishError
+from ...policies.core.types import Metrics, Outcome, Step, VecEnv
+from ...policies.core.wrapper import Wrapper
+from ...policies.gaussian import GaussianPolicy
+from ..loops import DecisionEnv, Ledger
+from .actor import copy_actor
+
+
+class Noted(Wrapper):
+    """Tells the ledger of every control tick, below whatever view SB3 trains on."""
+
+    def __init__(self, env: VecEnv, ledger: Ledger) -> None:
+        super().__init__(env)
+        self.ledger = ledger
+
+    def step(self, action: Tensor, active: Tensor | None = None) -> Step:
+        step = self.env.step(action, active)
+        playing = torch.ones_like(step.terminated) if active is None else active
+        reward = torch.where(playing, step.reward, 0.0)
+        ended = playing & (step.terminated | step.truncated)
+        info = {key: playing & x.bool() for key, x in step.info.items() if key == "success"}
+        steps = playing.long()
+        # Of an outcome the ledger reads no more than rewards, ends, steps and success.
+        self.ledger.note(Outcome(step.obs, step.obs, reward, reward, ended, ended, steps, action[:, None], info))
+        return step
+
+
+class Randomness:
+    """The generators of torch (CPU) and NumPy that SB3 draws from. Nobody else's draws depend on them, nor they on
+    anybody else's."""
+
+    def __init__(self, seed: int) -> None:
+        self.torch = torch.Generator().manual_seed(seed).get_state()
+        self.numpy = np.random.RandomState(seed % 2**32).get_state()
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        outside = np.random.get_state()
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(self.torch)
+            np.random.set_state(self.numpy)
+            try:
+                yield
+            finally:
+                self.torch, self.numpy = torch.get_rng_state(), np.random.get_state()
+                np.random.set_state(outside)
+
+    def state_dict(self) -> dict[str, Any]:
+        _, words, place, has_gauss, gauss = self.numpy
+        numpy = [torch.from_numpy(np.asarray(words, np.int64)), int(place), int(has_gauss), float(gauss)]
+        return {"torch": self.torch, "numpy": numpy}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        words, *rest = state["numpy"]
+        self.torch, self.numpy = state["torch"], ("MT19937", words.numpy().astype(np.uint32), *rest)
+
+
+class Numbers(KVWriter):
+    """What SB3 logs, instead of a table on the screen."""
+
+    def __init__(self) -> None:
+        self.latest: dict[str, float] = {}
+
+    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
+        # Its clocks measure a slice, which says nothing.
+        numbers = {k: v for k, v in key_values.items() if isinstance(v, (int, float, np.number))}
+        self.latest |= {key: float(x) for key, x in numbers.items() if not key.startswith("time/")}
+
+    def close(self) -> None:
+        pass
+
+
+class Training:
+    """An iteration is one rollout of SB3 and what it learns from it. It is its own learner: what is asked of one is its
+    ``policy``."""
+
+    def __init__(
+        self,
+        model: Any,
+        view: DecisionEnv,
+        agent: GaussianPolicy,
+        policy: Any,
+        ledger: Ledger,
+        randomness: Randomness,
+        about: str,
+    ) -> None:
+        self.model, self.env, self.agent, self.ledger, self.randomness = model, view, agent, ledger, randomness
+        self._policy, self._about = policy, about
+        self.numbers = Numbers()
+        model.set_logger(Logger(None, [self.numbers]))
+        self.on_policy = not hasattr(model, "replay_buffer")
+        self.learner = self
+
+    @property
+    def policy(self) -> Any:
+        """What is deployed, as good as SB3's actor is now."""
+        copy_actor(self.model, self.agent)
+        return self._policy
+
+    def describe(self) -> str:
+        return f"Stable-Baselines3 {stable_baselines3.__version__}: {self._about}"
+
+    @property
+    def decisions_per_iteration(self) -> int:
+        length = self.model.n_steps if self.on_policy else self.model.train_freq.frequency
+        return length * self.env.num_envs
+
+    def iterations(self, total: int) -> int:
+        starts = 0 if self.on_policy else self.model.learning_starts
+        if total <= starts:
+            raise BurnishError(
+                f"total={total} decisions end within the {starts} of SB3's learning_starts, so nothing is learnt; "
+                "raise total or lower method.settings.learning_starts"
+            )
+        return -(-total // self.decisions_per_iteration)
+
+    def iterate(self) -> Metrics:
+        self.learn(self.decisions_per_iteration)
+        return {}
+
+    def learn(self, total: int, callbacks: Sequence[Any] = ()) -> None:
+        """``total`` more decisions in one call of SB3's ``learn``."""
+        with self.randomness.at_work():
+            self.model.learn(total, list(callbacks), log_interval=None, reset_num_timesteps=False)
+        self.ledger.decisions = self.model.num_timesteps
+
+    def report(self) -> Metrics:
+        """Ours, and under its own names whatever SB3 has logged since the last report."""
+        self.numbers.latest = {}
+        self.model.dump_logs()
+        return {**self.ledger.report(), **self.numbers.latest}
+
+    def state_dict(self) -> dict[str, Any]:
+        model = self.model
+        return {
+            "parameters": copy.deepcopy(dict(model.get_parameters())),
+            "variables": {name: getattr(model, name).detach().clone() for name in model._get_torch_save_params()[1]},
+            "counters": {name: int(getattr(model, name)) for name in COUNTERS},
+            "logged": {key: float(x) for key, x in model.logger.name_to_value.items()},
+            "warm_up": model.action_space.np_random.bit_generator.state,
+            "randomness": self.randomness.state_dict(),
+            "replay": None if self.on_policy else _replay_state(model.replay_buffer),
+            "playing": None if model._last_obs is None else self._playing(),
+            "ledger": self.ledger.state_dict(),
+            "env": self.env.state_dict(),
+        }
+
+    def _playing(self) -> dict[str, Any]:
+        """Between two decisions of every world, and SB3's memory of the last episodes."""
+        model = self.model
+        return {
+            "obs": {key: _tensor(x) for key, x in _by_key(model._last_obs).items()},
+            "starts": _tensor(model._last_episode_starts),
+            "returns": _tensor(model.env.episode_returns),
+            "lengths": _tensor(model.env.episode_lengths),
+            "episodes": [(float(episode["r"]), int(episode["l"])) for episode in model.ep_info_buffer],
+            "successes": [bool(success) for success in model.ep_success_buffer],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        model = self.model
+        model.set_parameters(copy.deepcopy(state["parameters"]), device=model.device)
+        for name, value in state["variables"].items():
+            getattr(model, name).data.copy_(value)
+        for name in COUNTERS:
+            setattr(model, name, state["counters"][name])
+        model.logger.name_to_value.update(state["logged"])
+        model.action_space.np_random.bit_generator.state = state["warm_up"]
+        self.randomness.load_state_dict(state["randomness"])
+        if not self.on_policy:
+            _load_replay(model.replay_buffer, state["replay"])
+        if state["playing"] is not None:
+            self._play_on(state["playing"])
+        self.ledger.load_state_dict(state["ledger"])
+        self.env.load_state_dict(state["env"])
+
+    def _play_on(self, state: dict[str, Any]) -> None:
+        model, size = self.model, self.model._stats_window_size
+        obs = {key: x.numpy().copy() for key, x in state["obs"].items()}
+        model._last_obs, model._last_episode_starts = obs.get("", obs), state["starts"].numpy().copy()
+        model.env.episode_returns = state["returns"].numpy().copy()
+        model.env.episode_lengths = state["lengths"].numpy().copy()
+        # In the types of SB3's monitor: means of others round otherwise.
+        episodes = [{"r": np.float32(r), "l": np.int32(length)} for r, length in state["episodes"]]
+        model.ep_info_buffer = deque(episodes, maxlen=size)
+        model.ep_success_buffer = deque(state["successes"], maxlen=size)
+
+
+COUNTERS = ("num_timesteps", "_n_updates", "_episode_num")
+COLUMNS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
+
+
+def _by_key(observed: Any) -> dict[str, Any]:
+    """An array of SB3, or a dict of arrays, as a dict."""
+    return observed if isinstance(observed, dict) else {"": observed}
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.array(array))
+
+
+def _replay_state(replay: Any) -> dict[str, Any]:
+    """What was filled, and no more: SB3 reserves a million rows."""
+    filled = replay.buffer_size if replay.full else replay.pos
+    columns = {
+        name: {key: _tensor(x[:filled]) for key, x in _by_key(getattr(replay, name)).items()} for name in COLUMNS
+    }
+    return {"columns": columns, "pos": int(replay.pos), "full": bool(replay.full)}
+
+
+def _load_replay(replay: Any, state: dict[str, Any]) -> None:
+    replay.pos, replay.full = state["pos"], state["full"]
+    for name, column in state["columns"].items():
+        for key, saved in column.items():
+            _by_key(getattr(replay, name))[key][: len(saved)] = saved.numpy()

@@ -1,0 +1,189 @@
+"""``policy=remote``: a policy behind a websocket, on openpi's protocol (`wire.py`), as a frozen base or to be measured.
+
+Any server of that protocol will do: openpi's own, one of another library that speaks it, ``burnish serve``. What leaves
+here are raw observations: pictures as (H, W, 3) uint8, everything else as it is, under the names that ``keys`` gives.
+What comes back is a chunk in the units of the actuators, which becomes [-1, 1] by the same limits as in `scale.py`.
+
+A server says in its metadata what else it understands, and is asked for nothing that it did not announce:
+
+    extensions    ["batch", "noise", "seed", ...]
+                  batch   a request may hold ``batch`` = B, and B rows of everything
+                  noise   ``noise`` starts the generation: then latent methods work, and draws belong to their episodes
+                  seed    ``seed`` makes its own draws repeatable, where there is no noise to give
+    policy_spec   a `PolicySpec` as plain data; without it the horizon is learnt by asking once
+
+``reset`` is a name of the same list that stateless policies have no use for. A key for the server comes from the
+environment variable BURNISH_API_KEY, is written nowhere, and goes to no address that a checkpoint names.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .core.errors import BurnishError
+from .core.scale import Scale
+from .core.seed import Noise, RowNoise
+from .core.spec import EnvSpec, ObsSpec, PolicySpec, dtype_of
+from .core.types import Obs
+from .external import CallablePolicy, checked
+
+API_KEY = "BURNISH_API_KEY"
+
+
+@dataclass
+class RemoteConfig:
+    url: str  # ws://host:port
+    keys: dict[str, str] = field(default_factory=dict)  # our name of an observation: theirs; empty: all, as they are
+    prompt: str | None = None
+    execute: int | None = None  # actions of a chunk that are played; null: as announced, or all
+    batch: int = 64  # rows of one request, where the server takes several
+    timeout_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        try:
+            parts = urlsplit(self.url)
+            known = parts.scheme in ("ws", "wss") and bool(parts.hostname)
+        except ValueError:
+            parts, known = None, False
+        if parts is None or not known:
+            raise BurnishError(f"url={self.url!r} is no address of a policy server; write ws://host:port")
+        if parts.username or parts.password:
+            raise BurnishError(
+                f"a url is written into checkpoints, so it must hold no secrets; put the key into {API_KEY}"
+            )
+        if self.batch < 1 or (self.execute is not None and self.execute < 1) or not 0 < self.timeout_s < float("inf"):
+            raise BurnishError("policy.batch and policy.execute must be at least 1, and policy.timeout_s positive")
+
+
+class RemotePolicy:
+    """``sample`` are observations of the world, of which the first is asked about where the server says too little."""
+
+    def __init__(self, config: RemoteConfig, world: EnvSpec, sample: Obs | None = None, *, keyed: bool = True) -> None:
+        try:
+            from .connection import Connection
+        except ImportError as error:
+            raise BurnishError("policy=remote needs websockets and msgpack; pip install 'burnish[serve]'") from error
+        self.config, self.world = config, world
+        key = os.environ.get(API_KEY) if keyed else None
+        self._connection = Connection(config.url, timeout_s=config.timeout_s, api_key=key)
+        said = self._connection.metadata.get("extensions")
+        self.extensions = {str(name) for name in said} if isinstance(said, list) else set()
+        told = self._connection.metadata.get("policy_spec")
+        self.spec = self._asked(sample) if told is None else self._announced(told)
+        self._scale = Scale(self.spec.action)
+
+    def features(self, obs: Obs) -> Obs:
+        return obs
+
+    def act(
+        self,
+        obs: Obs,
+        *,
+        noise: Tensor | None = None,
+        prefix: Tensor | None = None,
+        greedy: bool = False,
+        generator: Noise | None = None,
+    ) -> Tensor:
+        seeds = None
+        if self.spec.noise_shape is None and "seed" in self.extensions and generator is not None:
+            seeds = _seeds(generator, len(next(iter(obs.values()))))
+        asked = CallablePolicy(partial(self._ask, seeds=seeds), self.spec)
+        return asked.act(obs, noise=noise, prefix=prefix, greedy=greedy, generator=generator)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _ask(self, seen: Obs, noise: Tensor | None = None, seeds: Tensor | None = None) -> Tensor:
+        """(B, H, A) in [-1, 1], in as few requests as the server allows."""
+        columns = {self.config.keys.get(key, key): _sent(key, x) for key, x in seen.items()}
+        columns |= {name: _sent(name, x) for name, x in (("noise", noise), ("seed", seeds)) if x is not None}
+        rows, several = len(next(iter(columns.values()))), "batch" in self.extensions
+        size = self.config.batch if several else 1
+        chunks = []
+        for first in range(0, rows, size):
+            count = min(size, rows - first)
+            part = slice(first, first + count) if several else first
+            message: dict[str, Any] = {name: x[part] for name, x in columns.items()}
+            actions = self._actions(message | ({"batch": count} if several else {}))
+            expected = (count, *self.spec.chunk_shape) if several else self.spec.chunk_shape
+            chunks.append(checked(actions, expected).reshape(count, *self.spec.chunk_shape))
+        return self._scale.to_unit(torch.cat(chunks))
+
+    def _actions(self, message: dict[str, Any]) -> np.ndarray:
+        if self.config.prompt is not None:
+            message["prompt"] = self.config.prompt
+        reply = self._connection.ask(message)
+        actions = reply.get("actions")
+        if not isinstance(actions, np.ndarray):
+            raise BurnishError(
+                f"the server at {self.config.url} answered without actions, but with {sorted(map(str, reply))}"
+            )
+        return actions
+
+    def _announced(self, told: Any) -> PolicySpec:
+        try:
+            spec = PolicySpec.from_dict(told)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise BurnishError(f"what the server at {self.config.url} announces makes no sense: {error}") from error
+        theirs = spec.obs.shapes
+        names = self.config.keys or {key: key for key in theirs}
+        unknown = sorted(set(names.values()) - set(theirs))
+        if unknown:
+            raise BurnishError(
+                f"policy.keys names {unknown}, but the server at {self.config.url} wants {sorted(theirs)}"
+            )
+        return replace(
+            spec,
+            obs=ObsSpec({ours: theirs[name] for ours, name in names.items()}),
+            noise_shape=spec.noise_shape if "noise" in self.extensions else None,
+            execute=self.config.execute or spec.execute,
+        )
+
+    def _asked(self, sample: Obs | None) -> PolicySpec:
+        """Of a server that announces nothing: what its answer to one observation shows."""
+        world, shapes = self.world, self.world.obs.shapes
+        names = list(self.config.keys or shapes)
+        unknown = sorted(set(names) - set(shapes))
+        if unknown:
+            raise BurnishError(f"policy.keys names {unknown}, but the environment gives {sorted(shapes)}")
+        blank = {key: torch.zeros(1, *shapes[key], dtype=dtype_of(key)) for key in names}
+        seen = blank if sample is None else {key: sample[key][:1] for key in names}
+        actions = self._actions({self.config.keys.get(key, key): _sent(key, x)[0] for key, x in seen.items()})
+        if actions.ndim != 2 or actions.shape[1:] != (world.action.dim,):
+            raise BurnishError(
+                f"the server at {self.config.url} answers with actions of shape {actions.shape}, but the environment "
+                f"takes chunks of {world.action.dim} numbers"
+            )
+        return PolicySpec(
+            obs=ObsSpec({key: shapes[key] for key in names}),
+            action=world.action,
+            horizon=len(actions),
+            execute=self.config.execute or len(actions),
+            noise_shape=actions.shape if "noise" in self.extensions else None,
+            control_hz=world.control_hz,
+            action_mode=world.action_mode,
+            pixels=world.pixels,
+        )
+
+
+def _sent(key: str, x: Tensor) -> np.ndarray:
+    """As the protocol wants it: floats in single precision, pictures with their colours last."""
+    array = x.detach().cpu().numpy()
+    if dtype_of(key) == torch.uint8:
+        return np.moveaxis(array, -3, -1)
+    return array.astype(np.float32) if array.dtype.kind == "f" else array
+
+
+def _seeds(source: Noise, rows: int) -> Tensor:
+    """One per row, of its own stream where it has one."""
+    if isinstance(source, RowNoise):
+        return (source.uniform((rows, 1)) * 2.0**53).long()[:, 0]
+    return torch.randint(2**53, (rows,), generator=source, device=source.device)

@@ -1,0 +1,288 @@
+"""``burnish serve``: what is served is the policy, to openpi's clients and to ours, and the verbs work on top of it."""
+
+from __future__ import annotations
+
+import threading
+import urllib.request
+from contextlib import contextmanager
+from dataclasses import replace
+
+import msgpack
+import numpy as np
+import pytest
+import torch
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect as dial
+
+from burnish.policies.build import build_policy, load_policy
+from burnish.policies.compose import Residual
+from burnish.policies.core.cli import main
+from burnish.policies.core.errors import BurnishError
+from burnish.policies.core.run import read_metrics
+from burnish.policies.core.scale import Scale
+from burnish.policies.core.seed import RowNoise
+from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec, PolicySpec
+from burnish.policies.flow import FlowConfig
+from burnish.policies.gaussian import GaussianConfig
+from burnish.policies.remote import RemoteConfig, RemotePolicy
+from burnish.policies.serving import PolicyServer
+from diffusion_lab import small_net
+from openpi_lab import content, frame
+
+LIMITS = ActionSpec((-0.5, 0.0), (1.5, 4.0))
+SPEC = PolicySpec(ObsSpec({"state": (3,)}), LIMITS, 5, 2, start=1, history=2, control_hz=10.0, action_mode="test")
+WORLD = EnvSpec(SPEC.obs, LIMITS, 10.0, "test", 20)
+OBS = {"state": torch.randn(4, 2, 3, generator=torch.Generator().manual_seed(0))}
+
+
+def flow(spec=SPEC):
+    return build_policy(FlowConfig(steps=2, net=small_net(8)), spec).eval()
+
+
+@contextmanager
+def served(policy, **options):
+    server = PolicyServer(policy, port=0, **options)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+        thread.join()
+
+
+def test_a_client_of_ours_has_the_policy_itself_but_for_what_lies_before_now():
+    policy = flow()
+    with served(policy) as server:
+        client = RemotePolicy(RemoteConfig(server.url), WORLD)
+        assert client.spec == replace(policy.spec, horizon=4, start=0) and client.spec.noise_shape == (5, 2)
+        ours, theirs = (p.act(OBS, generator=RowNoise(range(4), [3] * 4)) for p in (policy, client))
+        torch.testing.assert_close(policy.spec.executed(ours), client.spec.executed(theirs))
+        torch.testing.assert_close(ours[:, 1:], theirs)
+        other = client.act(OBS, generator=RowNoise(range(4), [4] * 4))
+        assert not torch.allclose(theirs, other), "control: other noise, other actions"
+        torch.testing.assert_close(client.act(OBS, greedy=True), policy.act(OBS, greedy=True)[:, 1:])
+
+
+def test_a_plain_openpi_client_is_served_in_the_units_of_the_actuators():
+    """One observation and no batch; the frames are made and read by other code than ours."""
+    policy = build_policy(GaussianConfig(hidden=[8], init_std=1e-4, min_std=1e-5), replace(SPEC, history=1))
+    with served(policy) as server, dial(server.url, compression=None) as socket:
+        metadata = content(socket.recv())
+        assert set(metadata["extensions"]) == {"batch", "noise", "seed"} and metadata["policy_spec"]["horizon"] == 4
+        socket.send(frame({"state": np.array([0.1, 0.2, 0.3]), "prompt": "nothing to us"}))
+        reply = content(socket.recv())
+        expected = policy.act({"state": torch.tensor([[0.1, 0.2, 0.3]])}, greedy=True)[0, 1:]
+        np.testing.assert_allclose(reply["actions"], Scale(LIMITS).to_actuator(expected.detach()), atol=2e-3)
+        assert reply["actions"].dtype == np.float32 and reply["server_timing"]["infer_ms"] > 0
+
+
+def test_pictures_come_with_their_colours_last():
+    spec = PolicySpec(ObsSpec({"image.top": (3, 16, 20)}), LIMITS, 1, 1)
+    seen = []
+
+    class Eye:
+        def __init__(self):
+            self.spec = spec
+
+        def act(self, obs, **given):
+            seen.append(obs["image.top"])
+            return torch.zeros(len(seen[-1]), 1, 2)
+
+    picture = torch.randint(0, 256, (2, 3, 16, 20), dtype=torch.uint8)
+    with served(Eye()) as server:
+        assert server.metadata["extensions"] == ["batch", "seed"]
+        RemotePolicy(RemoteConfig(server.url), replace(WORLD, obs=spec.obs)).act({"image.top": picture})
+    assert torch.equal(seen[-1], picture)
+
+
+def test_draws_of_a_policy_without_noise_follow_the_seed_of_their_row():
+    class Drawing:
+        spec = PolicySpec(ObsSpec({"state": (3,)}), LIMITS, 1, 1)
+
+        def act(self, obs, *, generator=None, **given):
+            rows = len(obs["state"])
+            drawn = torch.rand(rows, 2) if generator is None else generator.uniform((rows, 2))
+            return (2 * drawn - 1).float()[:, None]
+
+    with served(Drawing()) as server:
+        client = RemotePolicy(RemoteConfig(server.url), WORLD)
+        obs = {"state": torch.zeros(3, 3)}
+        one, two = (client.act(obs, generator=RowNoise([5, 6, 7], [0] * 3)) for _ in range(2))
+        assert torch.equal(one, two) and not torch.equal(one, client.act(obs, generator=RowNoise([5, 6, 7], [1] * 3)))
+        assert torch.equal(client.act({"state": obs["state"][1:2]}, generator=RowNoise([6], [0])), one[1:2])
+
+
+@pytest.mark.parametrize(
+    ("message", "sentence"),
+    [
+        ({}, "lacks 'state'"),
+        ([1], "is a dict of observations"),
+        ({"state": 3}, "must be an array"),
+        ({"state": np.zeros(3)}, "has shape"),
+        ({"state": np.zeros((2, 3), np.int64)}, "torch.float32 is needed"),
+        ({"state": np.full((2, 3), np.nan)}, "is not finite"),
+        ({"state": np.zeros((4, 2, 3)), "batch": 3}, "has 4 rows, but batch=3|have 4 rows, but batch=3"),
+        ({"state": np.zeros((4, 2, 3)), "batch": 0}, "at least 1"),
+        ({"state": np.zeros((4, 2, 3)), "batch": True}, "at least 1"),
+        ({"state": np.zeros((2, 3)), "noise": np.zeros((9, 9))}, "noise has shape"),
+        ({"state": np.zeros((2, 3)), "noise": np.full((5, 2), np.inf)}, "is not finite"),
+        ({"state": np.zeros((2, 3)), "seed": np.zeros(2)}, "integers of 64 bits"),
+        ({"state": np.zeros((2, 3)), "seed": "x"}, "integers of 64 bits"),
+    ],
+    ids=str,
+)
+def test_a_bad_request_is_told_in_a_line_and_harms_nobody_else(message, sentence):
+    with served(flow()) as server, dial(server.url) as socket, dial(server.url) as other:
+        socket.recv()
+        other.recv()
+        socket.send(frame(message))
+        answer = socket.recv()
+        assert isinstance(answer, str) and "\n" not in answer and "Traceback" not in answer
+        assert any(words in answer for words in sentence.split("|")), answer
+        with pytest.raises(ConnectionClosed):
+            socket.recv()
+        other.send(frame({"state": np.zeros((2, 3))}))
+        assert content(other.recv())["actions"].shape == (4, 2)
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x81", msgpack.packb(3), "text"])
+def test_a_malformed_frame_is_told_in_a_line(data):
+    with served(flow()) as server, dial(server.url) as socket:
+        socket.recv()
+        socket.send(data)
+        assert "\n" not in socket.recv(decode=True)
+
+
+def test_frames_above_the_limit_are_not_read():
+    with served(flow(), limit=2000) as server, dial(server.url) as socket:
+        socket.recv()
+        socket.send(frame({"state": np.zeros((2, 3)), "junk": np.zeros(4000, np.uint8)}))
+        with pytest.raises(ConnectionClosed) as refusal:
+            socket.recv()
+    assert refusal.value.rcvd.code == 1009
+
+
+def test_health_and_a_taken_port():
+    with served(flow()) as server:
+        assert server.url.startswith("ws://127.0.0.1:")
+        with urllib.request.urlopen(server.url.replace("ws:", "http:") + "/healthz") as reply:
+            assert reply.read() == b"OK\n"
+        with pytest.raises(BurnishError, match="cannot be listened on"):
+            PolicyServer(flow(), port=int(server.url.rpartition(":")[2]))
+
+
+def test_what_has_no_chunk_to_give_is_refused_before_anybody_asks():
+    spec = replace(SPEC, history=1)
+    net = build_policy(GaussianConfig(hidden=[8]), replace(spec, obs=ObsSpec({"state": (3,), "base_action": (2,)})))
+    with pytest.raises(BurnishError, match="no chunk to give"):
+        PolicyServer(Residual(flow(spec), net, 0.1, "step"), port=0)
+
+
+# ---- the verbs ----
+
+TRIAL = ["trial.episodes=2", "trial.worlds=2"]
+WORDS = ["env=point_reach", "env.max_steps=12"]
+FEW = ["worlds=2", "total=16", "log_every=4", "save_every=8", "method.loop.warmup=8", "method.loop.batch=8"]
+NETS = ["critic.hidden=[8]", "critic.members=2", "agent.hidden=[8]"]
+METHODS = {
+    "residual_td3": [f"method.td3.{net}" for net in NETS] + ["method.loop.initial_updates=1"],
+    "dsrl": [f"method.sac.{net}" for net in NETS] + ["method.loop.updates_per_decision=0.5"],
+}
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """A flow that imitates a little."""
+    folder = tmp_path_factory.mktemp("lab")
+    assert main(["collect", *WORDS, "episodes=6", f"out={folder}/data"]) == 0
+    small = ["policy.steps=2", "policy.net.mlp.hidden=[8]", "train.steps=5", "train.batch=8", *TRIAL]
+    assert main(["pretrain", "policy=flow", f"data={folder}/data", f"out={folder}/flow", *small]) == 0
+    return folder
+
+
+def refused(capsys, *words):
+    capsys.readouterr()
+    assert main(list(words)) == 2
+    _, err = capsys.readouterr()
+    assert err.startswith(f"burnish {words[0]}: ") and err.count("\n") == 1, err
+    return err
+
+
+def tried(run):
+    return [line["trial/return_mean"] for line in read_metrics(run) if "trial/return_mean" in line]
+
+
+@pytest.mark.parametrize("method", [pytest.param("residual_td3", marks=pytest.mark.slow), "dsrl"])
+def test_a_served_base_is_refined_and_found_again_by_the_verbs(lab, tmp_path, capsys, method):
+    """In one process and over the wire, the base tries equally well and the same command makes the same kind of run."""
+    policy, _ = load_policy(lab / "flow")
+    words = ["finetune", f"method={method}", *FEW, *METHODS[method], *TRIAL]
+    with served(policy) as server:
+        base = ["policy=remote", f"policy.url={server.url}"]
+        assert main([*words, *base, *WORDS, f"out={tmp_path}/run"]) == 0
+        assert main(["evaluate", f"policy.path={tmp_path}/run", *TRIAL]) == 0
+        assert main(["evaluate", *base, *WORDS, f"against={tmp_path}/run", *TRIAL]) == 0
+        assert "exact McNemar" in capsys.readouterr().out
+        # What was refined on top of it can be refined in its turn.
+        if method == "dsrl":
+            assert main([*words, f"policy.path={tmp_path}/run", f"out={tmp_path}/again"]) == 0
+    assert "no policy server answers" in refused(capsys, "evaluate", f"policy.path={tmp_path}/run", *TRIAL)
+    with served(policy) as server:
+        moved = f"policy.base={server.url}"
+        assert main(["evaluate", f"policy.path={tmp_path}/run", moved, *TRIAL]) == 0
+        resumed = [*words, "policy=remote", f"policy.url={server.url}", *WORDS, "total=24", "resume=true"]
+        assert "total" in refused(capsys, *resumed, f"out={tmp_path}/run")
+        assert main([*(word for word in resumed if word != "total=24"), f"out={tmp_path}/run"]) == 0
+    assert main([*words, f"policy.path={lab}/flow", *WORDS, f"out={tmp_path}/local"]) == 0
+    assert tried(tmp_path / "run")[0] == pytest.approx(tried(tmp_path / "local")[0], rel=1e-4)
+
+
+def test_names_are_translated_on_the_command_line(lab, capsys):
+    policy, _ = load_policy(lab / "flow")
+    with served(policy) as server:
+        words = ["evaluate", "policy=remote", f"policy.url={server.url}", *WORDS, *TRIAL]
+        assert main([*words, "policy.keys={state:state,goal:goal}"]) == 0
+        assert "names ['observation/state']" in refused(capsys, *words, "policy.keys={state:observation/state}")
+        assert "no setting 'policy.kys'" in refused(capsys, *words, "policy.kys={state:state}")
+    assert main(["evaluate", "policy=remote", "--help"]) == 0
+    assert "policy.keys={}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["evaluate", "policy=remote", "policy.url=ws://127.0.0.1:9"], "give env=..."),
+        (["evaluate", "policy=remote", "policy.url=ws://127.0.0.1:9", *WORDS], "no policy server answers"),
+        (["evaluate", "policy=remote", "policy.url=host", *WORDS], "write ws://host:port"),
+        (["evaluate", "policy=remote", *WORDS], "policy.url=... must be given"),
+        (["finetune", "policy=remote", "policy.url=ws://a:1", "method=dppo"], "give env=..."),
+        (
+            ["offline", "policy=remote", "policy.url=ws://a:1", "method=iql", "data=x"],
+            "this choice of policy is not for this verb",
+        ),
+        (["serve"], "policy.path=... must be given"),
+        (["serve", "policy.path=x", "port=99999"], "port=99999"),
+        (["serve", "policy.path=nowhere"], "nowhere"),
+    ],
+)
+def test_mistakes_are_one_sentence(words, sentence, capsys):
+    assert sentence in refused(capsys, *words)
+
+
+def test_a_place_is_given_only_to_what_has_one(lab, capsys):
+    message = refused(capsys, "evaluate", f"policy.path={lab}/flow", "policy.base=ws://127.0.0.1:9")
+    assert "refines none" in message
+
+
+def test_settings_of_a_checkpoint_choose_it_where_others_could_be_chosen(lab, capsys):
+    assert "is not a checkpoint" in refused(capsys, "finetune", "policy.path=nowhere", "method=dsrl")
+    assert "choose policy=... first" in refused(capsys, "finetune", "policy.url=ws://a:1", "method=dsrl")
+
+
+def test_a_method_that_needs_more_than_actions_says_so(lab, tmp_path, capsys):
+    policy, _ = load_policy(lab / "flow")
+    with served(policy) as server:
+        words = ["policy=remote", f"policy.url={server.url}", *WORDS, f"out={tmp_path}/run", "method.trained_steps=2"]
+        message = refused(capsys, "finetune", "method=dppo", *words)
+    assert "the one given is a RemotePolicy" in message and "method=residual_td3" in message
