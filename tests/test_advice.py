@@ -70,8 +70,8 @@ def success(policy: Any) -> float:
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
 def test_the_trap_and_the_way_out_of_it(seed):
-    """Success after 4000 decisions in 15 recorded seeds: 0.025 to 0.055 as it begins by default, 0.75 to 0.775 where time
-    costs something; the base has 0.26. The bounds are half way from the base."""
+    """Success after 4000 decisions in 15 recorded seeds: 0.025 to 0.055 as it begins by default, 0.75 to 0.775 where
+    time costs something; the base has 0.26. The bounds are half way from the base."""
     before = success(base())
     trapped, free = (played(steered(seed, reward_offset=offset), 4000) for offset in (0.0, 1.0))
     assert entropy_trap(trapped.learner, trapped.replay) is not None
