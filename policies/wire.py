@@ -23,9 +23,8 @@ import numpy as np
 from .core.errors import BurnishError
 
 LIMIT = 64 * 2**20  # bytes of a frame; 400 pictures of 224 x 224 pixels
-ENTRIES = (
-    2**16
-)  # of one list or map: large things are arrays, and a list of nothing costs eight bytes for each of its one
+# Of one list or map: large things are arrays, and a list of nothing costs eight bytes for each of its entries.
+ENTRIES = 2**16
 RANK = 16
 
 _CODES = ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
