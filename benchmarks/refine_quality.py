@@ -127,10 +127,11 @@ class Case:
         start = f"env={self.task}" if self.method in FAMILIES["from nothing"] else f"policy.path={BASES / self.task}"
         words = [start, self.experiment, f"seed={self.seed}", f"total={total}"]
         words += [f"out={self.folder}", f"threads={threads}", "resume=true", f"save_every={max(1, total // 4)}"]
-        words += [f"eval_every={max(1, total // EXAMS)}", f"log_every={max(1, total // 50)}"]
+        words += [f"eval_every={max(1, total // (2 if self.quick else EXAMS))}", f"log_every={max(1, total // 50)}"]
         words += [f"trial.episodes={16 if self.quick else 128}", f"trial.worlds={16 if self.quick else WORLDS}"]
         words += [f"data={self.demonstrations}"] if self.method in WITH_DATA else []
-        return words + (["method.loop.warmup=64"] if self.quick and hasattr(chosen.method.loop, "warmup") else [])
+        learns = self.quick and hasattr(chosen.method.loop, "warmup")
+        return words + (["method.loop.warmup=64", "method.loop.initial_updates=16"] if learns else [])
 
     @property
     def demonstrations(self) -> Path:
