@@ -80,6 +80,7 @@ class AliasedLearner:
 
     def update(self, batch: dict[str, Any]) -> Metrics:
         self.updates += 1
+        # The base is asked about the pictures that the critics see, so that what it answers belongs to them.
         fresh = {name: shifted(batch[name], self.config.image_shift, self.noise) for name in ("obs", "next_obs")}
         batch = {**batch, **fresh}
         metrics = self._critic_step(batch, distil=self.updates % self.distil_every == 0)

@@ -52,7 +52,7 @@ from ..policies.core.tree import map_tree
 from ..policies.core.types import Decision, Metrics, Obs, VecEnv
 from ..policies.gaussian import GaussianConfig, GaussianPolicy
 from ..policies.nets.critic import CriticConfig
-from ..policies.nets.encoder import shifted
+from ..policies.nets.encoder import require_shift, shifted
 from .diagnostics import distance
 from .loops import Assembly, OffPolicyConfig
 
@@ -87,6 +87,7 @@ class EXPOConfig:
     execution: Execution = Execution.eager
 
     def __post_init__(self) -> None:
+        require_shift("image_shift", self.image_shift)
         if not self.edit.squash:
             raise BurnishError("edit.squash=false: EXPO needs an edit that is bounded by tanh")
         for name in ("edit_bound", "lr", "actor_lr", "base_lr", "alpha"):

@@ -40,7 +40,7 @@ from ..policies.core.seed import generator as named_generator
 from ..policies.core.tree import index
 from ..policies.core.types import Actor, Decision, Metrics, Obs
 from ..policies.nets.critic import ValueConfig, ValueNet
-from ..policies.nets.encoder import shifted
+from ..policies.nets.encoder import require_shift, shifted
 from .rollout import flat
 
 # A further loss per row: (obs of the minibatch, the minibatch) -> (B,). Its mean is added, weighted by the method.
@@ -100,8 +100,7 @@ class PPOConfig:
         for name in ("lam", "min_lr_ratio"):
             if not 0 <= getattr(self, name) <= 1:
                 raise BurnishError(f"ppo.{name}={getattr(self, name)} must lie in [0, 1]")
-        if not 0 <= self.image_shift < 0.5:
-            raise BurnishError(f"ppo.image_shift={self.image_shift} is a share of an image and must lie in [0, 0.5)")
+        require_shift("ppo.image_shift", self.image_shift)
         ends = self.advantage_quantiles
         if ends is not None and (len(ends) != 2 or not 0 <= ends[0] < ends[1] <= 1):
             raise BurnishError(

@@ -28,7 +28,7 @@ from ..policies.core.seed import normal
 from ..policies.core.types import Decision, Metrics, Obs
 from ..policies.gaussian import GaussianConfig, GaussianLoss, GaussianPolicy
 from ..policies.nets.critic import CriticConfig
-from ..policies.nets.encoder import shifted
+from ..policies.nets.encoder import require_shift, shifted
 from ..policies.nets.mlp import Activation
 from .critics import fresh_critic, saturation, spread
 from .descent import adam, descend
@@ -67,6 +67,7 @@ class TD3Config:
     execution: Execution = Execution.eager
 
     def __post_init__(self) -> None:
+        require_shift("image_shift", self.image_shift)
         if not self.agent.squash:
             raise BurnishError("agent.squash=false: TD3 needs an actor that is bounded by tanh")
         for name in ("lr", "actor_lr", "tau"):

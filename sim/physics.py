@@ -82,8 +82,8 @@ class Column:
 
 
 class Crew:
-    """Threads that wait for work. Two queues cost a third of what an executor's futures do, and a tick of few worlds
-    is so short that this can be measured."""
+    """Threads that wait for work. Two queues do less than an executor's futures, and a tick of few worlds is so short
+    that this shows."""
 
     def __init__(self, threads: int) -> None:
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()

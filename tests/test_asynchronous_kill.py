@@ -53,7 +53,10 @@ def intact(replay: Replay, lives: int) -> None:
 def killed_at_random(kills: int, seed: int, **options: Any) -> None:
     """Whatever the learner was doing, it notices within a second, and nothing that had arrived is lost."""
     chance, told = random.Random(seed), []
-    tell = lambda line: told.append((time.monotonic(), line))  # noqa: E731
+
+    def tell(line: str) -> None:
+        told.append((time.monotonic(), line))
+
     total = 100 + 60 * kills
     both = together(telling, Telling(PLAIN, 0.002), seed=seed, total=total, tell=tell, **options)
     both.learner.pause = lambda: chance.choice((0.0, 0.003))

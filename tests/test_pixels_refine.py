@@ -15,7 +15,12 @@ from torch import nn
 
 import burnish.policies.nets.encoder as encoder
 from burnish.finetune.build import METHODS, has, prepare
+from burnish.finetune.expo import EXPOConfig
 from burnish.finetune.loops import OffPolicy
+from burnish.finetune.ppo import PPOConfig
+from burnish.offline.sac import SACConfig
+from burnish.offline.td3 import TD3Config
+from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import agent_spec
 from burnish.policies.horizon import ChunkController
@@ -121,3 +126,10 @@ def test_the_same_picture_is_acted_on_in_the_same_way_twice(monkeypatch):
     obs = make_env(WORLD, 4).reset()
     acts = [lab.loop.learner.policy.act(obs, generator=torch.Generator().manual_seed(1)) for _ in range(2)]
     assert torch.equal(*acts)
+
+
+@pytest.mark.parametrize("config", [SACConfig, TD3Config, EXPOConfig, PPOConfig])
+def test_a_shift_is_less_than_half_of_a_picture(config):
+    with pytest.raises(BurnishError, match=r"image_shift=0.5 is a share of an image and must lie in \[0, 0.5\)"):
+        config(image_shift=0.5)
+    assert config(image_shift=0.0).image_shift == 0

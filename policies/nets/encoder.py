@@ -51,6 +51,11 @@ def is_image(key: str) -> bool:
     return key.startswith(("image.", "goal_image."))
 
 
+def require_shift(name: str, share: float) -> None:
+    if not 0 <= share < 0.5:
+        raise BurnishError(f"{name}={share} is a share of an image and must lie in [0, 0.5)")
+
+
 def shifted(obs: Obs, share: float, generator: torch.Generator) -> Obs:
     """Each row's images moved by up to ``share`` of their shorter side (DrQ-v2, Yarats et al. 2021, arXiv 2107.09645:
     4 pixels of 84). Without images nothing is drawn."""
