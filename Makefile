@@ -12,7 +12,7 @@ MUJOCO_NEXT := mujoco==4.0.0
 FOLDERS := policies sim finetune offline real_robot configs
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help venv dev quickstart test lint wheel-smoke test-mujoco-next clean
+.PHONY: help venv dev quickstart test lint docs wheel-smoke test-mujoco-next clean
 
 help: ## this list
 	@grep -h -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -42,8 +42,12 @@ lint: venv dev ## ruff and pyright
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
+# mkdocs would advertise its successor in every build. Not with --quiet, which would not count the warnings either.
+docs: venv ## the documentation in site/, where a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 # An old build/lib would put deleted modules into the wheel. The tests are copied out of the tree, where nothing but the
-# wheel can be imported as `burnish` (tests/conftest.py checks it); the two that examine the tree itself stay behind.
+# wheel can be imported as `burnish` (tests/conftest.py checks it); those that examine the tree itself stay behind.
 wheel-smoke: venv ## build the wheel, install it into a fresh venv elsewhere, run the fast tests there
 	rm -rf build dist
 	$(BIN)/python -m pip wheel -q --no-deps -w dist .
@@ -52,8 +56,8 @@ wheel-smoke: venv ## build the wheel, install it into a fresh venv elsewhere, ru
 	$(PYTHON) -m venv $$away/venv; \
 	$$away/venv/bin/python -m pip install -q -c constraints.txt $(TORCH); \
 	$$away/venv/bin/python -m pip install -q -c constraints.txt "$$(echo $$PWD/dist/burnish-*.whl)[test]"; \
-	cp -r tests benchmarks pyproject.toml README.md $$away; \
-	rm $$away/tests/test_structure.py $$away/tests/test_packaging.py; \
+	cp -r tests benchmarks docs pyproject.toml README.md $$away; \
+	rm $$away/tests/test_structure.py $$away/tests/test_packaging.py $$away/tests/test_docs.py; \
 	cd $$away; \
 	venv/bin/burnish --help >/dev/null; \
 	BURNISH_WHEEL=1 venv/bin/python -m pytest -n 2 -rs -m 'not slow'
@@ -72,5 +76,5 @@ test-mujoco-next: venv ## our own code on the next MuJoCo
 	$(NEXT)/bin/python -m pytest -rs -m 'sim and not slow'
 
 clean: ## everything that make made
-	rm -rf $(VENV) .dev build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .dev build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# System libraries that the tests need: EGL and OSMesa, with which MuJoCo draws without a screen.
+# What the tests need of the system: EGL and OSMesa, with which MuJoCo draws without a screen, and a browser that looks at
+# the page of `burnish report`.
 # Installs what is missing where it has the right to; elsewhere it says what to install. Never fails for that reason:
 # `burnish doctor` and the tests that need a library say what is wrong.
 set -euo pipefail
@@ -17,6 +18,7 @@ need libEGL.so.1 libegl1
 need libEGL_mesa.so.0 libegl-mesa0
 need libGL.so.1 libgl1
 need libOSMesa.so libosmesa6
+command -v chromium >/dev/null || missing+=(chromium)
 
 if [ ${#missing[@]} -eq 0 ]; then
     echo "system packages: all present"

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import machine, options, page, publish, table
+from measure import machine, markdown, options, page, publish, table
 
 from burnish.policies.__main__ import GROUPS, PretrainConfig
 from burnish.policies.build import build_policy
@@ -31,6 +31,7 @@ from burnish.policies.core.evaluate import evaluate, evaluation_seeds
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.seed import derive
 from burnish.policies.core.spec import PolicySpec
+from burnish.policies.core.threads import usable_cores
 from burnish.policies.core.types import Controller, VecEnv
 from burnish.policies.data.episodes import Episodes
 from burnish.policies.horizon import ChunkController
@@ -42,7 +43,6 @@ from burnish.sim.collect import collect
 from burnish.sim.experts import LEVELS, SCRIPTED, make_expert
 from burnish.sim.experts.insert import contact_depths
 from burnish.sim.frozen import variants
-from burnish.sim.physics import usable_cores
 from burnish.sim.tasks.insert import InsertConfig
 
 WORLDS = 50
@@ -178,7 +178,7 @@ def main() -> None:
     report = {"machine": machine(torch.device("cpu")), "quick": chosen.quick, "rows": ordered}
     report |= {"episodes": episodes, "demonstrations": demos}
     publish(path, report, table(ordered, columns), result)
-    page(path, ordered, columns)
+    page(path, markdown(ordered, columns))
 
 
 if __name__ == "__main__":

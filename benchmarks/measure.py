@@ -144,14 +144,27 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def page(path: Path, rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> None:
-    """The table as Markdown beside the JSON file, for the documents to point at."""
-    lines = [f"Written by `python benchmarks/{Path(sys.argv[0]).name}`.", "", "| " + " | ".join(columns) + " |"]
-    lines.append("| --- " * len(columns) + "|")
+def markdown(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
+    lines = ["| " + " | ".join(columns) + " |", "| --- " * len(columns) + "|"]
     for row in rows:
         cells = ("-" if row[key] is None else format(row[key], kind) for key, kind in columns.items())
         lines.append("| " + " | ".join(cells) + " |")
-    path.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return "\n".join(lines) + "\n"
+
+
+def page(path: Path, *tables: str) -> None:
+    """Tables in Markdown beside the JSON file, for the documents to point at."""
+    text = f"Written by `python benchmarks/{Path(sys.argv[0]).name}`.\n\n" + "\n".join(tables)
+    path.with_suffix(".md").write_text(text, encoding="utf-8")
+
+
+def embed(document: Path, name: str, text: str) -> None:
+    """Put a table where a document keeps its place, between `<!-- name -->` and `<!-- end -->`."""
+    before, mark, rest = document.read_text(encoding="utf-8").partition(f"<!-- {name} -->\n")
+    _, end, after = rest.partition("<!-- end -->")
+    if not mark or not end:
+        raise ValueError(f"{document} has no place for {name}: a line <!-- {name} --> and a line <!-- end -->")
+    document.write_text(f"{before}{mark}{text}{end}{after}", encoding="utf-8")
 
 
 def publish(path: Path, report: Mapping[str, Any], text: str, result: Mapping[str, float]) -> None:

@@ -26,8 +26,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import burnish.policies  # noqa: F401  # before torch: it says how torch's threads wait
+
+# isort: split
 import torch
-from measure import MatmulPeak, machine, options, page, publish, table
+from measure import MatmulPeak, machine, markdown, options, page, publish, table
 from sim_peers import Effort, worlds
 from sim_speed import Limit, Ours, compiled, record
 from torch.utils.flop_counter import FlopCounterMode
@@ -184,7 +187,7 @@ def main() -> None:
     report = {"machine": machine(torch.device("cpu")), "quick": chosen.quick, "threads": chosen.threads, "rows": rows}
     path = chosen.out / ("onpolicy_speed_quick.json" if chosen.quick else "onpolicy_speed.json")
     publish(path, report, table(rows, COLUMNS), result)
-    page(path, rows, COLUMNS)
+    page(path, markdown(rows, COLUMNS))
 
 
 if __name__ == "__main__":

@@ -6,17 +6,21 @@ A run is `burnish finetune policy.path=BASE experiment=TASK/METHOD seed=SEED`, i
 it is one JSON file, `results/refine_quality/TASK/METHOD-SEED.json`, so runs that are there are not repeated, and one
 that was killed goes on from its last checkpoint. The budget is the task's number of control steps, for every method.
 
-* **Bases** lie in `benchmarks/bases/TASK`: imitated from 100 clumsy demonstrations (Hopper, Walker2d: from recordings
-  of mixed quality) by the recipe of `bases.py`. `--bases` makes those that are missing; what is there never changes.
-* **Curves** are success on 128 seeds of the stream "select", at tenths of the budget; nothing is chosen by them.
+* **Bases** lie in `benchmarks/bases/TASK`: imitated from 100 clumsy demonstrations by the recipe of `bases.py`; of the
+  running robots, from 100 recordings of mixed quality (`runners.py`). `--bases` makes those that are missing; what is
+  there never changes.
+* **Curves** are success on 64 seeds of the stream "select" (`insert`: 128), at tenths of the budget; nothing is
+  chosen by them.
 * **The end** is the last policy, on 512 seeds of the stream "refine_quality", paired with the base on the same seeds.
+* **Running robots** report no success; what stands for it is the return over that of the expert of D4RL (arXiv
+  2004.07219), on 32 seeds for the curves and 128 in the end.
 * **Minutes** are by the clock of the run, with its exams and its checkpoints.
 
-`--report` prints the table of the runs that are there and writes it. RESULT: of the best latent and the best residual
-method on `insert`, by the worst seed, the better one (``insert_best``), the other one (``insert_second``), and the
-minutes of the slowest run of the two (``insert_minutes``); the best worst seed on the hidden level (``insert_hard``);
-the lowest bound of the 95 % intervals of the paired differences, of all runs that began with the base
-(``worst_lower_bound``); what is not there is -1.
+`--report` prints the tables of the runs that are there and writes them, into docs/choosing.md too. RESULT: of the best
+latent and the best residual method on `insert` (by the worst seed, then by the slowest), the better one
+(``insert_best``), the other one (``insert_second``), and the minutes of the slowest run of the two
+(``insert_minutes``); the best worst seed on the hidden level (``insert_hard``); the lowest bound of the 95 % intervals
+of the paired differences, of all runs that began with the base (``worst_lower_bound``); what is not there is -1.
 """
 
 from __future__ import annotations
@@ -36,7 +40,8 @@ from typing import Any
 
 import torch
 from bases import DEMONSTRATIONS_SEED, demonstrations, imitated, world
-from measure import machine, options, page, publish, table
+from measure import RESULTS, embed, machine, markdown, options, page, publish, table
+from runners import recordings
 
 from burnish.finetune.__main__ import GROUPS, FinetuneConfig
 from burnish.policies.__main__ import origin_of, world_for
@@ -45,23 +50,26 @@ from burnish.policies.core.checkpoint import save
 from burnish.policies.core.cli import compose, to_object
 from burnish.policies.core.config import to_data
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.evaluate import Evaluation, compare_two, evaluate, evaluation_seeds
+from burnish.policies.core.evaluate import Evaluation, compare_returns, compare_two, evaluate, evaluation_seeds
 from burnish.policies.core.run import read_metrics
+from burnish.policies.core.threads import usable_cores
 from burnish.policies.horizon import controller_for
-from burnish.sim.physics import usable_cores
 
 HERE = Path(__file__).resolve().parent
 BASES = HERE / "bases"
+CHOOSING = HERE.parent / "docs" / "choosing.md"
 RUNS = HERE.parent / "runs" / "refine_quality"
-EPISODES, WORLDS, EXAMS = 512, 64, 10
+WORLDS, EXAMS = 64, 10
 GOAL = 0.95
 QUICK = 0.01  # of the budget
 
 
 @dataclass(frozen=True)
 class Task:
-    steps: int  # control steps of every run
     methods: tuple[str, ...]
+    unit: float | None = None  # the return that counts as 1 where a world knows no success
+    episodes: int = 512
+    exam: int = 64  # episodes of a point of the curves
 
 
 FAMILIES = {
@@ -74,16 +82,23 @@ FAMILIES = {
 }
 WITH_DATA = ("rlpd",)  # the demonstrations that the base has imitated
 EVERY = tuple(name for names in FAMILIES.values() for name in names)
+SOME = ("dsrl", "rfs", "residual_sac", "residual_ppo", "reinflow", "dppo")
 TASKS = {
-    "insert": Task(100_000, EVERY),
-    "insert_hidden": Task(300_000, ("dsrl", "rfs", "residual_sac", "residual_ppo")),
-    "push": Task(300_000, EVERY),
+    "insert": Task(EVERY, exam=128),
+    "insert_hidden": Task(("dsrl", "rfs", "residual_sac", "residual_ppo")),
+    "push": Task(EVERY),
+    "pick_place": Task(SOME),
+    "avoid": Task(SOME),
+    "hopper": Task(SOME, unit=3234.3, episodes=128, exam=32),
+    "walker2d": Task(SOME, unit=4592.3, episodes=128, exam=32),
 }
 
 
 def make_base(task: str) -> None:
     config = world(task)
-    policy = imitated(demonstrations(config, "clumsy", 100), None, seed=2)
+    running = TASKS[task].unit is not None
+    data = recordings(config, 100, DEMONSTRATIONS_SEED) if running else demonstrations(config, "clumsy", 100)
+    policy = imitated(data, None, seed=2)
     save(BASES / task / "policy", config=describe(policy, {"env": origin_of(config)}), state=policy.state_dict())
 
 
@@ -98,6 +113,15 @@ def examined(path: Path, episodes: int) -> Evaluation:
     env = world_for(policy.spec, origin["env"], min(WORLDS, episodes), torch.device("cpu"))
     controller = controller_for(policy, env.num_envs)
     return evaluate(env, controller, evaluation_seeds(episodes, stream="refine_quality"))
+
+
+def compared_in(task: Task, a: Evaluation, b: Evaluation) -> dict[str, float]:
+    """By success, or by returns in the task's unit under the same names."""
+    if task.unit is None:
+        return compare_two(a, b).to_dict()
+    numbers = compare_returns(a, b).to_dict()
+    counts = ("episodes", "confidence")
+    return {key.replace("_mean", "_rate"): x if key in counts else x / task.unit for key, x in numbers.items()}
 
 
 @functools.cache
@@ -128,7 +152,10 @@ class Case:
         words = [start, self.experiment, f"seed={self.seed}", f"total={total}"]
         words += [f"out={self.folder}", f"threads={threads}", "resume=true", f"save_every={max(1, total // 4)}"]
         words += [f"eval_every={max(1, total // (2 if self.quick else EXAMS))}", f"log_every={max(1, total // 50)}"]
-        words += [f"trial.episodes={16 if self.quick else 128}", f"trial.worlds={16 if self.quick else WORLDS}"]
+        words += [
+            f"trial.episodes={16 if self.quick else TASKS[self.task].exam}",
+            f"trial.worlds={16 if self.quick else WORLDS}",
+        ]
         words += [f"data={self.demonstrations}"] if self.method in WITH_DATA else []
         learns = self.quick and hasattr(chosen.method.loop, "warmup")
         return words + (["method.loop.warmup=64", "method.loop.initial_updates=16"] if learns else [])
@@ -147,6 +174,8 @@ def refine(case: Case, threads: int) -> None:
     case.folder.parent.mkdir(parents=True, exist_ok=True)
     if case.method in WITH_DATA and not case.demonstrations.exists():
         words = [f"env={case.task}", "expert=clumsy", "episodes=100", f"seed={DEMONSTRATIONS_SEED}"]
+        reward = getattr(configured(case.experiment).env, "reward", None)
+        words += [] if reward is None else [f"env.reward={reward.value}"]
         subprocess.run(
             [sys.executable, "-m", "burnish.sim", "collect", *words, f"out={case.demonstrations}"],
             check=True,
@@ -162,14 +191,16 @@ def refine(case: Case, threads: int) -> None:
 
 def conclude(case: Case) -> None:
     """Look at what the run left, and write it down."""
-    episodes = 32 if case.quick else EPISODES
+    task = TASKS[case.task]
+    episodes = 32 if case.quick else task.episodes
     base_file = case.results / case.task / "base.json"
     if not base_file.exists():
         examined(BASES / case.task, episodes).save(base_file)
     end, base = examined(case.folder, episodes), Evaluation.load(base_file)
-    compared = compare_two(end, base)
-    rows = [row for row in read_metrics(case.folder) if "trial/success_rate" in row]
-    curve = [(row.get("control_steps", 0.0), row["time/elapsed_s"], row["trial/success_rate"]) for row in rows]
+    compared = compared_in(task, end, base)
+    key = "trial/success_rate" if task.unit is None else "trial/return_mean"
+    rows = [row for row in read_metrics(case.folder) if key in row]
+    curve = [(row.get("control_steps", 0.0), row["time/elapsed_s"], row[key] / (task.unit or 1)) for row in rows]
     private = ("policy.path", "out=", "threads", "resume", "data=")
     found = {
         "task": case.task,
@@ -179,8 +210,8 @@ def conclude(case: Case) -> None:
         "words": [word for word in case.words(1) if not word.startswith(private)],
         "settings": to_data(configured(case.experiment).method),
         "machine": machine(torch.device("cpu")),
-        "success": compared.a_rate,
-        "compared": compared.to_dict(),
+        "success": compared["a_rate"],
+        "compared": compared,
         "steps": curve[-1][0],
         "minutes": curve[-1][1] / 60,
         "curve": curve,  # control steps, seconds, success on the seeds for selection
@@ -242,11 +273,35 @@ COLUMNS = {"task": "", "method": "", "family": "", "seeds": "d", "base": ".3f", 
 COLUMNS |= {"change": "+.3f", "lower_bound": "+.3f", "steps": ",.0f", "minutes": ".1f", "minutes_to_goal": ".1f"}
 
 
+def over_tasks(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row per method, over the tasks that it has runs of."""
+    found = []
+    for method in EVERY:
+        mine = [row for row in rows if row["method"] == method]
+        if mine:
+            found.append(
+                {
+                    "method": method,
+                    "family": mine[0]["family"],
+                    "tasks": len(mine),
+                    "runs": sum(row["seeds"] for row in mine),
+                    "median_change": statistics.median(row["change"] for row in mine),
+                    "worst_change": min(row["change"] for row in mine),
+                    "lower_bound": min(row["lower_bound"] for row in mine),
+                }
+            )
+    return sorted(found, key=lambda row: -row["median_change"])
+
+
+OVER_TASKS = {"method": "", "family": "", "tasks": "d", "runs": "d", "median_change": "+.3f", "worst_change": "+.3f"}
+OVER_TASKS |= {"lower_bound": "+.3f"}
+
+
 def result(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     found = dict.fromkeys(("insert_best", "insert_second", "insert_minutes", "insert_hard", "worst_lower_bound"), -1.0)
     easy = [row for row in rows if row["task"] == "insert"]
     best = [
-        max((row for row in easy if row["family"] == family), key=lambda row: row["worst"], default=None)
+        max((x for x in easy if x["family"] == family), key=lambda x: (x["worst"], -x["minutes"]), default=None)
         for family in ("latent", "residual")
     ]
     if None not in best:
@@ -289,13 +344,21 @@ def main() -> None:
         for method in TASKS[task].methods
         if method in chosen.methods
     ]
+    without = sorted({case.task for case in cases if not (BASES / case.task).exists()})
+    if without and not chosen.report:
+        parser.error(f"no base of {', '.join(without)} yet; --bases --tasks {' '.join(without)} makes it")
     if not chosen.report:
         play([case for case in cases if not case.result.exists()], chosen.jobs)
     rows = rows_of(results)
-    report = {"machine": machine(torch.device("cpu")), "quick": chosen.quick, "episodes": EPISODES, "rows": rows}
+    methods = over_tasks(rows)
+    report = {"machine": machine(torch.device("cpu")), "quick": chosen.quick, "rows": rows, "methods": methods}
     path = results.with_suffix(".json")
-    publish(path, report, table(rows, COLUMNS), result(rows))
-    page(path, rows, COLUMNS)
+    publish(path, report, table(rows, COLUMNS) + "\n\n" + table(methods, OVER_TASKS), result(rows))
+    tables = {"refine_quality": markdown(rows, COLUMNS), "refine_quality_methods": markdown(methods, OVER_TASKS)}
+    page(path, *tables.values())
+    if chosen.out == RESULTS and not chosen.quick:
+        for name, text in tables.items():
+            embed(CHOOSING, name, text)
 
 
 if __name__ == "__main__":

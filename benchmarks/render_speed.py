@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import machine, options, page, publish, table
+from measure import machine, markdown, options, page, publish, table
 from tqdm import tqdm
 
 from burnish.sim.build import make_env
@@ -133,7 +133,7 @@ def main() -> None:
     }
     path = chosen.out / ("render_speed_quick.json" if chosen.quick else "render_speed.json")
     publish(path, report, f"{head}\n\n{table(rows, COLUMNS)}", result)
-    page(path, rows, COLUMNS)
+    page(path, markdown(rows, COLUMNS))
 
 
 if __name__ == "__main__":

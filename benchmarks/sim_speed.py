@@ -37,7 +37,7 @@ import mujoco
 import numpy as np
 import torch
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
-from measure import machine, options, page, publish, table
+from measure import machine, markdown, options, page, publish, table
 from mujoco import rollout
 from sim_peers import ENVPOOL, GYMNASIUM, Effort, Envpool, Gymnasium, install_envpool, single, worlds
 from tqdm import tqdm
@@ -318,7 +318,7 @@ def main() -> None:
     }
     path = chosen.out / ("sim_speed_quick.json" if chosen.quick else "sim_speed.json")
     publish(path, report, table(rows, COLUMNS), result(rows))
-    page(path, rows, COLUMNS)
+    page(path, markdown(rows, COLUMNS))
 
 
 if __name__ == "__main__":

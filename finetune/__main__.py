@@ -20,6 +20,7 @@ from ..policies.__main__ import (
     fingerprint,
     origin_of,
     say,
+    seen_by,
     trial_of,
     where_of,
     world_for,
@@ -31,7 +32,7 @@ from ..policies.core.config import to_data
 from ..policies.core.errors import BurnishError
 from ..policies.core.evaluate import Evaluation, evaluate, evaluation_seeds
 from ..policies.core.interrupt import interruptible
-from ..policies.core.run import Run
+from ..policies.core.run import OnLog, Run
 from ..policies.core.scale import ScaledEnv
 from ..policies.core.seed import derive
 from ..policies.core.spec import EnvSpec, PolicySpec, agent_spec
@@ -90,6 +91,7 @@ class FinetuneConfig:
     data: str | None = None  # a folder of recordings, part of every batch of the methods that can use them
     expert: str | None = None  # for the methods that learn from people: how good the scripted one is who takes over
     out: str = "runs/refined"
+    track: list[str] = field(default_factory=list)  # besides JSONL and TensorBoard: wandb, trackio, rerun
     log_every: int = 1000
     save_every: int = 20_000
     eval_every: int = 0  # 0: only before and after
@@ -108,10 +110,16 @@ class FinetuneConfig:
 
 
 def finetune(config: FinetuneConfig) -> int:
+    return carry_out(config, *refinement(config))
+
+
+def refinement(config: FinetuneConfig, base: Any = None, env: VecEnv | None = None) -> tuple[Work, Any]:
+    """What is to be done, ready to start, and the loop in it. ``base`` and ``env`` are what a program hands in where
+    settings can name none."""
     device, name = prepare_machine(config.device, config.threads), method_name(config.method)
     if config.view is not None:
         config.method = on_view(config.method, config.view)
-    base, world, spec, env = scene(config, device, config.seed)
+    base, world, spec, env = scene(config, device, config.seed, base, env)
     warmup = getattr(getattr(config.method, "loop", None), "warmup", 0)
     if config.total <= warmup:
         raise BurnishError(
@@ -145,7 +153,7 @@ def finetune(config: FinetuneConfig) -> int:
         learner=learner,
         base=base,
         trial=trial_of(world, learner.policy.spec, config.trial, device),
-        origin={"env": world, "method": name, "base": None if base is None else where_of(config.policy)},
+        origin={"env": world, "method": name, "base": None if config.policy is None else where_of(config.policy)},
         identity={
             "method": name,
             "env": world,
@@ -156,9 +164,16 @@ def finetune(config: FinetuneConfig) -> int:
         iterations=loop.iterations(config.total),
         reached=lambda: loop.ledger.decisions,
     )
+    return work, loop
+
+
+def carry_out(config: FinetuneConfig, work: Work, loop: Any, *, keep: bool = True, on_log: OnLog | None = None) -> int:
+    per_iteration, training = loop.decisions_per_iteration, work.training
     with closing(training) if isinstance(training, Asynchronous) else nullcontext():
-        status = improve(config, work, config.total, per_iteration=loop.decisions_per_iteration, unit="decisions")
-    if getattr(config.method, "keep_zip", False):
+        status = improve(
+            config, work, config.total, per_iteration=per_iteration, unit="decisions", keep=keep, on_log=on_log
+        )
+    if keep and getattr(config.method, "keep_zip", False):
         target = Path(config.out) / "sb3.zip"
         loop.learner.model.save(target)
         say(
@@ -168,14 +183,19 @@ def finetune(config: FinetuneConfig) -> int:
 
 
 def scene(
-    config: FinetuneConfig, device: torch.device, seed: int
+    config: FinetuneConfig, device: torch.device, seed: int, base: Any = None, env: VecEnv | None = None
 ) -> tuple[Any, dict[str, Any] | None, PolicySpec, VecEnv]:
     """The base, which world it acts in, as what, and that world; ``seed`` decides the episodes."""
-    base, origin = starting_policy(config.policy, device, config.env)
+    origin = getattr(base, "origin", {})
+    if base is None:
+        base, origin = starting_policy(config.policy, device, config.env)
     require(method_name(config.method), base)
-    world = origin_of(config.env) or origin.get("env")
-    spec = base.spec if base is not None else _spec_in(world, getattr(config.method, "history", 1))
-    return base, world, spec, world_for(spec, world, config.worlds, device, seed=seed)
+    world = None if env is not None else origin_of(config.env) or origin.get("env")
+    if base is not None:
+        spec = base.spec
+    else:
+        spec = _spec_in(_specified(world) if env is None else env.spec, getattr(config.method, "history", 1))
+    return base, world, spec, world_for(spec, world, config.worlds, device, seed) if env is None else seen_by(spec, env)
 
 
 def apart(config: FinetuneConfig, loop: Any) -> Asynchronous:
@@ -222,7 +242,8 @@ def intervener(
                 "expert=clean or expert=noisy"
             )
         return None
-    assert world is not None, "there is an env"
+    if world is None:
+        raise BurnishError("an expert plays in worlds that settings name; give env=... instead of an object")
     raw = env
     while isinstance(raw, Wrapper):
         raw = raw.env
@@ -235,12 +256,15 @@ def intervener(
     return make_expert(world_from(world), config.worlds, config.expert, seed=seed, device=raw.device, env=raw)
 
 
-def _spec_in(world: dict[str, Any] | None, history: int) -> PolicySpec:
+def _spec_in(world: EnvSpec, history: int) -> PolicySpec:
     """Of a policy that starts from nothing: it sees the world as it is, and commands the whole of its actuators."""
+    return replace(agent_spec(world, history=1), history=history, action=world.action)
+
+
+def _specified(world: dict[str, Any] | None) -> EnvSpec:
     if world is None:
         raise BurnishError("without a policy nothing says which world to act in; give env=...")
-    raw: EnvSpec = make_env(world_from(world), 1).spec
-    return replace(agent_spec(raw, history=1), history=history, action=raw.action)
+    return make_env(world_from(world), 1).spec
 
 
 @dataclass
@@ -258,6 +282,7 @@ class DistillConfig:
     trial: TrialConfig = field(default_factory=TrialConfig)
     worlds: int = 50
     out: str = "runs/student"
+    track: list[str] = field(default_factory=list)  # besides JSONL and TensorBoard: wandb, trackio, rerun
     seed: int = 0
     device: str = "cpu"
     threads: int = 0  # 0: as torch chooses
@@ -300,8 +325,8 @@ def distill(config: DistillConfig) -> int:
         return read_lerobot(folder)
 
     settings = to_data(config) | {"identity": identity}
-    free = {"resume", "threads", "out", "teachers", "policy.path"}
-    with Run(out, settings, resume=config.resume, changeable=free, progress_every_s=10) as run:
+    free = {"resume", "threads", "out", "track", "teachers", "policy.path"}
+    with Run(out, settings, resume=config.resume, changeable=free, progress_every_s=10, trackers=config.track) as run:
         if run.start == 0:
             plays = scenes(teachers, config.episodes, seed=config.seed)
             with interruptible() as stop:

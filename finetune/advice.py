@@ -5,6 +5,10 @@
 worth its reward once, but going on is worth alpha H / (1 - gamma): an agent that gains more by going on learns to avoid
 the goal. Training looks healthy (the return with entropy rises) while success falls. A cost of time, or targets without
 the bonus, takes the reason away.
+
+**The quitting trap** is its mirror image. Where every decision costs something, and an episode can end by failing (the
+thing to be pushed is out of reach), failing soon costs less than trying on: an agent learns to fail. A reward of
+progress, or none until success, takes the reason away.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from ..policies.core.types import Metrics
 
 ROWS = 4096  # latest decisions that are looked at
 SAMPLE = 256  # of them, on which the entropy is measured
+FAILURES = 0.1  # share of the episodes that end by failing, from which on it is worth a sentence
 
 
 def soft_learner(learner: Any) -> SAC | None:
@@ -62,17 +67,39 @@ def entropy_trap(learner: Any, replay: Replay) -> str | None:
     )
 
 
+def quitting_trap(replay: Replay, metrics: Metrics) -> str | None:
+    """A sentence, if each decision costs something and episodes end by failing; ``metrics`` are those of the loop."""
+    failure = float(metrics.get("episode/failure", 0.0))
+    if failure < FAILURES or len(replay) == 0:
+        return None
+    recent = replay.latest(-(-ROWS // replay.num_envs))
+    going_on = recent["reward"].flatten()[~recent["terminated"].flatten()]
+    if not len(going_on) or bool((going_on >= 0).any()):
+        return None
+    return (
+        f"advice: every decision costs this agent {-float(going_on.mean()):.3g}, and {failure:.0%} of the episodes end "
+        "by failing, which costs nothing more: it may learn to fail soon. Take no cost of time (reward_offset=0, with "
+        "sac.backup_entropy=false against the entropy trap), or a reward of progress (env.reward=dense where the world "
+        "has it)"
+    )
+
+
 def advised(loop: Any, say: Callable[[str], None]) -> Callable[[], Metrics]:
-    """The report of a loop, which looks for what there is to advise, and says a sentence once."""
-    if soft_learner(loop.learner) is None:
+    """The report of a loop, which looks for what there is to advise, and says each sentence once."""
+    if not hasattr(loop, "replay"):
         return loop.report
+    soft = soft_learner(loop.learner) is not None
     said: set[str] = set()
 
     def report() -> Metrics:
-        sentence = entropy_trap(loop.learner, loop.replay)
-        if sentence is not None and not said:
-            say(sentence)
-            said.add(sentence)
-        return {**loop.report(), "advice/entropy_trap": float(sentence is not None)}
+        metrics: Metrics = dict(loop.report())
+        found = {"quitting_trap": quitting_trap(loop.replay, metrics)}
+        if soft:
+            found["entropy_trap"] = entropy_trap(loop.learner, loop.replay)
+        for name, sentence in found.items():
+            if sentence is not None and name not in said:
+                say(sentence)
+                said.add(name)
+        return metrics | {f"advice/{name}": float(sentence is not None) for name, sentence in found.items()}
 
     return report

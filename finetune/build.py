@@ -133,6 +133,16 @@ def method_name(config: Any) -> str:
     raise BurnishError(f"{type(config).__name__} is not the configuration of a refinement; {did_you_mean('', CHOICES)}")
 
 
+def decision_ticks(config: Any, execute: int | None) -> int:
+    """Control ticks of one decision of a method, which only an end cuts short; ``execute`` are those of its base's
+    chunks, None without a base. A budget of control steps is so many decisions."""
+    if isinstance(config, (ResidualPPOConfig, ResidualTD3Config)) or getattr(config, "view", None) is View.residual:
+        return 1
+    if execute is None or isinstance(config, RPDConfig) or getattr(config, "view", None) is View.plain:
+        return getattr(config, "execute", 1)
+    return execute
+
+
 def has(base: Any, needs: Needs) -> bool:
     """Whether a base offers what is needed. Controllers act too, at control time."""
     if needs is Needs.view:

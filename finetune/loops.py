@@ -64,7 +64,7 @@ class Ledger:
         self.decisions = 0
         self.ticks = torch.zeros((), dtype=torch.int64, device=device)
         self._running = torch.zeros(2, num_envs, dtype=torch.float64, device=device)  # reward, ticks of this episode
-        self._sums = torch.zeros(4, dtype=torch.float64, device=device)  # episodes, reward, ticks, successes
+        self._sums = torch.zeros(5, dtype=torch.float64, device=device)  # episodes, reward, ticks, successes, failures
         self._won = torch.zeros(num_envs, dtype=torch.bool, device=device)
         self._reports_success = False
 
@@ -76,7 +76,8 @@ class Ledger:
             self._reports_success = True
             self._won |= outcome.info["success"].bool()
         ended = outcome.ended
-        facts = torch.stack([torch.ones_like(self._running[0]), *self._running, self._won.double()])
+        failed = outcome.terminated & ~self._won
+        facts = torch.stack([torch.ones_like(self._running[0]), *self._running, self._won.double(), failed.double()])
         self._sums += (facts * ended).sum(1)
         self._running *= ~ended
         self._won &= ~ended
@@ -87,13 +88,14 @@ class Ledger:
         self._won.zero_()
 
     def report(self) -> Metrics:
-        """Means over the episodes since the last report; "reward" is discounted within each chunk only."""
+        """Means over the episodes since the last report; "reward" is discounted within each chunk only, and "failure"
+        is an end without success before the time is over."""
         metrics: Metrics = {"decisions": self.decisions, "control_steps": self.ticks}
-        count, reward, ticks, successes = self._sums.tolist()
+        count, reward, ticks, successes, failures = self._sums.tolist()
         if count:
             metrics |= {"episode/count": count, "episode/reward": reward / count, "episode/length": ticks / count}
             if self._reports_success:
-                metrics["episode/success"] = successes / count
+                metrics |= {"episode/success": successes / count, "episode/failure": failures / count}
         self._sums.zero_()
         return metrics
 

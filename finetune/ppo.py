@@ -7,7 +7,8 @@ values, advantages, the clipped surrogate and the optimiser are the same for Gau
 the wrong observation; here every row bootstraps from where it led. A minibatch holds all factors of its rows, so that
 observations are encoded once. Advantages are normalised once per update by default, because a minibatch's own mean and
 deviation are noise; ``normalize=minibatch`` is the published way. Gradients are clipped to a norm of 1 (DPPO and
-ReinFlow: not at all, but for two tasks), and never accumulated over parts of a minibatch.
+ReinFlow: not at all, but for two tasks). On a CPU a minibatch passes in slices whose gradients add up to its own: what
+a slice leaves for the way back stays in the caches, and its memory is used again instead of asked for anew.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ Auxiliary = Callable[[Obs, dict[str, Any]], Tensor]
 Watch = Callable[[dict[str, Any]], Metrics]
 
 FORWARD = 8192  # rows per forward pass where nothing is learnt, so that a long rollout of images fits in memory
+SLICE = 4096  # rows of the actor's network per pass of a CPU where something is learnt
 
 
 class Normalize(Enum):
@@ -192,6 +194,8 @@ class PPO:
         self.clip = (config.clip * factors if clip is None else clip).to(device)
         self.divisor = divisor(config.reduction, actor.coordinates, actor.transitions).to(device)
         self.auxiliary, self.watch = dict(auxiliary or {}), watch
+        passes = int(actor.transitions.sum())  # rows of the network that one decision takes
+        self.slice = max(1, SLICE // passes) if self.device.type == "cpu" else config.minibatch
         self.scale = RewardScale(num_envs, device) if config.scale_reward else None
         self.rows = named_generator(seed, "minibatches")
         self.updates = 0
@@ -294,8 +298,27 @@ class PPO:
         return torch.cat([self.value(index(obs, slice(i, i + FORWARD))) for i in range(0, count, FORWARD)])
 
     def _descent(self, rows: dict[str, Any], train_actor: bool) -> Metrics:
-        config = self.config
+        """One step on the mean over a minibatch."""
         self.optimizer.zero_grad(set_to_none=True)
+        if self.config.normalize is Normalize.minibatch:
+            rows = rows | {"advantage": self._normalized(rows["advantage"])}
+        count = len(rows["advantage"])
+        metrics: Metrics = {}
+        for start in range(0, count, self.slice):
+            part = _take(rows, slice(start, start + self.slice)) if self.slice < count else rows
+            share = len(part["advantage"]) / count
+            loss, found = self._loss(part, train_actor)
+            (share * loss).backward()
+            metrics = {name: metrics.get(name, 0.0) + share * x for name, x in found.items()}
+        limit = self.config.max_grad_norm
+        metrics["grad_norm/critic"] = nn.utils.clip_grad_norm_(self.value.parameters(), limit)
+        if train_actor:
+            metrics["grad_norm/actor"] = nn.utils.clip_grad_norm_(self.actor_parameters, limit)
+        self.optimizer.step()
+        return metrics
+
+    def _loss(self, rows: dict[str, Any], train_actor: bool) -> tuple[Tensor, Metrics]:
+        config = self.config
         value = self.value(rows["obs"])
         error = (value - rows["target"]).square()
         if config.value_clip is not None:
@@ -304,31 +327,23 @@ class PPO:
         value_loss = 0.5 * error.mean()
         metrics: Metrics = {"value_loss": value_loss.detach()}
         loss = config.value_coef * value_loss
-        if train_actor:
-            advantage = rows["advantage"]
-            if config.normalize is Normalize.minibatch:
-                advantage = self._normalized(advantage)
-            log_prob = self.network.log_prob(rows["obs"], rows["trace"], rows["steps"])
-            log_ratio = (log_prob - rows["log_prob"]) / self.divisor
-            policy_loss = clipped_surrogate(log_ratio, advantage, self.weight, self.clip)
-            loss = loss + policy_loss
-            with torch.no_grad():
-                metrics |= {
-                    "policy_loss": policy_loss.detach(),
-                    "kl": kl_k3(log_ratio),
-                    "clip/fraction": clip_fraction(log_ratio, self.clip),
-                }
-            for name, (weight, auxiliary) in self.auxiliary.items():
-                term = auxiliary(rows["obs"], rows).mean()
-                metrics[name] = term.detach()
-                loss = loss + weight * term
-        loss.backward()
-        limit = config.max_grad_norm
-        metrics["grad_norm/critic"] = nn.utils.clip_grad_norm_(self.value.parameters(), limit)
-        if train_actor:
-            metrics["grad_norm/actor"] = nn.utils.clip_grad_norm_(self.actor_parameters, limit)
-        self.optimizer.step()
-        return metrics
+        if not train_actor:
+            return loss, metrics
+        log_prob = self.network.log_prob(rows["obs"], rows["trace"], rows["steps"])
+        log_ratio = (log_prob - rows["log_prob"]) / self.divisor
+        policy_loss = clipped_surrogate(log_ratio, rows["advantage"], self.weight, self.clip)
+        loss = loss + policy_loss
+        with torch.no_grad():
+            metrics |= {
+                "policy_loss": policy_loss.detach(),
+                "kl": kl_k3(log_ratio),
+                "clip/fraction": clip_fraction(log_ratio, self.clip),
+            }
+        for name, (weight, auxiliary) in self.auxiliary.items():
+            term = auxiliary(rows["obs"], rows).mean()
+            metrics[name] = term.detach()
+            loss = loss + weight * term
+        return loss, metrics
 
     def _set_rates(self) -> None:
         config = self.config
@@ -353,5 +368,5 @@ class PPO:
         self.updates = int(state["updates"])
 
 
-def _take(rows: dict[str, Any], chosen: Tensor) -> dict[str, Any]:
+def _take(rows: dict[str, Any], chosen: Tensor | slice) -> dict[str, Any]:
     return {key: index(x, chosen) if isinstance(x, dict) else x[chosen] for key, x in rows.items()}

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..policies.core.errors import BurnishError
-from ..policies.core.evaluate import Evaluation, compare_two
+from ..policies.core.evaluate import Evaluation, compare
 from ..policies.core.run import progress_bar
 from ..policies.core.scale import Scale
 from ..policies.core.seed import derive
@@ -177,9 +177,7 @@ def against(
             mine, theirs = examine(student, teacher.world), known[teacher.name]
             for whose, result in (("trial", mine), ("teacher", theirs)):
                 metrics |= {f"{whose}/{place}{key}": value for key, value in result.summary().items()}
-            words = " against ".join(f"return {result.summary()['return_mean']:.2f}" for result in (mine, theirs))
-            if mine.success is not None:
-                words = compare_two(mine, theirs).sentence("the student", teacher.name)
+            words = compare(mine, theirs).sentence("the student", teacher.name)
             say(f"step {step}, on seeds kept for selection: {words}")
         return metrics
 

@@ -31,7 +31,7 @@ from ..policies.core.config import to_data
 from ..policies.core.drive import drive
 from ..policies.core.errors import BurnishError
 from ..policies.core.normalize import Scaling
-from ..policies.core.run import Run, find_policy
+from ..policies.core.run import OnLog, Run, Unkept, find_policy
 from ..policies.core.spec import PolicySpec
 from ..policies.core.types import Metrics
 from ..policies.data.episodes import Episodes
@@ -68,6 +68,7 @@ class OfflineConfig:
     batch: int = 256
     steps: int = 100_000
     out: str = "runs/offline"
+    track: list[str] = field(default_factory=list)  # besides JSONL and TensorBoard: wandb, trackio, rerun
     log_every: int = 1000
     save_every: int = 20_000
     eval_every: int = 0  # 0: only before and after
@@ -156,9 +157,19 @@ class Work:
     reached: Callable[[], int] | None = None  # units so far, likewise
 
 
-def improve(config: Any, work: Work, total: int, *, per_iteration: int = 1, unit: str) -> int:
+def improve(
+    config: Any,
+    work: Work,
+    total: int,
+    *,
+    per_iteration: int = 1,
+    unit: str,
+    keep: bool = True,
+    on_log: OnLog | None = None,
+) -> int:
     """Try the base, iterate until ``total``, try the result. ``total`` and the intervals of ``config`` count in
-    ``unit``, of which an iteration is ``per_iteration``; they are rounded to whole iterations."""
+    ``unit``, of which an iteration is ``per_iteration``; they are rounded to whole iterations. Unless it is to be
+    kept, nothing is written."""
     training, learner, trial = work.training, work.learner, work.trial
     iterations = -(-total // per_iteration) if work.iterations is None else work.iterations
 
@@ -175,9 +186,11 @@ def improve(config: Any, work: Work, total: int, *, per_iteration: int = 1, unit
 
     settings = to_data(config) | {"identity": to_data(work.identity)}
     # Other threads may round otherwise, and files may be moved; a run that was moved is still the same run.
-    free = {"resume", "threads", "out", "data", "policy.path", "policy.base"}
+    free = {"resume", "threads", "out", "data", "track", "policy.path", "policy.base"}
     free |= {f"policy.{name}" for kind in OUTSIDE.values() for name in kind.free}
-    with Run(config.out, settings, resume=config.resume, changeable=free, progress_every_s=10) as run:
+    options: dict[str, Any] = {"resume": config.resume, "changeable": free, "trackers": config.track}
+    kept = Run(config.out, settings, progress_every_s=10, on_log=on_log, **options) if keep else Unkept(on_log)
+    with kept as run:
         latest = run.latest()
         if latest is not None:
             training.load_state_dict(latest.children["learner"].state)
@@ -197,8 +210,10 @@ def improve(config: Any, work: Work, total: int, *, per_iteration: int = 1, unit
             report=work.report,
         )
     if not finished:
-        say(f"stopped before its {total} {unit}; continue with resume=true")
+        say(f"stopped before its {total} {unit}" + ("; continue with resume=true" if keep else ""))
         return 130
+    if not keep:
+        return 0
     against = f" against={config.policy.path}" if isinstance(config.policy, CheckpointConfig) else ""
     say(f"policy: {config.out}  (burnish evaluate policy.path={config.out}{against})")
     return 0

@@ -59,7 +59,7 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, weight: Tensor, clip
 
 def kl_k3(log_ratio: Tensor) -> Tensor:
     """Scalar estimate of KL(old, new) from samples of the old policy."""
-    return (log_ratio.exp() - 1 - log_ratio).mean()
+    return (torch.expm1(log_ratio) - log_ratio).mean()  # also for ratios so near 1 that exp(x) - 1 is all rounding
 
 
 def clip_fraction(log_ratio: Tensor, clip: Tensor) -> Tensor:

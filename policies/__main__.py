@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from .core.chunk import HistoryEnv
 from .core.cli import main
 from .core.config import to_data
 from .core.errors import BurnishError
-from .core.evaluate import Evaluation, compare_two, evaluation_seeds
+from .core.evaluate import Evaluation, compare, evaluation_seeds
 from .core.evaluate import evaluate as run_evaluation
 from .core.figure import Disc
 from .core.run import Run, require_writable
@@ -38,6 +38,8 @@ from .quickstart import quickstart as run_quickstart
 WORLDS = {name: kind.config for name, kind in ENVS.items()}
 # A policy that acts already: saved by us, or somebody else's.
 ACTING: dict[str, type] = {"checkpoint": CheckpointConfig, **{name: kind.config for name, kind in OUTSIDE.items()}}
+STARTS = 16  # numbers of a first state that are kept
+
 GROUPS: dict[str, dict[str, dict[str, type]]] = {
     "pretrain": {"policy": {name: kind.config for name, kind in POLICIES.items()}, "env": WORLDS},
     "evaluate": {"policy": ACTING, "env": WORLDS},
@@ -70,6 +72,7 @@ class TrialConfig:
 class PretrainConfig:
     data: str = MISSING  # a folder that `burnish collect` (or LeRobot) wrote
     out: str = "runs/bc"
+    track: list[str] = field(default_factory=list)  # besides JSONL and TensorBoard: wandb, trackio, rerun
     policy: Any = MISSING
     env: Any = None  # where to try the policy; by default the world that the data came from
     chunk: ChunkConfig = field(default_factory=ChunkConfig)
@@ -126,8 +129,10 @@ def pretrain(config: PretrainConfig) -> int:
     trial = trial_of(env_data, spec, config.trial, device)
     # Other threads may round otherwise; a run that was moved is still the same run.
     settings = to_data(config) | {"data_sha256": fingerprint(config.data)}
-    free = {"resume", "threads", "out", "data"}
-    with Run(config.out, settings, resume=config.resume, changeable=free, progress_every_s=10) as run:
+    free = {"resume", "threads", "out", "data", "track"}
+    with Run(
+        config.out, settings, resume=config.resume, changeable=free, progress_every_s=10, trackers=config.track
+    ) as run:
         if run.start >= config.train.steps:
             say(f"{config.out} has reached its {config.train.steps} steps already; nothing is trained")
         finished = imitate(learner, run, evaluate=trial, origin={"env": env_data, "data": config.data})
@@ -172,12 +177,26 @@ def evaluate(config: EvaluateConfig) -> int:
         say(f"{path}: {in_words(results[-1])}")
         if out is not None:
             results[-1].save(out / f"{name}.json")
+            if name == "evaluation":
+                (out / "starts.json").write_text(json.dumps(starts(env, seeds)) + "\n", encoding="utf-8")
     if len(results) == 2:
-        comparison = compare_two(results[0], results[1])
+        comparison = compare(results[0], results[1])
         say(comparison.sentence(entries[0][1], entries[1][1]))
         if out is not None:
             (out / "comparison.json").write_text(json.dumps(comparison.to_dict(), indent=1) + "\n", encoding="utf-8")
     return 0
+
+
+def starts(env: VecEnv, seeds: Sequence[int]) -> dict[str, Any]:
+    """How the episode of each seed begins: the first numbers of its first state. Nothing where none is shown."""
+    values: dict[str, list[float]] = {}
+    for first in range(0, len(seeds) if "state" in env.spec.obs.shapes else 0, env.num_envs):
+        some = list(seeds[first : first + env.num_envs])
+        state = env.reset(None, some + [some[0]] * (env.num_envs - len(some)))["state"]
+        latest = state.reshape(env.num_envs, -1)[: len(some), -state.shape[-1] :]
+        values |= {str(seed): row[:STARTS] for seed, row in zip(some, latest.tolist(), strict=True)}
+    width = len(next(iter(values.values()), []))
+    return {"names": [f"state[{i}]" for i in range(width)], "values": values}
 
 
 def serve(config: ServeConfig) -> int:
@@ -263,10 +282,14 @@ def origin_of(env: Any) -> dict[str, Any] | None:
 def world_for(
     spec: PolicySpec, data: Mapping[str, Any] | None, worlds: int, device: torch.device, seed: int = 0
 ) -> VecEnv:
-    """The world as a policy sees it: its history stacked, its actions scaled. ``seed`` decides its own episodes."""
+    """The world as a policy sees it. ``seed`` decides its own episodes."""
     if data is None:
         raise BurnishError("neither the data nor the checkpoint says which world it is for; give env=...")
-    raw = make_env(world_from(data), worlds, seed=seed, device=device)
+    return seen_by(spec, make_env(world_from(data), worlds, seed=seed, device=device))
+
+
+def seen_by(spec: PolicySpec, raw: VecEnv) -> VecEnv:
+    """Its history stacked, its actions scaled."""
     env: VecEnv = raw if spec.history == 1 else HistoryEnv(raw, spec.history)
     check_compatible(spec, env.spec)
     return ScaledEnv(env, spec.action)

@@ -5,3 +5,5 @@ if not __name__.startswith("burnish."):
         "this folder is the package burnish.sim: write `import burnish.sim` "
         "(run `make dev` first, and start Python outside the folder)"
     )
+
+from ..policies.core import threads as _threads  # noqa: F401  # before anything loads torch

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes
-import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -26,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..policies.core.errors import BurnishError
+from ..policies.core.threads import usable_cores
 
 Array = NDArray[Any]  # float64, or bool where it says yes or no
 Rows = NDArray[np.int64]  # which worlds
@@ -34,12 +34,6 @@ Work = Callable[[Iterable[int]], None]
 
 # All that decides what `mj_step` does next, the solver's warm start included.
 STATE = mujoco.mjtState.mjSTATE_INTEGRATION
-
-
-def usable_cores() -> int:
-    """The cores that this process may use, which `taskset` or a container's set of cores can lower; a quota of time
-    cannot be seen here."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Column:

@@ -18,7 +18,8 @@ from burnish.offline.sac import soft_agent
 from burnish.policies.core.evaluate import evaluate, evaluation_seeds
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import PolicySpec
-from burnish.policies.core.types import Obs
+from burnish.policies.core.types import Obs, Step
+from burnish.policies.core.wrapper import Wrapper
 from burnish.policies.external import CallablePolicy
 from burnish.policies.horizon import controller_for
 from burnish.policies.nets.critic import CriticConfig
@@ -116,6 +117,31 @@ def test_what_going_on_is_worth_is_the_bonus_over_one_minus_gamma():
     # A whole chunk is discounted by .97; of the few that an end cut short the discount is nearer to 1. The entropy is
     # that of some hundred draws: two coordinates, whose log-density deviates by about 1.
     assert said == pytest.approx(0.5 * entropy / 0.03, rel=0.2)
+
+
+class Cliff(Wrapper):
+    """Who is further than a metre from the goal has failed, and the episode is over."""
+
+    def step(self, action: Tensor, active: Tensor | None = None) -> Step:
+        step = self.env.step(action, active)
+        lost = (step.obs["state"][:, 2:] - step.obs["state"][:, :2]).norm(dim=1) > 1
+        return step._replace(terminated=step.terminated | lost, truncated=step.truncated & ~lost)
+
+
+@pytest.mark.parametrize(
+    ("cliff", "offset", "warned"), [(True, 1.0, True), (True, 0.0, False), (False, 1.0, False), (False, 0.0, False)]
+)
+def test_a_cost_of_time_is_warned_of_where_episodes_end_by_failing(cliff, offset, warned):
+    env = Cliff(world()) if cliff else world()
+    loop, lines = played(steered(env=env, reward_offset=offset, backup_entropy=False), 600), []
+    metrics = advised(loop, lines.append)()
+    assert metrics["advice/quitting_trap"] == warned and len(lines) == warned
+    # The base itself, which played the warm-up, falls in about half of its episodes.
+    assert 0.3 < metrics["episode/failure"] < 0.8 if cliff else metrics["episode/failure"] == 0
+    assert metrics["episode/failure"] + metrics["episode/success"] <= 1
+    if warned:
+        for word in ("every decision costs", "reward_offset=0", "sac.backup_entropy=false", "env.reward=dense"):
+            assert word in lines[0]
 
 
 def test_an_advice_is_said_once_and_counted_every_time():

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-SHARED = {"measure", "sim_peers", "envpool_loop"}
+SHARED = {"measure", "runners", "sim_peers", "envpool_loop"}
 KEYS = {
     "bases": {
         "worst_clean_expert",

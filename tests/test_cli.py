@@ -173,11 +173,13 @@ def test_a_comparison_checks_both_first_and_is_kept(lab, capsys, tmp_path):
     assert "nowhere" in refused(capsys, *words, "against=nowhere")
     assert not list((tmp_path / "eval").iterdir())
     assert main([*words, f"against={lab}/run"]) == 0
-    kept = {"about.json", "evaluation.json", "against.json", "comparison.json"}
+    kept = {"about.json", "evaluation.json", "starts.json", "against.json", "comparison.json"}
     assert {p.name for p in (tmp_path / "eval").iterdir()} == kept
     assert json.loads((tmp_path / "eval/about.json").read_text())["world"]["name"] == "two_mode"
     assert main(words) == 0
-    assert {p.name for p in (tmp_path / "eval").iterdir()} == {"about.json", "evaluation.json"}, "nothing stale is left"
+    assert {p.name for p in (tmp_path / "eval").iterdir()} == {"about.json", "evaluation.json", "starts.json"}, (
+        "nothing stale is left"
+    )
 
 
 def test_policies_of_two_worlds_are_not_pairs(lab, capsys):

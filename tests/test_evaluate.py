@@ -10,10 +10,14 @@ import pytest
 import torch
 
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.evaluate import Evaluation, compare_two, evaluate, evaluation_seeds
+from burnish.policies.core.evaluate import (
+    Evaluation,
+    evaluate,
+    evaluation_seeds,
+)
 from burnish.policies.core.seed import EpisodeSeeds, RowNoise, derive
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec
-from burnish.policies.core.statistics import mcnemar_exact, mean_interval, paired_difference, wilson
+from burnish.policies.core.statistics import mean_interval, wilson
 from burnish.policies.core.types import Step
 from burnish.policies.core.video import write_mp4
 
@@ -246,35 +250,6 @@ def test_an_evaluation_refuses_uneven_columns_and_returns_that_are_not_finite():
         replace(result, success=result.success[:-1])
     with pytest.raises(BurnishError, match="not finite"):
         replace(result, returns=[math.nan, *result.returns[1:]])
-
-
-def outcome(success):
-    n = len(success)
-    return Evaluation(list(range(n)), [0.0] * n, [1] * n, [True] * n, [False] * n, success, success)
-
-
-def test_compare_two():
-    a = outcome([True] * 12 + [True] * 7 + [False] * 2 + [False] * 4)
-    b = outcome([True] * 12 + [False] * 7 + [True] * 2 + [False] * 4)
-    result = compare_two(a, b)
-    assert (result.wins, result.losses, result.ties, result.episodes) == (7, 2, 16, 25)
-    assert (result.a_rate, result.b_rate) == (19 / 25, 14 / 25)
-    assert ((result.a_low, result.a_high), (result.b_low, result.b_high)) == (wilson(19, 25), wilson(14, 25))
-    assert (result.difference, result.difference_low, result.difference_high) == paired_difference(a.success, b.success)
-    assert result.p_value == mcnemar_exact(7, 2)
-    sentence = result.sentence("refined", "base")
-    assert "\n" not in sentence and "refined succeeds in 76.0%" in sentence and "7 wins, 2 losses, 16 ties" in sentence
-    json.dumps(result.to_dict(), allow_nan=False)
-
-
-def test_compare_two_refuses_what_is_not_paired():
-    a = outcome([True, False, True])
-    with pytest.raises(BurnishError, match=r"different seed lists \(3 and 3 seeds, 2 in common"):
-        compare_two(a, replace(a, seeds=[0, 1, 9]))
-    with pytest.raises(BurnishError, match="different seed lists"):  # another order would pair the wrong rows
-        compare_two(a, replace(a, seeds=[2, 1, 0]))
-    with pytest.raises(BurnishError, match="needs success"):
-        compare_two(a, replace(a, success=None, success_at_end=None))
 
 
 def test_evaluation_seeds_share_nothing_with_each_other_or_with_training():

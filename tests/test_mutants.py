@@ -49,7 +49,7 @@ MUTANTS = [
     Mutant(surrogate, "clipped_surrogate", "-torch.minimum(ratio * scaled", "-torch.maximum(ratio * scaled"),
     Mutant(surrogate, "clipped_surrogate", "advantage[:, None] * weight", "advantage[:, None]"),
     Mutant(surrogate, "clipped_surrogate", "return -torch", "return torch"),
-    Mutant(surrogate, "kl_k3", "- 1 - log_ratio", "- 1 + log_ratio"),
+    Mutant(surrogate, "kl_k3", ") - log_ratio)", ") + log_ratio)"),
     Mutant(surrogate, "clip_fraction", ".abs()", ""),
     Mutant(surrogate, "clip_schedule", "torch.tensor([top])", "torch.tensor([base])"),
     Mutant(surrogate, "clip_schedule", "torch.linspace(0, 1, count)", "torch.arange(count) / count"),

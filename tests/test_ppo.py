@@ -63,6 +63,25 @@ def collect(learner, env, length=LENGTH, seed=0):
     return rollout.batch()
 
 
+@pytest.mark.parametrize("normalize", list(Normalize))
+def test_slices_of_a_minibatch_add_up_to_its_own_gradient(normalize):
+    """Of 18 rows, slices of 7 are uneven, so that a mean of their means would be another one."""
+    found = []
+    for slice_rows in (18, 7):
+        learner, _ = make(normalize=normalize, target_kl=None, max_grad_norm=1e9)
+        batch = collect(learner, scripted())
+        learner.slice = slice_rows
+        metrics = learner.update(batch)
+        gradient = torch.cat([p.grad.flatten() for p in [*learner.actor_parameters, *learner.value.parameters()]])
+        found.append(
+            (gradient, torch.stack([torch.as_tensor(metrics[k]) for k in ("value_loss", "policy_loss", "kl")]))
+        )
+    (whole, said), (sliced, said_too) = found
+    assert len(batch["reward"].flatten()) == 18 and float(whole.norm()) > 1e-3
+    torch.testing.assert_close(sliced, whole, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(said_too, said, rtol=1e-4, atol=1e-5)
+
+
 def log_ratio_of(actor):
     def measure(obs, rows):
         with torch.no_grad():

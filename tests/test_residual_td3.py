@@ -146,7 +146,8 @@ def test_what_is_deployed_plays_what_the_view_plays() -> None:
             correction = policy.net.act(seen, greedy=True)
             outcome = assembly.env.step(correction)
         action = controller.step(obs)
-        assert torch.equal(action, outcome.executed[:, 0])
+        # The two ask the network for rows that lie differently in memory; some processors round their sums apart.
+        torch.testing.assert_close(action, outcome.executed[:, 0], rtol=0, atol=5e-7)
         expected = (seen["base_action"] + 0.3 * correction[:, 0]).clamp(-1, 1)
         torch.testing.assert_close(action, expected)
         obs, seen = env.step(action).obs, outcome.obs

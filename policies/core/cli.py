@@ -32,12 +32,14 @@ VERBS: dict[str, Verb] = {
     "distill": Verb(
         "burnish.finetune.__main__:distill", "several policies, or a refined one with its base, into a single policy"
     ),
+    "compare": Verb("burnish.finetune.compare:compare", "every method from one checkpoint: same budget, same seeds"),
     "evaluate": Verb(
         "burnish.policies.__main__:evaluate", "success of a policy on fixed seeds, alone or against another"
     ),
     "serve": Verb(
         "burnish.policies.__main__:serve", "a policy behind a websocket, for robots that speak openpi's protocol"
     ),
+    "report": Verb("burnish.finetune.report.__main__:report", "one page to look at, of a run or a comparison"),
     "quickstart": Verb("burnish.policies.__main__:quickstart", "collect, pretrain, evaluate and plot in a few minutes"),
     "doctor": Verb("burnish.policies.core.doctor:doctor", "check this machine and say what to install"),
 }
@@ -106,6 +108,7 @@ def compose(verb: str, schema: type, groups: Mapping[str, Mapping[str, type]], o
     from hydra import compose as hydra_compose
     from hydra import initialize_config_module
     from hydra.core.config_store import ConfigStore
+    from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
     from omegaconf import errors
 
@@ -129,11 +132,15 @@ def compose(verb: str, schema: type, groups: Mapping[str, Mapping[str, type]], o
     overrides = [*implied, *overrides]
     # The keys of a mapping are the user's own: Hydra has to add them, and does so where it is told with two signs.
     words = [f"++{word}" if _is_mapping(word, groups) else word for word in overrides]
+    outer = GlobalHydra.instance().hydra  # of a program that uses Hydra itself
+    GlobalHydra.instance().clear()
     try:
         with initialize_config_module("burnish.configs", version_base="1.3"):
             return hydra_compose(verb, overrides=words)
     except (HydraException, errors.OmegaConfBaseException) as error:
         raise BurnishError(_sentence(error, schema, groups, overrides)) from error
+    finally:
+        GlobalHydra.instance().hydra = outer
 
 
 def _implied(

@@ -21,6 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from .threads import usable_cores
+
 GIGABYTE = 1e9
 OLDEST_PYTHON = (3, 11)
 
@@ -196,9 +198,7 @@ def memory(needed_gb: float = 4.0) -> Finding:
 
 
 def cores() -> Finding:
-    # The cores that this process may use, which a container or `taskset` can lower.
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return Finding("cores", True, f"{usable} usable, {platform.machine()}")
+    return Finding("cores", True, f"{usable_cores()} usable, {platform.machine()}")
 
 
 def _first_line(error: BaseException) -> str:

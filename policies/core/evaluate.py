@@ -256,12 +256,62 @@ class Comparison:
         )
 
 
-def compare_two(a: Evaluation, b: Evaluation, confidence: float = 0.95) -> Comparison:
+@dataclass(frozen=True)
+class ReturnComparison:
+    """``a`` against ``b`` on the same seeds by undiscounted returns, with Student's intervals."""
+
+    episodes: int
+    confidence: float
+    a_mean: float
+    a_low: float
+    a_high: float
+    b_mean: float
+    b_low: float
+    b_high: float
+    difference: float  # a minus b, with the interval of the mean of the pairs' differences
+    difference_low: float
+    difference_high: float
+
+    def to_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+    def sentence(self, a: str = "a", b: str = "b") -> str:
+        return (
+            f"{a} returns {self.a_mean:.4g} [{self.a_low:.4g}, {self.a_high:.4g}] and {b} {self.b_mean:.4g} "
+            f"[{self.b_low:.4g}, {self.b_high:.4g}] over {self.episodes} paired seeds: difference "
+            f"{self.difference:+.4g} [{self.difference_low:+.4g}, {self.difference_high:+.4g}] "
+            f"({self.confidence:.0%} intervals)"
+        )
+
+
+def compare(a: Evaluation, b: Evaluation, confidence: float = 0.95) -> Comparison | ReturnComparison:
+    """By success if both report it, else by returns."""
+    paired = a.success is not None and b.success is not None
+    return compare_two(a, b, confidence) if paired else compare_returns(a, b, confidence)
+
+
+def compare_returns(a: Evaluation, b: Evaluation, confidence: float = 0.95) -> ReturnComparison:
+    _require_paired(a, b)
+    if len(a.seeds) < 2:
+        raise BurnishError("a comparison of returns needs at least 2 seeds: one episode says nothing of the spread")
+    each = [x - y for x, y in zip(a.returns, b.returns, strict=True)]
+    numbers = []
+    for values in (a.returns, b.returns, each):
+        numbers += [math.fsum(values) / len(values), *mean_interval(values, confidence)]
+    return ReturnComparison(len(each), confidence, *numbers)
+
+
+def _require_paired(a: Evaluation, b: Evaluation) -> None:
     if a.seeds != b.seeds:
         raise BurnishError(
             f"the two evaluations ran different seed lists ({len(a.seeds)} and {len(b.seeds)} seeds, "
             f"{len(set(a.seeds) & set(b.seeds))} in common), so they are not paired; run both on one list"
         )
+
+
+def compare_two(a: Evaluation, b: Evaluation, confidence: float = 0.95) -> Comparison:
+    """By success."""
+    _require_paired(a, b)
     if a.success is None or b.success is None:
         raise BurnishError("a comparison needs success, which the world of these evaluations does not report")
     pairs = list(zip(a.success, b.success, strict=True))

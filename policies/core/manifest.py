@@ -132,6 +132,15 @@ def write_text(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
+def replace_text(path: Path, text: str) -> None:
+    """A reader, or a process that follows a killed one, finds the old text or the new one."""
+    scratch = path.with_name(f".{path.name}.scratch")
+    scratch.unlink(missing_ok=True)
+    write_text(scratch, text)
+    scratch.rename(path)
+    sync(path.parent)
+
+
 def sync(path: Path) -> None:
     """A rename is durable only once the files *and* the folder that names them are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)

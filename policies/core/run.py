@@ -3,6 +3,7 @@
     config.yaml       the resolved configuration
     metrics.jsonl     one line of numbers per logged step; keys under ``time/`` differ between equal runs, others do not
     tensorboard/      the same numbers for TensorBoard
+    tracking.json     by which other trackers know this run, where some are asked for (`tracking.py`)
     checkpoints/      00001000/, 00002000/, ...
 
 A training loop reads like this; ``steps`` counts from 1 to ``total`` and stops early, after a step that knows it is the
@@ -31,7 +32,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,11 @@ from .checkpoint import Checkpoint, load, newest, number, numbered, prune, save
 from .config import differences, to_data
 from .errors import BurnishError
 from .interrupt import Stop, interruptible
-from .manifest import parse, sync, write_text
+from .manifest import parse, replace_text
+from .tracking import Trackers
+
+# Is told every line that is logged; a true answer stops the run as Ctrl-C would.
+OnLog = Callable[[int, Mapping[str, float]], Any]
 
 CONFIG, METRICS, CHECKPOINTS, TENSORBOARD, LOCK = "config.yaml", "metrics.jsonl", "checkpoints", "tensorboard", ".lock"
 
@@ -56,6 +61,7 @@ class Run:
     With ``resume`` a new or empty folder is started afresh, so that the same command may be repeated until it is done.
     ``changeable`` names the settings (dotted; a name covers what is below it) that may differ from the saved ones.
     Where stderr is no terminal there is no progress bar, but a line every ``progress_every_s`` seconds if that is set.
+    ``trackers`` are rows of the table in `tracking.py` that are told the numbers too, and so is ``on_log``.
     """
 
     def __init__(
@@ -68,6 +74,8 @@ class Run:
         keep: int = 3,
         tensorboard: bool = True,
         progress_every_s: float | None = None,
+        trackers: Sequence[str] = (),
+        on_log: OnLog | None = None,
     ) -> None:
         if keep < 1:
             raise BurnishError(f"keep={keep} would remove every checkpoint; it must be at least 1")
@@ -82,6 +90,7 @@ class Run:
         self.stopping = False  # this step is the last one: save, the loop ends after it
         self._resume, self._changeable, self._keep = resume, frozenset(changeable), keep
         self._tensorboard, self._progress_every_s = tensorboard, progress_every_s
+        self._trackers, self._on_log = Trackers(trackers), on_log
         self._latest: Checkpoint | None = None
         self._stop = Stop()
         self._exit = ExitStack()
@@ -96,7 +105,7 @@ class Run:
                 self._latest = newest(self.checkpoints)
             self.start = self._latest.state["step"] if self._latest else 0
             before_s = self._rewind()
-            _replace(self.path / CONFIG, self._config_text)
+            replace_text(self.path / CONFIG, self._config_text)
             self._metrics = stack.enter_context(open(self.path / METRICS, "a", encoding="utf-8"))
             self._writer = None
             if self._tensorboard:
@@ -105,6 +114,8 @@ class Run:
                 purge = self.start + 1 if resumed else None
                 self._writer = SummaryWriter(str(self.path / TENSORBOARD), purge_step=purge)
                 stack.callback(self._writer.close)
+            stack.callback(self._trackers.close)
+            self._trackers.open(self.path, self.config, self.start)
             self._stop = stack.enter_context(interruptible())
             self._opened_s = time.perf_counter() - before_s
             self._exit = stack.pop_all()
@@ -140,9 +151,7 @@ class Run:
                     return
 
     def log(self, step: int, metrics: Mapping[str, Tensor | float]) -> None:
-        """Tensors become numbers here and nowhere earlier: this is where the device is waited for."""
-        row = {name: float(value) for name, value in metrics.items()}
-        row["time/elapsed_s"] = time.perf_counter() - self._opened_s
+        row = self._row(metrics)
         # JSON knows no NaN: such numbers are written as words, which float() reads.
         line = {name: value if math.isfinite(value) else repr(value) for name, value in row.items()}
         self._metrics.write(json.dumps({"step": step, **line}) + "\n")
@@ -150,6 +159,8 @@ class Run:
         if self._writer is not None:
             for name, value in row.items():
                 self._writer.add_scalar(name, value, step)
+        self._trackers.log(step, row)
+        self._tell(step, row)
 
     def save(
         self,
@@ -163,6 +174,16 @@ class Run:
         save(target, config=self.config, state={"step": step}, metrics=metrics, children=children)
         prune(self.checkpoints, self._keep)
         return target
+
+    def _row(self, metrics: Mapping[str, Tensor | float]) -> dict[str, float]:
+        """Tensors become numbers here and nowhere earlier: this is where the device is waited for."""
+        row = {name: float(value) for name, value in metrics.items()}
+        row["time/elapsed_s"] = time.perf_counter() - self._opened_s
+        return row
+
+    def _tell(self, step: int, row: Mapping[str, float]) -> None:
+        if self._on_log is not None and self._on_log(step, row):
+            self._stop.requested = True
 
     def _check(self) -> bool:
         """Whether there is a run to continue; whatever stands against it is said before anything is touched."""
@@ -195,10 +216,28 @@ class Run:
         if path.exists():
             kept = [line for line in path.read_text(encoding="utf-8").splitlines() if 0 <= _step(line) <= self.start]
             kept = kept if self._latest is not None else []
-            _replace(path, "".join(f"{line}\n" for line in kept))
+            replace_text(path, "".join(f"{line}\n" for line in kept))
             if kept:
                 return float(json.loads(kept[-1])["time/elapsed_s"])
         return 0.0
+
+
+class Unkept(Run):
+    """A run without a folder: what is logged is handed on, what would be saved is not."""
+
+    def __init__(self, on_log: OnLog | None = None) -> None:
+        super().__init__("", {}, tensorboard=False, on_log=on_log)
+
+    def __enter__(self) -> Unkept:
+        self._stop = self._exit.enter_context(interruptible())
+        self._opened_s = time.perf_counter()
+        return self
+
+    def log(self, step: int, metrics: Mapping[str, Tensor | float]) -> None:
+        self._tell(step, self._row(metrics))
+
+    def save(self, step: int, children: Mapping[str, Mapping[str, Any]], **unused: Any) -> Path:
+        return self.path
 
 
 def find_policy(path: Path | str, device: torch.device | str = "cpu") -> Checkpoint:
@@ -240,14 +279,6 @@ def _step(line: str) -> int:
         return json.loads(line)["step"]
     except ValueError:
         return -1
-
-
-def _replace(path: Path, text: str) -> None:
-    scratch = path.with_name(f".{path.name}.scratch")
-    scratch.unlink(missing_ok=True)
-    write_text(scratch, text)
-    scratch.rename(path)
-    sync(path.parent)
 
 
 @contextmanager

@@ -2,13 +2,14 @@
 
 ``wilson`` is the score interval of Wilson (1927); ``paired_difference`` is method 10 of Newcombe (1998, Statistics in
 Medicine 17:2635-2650), square-and-add of two Wilson intervals with a corrected phi; ``mcnemar_exact`` is the exact
-conditional form of McNemar (1947); ``mean_interval`` is Student's (1908).
+conditional form of McNemar (1947); ``mean_interval`` is Student's (1908); ``interquartile_mean`` with
+``stratified_bootstrap`` is what Agarwal et al. (2021, arXiv 2108.13264) report of few runs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import NormalDist
 
 import numpy as np
@@ -112,3 +113,32 @@ def mean_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[float, f
     mean = float(x.mean())
     half = _t_quantile(confidence, len(x) - 1) * float(x.std(ddof=1)) / math.sqrt(len(x))
     return mean - half, mean + half
+
+
+def interquartile_mean(scores: ArrayLike) -> float:
+    """The mean of the middle half: a quarter of the scores, rounded down, is left out at either end."""
+    x = np.sort(np.asarray(scores, dtype=np.float64), axis=None)
+    if len(x) == 0 or not np.isfinite(x).all():
+        raise BurnishError("a mean needs at least one score, all of them finite")
+    cut = len(x) // 4
+    return float(x[cut : len(x) - cut].mean())
+
+
+def stratified_bootstrap(
+    strata: Sequence[ArrayLike],
+    statistic: Callable[[ArrayLike], float] = interquartile_mean,
+    *,
+    confidence: float = 0.95,
+    draws: int = 2000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """(low, high) of a statistic of all scores together, by percentiles over ``draws`` in which each stratum (the runs
+    on one task) is drawn anew from itself, with replacement. A stratum of one run says nothing of its spread."""
+    _check_confidence(confidence)
+    given = [np.asarray(x, dtype=np.float64) for x in strata]
+    if not given or any(x.ndim != 1 or len(x) == 0 for x in given):
+        raise BurnishError("a bootstrap needs at least one stratum, and at least one score in each")
+    random = np.random.default_rng(seed)
+    found = [statistic(np.concatenate([x[random.integers(0, len(x), len(x))] for x in given])) for _ in range(draws)]
+    low, high = np.quantile(found, [0.5 - confidence / 2, 0.5 + confidence / 2])
+    return float(low), float(high)

@@ -1,0 +1,43 @@
+"""Recordings of mixed quality of a running robot: what a policy did while it was learning to run.
+
+A Gaussian learns by PPO from nothing; at each of `STAGES` as many episodes are recorded, with the spread that it
+explores with. Imitating all of them together gives a base that runs, but not far and not the same way twice.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from burnish.finetune.build import prepare
+from burnish.finetune.gaussian_ppo import GaussianPPOConfig
+from burnish.finetune.loops import OnPolicy, OnPolicyConfig
+from burnish.finetune.ppo import PPOConfig
+from burnish.offline.returns import Discount
+from burnish.policies.core.scale import ScaledEnv
+from burnish.policies.core.seed import derive
+from burnish.policies.data.episodes import Episodes
+from burnish.policies.horizon import ChunkController
+from burnish.sim.build import make_env
+from burnish.sim.collect import collect
+
+WORLDS = 50
+STAGES = (200_000, 400_000, 800_000, 1_600_000)  # control steps
+
+
+def recordings(config: Any, episodes: int, seed: int) -> Episodes:
+    """``episodes`` in all, in the order of the stages."""
+    method = GaussianPPOConfig(
+        discount=Discount(0.99),
+        loop=OnPolicyConfig(64),
+        ppo=PPOConfig(scale_reward=True, minibatch=320, epochs=10, target_kl=0.05),
+    )
+    loop = prepare(method, None, ScaledEnv(make_env(config, WORLDS, seed)), seed=seed)
+    assert isinstance(loop, OnPolicy)
+    found: list[Any] = []
+    for stage in STAGES:
+        while int(loop.ledger.ticks) < stage:
+            loop.iterate()
+        env = make_env(config, WORLDS)
+        seeds = [derive(seed, "runners", stage, i) for i in range(episodes // len(STAGES))]
+        found += collect(env, ChunkController(loop.learner.policy, WORLDS), seeds)
+    return Episodes(found, env.spec, {})

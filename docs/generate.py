@@ -1,0 +1,298 @@
+"""What the documentation says about the code, read from the code: nothing of it is typed twice, so nothing drifts.
+
+``methods`` is the list of pages, from the tables of `finetune/build.py` and `offline/build.py`. ``generated`` writes
+what stands below the hand-written part of one: what it needs, what its module says of itself and of its departures,
+what was measured (`benchmarks/results/refine_quality/`), the experiments that are shipped, and its settings with the
+comments of their dataclasses. `hook.py` puts all of it into the site while that is built.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from settings import folded, settings_tables, table
+
+from burnish.finetune.__main__ import DistillConfig, FinetuneConfig
+from burnish.finetune.build import CHOICES, Needs, Recorded, has
+from burnish.offline.__main__ import OfflineConfig
+from burnish.offline.build import OFFLINE
+from burnish.policies.build import build_policy
+from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
+from burnish.policies.diffusion import DiffusionConfig
+from burnish.policies.external import CallablePolicy
+from burnish.policies.flow import FlowConfig
+from burnish.policies.gaussian import GaussianConfig
+
+ROOT = Path(__file__).resolve().parents[1]
+BENCHMARKS = ROOT / "benchmarks"
+RESULTS = BENCHMARKS / "results"
+EXPERIMENTS = ROOT / "configs" / "experiment"
+
+
+class Method(NamedTuple):
+    """A page: ``module`` says what the method is, ``words`` choose it on the command line."""
+
+    module: str
+    words: str
+    config: type | None  # None: the settings stand on the page of the method that this is a variant of
+    doc: str
+    needs: Needs | None = None
+    recorded: Recorded | None = None
+
+
+RECORDED = {
+    Recorded.unused: "have no use: it learns from its own decisions",
+    Recorded.played: "are a part of every batch, as decisions like its own (`data=FOLDER`)",
+    Recorded.corrections: "are a part of every batch, as corrections of what the base would have done (`data=FOLDER`)",
+    Recorded.executed: "are read by `method.variant=aliased` alone, because nobody knows the noise behind them",
+}
+
+
+@cache
+def methods() -> dict[str, Method]:
+    found = {}
+    for name, row in CHOICES.items():
+        module = "burnish.finetune" + row.build.partition(":")[0]
+        found[name] = Method(module, f"finetune method={name}", row.config, row.doc, row.needs, row.recorded)
+        if name == "dsrl":
+            found["dsrl_aliased"] = found[name]._replace(
+                module="burnish.finetune.dsrl_aliased",
+                words="finetune method=dsrl method.variant=aliased",
+                config=None,
+                doc="DSRL whose critic knows actions, so that it can learn from recordings",
+                recorded=Recorded.played,
+            )
+    for name, row in OFFLINE.items():
+        module = "burnish.offline" + row.build.partition(":")[0]
+        found[name] = Method(module, f"offline method={name}", row.config, row.doc)
+    doc = "several policies into one, or a refined one with its base into one piece"
+    found["distill"] = Method("burnish.finetune.distill", "distill", DistillConfig, doc)
+    return found
+
+
+# ---- what a module says of itself ----
+
+ARXIV = re.compile(r"\b(\d{4}\.\d{4,5})\b")
+
+
+def prose(text: str) -> str:
+    """A docstring as Markdown: code in single backticks, papers as links. Indented drawings stay as they are."""
+    blocks = []
+    for block in text.strip().split("\n\n"):
+        if not block.startswith("    "):
+            block = ARXIV.sub(r"[\1](https://arxiv.org/abs/\1)", block.replace("``", "`"))
+        blocks.append(block)
+    return "\n\n".join(blocks)
+
+
+def said(module: str) -> tuple[str, str]:
+    """What a module says it is, and its departures."""
+    paragraphs = (inspect.getdoc(importlib.import_module(module)) or "").split("\n\n")
+    departures = [text for text in paragraphs if text.startswith("**Departures.**")]
+    rest = [text for text in paragraphs if text not in departures]
+    return prose("\n\n".join(rest)), prose("\n\n".join(departures)).removeprefix("**Departures.**").strip()
+
+
+def beneath(module: str) -> list[str]:
+    """The modules of ours that it is built on and that have departures of their own, without those with a page."""
+    loaded = importlib.import_module(module)
+    tree = ast.parse(inspect.getsource(loaded))
+    package = module.rpartition(".")[0]
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            name = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+            if name.startswith(("burnish.finetune.", "burnish.offline.")) and said(name)[1]:
+                found.append(name)
+    pages = {method.module for method in methods().values()}
+    return sorted(set(found) - pages)
+
+
+def path_of(module: str) -> str:
+    return module.removeprefix("burnish.").replace(".", "/") + ".py"
+
+
+# ---- experiments, and what was measured with them ----
+
+
+@cache
+def experiments() -> dict[str, list[Path]]:
+    """Page -> its experiments: those of its own name, or else of its method."""
+    found: dict[str, list[Path]] = {}
+    for path in sorted(EXPERIMENTS.glob("*/*.yaml")):
+        found.setdefault(page_of(path.stem), []).append(path)
+    return found
+
+
+def page_of(name: str) -> str:
+    """Of an experiment: ``residual_sac`` is a way to run ``residual_td3``, and stands on its page."""
+    if name in methods():
+        return name
+    for path in EXPERIMENTS.glob(f"*/{name}.yaml"):
+        for choice in yaml.safe_load(path.read_text(encoding="utf-8"))["defaults"]:
+            if "override /method" in choice:
+                return choice["override /method"]
+    raise LookupError(f"the experiment {name} chooses no method")
+
+
+@cache
+def quality() -> Any:
+    """The benchmark's own module: its tables are made here by the functions that made the committed ones."""
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        return importlib.import_module("refine_quality")
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+
+
+@cache
+def measured() -> list[dict[str, Any]]:
+    return quality().rows_of(RESULTS / "refine_quality")
+
+
+COLUMNS = (
+    "task",
+    "experiment",
+    "seeds",
+    "base",
+    "refined",
+    "worst seed",
+    "change",
+    "at least",
+    "control steps",
+    "minutes",
+)
+
+
+def measured_table(page: str) -> str:
+    rows = [row for row in measured() if page_of(row["method"]) == page]
+    if not rows:
+        return "No run of it in the committed comparison yet, so nothing is claimed."
+    cells = [
+        (
+            row["task"],
+            row["method"],
+            str(row["seeds"]),
+            *(f"{row[key]:.3f}" for key in ("base", "success", "worst")),
+            *(f"{row[key]:+.3f}" for key in ("change", "lower_bound")),
+            f"{row['steps']:,.0f}",
+            f"{row['minutes']:.1f}",
+        )
+        for row in rows
+    ]
+    legend = (
+        "Success rates on seeds that nobody trained or chose on; *change* is the median over seeds of the difference "
+        "to the base on the same seeds, *at least* the lowest end of its 95 % intervals, *minutes* those of the "
+        "slowest run on the machine named in the files. Of running robots, which know no success, it is the return "
+        "over that of D4RL's expert. All methods: [results](../results.md#refine_quality)."
+    )
+    return f"{table(COLUMNS, cells)}\n\n{legend}"
+
+
+def experiments_text(page: str) -> str:
+    """Each experiment with the command that runs it, and what it changes."""
+    found = []
+    for path in experiments()[page]:
+        name = f"{path.parent.name}/{path.stem}"
+        nothing = path.stem in quality().FAMILIES["from nothing"]
+        start = f"env={path.parent.name}" if nothing else "policy.path=runs/bc"
+        text = f"```\nburnish finetune {start} experiment={name}\n```\n\n```yaml\n{path.read_text(encoding='utf-8')}```"
+        found.append(folded("example", f"`experiment={name}`", text))
+    return "\n\n".join(found)
+
+
+# ---- pages ----
+
+
+def generated(page: str) -> str:
+    """All that stands below what was written by hand."""
+    method = methods()[page]
+    what, departures = said(method.module)
+    facts = []
+    if method.needs is not None:
+        whom = "its [view](../concepts.md#two-views) asks for" if method.needs is Needs.view else method.needs.value
+        facts.append(("Base", f"a policy that {whom.removesuffix(', or none at all')}" + optional(method.needs)))
+    if method.recorded is not None:
+        facts.append(("Recordings", RECORDED[method.recorded]))
+    facts.append(("Command", f"`burnish {method.words} ...`"))
+    facts.append(("Code", f"[`{path_of(method.module)}`](../../{path_of(method.module)})"))
+    sections = [
+        table(("", ""), [(f"**{name}**", text) for name, text in facts]),
+        f"## How it works\n\n{what}",
+        f"## Departures from the paper\n\n{departures}",
+    ]
+    sections += [
+        folded("note", f"Departures of what it is built on: `{path_of(name)}`", said(name)[1])
+        for name in beneath(method.module)
+    ]
+    sections += [f"## Measured\n\n{measured_table(page)}"]
+    if page in experiments():
+        sections += [f"## Experiments\n\n{experiments_text(page)}"]
+    if method.config is None:
+        sections.append("## Settings\n\nThose of [DSRL](dsrl.md#settings), with `method.variant=aliased`.")
+    else:
+        prefix = "" if method.config is DistillConfig else "method."
+        sections.append(f"## Settings\n\n{settings_tables(method.config, prefix)}")
+    return "\n\n".join(sections)
+
+
+def optional(needs: Needs) -> str:
+    return ", or none at all" if needs.value.endswith("or none at all") else ""
+
+
+def bases() -> dict[str, Any]:
+    """Kinds of base, each as small as it can be."""
+    spec = PolicySpec(ObsSpec({"state": (2,)}), ActionSpec((-1.0,), (1.0,)), horizon=2, execute=1)
+    noisy = dataclasses.replace(spec, noise_shape=spec.chunk_shape)
+    return {
+        "flow": build_policy(FlowConfig(), spec),
+        "diffusion": build_policy(DiffusionConfig(), spec),
+        "Gaussian": build_policy(GaussianConfig(), spec),
+        "Gaussian with tanh": build_policy(GaussianConfig(squash=True), spec),
+        "black box that takes noise": CallablePolicy(lambda obs, noise: noise, noisy),
+        "black box": CallablePolicy(lambda obs: obs, spec),
+        "none": None,
+    }
+
+
+def overview() -> str:
+    """Which base fits which method, by the function that refuses the others."""
+    kinds = bases()
+    rows = []
+    for page, method in methods().items():
+        if method.needs is not None:
+            marks = ["yes" if has(base, method.needs) else "" for base in kinds.values()]
+            rows.append((f"[{page}]({page}.md)", *marks))
+    others = [(f"[{page}]({page}.md)", method.doc) for page, method in methods().items()]
+    return "\n\n".join(
+        [
+            "## All of them",
+            table(("method", "in a sentence"), others),
+            "## Which base fits",
+            "A method asks a base for what it uses and for nothing else. This table is made by the function that "
+            "refuses the others; a base with a blank is told which methods could refine it.",
+            table(("method", *kinds), rows),
+            "## What every refinement is told",
+            "`burnish finetune`:\n\n" + settings_tables(FinetuneConfig, ""),
+            "`burnish offline`:\n\n" + settings_tables(OfflineConfig, ""),
+        ]
+    )
+
+
+def results() -> str:
+    """The tables that the benchmarks wrote, each under the name of its file."""
+    found = []
+    for path in sorted(RESULTS.glob("*.md"), key=lambda path: (path.stem != "refine_quality", path.stem)):
+        if "_quick" not in path.stem:  # those are looks, not measurements
+            found.append(f"## {path.stem} {{ #{path.stem} }}\n\n{path.read_text(encoding='utf-8').strip()}")
+    return "\n\n".join(found)

@@ -1,0 +1,24 @@
+"""Cores, threads, and sums that repeat. What stands here is read by libraries when torch is loaded: this comes before.
+
+**Spinning.** GNU's OpenMP lets threads spin for milliseconds after each product, on cores that physics, or another run,
+needs: two runs with two threads each on two cores take turns at stopping each other. A thousand turns are some
+microseconds, enough between two layers of a network.
+
+**Rounding.** Intel's MKL adds up in an order that depends on where in memory a matrix happens to lie, so that on some
+processors a resumed run differs from one that was not stopped in the last digit of a gradient. STRICT forbids that; it
+costs some speed, which MKL_CBWR=AUTO brings back together with the rounding.
+
+Whoever sets one of these variables is obeyed; whoever imports torch before Burnish sets them outside.
+"""
+
+import os
+
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+
+
+def usable_cores() -> int:
+    """The cores that this process may use, which `taskset` or a container's set of cores can lower; a quota of time
+    cannot be seen here."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

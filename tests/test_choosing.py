@@ -1,0 +1,85 @@
+"""docs/choosing.md says what its tables say: these are of the committed runs, and the sentences hold in them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from burnish.policies.core.config import differences, to_data
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+DOCUMENT = ROOT / "docs" / "choosing.md"
+STEERING = ("latent", "residual")  # families that choose or correct what a base does
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        return import_module("refine_quality")
+    finally:
+        sys.path.pop(0)
+
+
+@pytest.fixture(scope="module")
+def rows(benchmark):
+    return {(row["task"], row["method"]): row for row in benchmark.rows_of(RESULTS / "refine_quality")}
+
+
+def test_the_tables_are_those_of_the_committed_runs(benchmark, rows):
+    text = DOCUMENT.read_text()
+    found = list(rows.values())
+    for name, table in (
+        ("refine_quality", benchmark.markdown(found, benchmark.COLUMNS)),
+        ("refine_quality_methods", benchmark.markdown(benchmark.over_tasks(found), benchmark.OVER_TASKS)),
+    ):
+        assert f"<!-- {name} -->\n{table}<!-- end -->" in text, f"{name}: run refine_quality.py --report"
+    assert json.loads((RESULTS / "refine_quality.json").read_text())["rows"] == found
+
+
+def test_the_committed_runs_are_of_the_experiments_as_they_are_shipped(benchmark):
+    for path in sorted((RESULTS / "refine_quality").glob("*/*-[0-9].json")):
+        run = json.loads(path.read_text())
+        shipped = benchmark.configured(f"experiment={run['task']}/{run['method']}")
+        settings = json.loads(json.dumps(to_data(shipped.method)))
+        changed = [name for name, old, _ in differences(run["settings"], settings) if repr(old) != "nothing"]
+        assert not changed, f"{path} was made with another {changed}"  # settings that came later do not count
+        assert f"total={shipped.total}" in run["words"], path
+        assert run["base"] == benchmark.fingerprint(run["task"]), path
+
+
+def goal_steps(benchmark, task, method):
+    """The most control steps that a run needed to its first trial at the goal."""
+    runs = [json.loads(path.read_text()) for path in (RESULTS / "refine_quality" / task).glob(f"{method}-[0-9].json")]
+    return max(next((steps for steps, _, rate in run["curve"] if rate >= benchmark.GOAL), 1e9) for run in runs)
+
+
+def test_systematic_errors(benchmark, rows):
+    for method in ("dsrl", "residual_sac"):
+        assert rows["insert", method]["worst"] >= 0.95 and rows["insert", method]["seeds"] >= 3
+        assert goal_steps(benchmark, "insert", method) < 100_000 / 3
+
+
+def test_hidden_errors(rows):
+    row = rows["insert_hidden", "residual_ppo"]
+    assert row["worst"] >= 0.95 and row["seeds"] >= 3
+
+
+def test_long_tasks(rows):
+    change = {method: row["change"] for (task, method), row in rows.items() if task == "push"}
+    assert change["dsrl"] > change["residual_sac"] > change["residual_ppo"] > 0
+    assert change["residual_sac"] > 0.2 > change["residual_ppo"]
+
+
+def test_chains_and_beginnings_from_nothing(benchmark, rows):
+    assert all(rows["insert", method]["worst"] >= 0.95 for method in ("reinflow", "dppo"))
+    assert rows["insert", "rlpd"]["worst"] >= 0.95 and rows["insert", "gaussian_ppo"]["success"] == 0
+    latest = goal_steps(benchmark, "insert", "rlpd")
+    assert latest < 100_000
+    chosen = [row["method"] for (task, _), row in rows.items() if task == "insert" and row["family"] in STEERING]
+    assert len(chosen) > 3 and all(goal_steps(benchmark, "insert", method) < latest for method in chosen)

@@ -1,0 +1,215 @@
+"""Methods from one checkpoint: which commands are run, what is read from them, and that a failure costs no other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import ArrayLike
+
+from burnish.finetune.build import METHODS, decision_ticks, prepare
+from burnish.finetune.compare import contender
+from burnish.finetune.comparison import Entry, area, joined, summarize, table, verdict
+from burnish.finetune.loops import OffPolicyConfig
+from burnish.policies.build import build_policy
+from burnish.policies.core.cli import main
+from burnish.policies.core.errors import BurnishError
+from burnish.policies.core.evaluate import Evaluation
+from burnish.policies.core.scale import ScaledEnv
+from burnish.policies.core.spec import PolicySpec
+from burnish.policies.core.statistics import interquartile_mean, stratified_bootstrap, wilson
+from burnish.policies.flow import FlowConfig
+from burnish.policies.nets.denoiser import DenoiserConfig, MlpBodyConfig
+from burnish.sim.point_reach import PointReach, PointReachConfig
+
+
+def evaluation(success: list[bool]) -> Evaluation:
+    n = len(success)
+    return Evaluation(
+        list(range(n)), [float(x) for x in success], [5] * n, success, [not x for x in success], success, success
+    )
+
+
+def run(out: Path, entry: Entry, curve: list[tuple[int, float, float]], success: list[bool]) -> None:
+    """What a run and its evaluation leave: trials at (control steps, seconds, success)."""
+    (out / entry.folder).mkdir(parents=True)
+    rows = [
+        {"step": i, "control_steps": steps, "time/elapsed_s": s, "trial/success_rate": x, "trial/success_low": x - 0.1}
+        for i, (steps, s, x) in enumerate(curve)
+    ]
+    (out / entry.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    evaluation(success).save(out / entry.evaluation)
+
+
+# ---- numbers ----
+
+
+def average(x: ArrayLike) -> float:
+    return float(np.asarray(x, dtype=np.float64).mean())
+
+
+def test_the_area_is_the_mean_height_over_the_budget():
+    assert area([(0, 0, 0.2), (50, 0, 0.6), (100, 0, 0.6)], 100) == pytest.approx(0.5)
+    # A run whose last trial came before the end counts as if it had stayed there; one that overshot is cut.
+    assert area([(0, 0, 0.2), (50, 0, 0.6)], 100) == pytest.approx(0.5)
+    assert area([(0, 0, 0.0), (120, 0, 1.0)], 100) == pytest.approx(0.5)
+
+
+def test_the_interquartile_mean_leaves_a_quarter_out_at_either_end():
+    scores = [0.0, 0.1, 0.5, 0.6, 0.7, 0.8, 0.9, 100.0]
+    assert interquartile_mean(scores) == pytest.approx((0.5 + 0.6 + 0.7 + 0.8) / 4)
+    from scipy.stats import trim_mean
+
+    for n in range(1, 30):
+        x = np.random.default_rng(n).normal(size=n)
+        assert interquartile_mean(x) == pytest.approx(trim_mean(x, 0.25))
+
+
+def test_the_bootstrap_is_stratified_and_covers():
+    """Strata around 0 and 10: drawn together, the mean would spread by 10 / sqrt(16); drawn apart, by their own 0.1.
+    Of 200 intervals at 90 %, about 180 cover the true mean (binomial deviation 4.2; few runs make them a bit short)."""
+    random = np.random.default_rng(0)
+    apart = [random.normal(0, 0.1, 8), random.normal(10, 0.1, 8)]
+    low, high = stratified_bootstrap(apart, average, draws=500)
+    assert high - low < 0.2
+    low, high = stratified_bootstrap([np.concatenate(apart)], average, draws=500)
+    assert high - low > 4
+    covered = 0
+    for i in range(200):
+        x = np.random.default_rng(i).normal(size=20)
+        low, high = stratified_bootstrap([x], average, confidence=0.9, draws=300)
+        covered += low < 0 < high
+    assert 160 <= covered <= 192
+    assert stratified_bootstrap(apart) == stratified_bootstrap(apart)
+    with pytest.raises(BurnishError, match="at least one score"):
+        stratified_bootstrap([[]])
+
+
+def test_a_summary_reads_what_the_runs_left_and_chooses_on_the_seeds_for_selection(tmp_path):
+    evaluation([True] * 4 + [False] * 16).save(tmp_path / "evaluations" / "base.json")
+    # On the seeds for selection `a` ends higher, on the others `b` does: the choice must not see those.
+    run(tmp_path, Entry("a", 0), [(0, 0, 0.2), (50, 30, 0.1), (100, 60, 0.95)], [True] * 16 + [False] * 4)
+    run(tmp_path, Entry("a", 1), [(0, 0, 0.2), (50, 30, 0.5), (100, 60, 0.6)], [True] * 12 + [False] * 8)
+    run(tmp_path, Entry("b", 0), [(0, 0, 0.2), (100, 90, 0.9)], [True] * 19 + [False])
+    (tmp_path / "runs" / "b-1.failed").write_text("out of memory\n")
+    entries = [Entry(name, seed) for seed in (0, 1) for name in "ab"]
+    found = summarize(tmp_path, entries, budget=100, goal=0.9)
+    json.dumps(found, allow_nan=False)
+    assert found["best"]["method"] == "a" and found["best"]["seed"] == 0 and found["best"]["final"] == 16 / 20
+    rows = {row["method"]: row for row in found["methods"]}
+    assert (rows["a"]["runs"], rows["a"]["failed"], rows["b"]["runs"], rows["b"]["failed"]) == (2, 0, 1, 1)
+    assert (rows["a"]["low"], rows["a"]["high"]) == wilson(28, 40) and rows["a"]["mean"] == pytest.approx(0.7)
+    assert rows["a"]["dip"] == pytest.approx(-0.1) and rows["b"]["dip"] == 0
+    assert rows["a"]["time_to_goal_s"] is None and rows["b"]["time_to_goal_s"] == 90  # of two runs one never got there
+    runs = {(row["method"], row["seed"]): row for row in found["runs"]}
+    assert runs["b", 1]["status"] == "failed" and "out of memory" in runs["b", 1]["error"]
+    assert runs["a", 0]["difference"] == pytest.approx(0.6) and runs["a", 0]["steps_to_goal"] == 100
+    assert "a (seed 0), chosen on other seeds, has success 80.0%" in verdict(found)
+    assert table(found).splitlines()[0].split()[0] == "method" and "b" in table(found)
+
+
+def test_episodes_of_several_runs_are_pooled():
+    together = joined([evaluation([True, False]), evaluation([True, True])])
+    assert together.success == [True, False, True, True] and len(together.seeds) == 4
+
+
+# ---- commands ----
+
+
+def test_names_are_experiments_then_methods_then_files(tmp_path):
+    shipped = contender("dsrl", "insert", 100_000, 4)
+    assert (shipped.words, shipped.decisions, shipped.method) == (["experiment=insert/dsrl"], 25_000, "dsrl")
+    assert contender("residual_sac", "insert", 1001, 4).decisions == 1001  # one tick is one decision
+    plain = contender("dsrl", "two_mode", 1001, 4)
+    assert (plain.words, plain.decisions) == (["method=dsrl"], 251)
+    assert contender("rpd", "insert", 100, 8).decisions == 25  # the experiment's student executes 4
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "defaults: [override /method: residual_ppo]\nworlds: 8\n"
+        "method: {discount: {gamma: 0.9}, ppo: {target_kl: null}}\n"
+    )
+    mine = contender(str(path), "insert", 100, 4)
+    words = ["method=residual_ppo", "worlds=8", "method.discount.gamma=0.9", "method.ppo.target_kl=null"]
+    assert (mine.label, mine.words, mine.decisions) == ("mine", words, 100)
+    with pytest.raises(BurnishError, match="neither an experiment of insert, nor a method, nor a YAML file; did"):
+        contender("dsrrl", "insert", 100, 4)
+    path.write_text("worlds: 8\n")
+    with pytest.raises(BurnishError, match="chooses no method"):
+        contender(str(path), "insert", 100, 4)
+
+
+@pytest.mark.parametrize("name", ["dsrl", "rfs", "reinflow", "dppo", "residual_td3", "residual_ppo", "rpd"])
+def test_decisions_last_as_long_as_the_budget_counts(name):
+    """Against what a loop of the method plays, in a world in which no episode ends: the control for the table."""
+    env = ScaledEnv(PointReach(2, PointReachConfig(max_steps=10_000, radius=1e-9)))
+    spec = PolicySpec(env.spec.obs, env.spec.action, 4, 3)
+    base = build_policy(FlowConfig(steps=10, net=DenoiserConfig(mlp=MlpBodyConfig(hidden=[8]))), spec, seed=0)
+    config = METHODS[name].config()
+    if isinstance(config.loop, OffPolicyConfig):
+        config.loop = OffPolicyConfig(warmup=100)
+    loop = prepare(config, base, env, probe=False)
+    for _ in range(3):
+        loop.decide(warm=True)
+    assert int(loop.ledger.ticks) == loop.ledger.decisions * decision_ticks(config, 3)
+
+
+def test_bad_input_is_one_sentence_before_anything_is_played(tmp_path, capsys):
+    for words, sentence in (
+        (["methods=dsrl"], "base=... must name a checkpoint"),
+        (["base=nowhere", "methods=dsrl"], "nowhere"),
+        (["base=x", "methods=dsrl", "seeds=0"], "seeds=0 must be at least 1"),
+        (["base=x", "methods=dsrl", "episodes=2", "videos=3"], "videos=3"),
+    ):
+        assert main(["compare", *words, f"out={tmp_path}/out"]) == 2
+        assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+# ---- the whole ----
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("compared")
+    assert main(["collect", "env=point_reach", "episodes=6", f"out={folder}/data"]) == 0
+    words = ["policy.net.mlp.hidden=[16]", "policy.steps=2", "train.steps=30", "trial.episodes=4", "chunk.execute=4"]
+    assert main(["pretrain", "policy=flow", *words, f"data={folder}/data", f"out={folder}/base"]) == 0
+    return folder / "base"
+
+
+@pytest.mark.slow
+def test_a_comparison_runs_fails_in_part_resumes_and_says_so(base, tmp_path, capsys, monkeypatch):
+    small = "defaults: [override /method: {0}]\nworlds: 4\n"
+    good, bad = tmp_path / "steady.yaml", tmp_path / "broken.yaml"
+    good.write_text(small.format("residual_ppo") + "method: {loop: {decisions_per_update: 10}, agent: {hidden: [8]}}\n")
+    bad.write_text(small.format("residual_ppo") + "method: {bound: 7}\n")
+    out = tmp_path / "out"
+    words = [f"base={base}", f"methods={good},{bad}", "seeds=2", "budget=160", "episodes=6", "exams=2"]
+    words += ["exam_episodes=4", "worlds=4", "videos=0", "jobs=2", f"out={out}"]
+    assert main(["compare", *words]) == 0
+    printed = capsys.readouterr()
+    found = json.loads((out / "compare.json").read_text())
+    states = {(row["method"], row["seed"]): row["status"] for row in found["runs"]}
+    expected = {"steady": "finished", "broken": "failed"}
+    assert states == {(name, seed): state for name, state in expected.items() for seed in (0, 1)}
+    assert "bound=7" in next(row["error"] for row in found["runs"] if row["method"] == "broken")
+    assert "steady" in printed.out and "broken-0 failed" in printed.err
+    assert set(json.loads((out / "evaluations" / "starts.json").read_text())["values"]) == {
+        str(seed) for seed in Evaluation.load(out / "evaluations" / "base.json").seeds
+    }
+    # Again without resume: refused. With it: what is there is not played again, what failed is tried again.
+    assert main(["compare", *words]) == 2 and "resume=true continues it" in capsys.readouterr().err
+    bad.write_text(good.read_text())
+    before = (out / "evaluations" / "steady-0.json").stat().st_mtime_ns
+    assert main(["compare", *words, "resume=true"]) == 0
+    again = json.loads((out / "compare.json").read_text())
+    assert {row["status"] for row in again["runs"]} == {"finished"}
+    assert (out / "evaluations" / "steady-0.json").stat().st_mtime_ns == before
+    # The same settings under two names and one seed are one result; other seeds are others.
+    finals = {(row["method"], row["seed"]): (row["final"], row["curve"][-1][2]) for row in again["runs"]}
+    assert finals["broken", 0] == finals["steady", 0]
+    capsys.readouterr()
+    assert main(["compare", *words, "resume=true", "budget=320"]) == 2
+    assert "begun with another budget" in capsys.readouterr().err

@@ -1,0 +1,50 @@
+"""The experiments that are shipped: each composes, is of the method that its name says, and has its task's budget."""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from burnish import configs
+from burnish.finetune.__main__ import GROUPS, FinetuneConfig
+from burnish.finetune.build import method_name
+from burnish.policies.core.cli import compose, to_object
+from burnish.sim.build import env_name
+
+ROOT = Path(__file__).resolve().parents[1]
+EXPERIMENTS = sorted((Path(configs.__file__).parent / "experiment").glob("*/*.yaml"))
+BUDGET = dict.fromkeys(("insert_hidden", "hopper", "walker2d"), 200_000)  # control steps; of other tasks 100 000
+KINDS = {"dsrl_aliased": "dsrl", "residual_sac": "residual_td3"}  # one method, another variant
+EVERY_TICK = ("residual_td3", "residual_ppo", "gaussian_ppo")  # others decide once in the 4 ticks that bases execute
+
+
+def composed(path):
+    words = [f"experiment={path.parent.name}/{path.stem}"]
+    return to_object(compose("finetune", FinetuneConfig, GROUPS["finetune"], words))
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_an_experiment_is_what_its_name_says_at_the_budget_of_its_task(path):
+    config = composed(path)
+    name = method_name(config.method)
+    assert name == KINDS.get(path.stem, path.stem)
+    assert (path.stem == "dsrl_aliased") == (
+        getattr(config.method, "variant", None) is not None and config.method.variant.value == "aliased"
+    )
+    if name == "residual_td3":
+        assert config.method.algorithm.value == path.stem.removeprefix("residual_")
+    assert config.total * (1 if name in EVERY_TICK else 4) == BUDGET.get(path.parent.name, 100_000)
+    # Those that change the world name the task that they are of; the others take it from the base.
+    assert config.env is None or env_name(config.env) == path.parent.name
+
+
+def test_the_benchmark_has_an_experiment_for_every_run():
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        benchmark = import_module("refine_quality")
+    finally:
+        sys.path.pop(0)
+    wanted = {f"{task}/{method}" for task, chosen in benchmark.TASKS.items() for method in chosen.methods}
+    assert wanted <= {f"{path.parent.name}/{path.stem}" for path in EXPERIMENTS}
+    assert {path.name for path in benchmark.BASES.iterdir()} <= set(benchmark.TASKS)
