@@ -1,4 +1,7 @@
-"""The README says only what works: its Python runs as printed and its commands are known (tests/test_docs.py follows its links)."""
+"""The README says only what works: its Python runs as printed and its commands are known.
+
+Where its links lead is looked at in tests/test_docs.py, beside the pages they lead to.
+"""
 
 from __future__ import annotations
 
