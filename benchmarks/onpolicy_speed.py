@@ -3,11 +3,11 @@
     python benchmarks/onpolicy_speed.py [--quick] [--threads 2] [--iterations 2] [--out DIR]
 
 Gymnasium's Hopper at the published settings of DPPO (arXiv 2409.00588) and ReinFlow (arXiv 2505.22094): 40 worlds, 500
-chunks of 4 actions, 80 000 control steps in an iteration, 5 passes, minibatches of 50 000 denoising steps of DPPO and
-chunks of 4 actions, 80 000 control steps in an iteration, 5 passes, minibatches of 50 000 denoising steps of DPPO and
-policy, ReinFlow all 4 of a flow. ``dppo_4`` is DPPO on the last 4 of 4 steps of that same flow: the difference between
-the methods, without that between the lengths of their chains. The bases are untrained: that costs the same time, but
-their hoppers fall sooner and are reset more often.
+chunks of 4 actions, 80 000 control steps in an iteration, 5 passes, minibatches of 5 000 chunks, which are 50 000
+denoising steps of DPPO. DPPO trains the last 10 of 20 steps of a diffusion policy, ReinFlow all 4 of a flow. ``dppo_4``
+is DPPO on the last 4 of 4 steps of that same flow: the difference between the methods, without that between the lengths
+of their chains. The bases are untrained: that costs the same time, but their hoppers fall sooner and are reset more
+often.
 
 An iteration is split by the clock into ``world`` (ticks and resets), ``policy`` (drawing chunks), ``update``, the rest.
 ``update_peak_share`` is the FLOP/s of the matrix products of the update over those of a square product, measured before
@@ -24,13 +24,14 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import burnish.policies  # noqa: F401  # before torch: it says how torch's threads wait
 
 # isort: split
 import torch
-from measure import MatmulPeak, machine, markdown, options, page, publish, table
+from measure import RESULTS, MatmulPeak, embed, machine, markdown, options, page, publish, table
 from sim_peers import Effort, worlds
 from sim_speed import Limit, Ours, compiled, record
 from torch.utils.flop_counter import FlopCounterMode
@@ -47,6 +48,7 @@ from burnish.policies.diffusion import DiffusionConfig, Sampler
 from burnish.policies.flow import FlowConfig
 from burnish.policies.nets.denoiser import DenoiserConfig, MlpBodyConfig
 
+CHOOSING = Path(__file__).resolve().parents[1] / "docs" / "choosing.md"
 WORLDS, CHUNK, DECISIONS = 40, 4, 500
 PEAK_BLOCK = 0.5  # seconds of matrix products before and after an update
 NET = DenoiserConfig(mlp=MlpBodyConfig(hidden=[512, 512, 512]))
@@ -188,6 +190,8 @@ def main() -> None:
     path = chosen.out / ("onpolicy_speed_quick.json" if chosen.quick else "onpolicy_speed.json")
     publish(path, report, table(rows, COLUMNS), result)
     page(path, markdown(rows, COLUMNS))
+    if path == RESULTS / "onpolicy_speed.json":
+        embed(CHOOSING, "onpolicy_speed", markdown(rows, COLUMNS))
 
 
 if __name__ == "__main__":

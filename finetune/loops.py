@@ -19,6 +19,7 @@ from ..offline.replay import Replay, sample_mixture
 from ..policies.core.errors import BurnishError
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.spec import EnvSpec
+from ..policies.core.stopwatch import Stopwatch
 from ..policies.core.tree import map_tree
 from ..policies.core.types import Learner, Metrics, Obs, Outcome
 from .diagnostics import q_against_return
@@ -116,6 +117,7 @@ class _Interaction:
         self.learner: Any = learner  # a Learner, with whatever else its method has
         self.env = env
         self.ledger = Ledger(env.num_envs, env.device)
+        self.watch = Stopwatch()
         self.generator = named_generator(seed, "act", device=env.device)
         self.obs: Obs | None = None
 
@@ -125,15 +127,18 @@ class _Interaction:
         if self.obs is None:
             self.obs = self.env.reset()
         before = self.obs
-        action, columns = self.learner.actor.act(before, warm=warm, generator=self.generator)
-        outcome = self.env.step(action)
+        with self.watch("acting"):
+            action, columns = self.learner.actor.act(before, warm=warm, generator=self.generator)
+        with self.watch("playing"):  # the worlds, and in a view on a base that base
+            outcome = self.env.step(action)
         self.ledger.note(outcome)
         self.obs = outcome.obs
         return before, action, columns, outcome
 
     def report(self) -> Metrics:
-        """What happened since the last report; asked when something is logged, not in every iteration."""
-        return self.ledger.report()
+        """What happened since the last report, and the seconds since the beginning; asked when something is logged, not
+        in every iteration."""
+        return {**self.ledger.report(), **self.watch.metrics()}
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -172,7 +177,8 @@ class OnPolicy(_Interaction):
         for _ in range(self.length):
             obs, _, columns, outcome = self.decide(warm=False)
             rollout.add(obs, columns, outcome)
-        return self.learner.update(rollout.batch())
+        with self.watch("learning"):
+            return self.learner.update(rollout.batch())
 
 
 @dataclass
@@ -273,8 +279,9 @@ class OffPolicy(_Interaction):
 
     def learn(self, count: int) -> Metrics:
         metrics: Metrics = {}
-        for _ in range(count):
-            metrics = self.learner.update(self._batch())
+        with self.watch("learning"):
+            for _ in range(count):
+                metrics = self.learner.update(self._batch())
         return metrics
 
     def report(self) -> Metrics:

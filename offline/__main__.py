@@ -195,7 +195,9 @@ def improve(
         if latest is not None:
             training.load_state_dict(latest.children["learner"].state)
         elif work.base is not None and trial is not None:
-            run.log(0, trial(work.base, 0))
+            with run.watch("exams"):
+                exam = trial(work.base, 0)
+            run.log(0, exam)
         if run.start >= iterations:
             say(f"{config.out} has reached its {total} {unit} already; nothing is trained")
         finished = drive(

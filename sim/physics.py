@@ -186,7 +186,10 @@ class Physics:
                 for function in derive:
                     function(self.models[i], self.data[i])
 
-        self._share(work, rows)
+        if rows is not None and len(rows) <= self.threads:
+            work(rows.tolist())  # as after most ticks: another thread would wake up when the work is over
+        else:
+            self._share(work, rows)
 
     def ctrl(self) -> Array:
         return self._ctrl.read() if self._ctrl is not None else np.zeros((self.num_worlds, 0))

@@ -20,10 +20,8 @@ STEERING = ("latent", "residual")  # families that choose or correct what a base
 @pytest.fixture(scope="module")
 def benchmark():
     sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        return import_module("refine_quality")
-    finally:
-        sys.path.pop(0)
+    yield import_module("refine_quality")
+    sys.path.pop(0)
 
 
 @pytest.fixture(scope="module")
@@ -83,3 +81,13 @@ def test_chains_and_beginnings_from_nothing(benchmark, rows):
     assert latest < 100_000
     chosen = [row["method"] for (task, _), row in rows.items() if task == "insert" and row["family"] in STEERING]
     assert len(chosen) > 3 and all(goal_steps(benchmark, "insert", method) < latest for method in chosen)
+
+
+def test_what_makes_reinflow_faster(benchmark):
+    report = json.loads((RESULTS / "onpolicy_speed.json").read_text())
+    assert not report["quick"]
+    columns = import_module("onpolicy_speed").COLUMNS
+    assert f"<!-- onpolicy_speed -->\n{benchmark.markdown(report['rows'], columns)}<!-- end -->" in DOCUMENT.read_text()
+    assert report["result"]["reinflow_over_dppo"] == pytest.approx(2, rel=0.15)  # "about twice"
+    assert report["result"]["reinflow_over_dppo_4"] == pytest.approx(1, abs=0.1)
+    assert all(row["update_s"] > row["world_s"] + row["policy_s"] + row["other_s"] for row in report["rows"])

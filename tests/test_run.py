@@ -104,6 +104,24 @@ def test_crashed_and_resumed_equals_uninterrupted(tmp_path, whole, crash_at):
     assert checkpoint_hashes(tmp_path / "run") == checkpoint_hashes(whole)  # weights, optimizer, generator, counter
 
 
+def test_seconds_are_totals_of_all_sittings_and_shares_are_not(tmp_path):
+    def sitting(total: int) -> dict[str, float]:
+        with Run(tmp_path / "run", {}, resume=True, tensorboard=False) as run:
+            run.latest()
+            with run.watch("exams"):
+                time.sleep(0.02)
+            for step in run.steps(total):
+                run.log(step, {"time/acting_s": 3.0, "time/updates_per_s": 7.0, "time/waits": 0.5, "loss_s": 1.0})
+                run.save(step, {})
+        return read_metrics(tmp_path / "run")[-1]
+
+    first, second = sitting(1), sitting(2)
+    assert first["time/acting_s"] == 3.0 and first["time/exams_s"] >= 0.02
+    assert second["time/acting_s"] == 6.0 and second["time/exams_s"] >= first["time/exams_s"] + 0.02
+    assert second["time/elapsed_s"] >= first["time/elapsed_s"] + 0.02
+    assert (second["time/updates_per_s"], second["time/waits"], second["loss_s"]) == (7.0, 0.5, 1.0)
+
+
 def test_the_comparison_notices_a_learner_that_was_not_restored(tmp_path, whole):
     with pytest.raises(Crash):
         train(tmp_path / "run", 23, crash_at=12)

@@ -1,4 +1,4 @@
-"""What every long training does between its updates: log, evaluate, save, notice a Ctrl-C."""
+"""What every long training does between its updates: log, evaluate, save, notice a Ctrl-C; and how long that took."""
 
 from __future__ import annotations
 
@@ -32,10 +32,12 @@ def drive(
         last = number == total
         exam = last or (eval_every > 0 and number % eval_every == 0)
         if exam and evaluate is not None:
-            metrics = {**metrics, **evaluate(number)}
+            with run.watch("exams"):
+                metrics = {**metrics, **evaluate(number)}
         if exam or number % log_every == 0:
             run.log(number, {**metrics, **(report() if report is not None else {})})
         if last or run.stopping or number % save_every == 0:
-            run.save(number, children())
+            with run.watch("saving"):
+                run.save(number, children())
         finished = last
     return finished

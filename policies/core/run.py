@@ -1,7 +1,8 @@
 """A run folder: one training run on disk, which can be interrupted at any time and resumed exactly.
 
     config.yaml       the resolved configuration
-    metrics.jsonl     one line of numbers per logged step; keys under ``time/`` differ between equal runs, others do not
+    metrics.jsonl     one line of numbers per logged step; keys under ``time/`` differ between equal runs, others do
+                      not; those that end in ``_s`` are totals of all sittings
     tensorboard/      the same numbers for TensorBoard
     tracking.json     by which other trackers know this run, where some are asked for (`tracking.py`)
     checkpoints/      00001000/, 00002000/, ...
@@ -28,6 +29,7 @@ import fcntl
 import json
 import math
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -47,11 +49,14 @@ from .config import differences, to_data
 from .errors import BurnishError
 from .interrupt import Stop, interruptible
 from .manifest import parse, replace_text
+from .stopwatch import Stopwatch
 from .tracking import Trackers
 
 # Is told every line that is logged; a true answer stops the run as Ctrl-C would.
 OnLog = Callable[[int, Mapping[str, float]], Any]
 
+# Seconds that add up, and no rates.
+_TOTAL = re.compile(r"time/(?!.*_per_s$).*_s")
 CONFIG, METRICS, CHECKPOINTS, TENSORBOARD, LOCK = "config.yaml", "metrics.jsonl", "checkpoints", "tensorboard", ".lock"
 
 
@@ -92,6 +97,8 @@ class Run:
         self._tensorboard, self._progress_every_s = tensorboard, progress_every_s
         self._trackers, self._on_log = Trackers(trackers), on_log
         self._latest: Checkpoint | None = None
+        self.watch = Stopwatch()  # of what happens between the steps: "exams", "saving"
+        self._before: dict[str, float] = {}  # seconds of earlier sittings
         self._stop = Stop()
         self._exit = ExitStack()
 
@@ -104,7 +111,7 @@ class Run:
             if resumed:
                 self._latest = newest(self.checkpoints)
             self.start = self._latest.state["step"] if self._latest else 0
-            before_s = self._rewind()
+            self._before = self._rewind()
             replace_text(self.path / CONFIG, self._config_text)
             self._metrics = stack.enter_context(open(self.path / METRICS, "a", encoding="utf-8"))
             self._writer = None
@@ -117,7 +124,7 @@ class Run:
             stack.callback(self._trackers.close)
             self._trackers.open(self.path, self.config, self.start)
             self._stop = stack.enter_context(interruptible())
-            self._opened_s = time.perf_counter() - before_s
+            self._opened_s = time.perf_counter()
             self._exit = stack.pop_all()
         return self
 
@@ -178,8 +185,8 @@ class Run:
     def _row(self, metrics: Mapping[str, Tensor | float]) -> dict[str, float]:
         """Tensors become numbers here and nowhere earlier: this is where the device is waited for."""
         row = {name: float(value) for name, value in metrics.items()}
-        row["time/elapsed_s"] = time.perf_counter() - self._opened_s
-        return row
+        row |= {**self.watch.metrics(), "time/elapsed_s": time.perf_counter() - self._opened_s}
+        return {name: x + self._before.get(name, 0.0) for name, x in row.items()}
 
     def _tell(self, step: int, row: Mapping[str, float]) -> None:
         if self._on_log is not None and self._on_log(step, row):
@@ -205,9 +212,9 @@ class Run:
             raise BurnishError(f"{self.path} was made with other settings: {shown}; restore them or use another out=")
         return True
 
-    def _rewind(self) -> float:
+    def _rewind(self) -> dict[str, float]:
         """Undo what came after the checkpoint: an interrupted and resumed run ends up equal to an uninterrupted one.
-        Returns the seconds that earlier sittings took, as far as they are logged."""
+        Returns the seconds that earlier sittings took, as far as they are logged, by the names in the log."""
         for path in numbered(self.checkpoints):
             if int(path.name) > self.start:  # broken, else it would be the latest
                 path.rename(path.with_name(f"{path.name}.broken-{time.time_ns()}"))
@@ -217,9 +224,9 @@ class Run:
             kept = [line for line in path.read_text(encoding="utf-8").splitlines() if 0 <= _step(line) <= self.start]
             kept = kept if self._latest is not None else []
             replace_text(path, "".join(f"{line}\n" for line in kept))
-            if kept:
-                return float(json.loads(kept[-1])["time/elapsed_s"])
-        return 0.0
+            rows = [json.loads(line) for line in kept]
+            return {name: float(x) for row in rows for name, x in row.items() if _TOTAL.fullmatch(name)}
+        return {}
 
 
 class Unkept(Run):
