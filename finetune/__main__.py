@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from omegaconf import MISSING
 
-from ..offline.__main__ import Work, identity_of, improve, recordings, require_least, starting_policy
+from ..offline.__main__ import Work, identity_of, improve, recordings, starting_policy
 from ..policies.__main__ import (
     ACTING,
     WORLDS,
@@ -28,7 +28,7 @@ from ..policies.__main__ import (
 from ..policies.__main__ import prepare as prepare_machine
 from ..policies.build import POLICIES, CheckpointConfig, load_policy
 from ..policies.core.cli import main
-from ..policies.core.config import to_data
+from ..policies.core.config import require_least, to_data
 from ..policies.core.errors import BurnishError
 from ..policies.core.evaluate import Evaluation, evaluate, evaluation_seeds
 from ..policies.core.interrupt import interruptible

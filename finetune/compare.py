@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from ..policies.build import load_policy
-from ..policies.core.config import differences, from_data, to_data
+from ..policies.core.config import differences, from_data, require_least, to_data
 from ..policies.core.errors import BurnishError, did_you_mean
 from ..policies.core.interrupt import Stop, interruptible
 from ..policies.core.run import find_policy
@@ -49,6 +49,7 @@ class CompareConfig:
     base: str = ""  # the checkpoint from which every method begins
     methods: list[str] = field(default_factory=list)  # experiments of the task, methods, or files like an experiment
     seeds: int = 3
+    seed: int = 0  # of the first run, and of the episodes in the end
     budget: int = 100_000  # control steps of each run
     task: str | None = None  # whose shipped experiments the names mean; null: the world of the base
     episodes: int = 200  # of the base and of each result in the end
@@ -65,12 +66,8 @@ class CompareConfig:
     def __post_init__(self) -> None:
         if not self.base or not self.methods:
             raise BurnishError("base=... must name a checkpoint, and methods=... at least one method; see --help")
-        for name in ("seeds", "budget", "episodes", "exams", "exam_episodes", "worlds"):
-            if getattr(self, name) < 1:
-                raise BurnishError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("videos", "jobs"):
-            if getattr(self, name) < 0:
-                raise BurnishError(f"{name}={getattr(self, name)} must be at least 0")
+        least = dict.fromkeys(("seeds", "budget", "episodes", "exams", "exam_episodes", "worlds"), 1)
+        require_least(self, least | {"seed": 0, "videos": 0, "jobs": 0})
         if self.videos > self.episodes:
             raise BurnishError(
                 f"videos={self.videos} are filmed of the first of episodes={self.episodes}; ask for fewer"
@@ -97,7 +94,8 @@ def compare(config: CompareConfig) -> int:
         raise BurnishError(f"methods={','.join(config.methods)} names something twice, and one name is one row")
     out = Path(config.out)
     _claim(config)
-    entries = [Entry(label, seed) for seed in range(config.seeds) for label in chosen]
+    seeds = range(config.seed, config.seed + config.seeds)
+    entries = [Entry(label, seed) for seed in seeds for label in chosen]
     with interruptible() as stop:
         player = Player(config, out, stop, len(entries))
         player.evaluate(config.base, out / EVALUATIONS / "base.json")
@@ -241,7 +239,8 @@ class Player:
             return
         scratch, config = file.with_suffix(""), self.config
         words = ["evaluate", f"policy.path={policy}", f"trial.episodes={config.episodes}", f"out={scratch}"]
-        self._burnish([*words, f"trial.worlds={config.worlds}", *self.common], file.with_suffix(".log"))
+        words += [f"trial.worlds={config.worlds}", f"seed={config.seed}"]
+        self._burnish([*words, *self.common], file.with_suffix(".log"))
         if not (scratch / "evaluation.json").exists():
             return  # stopped
         (scratch / "starts.json").replace(file.parent / "starts.json")  # the same in every evaluation
@@ -260,6 +259,7 @@ class Player:
                 f"policy.path={policy}",
                 f"trial.episodes={count}",
                 f"videos={count}",
+                f"seed={self.config.seed}",
                 f"out={scratch}",
             ]
             try:

@@ -27,7 +27,7 @@ from ..policies.__main__ import (
 from ..policies.__main__ import prepare as prepare_machine
 from ..policies.build import CheckpointConfig, describe
 from ..policies.core.cli import main
-from ..policies.core.config import to_data
+from ..policies.core.config import require_least, to_data
 from ..policies.core.drive import drive
 from ..policies.core.errors import BurnishError
 from ..policies.core.normalize import Scaling
@@ -240,12 +240,6 @@ def identity_of(chosen: Any, policy: Any = None) -> Any:
     if not isinstance(chosen, CheckpointConfig):
         return identity(policy)
     return hashlib.sha256((find_policy(chosen.path).path / "manifest.json").read_bytes()).hexdigest()
-
-
-def require_least(config: Any, least_of: Mapping[str, int]) -> None:
-    for name, least in least_of.items():
-        if getattr(config, name) < least:
-            raise BurnishError(f"{name}={getattr(config, name)} must be at least {least}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Entry points: ``burnish pretrain | evaluate | serve | quickstart``. No other file of this folder imports ``sim``."""
+"""Entry points: ``burnish pretrain | evaluate | serve``. No other file of this folder imports ``sim``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import torch
 from omegaconf import MISSING
 
 from ..sim.build import ENVS, env_name, make_env, world_from
-from ..sim.two_mode import GOAL, TwoModeConfig
 from .build import POLICIES, CheckpointConfig, build_policy, load_policy
 from .core.chunk import HistoryEnv
 from .core.cli import main
@@ -22,7 +21,6 @@ from .core.config import to_data
 from .core.errors import BurnishError
 from .core.evaluate import Evaluation, compare, evaluation_seeds
 from .core.evaluate import evaluate as run_evaluation
-from .core.figure import Disc
 from .core.run import Run, require_writable
 from .core.scale import ScaledEnv
 from .core.spec import PolicySpec, check_compatible
@@ -31,8 +29,6 @@ from .data.lerobot import read_lerobot
 from .horizon import controller_for
 from .imitate import ImitateConfig, ImitationLearner, imitate
 from .outside import OUTSIDE, connect, place_of
-from .quickstart import QuickstartConfig
-from .quickstart import quickstart as run_quickstart
 
 # Hydra groups of each verb below: verb -> group -> choice -> dataclass.
 WORLDS = {name: kind.config for name, kind in ENVS.items()}
@@ -213,11 +209,6 @@ def serve(config: ServeConfig) -> int:
     except KeyboardInterrupt:
         say("no longer served")
     return 0
-
-
-def quickstart(config: QuickstartConfig) -> int:
-    obstacle = Disc(0.0, 0.0, TwoModeConfig().obstacle_radius, "#E39A9C", "obstacle")
-    return run_quickstart(config, [obstacle, Disc(*GOAL, TwoModeConfig().goal_radius, "#A8D5A2", "goal")])
 
 
 def acting_policy(chosen: Any, device: torch.device, env: Any) -> tuple[Any, dict[str, Any]]:

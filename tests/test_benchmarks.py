@@ -45,6 +45,7 @@ KEYS = {
         "least_squares_success",
         "worst_share_gap",
     },
+    "quickstart": {"pooled_low", "worst", "base", "base_worst", "minutes", "seeds"},
     "refine_quality": {"insert_best", "insert_second", "insert_minutes", "insert_hard", "worst_lower_bound"},
     "render_speed": {"over_renderer", "over_plain_renderer", "frames_per_s"},
     "sim_speed": {"of_raw", "over_async", "over_sync", "over_envpool", "half_cheetah_over_async"},

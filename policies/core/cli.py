@@ -40,7 +40,7 @@ VERBS: dict[str, Verb] = {
         "burnish.policies.__main__:serve", "a policy behind a websocket, for robots that speak openpi's protocol"
     ),
     "report": Verb("burnish.finetune.report.__main__:report", "one page to look at, of a run or a comparison"),
-    "quickstart": Verb("burnish.policies.__main__:quickstart", "collect, pretrain, evaluate and plot in a few minutes"),
+    "quickstart": Verb("burnish.finetune.quickstart:quickstart", "a robot that fails, refined until it does not"),
     "doctor": Verb("burnish.policies.core.doctor:doctor", "check this machine and say what to install"),
 }
 

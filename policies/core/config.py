@@ -88,3 +88,9 @@ class _Absent:
 
 
 _ABSENT = _Absent()
+
+
+def require_least(config: Any, least_of: Mapping[str, int]) -> None:
+    for name, least in least_of.items():
+        if getattr(config, name) < least:
+            raise BurnishError(f"{name}={getattr(config, name)} must be at least {least}")
