@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from ..policies.core.evaluate import Comparison, Evaluation, compare
 from ..policies.core.run import read_metrics
 from ..policies.core.statistics import interquartile_mean, stratified_bootstrap
+from .report.timing import of_metrics
 
 COMPARISON, EVALUATIONS, RUNS = "compare.json", "evaluations", "runs"
 METHOD_NUMBERS = ("mean", "low", "high", "worst", "iqm", "iqm_low", "iqm_high")
@@ -115,6 +116,7 @@ def run_row(out: Path, entry: Entry, base: Evaluation, *, budget: int, goal: flo
         "time_to_goal_s": reached and reached[1],
         "dip": min(point[2] for point in curve) - curve[0][2],
         "minutes": curve[-1][1] / 60,
+        "timing": of_metrics(read_metrics(out / entry.folder)),
     }
 
 

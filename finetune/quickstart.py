@@ -2,8 +2,8 @@
 
 An arm puts a peg into a hole with half a millimetre on each side. Its demonstrators insist on a wrong place, the same
 one whenever the situation is the same; a flow policy imitates that too, and fails often. It is refined from one
-checkpoint in two ways: by choosing the noise that it starts from, and by correcting what it does. All three are tried on
-the same fresh seeds, and a page shows what came of it. Called again, it goes on where it stopped.
+checkpoint in two ways: by choosing the noise that it starts from, and by correcting what it does. All three are tried
+on the same fresh seeds, and a page shows what came of it. Called again, it goes on where it stopped.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import yaml
 from burnish.finetune.__main__ import FinetuneConfig
 from burnish.finetune.build import CHOICES
 from burnish.policies.build import CheckpointConfig
+from burnish.policies.core.cli import main
 from burnish.policies.core.config import to_data
 from burnish.policies.core.evaluate import Evaluation, compare, evaluation_seeds
 from burnish.policies.core.statistics import wilson
@@ -73,6 +74,11 @@ def comparison(folder: Path, *, seeds: int = 3, success: bool = True, films: int
             outcome = "failure" if label == "base" and k == 0 else "success"
             film(folder / f"videos/{label}/seed_{seed}_{outcome}.mp4", shade=40 * len(label), seconds=2)
     return folder
+
+
+def page(folder: Path, kind: str = "compare", *words: str) -> str:
+    assert main(["report", f"{kind}={folder}", f"out={folder}/page.html", *words]) == 0
+    return (folder / "page.html").read_text()
 
 
 def write(path: Path, data: Any) -> None:

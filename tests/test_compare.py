@@ -10,13 +10,14 @@ import pytest
 from numpy.typing import ArrayLike
 
 from burnish.finetune.build import METHODS, decision_ticks, prepare
-from burnish.finetune.compare import contender
+from burnish.finetune.compare import CompareConfig, Player, contender
 from burnish.finetune.comparison import Entry, area, joined, summarize, table, verdict
 from burnish.finetune.loops import OffPolicyConfig
 from burnish.policies.build import build_policy
 from burnish.policies.core.cli import main
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.evaluate import Evaluation
+from burnish.policies.core.interrupt import Stop
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import PolicySpec
 from burnish.policies.core.statistics import interquartile_mean, stratified_bootstrap, wilson
@@ -36,7 +37,14 @@ def run(out: Path, entry: Entry, curve: list[tuple[int, float, float]], success:
     """What a run and its evaluation leave: trials at (control steps, seconds, success)."""
     (out / entry.folder).mkdir(parents=True)
     rows = [
-        {"step": i, "control_steps": steps, "time/elapsed_s": s, "trial/success_rate": x, "trial/success_low": x - 0.1}
+        {
+            "step": i,
+            "control_steps": steps,
+            "time/elapsed_s": s,
+            "time/learning_s": s / 2,
+            "trial/success_rate": x,
+            "trial/success_low": x - 0.1,
+        }
         for i, (steps, s, x) in enumerate(curve)
     ]
     (out / entry.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -106,8 +114,24 @@ def test_a_summary_reads_what_the_runs_left_and_chooses_on_the_seeds_for_selecti
     runs = {(row["method"], row["seed"]): row for row in found["runs"]}
     assert runs["b", 1]["status"] == "failed" and "out of memory" in runs["b", 1]["error"]
     assert runs["a", 0]["difference"] == pytest.approx(0.6) and runs["a", 0]["steps_to_goal"] == 100
+    assert runs["b", 0]["timing"] == {"learning_s": 45}
     assert "a (seed 0), chosen on other seeds, has success 80.0%" in verdict(found)
     assert table(found).splitlines()[0].split()[0] == "method" and "b" in table(found)
+
+
+def test_other_seeds_are_other_runs_and_other_episodes(tmp_path, monkeypatch):
+    """``seed`` is that of the first run, and of the episodes in the end."""
+    typed: list[list[str]] = []
+
+    def burnish(self, words, log):
+        typed.append(list(words))
+
+    monkeypatch.setattr(Player, "_burnish", burnish)
+    config = CompareConfig(base="b", methods=["dsrl"], seed=7, videos=1)
+    player = Player(config, tmp_path, Stop(), 1)
+    player.evaluate("b", tmp_path / "base.json")
+    player.film({"base": "b"})
+    assert len(typed) == 2 and all("seed=7" in words for words in typed)
 
 
 def test_episodes_of_several_runs_are_pooled():

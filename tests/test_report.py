@@ -22,6 +22,7 @@ from burnish.finetune.report.starts import field_of
 from burnish.policies.core.cli import compose, main, to_object
 from burnish.policies.core.config import to_data
 from burnish.policies.core.evaluate import Evaluation
+from report_lab import page
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +34,6 @@ def whole(tmp_path_factory):
 @pytest.fixture
 def folder(whole, tmp_path):
     return shutil.copytree(whole, tmp_path / "comparison")
-
-
-def page(folder, kind="compare", *words):
-    assert main(["report", f"{kind}={folder}", f"out={folder}/page.html", *words]) == 0
-    return (folder / "page.html").read_text()
 
 
 def change(folder, **values):

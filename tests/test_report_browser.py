@@ -41,7 +41,9 @@ def pages(tmp_path_factory) -> dict[str, Path]:
     for name, folder in sources.items():
         kind = "run" if name == "run" else "compare"
         assert main(["report", f"{kind}={folder}", f"out={lab}/{name}.html"]) == 0
-    return {name: lab / f"{name}.html" for name in sources}
+    other = report_lab.comparison(lab / "other", seeds=1, films=0)
+    assert main(["report", f"compare={compared},{other}", f"out={lab}/pooled.html"]) == 0
+    return {name: lab / f"{name}.html" for name in (*sources, "pooled")}
 
 
 class Visit:
@@ -78,7 +80,7 @@ def overflow(page: Any) -> list[str]:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", ["compare", "run", "returns"])
+@pytest.mark.parametrize("name", ["compare", "run", "returns", "pooled"])
 def test_it_fits_and_stays_quiet(browser, pages, tmp_path, name, width, scheme):
     with Visit(browser, pages[name], width, scheme) as page:
         assert page.evaluate("document.documentElement.scrollWidth") == width

@@ -12,7 +12,7 @@ import report_lab
 from burnish.finetune.report import health, words
 from burnish.finetune.report.charts import axis, finite, spread, ticks, together
 from burnish.finetune.report.films import films
-from burnish.policies.core.cli import main
+from report_lab import page
 
 
 @pytest.fixture(scope="module")
@@ -23,11 +23,6 @@ def whole(tmp_path_factory):
 @pytest.fixture
 def folder(whole, tmp_path):
     return shutil.copytree(whole, tmp_path / "comparison")
-
-
-def page(folder, kind="compare", *words):
-    assert main(["report", f"{kind}={folder}", f"out={folder}/page.html", *words]) == 0
-    return (folder / "page.html").read_text()
 
 
 # ---- geometry ----

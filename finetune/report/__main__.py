@@ -1,4 +1,4 @@
-"""Entry point: ``burnish report``, one HTML file about a run or a comparison."""
+"""Entry point: ``burnish report``, one HTML file about a run, a comparison, or comparisons of several tasks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from ...policies.core.errors import BurnishError
 from ...sim.build import ENVS
 from ..__main__ import ACTING, FinetuneConfig
 from ..build import CHOICES
-from .page import comparison_page, run_page
+from .page import comparison_page, pooled_page, run_page
 from .read import RunFolder, read_comparison, read_run
 
 GROUPS: dict[str, dict[str, dict[str, type]]] = {}
@@ -26,24 +26,28 @@ GROUPS: dict[str, dict[str, dict[str, type]]] = {}
 @dataclass
 class ReportConfig:
     run: str | None = None  # the folder of a training
-    compare: str | None = None  # the folder of a comparison
+    compare: list[str] = field(default_factory=list)  # the folder of a comparison; several are told of over tasks
     out: str | None = None  # the page; by default report.html in that folder
     videos_mib: float = 24.0  # of films at most in the page
 
     def __post_init__(self) -> None:
-        if (self.run is None) == (self.compare is None):
+        if (self.run is None) == (not self.compare):
             raise BurnishError("a report is of one thing: give run=FOLDER, or compare=FOLDER")
+        if len(self.compare) > 1 and self.out is None:
+            raise BurnishError("a page about several comparisons belongs to no folder of theirs; give out=FILE.html")
         if not 0 <= self.videos_mib <= 1024:
             raise BurnishError(f"videos_mib={self.videos_mib} must lie in [0, 1024]; browsers fail at larger pages")
 
 
 def report(config: ReportConfig) -> int:
-    folder = Path(config.run or config.compare or "")
+    folder = Path(config.run or config.compare[0])
     if config.run is not None:
         run = read_run(folder)
         text = run_page(run, command_of(run))
-    else:
+    elif len(config.compare) == 1:
         text = comparison_page(read_comparison(folder), config.videos_mib)
+    else:
+        text = pooled_page([read_comparison(Path(each)) for each in config.compare])
     out = Path(config.out) if config.out else folder / "report.html"
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(text, encoding="utf-8")

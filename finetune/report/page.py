@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from . import health, settings, timing, verdict, words
+from . import health, pooled, settings, timing, verdict, words
 from .curves import measure_of, of_comparison, of_run
 from .films import Films, films
 from .forest import forest
@@ -95,6 +95,10 @@ def run_page(run: RunFolder, command: str | None) -> str:
     )
 
 
+def pooled_page(comparisons: Sequence[Comparison]) -> str:
+    return _render(pooled.pooled(comparisons), "pooled.html")
+
+
 def ranked(comparison: Comparison) -> list[Entry]:
     """Finished runs: the best of the comparison, then by what they reached."""
     best = comparison.best.name if comparison.best else None
@@ -141,7 +145,7 @@ def _machine(comparison: Comparison) -> list[tuple[str, str]]:
     return [("burnish", comparison.burnish), *facts] if comparison.burnish else facts
 
 
-def _render(context: Section) -> str:
+def _render(context: Section, template: str = "page.html") -> str:
     env = Environment(
         loader=FileSystemLoader(HERE),
         autoescape=True,
@@ -154,4 +158,4 @@ def _render(context: Section) -> str:
     # The policy lets pass this script and no other, whatever is written into the page.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     whole = {"style": style, "script": script, "script_sha256": digest, **context}
-    return env.get_template("page.html").render(whole)
+    return env.get_template(template).render(whole)

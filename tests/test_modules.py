@@ -1,0 +1,22 @@
+"""Every module is where an installation puts it, and can be imported by itself."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+PACKAGES = [f"burnish.{name}" for name in ("policies", "sim", "finetune", "offline", "real_robot", "configs")]
+
+
+def test_every_module_can_be_imported() -> None:
+    def broken(name: str) -> None:
+        raise AssertionError(f"{name} cannot be imported")
+
+    names = list(PACKAGES)
+    for package in PACKAGES:
+        path = importlib.import_module(package).__path__
+        names += [module.name for module in pkgutil.walk_packages(path, f"{package}.", onerror=broken)]
+    assert len(names) > 150 and {"burnish.finetune.report.page", "burnish.sim.tasks.insert"} <= set(names)
+    for name in names:
+        if not name.endswith(".__main__"):
+            importlib.import_module(name)
