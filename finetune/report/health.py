@@ -57,11 +57,24 @@ def rose(times: float, then: str) -> Worry:
     return worry
 
 
+def fell(share: float, then: str) -> Worry:
+    """Against the first third, which a run that learns to fail leaves behind."""
+
+    def worry(values: Values) -> str | None:
+        early = statistics.median(values[: max(1, len(values) // 3)])
+        return f"it fell from {number(early)} to {number(late(values))}: {then}" if late(values) < share * early else None
+
+    return worry
+
+
 _BOUND = "the agent wants more than its bound allows; raise the bound"
 _EXPLAINED = "the value function predicts worse than a constant would"
 
 SIGNS: dict[str, Sign] = {
-    "episode/success": Sign("Success of the training episodes, with the noise of exploration."),
+    "episode/success": Sign(
+        "Success of the training episodes, with the noise of exploration.",
+        fell(0.6, "what is learnt is worse than the base; lower the learning rate, the noise or the bound"),
+    ),
     "episode/failure": Sign("Share of the training episodes that ended early without success."),
     "episode/reward": Sign("Mean reward of a training episode."),
     "episode/length": Sign("Mean control steps of a training episode; it falls where success comes sooner."),
@@ -75,7 +88,7 @@ SIGNS: dict[str, Sign] = {
     ),
     "kl": Sign(
         "How far an update moves the policy from the one that collected its data.",
-        above(0.1, "updates move far beyond their data; lower the learning rate or the epochs"),
+        above(0.2, "updates move far beyond their data; lower the learning rate or the epochs"),
     ),
     "kl_stopped": Sign(
         "1 where an update ended early because the policy had moved far enough.",
@@ -83,7 +96,7 @@ SIGNS: dict[str, Sign] = {
     ),
     "clip/fraction": Sign(
         "Share of the likelihood ratios that the clip stopped.",
-        above(0.5, "most of each update is thrown away; lower the learning rate or the epochs"),
+        above(0.75, "most of each update is thrown away; lower the learning rate or the epochs"),
     ),
     "clip/effective": Sign("How far the log-likelihood of a draw may rise before the clip stops it."),
     "explained_variance": Sign(
