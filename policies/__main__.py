@@ -25,6 +25,7 @@ from .core.run import Run, require_writable
 from .core.scale import ScaledEnv
 from .core.spec import PolicySpec, check_compatible
 from .core.types import VecEnv
+from .core.wrapper import state_names
 from .data.lerobot import read_lerobot
 from .horizon import controller_for
 from .imitate import ImitateConfig, ImitationLearner, imitate
@@ -34,7 +35,7 @@ from .outside import OUTSIDE, connect, place_of
 WORLDS = {name: kind.config for name, kind in ENVS.items()}
 # A policy that acts already: saved by us, or somebody else's.
 ACTING: dict[str, type] = {"checkpoint": CheckpointConfig, **{name: kind.config for name, kind in OUTSIDE.items()}}
-STARTS = 16  # numbers of a first state that are kept
+STARTS = 64  # numbers of a first state that are kept
 
 GROUPS: dict[str, dict[str, dict[str, type]]] = {
     "pretrain": {"policy": {name: kind.config for name, kind in POLICIES.items()}, "env": WORLDS},
@@ -184,7 +185,8 @@ def evaluate(config: EvaluateConfig) -> int:
 
 
 def starts(env: VecEnv, seeds: Sequence[int]) -> dict[str, Any]:
-    """How the episode of each seed begins: the first numbers of its first state. Nothing where none is shown."""
+    """How the episode of each seed begins: its first state, or the first numbers of a long one. Nothing where none is
+    shown."""
     values: dict[str, list[float]] = {}
     for first in range(0, len(seeds) if "state" in env.spec.obs.shapes else 0, env.num_envs):
         some = list(seeds[first : first + env.num_envs])
@@ -192,7 +194,8 @@ def starts(env: VecEnv, seeds: Sequence[int]) -> dict[str, Any]:
         latest = state.reshape(env.num_envs, -1)[: len(some), -state.shape[-1] :]
         values |= {str(seed): row[:STARTS] for seed, row in zip(some, latest.tolist(), strict=True)}
     width = len(next(iter(values.values()), []))
-    return {"names": [f"state[{i}]" for i in range(width)], "values": values}
+    names = state_names(env) or [f"state[{i}]" for i in range(width)]
+    return {"names": list(names[:width]), "values": values}
 
 
 def serve(config: ServeConfig) -> int:

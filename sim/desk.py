@@ -175,20 +175,24 @@ class Hand:
         return np.concatenate([q, 0.2 * self.arm.velocity(), ahead, self.arm.target[:, 5:], self.arm.tcp()[:, 2:]], 1)
 
 
+# Names of `Hand.senses`.
+SENSES = tuple(f"{what} {joint}" for what in ("angle", "speed", "ahead") for joint in arm.JOINTS)
+SENSES += ("gripper target", "tool height")
+
+
 class DeskTask:
     """The plumbing of every task of the arm; a task adds its things, its quantities, and what counts.
 
-    A subclass sets ``timestep``, calls ``super().__init__`` with its hand and the number of its state's own
-    components, and defines ``mjcf``, ``bind``, ``begin``, ``facts`` and ``judge``.
+    A subclass sets ``timestep``, calls ``super().__init__`` with its hand and the names of its state's own components,
+    and defines ``mjcf``, ``bind``, ``begin``, ``facts`` and ``judge``.
     """
 
     version = 1
     timestep = 0.0025  # s
     derive: tuple[str, ...] = ("mj_kinematics",)  # poses are those of the end of the tick
     autoreset = False
-    senses = 20  # components of the arm's own senses
 
-    def __init__(self, config: DeskConfig, hand: Hand, facts: int) -> None:
+    def __init__(self, config: DeskConfig, hand: Hand, facts: Sequence[str]) -> None:
         self.config, self.hand = config, hand
         self.frame_skip = round(1 / (config.control_hz * self.timestep))
         if abs(self.frame_skip * self.timestep * config.control_hz - 1) > 1e-9:
@@ -198,7 +202,8 @@ class DeskTask:
                 f"the nearest that is: {whole:g}"
             )
         blind = config.observe is Observe.pixels
-        shapes = {"state": (self.senses + (0 if blind else facts),)}
+        self.state_names = SENSES if blind else (*SENSES, *facts)
+        shapes = {"state": (len(self.state_names),)}
         self.spec = EnvSpec(ObsSpec(shapes), hand.action, config.control_hz, config.action.value, config.max_steps)
         self.pixels: PixelConfig | None = None
         if config.observe is not Observe.state:

@@ -178,7 +178,7 @@ def _run(
 def _metrics(method: str, share: float, rate: float, dice: random.Random) -> dict[str, float]:
     found = {"control_steps": share * BUDGET, "episode/success": rate, "episode/length": 60 - 35 * rate}
     if "ppo" in method or method == "reinflow":
-        clipped = 0.72 if method == "dppo" else 0.15
+        clipped = 0.82 if method == "dppo" else 0.15
         found |= {"kl": 0.01 + 0.004 * dice.random(), "clip/fraction": clipped + 0.02 * dice.random()}
         return found | {"explained_variance": 0.1 + 0.5 * share, "base_distance": 0.02 + 0.2 * share}
     found |= {"q/mean": -20 + 15 * share, "q/return": -19 + 14 * share, "q/overestimate": -1 + share}

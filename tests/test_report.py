@@ -96,7 +96,7 @@ def test_the_scatter_shows_the_coordinates_that_tell(folder):
 
 
 def test_worries_are_found_where_they_are(folder):
-    """The lab's dppo clips 72 percent; the others 15, of a limit of 50."""
+    """The lab's dppo clips 82 percent; the others 15, of a limit of 75."""
     text = page(folder)
     found = re.findall(r"<li><strong>([\w-]+)</strong> <code>([\w/]+)</code>", text)
     assert found == [(f"dppo-{seed}", "clip/fraction") for seed in range(3)]

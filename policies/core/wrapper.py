@@ -40,6 +40,13 @@ def pictures(env: Rendered, rows: Sequence[int] | None = None, size: int | None 
     return frames if rows is None else frames[list(rows)]
 
 
+def state_names(env: Any) -> Sequence[str] | None:
+    """What the numbers of ``state`` are called by the world that is behind all wrappers; None where it has no names."""
+    while isinstance(env, Wrapper):
+        env = env.env
+    return getattr(env, "state_names", None)
+
+
 class Wrapper:
     def __init__(self, env: VecEnv) -> None:
         self.env, self.num_envs, self.device, self.spec = env, env.num_envs, env.device, env.spec

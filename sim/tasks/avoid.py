@@ -31,6 +31,7 @@ TIP = 0.005  # radius
 HEIGHT = 0.025  # of the tip, all the time
 PITCH = 1.25  # rad; leaning, the hand reaches from start to finish
 ROUTES = 24
+FACTS = ("tip x", "tip y", "nearest post x", "nearest post y", "gap")
 
 
 @dataclass
@@ -50,7 +51,7 @@ class AvoidConfig(DeskConfig):
 class Avoid(DeskTask):
     def __init__(self, config: AvoidConfig) -> None:
         low, high = (START_X - 0.01, -HALF_WIDTH, HEIGHT, 0, 0), (FINISH_X + 0.01, HALF_WIDTH, HEIGHT, 2, 0)
-        super().__init__(config, Hand(config.action, ("x", "y"), step_m=0.008, low=low, high=high), facts=5)
+        super().__init__(config, Hand(config.action, ("x", "y"), step_m=0.008, low=low, high=high), FACTS)
         self.config: AvoidConfig = config
 
     def mjcf(self) -> str:

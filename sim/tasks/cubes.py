@@ -130,11 +130,13 @@ def held(hand: Hand, cube: Cube) -> np.ndarray:
     return stopped & (place[:, 0] < 0.006) & (place[:, 1] < 0.018) & (place[:, 2] < 0.018)
 
 
-FACTS = 12
+FACTS = ("cube x from tool", "cube y from tool", "cube z from tool", "cube x in hand", "cube y in hand")
+FACTS += ("goal x from cube", "goal y from cube", "goal z from cube", "goal x", "goal y", "cube turned, sin")
+FACTS += ("cube turned, cos",)
 
 
 def facts(hand: Hand, cube: Cube, goal: Array) -> Array:
-    """(N, FACTS): where the cube is from the tool, in the frames of the desk and of the hand, how far it is turned from
+    """(N, 12): where the cube is from the tool, in the frames of the desk and of the hand, how far it is turned from
     the fingers, and where its goal (N, 3) is. In units of 5 cm, and no more than 10 of them: a cube can fall off the
     desk."""
     position, tool = cube.position(), hand.arm.tcp()

@@ -42,6 +42,8 @@ START_LOW, START_HIGH = (-0.03, -0.03, 0.008), (0.03, 0.03, 0.018)  # m, where t
 # Contacts are as stiff as the physics step allows, with a time constant of two of them: where walls give way, the hole
 # is wider than it says.
 STIFF = 'solref="0.0025 1" solimp="0.95 0.99 0.0001" friction="0.3 0.005 0.0001" condim="3"'
+FACTS = ("tip x", "tip y", "tip z", "tip x, fine", "tip y, fine", "tip z, fine", "peg turned", "peg turned, fine")
+FACTS += ("hole turned, sin", "hole turned, cos", "pressed x", "pressed y", "pressed z", "hole x", "hole y")
 
 
 @dataclass
@@ -106,7 +108,7 @@ class Insert(DeskTask):
             low=(0.13, -0.10, REACH, DOWN, -1.5),
             high=(0.27, 0.10, 0.075, DOWN, 1.5),
         )
-        super().__init__(config, hand, facts=15)
+        super().__init__(config, hand, FACTS)
         self.config: InsertConfig = config
 
     def mjcf(self) -> str:

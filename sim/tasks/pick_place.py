@@ -40,7 +40,7 @@ class PickPlaceConfig(DeskConfig):
 
 class PickPlace(DeskTask):
     def __init__(self, config: PickPlaceConfig) -> None:
-        super().__init__(config, Hand(config.action, ("x", "y", "z", "roll", "gripper")), facts=cubes.FACTS)
+        super().__init__(config, Hand(config.action, ("x", "y", "z", "roll", "gripper")), cubes.FACTS)
         self.config: PickPlaceConfig = config
 
     def mjcf(self) -> str:

@@ -35,6 +35,8 @@ HARD = 'solref="0.01 1" solimp="0.95 0.99 0.0005"'  # contacts twice as stiff as
 TARGET = (0.250, 0.0, -np.pi / 2)  # x, y, yaw: the stem points to the base, and all sides are within reach
 LOST = 0.15  # m from its target, a T is out of reach, and the episode over
 PITCH = 1.25  # rad; leaning, the hand reaches around the T on both sides
+FACTS = ("T x", "T y", "T turned, sin", "T turned, cos", "ball x from T", "ball y from T", "ball height")
+FACTS += ("tool x", "tool y")
 
 
 @dataclass
@@ -69,7 +71,7 @@ class Push(DeskTask):
         hand = Hand(
             config.action, ("x", "y", "z"), step_m=0.009, low=(0.12, -0.16, LOW, 0, 0), high=(0.35, 0.16, 0.08, 2, 0)
         )
-        super().__init__(config, hand, facts=9)
+        super().__init__(config, hand, FACTS)
         self.config: PushConfig = config
 
     def mjcf(self) -> str:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..physics import Array, Physics, Rows
 
 START = (0.20, 0.0, 0.15, 1.2, 0.0)  # x, y, z, pitch, roll
+FACTS = ("goal x", "goal y", "goal z", "goal x from tool", "goal y from tool", "goal z from tool", "held")
 GOAL_LOW, GOAL_HIGH = (0.16, -0.12, 0.03), (0.30, 0.12, 0.20)  # m
 
 
@@ -34,7 +35,7 @@ class ReachConfig(DeskConfig):
 
 class Reach(DeskTask):
     def __init__(self, config: ReachConfig) -> None:
-        super().__init__(config, Hand(config.action, ("x", "y", "z")), facts=7)
+        super().__init__(config, Hand(config.action, ("x", "y", "z")), FACTS)
         self.config: ReachConfig = config
 
     def mjcf(self) -> str:

@@ -34,7 +34,7 @@ class StackConfig(DeskConfig):
 
 class Stack(DeskTask):
     def __init__(self, config: StackConfig) -> None:
-        super().__init__(config, Hand(config.action, ("x", "y", "z", "roll", "gripper")), facts=cubes.FACTS)
+        super().__init__(config, Hand(config.action, ("x", "y", "z", "roll", "gripper")), cubes.FACTS)
         self.config: StackConfig = config
 
     def mjcf(self) -> str:
