@@ -34,8 +34,9 @@ dev: ## links in .dev/burnish, by which pyright and editors resolve `burnish.*`
 quickstart: venv ## imitate, evaluate, plot: a few minutes
 	$(BIN)/burnish quickstart
 
+# What a file's tests share is made once if one process has the whole file.
 test: venv ## all tests
-	$(BIN)/python -m pytest -n 2 -rs --durations=10
+	$(BIN)/python -m pytest -n 2 --dist loadfile -rs --durations=25
 
 lint: venv dev ## ruff and pyright
 	$(BIN)/ruff check .
