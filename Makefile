@@ -31,7 +31,7 @@ dev: ## links in .dev/burnish, by which pyright and editors resolve `burnish.*`
 	@mkdir -p .dev/burnish
 	@for folder in $(FOLDERS); do ln -sfn ../../$$folder .dev/burnish/$$folder; done
 
-quickstart: venv ## imitate, evaluate, plot: a few minutes
+quickstart: venv ## a robot that fails, refined until it does not: a few minutes
 	$(BIN)/burnish quickstart
 
 # What a file's tests share is made once if one process has the whole file.
