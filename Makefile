@@ -51,7 +51,7 @@ docs: venv ## the documentation in site/, where a warning is an error
 # wheel can be imported as `burnish` (tests/conftest.py checks it). What a wheel can lack are modules and files beside
 # them (configurations, models of robots, templates of pages) and packages that it did not ask for: these tests need all.
 SMOKE := modules cli build offline_build experiments envs frozen installed collect finetune_cli compare quickstart report \
-	report_parts tracking serving api readme doctor threads
+	report_parts report_pooled tracking serving api readme doctor threads
 wheel-smoke: venv ## build the wheel, install it into a fresh venv elsewhere, run there the tests that use all that it holds
 	rm -rf build dist
 	$(BIN)/python -m pip wheel -q --no-deps -w dist .

@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from measure import machine, markdown, options, page, publish, table
 
-from burnish.finetune.quickstart import QuickstartConfig
-from burnish.policies.core.config import to_data
+from burnish.finetune.quickstart import SETTINGS
 from burnish.policies.core.statistics import wilson
 
 RUNS = Path(__file__).resolve().parents[1] / "runs" / "quickstart_seeds"
@@ -52,8 +52,12 @@ def play(seed: int, folder: Path, result: Path, words: Sequence[str]) -> None:
         )
     minutes = (time.perf_counter() - began) / 60
     found = json.loads((out / "compare" / "compare.json").read_text(encoding="utf-8"))
+    asked = yaml.safe_load((out / SETTINGS).read_text(encoding="utf-8"))
+    asked.pop("seed")
     row = {
         "seed": seed,
+        "settings": asked,
+        "refinements": {run["method"]: settings_of(out / "compare" / run["folder"]) for run in found["runs"]},
         "base": found["base"]["final"],
         "episodes": found["base"]["episodes"],
         "method": found["best"]["method"],
@@ -66,6 +70,10 @@ def play(seed: int, folder: Path, result: Path, words: Sequence[str]) -> None:
     result.write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
     shutil.rmtree(out)
     sys.stderr.write(f"seed {seed}: {row['base']:.3f} -> {row['success']:.3f} ({row['method']})\n")
+
+
+def settings_of(run: Path) -> dict[str, Any]:
+    return yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))["method"]
 
 
 def result_of(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -102,7 +110,6 @@ def main() -> None:
     if not rows:
         parser.error("no seed has been played yet")
     report = {"machine": machine(torch.device("cpu")), "quick": chosen.quick, "rows": rows}
-    report |= {"settings": to_data(QuickstartConfig())}
     publish(results.with_suffix(".json"), report, table(rows, COLUMNS), result_of(rows))
     page(results.with_suffix(".json"), markdown(rows, COLUMNS))
 

@@ -189,7 +189,8 @@ def _claim(config: CompareConfig) -> None:
     if path.exists():
         if not config.resume:
             raise BurnishError(f"{config.out} holds a comparison; resume=true continues it, or choose another out=...")
-        theirs = yaml.safe_load(path.read_text(encoding="utf-8"))
+        usual = to_data(CompareConfig("-", ["-"]))  # of settings that came later
+        theirs = usual | yaml.safe_load(path.read_text(encoding="utf-8"))
         other = [name for name, *_ in differences(theirs, mine) if name.partition(".")[0] not in CHANGEABLE]
         if other:
             raise BurnishError(f"{config.out} was begun with another {', '.join(other)}; choose another out=...")

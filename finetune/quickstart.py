@@ -14,8 +14,16 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import yaml
+
 from ..policies.core import cli
-from ..policies.core.config import require_least
+from ..policies.core.config import differences, require_least, to_data
+from ..policies.core.errors import BurnishError
+from ..policies.core.manifest import parse, replace_text
+from .compare import CompareConfig, contender
+
+SETTINGS = "quickstart.yaml"
+EXECUTE = 4  # of `experiment=desk`
 
 GROUPS: dict[str, dict[str, type]] = {}  # no setting of this verb is a choice among configurations
 
@@ -35,10 +43,15 @@ class QuickstartConfig:
     def __post_init__(self) -> None:
         names = ("demonstrations", "steps", "budget", "exam_episodes", "episodes")
         require_least(self, dict.fromkeys(names, 1) | {"videos": 0})
+        # What would be refused after minutes of collecting and imitating is refused now.
+        CompareConfig("base", self.methods, episodes=self.episodes, videos=self.videos)
+        for name in self.methods:
+            contender(name, "insert", self.budget, EXECUTE)
 
 
 def quickstart(config: QuickstartConfig) -> int:
     began, out, seed = time.monotonic(), Path(config.out), f"seed={config.seed}"
+    _claim(config)
     data, base, compared = out / "demonstrations", out / "bc", out / "compare"
     steps = f"train.steps={config.steps}"
     for verb, *words in (
@@ -59,12 +72,25 @@ def quickstart(config: QuickstartConfig) -> int:
     ):
         resumed = ["resume=true"] if Path(words[-1].removeprefix("out=")).exists() else []
         if status := _run(verb, *words, *resumed):
+            if verb == "compare" and status == 1:
+                sys.stderr.write(f"no refinement came to an end; what was said is in {compared / 'runs'}/*.log\n")
             return status
     page = out / "report.html"
     if status := _run("report", f"compare={compared}", f"out={page}"):
         return status
     sys.stdout.write(f"\nDone in {time.monotonic() - began:.0f} s. Open {page} in a browser.\n")
     return 0
+
+
+def _claim(config: QuickstartConfig) -> None:
+    """The folder is that of these settings: data of others would be met by what was made of the first ones."""
+    path, mine = Path(config.out) / SETTINGS, {k: x for k, x in to_data(config).items() if k != "out"}
+    if path.exists():
+        other = [name for name, *_ in differences(parse(path, yaml.safe_load), mine)]
+        if other:
+            raise BurnishError(f"{config.out} was begun with another {', '.join(other)}; choose another out=...")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(path, yaml.safe_dump(mine, sort_keys=False))
 
 
 def _run(verb: str, *words: str) -> int:

@@ -34,6 +34,7 @@ Work = Callable[[Iterable[int]], None]
 
 # All that decides what `mj_step` does next, the solver's warm start included.
 STATE = mujoco.mjtState.mjSTATE_INTEGRATION
+FEW = 2  # worlds, that begin anew after a tick
 
 
 class Column:
@@ -186,8 +187,8 @@ class Physics:
                 for function in derive:
                     function(self.models[i], self.data[i])
 
-        if rows is not None and len(rows) <= self.threads:
-            work(rows.tolist())  # as after most ticks: another thread would wake up when the work is over
+        if rows is not None and len(rows) <= FEW:
+            work(rows.tolist())  # another thread would wake up when the work is over
         else:
             self._share(work, rows)
 

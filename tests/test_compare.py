@@ -131,7 +131,9 @@ def test_other_seeds_are_other_runs_and_other_episodes(tmp_path, monkeypatch):
     player = Player(config, tmp_path, Stop(), 1)
     player.evaluate("b", tmp_path / "base.json")
     player.film({"base": "b"})
-    assert len(typed) == 2 and all("seed=7" in words for words in typed)
+    player.play(contender("dsrl", "insert", 1000, 4), Entry("dsrl", 7))
+    assert [words[0] for words in typed[:3]] == ["evaluate", "evaluate", "finetune"]
+    assert all("seed=7" in words for words in typed)
 
 
 def test_episodes_of_several_runs_are_pooled():

@@ -5,10 +5,15 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
+from conftest import demand
+
 PACKAGES = [f"burnish.{name}" for name in ("policies", "sim", "finetune", "offline", "real_robot", "configs")]
 
 
 def test_every_module_can_be_imported() -> None:
+    for extra in ("stable_baselines3", "websockets", "msgpack", "onnxruntime"):
+        demand(extra)
+
     def broken(name: str) -> None:
         raise AssertionError(f"{name} cannot be imported")
 

@@ -46,16 +46,19 @@ def test_runs_of_all_tasks_are_pooled_and_bounds_are_drawn_within_tasks(whole):
     # Within a task of equal runs nothing varies; thrown together, the two tasks would.
     apart = over("x", {"a": [0.2, 0.2], "b": [0.8, 0.8]})
     assert (apart.iqm, apart.low, apart.high) == (0.5, 0.5, 0.5)
+    # A single run on a task says nothing of other seeds.
+    assert (row.low, row.high) == (None, None) and "single run" in found["verdict"].detail
 
 
 def test_the_best_is_first_and_a_method_that_lacks_a_task_is_not_ranked(whole):
     found = pooled([read_comparison(whole / name) for name in ("insert", "push")])
     iqms = [row.iqm for row in found["rows"]]
     assert iqms == sorted(iqms, reverse=True) and len(iqms) == 4
-    assert found["absent"] == ["reinflow has no finished run on push, so it is not told of over tasks."]
+    assert found["remarks"][0] == "reinflow has no finished run on push, so it is not told of over tasks."
+    assert "dppo are not as many on each task (2 on insert, 1 on push)" in " ".join(found["remarks"])
     assert found["each"]["reinflow"][1] is None and found["each"]["reinflow"][0].value > 0.9
     assert found["verdict"].sentence.startswith(f"{found['rows'][0].method} has the highest interquartile mean")
-    assert ranking({"a": {"x": [1.0]}, "b": {"x": [0.5], "y": [0.5]}}, ["x", "y"])[0].method == "b"
+    assert ranking({"a": {"x": [1.0]}, "b": {"x": [0.5], "y": [0.5]}}, ["x", "y"], {})[0].method == "b"
 
 
 def test_the_page_has_a_column_for_each_task(whole, tmp_path):
@@ -64,6 +67,22 @@ def test_the_page_has_a_column_for_each_task(whole, tmp_path):
     text = (tmp_path / "page.html").read_text()
     for said in (">insert</button>", ">push</button>", "Over 2 tasks", "reinflow has no finished run on push"):
         assert said in text
+
+
+def test_what_failed_and_what_was_unequal_is_said(whole, tmp_path):
+    one, two = (shutil.copytree(whole / "insert", tmp_path / name) for name in ("one", "two"))
+    data = json.loads((two / "compare.json").read_text())
+    runs = [run if run["method"] != "dsrl" else {**run, "status": "failed"} for run in data["runs"]]
+    report_lab.write(two / "compare.json", {**data, "runs": runs, "best": None, "budget": 50_000})
+    found = pooled([read_comparison(one), read_comparison(two)])
+    assert {row.method: row.failed for row in found["rows"]} == {
+        "residual_sac": 0,
+        "reinflow": 0,
+        "residual_ppo": 0,
+        "dppo": 2,
+    }
+    assert found["remarks"][0] == f"dsrl has no finished run on {two}, so it is not told of over tasks."
+    assert found["remarks"][-1].startswith("The budgets differ: 100,000 on")
 
 
 def test_two_comparisons_of_one_world_go_by_their_folders(whole, tmp_path):

@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from ...policies.core.statistics import wilson
 from .charts import sparkline
 from .words import number, percent, plural
 
@@ -57,24 +58,11 @@ def rose(times: float, then: str) -> Worry:
     return worry
 
 
-def fell(share: float, then: str) -> Worry:
-    """Against the first third, which a run that learns to fail leaves behind."""
-
-    def worry(values: Values) -> str | None:
-        early = statistics.median(values[: max(1, len(values) // 3)])
-        return f"it fell from {number(early)} to {number(late(values))}: {then}" if late(values) < share * early else None
-
-    return worry
-
-
 _BOUND = "the agent wants more than its bound allows; raise the bound"
 _EXPLAINED = "the value function predicts worse than a constant would"
 
 SIGNS: dict[str, Sign] = {
-    "episode/success": Sign(
-        "Success of the training episodes, with the noise of exploration.",
-        fell(0.6, "what is learnt is worse than the base; lower the learning rate, the noise or the bound"),
-    ),
+    "episode/success": Sign("Success of the training episodes, with the noise of exploration."),
     "episode/failure": Sign("Share of the training episodes that ended early without success."),
     "episode/reward": Sign("Mean reward of a training episode."),
     "episode/length": Sign("Mean control steps of a training episode; it falls where success comes sooner."),
@@ -162,10 +150,25 @@ def checkup(rows: Sequence[Mapping[str, float]]) -> list[Finding]:
         worry = sign.worry(good) if good else None
         if name == "q/overestimate":
             worry = _hopeful(good, [row["q/return"] for row in rows if "q/return" in row])
+        if name == "episode/success":
+            worry = _fallen([row for row in rows if math.isfinite(row.get(name, math.nan))])
         if broken:
             worry = "it is not a finite number any more: the run has diverged, or there was nothing to measure"
         found.append(Finding(name, sign.says, number(values[-1]), sparkline(points), worry or ""))
     return sorted(found, key=lambda finding: not finding.worry)
+
+
+def _fallen(rows: Sequence[Mapping[str, float]]) -> str | None:
+    """The last third against the first, by all their episodes: told where the intervals leave no doubt."""
+    third, ends = len(rows) // 3, []
+    for part in (rows[:third], rows[-third:]) if third else ():
+        episodes = round(sum(row.get("episode/count", 0.0) for row in part))
+        successes = round(sum(row["episode/success"] * row.get("episode/count", 0.0) for row in part))
+        ends.append(wilson(min(successes, episodes), episodes) if episodes else (0.0, 1.0))
+    if not ends or ends[1][1] >= ends[0][0]:
+        return None
+    early, now = (f"[{percent(low, 0)}, {percent(high, 0)}]" for low, high in ends)
+    return f"from {early} in the first third it fell to {now}: lower the learning rate, the noise or the bound"
 
 
 def _hopeful(overestimate: Values, returns: Values) -> str | None:

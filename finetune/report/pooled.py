@@ -8,6 +8,7 @@ stratified by task. A method is ranked only if it has finished runs on every tas
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from ...policies.core.statistics import interquartile_mean, stratified_bootstrap
 from .forest import forest
 from .read import Comparison
 from .verdict import Verdict, base_value
-from .words import NOTHING, Measure, plural
+from .words import NOTHING, Measure, number, plural
 
 MEASURE = Measure(success=True)
 
@@ -26,9 +27,10 @@ class Over(NamedTuple):
 
     method: str
     runs: int
+    failed: int
     iqm: float
-    low: float
-    high: float
+    low: float | None  # of runs on other seeds, which a single run on a task says nothing of
+    high: float | None
     mean: float  # over tasks, of its means
     worst: float
     worst_task: str
@@ -68,18 +70,18 @@ def scores_of(tasks: Mapping[str, Comparison]) -> dict[str, dict[str, list[float
     return found
 
 
-def over(method: str, scores: Mapping[str, Sequence[float]]) -> Over:
+def over(method: str, scores: Mapping[str, Sequence[float]], failed: int = 0) -> Over:
     strata = list(scores.values())
     everything = [x for runs in strata for x in runs]
     means = {task: statistics.mean(runs) for task, runs in scores.items()}
     worst = min(means, key=lambda task: means[task])
-    low, high = stratified_bootstrap(strata)
+    low, high = stratified_bootstrap(strata) if min(map(len, strata)) > 1 else (None, None)
     mean = statistics.mean(means.values())
-    return Over(method, len(everything), interquartile_mean(everything), low, high, mean, means[worst], worst)
+    return Over(method, len(everything), failed, interquartile_mean(everything), low, high, mean, means[worst], worst)
 
 
-def ranking(scores: Scores, tasks: Sequence[str]) -> list[Over]:
-    rows = [over(method, mine) for method, mine in scores.items() if len(mine) == len(tasks)]
+def ranking(scores: Scores, tasks: Sequence[str], failed: Mapping[str, int]) -> list[Over]:
+    rows = [over(method, mine, failed.get(method, 0)) for method, mine in scores.items() if len(mine) == len(tasks)]
     return sorted(rows, key=lambda row: -row.iqm)
 
 
@@ -87,12 +89,14 @@ def pooled(comparisons: Sequence[Comparison]) -> dict[str, Any]:
     """What the page shows."""
     tasks = named(comparisons)
     scores = scores_of(tasks)
-    rows = ranking(scores, list(tasks))
+    everyone = list(dict.fromkeys(run.method for comparison in tasks.values() for run in comparison.runs))
+    failed = Counter(run.method for comparison in tasks.values() for run in comparison.runs if not run.finished)
+    rows = ranking(scores, list(tasks), failed)
     bases = [value for comparison in tasks.values() if (value := base_value(comparison)) is not None]
     base = statistics.mean(bases) if len(bases) == len(tasks) else None
-    lacking = {method: [task for task in tasks if task not in mine] for method, mine in scores.items()}
+    lacking = {method: [task for task in tasks if task not in scores.get(method, {})] for method in everyone}
     return {
-        "title": f"{plural(len(scores), 'method')} on {plural(len(tasks), 'task')}",
+        "title": f"{plural(len(everyone), 'method')} on {plural(len(tasks), 'task')}",
         "verdict": _verdict(rows, base, len(tasks)),
         "facts": [
             ("Tasks", str(len(tasks)), ", ".join(tasks)),
@@ -103,12 +107,16 @@ def pooled(comparisons: Sequence[Comparison]) -> dict[str, Any]:
         "scale": forest(MEASURE, [(row.low, row.high) for row in rows], base),
         "tasks": list(tasks),
         "rows": rows,
-        "absent": [
-            f"{method} has no finished run on {', '.join(missing)}, so it is not told of over tasks."
-            for method, missing in lacking.items()
-            if missing
+        "remarks": [
+            *(
+                f"{method} has no finished run on {', '.join(missing)}, so it is not told of over tasks."
+                for method, missing in lacking.items()
+                if missing
+            ),
+            *_uneven(scores, rows),
+            *_budgets(tasks),
         ],
-        "each": _each(tasks, [row.method for row in rows] + [method for method in scores if lacking[method]]),
+        "each": _each(tasks, [row.method for row in rows] + [method for method in everyone if lacking[method]]),
         "parts": [
             {
                 "task": task,
@@ -132,6 +140,24 @@ def _each(tasks: Mapping[str, Comparison], methods: Sequence[str]) -> dict[str, 
     return rows
 
 
+def _uneven(scores: Scores, rows: Sequence[Over]) -> list[str]:
+    found = []
+    for row in rows:
+        counts = {task: len(runs) for task, runs in scores[row.method].items()}
+        if len(set(counts.values())) > 1:
+            told = ", ".join(f"{count} on {task}" for task, count in counts.items())
+            found.append(f"The runs of {row.method} are not as many on each task ({told}), so tasks count unequally.")
+    return found
+
+
+def _budgets(tasks: Mapping[str, Comparison]) -> list[str]:
+    budgets = {task: comparison.budget for task, comparison in tasks.items()}
+    if len(set(budgets.values())) == 1:
+        return []
+    told = ", ".join(f"{number(budget)} on {task}" for task, budget in budgets.items())
+    return [f"The budgets differ: {told} control steps."]
+
+
 def _verdict(rows: Sequence[Over], base: float | None, tasks: int) -> Verdict:
     if not rows:
         return Verdict("No method finished on every task.", "")
@@ -140,6 +166,8 @@ def _verdict(rows: Sequence[Over], base: float | None, tasks: int) -> Verdict:
     sentence = (
         f"{best.method} has the highest interquartile mean over {tasks} tasks, {MEASURE.value(best.iqm)}{begins}."
     )
-    near = [row.method for row in rows[1:] if row.high >= best.low]
-    detail = f"The intervals of {', '.join(near)} reach into its own, so more runs may turn the order." if near else ""
+    if best.low is None:
+        return Verdict(sentence, "It has a single run on some task, which says nothing of what other seeds would give.")
+    near = [row.method for row in rows[1:] if row.high is None or row.high >= best.low]
+    detail = f"More runs may turn the order: {', '.join(near)} may be as good." if near else ""
     return Verdict(sentence, detail)

@@ -39,7 +39,10 @@ VERBS: dict[str, Verb] = {
     "serve": Verb(
         "burnish.policies.__main__:serve", "a policy behind a websocket, for robots that speak openpi's protocol"
     ),
-    "report": Verb("burnish.finetune.report.__main__:report", "one page to look at, of a run or a comparison"),
+    "report": Verb(
+        "burnish.finetune.report.__main__:report",
+        "one page to look at, of a run, a comparison, or comparisons of several tasks",
+    ),
     "quickstart": Verb("burnish.finetune.quickstart:quickstart", "a robot that fails, refined until it does not"),
     "doctor": Verb("burnish.policies.core.doctor:doctor", "check this machine and say what to install"),
 }

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 class Stopwatch:
     """``with watch("learning"): ...`` adds to what was counted under that name before.
 
-    On a device that works while Python goes on, seconds are those until the results were asked for.
+    It does not wait for a device that works while Python goes on: there, seconds are counted where a result is asked
+    for next, which may be in another phase.
     """
 
     def __init__(self) -> None:
