@@ -70,8 +70,22 @@ def test_hidden_errors(rows):
 
 def test_long_tasks(rows):
     change = {method: row["change"] for (task, method), row in rows.items() if task == "push"}
-    assert change["dsrl"] > change["residual_sac"] > change["residual_ppo"] > 0
-    assert change["residual_sac"] > 0.2 > change["residual_ppo"]
+    assert all(change["dsrl"] > change[name] > 0.2 for name in ("residual_td3", "rfs", "residual_sac"))
+    assert 0.2 > change["residual_ppo"] > 0
+    runs = [json.loads(path.read_text()) for path in (RESULTS / "refine_quality" / "push").glob("*-[0-9].json")]
+    worst = min(run["success"] for run in runs if run["method"] == "dsrl")
+    assert all(run["success"] < worst for run in runs if run["method"] != "dsrl")
+
+
+def test_a_student_beside_its_base(rows):
+    assert rows["insert", "rpd"]["worst"] >= 0.95 and rows["insert", "rpd"]["seeds"] == 3
+
+
+def test_the_minutes_that_are_quoted_were_had_by_themselves():
+    """Two runs at a time, one core each, and nothing else."""
+    for method in ("dsrl", "residual_ppo"):
+        for path in (RESULTS / "refine_quality" / "insert").glob(f"{method}-[0-9].json"):
+            assert json.loads(path.read_text())["machine"]["load"] <= 2.5
 
 
 def test_chains_and_beginnings_from_nothing(benchmark, rows):
