@@ -77,8 +77,8 @@ def comparison_facts(comparison: Comparison) -> Facts:
     run = next((r for r in comparison.runs if comparison.best and r.name == comparison.best.name), None)
     if run is not None:
         facts.append(("Best run", measure.value(run.final), measure.interval(run.low, run.high)))
-        change = measure.change(run.difference) + measure.unit_of_change
-        facts.append(("Difference", change, measure.interval(run.difference_low, run.difference_high)))
+        interval = measure.interval(run.difference_low, run.difference_high)
+        facts.append(("Difference", measure.change(run.difference), f"{measure.unit_of_change} {interval}".strip()))
     if comparison.budget is not None:
         facts.append(("Budget", f"{comparison.budget:,.0f}", "control steps per run"))
     finished = sum(r.finished for r in comparison.runs)
