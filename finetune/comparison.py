@@ -129,9 +129,9 @@ def area(curve: Sequence[Sequence[float]], budget: int) -> float:
 
 def method_row(name: str, runs: Sequence[Mapping[str, Any]], out: Path) -> dict[str, Any]:
     """Over the runs of one method. ``low`` and ``high`` are for the mean over these very runs, all their episodes
-    together; what other seeds of training would give is what the bootstrap over runs around the ``iqm`` speaks of, and a single run
-    does not. The
-    bounds of the difference from the base are the outermost of all runs. A method counts as there in the median run."""
+    together; what other seeds of training would give is what the bootstrap over runs around the ``iqm`` speaks of, and
+    a single run does not. The bounds of the difference from the base are the outermost of all runs. A method counts as
+    there in the median run."""
     finished = [run for run in runs if run["status"] == "finished"]
     row: dict[str, Any] = {"method": name, "runs": len(finished), "failed": len(runs) - len(finished)}
     if not finished:
