@@ -29,6 +29,7 @@ import torch
 import yaml
 from measure import machine, markdown, options, page, publish, table
 
+from burnish.finetune.compare import MAIN
 from burnish.finetune.quickstart import SETTINGS
 from burnish.policies.core.statistics import wilson
 
@@ -41,11 +42,10 @@ COLUMNS = {"seed": "d", "base": ".3f", "method": "", "selected_by": ".3f", "succ
 def play(seed: int, folder: Path, result: Path, words: Sequence[str]) -> None:
     out, began = folder / str(seed), time.perf_counter()
     fresh = not out.exists()
-    command = [sys.executable, "-c", "import sys; from burnish.policies.core.cli import main; sys.exit(main())"]
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.with_suffix(".log").open("w", encoding="utf-8") as log:
         subprocess.run(
-            [*command, "quickstart", f"seed={seed}", f"out={out}", *words],
+            [sys.executable, "-c", MAIN, "quickstart", f"seed={seed}", f"out={out}", *words],
             check=True,
             stdout=log,
             stderr=subprocess.STDOUT,

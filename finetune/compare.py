@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import resources
@@ -33,6 +33,7 @@ from ..policies.build import load_policy
 from ..policies.core.config import differences, from_data, require_least, to_data
 from ..policies.core.errors import BurnishError, did_you_mean
 from ..policies.core.interrupt import Stop, interruptible
+from ..policies.core.manifest import parse, replace_text
 from ..policies.core.run import find_policy
 from ..policies.core.threads import usable_cores
 from .build import CHOICES, decision_ticks, require
@@ -181,21 +182,25 @@ def _words(config: CompareConfig) -> list[str]:
 # ---- playing them ----
 
 
+def claim(path: Path, mine: Mapping[str, Any], usual: Mapping[str, Any], free: Collection[str] = ()) -> None:
+    """The folder of the file ``path`` is what it was begun as: settings other than those kept there are refused, but
+    for the names in ``free``. ``usual`` stands for settings that came later than the file."""
+    if path.exists():
+        theirs = {**usual, **parse(path, yaml.safe_load)}
+        other = [name for name, *_ in differences(theirs, mine) if name.partition(".")[0] not in free]
+        if other:
+            raise BurnishError(f"{path.parent} was begun with another {', '.join(other)}; choose another out=...")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(path, yaml.safe_dump(dict(mine), sort_keys=False))
+
+
 def _claim(config: CompareConfig) -> None:
-    """The folder is this comparison's: what it was begun with is what it goes on with."""
     path = Path(config.out) / "config.yaml"
+    if path.exists() and not config.resume:
+        raise BurnishError(f"{config.out} holds a comparison; resume=true continues it, or choose another out=...")
     weights = (find_policy(config.base).path / "manifest.json").read_bytes()
     mine = to_data(config) | {"base_sha256": hashlib.sha256(weights).hexdigest()}
-    if path.exists():
-        if not config.resume:
-            raise BurnishError(f"{config.out} holds a comparison; resume=true continues it, or choose another out=...")
-        usual = to_data(CompareConfig("-", ["-"]))  # of settings that came later
-        theirs = usual | yaml.safe_load(path.read_text(encoding="utf-8"))
-        other = [name for name, *_ in differences(theirs, mine) if name.partition(".")[0] not in CHANGEABLE]
-        if other:
-            raise BurnishError(f"{config.out} was begun with another {', '.join(other)}; choose another out=...")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump(mine, sort_keys=False), encoding="utf-8")
+    claim(path, mine, to_data(CompareConfig("-", ["-"])), CHANGEABLE)
 
 
 class Player:

@@ -14,16 +14,11 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import yaml
-
 from ..policies.core import cli
-from ..policies.core.config import differences, require_least, to_data
-from ..policies.core.errors import BurnishError
-from ..policies.core.manifest import parse, replace_text
-from .compare import CompareConfig, contender
+from ..policies.core.config import require_least, to_data
+from .compare import CompareConfig, claim, contender
 
 SETTINGS = "quickstart.yaml"
-EXECUTE = 4  # of `experiment=desk`
 
 GROUPS: dict[str, dict[str, type]] = {}  # no setting of this verb is a choice among configurations
 
@@ -46,12 +41,14 @@ class QuickstartConfig:
         # What would be refused after minutes of collecting and imitating is refused now.
         CompareConfig("base", self.methods, episodes=self.episodes, videos=self.videos)
         for name in self.methods:
-            contender(name, "insert", self.budget, EXECUTE)
+            contender(name, "insert", self.budget, execute=1)
 
 
 def quickstart(config: QuickstartConfig) -> int:
     began, out, seed = time.monotonic(), Path(config.out), f"seed={config.seed}"
-    _claim(config)
+    # Data of other settings would be met by what was made of the first ones.
+    kept = {name: x for name, x in to_data(config).items() if name != "out"}
+    claim(out / SETTINGS, kept, to_data(QuickstartConfig()), free={"out"})
     data, base, compared = out / "demonstrations", out / "bc", out / "compare"
     steps = f"train.steps={config.steps}"
     for verb, *words in (
@@ -80,17 +77,6 @@ def quickstart(config: QuickstartConfig) -> int:
         return status
     sys.stdout.write(f"\nDone in {time.monotonic() - began:.0f} s. Open {page} in a browser.\n")
     return 0
-
-
-def _claim(config: QuickstartConfig) -> None:
-    """The folder is that of these settings: data of others would be met by what was made of the first ones."""
-    path, mine = Path(config.out) / SETTINGS, {k: x for k, x in to_data(config).items() if k != "out"}
-    if path.exists():
-        other = [name for name, *_ in differences(parse(path, yaml.safe_load), mine)]
-        if other:
-            raise BurnishError(f"{config.out} was begun with another {', '.join(other)}; choose another out=...")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_text(path, yaml.safe_dump(mine, sort_keys=False))
 
 
 def _run(verb: str, *words: str) -> int:

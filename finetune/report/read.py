@@ -21,9 +21,9 @@ from ...policies.core.errors import BurnishError
 from ...policies.core.evaluate import Evaluation
 from ...policies.core.manifest import parse
 from ...policies.core.run import CONFIG, METRICS, read_metrics
+from ..comparison import COMPARISON, EVALUATIONS
 from .words import Measure
 
-COMPARISON = "compare.json"
 STARTS = ("starts.json", "evaluations/starts.json")  # the first that is there
 T = TypeVar("T")
 
@@ -231,7 +231,7 @@ def _run_folder(path: Path, run: Entry) -> Path | None:
 
 
 def _evaluations(path: Path, names: list[str]) -> dict[str, Evaluation]:
-    files = {name: inside(path, f"evaluations/{name}.json") for name in names}
+    files = {name: inside(path, f"{EVALUATIONS}/{name}.json") for name in names}
     found = {name: _table(Evaluation, _json(file), file.name) for name, file in files.items() if file.is_file()}
     base = found.get("base")
     for name, evaluation in found.items():
