@@ -10,8 +10,11 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from typing import TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -27,6 +30,9 @@ def generator(seed: int, *names: str | int, device: torch.device | str = "cpu") 
     return made
 
 
+Words = TypeVar("Words", Tensor, NDArray[np.int64])
+
+
 def _signed(value: int) -> int:
     """The low 64 bits of a Python integer, as the int64 that torch stores."""
     value &= (1 << 64) - 1
@@ -38,12 +44,12 @@ _MIX1 = _signed(0xBF58476D1CE4E5B9)
 _MIX2 = _signed(0x94D049BB133111EB)
 
 
-def _shift_right(x: Tensor, bits: int) -> Tensor:
-    """Logical shift: torch's >> keeps the sign of an int64."""
+def _shift_right(x: Words, bits: int) -> Words:
+    """Logical shift: >> keeps the sign of an int64."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def _hash(x: Tensor) -> Tensor:
+def _hash(x: Words) -> Words:
     x = (x ^ _shift_right(x, 30)) * _MIX1
     x = (x ^ _shift_right(x, 27)) * _MIX2
     return x ^ _shift_right(x, 31)
@@ -104,7 +110,7 @@ class EpisodeSeeds:
     def begin(self, mask: Tensor, seeds: Sequence[int] | Tensor | None = None) -> Tensor:
         """New seeds for the worlds of ``mask`` (N,); ``seeds`` holds one number per world. Returns all N."""
         if seeds is None:
-            fresh = _shift_right(_hash(self._base + self.count * _MIX1), 1)  # 63 bits: seeds are not negative
+            fresh = self._next()
             self.count = self.count + mask
         else:
             fresh = torch.as_tensor(seeds, dtype=torch.int64, device=self.current.device)
@@ -112,6 +118,12 @@ class EpisodeSeeds:
                 raise ValueError(f"one seed per world is needed: {len(self.current)} worlds, {len(fresh)} seeds")
         self.current = torch.where(mask, fresh, self.current)
         return self.current
+
+    def _next(self) -> Tensor:
+        """63 bits, because seeds are not negative. Worlds end at any tick, and NumPy is faster with so few numbers."""
+        if self.count.device.type == "cpu":
+            return torch.from_numpy(_shift_right(_hash(self._base.numpy() + self.count.numpy() * _MIX1), 1))
+        return _shift_right(_hash(self._base + self.count * _MIX1), 1)
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"count": self.count, "current": self.current}
