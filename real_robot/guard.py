@@ -17,22 +17,24 @@ because F(vmax(d)) = d. The guard sends q + h v' with v' out of
 **Theorem.** Let l <= q <= u, and let q + D(v) <= u where v >= 0, q - D(-v) >= l where v < 0. Then the interval is not
 empty, and the same holds after any choice out of it. So the limits hold for ever, whatever is asked.
 
-*Proof*, for v >= 0 (the other case is its mirror). If v >= A h, take v' = v - A h: F(v') = h v' + D(v') = D(v), which is
-at most u - q, hence v' <= vmax(u - q). If v < A h, take v' = 0: F(0) = 0. In both cases -vmax(q - l) <= 0 <= v' <= v <= V.
-So the interval holds v'. Whatever v' >= 0 is chosen, q' + D(v') = q + F(v') <= u because v' <= vmax(u - q); whatever
-v' < 0 is chosen, q' - D(-v') = q - F(-v') >= l. It begins at rest inside the limits, where D(0) = 0. QED.
+*Proof*, for v >= 0 (the other case is its mirror). If v >= A h, take v' = v - A h: F(v') = h v' + D(v') = D(v), which
+is at most u - q, hence v' <= vmax(u - q). If v < A h, take v' = 0: F(0) = 0. In both cases v' lies between
+-vmax(q - l) <= 0 and v <= V. So the interval holds v'. Whatever v' >= 0 is chosen, q' + D(v') = q + F(v') <= u because
+v' <= vmax(u - q); whatever v' < 0 is chosen, q' - D(-v') = q - F(-v') >= l. It begins at rest inside the limits, where
+D(0) = 0. QED.
 
 **What is wanted.** Let u_k be the request, clipped to [l, u], and w its own velocity, clipped to V. The guard wants
-w + sign(r) min(|r|, vmax(|u_k - q|)) with r = (u_k - q) / h - w: it follows a moving request without lag, and meets one
-that jumps as fast as the limits allow, without overshoot. A request that keeps the limits is sent as it is, bit for bit.
-A request that is not n finite numbers is a wish to be at rest, with all of A.
+w + sign(r) min(|r|, vmax(|u_k - q|)) with r = (u_k - q) / h - w: it follows a moving request without lag, and meets
+one that jumps as fast as the limits allow, without overshoot. A request that keeps the limits is sent as it is, bit
+for bit. A request that is not n finite numbers is a wish to be at rest, with all of A.
 
 Everything works on rows: ``(..., n)``, each row as if it were alone, bit for bit.
 
-**Rounding.** Positions are clipped in the end, so they exceed by nothing. Velocities and accelerations are differences
-of rounded positions: they exceed by less than 1e-9 (relative to V) and 1e-6 (to A); tests/test_guard.py measures it. A
-device that rounds set-points gets them from ``rounded``, and the guard a velocity limit smaller by a quantum per period,
-so that what is on the wire keeps V too; there its acceleration may exceed A by two quanta per period squared.
+**Rounding.** Positions are clipped in the end, so they exceed by nothing. Velocities and accelerations are
+differences of rounded positions: they exceed by less than 1e-9 (relative to V) and 1e-6 (to A), which
+tests/test_guard.py measures. A device that rounds set-points gets them from ``rounded``, and the guard a velocity limit
+smaller by a quantum per period, so that what is on the wire keeps V too; there its acceleration may exceed A by two
+quanta per period squared.
 
 **Not claimed.** This is no safety-rated function. Limits of the robot's controller and an emergency stop made of
 hardware are still needed: a set-point within its limits is no promise about where the motor is.
