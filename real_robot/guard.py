@@ -24,8 +24,8 @@ v' <= vmax(u - q); whatever v' < 0 is chosen, q' - D(-v') = q - F(-v') >= l. It 
 D(0) = 0. QED.
 
 **What is wanted.** Let u_k be the request, clipped to [l, u], and w its own velocity, clipped to V. The guard wants
-w + sign(r) min(|r|, vmax(|u_k - q|)) with r = (u_k - q) / h - w: it follows a moving request without lag, and meets
-one that jumps as fast as the limits allow, without overshoot. A request that keeps the limits is sent as it is, bit
+w + sign(r) min(|r|, vmax(h |r|)) with r = (u_k - q) / h - w: it follows a moving request without lag, and meets one
+that jumps, or moves on already, as fast as the limits allow, without overshoot. A request that keeps the limits is sent as it is, bit
 for bit. A request that is not n finite numbers is a wish to be at rest, with all of A.
 
 Everything works on rows: ``(..., n)``, each row as if it were alone, bit for bit.
@@ -120,7 +120,7 @@ class JointGuard:
         self._step = limits.acceleration * limits.period_s  # A h, rad/s
         self._eighth = 8 / (self._step * limits.period_s)  # 8 / c
         self._half = self._step / 2
-        self._slack = SLACK * self._step
+        self._slack = SLACK * np.minimum(self._step, limits.velocity)
         self._q = np.zeros(self.shape)
         self._v = np.zeros(self.shape)
         self._asked = np.zeros(self.shape)  # clipped; of a row that was bad, what was sent
@@ -146,38 +146,51 @@ class JointGuard:
             mine[rows] = new[rows]
         return self.q
 
-    def __call__(self, request: Any) -> Guarded:
+    def __call__(self, request: Any, speed: float = 1.0) -> Guarded:
+        """``speed`` in [0, 1] is the share of the velocity limits that may be used now; a robot that is faster than
+        that slows down with all of A, so the theorem holds for any sequence of shares."""
         asked, bad = self._understood(request)
         limits, h, q, v = self.limits, self._h, self._q, self._v
         target = np.minimum(np.maximum(asked, limits.lower), limits.upper)
-        gap = target - q
+        own = np.minimum(np.maximum((target - self._asked) / h, -limits.velocity), limits.velocity)
+        wish = (target - q) / h
+        rest = wish - own
         free = self._free
         np.subtract(limits.upper, q, out=free[0])
         np.subtract(q, limits.lower, out=free[1])
-        np.abs(gap, out=free[2])
+        np.abs(h * rest, out=free[2])
         up, down, reach = self.fastest(free)
-
-        own = np.minimum(np.maximum((target - self._asked) / h, -limits.velocity), limits.velocity)
-        wish = gap / h
-        rest = wish - own
-        want = np.where(np.abs(rest) <= reach, wish, own + np.copysign(reach, rest))
+        # vmax(h |r|) is |r| up to A h; said so, a request that keeps the limits is wanted as it is, to the bit.
+        want = np.where(np.abs(rest) <= self._step, wish, own + np.copysign(reach, rest))
         if bad.any():
             want[bad] = 0.0
-            target[bad] = np.nan  # equal to nothing
 
-        low = np.maximum(np.maximum(v - self._step, -limits.velocity), -down)
-        high = np.minimum(np.minimum(v + self._step, limits.velocity), up)
+        most = limits.velocity
+        if speed < 1:
+            most = np.minimum(np.maximum(np.abs(v) - self._step, speed * most), most)
+        low = np.maximum(np.maximum(v - self._step, -most), -down)
+        high = np.minimum(np.minimum(v + self._step, most), up)
         # Where rounding makes the interval empty the distance decides, so the limits of position are kept.
         chosen = np.maximum(np.minimum(want, high), np.minimum(low, up))
         sent = np.minimum(np.maximum(q + h * chosen, limits.lower), limits.upper)
         asis = (want == wish) & (np.abs(chosen - wish) <= self._slack)
         sent = np.where(asis, target, sent)
 
-        changed = ~(sent == asked).all(axis=-1)
+        changed = bad | ~(sent == asked).all(axis=-1)
         self._v = (sent - q) / h
         self._asked = np.where(bad[..., None], sent, target)
         self._q = sent
         return Guarded(sent.copy(), changed, bad)
+
+    def state(self) -> dict[str, Array]:
+        """All that decides what is sent next."""
+        return {"q": self._q.copy(), "v": self._v.copy(), "asked": self._asked.copy()}
+
+    def restore(self, state: dict[str, Array], mask: Bools | None = None) -> None:
+        """Put back what ``state`` gave, in the rows of ``mask``; other states hold no promise."""
+        rows = np.ones(self.shape[:-1], bool) if mask is None else mask
+        for mine, x in ((self._q, state["q"]), (self._v, state["v"]), (self._asked, state["asked"])):
+            mine[rows] = x[rows]
 
     def fastest(self, distance: Array) -> Array:
         """vmax(d), for (..., n) distances that are not negative."""
@@ -208,7 +221,8 @@ class JointGuard:
             given = np.empty(0, object)
         if given.shape != self.shape or given.dtype.kind not in "fiu":
             return self._q.copy(), np.ones(rows, bool)
-        asked = given.astype(np.float64)
+        with np.errstate(all="ignore"):  # what overflows in the cast, or is a signalling NaN, is found by the next line
+            asked = given.astype(np.float64)
         bad = np.asarray(~np.isfinite(asked).all(axis=-1))
         if bad.any():
             asked[bad] = self._q[bad]

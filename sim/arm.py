@@ -189,6 +189,11 @@ class Arm:
         self.target[chosen] = np.clip(target, LOWER, UPPER)[chosen]
         return self.target
 
+    def place(self, q: Array, velocity: Array) -> None:
+        """Where the arm of every world is (N, 6); its targets stay."""
+        self._q.write(q)
+        self._v.write(velocity)
+
     def q(self) -> Array:
         return self._q.read()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import mujoco
 import numpy as np
@@ -25,6 +25,24 @@ from .pixels import Pixels, film_camera
 from .randomize import randomize
 from .task import Draw, PixelConfig, Task, Verdict
 from .torch_world import Clock, restored
+
+
+class Shaper(Protocol):
+    """What stands between a task and its actuators: set-points ``parts`` times per tick, instead of one that is held.
+    It belongs to the worlds, so its state is saved with them."""
+
+    parts: int
+
+    def begin(self, ctrl: Array, rows: Rows) -> None:
+        """The worlds ``rows`` begin at rest at the set-points ``ctrl`` (N, nu)."""
+        ...
+
+    def shape(self, ctrl: Array, rows: Rows | None) -> Array:
+        """(N, nu) to be held for a part of a tick; the worlds that are not in ``rows`` stay as they are."""
+        ...
+
+    def state_dict(self) -> dict[str, Tensor]: ...
+    def load_state_dict(self, state: dict[str, Tensor]) -> None: ...
 
 
 class BatchedMujoco:
@@ -65,6 +83,7 @@ class BatchedMujoco:
         self._clock = Clock(num_envs, seed)
         self._low, self._high = (np.array(x) for x in (task.spec.action.low, task.spec.action.high))
         self._shape = (num_envs, len(self._low))
+        self.shaper: Shaper | None = None
         self._late = np.zeros(num_envs, np.int64)  # physics steps until an action reaches the actuators
         self._last_ctrl = np.zeros((num_envs, model.nu))
 
@@ -78,6 +97,8 @@ class BatchedMujoco:
             self.physics.forward(rows, self._derive)
             self.task.settle(rows)
             self._last_ctrl[rows] = self.physics.ctrl()[rows]
+            if self.shaper is not None:
+                self.shaper.begin(self._last_ctrl, rows)
         return self._observe(rows)
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
@@ -112,7 +133,9 @@ class BatchedMujoco:
     def _advance(self, ctrl: Array, rows: Rows | None) -> None:
         """One control tick. An action that is late by k physics steps lets the one before it act so much longer."""
         skip = self.task.frame_skip
-        if self._late.any():
+        if self.shaper is not None:
+            self._advance_shaped(self.shaper, ctrl, rows)
+        elif self._late.any():
             self.physics.step(self._last_ctrl, self._late, rows)
             self.physics.step(ctrl, skip - self._late, rows, self._derive)
         else:
@@ -121,6 +144,14 @@ class BatchedMujoco:
             self._last_ctrl[:] = ctrl
         else:
             self._last_ctrl[rows] = ctrl[rows]
+
+    def _advance_shaped(self, shaper: Shaper, ctrl: Array, rows: Rows | None) -> None:
+        """A tick in parts, each with the set-points that the shaper makes of ``ctrl``."""
+        skip, shaped = self.task.frame_skip, ctrl
+        for part in range(shaper.parts):
+            shaped = shaper.shape(ctrl, rows)
+            derive = self._derive if part + 1 == shaper.parts else ()
+            self.physics.step(shaped, skip // shaper.parts, rows, derive)
 
     def _randomize(self, rows: Rows) -> None:
         config = self.task.randomize
@@ -159,6 +190,7 @@ class BatchedMujoco:
             "physics": torch.from_numpy(self.physics.state()),
             "last_ctrl": torch.from_numpy(self._last_ctrl.copy()),
             **{f"task.{key}": torch.from_numpy(x.copy()) for key, x in self.task.memory.items()},
+            **({} if self.shaper is None else {f"shaper.{key}": x for key, x in self.shaper.state_dict().items()}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -171,5 +203,7 @@ class BatchedMujoco:
         for key, x in restored(mine, state, "task.").items():
             self.task.memory[key][...] = x.numpy()
         self._last_ctrl[:] = restored({"last_ctrl": torch.from_numpy(self._last_ctrl)}, state)["last_ctrl"].numpy()
+        if self.shaper is not None:
+            self.shaper.load_state_dict(restored(self.shaper.state_dict(), state, "shaper."))
         if self._pixels is not None:
             self._pixels.draw(None)

@@ -1,0 +1,181 @@
+"""The control loop: once per period, at absolute deadlines, the plan's set-point of now goes to `SafeRobot`.
+
+Deadlines do not drift, and what is missed is skipped: a loop that has fallen behind never sends in a burst. Nothing in
+a period waits for another process: the plan, the orders and the report are boards of shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from .adapter import Phase
+from .clock import ns
+from .errors import RobotError
+from .safe_robot import Rung, SafeRobot, StepInfo
+from .shared import Board, blank
+from .timing import Timing
+
+PHASES, RUNGS = tuple(Phase), tuple(Rung)
+
+
+class Order(StrEnum):
+    NONE = "none"
+    START = "start"
+    STOP = "stop"
+    RECOVER = "recover"
+    QUIT = "quit"
+
+
+ORDERS = tuple(Order)
+
+
+class Plan:
+    """Set-points in time, checked as they come out of shared memory: what is not a plan is nothing."""
+
+    def __init__(self, record: np.ndarray) -> None:
+        row = record[0]
+        self.seq, self.start_ns, self.dt_ns = int(row["seq"]), int(row["t_start_ns"]), int(row["dt_ns"])
+        count = int(row["count"])
+        self.count = count if 0 < count <= len(row["targets"]) and self.dt_ns > 0 else 0
+        self._targets, self._gripper, self._linear = row["targets"], row["gripper"], bool(row["linear"])
+
+    def at(self, now_ns: int) -> tuple[int, np.ndarray, float | None] | None:
+        """(index, joint angles, gripper) of this moment; None before the plan begins and after its last set-point's
+        time is over."""
+        since_ns = now_ns - self.start_ns
+        index = since_ns // self.dt_ns if self.dt_ns > 0 else -1
+        if not 0 <= index < self.count:
+            return None
+        target = self._targets[index]
+        if self._linear and index + 1 < self.count:
+            share = (since_ns - index * self.dt_ns) / self.dt_ns
+            target = target + share * (self._targets[index + 1] - target)
+        gripper = float(self._gripper[index])
+        return int(index), target, None if np.isnan(gripper) else gripper
+
+
+class ControlLoop:
+    """``tick`` once per period; ``run`` until the order QUIT comes or ``quit`` says so."""
+
+    def __init__(
+        self,
+        robot: SafeRobot,
+        plans: Board,
+        orders: Board,
+        states: Board,
+        watched: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """``watched`` says whether the watchman is there; without him the robot comes to rest."""
+        self._watched = watched
+        self.robot, self.clock = robot, robot.clock
+        self.timing = Timing()
+        self._plans, self._orders, self._states = plans, orders, states
+        self._plan: Plan | None = None
+        self._plan_count = -1
+        self._order_seq = 0
+        self._index = -1
+        self._report = blank(states.dtype, plan_seq=-1, seq=-1, effort=np.nan, gripper=np.nan)
+        self._period_ns = ns(robot.limits.period_s)
+        self._next_ns = 0
+        self._late = False
+        self._leaving = False
+
+    def run(self, leave: Callable[[], bool] = lambda: False) -> None:
+        """However it ends, the robot is brought to rest first."""
+        self._next_ns, self._leaving = self.clock.now_ns(), False
+        try:
+            while not (self._leaving or leave()):
+                self.clock.sleep_until_ns(self._next_ns)
+                self.tick()
+        finally:
+            self.robot.stop()
+            self._tell(None)
+
+    def run_until_ns(self, deadline_ns: int) -> None:
+        """The ticks whose deadlines come until then; the caller's time is the loop's."""
+        if not self.timing.ticks:
+            self._next_ns = self.clock.now_ns()
+        while self._next_ns <= deadline_ns:
+            self.clock.sleep_until_ns(self._next_ns)
+            self.tick()
+        self.clock.sleep_until_ns(deadline_ns)
+
+    def tick(self) -> StepInfo | None:
+        """One period, and the deadline of the next one."""
+        began_ns = self.clock.now_ns()
+        self._follow_orders()
+        info = None
+        if self.robot.rung is not Rung.STOPPED:
+            if not self._watched():
+                self.robot.ramp("nobody watches this process any more")
+            wish = self._wish(began_ns)
+            try:
+                info = self.robot.step(*wish, late=self._late)
+            except RobotError:
+                info = None  # it is in the robot's events, and the report says in which phase the robot is
+        finished_ns = self.clock.now_ns()
+        self.timing.add(began_ns - self._next_ns, finished_ns - began_ns, self._late)
+        self._tell(info)
+        self._next_ns += self._period_ns
+        behind = (self.clock.now_ns() - self._next_ns) // self._period_ns + 1
+        self._late = behind > 0
+        if self._late:  # the deadlines that are over are skipped, each of them a miss
+            self._next_ns += behind * self._period_ns
+        return info
+
+    def _wish(self, now_ns: int) -> tuple[Any, Any]:
+        if self._plans.count != self._plan_count:
+            record = self._plans.read()
+            self._plan_count = self._plans.count
+            if record is not None:
+                self._plan = Plan(record)
+        found = self._plan.at(now_ns) if self._plan is not None else None
+        if found is None:
+            self._index = -1
+            return None, None
+        self._index = found[0]
+        return found[1], found[2]
+
+    def _follow_orders(self) -> None:
+        record = self._orders.read()
+        if record is None or int(record["seq"][0]) == self._order_seq:
+            return
+        self._order_seq = int(record["seq"][0])
+        what = int(record["what"][0])
+        order = ORDERS[what] if 0 <= what < len(ORDERS) else Order.NONE
+        try:
+            if order is Order.START and not self._watched():
+                self.robot.note("refused", "start: nobody watches this process")
+            elif order is Order.START:
+                self._plan, self._plan_count = None, self._plans.count  # a plan of before is not taken up again
+                self.robot.start()
+            elif order is Order.STOP:
+                self.robot.ramp("an order to stop")
+            elif order is Order.RECOVER:
+                self.robot.recover()
+            elif order is Order.QUIT:
+                self._leaving = True
+        except RobotError as error:
+            self.robot.note("refused", f"{order.value}: {error}")
+
+    def _tell(self, info: StepInfo | None) -> None:
+        report, robot = self._report, self.robot
+        report["heartbeat_ns"] = self.clock.now_ns()
+        report["ticks"] += 1
+        report["late"] = self.timing.misses
+        report["order_seq"] = self._order_seq
+        report["plan_seq"] = self._plan.seq if self._plan is not None else -1
+        report["plan_index"] = self._index
+        report["phase"], report["rung"] = PHASES.index(robot.phase), RUNGS.index(robot.rung)
+        if info is not None:
+            state = info.state
+            report["changed"] += info.changed
+            report["seq"], report["t_ns"] = state.seq, state.t_ns
+            report["q"], report["qd"], report["sent"] = state.q, state.qd, info.sent
+            report["effort"] = state.effort if state.effort is not None else np.nan
+            report["gripper"] = state.gripper if state.gripper is not None else np.nan
+        self._states.write(report)

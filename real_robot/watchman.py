@@ -1,0 +1,119 @@
+"""The process that watches the control process, and stops the robot by another way when that one falls silent.
+
+A control loop can hang: in a driver, in the SDK, in the kernel. It tells its heartbeat in shared memory; when that is
+older than ``limit_s`` while the robot is active, the watchman kills the process (what hangs cannot be asked) and uses
+the robot's second channel, if it has one: a function ``stop_now(config)`` beside the driver's ``make``, which needs
+nothing of the dead process (the dashboard of a controller, the bus of servos). Then the device's own watchdog is the
+last layer.
+
+It is watched in turn: its own heartbeat is a board, and a control loop that was told to expect it comes to rest
+without.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .adapter import Phase
+from .clock import Clock, MonotonicClock, ns
+from .discovery import second_channel
+from .errors import RobotError
+from .loop import PHASES
+from .scheduling import die_with_parent
+from .shared import Board, blank, state_dtype
+
+WATCH, WATCHED = "watch", "watched.json"
+PERIOD_S = 0.01
+WATCH_KIND = np.dtype([("heartbeat_ns", "<i8")])
+
+
+@dataclass(frozen=True)
+class Watch:
+    folder: Path  # where the control process has its boards
+    pid: int
+    joints: int
+    robot: str
+    config: Mapping[str, Any]
+    limit_s: float = 0.1
+
+    @classmethod
+    def from_json(cls, text: str) -> Watch:
+        data = json.loads(text)
+        return cls(**{**data, "folder": Path(data["folder"])})
+
+    def to_json(self) -> str:
+        return json.dumps({**self.__dict__, "config": dict(self.config), "folder": str(self.folder)})
+
+
+class Watchman:
+    """``look`` every ``PERIOD_S``; it says when the watch is over, and why."""
+
+    def __init__(self, watch: Watch, states: Board, own: Board, clock: Clock) -> None:
+        self._watch, self._states, self._own, self._clock = watch, states, own, clock
+
+    def look(self) -> str | None:
+        now_ns = self._clock.now_ns()
+        self._own.write(blank(WATCH_KIND, heartbeat_ns=now_ns))
+        alive = _alive(self._watch.pid)
+        record = self._states.read()
+        if record is None:
+            return None if alive else "it ended before it began"
+        active = PHASES[int(record["phase"][0])] in (Phase.ACTIVE, Phase.STOPPING)
+        silent_ns = now_ns - int(record["heartbeat_ns"][0])
+        if not alive:
+            return self._act("it died in motion") if active else "it ended"
+        if active and silent_ns > ns(self._watch.limit_s):
+            os.kill(self._watch.pid, signal.SIGKILL)
+            return self._act(f"it was silent for {silent_ns / 1e9:.3f} s, and was killed")
+        return None
+
+    def _act(self, why: str) -> str:
+        stop_now = second_channel(self._watch.robot)
+        if stop_now is None:
+            return f"{why}; this robot has no second channel"
+        try:
+            stop_now(self._watch.config)
+        except Exception as error:  # whatever a driver raises: there is nobody to raise it to
+            return f"{why}; its second channel failed: {error}"
+        return f"{why}; stopped by its second channel"
+
+
+def _alive(pid: int) -> bool:
+    """A process that has ended and waits for its parent to notice (a zombie) is not alive."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except FileNotFoundError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
+
+
+def main() -> int:
+    die_with_parent(signal.SIGKILL)
+    try:
+        watch = Watch.from_json(sys.stdin.readline())
+        states = Board.open(watch.folder / "states", state_dtype(watch.joints))
+        own = Board.create(watch.folder / WATCH, WATCH_KIND)
+    except (OSError, RobotError, ValueError, KeyError, TypeError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    clock = MonotonicClock()
+    watchman, why = Watchman(watch, states, own, clock), None
+    while why is None:
+        why = watchman.look()
+        clock.sleep_until_ns(clock.now_ns() + ns(PERIOD_S))
+    if watch.folder.exists():
+        (watch.folder / WATCHED).write_text(json.dumps({"why": why}), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

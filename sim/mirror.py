@@ -1,0 +1,70 @@
+"""A task's model that follows a robot: what the task would observe and command, from what the robot has measured.
+
+A policy that was trained in a world of the desk knows the world's observation and the world's action. On a robot the
+joints are measured, and where things lie is known from a calibration (here: from the seed that laid them out). The
+code that makes observations in simulation makes them here too, on a model whose joints are those of the robot, and so
+does the code that turns an action into servo targets. Nothing is stepped.
+
+So only tasks will do whose things do not move: `insert`, `reach`, `avoid`. A cube that is pushed would have to be seen.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..policies.core.errors import BurnishError
+from . import arm
+from .batch import BatchedMujoco
+from .build import env_name, make_env
+from .desk import DeskTask
+from .task import Verdict
+
+
+class Mirror:
+    joints = arm.JOINTS
+
+    def __init__(self, config: Any) -> None:
+        world = make_env(config, 1)
+        if not (isinstance(world, BatchedMujoco) and isinstance(world.task, DeskTask)):
+            raise BurnishError(f"{env_name(config)} is no task of the desktop arm, which is the robot here")
+        task: Any = getattr(world, "task")  # noqa: B009, whatever its quantities are called
+        if world.physics.model.nq > len(self.joints):
+            raise BurnishError(
+                f"in {env_name(config)} things move that a robot's joints do not tell about; deploy insert, reach or "
+                "avoid"
+            )
+        if task.pixels is not None:
+            raise BurnishError("a mirror draws no pictures; give observe=state")
+        self.spec, self.mjcf = world.spec, task.mjcf()
+        self._world, self._task = world, task
+        self._everyone = np.arange(1)
+
+    def begin(self, seed: int) -> np.ndarray:
+        """Lay things out as that seed does; returns the whole state of such a world (MuJoCo's mjSTATE_INTEGRATION)."""
+        self._world.reset(seeds=[seed])
+        return self._world.physics.state()[0]
+
+    @property
+    def start(self) -> np.ndarray:
+        """(n,) joint angles with which an episode begins."""
+        return self._task.hand.arm.target[0].copy()
+
+    def see(self, q: np.ndarray, qd: np.ndarray) -> None:
+        """The robot's joints now, (n,) in rad and rad/s."""
+        robot = self._task.hand.arm
+        robot.place(q[None], qd[None])
+        self._world.physics.forward(self._everyone)
+
+    def observe(self) -> dict[str, np.ndarray]:
+        """Each (1, ...)."""
+        return self._task.observe()
+
+    def targets(self, action: np.ndarray) -> np.ndarray:
+        """(A,) in the world's units -> (n,) joint targets, in rad. Remembers what was commanded."""
+        return self._task.control(action[None], None)[0].copy()
+
+    def judge(self, action: np.ndarray) -> Verdict:
+        """What the task says of where the robot is."""
+        return self._task.judge(action[None])
