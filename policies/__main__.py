@@ -1,4 +1,4 @@
-"""Entry points: ``burnish pretrain | evaluate | serve``. No other file of this folder imports ``sim``."""
+"""Entry points: ``burnish pretrain | evaluate``. No other file of this folder imports ``sim``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ STARTS = 64  # numbers of a first state that are kept
 GROUPS: dict[str, dict[str, dict[str, type]]] = {
     "pretrain": {"policy": {name: kind.config for name, kind in POLICIES.items()}, "env": WORLDS},
     "evaluate": {"policy": ACTING, "env": WORLDS},
-    "serve": {"policy": {"checkpoint": CheckpointConfig}},
 }
 
 
@@ -92,19 +91,6 @@ class EvaluateConfig:
     out: str | None = None  # folder for evaluation.json and videos
     device: str = "cpu"
     threads: int = 0
-
-
-@dataclass
-class ServeConfig:
-    policy: Any = MISSING
-    port: int = 8000
-    max_mib: int = 64  # of one request
-    device: str = "cpu"
-    threads: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.port < 2**16 or self.max_mib < 1:
-            raise BurnishError(f"port={self.port} must be a port, and max_mib={self.max_mib} at least 1")
 
 
 def pretrain(config: PretrainConfig) -> int:
@@ -196,22 +182,6 @@ def starts(env: VecEnv, seeds: Sequence[int]) -> dict[str, Any]:
     width = len(next(iter(values.values()), []))
     names = state_names(env) or [f"state[{i}]" for i in range(width)]
     return {"names": list(names[:width]), "values": values}
-
-
-def serve(config: ServeConfig) -> int:
-    device = prepare(config.device, config.threads)
-    try:
-        from .serving import PolicyServer
-    except ImportError as error:
-        raise BurnishError("serving needs websockets and msgpack; pip install 'burnish[serve]'") from error
-    policy, _ = acting_policy(config.policy, device, None)
-    server = PolicyServer(policy, port=config.port, device=device, limit=config.max_mib * 2**20)
-    say(f"{config.policy.path} answers at {server.url}, to this machine alone; Ctrl-C ends it")
-    try:
-        server.run()
-    except KeyboardInterrupt:
-        say("no longer served")
-    return 0
 
 
 def acting_policy(chosen: Any, device: torch.device, env: Any) -> tuple[Any, dict[str, Any]]:

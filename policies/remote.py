@@ -1,13 +1,13 @@
-"""``policy=remote``: a policy behind a websocket, on openpi's protocol (`wire.py`), as a frozen base or to be measured.
+"""``policy=remote``: a policy behind a websocket, as a frozen base or to be measured, on openpi's protocol.
 
-Any server of that protocol will do: openpi's own, one of another library that speaks it, ``burnish serve``. What leaves
-here are raw observations: pictures as (H, W, 3) uint8, everything else as it is, under the names that ``keys`` gives.
+Any server of it will do: openpi's own, one of another library that speaks it, ``burnish serve``. What leaves here are
+raw observations: pictures as (H, W, 3) uint8, everything else as it is, under the names that ``keys`` gives.
 What comes back is a chunk in the units of the actuators, which becomes [-1, 1] by the same limits as in `scale.py`.
 
 A server says in its metadata what else it understands, and is asked for nothing that it did not announce:
 
     extensions    ["batch", "noise", "seed", ...]
-                  batch   a request may hold ``batch`` = B, and B rows of everything
+                  batch   a request may hold ``batch`` = B, and B rows of everything, ``largest_batch`` at most
                   noise   ``noise`` starts the generation: then latent methods work, and draws belong to their episodes
                   seed    ``seed`` makes its own draws repeatable, where there is no noise to give
     policy_spec   a `PolicySpec` as plain data; without it the horizon is learnt by asking once
@@ -68,7 +68,7 @@ class RemotePolicy:
 
     def __init__(self, config: RemoteConfig, world: EnvSpec, sample: Obs | None = None, *, keyed: bool = True) -> None:
         try:
-            from .connection import Connection
+            from .core.connection import Connection
         except ImportError as error:
             raise BurnishError("policy=remote needs websockets and msgpack; pip install 'burnish[serve]'") from error
         self.config, self.world = config, world
@@ -106,7 +106,8 @@ class RemotePolicy:
         columns = {self.config.keys.get(key, key): _sent(key, x) for key, x in seen.items()}
         columns |= {name: _sent(name, x) for name, x in (("noise", noise), ("seed", seeds)) if x is not None}
         rows, several = len(next(iter(columns.values()))), "batch" in self.extensions
-        size = self.config.batch if several else 1
+        most = self._connection.metadata.get("largest_batch")
+        size = min(self.config.batch, most if type(most) is int and most > 0 else self.config.batch) if several else 1
         chunks = []
         for first in range(0, rows, size):
             count = min(size, rows - first)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -323,6 +323,15 @@ class Adapter(ABC):
     def _recover(self) -> None: ...
     @abstractmethod
     def _close(self) -> None: ...
+
+
+@runtime_checkable
+class Simulated(Protocol):
+    """An adapter that knows more than it measures: for those who judge, not for those who act."""
+
+    def truth(self) -> Vector:
+        """(n,) rad, without noise, rounding or latency."""
+        ...
 
 
 def sent_as(command: Command, target: Vector, **changes: Any) -> Command:

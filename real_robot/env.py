@@ -34,9 +34,14 @@ OVERLAP = 1.5  # of a tick: so long is a set-point good for, so that a policy ma
 
 
 class Judgement(Protocol):
-    reward: Any
-    terminated: Any
-    success: Any
+    """Each (1,)."""
+
+    @property
+    def reward(self) -> Any: ...
+    @property
+    def terminated(self) -> Any: ...
+    @property
+    def success(self) -> Any: ...
 
 
 class Body(Protocol):
@@ -56,7 +61,8 @@ Stage = Callable[[Body, int], Link]  # begin an episode of that seed; the robot 
 
 class RobotEnv:
     """``stage`` is called at each reset, and the link that it returns is used until the next one. A ``supervisor``
-    may play actions of its own, in [-1, 1] of the action's range, and has the last word on success."""
+    may play actions of its own, in [-1, 1] of the action's range, and has the last word on success; without one, it is
+    the body that judges, by the truth of a simulated robot or by what was measured."""
 
     num_envs = 1
     device = torch.device("cpu")
@@ -103,8 +109,8 @@ class RobotEnv:
         self._next_ns += self._period_ns
         link.wait_until_ns(self._next_ns)
         snapshot = link.state()
+        verdict = self._judge(snapshot, executed)
         self._see(snapshot)
-        verdict = self.body.judge(executed)
         self._tick += 1
         held = snapshot.phase is Phase.ACTIVE and snapshot.rung is not Rung.STOPPED
         terminated = torch.as_tensor(np.asarray(verdict.terminated))
@@ -130,6 +136,12 @@ class RobotEnv:
         if self._link is not None:
             self.reports.append(self._link.close())
             self._link = None
+
+    def _judge(self, snapshot: Snapshot, executed: np.ndarray) -> Judgement:
+        """By what is, where that is known: a peg in its hole is half a millimetre from where rounding puts it."""
+        truth = self.link.truth()
+        self.body.see(snapshot.q if truth is None else truth, snapshot.qd)
+        return self.body.judge(executed)
 
     def _see(self, snapshot: Snapshot) -> None:
         self.body.see(snapshot.q, snapshot.qd)

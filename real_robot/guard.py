@@ -25,8 +25,8 @@ D(0) = 0. QED.
 
 **What is wanted.** Let u_k be the request, clipped to [l, u], and w its own velocity, clipped to V. The guard wants
 w + sign(r) min(|r|, vmax(h |r|)) with r = (u_k - q) / h - w: it follows a moving request without lag, and meets one
-that jumps, or moves on already, as fast as the limits allow, without overshoot. A request that keeps the limits is sent as it is, bit
-for bit. A request that is not n finite numbers is a wish to be at rest, with all of A.
+that jumps, or moves on already, as fast as the limits allow, without overshoot. A request that keeps the limits is
+sent as it is, bit for bit. A request that is not n finite numbers is a wish to be at rest, with all of A.
 
 Everything works on rows: ``(..., n)``, each row as if it were alone, bit for bit.
 

@@ -46,7 +46,9 @@ class Snapshot:
         self.phase, self.rung = PHASES[int(row["phase"])], RUNGS[int(row["rung"])]
         self.changed, self.seq, self.t_ns = int(row["changed"]), int(row["seq"]), int(row["t_ns"])
         self.q, self.qd, self.effort, self.sent = (row[name].copy() for name in ("q", "qd", "effort", "sent"))
+        self.truth = row["truth"].copy()
         self.gripper = float(row["gripper"])
+        self.note = bytes(row["note"]).decode("utf-8", "replace")
 
 
 class Link(ABC):
@@ -62,6 +64,16 @@ class Link(ABC):
         self._states = Board.open(folder / STATES, state_dtype(joints))
         self._plan_seq = self._order_seq = 0
         self._left: dict[str, Any] | None = None
+        self._afterwards: list[Callable[[], None]] = []
+
+    def on_close(self, call: Callable[[], None]) -> None:
+        """For what belongs to the robot and ends after it."""
+        self._afterwards.append(call)
+
+    def truth(self) -> np.ndarray | None:
+        """(n,) where the joints of a simulated robot are; None where nobody knows more than was measured."""
+        found = self.state().truth
+        return found if np.isfinite(found).all() else None
 
     @abstractmethod
     def wait_until_ns(self, deadline_ns: int) -> None:
@@ -130,6 +142,8 @@ class Link(ABC):
             for board in (self._plans, self._orders, self._states):
                 board.close()
             shutil.rmtree(self.folder, ignore_errors=True)
+            for call in self._afterwards:
+                call()
         return self._left
 
     def __enter__(self) -> Self:
@@ -159,7 +173,7 @@ class Link(ABC):
         found = self.state()
         raise RobotError(
             f"the control loop could not {order.value} the robot, which is {found.phase.value} and on the rung "
-            f"{found.rung.value}; its report says why"
+            f"{found.rung.value}: {found.note}"
         )
 
 

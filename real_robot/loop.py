@@ -78,7 +78,7 @@ class ControlLoop:
         self._plan_count = -1
         self._order_seq = 0
         self._index = -1
-        self._report = blank(states.dtype, plan_seq=-1, seq=-1, effort=np.nan, gripper=np.nan)
+        self._report = blank(states.dtype, plan_seq=-1, seq=-1, effort=np.nan, truth=np.nan, gripper=np.nan)
         self._period_ns = ns(robot.limits.period_s)
         self._next_ns = 0
         self._late = False
@@ -171,11 +171,15 @@ class ControlLoop:
         report["plan_seq"] = self._plan.seq if self._plan is not None else -1
         report["plan_index"] = self._index
         report["phase"], report["rung"] = PHASES.index(robot.phase), RUNGS.index(robot.rung)
+        if robot.events:
+            report["note"] = robot.events[-1].text.encode()[: report.dtype["note"].itemsize]
         if info is not None:
             state = info.state
             report["changed"] += info.changed
             report["seq"], report["t_ns"] = state.seq, state.t_ns
             report["q"], report["qd"], report["sent"] = state.q, state.qd, info.sent
             report["effort"] = state.effort if state.effort is not None else np.nan
+            truth = robot.truth()
+            report["truth"] = truth if truth is not None else np.nan
             report["gripper"] = state.gripper if state.gripper is not None else np.nan
         self._states.write(report)

@@ -67,7 +67,9 @@ def state_dtype(joints: int) -> np.dtype:
             ("qd", *vector),
             ("effort", *vector),  # NaN where the robot does not know it
             ("sent", *vector),
+            ("truth", *vector),  # positions that only a simulated robot knows; NaN
             ("gripper", "<f8"),
+            ("note", "S240"),  # the robot's last event, in words
         ]
     )
 

@@ -28,7 +28,7 @@ from .clock import Clock, MonotonicClock, ns
 from .discovery import second_channel
 from .errors import RobotError
 from .loop import PHASES
-from .scheduling import die_with_parent
+from .scheduling import die_with_parent, hurry
 from .shared import Board, blank, state_dtype
 
 WATCH, WATCHED = "watch", "watched.json"
@@ -105,6 +105,7 @@ def main() -> int:
     except (OSError, RobotError, ValueError, KeyError, TypeError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
+    hurry(priority=55)  # above the loop: a machine that is busy is no reason to stop a robot
     clock = MonotonicClock()
     watchman, why = Watchman(watch, states, own, clock), None
     while why is None:

@@ -51,6 +51,17 @@ class Mirror:
         """(n,) joint angles with which an episode begins."""
         return self._task.hand.arm.target[0].copy()
 
+    def layout(self) -> str:
+        """Where the movable things of this episode stand, for who lays them out."""
+        data, model = self._world.physics.data[0], self._world.physics.model
+        found = []
+        for body, mocap in enumerate(model.body_mocapid):
+            if mocap >= 0:
+                x, y, z = data.mocap_pos[mocap]
+                turn = np.degrees(2 * np.arctan2(data.mocap_quat[mocap, 3], data.mocap_quat[mocap, 0]))
+                found.append(f"{model.body(body).name} at ({x:.3f}, {y:.3f}, {z:.3f}) m, turned by {turn:.1f} degrees")
+        return "; ".join(found) or "nothing but the arm"
+
     def see(self, q: np.ndarray, qd: np.ndarray) -> None:
         """The robot's joints now, (n,) in rad and rad/s."""
         robot = self._task.hand.arm

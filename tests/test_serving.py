@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-import urllib.request
-from contextlib import contextmanager
 from dataclasses import replace
 
-import msgpack
 import numpy as np
 import pytest
 import torch
-from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect as dial
 
 from burnish.policies.build import build_policy, load_policy
@@ -21,34 +16,16 @@ from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.run import read_metrics
 from burnish.policies.core.scale import Scale
 from burnish.policies.core.seed import RowNoise
-from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec, PolicySpec
-from burnish.policies.flow import FlowConfig
+from burnish.policies.core.spec import EnvSpec, ObsSpec, PolicySpec
 from burnish.policies.gaussian import GaussianConfig
 from burnish.policies.remote import RemoteConfig, RemotePolicy
-from burnish.policies.serving import PolicyServer
-from diffusion_lab import small_net
+from burnish.real_robot.listening import ServerConfig
+from burnish.real_robot.server import PolicyServer
 from openpi_lab import content, frame
+from server_lab import LIMITS, SPEC, flow, served
 
-LIMITS = ActionSpec((-0.5, 0.0), (1.5, 4.0))
-SPEC = PolicySpec(ObsSpec({"state": (3,)}), LIMITS, 5, 2, start=1, history=2, control_hz=10.0, action_mode="test")
 WORLD = EnvSpec(SPEC.obs, LIMITS, 10.0, "test", 20)
 OBS = {"state": torch.randn(4, 2, 3, generator=torch.Generator().manual_seed(0))}
-
-
-def flow(spec=SPEC):
-    return build_policy(FlowConfig(steps=2, net=small_net(8)), spec).eval()
-
-
-@contextmanager
-def served(policy, **options):
-    server = PolicyServer(policy, port=0, **options)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.stop()
-        thread.join()
 
 
 def test_a_client_of_ours_has_the_policy_itself_but_for_what_lies_before_now():
@@ -69,7 +46,8 @@ def test_a_plain_openpi_client_is_served_in_the_units_of_the_actuators():
     policy = build_policy(GaussianConfig(hidden=[8], init_std=1e-4, min_std=1e-5), replace(SPEC, history=1))
     with served(policy) as server, dial(server.url, compression=None) as socket:
         metadata = content(socket.recv())
-        assert set(metadata["extensions"]) == {"batch", "noise", "seed"} and metadata["policy_spec"]["horizon"] == 4
+        assert set(metadata["extensions"]) == {"batch", "noise", "seed", "reset", "obs_seq"}
+        assert metadata["policy_spec"]["horizon"] == 4
         socket.send(frame({"state": np.array([0.1, 0.2, 0.3]), "prompt": "nothing to us"}))
         reply = content(socket.recv())
         expected = policy.act({"state": torch.tensor([[0.1, 0.2, 0.3]])}, greedy=True)[0, 1:]
@@ -91,7 +69,7 @@ def test_pictures_come_with_their_colours_last():
 
     picture = torch.randint(0, 256, (2, 3, 16, 20), dtype=torch.uint8)
     with served(Eye()) as server:
-        assert server.metadata["extensions"] == ["batch", "seed"]
+        assert server.metadata["extensions"] == ["batch", "seed", "reset", "obs_seq"]
         RemotePolicy(RemoteConfig(server.url), replace(WORLD, obs=spec.obs)).act({"image.top": picture})
     assert torch.equal(seen[-1], picture)
 
@@ -113,70 +91,11 @@ def test_draws_of_a_policy_without_noise_follow_the_seed_of_their_row():
         assert torch.equal(client.act({"state": obs["state"][1:2]}, generator=RowNoise([6], [0])), one[1:2])
 
 
-@pytest.mark.parametrize(
-    ("message", "sentence"),
-    [
-        ({}, "lacks 'state'"),
-        ([1], "is a dict of observations"),
-        ({"state": 3}, "must be an array"),
-        ({"state": np.zeros(3)}, "has shape"),
-        ({"state": np.zeros((2, 3), np.int64)}, "torch.float32 is needed"),
-        ({"state": np.full((2, 3), np.nan)}, "is not finite"),
-        ({"state": np.zeros((4, 2, 3)), "batch": 3}, "has 4 rows, but batch=3|have 4 rows, but batch=3"),
-        ({"state": np.zeros((4, 2, 3)), "batch": 0}, "at least 1"),
-        ({"state": np.zeros((4, 2, 3)), "batch": True}, "at least 1"),
-        ({"state": np.zeros((2, 3)), "noise": np.zeros((9, 9))}, "noise has shape"),
-        ({"state": np.zeros((2, 3)), "noise": np.full((5, 2), np.inf)}, "is not finite"),
-        ({"state": np.zeros((2, 3)), "seed": np.zeros(2)}, "integers of 64 bits"),
-        ({"state": np.zeros((2, 3)), "seed": "x"}, "integers of 64 bits"),
-    ],
-    ids=str,
-)
-def test_a_bad_request_is_told_in_a_line_and_harms_nobody_else(message, sentence):
-    with served(flow()) as server, dial(server.url) as socket, dial(server.url) as other:
-        socket.recv()
-        other.recv()
-        socket.send(frame(message))
-        answer = socket.recv()
-        assert isinstance(answer, str) and "\n" not in answer and "Traceback" not in answer
-        assert any(words in answer for words in sentence.split("|")), answer
-        with pytest.raises(ConnectionClosed):
-            socket.recv()
-        other.send(frame({"state": np.zeros((2, 3))}))
-        assert content(other.recv())["actions"].shape == (4, 2)
-
-
-@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x81", msgpack.packb(3), "text"])
-def test_a_malformed_frame_is_told_in_a_line(data):
-    with served(flow()) as server, dial(server.url) as socket:
-        socket.recv()
-        socket.send(data)
-        assert "\n" not in socket.recv(decode=True)
-
-
-def test_frames_above_the_limit_are_not_read():
-    with served(flow(), limit=2000) as server, dial(server.url) as socket:
-        socket.recv()
-        socket.send(frame({"state": np.zeros((2, 3)), "junk": np.zeros(4000, np.uint8)}))
-        with pytest.raises(ConnectionClosed) as refusal:
-            socket.recv()
-    assert refusal.value.rcvd.code == 1009
-
-
-def test_health_and_a_taken_port():
-    with served(flow()) as server:
-        assert server.url.startswith("ws://127.0.0.1:")
-        with urllib.request.urlopen(server.url.replace("ws:", "http:") + "/healthz") as reply:
-            assert reply.read() == b"OK\n"
-        with pytest.raises(BurnishError, match="cannot be listened on"):
-            PolicyServer(flow(), port=int(server.url.rpartition(":")[2]))
-
-
 def test_what_has_no_chunk_to_give_is_refused_before_anybody_asks():
     spec = replace(SPEC, history=1)
     net = build_policy(GaussianConfig(hidden=[8]), replace(spec, obs=ObsSpec({"state": (3,), "base_action": (2,)})))
     with pytest.raises(BurnishError, match="no chunk to give"):
-        PolicyServer(Residual(flow(spec), net, 0.1, "step"), port=0)
+        PolicyServer(Residual(flow(spec), net, 0.1, "step"), ServerConfig(port=0))
 
 
 # ---- the verbs ----

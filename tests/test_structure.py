@@ -80,7 +80,13 @@ def nodes(module: Module, kind: type) -> Iterator:
 
 # ---- who may import whom: the first line that fits a module holds. ----
 
-POLICY_SIDE = tuple(f"real_robot.{name}" for name in ("env", "export", "recorder", "server", "client"))
+POLICY_SIDE = tuple(
+    f"real_robot.{name}"
+    for name in (
+        *("env", "export", "lowering", "lowering_policies", "parity", "recorder", "robots"),
+        *("server", "door", "listening", "client"),
+    )
+)
 PHYSICS_SIDE = tuple(f"real_robot.{name}" for name in ("collision", "drivers.twin", "emulators"))
 WALLS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("policies.core",), ("policies.core",)),
@@ -99,9 +105,14 @@ DOORS: dict[str, tuple[str, ...]] = {
     "mani_skill": ("sim", *PHYSICS_SIDE),
     "diffusers": ("policies.diffusion",),
     "transformers": ("policies.vla",),
-    "msgpack": ("policies.wire",),
-    "websockets": ("policies.connection", "policies.serving"),
-    "onnxruntime": ("policies.onnx",),
+    "msgpack": ("policies.core.wire", "policies.core.schema"),
+    "websockets": ("policies.core.connection", "real_robot.door"),
+    "onnxruntime": ("policies.onnx", "real_robot.runtime", "real_robot.parity"),
+    "dynamixel_sdk": ("real_robot.drivers",),
+    "scservo_sdk": ("real_robot.drivers",),
+    "rtde_control": ("real_robot.drivers",),
+    "rtde_receive": ("real_robot.drivers",),
+    "cv2": ("real_robot.camera",),
     "hydra": ("policies.core.cli",),
     "omegaconf": ("policies.core.cli",),
     "stable_baselines3": ("policies.core.outward", "finetune.baselines"),
@@ -268,7 +279,7 @@ CONTROLS: list[tuple[Rule, str, str, bool]] = [
     (doors, "policies/diffusion.py", "from diffusers import DDPMScheduler", False),
     (doors, "policies/nets/a.py", "import transformers", True),
     (doors, "policies/remote.py", "def f():\n    from websockets.sync.client import connect", True),
-    (doors, "policies/connection.py", "from websockets.sync.client import connect", False),
+    (doors, "policies/core/connection.py", "from websockets.sync.client import connect", False),
     (doors, "policies/external.py", "import onnxruntime", True),
     (doors, "policies/onnx.py", "from .core.errors import BurnishError", False),
     (doors, "policies/core/run.py", "from omegaconf import OmegaConf", True),

@@ -6,7 +6,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from burnish.policies import wire
+from burnish.policies.core import wire
 from burnish.policies.core.errors import BurnishError
 
 KINDS = ["bool", *(f"{s}int{b}" for s in ("", "u") for b in (8, 16, 32, 64)), "float16", "float32", "float64"]

@@ -37,8 +37,10 @@ VERBS: dict[str, Verb] = {
         "burnish.policies.__main__:evaluate", "success of a policy on fixed seeds, alone or against another"
     ),
     "serve": Verb(
-        "burnish.policies.__main__:serve", "a policy behind a websocket, for robots that speak openpi's protocol"
+        "burnish.real_robot.__main__:serve", "a policy behind a websocket, for robots that speak openpi's protocol"
     ),
+    "export": Verb("burnish.real_robot.__main__:export", "a policy as a bundle that a robot runs without torch"),
+    "deploy": Verb("burnish.real_robot.__main__:deploy", "a policy on a robot, on its twin or on an emulated one"),
     "report": Verb(
         "burnish.finetune.report.__main__:report",
         "one page to look at, of a run, a comparison, or comparisons of several tasks",

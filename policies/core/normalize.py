@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from .errors import BurnishError
 from .spec import ObsSpec, dtype_of
 
-# Half range or deviation, in the units of the data, below which a dimension counts as constant.
-FLOOR = 1e-4
+# Half range or deviation, in the units of the data, below which a dimension counts as constant. A servo measures an
+# angle to a milliradian and a half, and what varies by less in simulation would be noise on a robot.
+FLOOR = 1e-3
 
 
 class Scaling(Enum):

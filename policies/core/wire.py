@@ -20,7 +20,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from .core.errors import BurnishError
+from .errors import BurnishError
 
 LIMIT = 64 * 2**20  # bytes of a frame; 400 pictures of 224 x 224 pixels
 # Of one list or map: large things are arrays, and a list of nothing costs eight bytes for each of its entries.

@@ -1,0 +1,100 @@
+"""A refined policy on robots that are models, beside its success in simulation: the whole chain, the guard included.
+
+    python benchmarks/rehearsal.py [--quick] [--policy]
+
+The policy lies in `benchmarks/refined/insert`: imitated from 100 clumsy demonstrations by the recipe of `bases.py`, and
+refined by `experiment=insert/dsrl`, seed 0; `--policy` makes it where it is missing (ten minutes of a core). It is
+played on the same fresh seeds of the stream "rehearsal"
+
+* in simulation,
+* on the **twin**: a MuJoCo model behind the adapter, with set-points rounded to 12 bits per turn, noise of 0.3 mrad on
+  measured angles, and 5 ms of latency either way,
+* on the **emulated arm**: the driver of the SO-101, the unmodified SDK of its servos, an emulated bus that loses and
+  bends one packet in a hundred, servos with their own profiles, and the same model behind them,
+
+the last two on a virtual clock, so that a busy machine changes nothing. Success is judged by where the peg is, not by
+where it was measured. RESULT: the three rates (``simulation``, ``twin``, ``emulated``) and the share of set-points that
+the guard changed on the emulated arm (``guarded``).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from bases import DEMONSTRATIONS_SEED, demonstrations, imitated, world
+from measure import machine, options, publish, table
+
+from burnish.policies.__main__ import origin_of
+from burnish.policies.build import describe
+from burnish.policies.core.checkpoint import save
+from burnish.policies.core.run import find_policy
+
+HERE = Path(__file__).resolve().parent
+REFINED = HERE / "refined" / "insert"
+ROBOTS = {
+    "twin": {
+        "robot": "twin",
+        "robot.device.quantum": 0.001534,
+        "robot.device.noise_rad": 0.0003,
+        "robot.device.command_latency_s": 0.005,
+        "robot.device.state_latency_s": 0.005,
+    },
+    "emulated": {"robot": "so101_emulated", "robot.loss": 0.01, "robot.corruption": 0.01},
+}
+KINDS = ("acceleration", "braking", "velocity", "position")
+
+
+def make_policy() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        base, run = Path(folder, "base"), Path(folder, "run")
+        config = world("insert")
+        policy = imitated(demonstrations(config, "clumsy", 100), None, seed=2)
+        save(base / "policy", config=describe(policy, {"env": origin_of(config)}), state=policy.state_dict())
+        subprocess.run([sys.executable, "-m", "burnish.finetune", "finetune", f"policy.path={base}",
+                        "experiment=insert/dsrl", "seed=0", f"out={run}", "threads=1"], check=True)  # fmt: skip
+        (REFINED).mkdir(parents=True)
+        shutil.copytree(find_policy(run).path, REFINED / "policy")
+
+
+def played(name: str, episodes: int, compare: bool) -> dict:
+    """``burnish deploy``, as anybody calls it."""
+    with tempfile.TemporaryDirectory() as out:
+        words = [f"{key}={value}" for key, value in ROBOTS[name].items()]
+        command = [sys.executable, "-m", "burnish.real_robot", "deploy", f"policy.path={REFINED}", "realtime=false",
+                   f"episodes={episodes}", "seed=2", f"compare={str(compare).lower()}", f"out={out}", *words]  # fmt: skip
+        subprocess.run(command, check=True, stdout=sys.stderr)
+        return json.loads(Path(out, "deploy.json").read_text())
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--policy", action="store_true", help="make the policy where it is missing, and nothing else")
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    if chosen.policy:
+        if not REFINED.exists():
+            make_policy()
+        return
+    episodes = 5 if chosen.quick else 200
+    found = {name: played(name, episodes, compare=name == "twin") for name in ROBOTS}
+    rows = [{"robot": "simulation", **found["twin"]["simulation"], "ticks": 0, "guarded": 0.0}]
+    for name, data in found.items():
+        ticks = sum(report["timing"]["ticks"] for report in data["reports"])
+        changed = sum(max(report["counts"].get(kind, 0) for kind in KINDS) for report in data["reports"])
+        rows.append({"robot": name, **data["robot"], "ticks": ticks, "guarded": changed / ticks})
+    columns = {"robot": "", "episodes": "d", "success_rate": ".3f", "success_low": ".3f", "success_high": ".3f"}
+    columns |= {"length_mean": ".1f", "ticks": "d", "guarded": ".2f"}
+    result = {row["robot"]: row["success_rate"] for row in rows} | {"guarded": rows[-1]["guarded"]}
+    report = {"machine": machine(torch.device("cpu")), "quick": chosen.quick, "rows": rows}
+    name = "rehearsal_quick" if chosen.quick else "rehearsal"
+    publish(chosen.out / f"{name}.json", report, table(rows, columns), result)
+
+
+if __name__ == "__main__":
+    main()

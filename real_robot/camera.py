@@ -1,0 +1,212 @@
+"""Cameras: what holds for states holds for pictures. `read` gives the newest, none twice, and says where there is none.
+
+A camera is opened, read and closed by one owner, and grabs in a thread of its own, because a picture that waits in a
+driver's queue is old: the newest wins, and its time is that of its arrival. OpenCV (``pip install 'burnish[robots]'``)
+is imported when a camera is opened.
+
+**What can be told.** Silence is a `StaleState`, as is a picture that is equal to the last, bit by bit, too often in a
+row (`Watched`): no sensor repeats its noise, but a hung driver repeats its buffer. A lens cap is not detected.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .clock import SECOND, Clock, MonotonicClock, ns
+from .errors import DeviceFault, Refused, StaleState
+
+Image = NDArray[np.uint8]
+PARTING_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    seq: int  # grows with every picture that the camera has taken
+    t_ns: int  # when it arrived
+    image: Image  # (H, W, 3), RGB
+
+
+class Sensor(Protocol):
+    def read(self, timeout_s: float) -> Frame:
+        """The newest frame, newer than the one before; `StaleState` after ``timeout_s``, `DeviceFault` for good."""
+        ...
+
+    def close(self) -> None:
+        """Again, too; takes a bounded time."""
+        ...
+
+
+def frame(seq: int, t_ns: int, image: Any) -> Frame:
+    """What is no picture is a fault of the device."""
+    found = np.asarray(image)
+    if found.dtype != np.uint8 or found.ndim != 3 or found.shape[2] != 3 or 0 in found.shape:
+        raise DeviceFault(f"a picture is (H, W, 3) bytes, and {found.dtype} of {found.shape} came")
+    return Frame(seq, t_ns, found)
+
+
+class Watched:
+    """A sensor whose picture must change: ``frozen_after`` equal ones in a row are one picture, that is stale."""
+
+    def __init__(self, sensor: Sensor, frozen_after: int = 10) -> None:
+        if frozen_after < 1:
+            raise Refused(f"frozen_after={frozen_after} must be at least 1")
+        self._sensor, self._frozen_after = sensor, frozen_after
+        self._last: Image | None = None
+        self._equal = 0
+
+    def read(self, timeout_s: float) -> Frame:
+        found = self._sensor.read(timeout_s)
+        self._equal = self._equal + 1 if self._last is not None and np.array_equal(self._last, found.image) else 0
+        self._last = found.image
+        if self._equal >= self._frozen_after:
+            raise StaleState(f"the picture is frozen: {self._equal + 1} in a row are equal; check the camera")
+        return found
+
+    def close(self) -> None:
+        self._sensor.close()
+
+
+@dataclass(frozen=True)
+class CameraConfig:
+    source: int | str  # an index, or the path of a device or a film
+    width: int | None = None  # asked for; what the camera makes of it is checked
+    height: int | None = None
+    fps: float | None = None
+    pace_hz: float | None = None  # grab no faster: for films, which would be over at once
+    open_s: float = 5.0  # until the first picture
+
+    def __post_init__(self) -> None:
+        for name in ("width", "height", "fps", "pace_hz", "open_s"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise Refused(f"{name}={value} of a camera must be positive")
+
+
+class OpenCVCamera:
+    """Anything that ``cv2.VideoCapture`` opens, as a USB camera."""
+
+    def __init__(self, config: CameraConfig, clock: Clock | None = None) -> None:
+        self.config = config
+        self.clock: Clock = clock or MonotonicClock()
+        self._news = threading.Condition()
+        self._newest: Frame | None = None
+        self._trouble = ""
+        self._given = 0
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def open(self) -> Frame:
+        """The first picture, at once the proof of width and height."""
+        if self._thread is not None:
+            raise Refused("a camera is opened once")
+        try:
+            import cv2
+        except ImportError as error:
+            raise Refused(f"a camera needs OpenCV ({error}); pip install 'burnish[robots]'") from error
+        self._thread = threading.Thread(target=self._grab, args=(cv2,), daemon=True)
+        self._thread.start()
+        try:
+            first = self.read(self.config.open_s)
+        except StaleState as error:
+            self.close()
+            raise DeviceFault(f"camera {self.config.source!r} gave no picture: {error}") from error
+        height, width = first.image.shape[:2]
+        for name, asked, got in (("width", self.config.width, width), ("height", self.config.height, height)):
+            if asked is not None and asked != got:
+                self.close()
+                raise Refused(
+                    f"camera {self.config.source!r} has a {name} of {got} pixels where {asked} were asked for"
+                )
+        return first
+
+    def read(self, timeout_s: float) -> Frame:
+        with self._news:
+            self._news.wait_for(lambda: self._trouble or self._fresh(), max(0.0, timeout_s))
+            if self._newest is not None and self._fresh():
+                self._given = self._newest.seq
+                return self._newest
+            if self._trouble:
+                raise DeviceFault(self._trouble)
+        raise StaleState(f"no new picture of camera {self.config.source!r} within {timeout_s:g} s")
+
+    def close(self) -> None:
+        """The thread lets go of the camera; where a picture never comes, it is left behind."""
+        self._closing = True
+        self._fail("the camera is closed")
+        if self._thread is not None:
+            self._thread.join(PARTING_S)
+
+    def _fresh(self) -> bool:
+        return self._newest is not None and self._newest.seq > self._given
+
+    def _fail(self, trouble: str) -> None:
+        with self._news:
+            self._trouble = self._trouble or trouble
+            self._news.notify_all()
+
+    def _grab(self, cv2: Any) -> None:
+        capture = cv2.VideoCapture(self.config.source)
+        settings = (cv2.CAP_PROP_FRAME_WIDTH, self.config.width), (cv2.CAP_PROP_FRAME_HEIGHT, self.config.height)
+        for setting, value in (*settings, (cv2.CAP_PROP_FPS, self.config.fps)):
+            if value is not None:
+                capture.set(setting, value)
+        try:
+            if not capture.isOpened():
+                self._fail(f"camera {self.config.source!r} cannot be opened; is it there, and not in use?")
+            seq = 0
+            while not (self._closing or self._trouble):
+                began_ns = self.clock.now_ns()
+                well, image = capture.read()
+                if not well:
+                    self._fail(f"camera {self.config.source!r} ended after {seq} pictures; is it unplugged?")
+                    return
+                seq += 1
+                found = frame(seq, self.clock.now_ns(), cv2.cvtColor(image, cv2.COLOR_BGR2RGB))
+                with self._news:
+                    self._newest = found
+                    self._news.notify_all()
+                if self.config.pace_hz is not None:
+                    self.clock.sleep_until_ns(began_ns + ns(1 / self.config.pace_hz))
+        except Exception as error:  # of OpenCV's, in a thread where nobody would hear it
+            self._fail(f"camera {self.config.source!r} failed: {error}")
+        finally:
+            capture.release()
+
+
+class FakeCamera:
+    """For tests: a noisy picture every ``1 / fps`` by the clock, and faults that can be switched."""
+
+    def __init__(self, clock: Clock, fps: float = 30.0, shape: tuple[int, int] = (48, 64), seed: int = 0) -> None:
+        self.clock, self.shape, self._period_ns = clock, shape, round(SECOND / fps)
+        self.silent = self.frozen = self.gone = self.closed = False
+        self.spoil: Callable[[Image], Any] = lambda image: image
+        self._rng = np.random.default_rng(seed)
+        self._began_ns = clock.now_ns()
+        self._given = 0
+        self._image = self._noise()
+
+    def read(self, timeout_s: float) -> Frame:
+        if self.gone or self.closed:
+            raise DeviceFault("the fake camera is gone")
+        deadline_ns = self.clock.now_ns() + ns(timeout_s)
+        newest = max(self._given + 1, (self.clock.now_ns() - self._began_ns) // self._period_ns)
+        taken_ns = self._began_ns + newest * self._period_ns
+        if self.silent or taken_ns > deadline_ns:
+            self.clock.sleep_until_ns(deadline_ns)
+            raise StaleState(f"no new picture within {timeout_s:g} s")
+        self.clock.sleep_until_ns(taken_ns)
+        self._given = newest
+        self._image = self._image if self.frozen else self._noise()
+        return frame(newest, taken_ns, self.spoil(self._image))
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _noise(self) -> Image:
+        return self._rng.integers(0, 256, (*self.shape, 3), np.uint8)

@@ -1,0 +1,243 @@
+"""Feetech STS3215 servos, as in the SO-100 and SO-101 arms, through the vendor's SDK, ``feetech-servo-sdk`` 1.0.0.
+
+What the protocol and the SDK do wrong, and what is done about it here (tests/test_feetech.py shows both):
+
+* a packet is protected by the sum of its bytes only. So a state is one block of many fields, and each has to be
+  possible: reserved bits, status, voltage, temperature, speed; what is left goes through the gate of `bus`. Bits that
+  cancel out in the sum can still bend a position, by no more than the gate allows;
+* the SDK never drains its input, and answers carry neither number nor address: a late position was taken for a voltage.
+  `port` drains, an answer with a whole packet too much around it is not used, and a state is asked for with another
+  length each time. So a late answer is told by its length, unless it is exactly sixteen questions late;
+* ``GroupSyncRead.isAvailable`` says yes after a read that failed, and ``getData`` then gives the value before. Here
+  nothing is kept between reads.
+
+**There is no watchdog**: when this program dies, an STS servo keeps its last goal. ``spec.device_watchdog_s`` says so.
+EPROM is only read, and its lock is closed before anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..adapter import Adapter
+from ..clock import Clock, MonotonicClock, ns
+from ..errors import DeviceFault, Refused
+from .bus import ANSWER_S, SEND_S, ArmConfig, Reading, ServoArm, insist
+from .calibration import QUANTUM_RAD
+from .port import LinkLost, Lost, Port, Wire
+
+MODEL_NUMBER = 777
+STALL_NM = 1.9  # at 7.4 V, of the data sheet: what a load of 1 means
+ACCELERATION_UNIT = 100 * QUANTUM_RAD  # rad/s^2
+
+RETURN_DELAY, MIN_ANGLE, MAX_ANGLE, HOMING_OFFSET, MODE = (7, 1), (9, 2), (11, 2), (31, 2), (33, 1)
+TORQUE, ACCELERATION, GOAL_POSITION, GOAL_SPEED, LOCK = (40, 1), (41, 1), (42, 2), (46, 2), (55, 1)
+BLOCK, BLOCK_SIZE = 56, 11  # position, speed, load, voltage, temperature, a flag, status, moving
+LENGTHS = 16  # of the question for a state, in turn: the bytes before the block come along
+OVERHEAD = 6  # bytes of a packet around its data
+VOLTS, DEGREES = range(40, 141), range(0, 91)  # 0.1 V, degrees Celsius
+FROZEN_NS = ns(0.2)
+POWER_NS = ns(0.5)  # so often the servos are asked whether they still give torque
+FOLLOWS_TICKS = 40  # so near its goal a servo may stand still
+ERRORS = {1: "voltage", 2: "angle sensor", 4: "overheat", 8: "current", 32: "overload"}
+
+
+class FeetechServos:
+    fastest_rad_s = 5.5
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ids: list[int] = []
+        self._goals: list[int] = []
+        self._complaint: tuple[int, int] | None = None  # of the last read: (id, error)
+        self._unchanged: dict[int, tuple[int, bytes]] = {}
+
+    def connect(self, port: Port, ids: Sequence[int]) -> None:
+        try:
+            from scservo_sdk.protocol_packet_handler import protocol_packet_handler
+        except ImportError as error:
+            raise Refused("Feetech servos need the vendor's SDK: pip install 'burnish[robots]'") from error
+        self._port, self._handler, self._ids = port, protocol_packet_handler(), list(ids)
+        self._goals, self._complaint, self._unchanged = [], None, {}
+        self._turn = 0
+        self._powered_ns: int | None = None  # when they were last known to be, while they should
+
+    def identify(self, offsets: Sequence[int], ranges: Sequence[tuple[int, int]]) -> None:
+        delay_ns = 0
+        for i, offset, (low, high) in zip(self._ids, offsets, ranges, strict=True):
+            model = self._get(i, (3, 2))
+            if model != MODEL_NUMBER:
+                raise DeviceFault(f"servo {i} is of model {model}, and this driver knows STS3215 ({MODEL_NUMBER})")
+            self._put(i, LOCK, 1)
+            if self._get(i, MODE):
+                raise DeviceFault(f"servo {i} is in mode {self._get(i, MODE)}; set register 33 to 0, position")
+            found = _decoded(self._get(i, HOMING_OFFSET), 11)
+            if found != offset:
+                raise DeviceFault(f"servo {i} has homing offset {found}, and was calibrated with {offset}")
+            least, most = self._get(i, MIN_ANGLE), self._get(i, MAX_ANGLE)
+            if (least or most) and (least > low or most < high):
+                raise DeviceFault(f"servo {i} itself allows less than its calibrated range of {low} to {high} ticks")
+            delay_ns += 2000 * self._get(i, RETURN_DELAY)
+        self._port.latency_ns += delay_ns
+
+    def read(self, deadline_ns: int) -> Reading:
+        self._turn = (self._turn + 1) % LENGTHS
+        answers = self._blocks((BLOCK - self._turn, BLOCK_SIZE + self._turn), deadline_ns)
+        blocks = [answer[self._turn :] for answer in answers]
+        now_ns = self._clock.now_ns()
+        rows = [self._understood(i, block) for i, block in zip(self._ids, blocks, strict=True)]
+        for k, (i, block) in enumerate(zip(self._ids, blocks, strict=True)):
+            self._expect_alive(i, block, abs(self._goals[k] - rows[k][0]) if self._goals else 0, now_ns)
+        if self._powered_ns is not None and now_ns - self._powered_ns > POWER_NS:
+            self._expect_power(deadline_ns)
+        position, speed, load = np.array(rows, np.float64).T
+        return Reading(position, speed * QUANTUM_RAD, load / 1000 * STALL_NM)
+
+    def send(self, ticks: Sequence[int], deadline_ns: int) -> None:
+        self._send_all(GOAL_POSITION, ticks, deadline_ns)
+        self._goals = list(ticks)
+
+    def prepare(self, ticks: Sequence[int], velocity: Sequence[float], acceleration: float) -> None:
+        for i, tick, speed in zip(self._ids, ticks, velocity, strict=True):
+            self._put(i, ACCELERATION, min(max(1, round(acceleration / ACCELERATION_UNIT)), 254))
+            self._put(i, GOAL_SPEED, max(1, round(speed / QUANTUM_RAD)))
+            self._put(i, GOAL_POSITION, tick)
+        self._goals = list(ticks)
+
+    def arm(self, watchdog_s: float) -> None:
+        raise Refused("STS servos have no watchdog")
+
+    def disarm(self) -> None:
+        """There is nothing to disarm."""
+
+    def enable(self) -> None:
+        for i in self._ids:
+            self._put(i, TORQUE, 1)
+        self._powered_ns = self._clock.now_ns()
+
+    def release(self) -> None:
+        self._goals, self._powered_ns = [], None
+        for _ in range(3):  # nobody answers to a packet for all
+            self._send_all(TORQUE, [0] * len(self._ids), self._clock.now_ns() + ns(SEND_S))
+
+    def _get(self, i: int, register: tuple[int, int]) -> int:
+        """Two answers have to agree, because of the weak sum."""
+        address, size = register
+
+        def once() -> int:
+            with self._port.exchange(self._clock.now_ns() + ns(ANSWER_S), patient=True):
+                data, result, error = self._handler.readTxRx(self._port, i, address, size)
+                self._expect(i, data, size, result, error)
+                if self._port.heard != size + OVERHEAD:
+                    raise Lost(f"servo {i} said more than its answer")
+                return int.from_bytes(bytes(data), "little")
+
+        def twice() -> int:
+            first = once()
+            if once() != first:
+                raise Lost(f"two answers of servo {i} differ")
+            return first
+
+        return insist(twice)
+
+    def _put(self, i: int, register: tuple[int, int], value: int) -> None:
+        address, size = register
+        data = list(value.to_bytes(size, "little"))
+
+        def once() -> None:
+            with self._port.exchange(self._clock.now_ns() + ns(ANSWER_S), patient=True):
+                result, error = self._handler.writeTxRx(self._port, i, address, size, data)
+                self._expect(i, [], 0, result, error)
+            if self._get(i, register) != value:
+                raise Lost(f"servo {i} did not take {value} into register {address}")
+
+        insist(once)
+
+    def _send_all(self, register: tuple[int, int], values: Sequence[int], deadline_ns: int) -> None:
+        address, size = register
+        rows = [[i, *value.to_bytes(size, "little")] for i, value in zip(self._ids, values, strict=True)]
+        parameters = [byte for row in rows for byte in row]
+        with self._port.exchange(deadline_ns, settle=False):
+            result = self._handler.syncWriteTxOnly(self._port, address, size, parameters, len(parameters))
+        if result:
+            raise LinkLost(f"goals could not be sent: {self._handler.getTxRxResult(result)}")
+
+    def _blocks(self, register: tuple[int, int], deadline_ns: int) -> list[bytes]:
+        blocks, (address, size) = [], register
+        with self._port.exchange(deadline_ns):
+            result = self._handler.syncReadTx(self._port, address, size, self._ids, len(self._ids))
+            if result:
+                raise LinkLost(f"a question could not be sent: {self._handler.getTxRxResult(result)}")
+            for i in self._ids:
+                data, result, error = self._handler.readRx(self._port, i, size)
+                self._expect(i, data, size, result, error)
+                blocks.append(bytes(data))
+            surplus = self._port.heard - len(self._ids) * (size + OVERHEAD)
+            if not 0 <= surplus < OVERHEAD:
+                raise Lost(f"{surplus} bytes too many came with the answers, so one of them may be an old one")
+        self._complaint = None
+        return blocks
+
+    def _expect(self, i: int, data: Sequence[int], size: int, result: int, error: int) -> None:
+        if result:
+            raise Lost(f"servo {i} does not answer: {self._handler.getTxRxResult(result)}")
+        if len(data) != size:
+            raise Lost(f"servo {i} answered {len(data)} bytes where {size} were asked for")
+        if error:
+            # Once it may be noise that the sum has let pass.
+            if self._complaint == (i, error):
+                causes = ", ".join(text for bit, text in ERRORS.items() if error & bit) or "unknown"
+                raise DeviceFault(f"servo {i} reports error {error} ({causes}); look at it, then switch its power")
+            self._complaint = i, error
+            raise Lost(f"servo {i} reports error {error}")
+
+    def _understood(self, i: int, block: bytes) -> tuple[int, int, int]:
+        position, speed, load = (int.from_bytes(block[k : k + 2], "little") for k in (0, 2, 4))
+        volts, degrees, _, status, moving = block[6:11]
+        speed, load = _decoded(speed, 15), load if load < 1 << 11 else -1
+        possible = (
+            position < 1 << 12
+            and abs(speed) * QUANTUM_RAD < 1.5 * self.fastest_rad_s
+            and load >= 0
+            and abs(_decoded(load, 10)) <= 1000
+            and volts in VOLTS
+            and degrees in DEGREES
+            and not status
+            and moving in (0, 1)
+        )
+        if not possible:
+            raise Lost(f"servo {i} cannot be in the state {block.hex(' ')}")
+        return position, speed, _decoded(load, 10)
+
+    def _expect_power(self, deadline_ns: int) -> None:
+        """A servo whose supply broke down for a moment is back without torque, and its state does not say so."""
+        off = [i for i, (on,) in zip(self._ids, self._blocks(TORQUE, deadline_ns), strict=True) if on != 1]
+        if off and self._get(off[0], TORQUE) != 1:
+            raise DeviceFault(f"servo {off[0]} gives no torque any more; look at its supply, then call recover()")
+        self._powered_ns = self._clock.now_ns()
+
+    def _expect_alive(self, i: int, block: bytes, gap_ticks: float, now_ns: int) -> None:
+        """A servo that is to move and says bit for bit the same, load and all, is a sensor that hangs."""
+        since_ns, before = self._unchanged.get(i, (now_ns, block))
+        if block != before or gap_ticks <= FOLLOWS_TICKS:
+            since_ns = now_ns
+        self._unchanged[i] = since_ns, block
+        if now_ns - since_ns > FROZEN_NS:
+            raise Lost(f"servo {i} has said the same for {(now_ns - since_ns) / 1e9:.2f} s on its way to a goal")
+
+
+def _decoded(value: int, sign_bit: int) -> int:
+    return -(value & ~(1 << sign_bit)) if value & 1 << sign_bit else value
+
+
+class FeetechArm(ServoArm):
+    def __init__(self, config: ArmConfig, clock: Clock | None = None, wire: Callable[[], Wire] | None = None) -> None:
+        clock = clock or MonotonicClock()
+        super().__init__(config, FeetechServos(clock), None, clock, wire)
+
+
+def make(config: Mapping[str, Any]) -> Adapter:
+    return FeetechArm(ArmConfig.of(config))

@@ -1,0 +1,231 @@
+"""The robot's end of the policy server: no reply is believed before it was examined, and no failure is waited out."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+
+import msgpack
+import numpy as np
+import pytest
+import torch
+from websockets.sync.server import serve
+
+from burnish.policies.core.config import to_data
+from burnish.policies.core.scale import Scale
+from burnish.real_robot.client import Chunk, ClientConfig, Latencies, PolicyClient, PolicyUnavailable
+from burnish.real_robot.clock import SECOND, VirtualClock
+from burnish.real_robot.errors import Refused
+from openpi_lab import Drop, Fail, frame, openpi
+from server_lab import LIMITS, SPEC, flow, served
+
+OBS = {"state": np.zeros((2, 3), np.float32)}
+TOLD = replace(SPEC, horizon=4, start=0)
+METADATA = {"extensions": ["obs_seq", "reset"], "policy_spec": to_data(TOLD.to_dict())}
+CHUNK = np.zeros((4, 2), np.float32)
+
+
+def right(message):
+    return {"actions": CHUNK, "obs_seq": message["obs_seq"]}
+
+
+def client(server, expected=None, **changes):
+    return PolicyClient(ClientConfig(server.url, **({"timeout_s": 5.0} | changes)), expected)
+
+
+def test_a_chunk_is_that_of_the_policy():
+    policy, source = flow(), torch.Generator().manual_seed(0)
+    obs, noise = torch.randn(1, 2, 3, generator=source), torch.randn(1, 5, 2, generator=source)
+    with served(policy) as server:
+        asker = client(server, replace(policy.spec, horizon=4, start=0))
+        chunks = [asker.act({"state": obs[0].numpy()}, noise=noise[0].numpy()) for _ in range(2)]
+        asker.reset()
+        with pytest.raises(Refused, match=r"does not announce \['prefix'\]"):
+            asker.act(OBS, prefix=np.zeros((1, 2)))
+        asker.close()
+    expected = Scale(LIMITS).to_actuator(policy.act({"state": obs}, noise=noise)[0, 1:]).detach().numpy()
+    for number, chunk in enumerate(chunks, start=1):
+        assert isinstance(chunk, Chunk) and chunk.actions.dtype == np.float64 and chunk.obs_seq == number
+        np.testing.assert_allclose(chunk.actions, expected, atol=1e-6)
+        assert chunk.asked_ns < chunk.came_ns and chunk.server_ms > 0
+
+
+def test_a_unix_socket_serves_too(tmp_path):
+    with served(flow(), unix=str(tmp_path / "p.sock")) as server:
+        assert client(server).act(OBS).actions.shape == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        ({}, "without actions"),
+        ({"actions": [[0.0, 0.0]] * 4}, "without actions in floating point"),
+        ({"actions": CHUNK.astype(np.int64)}, "in floating point"),
+        ({"actions": CHUNK[:3]}, "shape (3, 2), but (4, 2)"),
+        ({"actions": CHUNK[None]}, "shape (1, 4, 2)"),
+        ({"actions": np.full((4, 2), np.nan)}, "not finite"),
+        ({"actions": np.full((4, 2), -np.inf)}, "not finite"),
+        ({"actions": CHUNK, "obs_seq": 1}, "about another observation than 2"),
+        ({"actions": CHUNK, "obs_seq": 2.0}, "about another observation"),
+        ({"actions": CHUNK, "obs_seq": True}, "about another observation"),
+        ({"actions": CHUNK}, "about another observation"),
+        (frame({"actions": CHUNK}).replace(b"<f4", b"|O4"), "only bool, integers and floats"),
+        (msgpack.packb([1]), "speaks another protocol"),
+        (b"\xc1", "malformed"),
+        (bytes(2**20 + 1), "lost"),
+    ],
+    ids=lambda x: str(x)[:50],
+)
+def test_a_hostile_reply_is_no_chunk_and_the_next_one_counts(reply, words):
+    def answer(message):
+        return reply if message["obs_seq"] == 2 else right(message)
+
+    with openpi(answer, METADATA) as server:
+        asker = client(server, backoff_s=0.01)
+        asker.act(OBS)
+        with pytest.raises(PolicyUnavailable) as failure:
+            asker.act(OBS)
+        assert words in str(failure.value) and "\n" not in str(failure.value)
+        time.sleep(0.02)
+        assert asker.act(OBS).obs_seq == 3
+        assert asker.latencies.count == 1, "of the new connection"
+
+
+def test_what_a_server_says_of_its_time_is_believed_only_if_it_makes_sense():
+    for said, expected in (
+        ({"infer_ms": 2.5}, 2.5),
+        ({"infer_ms": "x"}, None),
+        ({"infer_ms": np.nan}, None),
+        (3, None),
+    ):
+        with openpi(lambda message, said=said: right(message) | {"server_timing": said}, METADATA) as server:
+            assert client(server).act(OBS).server_ms == expected
+
+
+@pytest.mark.parametrize(
+    "told", [{}, {"policy_spec": 3}, {"policy_spec": {"obs": {"shapes": {"state": ["x"]}}}}], ids=str
+)
+def test_a_server_that_does_not_say_what_it_is_is_refused(told):
+    with openpi(right, told) as server, pytest.raises(Refused, match="does not announce its policy"):
+        client(server)
+
+
+def test_another_policy_than_expected_is_refused():
+    with openpi(right, METADATA) as server:
+        client(server, TOLD)
+        with pytest.raises(Refused, match="another policy than the robot was set up for"):
+            client(server, replace(TOLD, control_hz=20.0))
+
+
+def test_silence_is_waited_for_only_so_long():
+    def answer(message):
+        time.sleep(1.0 if message["obs_seq"] == 1 else 0.0)
+        return right(message)
+
+    with openpi(answer, METADATA) as server:
+        asker = client(server, timeout_s=0.2, backoff_s=0.01)
+        begun = time.monotonic()
+        with pytest.raises(PolicyUnavailable, match="took longer than"):
+            asker.act(OBS)
+        assert time.monotonic() - begun < 0.9
+        time.sleep(0.02)
+        assert asker.act(OBS).obs_seq == 2, "the late answer is not taken for this one"
+
+
+def test_a_server_that_stops_reading_does_not_hold_the_robot():
+    """A picture larger than every buffer on the way."""
+
+    def greet_only(socket):
+        socket.send(frame(METADATA))
+        deaf.wait(20)
+
+    deaf = threading.Event()
+    with serve(greet_only, "127.0.0.1", 0, compression=None, max_size=None, max_queue=1) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        asker = PolicyClient(ClientConfig(f"ws://127.0.0.1:{server.socket.getsockname()[1]}", timeout_s=0.3))
+        picture = {"image": np.zeros((4000, 4000, 3), np.uint8)}
+        begun = time.monotonic()
+        with pytest.raises(PolicyUnavailable):
+            asker.act(picture)
+        assert time.monotonic() - begun < 5
+        deaf.set()
+
+
+def test_a_lost_server_is_dialled_less_and_less_often():
+    clock = VirtualClock()
+    with openpi(right, METADATA) as server:
+        asker = PolicyClient(ClientConfig(server.url, timeout_s=1, backoff_s=1, longest_backoff_s=4), clock=clock)
+        asker.act(OBS)
+    waits = []
+    for _ in range(5):
+        with pytest.raises(PolicyUnavailable):
+            asker.act(OBS)
+        with pytest.raises(PolicyUnavailable, match="is dialled again in"):
+            asker.act(OBS)
+        waits.append((asker._not_before_ns - clock.now_ns()) / SECOND)
+        clock.sleep_until_ns(asker._not_before_ns)
+    assert waits == [1, 2, 4, 4, 4]
+
+
+def test_a_refusal_leaves_the_connection_and_a_dropped_one_is_made_anew():
+    def answer(message):
+        if message["obs_seq"] == 3:
+            raise Drop
+        if message["obs_seq"] == 5:
+            raise Fail("ValueError: no")
+        return right(message)
+
+    with openpi(answer, METADATA) as server:
+        asker = client(server, backoff_s=0.01)
+        for number in (1, 2, 3, 4, 5):
+            if number in (3, 5):
+                with pytest.raises(PolicyUnavailable):
+                    asker.act(OBS)
+                time.sleep(0.02)
+            else:
+                assert asker.act(OBS).obs_seq == number
+        assert len(server.headers) == 2
+        server.metadata = METADATA | {"reset_pose": [0.0]}
+        for _ in range(2):  # what closed after its refusal is found out at the next request
+            with pytest.raises(PolicyUnavailable, match=r"lost|came back as another one"):
+                asker.act(OBS)
+            time.sleep(0.05)
+    with served(flow()) as server:
+        asker = client(server)
+        for _ in range(3):
+            with pytest.raises(PolicyUnavailable, match="value: 'state' is not finite"):
+                asker.act({"state": np.full((2, 3), np.nan)})
+            assert asker.act(OBS).actions.shape == (4, 2), "at once: the connection holds"
+
+
+def test_the_cold_start_is_no_latency():
+    latencies = Latencies(warmup=2, window=100)
+    with pytest.raises(Refused, match="before 3 answers"):
+        latencies.p99_s  # noqa: B018
+    for x in (9.0, 9.0, *(i / 100 for i in range(1, 101))):
+        latencies.add(x)
+    assert latencies.p95_s == 0.95 and latencies.p99_s == 0.99 and latencies.quantile_s(1.0) == 1.0
+    latencies.connected()
+    for x in (9.0, 9.0, 0.5):
+        latencies.add(x)
+    assert latencies.quantile_s(1.0) == 1.0 and latencies.quantile_s(0.0) == 0.02, "the oldest went, 9 s never came"
+
+
+def test_a_slow_first_answer_does_not_enter_the_plan():
+    def answer(message):
+        time.sleep(0.3 if message["obs_seq"] <= 2 else 0.0)
+        return right(message)
+
+    with openpi(answer, METADATA) as server:
+        asker = client(server, warmup=2)
+        assert not asker.latencies.warm
+        for _ in range(12):
+            asker.act(OBS)
+        assert asker.latencies.warm and asker.latencies.p99_s < 0.3
+
+
+@pytest.mark.parametrize("changes", [{"timeout_s": 0.0}, {"backoff_s": 9.0}, {"warmup": -1}, {"window": 0}], ids=str)
+def test_impossible_settings_are_refused(changes):
+    with pytest.raises(Refused):
+        ClientConfig(**changes)
