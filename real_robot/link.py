@@ -27,7 +27,7 @@ from .errors import Refused, RobotError
 from .loop import ORDERS, PHASES, RUNGS, ControlLoop, Order
 from .safe_robot import Rung, SafeRobot, Safety
 from .shared import MOST, Board, blank, order_dtype, plan_dtype, shared_folder, state_dtype
-from .watchman import WATCH, WATCHED, Watch
+from .watchman import WATCHED, Watch, on_duty
 
 PATIENCE_S = 20.0  # for the process to start, and for what an order asks to happen
 WAIT_NS = 5_000_000
@@ -212,7 +212,7 @@ class RobotLink(Link):
         if watch_s > 0:
             watch = Watch(folder, self.pid, self._joints, robot, config, watch_s)
             self._watchman = _begun("watchman", watch.to_json())
-            while not (folder / WATCH).exists():
+            while not on_duty(folder):
                 if self._watchman.poll() is not None:
                     self.close()
                     raise RobotError("the watchman ended at once, so nothing is driven")

@@ -87,6 +87,12 @@ class Watchman:
         return f"{why}; stopped by its second channel"
 
 
+def on_duty(folder: Path) -> bool:
+    """Has the watchman of that folder looked yet?"""
+    path = folder / WATCH
+    return path.exists() and Board.open(path, WATCH_KIND).count > 0
+
+
 def _alive(pid: int) -> bool:
     """A process that has ended and waits for its parent to notice (a zombie) is not alive."""
     try:
@@ -101,11 +107,11 @@ def main() -> int:
     try:
         watch = Watch.from_json(sys.stdin.readline())
         states = Board.open(watch.folder / "states", state_dtype(watch.joints))
+        hurry(priority=55)  # above the loop: a machine that is busy is no reason to stop a robot
         own = Board.create(watch.folder / WATCH, WATCH_KIND)
     except (OSError, RobotError, ValueError, KeyError, TypeError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    hurry(priority=55)  # above the loop: a machine that is busy is no reason to stop a robot
     clock = MonotonicClock()
     watchman, why = Watchman(watch, states, own, clock), None
     while why is None:

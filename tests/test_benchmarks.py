@@ -47,6 +47,7 @@ KEYS = {
     },
     "quickstart": {"pooled_low", "worst", "base", "base_worst", "minutes", "seeds"},
     "refine_quality": {"insert_best", "insert_second", "insert_minutes", "insert_hard", "worst_lower_bound"},
+    "rehearsal": {"simulation", "twin", "emulated", "guarded"},
     "render_speed": {"over_renderer", "over_plain_renderer", "frames_per_s"},
     "sim_speed": {"of_raw", "over_async", "over_sync", "over_envpool", "half_cheetah_over_async"},
     "update_speed": {"sac_over_sb3", "sac_peak_share", "ppo_flow_peak_share"},

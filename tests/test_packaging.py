@@ -124,9 +124,13 @@ def foreign_imports(folders: Iterable[str]) -> dict[str, str]:
     return {name: file for name, file in found.items() if name not in known}
 
 
+# Modules of one compiled file each, which importlib.metadata does not see.
+COMPILED = {"rtde_control": ["ur-rtde"], "rtde_receive": ["ur-rtde"]}
+
+
 def undeclared(imports: Mapping[str, str], declared: set[str]) -> list[str]:
     """Imports that no declared requirement provides: they would work here by the luck of somebody else's dependency."""
-    providers = importlib.metadata.packages_distributions()
+    providers = {**importlib.metadata.packages_distributions(), **COMPILED}
     faults = []
     for name, file in sorted(imports.items()):
         if declared.isdisjoint(canonical(distribution) for distribution in providers.get(name, [name])):

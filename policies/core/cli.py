@@ -168,7 +168,8 @@ def _listed(word: str, schema: type) -> str:
 
 
 def _is_mapping(word: str, groups: Mapping[str, Mapping[str, type]]) -> bool:
-    group, _, name = word.partition("=")[0].partition(".")
+    group, _, path = word.partition("=")[0].partition(".")
+    name = path.partition(".")[0]  # the mapping as a whole, or one of its entries
     return any(typing.get_origin(typing.get_type_hints(x).get(name)) is dict for x in groups.get(group, {}).values())
 
 
