@@ -70,11 +70,16 @@ def test_hidden_errors(rows):
 
 def test_long_tasks(rows):
     change = {method: row["change"] for (task, method), row in rows.items() if task == "push"}
-    assert all(change["dsrl"] > change[name] > 0.2 for name in ("residual_td3", "rfs", "residual_sac"))
-    assert 0.2 > change["residual_ppo"] > 0
-    runs = [json.loads(path.read_text()) for path in (RESULTS / "refine_quality" / "push").glob("*-[0-9].json")]
-    worst = min(run["success"] for run in runs if run["method"] == "dsrl")
-    assert all(run["success"] < worst for run in runs if run["method"] != "dsrl")
+    replay = ("dsrl", "expo", "dsrl_aliased", "residual_td3", "rfs", "residual_sac", "rlpd")
+    on_policy = ("residual_ppo", "dppo", "reinflow", "flow_sde", "rpd", "gaussian_ppo")
+    assert all(change["dsrl"] > change["expo"] > change[name] > 0.2 for name in replay[2:])
+    assert all(0.1 > change[name] for name in on_policy)
+    assert {*replay, *on_policy} == set(change)
+
+
+def test_near_tasks(rows):
+    row = rows["avoid", "reinflow"]
+    assert row["seeds"] == 3 and row["worst"] == 1
 
 
 def test_a_student_beside_its_base(rows):
