@@ -27,7 +27,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from bases import DEMONSTRATIONS_SEED, demonstrations, imitated, world
+from bases import demonstrations, imitated, world
 from measure import machine, options, publish, table
 
 from burnish.policies.__main__ import origin_of
@@ -58,7 +58,7 @@ def make_policy() -> None:
         save(base / "policy", config=describe(policy, {"env": origin_of(config)}), state=policy.state_dict())
         subprocess.run([sys.executable, "-m", "burnish.finetune", "finetune", f"policy.path={base}",
                         "experiment=insert/dsrl", "seed=0", f"out={run}", "threads=1"], check=True)  # fmt: skip
-        (REFINED).mkdir(parents=True)
+        REFINED.mkdir(parents=True)
         shutil.copytree(find_policy(run).path, REFINED / "policy")
 
 
@@ -66,9 +66,9 @@ def played(name: str, episodes: int, compare: bool) -> dict:
     """``burnish deploy``, as anybody calls it."""
     with tempfile.TemporaryDirectory() as out:
         words = [f"{key}={value}" for key, value in ROBOTS[name].items()]
-        command = [sys.executable, "-m", "burnish.real_robot", "deploy", f"policy.path={REFINED}", "realtime=false",
-                   f"episodes={episodes}", "seed=2", f"compare={str(compare).lower()}", f"out={out}", *words]  # fmt: skip
-        subprocess.run(command, check=True, stdout=sys.stderr)
+        words += [f"policy.path={REFINED}", "realtime=false", f"episodes={episodes}", "seed=2", f"out={out}"]
+        words += [f"compare={str(compare).lower()}"]
+        subprocess.run([sys.executable, "-m", "burnish.real_robot", "deploy", *words], check=True, stdout=sys.stderr)
         return json.loads(Path(out, "deploy.json").read_text())
 
 

@@ -22,7 +22,7 @@ from ..policies.core.cli import main
 from ..policies.core.errors import BurnishError
 from ..policies.core.evaluate import evaluate, evaluation_seeds
 from ..policies.core.run import require_writable
-from ..policies.core.types import Controller, Step, VecEnv
+from ..policies.core.types import Controller, Step
 from ..policies.horizon import controller_for
 from ..policies.remote import API_KEY
 from ..sim.build import ENVS, world_from
