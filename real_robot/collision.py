@@ -197,7 +197,8 @@ class Collision:
 
 
 def _turns_or_slides(model: mujoco.MjModel, joint: int) -> bool:
-    return model.jnt_type[joint] in (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE)
+    # As plain numbers: not every MuJoCo's enumerations equal NumPy's integers from both sides.
+    return int(model.jnt_type[joint]) in (int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE))
 
 
 def _is_parent(model: mujoco.MjModel, body: int, child: int) -> bool:
