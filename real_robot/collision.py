@@ -74,10 +74,10 @@ class Collision:
         self._half, self._middle = model.geom_aabb[:, 3:].copy(), model.geom_aabb[:, :3].copy()
         self._shell = np.zeros(model.ngeom)
         for i, kind in enumerate(model.geom_type):
-            if kind in (mujoco.mjtGeom.mjGEOM_SPHERE, mujoco.mjtGeom.mjGEOM_CAPSULE):
+            if int(kind) in (int(mujoco.mjtGeom.mjGEOM_SPHERE), int(mujoco.mjtGeom.mjGEOM_CAPSULE)):
                 self._shell[i] = model.geom_size[i, 0]
                 self._half[i] -= self._shell[i]
-        solid = np.array([kind != mujoco.mjtGeom.mjGEOM_PLANE for kind in model.geom_type])
+        solid = np.array([int(kind) != int(mujoco.mjtGeom.mjGEOM_PLANE) for kind in model.geom_type])
         self._moving = np.flatnonzero(np.any(behind[:, model.geom_bodyid], axis=0) & solid)
         self._planes = np.flatnonzero(~solid) if workspace.itself else []
         self._pairs = self._who_keeps_apart(behind) if workspace.itself else np.zeros((0, 2), int)
@@ -157,7 +157,7 @@ class Collision:
         model = self._model
         named = {frozenset((model.body(a).id, model.body(b).id)) for a, b in self.workspace.may_touch}
         pairs = []
-        for one, other in combinations(np.flatnonzero(model.geom_type != mujoco.mjtGeom.mjGEOM_PLANE).tolist(), 2):
+        for one, other in combinations(np.flatnonzero(model.geom_type != int(mujoco.mjtGeom.mjGEOM_PLANE)).tolist(), 2):
             a, b = int(model.geom_bodyid[one]), int(model.geom_bodyid[other])
             still = (behind[:, a] == behind[:, b]).all()
             neighbours = _is_parent(model, a, b) or _is_parent(model, b, a)
@@ -168,7 +168,7 @@ class Collision:
     def _reach(self, joint: int) -> float:
         """The farthest that a shape or the tool behind a joint can be from it: all links between them, stretched."""
         model = self._model
-        if model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_SLIDE:
+        if int(model.jnt_type[joint]) == int(mujoco.mjtJoint.mjJNT_SLIDE):
             return 1.0
         body = int(model.jnt_bodyid[joint])
         corners = np.linalg.norm(np.abs(self._middle) + self._half + self._shell[:, None], axis=1)
@@ -185,7 +185,7 @@ class Collision:
         while True:
             first, count = int(model.body_jntadr[end]), int(model.body_jntnum[end])
             for joint in range(first, first + count):
-                slides = model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_SLIDE
+                slides = int(model.jnt_type[joint]) == int(mujoco.mjtJoint.mjJNT_SLIDE)
                 # An origin turns about an anchor beside it, or slides as far as its range allows.
                 length += float(
                     np.abs(model.jnt_range[joint]).max() if slides else 2 * np.linalg.norm(model.jnt_pos[joint])
