@@ -208,6 +208,9 @@ class GuardedEnv(Wrapper):
         if not hasattr(env, "shaper"):
             raise BurnishError(f"{type(env).__name__} has no set-points that a guard could stand before")
         world: Any = env
+        randomize = world.task.randomize
+        if randomize is not None and randomize.latency_s > 0:
+            raise BurnishError("a guard and late actions cannot be had at once; set randomize.latency_s=0")
         skip, tick_s = world.task.frame_skip, 1 / env.spec.control_hz
         parts = round(tick_s / limits.period_s)
         if abs(parts * limits.period_s - tick_s) > 1e-9 or parts < 1 or skip % parts:

@@ -147,11 +147,10 @@ class BatchedMujoco:
 
     def _advance_shaped(self, shaper: Shaper, ctrl: Array, rows: Rows | None) -> None:
         """A tick in parts, each with the set-points that the shaper makes of ``ctrl``."""
-        skip, shaped = self.task.frame_skip, ctrl
+        skip = self.task.frame_skip // shaper.parts
         for part in range(shaper.parts):
-            shaped = shaper.shape(ctrl, rows)
             derive = self._derive if part + 1 == shaper.parts else ()
-            self.physics.step(shaped, skip // shaper.parts, rows, derive)
+            self.physics.step(shaper.shape(ctrl, rows), skip, rows, derive)
 
     def _randomize(self, rows: Rows) -> None:
         config = self.task.randomize

@@ -28,6 +28,7 @@ from burnish.sim.build import make_env
 from burnish.sim.collect import collect
 from burnish.sim.experts import make_expert
 from burnish.sim.mirror import Mirror
+from burnish.sim.randomize import RandomizeConfig
 from burnish.sim.tasks.insert import InsertConfig
 from burnish.sim.tasks.push import PushConfig
 from burnish.sim.tasks.reach import ReachConfig
@@ -212,6 +213,8 @@ def test_a_guard_that_does_not_fit_is_one_sentence():
     world = make_env(ReachConfig(), 1)
     with pytest.raises(BurnishError, match=r"at 30 Hz does not divide a tick of 0.05 s .* choices: 20, 40, 80, 100"):
         GuardedEnv(world, limits(1.0, 8.0, rate_hz=30.0))
+    with pytest.raises(BurnishError, match="cannot be had at once"):
+        GuardedEnv(make_env(ReachConfig(randomize=RandomizeConfig(latency_s=0.01)), 1), limits(1.0, 8.0))
     with pytest.raises(BurnishError, match="2 actuators for a world of 6"):
         small = Limits(-np.ones(2), np.ones(2), np.ones(2), np.ones(2), 0.01)
         GuardedEnv(world, small)
