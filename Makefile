@@ -12,7 +12,7 @@ MUJOCO_NEXT := mujoco==4.0.0
 FOLDERS := policies sim finetune offline real_robot configs
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help venv dev quickstart test lint docs wheel-smoke test-mujoco-next clean
+.PHONY: help venv dev quickstart test soak lint docs wheel-smoke test-mujoco-next clean
 
 help: ## this list
 	@grep -h -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -37,6 +37,10 @@ quickstart: venv ## a robot that fails, refined until it does not: a few minutes
 # What a file's tests share is made once if one process has the whole file.
 test: venv ## all tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile -rs --durations=25
+
+# PARTS="guard attack" chooses; each part says what it shows, how far it has come, and in the end whether it held.
+soak: venv ## the long versions of the tests that have one: a night (PARTS=... chooses some)
+	$(BIN)/python tests/soak.py $(PARTS)
 
 lint: venv dev ## ruff and pyright
 	$(BIN)/ruff check .

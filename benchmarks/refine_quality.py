@@ -41,7 +41,7 @@ from typing import Any
 import torch
 from bases import DEMONSTRATIONS_SEED, demonstrations, imitated, world
 from measure import RESULTS, embed, machine, markdown, options, page, publish, table
-from runners import recordings
+from runners import STAGES, recordings
 
 from burnish.finetune.__main__ import GROUPS, FinetuneConfig
 from burnish.policies.__main__ import origin_of, world_for
@@ -97,7 +97,9 @@ TASKS = {
 def make_base(task: str) -> None:
     config = world(task)
     running = TASKS[task].unit is not None
-    data = recordings(config, 100, DEMONSTRATIONS_SEED) if running else demonstrations(config, "clumsy", 100)
+    data = (
+        recordings(config, STAGES[task], 100, DEMONSTRATIONS_SEED) if running else demonstrations(config, "clumsy", 100)
+    )
     policy = imitated(data, None, seed=2)
     save(BASES / task / "policy", config=describe(policy, {"env": origin_of(config)}), state=policy.state_dict())
 

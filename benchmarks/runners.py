@@ -6,6 +6,7 @@ explores with. Imitating all of them together gives a base that runs, but not fa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from burnish.finetune.build import prepare
@@ -21,10 +22,14 @@ from burnish.sim.build import make_env
 from burnish.sim.collect import collect
 
 WORLDS = 50
-STAGES = (200_000, 400_000, 800_000, 1_600_000)  # control steps
+# Control steps. What has two legs learns later to run than what has one.
+STAGES = {
+    "hopper": (200_000, 400_000, 800_000, 1_600_000),
+    "walker2d": (2_000_000, 3_000_000, 4_000_000, 5_000_000),
+}
 
 
-def recordings(config: Any, episodes: int, seed: int) -> Episodes:
+def recordings(config: Any, stages: Sequence[int], episodes: int, seed: int) -> Episodes:
     """``episodes`` in all, in the order of the stages."""
     method = GaussianPPOConfig(
         discount=Discount(0.99),
@@ -34,10 +39,10 @@ def recordings(config: Any, episodes: int, seed: int) -> Episodes:
     loop = prepare(method, None, ScaledEnv(make_env(config, WORLDS, seed)), seed=seed)
     assert isinstance(loop, OnPolicy)
     found: list[Any] = []
-    for stage in STAGES:
+    for stage in stages:
         while int(loop.ledger.ticks) < stage:
             loop.iterate()
         env = make_env(config, WORLDS)
-        seeds = [derive(seed, "runners", stage, i) for i in range(episodes // len(STAGES))]
+        seeds = [derive(seed, "runners", stage, i) for i in range(episodes // len(stages))]
         found += collect(env, ChunkController(loop.learner.policy, WORLDS), seeds)
     return Episodes(found, env.spec, {})

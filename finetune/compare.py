@@ -40,6 +40,7 @@ from .build import CHOICES, decision_ticks, require
 from .comparison import COMPARISON, EVALUATIONS, Entry, summarize, table, verdict
 
 GROUPS: dict[str, dict[str, type]] = {}  # no setting of this verb is a choice among configurations
+ABOUT = "about.json"  # the world that was evaluated in; older comparisons have none
 CHANGEABLE = {"methods", "seeds", "jobs", "videos", "goal", "out", "resume", "base"}
 MAIN = "import sys; from burnish.policies.core.cli import main; sys.exit(main())"
 POLL_S = 0.2
@@ -53,6 +54,7 @@ class CompareConfig:
     seed: int = 0  # of the first run, and of the episodes in the end
     budget: int = 100_000  # control steps of each run
     task: str | None = None  # whose shipped experiments the names mean; null: the world of the base
+    world: str | None = None  # a file like an experiment, whose env is that of all of them; null: the world of the base
     episodes: int = 200  # of the base and of each result in the end
     exams: int = 10  # trials along each run
     exam_episodes: int = 64
@@ -106,7 +108,9 @@ def compare(config: CompareConfig) -> int:
             sys.stderr.write(f"{out}: stopped; the same command with resume=true goes on\n")
             return 130
         found = summarize(out, entries, budget=config.budget, goal=config.goal)
-        found["base"]["path"], found["world"] = config.base, world
+        about = out / EVALUATIONS / ABOUT
+        found["world"] = json.loads(about.read_text(encoding="utf-8"))["world"] if about.exists() else world
+        found["base"]["path"] = config.base
         found["command"], found["burnish"] = " ".join(["burnish compare", *_words(config)]), version("burnish")
         (out / COMPARISON).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         best = {row["method"]: str(out / row["folder"]) for row in found["methods"] if row["runs"]}
@@ -147,6 +151,22 @@ def _experiments(task: str | None) -> dict[str, str]:
         return {}
     files = (f for f in folder.joinpath(task).iterdir() if f.name.endswith(".yaml"))
     return {f.name.removesuffix(".yaml"): f.read_text(encoding="utf-8") for f in files}
+
+
+def _world(config: CompareConfig) -> list[str]:
+    """What is said of the world on each command line; nothing where it is the base's."""
+    if config.world is None:
+        return []
+    path = Path(config.world)
+    if not path.is_file():
+        raise BurnishError(f"world={config.world} is no file; it holds settings of env, as a file of methods= may")
+    words = list(_as_words(_parsed(path.read_text(encoding="utf-8"), config.world)))
+    if not any(word.startswith("env=") for word in words) or any(not word.startswith("env") for word in words):
+        raise BurnishError(
+            f"{config.world} must choose a world by a line `- override /env: insert` under `defaults:`, and say "
+            f"nothing else than its settings under `env:`"
+        )
+    return words
 
 
 def _parsed(text: str, name: str) -> Mapping[str, Any]:
@@ -199,7 +219,7 @@ def _claim(config: CompareConfig) -> None:
     if path.exists() and not config.resume:
         raise BurnishError(f"{config.out} holds a comparison; resume=true continues it, or choose another out=...")
     weights = (find_policy(config.base).path / "manifest.json").read_bytes()
-    mine = to_data(config) | {"base_sha256": hashlib.sha256(weights).hexdigest()}
+    mine = to_data(config) | {"base_sha256": hashlib.sha256(weights).hexdigest(), "world": _world(config) or None}
     claim(path, mine, to_data(CompareConfig("-", ["-"])), CHANGEABLE)
 
 
@@ -210,6 +230,7 @@ class Player:
         self.config, self.out, self.stop, self.total = config, out, stop, total
         self.ended, self.played, self.began = 0, 0, time.perf_counter()
         self.common = [f"device={config.device}", "threads=1"]
+        self.world = _world(config)
 
     def play(self, chosen: Contender, entry: Entry) -> None:
         """One run and its evaluation. A failure is written down, and costs no other run."""
@@ -237,7 +258,7 @@ class Player:
         words = [f"seed={entry.seed}", f"total={total}", f"out={self.out / entry.folder}", "resume=true", *self.common]
         words += [f"eval_every={max(1, total // config.exams)}", f"save_every={max(1, total // 4)}"]
         words += [f"log_every={max(1, total // 100)}"]
-        return [*words, f"trial.episodes={config.exam_episodes}", f"trial.worlds={config.worlds}"]
+        return [*words, f"trial.episodes={config.exam_episodes}", f"trial.worlds={config.worlds}", *self.world]
 
     def evaluate(self, policy: str, file: Path) -> None:
         """On the seeds that nothing is chosen on."""
@@ -245,11 +266,12 @@ class Player:
             return
         scratch, config = file.with_suffix(""), self.config
         words = ["evaluate", f"policy.path={policy}", f"trial.episodes={config.episodes}", f"out={scratch}"]
-        words += [f"trial.worlds={config.worlds}", f"seed={config.seed}"]
+        words += [f"trial.worlds={config.worlds}", f"seed={config.seed}", *self.world]
         self._burnish([*words, *self.common], file.with_suffix(".log"))
         if not (scratch / "evaluation.json").exists():
             return  # stopped
-        (scratch / "starts.json").replace(file.parent / "starts.json")  # the same in every evaluation
+        for name in ("starts.json", ABOUT):
+            (scratch / name).replace(file.parent / name)  # the same in every evaluation
         (scratch / "evaluation.json").replace(file)
         shutil.rmtree(scratch)
 
@@ -269,7 +291,7 @@ class Player:
                 f"out={scratch}",
             ]
             try:
-                self._burnish([*words, f"trial.worlds={count}", *self.common], self.out / "videos.log")
+                self._burnish([*words, f"trial.worlds={count}", *self.world, *self.common], self.out / "videos.log")
                 (scratch / "videos").replace(target)
             except (BurnishError, OSError) as error:
                 sys.stderr.write(f"no films of {name}: {error}\n")

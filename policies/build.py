@@ -141,7 +141,16 @@ def restore_policy(
     """``base`` stands in for every part that is external: a policy, or the place where it is now."""
     if isinstance(base, str) and not _has_external(saved.config):
         raise BurnishError(f"policy.base={base} says where a policy is that is not ours, but {saved.path} refines none")
-    policy = _assemble(saved.config, str(saved.path), base, steps, guidance)
+    try:
+        policy = _assemble(saved.config, str(saved.path), base, steps, guidance)
+    except BurnishError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+        # Settings that fit their dataclasses and still make no network: of a size that no memory has, of no size.
+        reason = (str(error) or type(error).__name__).split("\n")[0]
+        raise BurnishError(
+            f"the config.yaml in {saved.path} describes no policy that can be built: {reason}"
+        ) from error
     if not isinstance(policy, nn.Module):
         return policy
     try:

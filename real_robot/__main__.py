@@ -1,4 +1,4 @@
-"""Entry points: ``burnish serve | export | deploy``."""
+"""Entry points: ``burnish serve | export | deploy | record``."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import gc
 import json
 import os
 import sys
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,39 +17,77 @@ import numpy as np
 import torch
 from omegaconf import MISSING
 
-from ..policies.__main__ import acting_policy, in_words, origin_of, prepare, say, seen_by, where_of, world_for
+from ..policies.__main__ import acting_policy, in_words, origin_of, prepare, say, seen_by, where_of
 from ..policies.build import CheckpointConfig
 from ..policies.core.cli import main
 from ..policies.core.errors import BurnishError
 from ..policies.core.evaluate import evaluate, evaluation_seeds
+from ..policies.core.interrupt import interruptible
+from ..policies.core.manifest import burnish_version
 from ..policies.core.run import require_writable
-from ..policies.core.types import Controller, Step
+from ..policies.core.scale import ScaledEnv
+from ..policies.core.seed import derive
+from ..policies.core.types import VecEnv
 from ..policies.horizon import controller_for
 from ..policies.remote import API_KEY
-from ..sim.build import ENVS, world_from
+from ..sim import arm
+from ..sim.build import ENVS, make_env, world_from
+from ..sim.experts import make_expert
 from ..sim.mirror import Mirror
-from .discovery import make_adapter
+from .acting import Acting, BundleConfig, ServedConfig, Still, exported, require_fit, served, thinking_ms
+from .deployment import (
+    PERSONS,
+    AllowedChunks,
+    DeployConfig,
+    RecordConfig,
+    RobotVerb,
+    ahead,
+    at_rest,
+    first_step,
+    in_sentences,
+    kept,
+    name_of,
+)
 from .env import RobotEnv
 from .errors import RobotError
 from .export import ExportConfig, source
 from .export import export as run_export
 from .listening import ServerConfig
+from .minds import loaded
+from .receding import Mode, Receding
+from .recorder import Demonstrator, Nobody, play, recording
 from .robots import ROBOTS, Hardware, stage_for
-from .safe_robot import Safety
-from .supervisor import Keyboard
+from .shadow import Log, ShadowEnv, connection, page, summary, watch
+from .supervisor import Gamepad, Keyboard
 
 CHECKPOINT: dict[str, type] = {"checkpoint": CheckpointConfig}
+ACTING: dict[str, type] = {**CHECKPOINT, "bundle": BundleConfig, "remote": ServedConfig}
+ON_A_ROBOT = {"policy": ACTING, "robot": ROBOTS, "env": {name: kind.config for name, kind in ENVS.items()}}
+CHUNKS: dict[str, type] = {mode.value: AllowedChunks for mode in Mode}
 # Hydra groups of each verb below: verb -> group -> choice -> dataclass.
 GROUPS: dict[str, dict[str, dict[str, type]]] = {
     "serve": {"policy": CHECKPOINT},
     "export": {"policy": CHECKPOINT},
-    "deploy": {"policy": CHECKPOINT, "robot": ROBOTS, "env": {name: kind.config for name, kind in ENVS.items()}},
+    "deploy": {**ON_A_ROBOT, "chunks": CHUNKS},
+    "record": ON_A_ROBOT,
 }
-REHEARSALS = 50  # of a policy, to see how long it thinks
+MOST = 32  # worlds at once, where a policy is compared with itself in simulation
 NOT_SAFETY_RATED = (
     "note: the guard is no safety-rated function; the limits of the robot's controller and an emergency stop made of "
     "hardware are still needed"
 )
+
+
+class Bench(Mirror):
+    """A mirror at which an expert can look, and whose set-points a shadow puts where the robot is."""
+
+    @property
+    def world(self) -> VecEnv:
+        return self._world
+
+    def follow(self, q: np.ndarray) -> None:
+        self._task.hand.arm.target[:] = q
+        self._task.hand.pose[:] = arm.forward(q[None])
 
 
 @dataclass
@@ -62,28 +101,6 @@ class ServeConfig(ServerConfig):
 class ExportVerb(ExportConfig):
     policy: Any = MISSING
     out: str = MISSING
-
-
-@dataclass
-class DeployConfig:
-    policy: Any = MISSING
-    robot: Any = MISSING
-    env: Any = None  # what the policy was trained for, by default
-    safety: Safety = field(default_factory=Safety)
-    episodes: int = 10
-    seed: int = 0
-    realtime: bool = True  # false: a robot that is a model plays as fast as it can
-    compare: bool = True  # play the same episodes in simulation too
-    dry_run: bool = False  # do all but move: connect, read, think, report
-    supervisor: str = ""  # keyboard: somebody takes over, and says how it went
-    out: str | None = None  # folder for deploy.json
-    threads: int = 1
-
-    def __post_init__(self) -> None:
-        if self.episodes < 1:
-            raise BurnishError(f"episodes={self.episodes} must be at least 1")
-        if self.supervisor not in ("", "keyboard"):
-            raise BurnishError(f"supervisor={self.supervisor} is not known; choices: keyboard")
 
 
 def serve(config: ServeConfig) -> int:
@@ -125,121 +142,215 @@ def deploy(config: DeployConfig) -> int:
     device = prepare("cpu", config.threads)
     if config.out is not None:
         require_writable(Path(config.out))
-    policy, origin = acting_policy(config.policy, device, config.env)
-    world = origin_of(config.env) or origin.get("env")
-    if world is None:
-        raise BurnishError(f"{where_of(config.policy)} does not say which world it is for; give env=...")
-    body = Mirror(world_from(world))
-    try:
-        return _deployed(config, policy, body, world)
-    except RobotError as error:
-        raise BurnishError(str(error)) from error
+    with in_sentences(), _acting(config, device) as acting:
+        body, world = _body(config, acting)
+        say(NOT_SAFETY_RATED)
+        seeds = evaluation_seeds(config.episodes, base=config.seed)
+        thinks = _thinks(acting, body, seeds[0])
+        if config.dry_run:
+            return _dry_run(config, acting, body, seeds[0])
+        if config.shadow:
+            return _shadow(config, acting, body, seeds, thinks)
+        return _deployed(config, acting, body, world, seeds, thinks)
 
 
-def _deployed(config: DeployConfig, policy: Any, body: Mirror, world: Mapping[str, Any]) -> int:
-    say(NOT_SAFETY_RATED)
-    seeds = evaluation_seeds(config.episodes, base=config.seed)
-    thinks = _thinking_s(policy, body, seeds[0])
-    period_s = 1 / body.spec.control_hz
-    say(
-        f"{where_of(config.policy)} thinks for {thinks['p50']:.1f} ms, {thinks['p99']:.1f} ms at worst in a hundred; a "
-        f"control tick is {1e3 * period_s:.0f} ms"
-    )
-    if config.dry_run:
-        return _dry_run(config, policy, body, seeds[0])
-    if thinks["p50"] > 1e3 * period_s and config.realtime:
-        raise BurnishError("the policy is slower than its own control rate; export it, or run it on a faster machine")
-    supervisor = Keyboard(body.spec.action.dim) if config.supervisor else None
-    stage = stage_for(config.robot, body, config.safety, config.realtime, supervisor)
-    env = RobotEnv(body, stage, supervisor=supervisor)
-    try:
-        result = evaluate(seen_by(policy.spec, env), controller_for(policy, 1), seeds)
-    finally:
-        env.close()
-        if supervisor is not None:
-            supervisor.close()
+def _deployed(
+    config: DeployConfig,
+    acting: Acting,
+    body: Bench,
+    world: Mapping[str, Any],
+    seeds: list[int],
+    thinks: Mapping[str, float],
+) -> int:
+    with ExitStack() as stack:
+        supervisor = stack.enter_context(closing(_person(config, body))) if config.supervisor else None
+        stage = stage_for(config.robot, body, config.safety, config.realtime, supervisor)
+        env = RobotEnv(body, stage, supervisor=supervisor)
+        view, controller, receding = acting.view, acting.make(1), None
+        if config.chunks is None:
+            _require_quick(config, body, thinks)
+        else:
+            view, receding = partial(seen_by, acting.spec), _ahead(config, acting, env, body, seeds[0])
+            controller = stack.enter_context(closing(receding))
+        played: VecEnv = stack.enter_context(at_rest(env))
+        if config.record is not None:
+            about = {"env": world, "robot": name_of(config.robot), "policy": acting.where, "seed": config.seed}
+            played, _ = stack.enter_context(recording(env, config.record, about, name_of(config.robot), seeds))
+        result = evaluate(view(played), controller, seeds)
     say(f"on the robot: {in_words(result)}")
     found: dict[str, Any] = {"robot": result.summary(), "thinking_ms": thinks, "reports": env.reports}
+    if receding is not None:
+        found["chunks"] = receding.report.summary()
     if config.compare:
-        simulated = world_for(policy.spec, world, min(config.episodes, 32), torch.device("cpu"))
-        beside = evaluate(simulated, controller_for(policy, simulated.num_envs), seeds)
+        simulated = acting.view(make_env(world_from(world), min(config.episodes, acting.most)))
+        beside = evaluate(simulated, acting.make(simulated.num_envs), seeds)
         say(f"in simulation, the same episodes: {in_words(beside)}")
         found["simulation"] = beside.summary()
-    say(_kept(env.reports))
-    if config.out is not None:
-        path = Path(config.out) / "deploy.json"
-        path.write_text(json.dumps({**found, "seeds": seeds, "world": world}, indent=1) + "\n", encoding="utf-8")
+    say(kept(env.reports))
+    if config.record is not None:
+        say(f"recorded: {config.record}")
+    _write(config.out, "deploy.json", {**found, "seeds": seeds, "world": world})
     return 0
 
 
-def _thinking_s(policy: Any, body: Mirror, seed: int) -> dict[str, float]:
-    """How long a decision takes here, in ms, once everything is warm. Before anything moves."""
+def _ahead(config: DeployConfig, acting: Acting, env: RobotEnv, body: Bench, seed: int) -> Receding:
+    """Before the first motion it is known how long the policy thinks, and that it can do what ``chunks`` asks for."""
+    found = ahead(acting, config.chunks, env, None if config.realtime else config.latency)
     body.begin(seed)
-    obs = {key: torch.from_numpy(np.asarray(x, np.float32)) for key, x in body.observe().items()}
-    env = seen_by(policy.spec, _Still(body, obs))
-    took = []
-    for _ in range(REHEARSALS):
-        controller: Controller = controller_for(policy, 1)
-        controller.reset(torch.ones(1, dtype=torch.bool), [seed])
-        seen = env.reset(None, [seed])
-        began = time.perf_counter()
-        controller.step(seen)
-        took.append(1e3 * (time.perf_counter() - began))
-    warm = took[REHEARSALS // 5 :]
-    return {"p50": float(np.percentile(warm, 50)), "p99": float(np.percentile(warm, 99))}
+    try:
+        took = found.warm_up(seen_by(acting.spec, Still(body)).reset(None, [seed]))
+    except RobotError:
+        found.close()
+        raise
+    say(f"thinking beside it takes {took['p50']:.1f} ms, {took['p99']:.1f} at worst, so {took['delay']:.0f} ticks")
+    return found
 
 
-class _Still:
-    """The first observation of an episode, again and again."""
+def _shadow(config: DeployConfig, acting: Acting, body: Bench, seeds: list[int], thinks: Mapping[str, float]) -> int:
+    connect, anew = connection(config.robot, body, config.realtime)
+    if not anew:
+        body.begin(seeds[0])
+        say(f"what the policy believes: {body.layout()}; Ctrl-C ends it")
+    lines = nullcontext() if config.out is None else (Path(config.out) / "shadow.jsonl").open("w", encoding="utf-8")
+    with lines as file, interruptible() as stop:
+        env = ShadowEnv(body, connect, anew, config.safety, Log(file))
+        watch(env, acting.view(env), acting.make(1), seeds, lambda: stop.requested)
+    found = summary(env.log)
+    for line in page(found, config.safety):
+        say(line)
+    _write(config.out, "shadow.json", {**found, "thinking_ms": thinks, "seeds": seeds})
+    return 0
 
-    def __init__(self, body: Mirror, obs: dict[str, torch.Tensor]) -> None:
-        self.num_envs, self.device, self.spec, self._obs = 1, torch.device("cpu"), body.spec, obs
 
-    def reset(self, mask: Any = None, seeds: Any = None) -> dict[str, torch.Tensor]:
-        return self._obs
+def record(config: RecordConfig) -> int:
+    """Episodes of a person or of an expert, with a policy or without, as a dataset."""
+    device, out = prepare("cpu", config.threads), Path(config.out)
+    require_writable(out.parent)
+    seeds = [derive(config.seed, "record", i) for i in range(config.episodes)]
+    with in_sentences(), _acting(config, device) as acting, interruptible() as stop:
+        body, world = _body(config, acting)
+        supervisor, begin = _supervisor(config, acting, body, world)
+        about = {
+            "env": world,
+            "robot": name_of(config.robot),
+            "supervisor": config.supervisor if config.supervisor in PERSONS else f"{config.level} {config.supervisor}",
+            "after": config.after,
+            "policy": None if acting is None else acting.where,
+            "seed": config.seed,
+            "generator": {"burnish": burnish_version()},
+        }
+        with ExitStack() as stack:
+            stack.enter_context(closing(supervisor))
+            stage = stage_for(config.robot, body, config.safety, config.realtime, supervisor)
+            env = stack.enter_context(at_rest(RobotEnv(body, stage, supervisor=supervisor)))
+            tape = recording(env, config.out, about, name_of(config.robot), seeds, resume=config.resume)
+            taped, writer = stack.enter_context(tape)
+            begun = len(writer.seeds)
+            if begun == len(seeds):
+                say(f"{out} has its {begun} episodes already; nothing is recorded")
+                return 0
+            say(NOT_SAFETY_RATED)
+            seen, controller = ScaledEnv(taped), Nobody(body.spec.action.dim)
+            if acting is not None:
+                _require_quick(config, body, _thinks(acting, body, seeds[0]))
+                seen, controller = acting.view(taped), acting.make(1)
+            play(seen, controller, seeds[begun:], begin, lambda: stop.requested)
+            totals = writer.totals()
+    say(f"{out}: {totals['episodes']} episodes, {totals['frames']} frames, {totals['successes']} successful")
+    say(kept(env.reports))
+    if totals["episodes"] < len(seeds):
+        say(f"stopped after {totals['episodes']} of {len(seeds)} episodes; continue with resume=true")
+        return 130
+    return 0
 
-    def step(self, action: torch.Tensor, active: torch.Tensor | None = None) -> Step:
-        raise NotImplementedError("nothing is played here")
+
+@contextmanager
+def _acting(config: RobotVerb, device: torch.device) -> Iterator[Any]:
+    """What ``policy=...`` names, connected as long as it is needed; None where nothing is named."""
+    chosen = config.policy
+    if isinstance(chosen, BundleConfig):
+        acting = exported(chosen)
+    elif isinstance(chosen, ServedConfig):
+        acting = served(chosen, os.environ.get(API_KEY))
+    elif chosen is not None:
+        policy, origin = acting_policy(chosen, device, config.env)
+        make, view = partial(controller_for, policy), partial(seen_by, policy.spec)
+        mind = partial(loaded, partial(acting_policy, chosen, device, config.env), threads=config.threads)
+        acting = Acting(where_of(chosen), policy.spec, make, view, origin.get("env"), MOST, mind)
+    else:
+        yield None
+        return
+    try:
+        yield acting
+    finally:
+        acting.close()
 
 
-def _dry_run(config: DeployConfig, policy: Any, body: Mirror, seed: int) -> int:
-    """Connect and read a robot that is hardware, and say what the policy would do first."""
-    controller = controller_for(policy, 1)
-    controller.reset(torch.ones(1, dtype=torch.bool), [seed])
-    body.begin(seed)
-    here = body.start
+def _body(config: RobotVerb, acting: Acting | None) -> tuple[Bench, Mapping[str, Any]]:
+    world = origin_of(config.env) or (acting.world if acting is not None else None)
+    if world is None:
+        who = "without a policy nobody says" if acting is None else f"{acting.where} does not say"
+        raise BurnishError(f"{who} which world it is for; give env=...")
+    body = Bench(world_from(world))
+    if acting is not None:
+        for name in require_fit(acting, body.spec):
+            say(f"note: {acting.where} does not say its {name}, so it was not compared with the robot's")
+    return body, world
+
+
+def _thinks(acting: Acting, body: Bench, seed: int) -> dict[str, float]:
+    found = thinking_ms(acting, body, seed)
+    say(
+        f"{acting.where} thinks for {found['p50']:.1f} ms, {found['p99']:.1f} ms at worst in a hundred (the first time "
+        f"{found['first']:.0f} ms); a control tick is {1e3 / body.spec.control_hz:.0f} ms"
+    )
+    return found
+
+
+def _require_quick(config: RobotVerb, body: Bench, thinks: Mapping[str, float]) -> None:
+    if thinks["p50"] > 1e3 / body.spec.control_hz and config.realtime:
+        raise BurnishError("the policy is slower than its own control rate; export it, or run it on a faster machine")
+
+
+def _person(config: Any, body: Bench) -> Keyboard | Gamepad:
+    dim = body.spec.action.dim
+    return Keyboard(dim) if config.supervisor == "keyboard" else Gamepad(dim, Path(config.gamepad))
+
+
+def _supervisor(
+    config: RecordConfig, acting: Acting | None, body: Bench, world: Mapping[str, Any]
+) -> tuple[Any, Callable[[int], None]]:
+    """Who stands beside the robot, and what that one is told before each episode."""
+    if config.supervisor == "expert":
+        if isinstance(config.robot, Hardware):
+            raise BurnishError(f"{config.robot.name} is hardware, and a script is nobody beside it; give a person")
+        expert = Demonstrator(
+            make_expert(world_from(world), 1, config.level, config.seed, env=body.world), config.after
+        )
+        return expert, expert.begin
+    low, high = np.array(body.spec.action.low), np.array(body.spec.action.high)
+    if acting is None and not (body.spec.action_mode == "ee_delta" and np.allclose(low, -high)):
+        raise BurnishError(
+            "without a policy the robot stays where nobody moves it, so a person moves it in steps; give "
+            "env.action=ee_delta, or a policy"
+        )
+    person = _person(config, body)
     if isinstance(config.robot, Hardware):
-        adapter = make_adapter(config.robot.name, config.robot.device)
-        try:
-            adapter.configure()
-            here = adapter.read(1.0).q
-        finally:
-            adapter.close()
-    body.see(here, np.zeros_like(here))
-    obs = {key: torch.from_numpy(np.asarray(x, np.float32)) for key, x in body.observe().items()}
-    action = controller.step(seen_by(policy.spec, _Still(body, obs)).reset(None, [seed]))[0].numpy()
-    middle = (np.array(body.spec.action.high) + np.array(body.spec.action.low)) / 2
-    half = (np.array(body.spec.action.high) - np.array(body.spec.action.low)) / 2
-    target = body.targets(middle + half * action)
+        return person, lambda seed: None  # the stage asks, because there is something to lay out
+    return person, lambda seed: person.ready("The next episode begins where the robot is put")
+
+
+def _write(folder: str | None, name: str, data: Mapping[str, Any]) -> None:
+    if folder is not None:
+        (Path(folder) / name).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+
+
+def _dry_run(config: DeployConfig, acting: Acting, body: Bench, seed: int) -> int:
+    here, target = first_step(config.robot, acting, body, seed)
     say(f"the joints are at {here.round(3).tolist()} rad")
     say(f"the first set-points would be {target.round(3).tolist()}, {np.abs(target - here).max():.3f} rad away")
     say("nothing was moved")
     return 0
-
-
-def _kept(reports: list[dict[str, Any]]) -> str:
-    """What the guard and the loop did, over all episodes."""
-    counts: dict[str, int] = {}
-    for report in reports:
-        for kind, count in report.get("counts", {}).items():
-            counts[kind] = counts.get(kind, 0) + count
-    ticks = sum(report.get("timing", {}).get("ticks", 0) for report in reports)
-    misses = sum(report.get("timing", {}).get("misses", 0) for report in reports)
-    of_note = {
-        kind: counts[kind] for kind in sorted(counts) if counts[kind] and kind not in ("start", "stopped", "ramp")
-    }
-    words = ", ".join(f"{kind} {count}" for kind, count in of_note.items()) or "nothing"
-    return f"the control loop: {ticks} ticks, {misses} deadlines missed; the guard and the ladder: {words}"
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     {"robot": "twin", "config": {...}, "safety": {"rate_hz": 100}, "folder": "...", "priority": 50, "core": null}
 
 It imports NumPy and the robot's SDK, nothing else. When it has been asked to quit, has lost its parent, or fails, the
-robot is brought to rest first. What it did is left as ``control.json`` in the folder.
+robot is brought to rest first. What it did is left as ``control.json`` in the folder, and when as ``ticks.npy``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from .scheduling import die_with_parent, hurry
 from .shared import Board, order_dtype, plan_dtype, state_dtype
 from .watchman import WATCH, WATCH_KIND
 
-PLANS, ORDERS, STATES, READY, REPORT = "plans", "orders", "states", "ready.json", "control.json"
+PLANS, ORDERS, STATES = "plans", "orders", "states"
+READY, REPORT, TICKS = "ready.json", "control.json", "ticks.npy"
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ def control(job: Job) -> int:
         loop.run(lambda: bool(leaving))
     finally:
         robot.close()
+        loop.timing.save(job.folder / TICKS)
         _put(job.folder / REPORT, said | left_by(loop))
     return 0
 

@@ -44,10 +44,12 @@ def make_adapter(name: str, config: Mapping[str, Any]) -> Adapter:
     return made
 
 
-def second_channel(name: str) -> Callable[[Mapping[str, Any]], None] | None:
-    """What stops that robot without the process that drives it: ``stop_now(config)`` in the module of its ``make``."""
-    module = import_module(_maker(name).__module__)
-    return getattr(module, "stop_now", None)
+def second_channel(name: str, config: Mapping[str, Any]) -> Callable[[], None] | None:
+    """What stops that robot without the process that drives it, if it has something: what a function of the name
+    ``second_channel``, in the module of its ``make``, says to those settings. All that takes time (imports, files) is
+    over when it returns, and nothing has been opened; what it returns may raise, and takes a bounded time."""
+    prepare = getattr(import_module(_maker(name).__module__), "second_channel", None)
+    return None if prepare is None else prepare(dict(config))
 
 
 def _maker(name: str) -> Make:

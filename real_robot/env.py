@@ -25,7 +25,7 @@ from ..policies.core.wrapper import Wrapper
 from .adapter import Phase
 from .clock import ns
 from .errors import RobotError
-from .guard import JointGuard, Limits
+from .guard import Limits
 from .link import Link, Snapshot
 from .safe_robot import Rung
 from .supervisor import NOTHING, Supervisor
@@ -103,8 +103,8 @@ class RobotEnv:
         executed = np.clip(wanted, spec.action.low, spec.action.high)
         targets = self.body.targets(executed)
         now_ns = link.clock.now_ns()
-        if now_ns > self._next_ns + self._period_ns:
-            self._next_ns = now_ns  # whoever decides was late: what is over is not caught up
+        if now_ns > self._next_ns + (OVERLAP - 1) * self._period_ns:
+            self._next_ns = now_ns  # whoever decides was so late that the arm is held: what is over is not caught up
         link.plan(targets[None], OVERLAP * self._period_ns / 1e9)
         self._next_ns += self._period_ns
         link.wait_until_ns(self._next_ns)
@@ -165,65 +165,17 @@ def each_anew(connect: Callable[[np.ndarray], Link]) -> Stage:
     return stage
 
 
-class _Guarding:
-    """A `JointGuard` of N rows as what stands between a task and its actuators (`sim.batch.Shaper`)."""
-
-    def __init__(self, limits: Limits, num_envs: int, parts: int) -> None:
-        self.parts, self.changed = parts, np.zeros(num_envs, np.int64)
-        self._guard = JointGuard(limits, (num_envs,))
-        self._rows = np.zeros(num_envs, bool)
-
-    def begin(self, ctrl: np.ndarray, rows: np.ndarray) -> None:
-        mask = np.zeros(len(ctrl), bool)
-        mask[rows] = True
-        self._guard.reset(ctrl, mask)
-        self.changed[rows] = 0
-
-    def shape(self, ctrl: np.ndarray, rows: np.ndarray | None) -> np.ndarray:
-        if rows is None:
-            guarded = self._guard(ctrl)
-            self.changed += guarded.changed
-            return guarded.q
-        kept = self._guard.state()
-        guarded = self._guard(ctrl)
-        idle = np.ones(len(ctrl), bool)
-        idle[rows] = False
-        self._guard.restore(kept, idle)
-        self.changed += guarded.changed & ~idle
-        return guarded.q
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {name: torch.from_numpy(x.copy()) for name, x in self._guard.state().items()}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self._guard.restore({name: x.numpy() for name, x in state.items()})
-
-
 class GuardedEnv(Wrapper):
-    """``limits`` are those of the actuators, at the rate at which a robot's control loop commands. ``info`` says in
-    how many parts of the episode so far the guard has changed a set-point ("guarded")."""
+    """For a program that has a robot at hand: ``limits`` are those of its spec (`Limits.of`), joint by joint. Worlds of
+    settings have the same guard by ``env.guard``. ``info["guarded"]`` says in how many parts of the episode so far a
+    set-point was not what was asked."""
 
     def __init__(self, env: VecEnv, limits: Limits) -> None:
         super().__init__(env)
-        if not hasattr(env, "shaper"):
+        guard = getattr(env, "guard", None)
+        if guard is None:
             raise BurnishError(f"{type(env).__name__} has no set-points that a guard could stand before")
-        world: Any = env
-        randomize = world.task.randomize
-        if randomize is not None and randomize.latency_s > 0:
-            raise BurnishError("a guard and late actions cannot be had at once; set randomize.latency_s=0")
-        skip, tick_s = world.task.frame_skip, 1 / env.spec.control_hz
-        parts = round(tick_s / limits.period_s)
-        if abs(parts * limits.period_s - tick_s) > 1e-9 or parts < 1 or skip % parts:
-            whole = [k / tick_s for k in range(1, skip + 1) if skip % k == 0]
-            raise BurnishError(
-                f"a guard at {1 / limits.period_s:g} Hz does not divide a tick of {tick_s:g} s into whole physics "
-                f"steps; choices: {', '.join(f'{rate:g}' for rate in whole)} Hz"
-            )
-        if len(limits.lower) != world.physics.model.nu:
-            raise BurnishError(f"limits of {len(limits.lower)} actuators for a world of {world.physics.model.nu}")
-        self._guarding = world.shaper = _Guarding(limits, env.num_envs, parts)
+        guard(limits)
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
-        step = self.env.step(action, active)
-        step.info["guarded"] = torch.from_numpy(self._guarding.changed.copy())
-        return step
+        return self.env.step(action, active)

@@ -21,7 +21,11 @@ differs from hardest braking in its last ticks only. With J = 2 A / h, which is 
 acceleration from which braking to the request's own velocity ends on the request. If constraints of the whole arm
 forbid it, the largest of a few shares of the way from the old plan's next set-point to it is taken.
 
-It belongs behind `JointGuard`, whose output is its request, and keeps the same limits by itself.
+**Speed.** With a share s of the speed limits, a candidate is one whose plan is nowhere faster than s V, or than the
+plan in hand where that still has to brake: so nothing is faster than s V or the hardest braking allows.
+
+It belongs behind `JointGuard`, whose output is its request, and keeps the same limits by itself; `protection` says how
+both are put together.
 """
 
 from __future__ import annotations
@@ -42,6 +46,7 @@ Bools = NDArray[np.bool_]
 # Relative excess that a request may have and still is taken as it is. Rounded positions show velocities, accelerations
 # and jerks with errors that grow like 1/h, 1/h^2 and 1/h^3.
 SLACK_V, SLACK_A, SLACK_J = 1e-10, 1e-8, 1e-7
+LAST_BITS = 16  # of a position, that the end of a braking path may be off
 GRID = 7  # accelerations tried at once for every joint
 
 
@@ -122,8 +127,20 @@ class Fallback:
         if jerk.shape != limits.lower.shape or not (jerk > 0).all():
             raise Refused(f"a limit of jerk is a positive number for each of {len(limits.lower)} joints, got {jerk}")
         self.limits, self.jerk = limits, np.minimum(jerk, free)
+        self._last_bits = LAST_BITS * np.spacing(np.maximum(np.abs(limits.lower), np.abs(limits.upper)))
         self.constraints, self._shares = tuple(constraints), tuple(shares)
         self._begin(np.zeros(len(limits.lower)))
+
+    @property
+    def resting(self) -> bool:
+        return len(self._plan) == 1 and not self._v.any()
+
+    @property
+    def longest(self) -> int:
+        """So many ticks take the longest stopping plans: at first they gain speed, up to V, while they release."""
+        v, jerk = self.limits.velocity, self.jerk
+        a = np.minimum(self.limits.acceleration, np.sqrt(2 * v * jerk))
+        return 2 + len(brake(v - a**2 / (2 * jerk), a, self.limits, jerk)[0])
 
     @property
     def q(self) -> Array:
@@ -146,9 +163,14 @@ class Fallback:
         self._begin(q)
         return self.q
 
-    def __call__(self, request: Array) -> Held:
-        """``request`` (n,) is what a guard has passed; what is not finite means to stop."""
+    def __call__(self, request: Array, speed: float = 1.0) -> Held:
+        """``request`` (n,) is what a guard has passed; what is not finite means to stop. ``speed`` in [0, 1] is the
+        share of the velocity limits that may be used now."""
         asked = np.asarray(request, np.float64)
+        self._most = self.limits.velocity
+        if speed < 1:
+            planned = np.abs(np.diff(self._plan, axis=0, prepend=self._q[None])).max(axis=0) / self.limits.period_s
+            self._most = np.minimum(np.maximum(planned, speed * self._most), self._most)
         if asked.shape != self._q.shape or not np.isfinite(asked).all():
             self._asked = self._plan[0]
             return self._send(self._plan, 0.0, asked)
@@ -168,6 +190,15 @@ class Fallback:
         self._q, self._v, self._a = q, np.zeros_like(q), np.zeros_like(q)
         self._asked = q
         self._plan = q[None]
+        self._most = self.limits.velocity
+
+    def follow(self, q: Array) -> None:
+        """What was sent is not quite what was said last, but for rounding."""
+        h = self.limits.period_s
+        before = self._v - h * self._a
+        start = self._q - h * self._v
+        self._q, self._v = q.copy(), (q - start) / h
+        self._a = (self._v - before) / h
 
     def _send(self, path: Array, share: float, asked: Array) -> Held:
         """The first set-point of a path whose remainder becomes the plan; at its end it stays."""
@@ -194,21 +225,22 @@ class Fallback:
         # The last velocity is zero but for rounding, and so is what follows it in shorter columns.
         speeds = np.where(np.abs(speeds) <= 1e-12 * limits.velocity, 0.0, speeds)
         path = np.concatenate([q[None], q + h * np.cumsum(speeds, axis=0)])
-        kept = kept & (path >= limits.lower).all(axis=0) & (path <= limits.upper).all(axis=0)
-        kept &= (np.abs(speeds) <= limits.velocity * (1 + SLACK_V)).all(axis=0)
+        # What brakes as late as it can ends on the limit, give or take the rounding of a sum.
+        inside = np.minimum(np.maximum(path, limits.lower), limits.upper)
+        kept = kept & (np.abs(path - inside) <= self._last_bits).all(axis=0)
+        path = inside
+        kept &= (np.abs(speeds) <= self._most * (1 + SLACK_V)).all(axis=0)
         return path, kept & self._reached(v, a)
 
     def _reached(self, v: Array, a: Array) -> Bools:
         """Whether the limits allow this velocity and this acceleration in the next tick."""
-        fast = np.abs(v) <= self.limits.velocity * (1 + SLACK_V)
+        fast = np.abs(v) <= self._most * (1 + SLACK_V)
         strong = np.abs(a) <= self.limits.acceleration * (1 + SLACK_A)
         return fast & strong & (np.abs(a - self._a) <= self.jerk * self.limits.period_s * (1 + SLACK_J))
 
     def _candidate(self, target: Array) -> Array:
         """A stopping path whose first set-point is each joint's best; joints without a better one keep their plan."""
-        own = np.minimum(
-            np.maximum((target - self._asked) / self.limits.period_s, -self.limits.velocity), self.limits.velocity
-        )
+        own = np.minimum(np.maximum((target - self._asked) / self.limits.period_s, -self._most), self._most)
         asis = self._met(target, own)
         if asis.all():
             path, kept = self._stopping(target)
@@ -233,8 +265,8 @@ class Fallback:
         """Next set-points from which braking to the velocity ``own`` ends on the target, as far as limits allow."""
         limits, h, unit = self.limits, self.limits.period_s, self.jerk * self.limits.period_s
         planned = ((self._plan[0] - self._q) / h - self._v) / h
-        low = np.maximum(np.maximum(self._a - unit, -limits.acceleration), (-limits.velocity - self._v) / h)
-        high = np.minimum(np.minimum(self._a + unit, limits.acceleration), (limits.velocity - self._v) / h)
+        low = np.maximum(np.maximum(self._a - unit, -limits.acceleration), (-self._most - self._v) / h)
+        high = np.minimum(np.minimum(self._a + unit, limits.acceleration), (self._most - self._v) / h)
         low, high = np.minimum(low, planned), np.maximum(high, planned)
         a = low + np.linspace(0, 1, GRID)[:, None] * (high - low)
         v = self._v + h * a

@@ -8,7 +8,7 @@ Let q be the set-point sent last, v = (q - q_before) / h its velocity, h the per
 in all. F is continuous, strictly increasing and piecewise linear: with n = floor(v / (A h)) it is
 h ((n + 1) v - A h n (n + 1) / 2). So the fastest tick after which braking stays within a free distance d >= 0 is
 
-    vmax(d) = d / (h (n + 1)) + A h n / 2,         n = floor((sqrt(1 + 8 d / (A h^2)) - 1) / 2),
+    vmax(d) = d / (h (n + 1)) + A h n / 2,         n = floor(sqrt(1/4 + 2 d / (A h^2)) - 1/2),
 
 because F(vmax(d)) = d. The guard sends q + h v' with v' out of
 
@@ -31,10 +31,14 @@ sent as it is, bit for bit. A request that is not n finite numbers is a wish to 
 Everything works on rows: ``(..., n)``, each row as if it were alone, bit for bit.
 
 **Rounding.** Positions are clipped in the end, so they exceed by nothing. Velocities and accelerations are
-differences of rounded positions: they exceed by less than 1e-9 (relative to V) and 1e-6 (to A), which
-tests/test_guard.py measures. A device that rounds set-points gets them from ``rounded``, and the guard a velocity limit
-smaller by a quantum per period, so that what is on the wire keeps V too; there its acceleration may exceed A by two
-quanta per period squared.
+differences of positions, each rounded by at most s / 2, with s the spacing of float64 at the largest position. So a
+velocity exceeds by at most s / 2h, and an acceleration by at most 3 s / 2h^2: a third of it is the rounding of its own
+tick, the rest that of the tick before, which led s / 2 too far and was s / 2h too fast, so that braking begins up to
+s / h too fast, because F grows by at least h. `Limits` refuses numbers for which that is more than 1e-9 of V or 1e-6
+of A; tests/test_guard.py measures that all others keep this promise, and that those break it.
+
+A device that rounds set-points gets them from ``rounded``, and the guard a velocity limit smaller by a quantum per
+period, so that what is on the wire keeps V too; there its acceleration may exceed A by three quanta per period squared.
 
 **Not claimed.** This is no safety-rated function. Limits of the robot's controller and an emergency stop made of
 hardware are still needed: a set-point within its limits is no promise about where the motor is.
@@ -57,7 +61,11 @@ Array = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 # Of a limit, which a request may exceed and still passes as it is: a request that keeps its limits does so to rounding.
-SLACK = 1e-9
+# Less than the promised 1e-9, because the excess is itself rounded.
+SLACK = 9e-10
+ACCELERATION = 1e-6  # of A, by which an acceleration may exceed
+HUGE = 1e100  # numbers beyond, and below its inverse, are no limits, and their products leave float64
+NUMBERS = (float, int, np.floating, np.integer)
 
 
 @dataclass(frozen=True)
@@ -74,23 +82,37 @@ class Limits:
         fields = (self.lower, self.upper, self.velocity, self.acceleration)
         if any(x.ndim != 1 or x.shape != self.lower.shape for x in fields):
             raise Refused(f"limits are vectors of one length, got {[x.shape for x in fields]}")
-        if not (np.isfinite(fields).all() and np.isfinite(self.period_s) and self.period_s > 0):
-            raise Refused("limits and the period must be finite numbers, and the period positive")
-        if not ((self.lower < self.upper) & (self.velocity > 0) & (self.acceleration > 0)).all():
+        if not ((np.abs(fields) < HUGE).all() and 1 / HUGE < self.period_s < HUGE):
+            raise Refused("limits and the period must be finite numbers below 1e100, and the period positive")
+        if not ((self.lower < self.upper) & (self.velocity > 1 / HUGE) & (self.acceleration > 1 / HUGE)).all():
             raise Refused("limits need lower < upper, and a positive velocity and acceleration")
+        spacing = np.spacing(np.abs([self.lower, self.upper]).max(axis=0))
+        tick, change = self.velocity * self.period_s, self.acceleration * self.period_s * self.period_s
+        coarse = (spacing / 2 > SLACK * tick) | (3 / 2 * spacing > ACCELERATION * change)
+        if coarse.any():
+            i = coarse.argmax()
+            raise Refused(
+                f"limits of joint {i}: float64 rounds its positions to {spacing[i]:.1g} rad, too coarsely for steps of "
+                f"{tick[i]:.1g} rad per period that change by {change[i]:.1g}; command more slowly, allow more, or "
+                "give a smaller range"
+            )
 
     @classmethod
     def of(cls, spec: RobotSpec, rate_hz: float, share: float = 1.0) -> Limits:
         """Those of a robot; ``share`` of its velocities and accelerations. A device that rounds keeps them too."""
-        period_s, quantum = 1 / rate_hz, spec.column("quantum")
+        if not (0 < rate_hz < HUGE and 0 < share <= 1):
+            raise Refused(f"limits need a positive rate and a share in (0, 1], got {rate_hz:g} Hz and {share:g}")
+        lower, upper, quantum = spec.column("lower"), spec.column("upper"), spec.column("quantum")
+        period_s = 1 / rate_hz
         velocity = share * spec.column("velocity") - quantum / period_s
         if not (velocity > 0).all():
             raise Refused(
                 f"a velocity limit is smaller than one step of the device per period at {rate_hz:g} Hz; command more "
                 "slowly, or allow more"
             )
-        acceleration = share * spec.column("acceleration")
-        return cls(spec.column("lower"), spec.column("upper"), velocity, acceleration, period_s)
+        if (upper - lower < 2 * quantum).any():
+            raise Refused("the limits of a joint are nearer than two steps of the device, so it may have none to take")
+        return cls(lower, upper, velocity, share * spec.column("acceleration"), period_s)
 
 
 class Intervention(StrEnum):
@@ -116,15 +138,22 @@ class JointGuard:
     def __init__(self, limits: Limits, rows: Sequence[int] = ()) -> None:
         self.limits = limits
         self.shape = (*rows, len(limits.lower))
-        self._h = limits.period_s
-        self._step = limits.acceleration * limits.period_s  # A h, rad/s
-        self._eighth = 8 / (self._step * limits.period_s)  # 8 / c
-        self._half = self._step / 2
-        self._slack = SLACK * np.minimum(self._step, limits.velocity)
+        step = limits.acceleration * limits.period_s  # A h, rad/s
+
+        # All operands have the shape of their results: to broadcast takes NumPy longer than to compute so few numbers.
+        def whole(x: Array | float, *stack: int) -> Array:
+            return np.broadcast_to(x, (*stack, *self.shape)).copy()
+
+        self._lower, self._upper = whole(limits.lower), whole(limits.upper)
+        self._most, self._least = whole(limits.velocity), whole(-limits.velocity)
+        self._step, self._h = whole(step), whole(limits.period_s)
+        self._slack = whole(SLACK * np.minimum(step, limits.velocity))
+        # Distances to the upper limit, the lower one, and the target; for these, what `fastest` needs.
+        self._free = np.zeros((3, *self.shape))
+        self._braking = whole(2 / (step * limits.period_s), 3), whole(limits.period_s, 3), whole(step / 2, 3)
         self._q = np.zeros(self.shape)
         self._v = np.zeros(self.shape)
         self._asked = np.zeros(self.shape)  # clipped; of a row that was bad, what was sent
-        self._free = np.zeros((3, *self.shape))  # distances to the upper limit, the lower one, and the target
 
     @property
     def q(self) -> Array:
@@ -138,47 +167,53 @@ class JointGuard:
     def reset(self, q: Any, mask: Bools | None = None) -> Array:
         """At rest at ``q`` (..., n), clipped to the limits; only the rows of ``mask``. Returns all set-points."""
         q = np.broadcast_to(np.asarray(q, np.float64), self.shape)
-        rows = np.ones(self.shape[:-1], bool) if mask is None else mask
+        rows = slice(None) if mask is None else mask
         if not np.isfinite(q[rows]).all():
             raise Refused(f"a guard begins at a position that is known, not at {q.tolist()}")
-        inside = np.minimum(np.maximum(q, self.limits.lower), self.limits.upper)
+        inside = np.minimum(np.maximum(q, self._lower), self._upper)
         for mine, new in ((self._q, inside), (self._asked, inside), (self._v, np.zeros(self.shape))):
             mine[rows] = new[rows]
         return self.q
 
     def __call__(self, request: Any, speed: float = 1.0) -> Guarded:
         """``speed`` in [0, 1] is the share of the velocity limits that may be used now; a robot that is faster than
-        that slows down with all of A, so the theorem holds for any sequence of shares."""
+        that slows down with all of A, so the theorem holds for any sequence of shares. What is not a number in [0, 1]
+        counts as 0, which brakes, because nobody knows what it was to allow."""
         asked, bad = self._understood(request)
-        limits, h, q, v = self.limits, self._h, self._q, self._v
-        target = np.minimum(np.maximum(asked, limits.lower), limits.upper)
-        own = np.minimum(np.maximum((target - self._asked) / h, -limits.velocity), limits.velocity)
+        h, q, v, step, free = self._h, self._q, self._v, self._step, self._free
+        target = np.minimum(np.maximum(asked, self._lower), self._upper)
+        own = np.minimum(np.maximum((target - self._asked) / h, self._least), self._most)
         wish = (target - q) / h
         rest = wish - own
-        free = self._free
-        np.subtract(limits.upper, q, out=free[0])
-        np.subtract(q, limits.lower, out=free[1])
-        np.abs(h * rest, out=free[2])
-        up, down, reach = self.fastest(free)
+        size = np.abs(rest)
+        np.subtract(self._upper, q, out=free[0])
+        np.subtract(q, self._lower, out=free[1])
+        np.multiply(h, size, out=free[2])
+        fast = fastest(free, *self._braking)
+        up, down, reach = fast[0], fast[1], fast[2]
+        want = own + np.copysign(reach, rest)
         # vmax(h |r|) is |r| up to A h; said so, a request that keeps the limits is wanted as it is, to the bit.
-        want = np.where(np.abs(rest) <= self._step, wish, own + np.copysign(reach, rest))
-        if bad.any():
+        np.copyto(want, wish, where=size <= step)
+        some_bad = np.count_nonzero(bad)
+        if some_bad:
             want[bad] = 0.0
 
-        most = limits.velocity
-        if speed < 1:
-            most = np.minimum(np.maximum(np.abs(v) - self._step, speed * most), most)
-        low = np.maximum(np.maximum(v - self._step, -most), -down)
-        high = np.minimum(np.minimum(v + self._step, most), up)
+        most, least = self._most, self._least
+        share = float(speed) if isinstance(speed, NUMBERS) and 0 <= speed <= 1 else 0.0
+        if share < 1:
+            most = np.maximum(np.abs(v) - step, share * most)
+            least = -most
+        low = np.maximum(np.maximum(v - step, least), -down)
+        high = np.minimum(np.minimum(v + step, most), up)
         # Where rounding makes the interval empty the distance decides, so the limits of position are kept.
         chosen = np.maximum(np.minimum(want, high), np.minimum(low, up))
-        sent = np.minimum(np.maximum(q + h * chosen, limits.lower), limits.upper)
+        sent = np.minimum(np.maximum(q + h * chosen, self._lower), self._upper)
         asis = (want == wish) & (np.abs(chosen - wish) <= self._slack)
-        sent = np.where(asis, target, sent)
+        np.copyto(sent, target, where=asis)
 
-        changed = bad | ~(sent == asked).all(axis=-1)
+        changed = bad | np.logical_or.reduce(sent != asked, axis=-1)
         self._v = (sent - q) / h
-        self._asked = np.where(bad[..., None], sent, target)
+        self._asked = np.where(bad[..., None], sent, target) if some_bad else target
         self._q = sent
         return Guarded(sent.copy(), changed, bad)
 
@@ -188,21 +223,16 @@ class JointGuard:
 
     def restore(self, state: dict[str, Array], mask: Bools | None = None) -> None:
         """Put back what ``state`` gave, in the rows of ``mask``; other states hold no promise."""
-        rows = np.ones(self.shape[:-1], bool) if mask is None else mask
+        rows = slice(None) if mask is None else mask
         for mine, x in ((self._q, state["q"]), (self._v, state["v"]), (self._asked, state["asked"])):
             mine[rows] = x[rows]
-
-    def fastest(self, distance: Array) -> Array:
-        """vmax(d), for (..., n) distances that are not negative."""
-        count = np.floor((np.sqrt(1 + self._eighth * distance) - 1) * 0.5)
-        return distance / (self._h * (count + 1)) + self._half * count
 
     def why(self, request: Any, q: Array, v: Array) -> dict[Intervention, Bools]:
         """For the books: which limits a request broke, row by row, where the guard was at ``q`` and ``v``."""
         asked, bad = self._understood(request)
         limits = self.limits
         target = np.minimum(np.maximum(asked, limits.lower), limits.upper)
-        speed = (target - q) / self._h
+        speed = (target - q) / limits.period_s
         broken = {
             Intervention.POSITION: target != asked,
             Intervention.VELOCITY: np.abs(speed) > limits.velocity,
@@ -220,13 +250,25 @@ class JointGuard:
         except Exception:  # an object that fails at being an array, in whatever way
             given = np.empty(0, object)
         if given.shape != self.shape or given.dtype.kind not in "fiu":
-            return self._q.copy(), np.ones(rows, bool)
-        with np.errstate(all="ignore"):  # what overflows in the cast, or is a signalling NaN, is found by the next line
-            asked = given.astype(np.float64)
-        bad = np.asarray(~np.isfinite(asked).all(axis=-1))
-        if bad.any():
-            asked[bad] = self._q[bad]
+            return self._q, np.ones(rows, bool)
+        # A copy, because who asks may write into the request at any time; after this line nobody does.
+        if given.dtype == np.float64:
+            asked = given.copy()
+        else:
+            with np.errstate(all="ignore"):  # what overflows, or is a signalling NaN, is found by the next line
+                asked = given.astype(np.float64)
+        finite = np.isfinite(asked)
+        if np.count_nonzero(finite) == finite.size:
+            return asked, np.zeros(rows, bool)
+        bad = ~np.logical_and.reduce(finite, axis=-1)
+        asked[bad] = self._q[bad]
         return asked, bad
+
+
+def fastest(distance: Array, twice: Array, h: Array, half: Array) -> Array:
+    """vmax(d) of the text above, for d >= 0, from 2 / (A h^2), h and A h / 2."""
+    n = np.floor(np.sqrt(0.25 + twice * distance) - 0.5)
+    return distance / (h * (n + 1)) + half * n
 
 
 def rounded(q: Array, limits: Limits, quantum: Array, origin: Array) -> Array:

@@ -76,17 +76,19 @@ class ControlLoop:
         self._plans, self._orders, self._states = plans, orders, states
         self._plan: Plan | None = None
         self._plan_count = -1
-        self._order_seq = 0
+        self._order_seq = self._order_count = 0
         self._index = -1
         self._report = blank(states.dtype, plan_seq=-1, seq=-1, effort=np.nan, truth=np.nan, gripper=np.nan)
+        self._row = {name: self._report[name] for name in states.dtype.names or ()}  # views: a look-up costs a tenth
         self._period_ns = ns(robot.limits.period_s)
         self._next_ns = 0
+        self._skipped_ns = 0  # from the first deadline that was skipped to the next one
         self._late = False
         self._leaving = False
 
     def run(self, leave: Callable[[], bool] = lambda: False) -> None:
         """However it ends, the robot is brought to rest first."""
-        self._next_ns, self._leaving = self.clock.now_ns(), False
+        self._next_ns, self._skipped_ns, self._leaving = self.clock.now_ns(), 0, False
         try:
             while not (self._leaving or leave()):
                 self.clock.sleep_until_ns(self._next_ns)
@@ -117,20 +119,19 @@ class ControlLoop:
                 info = self.robot.step(*wish, late=self._late)
             except RobotError:
                 info = None  # it is in the robot's events, and the report says in which phase the robot is
-        finished_ns = self.clock.now_ns()
-        self.timing.add(began_ns - self._next_ns, finished_ns - began_ns, self._late)
         self._tell(info)
+        ended_ns = self.clock.now_ns()
+        self.timing.add(self._next_ns - self._skipped_ns, began_ns, ended_ns, self._late)
         self._next_ns += self._period_ns
-        behind = (self.clock.now_ns() - self._next_ns) // self._period_ns + 1
+        behind = (ended_ns - self._next_ns) // self._period_ns + 1
         self._late = behind > 0
-        if self._late:  # the deadlines that are over are skipped, each of them a miss
-            self._next_ns += behind * self._period_ns
+        self._skipped_ns = behind * self._period_ns if self._late else 0
+        self._next_ns += self._skipped_ns  # the deadlines that are over are skipped
         return info
 
     def _wish(self, now_ns: int) -> tuple[Any, Any]:
-        if self._plans.count != self._plan_count:
-            record = self._plans.read()
-            self._plan_count = self._plans.count
+        if (count := self._plans.count) != self._plan_count:  # counted before it is read: none that comes now is lost
+            self._plan_count, record = count, self._plans.read()
             if record is not None:
                 self._plan = Plan(record)
         found = self._plan.at(now_ns) if self._plan is not None else None
@@ -141,7 +142,9 @@ class ControlLoop:
         return found[1], found[2]
 
     def _follow_orders(self) -> None:
-        record = self._orders.read()
+        if (count := self._orders.count) == self._order_count:
+            return
+        self._order_count, record = count, self._orders.read()
         if record is None or int(record["seq"][0]) == self._order_seq:
             return
         self._order_seq = int(record["seq"][0])
@@ -163,23 +166,22 @@ class ControlLoop:
             self.robot.note("refused", f"{order.value}: {error}")
 
     def _tell(self, info: StepInfo | None) -> None:
-        report, robot = self._report, self.robot
-        report["heartbeat_ns"] = self.clock.now_ns()
-        report["ticks"] += 1
-        report["late"] = self.timing.misses
-        report["order_seq"] = self._order_seq
-        report["plan_seq"] = self._plan.seq if self._plan is not None else -1
-        report["plan_index"] = self._index
-        report["phase"], report["rung"] = PHASES.index(robot.phase), RUNGS.index(robot.rung)
+        row, robot = self._row, self.robot
+        row["heartbeat_ns"][0] = self.clock.now_ns()
+        row["ticks"][0] += 1
+        row["late"][0] = self.timing.misses
+        row["order_seq"][0] = self._order_seq
+        row["plan_seq"][0] = self._plan.seq if self._plan is not None else -1
+        row["plan_index"][0] = self._index
+        row["phase"][0], row["rung"][0] = PHASES.index(robot.phase), RUNGS.index(robot.rung)
         if robot.events:
-            report["note"] = robot.events[-1].text.encode()[: report.dtype["note"].itemsize]
+            row["note"][0] = robot.events[-1].text.encode()[: row["note"].itemsize]
         if info is not None:
-            state = info.state
-            report["changed"] += info.changed
-            report["seq"], report["t_ns"] = state.seq, state.t_ns
-            report["q"], report["qd"], report["sent"] = state.q, state.qd, info.sent
-            report["effort"] = state.effort if state.effort is not None else np.nan
-            truth = robot.truth()
-            report["truth"] = truth if truth is not None else np.nan
-            report["gripper"] = state.gripper if state.gripper is not None else np.nan
-        self._states.write(report)
+            state, truth = info.state, robot.truth()
+            row["changed"][0] += info.changed
+            row["seq"][0], row["t_ns"][0] = state.seq, state.t_ns
+            row["q"][0], row["qd"][0], row["sent"][0] = state.q, state.qd, info.sent
+            row["effort"][0] = state.effort if state.effort is not None else np.nan
+            row["truth"][0] = truth if truth is not None else np.nan
+            row["gripper"][0] = state.gripper if state.gripper is not None else np.nan
+        self._states.write(self._report)

@@ -63,7 +63,8 @@ class _Driver:
     def command(self, target: Vector, **changes: Any) -> Command:
         now_ns = self.robot.clock.now_ns()
         self.seq += 1
-        made = Command(Mode.JOINT_POSITION, self.seq, now_ns, now_ns + 2 * self.period_ns, target)
+        # Longer than a loop would give it: a machine that pauses this process is not what is tried.
+        made = Command(Mode.JOINT_POSITION, self.seq, now_ns, now_ns + ns(TIMEOUT_S), target)
         return dataclasses.replace(made, **changes)
 
     def go(self, target: Vector, ticks: int) -> Command:

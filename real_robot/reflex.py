@@ -20,14 +20,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .adapter import RobotState
+from .adapter import RobotSpec, RobotState
+from .bundle import decode_tensors, encode_tensors
 from .clock import Clock, MonotonicClock, ns
 from .errors import Refused
+from .safety import Safety
 
 Array = NDArray[np.float64]
 
@@ -130,6 +133,7 @@ class MlpCritic:
         if shapes[0][0] % 3 or not all(np.isfinite(w).all() and np.isfinite(b).all() for w, b in layers):
             raise Refused("a critic takes q, qd and q_target - q, three numbers per joint, and has finite weights")
         self._layers = layers
+        self.joints = shapes[0][0] // 3
 
     def __call__(self, state: RobotState, q_target: Array) -> float:
         x = np.concatenate([state.q, state.qd, q_target - state.q])
@@ -138,3 +142,39 @@ class MlpCritic:
         w, b = self._layers[-1]
         # tanh does not overflow where the exponential of a logistic would.
         return 0.5 + 0.5 * float(np.tanh(0.5 * (x @ w + b)[0]))
+
+
+def write_critic(path: Path | str, weights: Sequence[Array], biases: Sequence[Array]) -> None:
+    """A safetensors file in float32, with "weight.0" (inputs, outputs), "bias.0" (outputs,), "weight.1", ..."""
+    MlpCritic(weights, biases)  # what is no critic is not written
+    named = {f"weight.{i}": w for i, w in enumerate(weights)} | {f"bias.{i}": b for i, b in enumerate(biases)}
+    Path(path).write_bytes(encode_tensors({name: np.array(x, np.float32, order="C") for name, x in named.items()}))
+
+
+def read_critic(path: Path | str) -> MlpCritic:
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise Refused(f"the critic {path} cannot be read: {error.strerror}") from error
+    try:
+        tensors = decode_tensors(content)
+    except Refused as error:
+        raise Refused(f"{path} is no critic: {error}") from error
+    count = len(tensors) // 2
+    if set(tensors) != {f"{kind}.{i}" for kind in ("weight", "bias") for i in range(count)}:
+        raise Refused(f"{path} is no critic: it holds {sorted(tensors)[:6]}, and should hold weight.0, bias.0, ...")
+    weights, biases = ([tensors[f"{kind}.{i}"].astype(np.float64) for i in range(count)] for kind in ("weight", "bias"))
+    return MlpCritic(weights, biases)
+
+
+def reflex_of(spec: RobotSpec, safety: Safety, clock: Clock) -> Reflex | None:
+    """The one that the settings of a robot ask for."""
+    if not safety.reflex:
+        return None
+    critic = read_critic(safety.reflex)
+    if critic.joints != len(spec.joints):
+        raise Refused(f"{safety.reflex} is a critic of {critic.joints} joints, and {spec.name} has {len(spec.joints)}")
+    settings = ReflexSettings(
+        slow_risk=safety.reflex_slow, brake_risk=safety.reflex_brake, budget_s=safety.reflex_budget_s
+    )
+    return Reflex(critic, settings, clock)

@@ -110,6 +110,7 @@ class ExportedPolicy:
         if schema.noise_shape is not None and (first is None or first.shape != schema.noise_shape):
             raise Refused(f"the bundle takes noise of shape {schema.noise_shape}, but none of its programs reads such")
         floats = {name: x for name, x in self._inputs.items() if x.dtype == np.float32}
+        self.continues = self._in_words("plan", network)  # a prefix
         self._plan = self._prepared("plan", {**floats, **noise}, network)
         self._tick = self._prepared("tick", {**floats, "base_action": self._base_action}, network)
         self._chunk = (schema.horizon, schema.dim)
@@ -119,12 +120,16 @@ class ExportedPolicy:
             raise Refused(f"the program 'tick' of the bundle does not make an action of {schema.dim} numbers")
         self._low, self._high = np.array(schema.low), np.array(schema.high)
 
+    def _in_words(self, name: str, network: bool) -> bool:
+        """By operations, not by an ONNX file."""
+        return bool(self.bundle.programs[name]) and not (network and name in self.bundle.onnx)
+
     def _prepared(self, name: str, inputs: Mapping[str, Any], network: bool) -> Program | None:
         bundle = self.bundle
         if name not in bundle.programs:
             return None
         program = bundle.programs[name]
-        if program and not (network and name in bundle.onnx):
+        if self._in_words(name, network):
             return prepare(program.get("ops"), program.get("output"), inputs, bundle.tensors, self._pinned)
         width = self.schema.dim if name == "tick" else self.schema.horizon * self.schema.dim
         shapes = {f"obs.{key}": shape for key, shape in self._keys.items()}
@@ -211,8 +216,9 @@ class ExportedPolicy:
             raise Refused(f"{name!r} is {array.dtype}, but {'uint8' if image else 'a number'} is needed")
         if image:
             return array
-        with np.errstate(over="ignore"):  # a number beyond float32 becomes infinite, and is refused as such
-            array = array.astype(np.float32, copy=False)
+        if array.dtype != np.float32:
+            with np.errstate(over="ignore"):  # a number beyond float32 becomes infinite, and is refused as such
+                array = array.astype(np.float32)
         if finite and not np.isfinite(array).all():
             raise Refused(f"{name!r} holds NaN or infinity, so there is no action for it; look at the sensor")
         return array
@@ -241,7 +247,7 @@ class ExportedPolicy:
             self._pinned.count = 0
             return
         horizon, dim = self._chunk
-        if "ops" not in self.bundle.programs["plan"]:
+        if not self.continues:
             raise Refused("a policy that was exported as a network cannot continue a prefix; leave prefix= out")
         length = len(prefix) if hasattr(prefix, "__len__") else -1
         given = self._number("prefix", prefix, (min(length, horizon), dim))

@@ -1,6 +1,8 @@
 """`SafeRobot`: the only one that makes commands. Whatever a program asks of a robot goes through here.
 
-    request -> reflex (may only slow down) -> guard -> rounding by the device -> Command -> adapter
+    request -> reflex (may only slow down) -> protection -> rounding by the device -> Command -> adapter
+
+`protection` is the joint guard, and the fallback before it where ``safety`` limits the jerk or the room.
 
 A robot is on one rung of a ladder, and each tick decides which:
 
@@ -16,6 +18,10 @@ for it. The way back is ``start``, called by somebody.
 Below this stand the device's own watchdog, which ``start`` demands, and the supervisor's second channel; above it
 nothing is trusted. Time is only ever that of the clock: two commands are at least a period apart (less ``JITTER``),
 because the guard's promise is per command.
+
+What changed a request is counted by its kind (``counts``): limits of the joints (`guard.Intervention`), "jerk",
+"workspace", "floor", "apart", "looks" (`collision`), and "advised". All but the first six are also remembered in words
+(``events``), once a second at most.
 """
 
 from __future__ import annotations
@@ -31,10 +37,14 @@ import numpy as np
 from .adapter import Adapter, Command, Mode, Phase, RobotState, Simulated, StopKind, Vector
 from .clock import SECOND, ns
 from .errors import DeviceFault, Refused, RobotError, StaleState
-from .guard import JointGuard, Limits
+from .guard import Intervention, Limits
+from .protection import JERK, Protection
+from .reflex import reflex_of
+from .safety import Safety
 
 JITTER = 0.02  # of a period: so much nearer may two commands be
 EVENTS = 1000  # of the latest, that are remembered
+USUAL = {*(kind.value for kind in Intervention), JERK}  # interventions that are only counted
 
 
 class Rung(StrEnum):
@@ -43,38 +53,6 @@ class Rung(StrEnum):
     HOLD = "hold"
     RAMP = "ramp"
     STOPPED = "stopped"
-
-
-@dataclass
-class Safety:
-    """How much is allowed. Limits of positions are the robot's own."""
-
-    rate_hz: float = 100.0
-    share: float = 1.0  # of the robot's velocities and accelerations
-    outside_rad: float = 0.1  # so far outside its limits a robot may be found at the start
-    start_gap_rad: float = 0.5  # so far from the robot may the first request be
-    blend_s: float = 1.0  # until all of the speed may be used
-    stale_hold_periods: float = 3.0  # age of the newest state
-    stale_ramp_s: float = 0.1
-    silent_ramp_s: float = 1.0  # without a request, once there was one
-    bad_in_a_row: int = 5  # requests that are no numbers
-    slow_after: int = 3  # missed deadlines in a row
-    ramp_after: int = 10
-    following_rad: float = 0.35  # between set-point and measurement
-    following_s: float = 0.3
-    no_device_watchdog: bool = False  # said aloud: if this program dies, the robot keeps its last set-point
-
-    def __post_init__(self) -> None:
-        times = ("stale_hold_periods", "stale_ramp_s", "silent_ramp_s", "following_s")
-        for name in ("rate_hz", "start_gap_rad", "following_rad", *times):
-            if not 0 < getattr(self, name) < np.inf:
-                raise Refused(f"safety.{name}={getattr(self, name)} must be a positive number")
-        if not 0 < self.share <= 1:
-            raise Refused(f"safety.share={self.share} must lie in (0, 1]")
-        if self.outside_rad < 0 or self.blend_s < 0:
-            raise Refused("safety.outside_rad and safety.blend_s must not be negative")
-        if min(self.bad_in_a_row, self.slow_after, self.ramp_after) < 1 or self.slow_after > self.ramp_after:
-            raise Refused("safety counts must be at least 1, and slow_after at most ramp_after")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +88,16 @@ class SafeRobot:
         self.limits = Limits.of(adapter.spec, safety.rate_hz, safety.share)
         self.counts: Counter[str] = Counter()  # interventions and troubles, by kind
         self.events: deque[Event] = deque(maxlen=EVENTS)
-        self._adapter, self._advisor = adapter, advisor
-        self._guard = JointGuard(self.limits)
+        self._adapter = adapter
+        self._true = adapter if isinstance(adapter, Simulated) else None  # looked up once: it is asked at every tick
+        own = reflex_of(adapter.spec, safety, adapter.clock)
+        self._advisors = [one for one in (advisor, own) if one is not None]
+        self._protection = Protection.of(adapter.spec, self.limits, safety)
         self._period_ns = ns(self.limits.period_s)
         self._rung = Rung.STOPPED
         self._bad = self._misses = self._seq = 0
         self._began_ns = self._sent_ns = self._followed_ns = self._heard_ns = 0
+        self._told_ns: dict[str, int] = {}  # when a kind of intervention was put into words last
         self._asked_once = False
         self._gripper: float | None = None
         self._state: RobotState | None = None
@@ -131,7 +113,7 @@ class SafeRobot:
 
     def truth(self) -> Vector | None:
         """Where the joints are, of a robot that is simulated."""
-        return self._adapter.truth() if isinstance(self._adapter, Simulated) else None
+        return None if self._true is None else self._true.truth()
 
     def start(self) -> RobotState:
         """Open what is closed, take hold of the robot where it is, without a bump, and be on the rung RUN."""
@@ -150,9 +132,15 @@ class SafeRobot:
                 f"{worst} of {self.spec.name} is {beyond.max():.3f} rad outside its limits; move it inside by hand"
             )
         self._trouble_of(state)
+        self._protection.reset(state.q)  # what is refused here never gets power
         state = self._adapter.activate(Mode.JOINT_POSITION)
+        try:
+            self._sent = self._protection.reset(state.q)
+        except Refused:
+            self._finish(StopKind.HOLD)
+            raise
         now_ns = self.clock.now_ns()
-        self._state, self._sent = state, self._guard.reset(state.q)
+        self._state = state
         self._gripper = state.gripper
         self._bad = self._misses = 0
         self._seq, self._asked_once = 0, False
@@ -176,7 +164,7 @@ class SafeRobot:
             self.note("fault", str(error))
             self._adapter.stop(StopKind.HOLD)
             raise
-        if self._rung is Rung.RAMP and not self._guard.v.any():
+        if self._rung is Rung.RAMP and self._protection.resting:
             self._finish(StopKind.HOLD)
         return StepInfo(self._state, fresh, self._sent.copy(), self._rung, self._changed)
 
@@ -187,14 +175,13 @@ class SafeRobot:
             self.note("ramp", why)
 
     def stop(self, kind: StopKind = StopKind.RAMP) -> None:
-        """From any rung. RAMP takes as long as braking does (as much as ``velocity / acceleration``), the others no
-        time. It raises nothing: where the device fails, what is left is its own watchdog."""
+        """From any rung. RAMP takes as long as braking does (as much as ``velocity / acceleration``, more with a limit
+        of jerk), the others no time. It raises nothing: where the device fails, what is left is its own watchdog."""
         if self._rung is Rung.STOPPED:
             return
         self.ramp("stop() was called")
         if kind is StopKind.RAMP:
-            slowest_s = float((self.limits.velocity / self.limits.acceleration).max())
-            for _ in range(int(slowest_s / self.limits.period_s) + 3):
+            for _ in range(self._protection.longest):
                 self.clock.sleep_until_ns(self._sent_ns + self._period_ns)
                 try:
                     self.step(None)
@@ -281,8 +268,8 @@ class SafeRobot:
         blended_ns = self.clock.now_ns() - self._began_ns
         if blended_ns < ns(self.safety.blend_s):
             speed = min(speed, max(blended_ns, self._period_ns) / ns(self.safety.blend_s))
-        if self._advisor is not None:
-            speed = min(speed, self._advised(request))
+        for advisor in self._advisors:
+            speed = min(speed, self._advised(advisor, request))
         return (request, speed) if speed > 0 else (None, 1.0)
 
     def _meet(self, request: Any) -> None:
@@ -297,28 +284,38 @@ class SafeRobot:
         elif gap <= self.safety.start_gap_rad:
             self._asked_once = True
 
-    def _advised(self, request: Any) -> float:
-        assert self._advisor is not None and self._state is not None
+    def _advised(self, advisor: Advisor, request: Any) -> float:
+        """A share in [0, 1], whatever the advisor says."""
+        assert self._state is not None
         try:
-            share = float(self._advisor(self._state, request))
+            share = float(advisor(self._state, request))
         except Exception as error:  # a critic that fails is a reason to brake, not to fall over
             self.note("advisor", f"{type(error).__name__}: {error}")
             share = 0.0
         share = share if 0 <= share <= 1 else 0.0
-        self.counts["advised"] += share < 1
+        if share < 1:
+            self._intervened("advised", f"{share:.2f} of the speed may be used")
         return share
+
+    def _intervened(self, kind: str, text: str) -> None:
+        now_ns = self.clock.now_ns()
+        if kind in USUAL or now_ns - self._told_ns.get(kind, -SECOND) < SECOND:
+            self.counts[kind] += 1
+        else:
+            self._told_ns[kind] = now_ns
+            self.note(kind, text)
 
     def _send(self, request: Any, speed: float, gripper: Any) -> None:
         if self._rung is Rung.RAMP:
             request = None
-        before_q, before_v = self._guard.q, self._guard.v
-        guarded = self._guard(request, speed)
-        self._changed = bool(guarded.changed)
+        sent = self._protection(request, speed)
+        self._changed = sent.changed
         if request is not None:
-            self._bad = self._bad + 1 if guarded.bad else 0
-            if self._changed:
-                for kind, holds in self._guard.why(request, before_q, before_v).items():
-                    self.counts[kind.value] += bool(holds)
+            self._bad = self._bad + 1 if sent.bad else 0
+            for kind in sent.kinds:
+                self._intervened(kind, f"held back at {np.round(sent.q, 3).tolist()}")
+        if self._protection.lost:
+            self.ramp(self._protection.lost)
         state = self._state
         assert state is not None
         self.clock.sleep_until_ns(self._sent_ns + round((1 - JITTER) * self._period_ns))
@@ -329,7 +326,7 @@ class SafeRobot:
             self._seq,
             now_ns,
             now_ns + self._period_ns,
-            guarded.q,
+            sent.q,
             gripper=self._held(gripper),
             obs_seq=state.seq,
         )

@@ -2,7 +2,8 @@
 
 A reader never waits for the writer, nor the other way round, and whoever dies leaves the memory as it is. The writer
 counts up before and after (odd: it is writing), so a reader sees that it read something torn, and reads again (in
-Linux, a seqlock). A checksum covers machines that reorder stores, and a writer that was killed between the two counts.
+Linux, a seqlock). A writer that is held up in the middle, or was killed there, is not waited for: a reader then has
+the last record that it read, whose age says what it is worth. A checksum covers machines that reorder stores.
 
 Records are NumPy structures of numbers: nothing that is read here can be anything else.
 """
@@ -91,6 +92,8 @@ class Board:
         finally:
             os.close(file)
         self._header = np.frombuffer(self._map, HEADER, 1)
+        self._count, self._sum = self._header["count"], self._header["sum"]
+        self._last = b""  # the latest record that was read whole
         self._body = np.frombuffer(self._map, np.uint8, dtype.itemsize, HEADER.itemsize)
         if create:
             self._header["size"], self._header["magic"] = dtype.itemsize, MAGIC
@@ -108,30 +111,31 @@ class Board:
     def write(self, record: np.ndarray) -> None:
         """``record`` is of this board's dtype and has one entry."""
         data = record.tobytes()
-        count = int(self._header["count"][0]) | 1  # after a writer that was killed it is odd already
-        self._header["count"] = count
-        self._body[:] = np.frombuffer(data, np.uint8)
-        self._header["sum"] = zlib.crc32(data)
-        self._header["count"] = count + 1
+        total, body = zlib.crc32(data), np.frombuffer(data, np.uint8)
+        count = self._count.item() | 1  # after a writer that was killed it is odd already
+        self._count[0] = count
+        self._body[:] = body
+        self._sum[0] = total
+        self._count[0] = count + 1
 
     def read(self) -> np.ndarray | None:
         """The latest record, (1,), or None where nothing (whole) has been written."""
         for _ in range(ATTEMPTS):
-            before = int(self._header["count"][0])
-            if before & 1:
-                continue
-            data, total = self._body.tobytes(), int(self._header["sum"][0])
-            if before == int(self._header["count"][0]) and (before == 0 or zlib.crc32(data) == total):
-                return np.frombuffer(data, self.dtype, 1).copy() if before else None
-        return None
+            before = self._count.item()
+            if before & 1 == 0:
+                data, total = self._body.tobytes(), self._sum.item()
+                if before == self._count.item() and (before == 0 or zlib.crc32(data) == total):
+                    self._last = data if before else b""
+                    break
+        return np.frombuffer(bytearray(self._last), self.dtype, 1) if self._last else None
 
     @property
     def count(self) -> int:
         """Grows with every record; cheap to look at."""
-        return int(self._header["count"][0]) // 2
+        return self._count.item() // 2
 
     def close(self) -> None:
-        del self._header, self._body
+        del self._header, self._count, self._sum, self._body
         self._map.close()
 
 

@@ -20,6 +20,7 @@ from ..policies.core.errors import BurnishError
 from ..policies.core.seed import derive as derive_seed
 from ..policies.core.spec import ObsSpec
 from ..policies.core.types import Obs, Step
+from .guard import Guarding, Limits
 from .physics import Array, Physics, Rows
 from .pixels import Pixels, film_camera
 from .randomize import randomize
@@ -32,6 +33,7 @@ class Shaper(Protocol):
     It belongs to the worlds, so its state is saved with them."""
 
     parts: int
+    changed: Array  # (N,) in how many parts of the episode so far a set-point was not what was asked
 
     def begin(self, ctrl: Array, rows: Rows) -> None:
         """The worlds ``rows`` begin at rest at the set-points ``ctrl`` (N, nu)."""
@@ -86,6 +88,19 @@ class BatchedMujoco:
         self.shaper: Shaper | None = None
         self._late = np.zeros(num_envs, np.int64)  # physics steps until an action reaches the actuators
         self._last_ctrl = np.zeros((num_envs, model.nu))
+        if task.guard is not None and task.guard.any():
+            self.guard(task.guard.limits(model.actuator_ctrlrange))
+
+    def guard(self, limits: Limits) -> None:
+        """From now on set-points keep ``limits``, whatever is asked, and ``info["guarded"]`` says in how many parts of
+        the episode so far they are not what was asked."""
+        task, nu = self.task, self.physics.model.nu
+        if task.randomize is not None and task.randomize.latency_s > 0:
+            raise BurnishError("a guard and late actions cannot be had at once; set randomize.latency_s=0")
+        if len(limits.lower) != nu:
+            raise BurnishError(f"limits of {len(limits.lower)} actuators for a world of {nu}")
+        self.shaper = Guarding(limits, self.num_envs, task.frame_skip, 1 / self.spec.control_hz)
+        self.shaper.begin(self._last_ctrl, np.arange(self.num_envs))
 
     def reset(self, mask: Tensor | None = None, seeds: Sequence[int] | None = None) -> Obs:
         mask = self._clock.begin(None if mask is None else mask.cpu(), seeds)
@@ -116,6 +131,8 @@ class BatchedMujoco:
         if verdict.success is not None:
             info["success"] = self._tensor(verdict.success)
         info["executed"] = self._tensor(executed)
+        if self.shaper is not None:
+            info["guarded"] = self._tensor(self.shaper.changed.copy())
         reward, terminated, truncated = (self._tensor(x) for x in (verdict.reward, verdict.terminated, truncated))
         return Step(self._observe(rows), reward, terminated, truncated, info)
 
@@ -146,11 +163,10 @@ class BatchedMujoco:
             self._last_ctrl[rows] = ctrl[rows]
 
     def _advance_shaped(self, shaper: Shaper, ctrl: Array, rows: Rows | None) -> None:
-        """A tick in parts, each with the set-points that the shaper makes of ``ctrl``."""
-        skip = self.task.frame_skip // shaper.parts
-        for part in range(shaper.parts):
-            derive = self._derive if part + 1 == shaper.parts else ()
-            self.physics.step(shaper.shape(ctrl, rows), skip, rows, derive)
+        """A tick in parts, each with the set-points that the shaper makes of ``ctrl``: of what it was asked before, not
+        of what physics made of that, so all of them are known when the tick begins."""
+        shaped = [shaper.shape(ctrl, rows) for _ in range(shaper.parts)]
+        self.physics.play(shaped, self.task.frame_skip // shaper.parts, rows, self._derive)
 
     def _randomize(self, rows: Rows) -> None:
         config = self.task.randomize
@@ -195,6 +211,8 @@ class BatchedMujoco:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state.get("physics") is None or state["physics"].shape != self.physics.state().shape:
             raise BurnishError("the saved state is not one of this world: it has another number or size of worlds")
+        if self.shaper is None and any(key.startswith("shaper.") for key in state):
+            raise BurnishError("the saved state is one of guarded worlds, and these have no guard; set env.guard")
         self._clock.load_state_dict(state)
         self._randomize(np.arange(self.num_envs))  # a function of the seeds, so it need not be saved
         self.physics.restore(state["physics"].numpy(), self._derive)

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..policies.core.config import LATER
 from ..policies.core.errors import BurnishError, did_you_mean
 from ..policies.core.spec import ActionSpec, EnvSpec, ObsSpec
 from . import arm
+from .guard import GuardConfig
 from .randomize import RandomizeConfig
 from .task import PixelConfig, Verdict
 
@@ -57,6 +59,7 @@ class DeskConfig:
     control_hz: float = 20.0
     max_steps: int = 100
     randomize: RandomizeConfig = field(default_factory=RandomizeConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig, metadata=LATER)
 
     def __post_init__(self) -> None:
         if self.image_size < 8 or self.max_steps < 1:
@@ -209,6 +212,7 @@ class DeskTask:
         if config.observe is not Observe.state:
             self.pixels = PixelConfig(tuple(config.cameras), config.image_size, config.lavish)
         self.randomize: RandomizeConfig | None = config.randomize
+        self.guard: GuardConfig | None = config.guard
         self.memory: dict[str, Array] = {}
 
     def bind(self, physics: Physics) -> None:

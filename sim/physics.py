@@ -178,6 +178,23 @@ class Physics:
 
         self._share(work, rows)
 
+    def play(
+        self, ctrls: Sequence[Array], substeps: int, rows: Rows | None = None, derive: Sequence[Derive] = ()
+    ) -> None:
+        """``ctrls``, each (N, nu), one after the other, as by so many calls of ``step``; but a world plays all of them
+        before the next world begins, while its memory is near."""
+        models, data, mj_step = self.models, self.data, mujoco.mj_step
+
+        def work(worlds: Iterable[int]) -> None:
+            for i in worlds:
+                for ctrl in ctrls:
+                    data[i].ctrl[:] = ctrl[i]
+                    mj_step(models[i], data[i], substeps)
+                for function in derive:
+                    function(models[i], data[i])
+
+        self._share(work, rows)
+
     def forward(self, rows: Rows | None = None, derive: Sequence[Derive] = ()) -> None:
         """Everything that follows from the state of the worlds ``rows``, without a step."""
 

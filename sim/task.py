@@ -16,6 +16,7 @@ from ..policies.core.spec import EnvSpec
 from .torch_world import Clock
 
 if TYPE_CHECKING:
+    from .guard import GuardConfig
     from .physics import Array, Physics, Rows
     from .randomize import RandomizeConfig
 
@@ -73,6 +74,7 @@ class Task(Protocol):
     autoreset: bool  # let MuJoCo reset a world that diverges, in silence, instead of going on with NaN
     pixels: PixelConfig | None
     randomize: RandomizeConfig | None
+    guard: GuardConfig | None  # of tasks whose set-points are joint angles
     memory: dict[str, Array]
 
     def mjcf(self) -> str: ...

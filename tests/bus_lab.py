@@ -6,7 +6,6 @@ whether it was true at a moment shortly before. Rigs live on a virtual clock, so
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import subprocess
@@ -36,8 +35,9 @@ from burnish.real_robot.emulators.servo import ProfilePlant
 from burnish.real_robot.errors import DeviceFault, RobotError, StaleState
 from burnish.real_robot.guard import JointGuard, Limits
 from hostile import mixed
+from soak import SOAK as SOAK
+from soak import Progress
 
-SOAK = bool(os.environ.get("BURNISH_SOAK"))
 START = [2100, 2000, 1900, 2300, 2048, 1500]
 IDS = [1, 2, 3, 4, 5, 6]
 CALIBRATION = Calibration(
@@ -79,10 +79,10 @@ class Rig:
     config: dict[str, Any] = field(default_factory=dict)
     overrides: dict[int, dict[int, int]] = field(default_factory=dict)
     wire: Callable[[Any, Clock], Any] = Loopback
+    clock: VirtualClock = field(default_factory=VirtualClock)
 
     def __post_init__(self) -> None:
         arm, chain = Arms[self.family]
-        self.clock = VirtualClock()
         self.plant = Watched(START)
         self.chain = chain(IDS, START, plant=self.plant, seed=self.seed, overrides=self.overrides)
         config = ArmConfig(**{"port": "emulated", "calibration": CALIBRATION, **self.config})
@@ -132,7 +132,7 @@ def drive(rig: Rig, ticks: int, tally: Tally | None = None) -> Tally:
     """A slow wave of all joints, one write and one read a tick, whatever happens."""
     tally = tally or Tally()
     middle = rig.arm.calibration.radians(np.array(START[:5]))
-    for _ in range(ticks):
+    for _ in Progress(f"ticks of {rig.family}", ticks).along(range(ticks)):
         begun_ns = rig.clock.now_ns()
         wave = 0.4 * np.sin(begun_ns * 1e-9 * 3 + np.arange(5))
         for call in (lambda wave=wave: rig.write(middle + wave), lambda: rig.arm.read(0.009)):
@@ -152,6 +152,18 @@ def drive(rig: Rig, ticks: int, tally: Tally | None = None) -> Tally:
                     tally.wrong += not rig.is_true(state)
         rig.clock.sleep_until_ns(begun_ns + PERIOD_NS)
     return tally
+
+
+def patiently(port: Any, call: Callable[..., Any], *arguments: Any) -> Any:
+    """What an SDK says to that; on a machine full of other work an answer may take longer than it waits."""
+    answer = None
+    for _ in range(20):
+        answer = call(port, *arguments)
+        if answer[-2] == 0:
+            break
+        time.sleep(0.05)
+        port.ser.reset_input_buffer()
+    return answer
 
 
 # ---- what can go wrong ----
@@ -290,7 +302,8 @@ def hostile_run(rig: Rig, writes: int, guarded: bool = True) -> Iterator[list[Go
     rng = np.random.default_rng(rig.seed)
     first = GoalWrite(rig.clock.now_ns(), tuple(IDS), tuple(rig.arm._goal or ()))
     rig.faults(Faults(drop=0.02, corrupt=0.02), Faults(drop=0.02, corrupt=0.02))
-    for count, request in enumerate(mixed(rng, limits, (5,), writes), 1):
+    progress = Progress(f"writes to {rig.family}", writes)
+    for count, request in enumerate(progress.along(mixed(rng, limits, (5,), writes)), 1):
         begun_ns = rig.clock.now_ns()
         q = guard(request).q
         if not guarded:  # the negative control: what is asked, as far as it is numbers inside the range

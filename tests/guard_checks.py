@@ -7,8 +7,18 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from guard_lab import Excess, admissible, arm, braking_travel, fewest_ticks, hostile_run, refused, slow_tick
+from guard_lab import (
+    Excess,
+    admissible,
+    arm,
+    braking_travel,
+    fastest,
+    fewest_ticks,
+    hostile_run,
+    slow_tick,
+)
 
+import guard_limit_checks
 from hostile import SHAPELESS, mixed, random_limits
 
 Array = np.ndarray
@@ -71,6 +81,18 @@ def check_transparency(guard: Any, rows: int = 40, ticks: int = 150) -> None:
             assert (answer.q == request).all() and not answer.changed.any() and not answer.bad.any(), tick
             moved += float(np.abs(one.v).max())
         assert moved > 0.5 * ticks * limits.velocity.max(), "the trajectories hardly move"
+
+
+def check_catching_up(guard: Any) -> None:
+    """A request that was too fast for a tick, and comes within reach in the next, is met to the bit."""
+    rng, limits = np.random.default_rng(16), arm(guard)
+    one, change = guard.JointGuard(limits, (200,)), limits.acceleration * limits.period_s**2
+    start = one.reset(rng.uniform(-0.5, 0.5, one.shape))
+    first = start + change * rng.uniform(1.1, 1.9, one.shape)
+    assert one(first).changed.all()
+    second = first + change * rng.uniform(-0.1, 0.1, one.shape)
+    answer = one(second)
+    assert answer.q.tobytes() == second.tobytes() and not answer.changed.any()
 
 
 def check_step_response(guard: Any) -> None:
@@ -140,6 +162,26 @@ def check_speed(guard: Any) -> None:
         np.testing.assert_allclose(top, share * limits.velocity, rtol=1e-9)
 
 
+def check_share(guard: Any) -> None:
+    """What is not a number in [0, 1] brakes like 0, and raises nothing."""
+    rng, limits = np.random.default_rng(13), arm(guard)
+    none = [np.nan, np.inf, -np.inf, -1.0, -1e-12, 1 + 1e-9, 2, -1, 10**400, None, "1", b"1", 1j, np.complex64(1)]
+    none += [object(), [1.0], np.ones(1), np.ones(7), np.array(1.0), np.bool_(True), np.datetime64(1, "s"), lambda: 1.0]
+    some = [0.25, np.float64(0.25), np.float32(0.25), np.float16(0.25), np.longdouble(0.25)]
+    for given, meant in [
+        (none, 0.0),
+        (some, 0.25),
+        ([1, True, np.int8(1), np.float32(1)], 1.0),
+        ([0, -0.0, False], 0.0),
+    ]:
+        for share in given:
+            one, other = guard.JointGuard(limits), guard.JointGuard(limits)
+            for tick, request in enumerate(rng.uniform(limits.lower, limits.upper, (4, 7)).repeat(10, axis=0)):
+                a, b = one(request, 1.0 if tick < 20 else share), other(request, 1.0 if tick < 20 else meant)
+                assert a.q.tobytes() == b.q.tobytes() and a.q.dtype == np.float64, share
+            assert (np.abs(one.v) > 1e-9).any() == bool(meant), "twenty ticks are enough to brake"
+
+
 def check_bad_input(guard: Any) -> None:
     """Rest within v^2 / 2A + v h, in a straight line, at full braking; and every kind of it counts as bad."""
     limits = arm(guard)
@@ -186,6 +228,12 @@ def check_after_bad_input(guard: Any) -> None:
     other.reset(one.q)
     for _ in range(80):
         np.testing.assert_allclose(one(np.full(7, 0.5)).q, other(np.full(7, 0.5)).q, atol=1e-12)
+    # So one that goes on from there is admissible, after a single bad one in motion too.
+    for _ in range(20):
+        one(np.full(7, -0.9))
+    one(None)
+    following = one.q + limits.period_s * one.v
+    assert np.abs(one.v).min() > 0.1 and one(following).q.tobytes() == following.tobytes()
 
 
 def check_rows(guard: Any) -> None:
@@ -234,8 +282,11 @@ def check_state(guard: Any) -> None:
     for request in stream[:30]:
         one(request)
     state = one.state()
+    kept = {name: x.copy() for name, x in state.items()}
+    one.reset(np.ones(7))
+    assert all((state[name] == x).all() for name, x in kept.items()), "a state is a copy"
+    one.restore(state)
     first = [one(request).q for request in stream[30:]]
-    assert not (state["q"] == one.q).all(), "a state is a copy"
     one.restore(state)
     assert np.array_equal([one(request).q for request in stream[30:]], first)
     mask, moved = np.array([True, False, True]), one.state()
@@ -247,10 +298,10 @@ def check_state(guard: Any) -> None:
 def check_formulae(guard: Any) -> None:
     """F(fastest(d)) = d with F by summing, and no faster tick stays within d."""
     limits = arm(guard)
-    one, rng = guard.JointGuard(limits), np.random.default_rng(5)
+    rng = np.random.default_rng(5)
     c = limits.acceleration * limits.period_s**2
     for distance in [np.zeros(7), c, 3 * c, *(10 ** rng.uniform(-12, 0.5, (60, 7)))]:
-        v = one.fastest(distance)
+        v = fastest(guard, limits, distance)
         travel = limits.period_s * v + braking_travel(v, limits)
         np.testing.assert_allclose(travel, distance, rtol=1e-9, atol=1e-15)
 
@@ -284,74 +335,5 @@ def check_reasons(guard: Any) -> None:
     assert {kind.value for kind, x in edge.items() if x} == {"position"}
 
 
-def check_refusals(guard: Any) -> None:
-    """Limits that are no limits, and a beginning that is no position."""
-    bad = [
-        {"lower": np.full(7, 4.0)},
-        {"lower": np.linspace(-3, -1, 7)[None]},
-        {"upper": np.ones(6)},
-        {name: np.full((7, 1), x) for name, x in [("lower", 0), ("upper", 1), ("velocity", 1), ("acceleration", 1)]},
-        {"upper": np.linspace(-3, -1, 7)},
-        {"velocity": np.zeros(7)},
-        {"velocity": np.append(np.ones(6), -1)},
-        {"acceleration": np.append(np.ones(6), 0)},
-        {"acceleration": np.append(np.ones(6), np.inf)},
-        {"lower": np.append(np.zeros(6), np.nan)},
-        {"period_s": 0.0},
-        {"period_s": -0.01},
-        {"period_s": float("nan")},
-        {"period_s": float("inf")},
-    ]
-    for change in bad:
-        refused(guard, lambda change=change: arm(guard, **change), "limits")
-    one = guard.JointGuard(arm(guard), (2,))
-    one.reset(np.zeros(7))
-    start = np.zeros((2, 7))
-    start[1, 3] = np.nan
-    refused(guard, lambda: one.reset(start), "position that is known")
-    refused(guard, lambda: one.reset(start, np.array([False, True])), "position that is known")
-    assert (one.reset(np.ones(7), np.array([True, False])) == np.array([[1.0], [0.0]])).all()
-
-
-def check_limits_of_a_robot(guard: Any) -> None:
-    class Spec:
-        """As much of a RobotSpec as is asked for."""
-
-        def column(self, name: str) -> Array:
-            columns = {"lower": [-1, -2], "upper": [1, 2], "velocity": [2, 3], "acceleration": [10, 20]}
-            return np.array({**columns, "quantum": [0, 0.001]}[name], np.float64)
-
-    limits = guard.Limits.of(Spec(), 50.0, share=0.5)
-    assert limits.period_s == 0.02 and (limits.lower == [-1, -2]).all() and (limits.upper == [1, 2]).all()
-    np.testing.assert_allclose(limits.velocity, [1, 1.5 - 0.05])
-    assert (limits.acceleration == [5, 10]).all()
-    assert (guard.Limits.of(Spec(), 50.0).acceleration == [10, 20]).all()
-    refused(guard, lambda: guard.Limits.of(Spec(), 3000.0), "3000 Hz")
-    refused(guard, lambda: guard.Limits.of(Spec(), 3100.0), "step of the device")
-
-
-def check_rounding_to_a_device(guard: Any) -> None:
-    """On the grid, inside, less than a quantum away; velocity on the wire keeps the limit that the quantum was taken
-    from, acceleration exceeds by at most two quanta per period squared."""
-    rng, quantum, origin = np.random.default_rng(6), np.full(7, 2 * np.pi / 4096), np.linspace(-0.1, 0.1, 7)
-    whole = arm()
-    limits = arm(guard, velocity=whole.velocity - quantum / whole.period_s)
-    one = guard.JointGuard(limits)
-    middle = (limits.lower + limits.upper) / 2
-    excess = Excess(whole, guard.rounded(one.reset(middle), limits, quantum, origin))
-    for request in mixed(rng, limits, (7,), 300):
-        q = one(request).q
-        wire = guard.rounded(q, limits, quantum, origin)
-        steps = (wire - origin) / quantum
-        np.testing.assert_allclose(steps, np.round(steps), atol=1e-6)
-        assert (np.abs(wire - middle) <= np.abs(q - middle) + 1e-12).all() or (np.abs(q - middle) < quantum).any()
-        assert (np.abs(wire - q) < quantum * (1 + 1e-9)).all()
-        excess.add(wire)
-    assert excess.position_m == 0 and excess.velocity <= 1e-9
-    assert excess.acceleration <= float((2 * quantum / whole.period_s**2 / whole.acceleration).max())
-    edge = guard.rounded(np.stack([limits.lower, limits.upper]), limits, quantum, origin)
-    assert (edge >= limits.lower).all() and (edge <= limits.upper).all()
-    assert (edge[0] < limits.lower + quantum).all() and (edge[1] > limits.upper - quantum).all()
-
-
-CHECKS = [value for name, value in list(globals().items()) if name.startswith("check_")]
+OWN = [value for name, value in list(globals().items()) if name.startswith("check_")]
+CHECKS = [*OWN, *guard_limit_checks.CHECKS]

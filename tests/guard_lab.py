@@ -36,6 +36,12 @@ def braking_travel(v: Array, limits: Any) -> Array:
     return limits.period_s * travel
 
 
+def fastest(guard: Any, limits: Any, distance: Array) -> Array:
+    """The guard's vmax(d)."""
+    step, h = limits.acceleration * limits.period_s, limits.period_s
+    return guard.fastest(distance, 2 / (step * h), h, step / 2)
+
+
 def fastest_by_bisection(distance: float, step: float, period_s: float) -> float:
     """The largest speed whose tick, with all of the braking after it, leads no farther than ``distance``."""
     low, high = 0.0, distance / period_s
@@ -142,6 +148,40 @@ def fewest_ticks(distance: float, velocity: float, acceleration: float, period_s
         if period_s * np.minimum(np.minimum(k, count + 1 - k) * step, velocity).sum() >= distance * (1 - 1e-12):
             return count
         count += 1
+
+
+def lively(rng: np.random.Generator, one: Any) -> Array:
+    """A request at whatever scale the limits have: the far ends, or as fast as allowed and a little faster."""
+    limits, v = one.limits, one.v
+    if rng.random() < 0.4:
+        return np.where(rng.random(one.shape) < 0.5, limits.lower, limits.upper)
+    faster = v + rng.choice([-1, 0, 1], one.shape) * limits.acceleration * limits.period_s
+    most = limits.velocity * (1 + 2e-9 * rng.random())
+    return one.q + limits.period_s * np.minimum(np.maximum(faster, -most), most)
+
+
+def excesses(guard: Any, rng: np.random.Generator, limits: Any, ticks: int) -> tuple[Array, Array]:
+    """By how much each joint exceeded its velocity and its acceleration; of its position, by nothing."""
+    one = guard.JointGuard(limits, (8,))
+    q, v, h = one.reset(rng.uniform(limits.lower, limits.upper, one.shape)), np.zeros(one.shape), limits.period_s
+    fast, strong = np.zeros(one.shape), np.zeros(one.shape)
+    for _ in range(ticks // 4):
+        request = lively(rng, one)
+        for _ in range(4):
+            sent = one(request).q
+            assert ((sent >= limits.lower) & (sent <= limits.upper)).all()
+            v_before, v, q = v, (sent - q) / h, sent
+            fast = np.maximum(fast, np.abs(v) / limits.velocity)
+            strong = np.maximum(strong, np.abs((v - v_before) / h) / limits.acceleration)
+    return fast.max(axis=0) - 1, strong.max(axis=0) - 1
+
+
+class SomeRobot:
+    """As much of a RobotSpec as limits ask for: two joints, of which one rounds."""
+
+    def column(self, name: str) -> Array:
+        columns = {"lower": [-1, -2], "upper": [1, 2], "velocity": [2, 3], "acceleration": [10, 20]}
+        return np.array({**columns, "quantum": [0, 0.001]}[name], np.float64)
 
 
 def refused(guard: Any, call: Any, words: str) -> None:

@@ -7,7 +7,6 @@ request without shape now and then: what matters are the changes, from full spee
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,11 +14,10 @@ import numpy as np
 from numpy.random import Generator
 
 from burnish.real_robot.guard import Limits
+from soak import SOAK as SOAK
 
 Shape = tuple[int, ...]
 Make = Callable[[Generator, Limits, Shape], Iterator[Any]]
-
-SOAK = bool(os.environ.get("BURNISH_SOAK"))
 
 
 def random_limits(rng: Generator, joints: int = 7) -> Limits:

@@ -10,7 +10,6 @@ do in the last two, its own moods meet all three alike, and what differs is what
 from __future__ import annotations
 
 import json
-import os
 import select
 import subprocess
 import sys
@@ -24,10 +23,11 @@ import pytest
 import hostile_lab
 from burnish.real_robot.client import ClientConfig, PolicyClient
 from server_lab import process
+from soak import Progress, often
 
-FRAMES = int(os.environ.get("BURNISH_SOAK", "20000"))
+FRAMES = often(20_000, 1_000_000)
 PERIOD_S = 0.01
-CROWD = 8
+CROWD = often(8, 16)  # a refusal takes 30 ms, so eight need 70 minutes for a million frames
 OBSERVATION = {"state": np.zeros((2, 3), np.float32)}
 
 
@@ -74,7 +74,7 @@ def lasting(seconds):
 
 def attacked(folder, frames, rounds):
     """What became of everybody: alternately quiet, the decoy attacked, the server attacked."""
-    words = ["receive_s=2", "handshake_s=1", "clients=32"]
+    words = ["receive_s=2", "handshake_s=1", f"clients={4 * CROWD}"]
     taken = {"quiet": [], "decoy": [], "attack": []}
     report, longest = {}, (0.0, "")
     with process(folder, *words) as server, process(folder, *words) as decoy:
@@ -85,7 +85,9 @@ def attacked(folder, frames, rounds):
                 latencies(client, crowd.ended)
                 crowd.report()
             rss_mib = server.rss_mib
-            for _ in range(rounds):
+            progress = Progress("malformed frames", frames)
+            for turn in range(rounds):
+                progress(turn * frames // rounds)
                 taken["quiet"] += latencies(client, lasting(2))
                 beside.begin(frames // rounds // 3)
                 taken["decoy"] += latencies(client, beside.ended)

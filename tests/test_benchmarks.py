@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-SHARED = {"measure", "runners", "sim_peers", "envpool_loop"}
+SHARED = {"control_parts", "measure", "runners", "sim_peers", "envpool_loop"}
 KEYS = {
     "bases": {
         "worst_clean_expert",
@@ -47,6 +47,15 @@ KEYS = {
     },
     "quickstart": {"pooled_low", "worst", "base", "base_worst", "minutes", "seeds"},
     "refine_quality": {"insert_best", "insert_second", "insert_minutes", "insert_hard", "worst_lower_bound"},
+    "control_loop": {
+        "loop200_p999_us",
+        "idle200_p999_us",
+        "loop200_miss_share",
+        "infer_p99_us",
+        "infer_best_p99_us",
+        "guard_us",
+        "parity",
+    },
     "rehearsal": {"simulation", "twin", "emulated", "guarded"},
     "render_speed": {"over_renderer", "over_plain_renderer", "frames_per_s"},
     "sim_speed": {"of_raw", "over_async", "over_sync", "over_envpool", "half_cheetah_over_async"},

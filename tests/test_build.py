@@ -42,7 +42,7 @@ def choices():
         return kind, below | data
 
     names = [f.name.removesuffix(".yaml") for f in resources.files("burnish.configs").joinpath("policy").iterdir()]
-    return {name: read(name) for name in sorted(names) if name not in ("checkpoint", *OUTSIDE)}
+    return {name: read(name) for name in sorted(names) if name not in ("checkpoint", "bundle", *OUTSIDE)}
 
 
 CHOICES = choices()

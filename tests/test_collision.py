@@ -9,88 +9,15 @@ import mujoco
 import numpy as np
 import pytest
 
-from burnish.real_robot.collision import RESOLUTION_M, Collision, Workspace
+from burnish.real_robot.collision import LOOKS, RESOLUTION_M, Collision, Workspace
 from burnish.real_robot.errors import Refused
 from burnish.real_robot.fallback import Fallback
 from burnish.real_robot.guard import JointGuard, Limits
 from burnish.sim import arm
 from burnish.sim.desk import scene
+from collision_lab import BOX, CAPSULES, LIMITS, MARGIN, START, Oracle
 
 pytestmark = pytest.mark.sim
-
-# Four joints and a post to run into; every shape is a capsule, so the oracle needs only distances of segments.
-CAPSULES = """
-<mujoco>
-  <worldbody>
-    <geom name="post" type="capsule" fromto="0.3 0.1 0.05 0.3 0.1 0.4" size="0.03"/>
-    <body name="base" pos="0 0 0.1">
-      <joint name="pan" axis="0 0 1"/>
-      <geom name="column" type="capsule" fromto="0 0 0 0 0 0.2" size="0.05"/>
-      <body name="upper" pos="0 0 0.25">
-        <joint name="lift" axis="0 1 0"/>
-        <geom name="upper" type="capsule" fromto="0.05 0 0 0.25 0 0" size="0.03"/>
-        <body name="fore" pos="0.3 0 0">
-          <joint name="elbow" axis="0 1 0"/>
-          <geom name="fore" type="capsule" fromto="0.05 0 0 0.2 0 0" size="0.025"/>
-          <body name="hand" pos="0.25 0 0">
-            <joint name="wrist" axis="0 1 0"/>
-            <geom name="hand" type="capsule" fromto="0.03 0 0 0.12 0 0" size="0.02"/>
-            <site name="tool" pos="0.14 0 0"/>
-          </body>
-        </body>
-      </body>
-    </body>
-  </worldbody>
-</mujoco>
-"""
-PAIRS = [("column", "fore"), ("column", "hand"), ("upper", "hand"), *(("post", x) for x in ("upper", "fore", "hand"))]
-LIMITS = Limits(np.full(4, -2.8), np.full(4, 2.8), np.full(4, 2.0), np.full(4, 8.0), 0.02)
-START = np.array([1.8, 1.2, -1.65, 0.1])
-BOX = {"tool_lower_m": (-0.5, -0.5, 0.1), "tool_upper_m": (0.5, 0.5, 0.75)}
-MARGIN = 0.015
-
-
-def segments_apart(p: np.ndarray, q: np.ndarray, r: np.ndarray, s: np.ndarray) -> float:
-    """Between p..q and r..s: the least over ends against segments, and over inner points where lines are nearest."""
-
-    def from_point(x: np.ndarray, a: np.ndarray, b: np.ndarray) -> float:
-        t = np.clip((x - a) @ (b - a) / ((b - a) @ (b - a)), 0, 1)
-        return float(np.linalg.norm(x - a - t * (b - a)))
-
-    least = min(from_point(p, r, s), from_point(q, r, s), from_point(r, p, q), from_point(s, p, q))
-    u, v, w = q - p, s - r, p - r
-    a, b, c, d, e = u @ u, u @ v, v @ v, u @ w, v @ w
-    cross = a * c - b * b
-    if cross > 1e-12:
-        i, j = (b * e - c * d) / cross, (a * e - b * d) / cross
-        if 0 <= i <= 1 and 0 <= j <= 1:
-            least = min(least, float(np.linalg.norm(w + i * u - j * v)))
-    return least
-
-
-class Oracle:
-    """Clearance of the capsule arm without any of the filter's code."""
-
-    def __init__(self, box: bool) -> None:
-        self.model = mujoco.MjModel.from_xml_string(CAPSULES)
-        self.data, self.box = mujoco.MjData(self.model), box
-
-    def ends(self, name: str) -> tuple[np.ndarray, np.ndarray, float]:
-        i = self.model.geom(name).id
-        axis, (radius, half) = self.data.geom_xmat[i, 2::3], self.model.geom_size[i, :2]
-        return self.data.geom_xpos[i] - half * axis, self.data.geom_xpos[i] + half * axis, radius
-
-    def __call__(self, q: np.ndarray) -> float:
-        self.data.qpos[:] = q
-        mujoco.mj_kinematics(self.model, self.data)
-        least = min(min(a[2], b[2]) - r for a, b, r in map(self.ends, ("column", "upper", "fore", "hand")))
-        for one, other in PAIRS:
-            (a, b, r), (c, d, s) = self.ends(one), self.ends(other)
-            least = min(least, segments_apart(a, b, c, d) - r - s)
-        if self.box:
-            tool = self.data.site_xpos[0]
-            least = min(least, (tool - BOX["tool_lower_m"]).min(), (BOX["tool_upper_m"] - tool).min())
-        return float(least)
 
 
 def filtered(box: bool, margin_m: float = MARGIN) -> Collision:
@@ -245,3 +172,42 @@ def test_a_look_costs_little():
         for q in poses:
             collision.clearance(q)
         assert (time.process_time() - start) / len(poses) < 5e-4
+
+
+def test_only_hinges_and_slides_are_joints_of_an_arm():
+    turns = '<joint name="turn" axis="0 1 0"/><joint name="roll" axis="1 0.2 0"/>'
+    ball = BOXES.replace(turns, '<joint name="ball" type="ball"/>')
+    assert Collision(ball, "tool", Workspace()).reach_m.shape == (2,), "the two slides"
+    with pytest.raises(Refused, match="hinges and slides"):
+        Collision(ball, "tool", Workspace(), ["z", "ball"])
+
+
+def test_the_same_model_from_a_file(tmp_path):
+    path = tmp_path / "arm.xml"
+    path.write_text(CAPSULES)
+    q = np.array([0.3, 0.5, -1.0, 0.2])
+    assert Collision(path, "tool", Workspace()).clearance(q) == filtered(False).clearance(q)
+
+
+def test_a_tick_costs_a_bounded_number_of_looks(monkeypatch):
+    """A path along the post, at a distance of next to nothing: it would need more looks than are allowed."""
+    looks = []
+    real = Collision._rooms
+    monkeypatch.setattr(Collision, "_rooms", lambda *args: (looks.append(1), real(*args))[1])
+    near = Collision(CAPSULES, "tool", Workspace(margin_m=0.2, floor_z_m=None))
+    rng, most, refused = np.random.default_rng(5), 0, set()
+    for q in rng.uniform(-2, 2, (150, 4)):
+        looks.clear()
+        if not near(np.linspace(q, q + rng.normal(size=4), 40)):
+            refused.add(near.refused)
+        most = max(most, len(looks))
+    assert most == LOOKS and refused == {"apart", "looks"}
+
+
+def test_planes_of_the_model_are_floors_too():
+    """A ground at the height of the floor says what the floor says; a wall that leans says more."""
+    q = np.array([0.3, 1.1, -0.5, 0.2])
+    ground = CAPSULES.replace("<worldbody>", '<worldbody><geom type="plane" size="0 0 1"/>')
+    assert Collision(ground, "tool", Workspace(floor_z_m=None)).clearance(q) == filtered(False).clearance(q)
+    wall = CAPSULES.replace("<worldbody>", '<worldbody><geom type="plane" size="0 0 1" pos="0.2 0 0" zaxis="-1 0 0"/>')
+    assert Collision(wall, "tool", Workspace()).clearance(np.array([0.0, 0.2, 0.0, 0.0])) < -0.2

@@ -8,42 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from guard_lab import Excess, arm
+from guard_lab import arm
 
 from burnish.real_robot.errors import Refused
 from burnish.real_robot.fallback import Fallback, brake
-from burnish.real_robot.guard import JointGuard, Limits
+from burnish.real_robot.guard import JointGuard
+from fallback_lab import JERK, JerkExcess, random_limits
 from hostile import SOAK, mixed
-
-JERK = np.linspace(80, 200, 7)
-
-
-def random_limits(rng: np.random.Generator) -> tuple[Limits, np.ndarray]:
-    """Full speed in 2 to 60 ticks, full acceleration in 1 to 20: then positions in float64 can express J h^3 > 1e-7."""
-    h = float(10 ** rng.uniform(-2.7, -1.3))
-    velocity = 10 ** rng.uniform(-1, 0.8, 7)
-    acceleration = velocity / (h * rng.uniform(2, 60, 7))
-    jerk = acceleration / (h * rng.uniform(1, 20, 7))
-    middle, half = rng.uniform(-3, 3, 7), 10 ** rng.uniform(-2, 0.5, 7)
-    return Limits(middle - half, middle + half, velocity, acceleration, h), jerk
-
-
-class JerkExcess(Excess):
-    """Also of the jerk."""
-
-    def __init__(self, limits: Limits, jerk: np.ndarray, start: np.ndarray) -> None:
-        super().__init__(limits, start)
-        self.jerk_limit, self.a, self.jerk = jerk, np.zeros_like(start), -1.0
-
-    def add(self, q: np.ndarray) -> None:
-        v = self.v
-        super().add(q)
-        a = (self.v - v) / self.limits.period_s
-        j = (a - self.a) / self.limits.period_s
-        self.jerk, self.a = max(self.jerk, float((np.abs(j) / self.jerk_limit).max()) - 1), a
-
-    def holds(self) -> bool:
-        return super().holds() and self.jerk <= 1e-6
 
 
 @pytest.mark.parametrize("jerk", [20.0, 100.0, 1000.0, None])
@@ -229,3 +200,19 @@ def test_a_tick_costs_little():
             one(request)
         costs.append((time.process_time() - start) / len(requests))
     assert costs[0] < 1e-3 and costs[1] < 4e-3, costs
+
+
+def test_what_runs_into_a_limit_is_left_in_time():
+    """Every request keeps velocity, acceleration and jerk, and in the end no braking would be soft enough."""
+    limits = arm()
+    one, h = Fallback(limits, JERK), limits.period_s
+    excess = JerkExcess(limits, JERK, one.reset(np.zeros(7)))
+    q, v, a = np.zeros((3, 7))
+    for _ in range(240):
+        a = np.minimum(a + 0.9 * JERK * h, 0.9 * limits.acceleration)
+        a = np.minimum(v + h * a, 0.95 * limits.velocity) / h - v / h
+        v = v + h * a
+        q = q + h * v
+        excess.add(one(q).q)
+    assert excess.holds() and (q > limits.upper).all(), vars(excess)
+    np.testing.assert_allclose(excess.q, limits.upper, atol=1e-6)

@@ -6,20 +6,27 @@ The promises themselves are `guard_checks.py`, small enough for the mutants; her
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
 
 import guard_checks
 import numpy as np
 import pytest
-from guard_lab import Excess, admissible, arm, braking_travel, hostile_run
+from conftest import Require
+from guard_lab import Excess, admissible, arm, braking_travel, excesses, fastest, hostile_run
 
 from burnish.real_robot import guard
+from burnish.real_robot.errors import Refused
 from burnish.real_robot.guard import JointGuard, Limits
-from hostile import KINDS, SOAK, mixed, random_limits
+from hostile import KINDS, mixed, random_limits
+from soak import Progress, often
 
-CALLS = 10_000_000 if SOAK else 200_000
+CALLS = often(200_000, 10_000_000)
 
 
 @pytest.fixture(autouse=True)
@@ -38,8 +45,9 @@ def test_it_keeps_the_promise(check: Callable):
 def test_hostile_streams_find_nothing():
     """Rows count as calls, because a row is bit-equal to a guard of its own (`check_rows`)."""
     rng, calls, rows, ticks = np.random.default_rng(0), 0, 50, 100
-    worst = np.full(2, -1.0)
+    worst, progress = np.full(2, -1.0), Progress("hostile calls", CALLS)
     while calls < CALLS:
+        progress(calls)
         limits = random_limits(rng)
         excess = hostile_run(guard, rng, limits, (rows,), ticks)
         assert excess.holds(), (calls, vars(excess))
@@ -111,13 +119,13 @@ def test_the_theorem_by_brute_force():
     rng = np.random.default_rng(9)
     for _ in range(8):
         limits = random_limits(rng)
-        one, step, h = JointGuard(limits), limits.acceleration * limits.period_s, limits.period_s
+        step, h = limits.acceleration * limits.period_s, limits.period_s
         v = np.clip(rng.normal(size=(200, 7)), -1, 1) * limits.velocity
         q = rng.uniform(limits.lower, limits.upper, v.shape)
         travel = np.sign(v) * braking_travel(np.abs(v), limits)
         inside = (q + travel <= limits.upper) & (q + travel >= limits.lower)
-        low = np.maximum(np.maximum(v - step, -limits.velocity), -one.fastest(q - limits.lower))
-        high = np.minimum(np.minimum(v + step, limits.velocity), one.fastest(limits.upper - q))
+        low = np.maximum(np.maximum(v - step, -limits.velocity), -fastest(guard, limits, q - limits.lower))
+        high = np.minimum(np.minimum(v + step, limits.velocity), fastest(guard, limits, limits.upper - q))
         assert (low <= high + 1e-9 * step)[inside].all()
         assert inside.mean() > 0.02
         for share in (0.0, rng.random(v.shape), 1.0):
@@ -127,9 +135,9 @@ def test_the_theorem_by_brute_force():
             assert ((end <= limits.upper + tolerance) & (end >= limits.lower - tolerance))[inside].all()
         # The control: a tick that is faster by a tenth of A h leads out, for some.
         end = q + h * (high + 0.1 * step) + braking_travel(np.maximum(high + 0.1 * step, 0), limits)
-        assert (end > limits.upper + 1e-12)[inside].any() or (one.fastest(limits.upper - q) > limits.velocity)[
-            inside
-        ].all()
+        assert (end > limits.upper + 1e-12)[inside].any() or (
+            fastest(guard, limits, limits.upper - q) > limits.velocity
+        )[inside].all()
 
 
 def test_the_closed_form_of_the_braking_travel():
@@ -143,17 +151,85 @@ def test_the_closed_form_of_the_braking_travel():
     np.testing.assert_allclose(closed, h * v + braking_travel(v, limits), rtol=1e-9, atol=1e-15)
 
 
-def test_a_call_costs_little():
-    """40 microseconds for seven joints is the promise, in CPU time, because other programs share the machine. The best
-    of several rounds: what a round costs more was not the guard's. Measured 34."""
+def extreme(rng: np.random.Generator, velocity: float, acceleration: float, joints: int = 30) -> dict:
+    """Limits at scales from 1e-40 to 1e40, where a rounding of positions is up to these parts of V and of A."""
+    largest, h = 10 ** rng.uniform(-40, 40, joints), float(10 ** rng.uniform(-20, 20))
+    width = largest * 10 ** rng.uniform(-13, 0.3, joints)
+    side, spacing = rng.choice([-1.0, 1.0], joints), np.spacing(largest)
+    ends = np.sort([side * largest, side * np.maximum(largest - width, -0.999 * largest)], axis=0)
+    share_v, share_a = 10 ** rng.uniform(-3, 0, (2, joints))
+    v = spacing / 2 / (velocity * share_v) / h
+    a = spacing * 3 / 2 / (acceleration * share_a) / h / h
+    return {"lower": ends[0], "upper": ends[1], "velocity": v, "acceleration": a, "period_s": h}
+
+
+def test_what_float64_can_express_is_kept_at_every_scale():
+    """At all scales, up to the very edge of what is refused. Measured: at worst half of the spacing for velocities, as
+    proved, and 1.17 of the 1.5 spacings for accelerations."""
+    rng = np.random.default_rng(14)
+    worst = []
+    for _ in range(often(6, 300)):
+        fast, strong = excesses(guard, rng, Limits(**extreme(rng, 0.999 * 9e-10, 0.999e-6)), 240)
+        assert fast.max() <= 1e-9 and strong.max() <= 1e-6
+        worst.append([fast.max(), strong.max()])
+    assert (np.max(worst, axis=0) > [4e-10, 3e-7]).all(), "the edge was not reached, so this shows little"
+
+
+def test_what_is_refused_breaks_the_promise():
+    """The control: where limits are refused for a rounding of four times as much, some joint does exceed."""
+    rng, broken = np.random.default_rng(15), np.zeros(2, bool)
+    for velocity, acceleration in [(4e-9, 1e-9), (1e-12, 4e-6)] * 3:
+        limits = extreme(rng, velocity, acceleration)
+        with pytest.raises(Refused, match="float64"):
+            Limits(**limits)
+        fast, strong = excesses(guard, rng, SimpleNamespace(**limits), 240)
+        broken |= [fast.max() > 1e-9, strong.max() > 1e-6]
+    assert broken.all()
+
+
+def cpu_us(call: Callable[[], object], calls: int) -> float:
+    start = time.process_time()
+    for _ in range(calls):
+        call()
+    return (time.process_time() - start) / calls * 1e6
+
+
+def test_a_call_costs_little(record_property: Callable[[str, object], None]):
+    """40 microseconds for seven joints is the promise, where the smaller of two vectors costs 0.3: on the two shared
+    cores of an EPYC where it was given. Machines differ, so 133 such calls is what is asserted: both are measured in
+    turn, in CPU time, and the best of many rounds counts, because what a round costs more was not the guard's. Measured
+    70 (21 microseconds)."""
     rng, limits = np.random.default_rng(0), arm()
-    one = JointGuard(limits)
+    one, a, b = JointGuard(limits), np.zeros(7), np.ones(7)
     one.reset(np.zeros(7))
-    requests = list(rng.uniform(limits.lower, limits.upper, (2000, 7)))
-    costs = []
-    for _ in range(7):
-        start = time.process_time()
-        for request in requests:
-            one(request)
-        costs.append((time.process_time() - start) / len(requests) * 1e6)
-    assert min(costs) <= 40, costs
+    requests = iter(rng.uniform(limits.lower, limits.upper, (20_000, 7)))
+    rounds = [(cpu_us(lambda: one(next(requests)), 200), cpu_us(lambda: np.minimum(a, b), 2000)) for _ in range(100)]
+    guarded, simple = np.min(rounds, axis=0)
+    record_property("guard_us", guarded)
+    assert guarded <= 40 / 0.3 * simple, f"{guarded:.1f} us a call, where a NumPy call costs {simple:.3f} us"
+
+
+COVERED = """
+import sys, coverage
+seen = coverage.Coverage(branch=True, data_file=None, config_file=False, include=["*/real_robot/guard.py"])
+seen.start()
+import guard_checks
+from burnish.real_robot import guard
+for check in guard_checks.CHECKS:
+    if check.__name__ not in sys.argv[1:]:
+        check(guard)
+seen.stop()
+sys.exit(seen.report(file=sys.stderr, show_missing=True) < 100)
+"""
+
+
+@pytest.mark.parametrize("without", [[], ["check_coarse_limits"]])
+def test_no_branch_goes_untested(without: list[str], require: Require):
+    """In a process of its own, where nothing else counts; quick checks are enough. The control leaves out the one
+    whose limits are too coarse."""
+    require("coverage")
+    slow = ["check_hostile_streams", "check_every_tick", "check_step_response", "check_speed", "check_transparency"]
+    command = [sys.executable, "-c", COVERED, *slow, *without]
+    ran = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
+    assert "real_robot/guard.py" in ran.stderr
+    assert (ran.returncode == 0) == (not without), ran.stderr

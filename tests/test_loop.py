@@ -134,6 +134,9 @@ def test_deadlines_that_are_over_are_skipped(bench):
     bench.puppet._read = original
     assert bench.loop._next_ns == first + 50 * MS
     bench.run(3)
+    due, late, _ = bench.loop.timing.kept()[-4:].T
+    assert (due - first).tolist() == [0, 10 * MS, 60 * MS, 70 * MS], "the first that was skipped is served next"
+    assert late.tolist() == [0, 40 * MS, 0, 0], "and is as late as it is: skipping makes no loop punctual"
     assert bench.loop.timing.misses == 1 and bench.robot.counts["late"] == 1
     gaps = np.diff([c.t_ns for c in bench.puppet.written])
     assert gaps.min() >= 0.98 * 10 * MS
@@ -175,15 +178,23 @@ def test_a_fault_is_reported_and_recovered_by_order_alone(bench):
 
 def test_timing_counts_what_it_says():
     timing = Timing(kept=4)
-    for late, work, missed in ((1000, 5000, False), (3000, 5000, True), (2000, 9000, True), (0, 1000, False)):
-        timing.add(late, work, missed)
+    rows = [
+        (10_000, 1000, 5000, False),
+        (20_000, 3000, 5000, True),
+        (30_000, 2000, 9000, True),
+        (40_000, 0, 1000, False),
+    ]
+    for due, late, work, missed in rows:
+        timing.add(due, due + late, due + late + work, missed)
+    assert timing.kept().tolist() == [list(row[:3]) for row in rows]
     found = timing.summary()
     assert (found["ticks"], found["misses"], found["longest_run"], found["miss_share"]) == (4, 2, 2, 0.5)
     assert found["late_p50_us"] == 1.5 and found["work_max_us"] == 9.0
-    for _ in range(4):
-        timing.add(7000, 7000, False)
+    for due in range(5):
+        timing.add(due, due + 7000, due + 14000, False)
     assert timing.summary()["late_p50_us"] == 7.0, "the latest ticks are kept"
-    assert Timing().summary()["ticks"] == 0
+    assert timing.kept()[:, 0].tolist() == [1, 2, 3, 4]
+    assert Timing().summary()["ticks"] == 0 and len(Timing().kept()) == 0
 
 
 def linked(**safety) -> RobotLink:

@@ -10,10 +10,11 @@ import pytest
 from guard_lab import Excess, arm
 
 from burnish.real_robot.adapter import RobotState
+from burnish.real_robot.bundle import encode_tensors
 from burnish.real_robot.clock import VirtualClock
 from burnish.real_robot.errors import Refused
 from burnish.real_robot.guard import JointGuard
-from burnish.real_robot.reflex import Advice, MlpCritic, Reflex, ReflexSettings
+from burnish.real_robot.reflex import Advice, MlpCritic, Reflex, ReflexSettings, read_critic, write_critic
 from hostile import mixed
 
 STATE = RobotState(0, 0, np.zeros(7), np.zeros(7))
@@ -116,6 +117,24 @@ def test_a_small_network_is_a_critic():
     big = MlpCritic([1e300 * np.ones((21, 1))], [np.zeros(1)])
     assert big(state, np.full(7, 10.0)) in (0.0, 1.0)
     assert Reflex(critic)(state, np.zeros(3)) == 0, "a request of another size is no reason to fall over"
+
+
+def test_a_critic_from_a_file(tmp_path):
+    rng = np.random.default_rng(3)
+    weights, biases = [rng.normal(size=(21, 8)), rng.normal(size=(8, 1))], [rng.normal(size=8), rng.normal(size=1)]
+    write_critic(tmp_path / "critic.safetensors", weights, biases)
+    critic, target = read_critic(tmp_path / "critic.safetensors"), rng.normal(size=7)
+    assert critic.joints == 7
+    assert critic(STATE, target) == pytest.approx(MlpCritic(weights, biases)(STATE, target), abs=1e-5)
+    with pytest.raises(Refused, match="cannot be read"):
+        read_critic(tmp_path / "none")
+    (tmp_path / "noise").write_bytes(b"no safetensors at all")
+    with pytest.raises(Refused, match=r"noise is no critic"):
+        read_critic(tmp_path / "noise")
+    other = encode_tensors({"weight.0": np.zeros((21, 1), np.float32), "bias": np.zeros(1, np.float32)})
+    (tmp_path / "other").write_bytes(other)
+    with pytest.raises(Refused, match=r"is no critic: it holds"):
+        read_critic(tmp_path / "other")
 
 
 def test_it_refuses_nonsense():

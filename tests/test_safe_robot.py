@@ -202,6 +202,31 @@ def test_a_first_request_from_elsewhere_is_not_followed():
     assert safe.counts["gap"] == 1
 
 
+@pytest.mark.parametrize("bad", [[np.nan, 0.0], object()], ids=["nan", "object"])
+def test_a_first_request_that_is_no_number_is_not_a_first_request(bad):
+    """The gap is looked at again when numbers come."""
+    safe, _ = running(replace(SAFETY, start_gap_rad=0.5))
+    assert ticks(safe, 2, bad)[-1].rung is Rung.RUN
+    assert ticks(safe, 10, [0.9, 0.0])[-1].rung is Rung.STOPPED and safe.counts["gap"] == 1
+
+
+def test_a_stop_ends_even_if_the_device_will_not_let_go():
+    safe, puppet = running()
+    ticks(safe, 30, [0.9, 0.9])
+    puppet.script.fails["deactivate"] = OSError("busy")
+    safe._protection.longest = 2  # fewer ticks than braking takes
+    safe.stop()
+    assert safe.rung is Rung.STOPPED and puppet.calls[-2:] == ["stop hold", "deactivate"]
+    assert any(event.kind == "deactivate" and "busy" in event.text for event in safe.events)
+
+
+def test_where_a_simulated_robot_is():
+    safe = SafeRobot(twin(), SAFETY)
+    safe.start()
+    truth = safe.truth()
+    assert truth is not None and np.abs(truth).max() < 0.01 and SafeRobot(Puppet(), SAFETY).truth() is None
+
+
 def test_speed_is_blended_in():
     safe, puppet = running(replace(SAFETY, blend_s=1.0))
     ticks(safe, 60, [0.4, 0.4])

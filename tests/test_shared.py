@@ -72,6 +72,22 @@ def test_without_the_count_a_record_would_be_torn(tmp_path):
     assert board.read() is None, "a record in the making was read"
 
 
+def test_a_writer_that_is_held_up_is_not_waited_for(tmp_path):
+    """While it is in the middle of a record, and if it never comes back, a reader has the one before; by its age it
+    sees that nothing newer comes."""
+    mine = Board.create(tmp_path / "wide", WIDE)
+    theirs, late = (Board.open(tmp_path / "wide", WIDE) for _ in range(2))
+    mine.write(blank(WIDE, number=1, same=1))
+    assert int(theirs.read()["number"][0]) == 1
+    mine._header["count"] += 1
+    mine._body[: WIDE.itemsize // 2] = 9
+    found = theirs.read()
+    assert int(found["number"][0]) == 1 and (found["same"] == 1).all()
+    assert late.read() is None, "who has read nothing before has nothing"
+    mine.write(blank(WIDE, number=2, same=2))
+    assert int(theirs.read()["number"][0]) == int(late.read()["number"][0]) == 2
+
+
 def test_what_is_no_record_is_refused(tmp_path):
     path = tmp_path / "x"
     Board.create(path, plan_dtype(2)).write(blank(plan_dtype(2), seq=1))

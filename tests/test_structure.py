@@ -84,7 +84,7 @@ POLICY_SIDE = tuple(
     f"real_robot.{name}"
     for name in (
         *("env", "export", "lowering", "lowering_policies", "parity", "recorder", "robots"),
-        *("server", "door", "listening", "client"),
+        *("server", "door", "listening", "client", "acting", "deployment", "shadow", "minds", "receding"),
     )
 )
 PHYSICS_SIDE = tuple(f"real_robot.{name}" for name in ("collision", "drivers.twin", "emulators"))
@@ -93,6 +93,7 @@ WALLS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("policies",), ("policies",)),
     (("offline",), ("offline", "policies")),
     (("finetune",), ("finetune", "offline", "policies")),
+    (("sim.guard",), ("sim", "policies.core", "policies.data", "real_robot.guard")),  # a leaf
     (("sim",), ("sim", "policies.core", "policies.data")),
     (POLICY_SIDE, ("real_robot", "policies.core", "policies.data")),
     (("real_robot",), ("real_robot",)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -16,9 +15,8 @@ from burnish.real_robot.drivers.universal import Model, UniversalConfig, Univers
 from burnish.real_robot.emulators.universal import UniversalEmulator
 from burnish.real_robot.errors import DeviceFault, Refused
 from burnish.real_robot.guard import JointGuard, Limits
+from soak import often
 from universal_lab import PATIENT, active, command, drive, fresh_address, swing
-
-SOAK = float(os.environ.get("BURNISH_SOAK", "1"))
 
 
 @pytest.fixture(autouse=True)
@@ -143,16 +141,22 @@ def test_a_smooth_path_is_followed(emulator: UniversalEmulator, robot: Universal
     q, speed = active(robot), 0.5
     guard = JointGuard(Limits.of(robot.spec, robot.config.rate_hz))
     guard.reset(q)
-    errors, asked = [], []
+    asked = []
 
     def guarded(t: float) -> np.ndarray:
         asked.append(swing(q, speed)(t))
         return guard(asked[-1]).q
 
-    drive(robot, guarded, 200, lambda state, target: errors.append(np.abs(state.q - target).max()))
-    # Look-ahead and two steps of delay explain 0.034 s of lag; 0.1 s more is for a machine that schedules us late.
-    assert max(errors) < speed * 0.134
-    came = np.array([p.numbers for p in emulator.set_points()])
+    drive(robot, guarded, 200)
+    packages, motion = emulator.set_points(), emulator.motion()
+    came = np.array([p.numbers for p in packages])
+    # The set-point that the controller had at each of its steps, so that a late process of ours counts for nothing.
+    steps = np.array([p.step for p in packages])
+    rows = motion.step > steps[0]
+    had = came[np.searchsorted(steps, motion.step[rows], side="left") - 1]
+    # Look-ahead and two steps of delay explain 0.034 s of lag, a period 0.008 s; those that queued up jump by more.
+    jump = np.abs(np.diff(came, axis=0)).max()
+    assert np.abs(motion.q[rows] - had).max() < speed * 0.042 + jump
     assert np.ptp(came[:, 0]) > 0.3
     known = {row.tobytes() for row in np.array(asked)}
     assert all(row.tobytes() in known for row in came)  # the guard changed nothing, and the wire rounds nothing
@@ -220,7 +224,7 @@ def test_hostile_requests_stay_within_the_limits_on_the_wire(emulator: Universal
 
 @pytest.mark.slow
 def test_ten_thousand_hostile_requests(emulator: UniversalEmulator):
-    hostile_writes(emulator, int(10_000 * SOAK))
+    hostile_writes(emulator, often(10_000, 1_000_000))
 
 
 def test_what_the_sdk_lets_pass_is_refused(emulator: UniversalEmulator, robot: UniversalRobot):

@@ -30,7 +30,7 @@ import yaml
 
 from .config import to_data
 from .errors import BurnishError
-from .manifest import MANIFEST, check_child, parse, read_manifest, sync, write_manifest, write_text
+from .manifest import MANIFEST, check_child, parse, plain_yaml, read_manifest, sync, write_manifest, write_text
 from .skeleton import decode, encode, separate
 
 CONFIG, STATE, TENSORS = FILES = "config.yaml", "state.json", "state.safetensors"
@@ -91,7 +91,7 @@ def load(path: Path | str, device: torch.device | str = "cpu") -> Checkpoint:
     generators, which torch wants on the CPU: the default is right for whatever goes through ``load_state_dict``."""
     path = Path(path)
     manifest, children = read_manifest(path, FILES)
-    config = parse(path / CONFIG, yaml.safe_load)
+    config = parse(path / CONFIG, plain_yaml)
     skeleton = parse(path / STATE, json.loads)
     try:
         # Cloned, because the format packs tensors without alignment, and arithmetic on unaligned memory may take

@@ -8,6 +8,7 @@ not used, because it exits with status 1 and prints tracebacks for a misspelt ke
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -41,6 +42,7 @@ VERBS: dict[str, Verb] = {
     ),
     "export": Verb("burnish.real_robot.__main__:export", "a policy as a bundle that a robot runs without torch"),
     "deploy": Verb("burnish.real_robot.__main__:deploy", "a policy on a robot, on its twin or on an emulated one"),
+    "record": Verb("burnish.real_robot.__main__:record", "episodes of a person or an expert on a robot, as a dataset"),
     "report": Verb(
         "burnish.finetune.report.__main__:report",
         "one page to look at, of a run, a comparison, or comparisons of several tasks",
@@ -127,6 +129,11 @@ def compose(verb: str, schema: type, groups: Mapping[str, Mapping[str, type]], o
             raise BurnishError(f"{word!r} is not a setting; write key=value, and see `burnish {verb} --help`")
         if word[0] in "+~":
             raise BurnishError(f"{word!r} adds or removes a setting, but settings can only be changed; write key=value")
+        if re.match(r"hydra\b", word):
+            raise BurnishError(f"{word!r} sets up Hydra, which only composes settings here; there is nothing to set")
+        group = word.removesuffix("=null")
+        if group != word and group in groups:
+            raise BurnishError(f"{word!r} chooses nothing; leave it out, or choose one of {', '.join(groups[group])}")
     overrides = [_listed(word, schema) for word in overrides]
     implied = [
         f"{group}={chosen}"
@@ -177,10 +184,10 @@ def to_object(composed: Any) -> Any:
     """Real dataclasses; their ``__post_init__`` checks ranges and relations."""
     from omegaconf import OmegaConf, errors
 
-    missing = sorted(OmegaConf.missing_keys(composed))
-    if missing:
-        raise BurnishError(f"{missing[0]}=... must be given; see --help")
     try:
+        missing = sorted(OmegaConf.missing_keys(composed))
+        if missing:
+            raise BurnishError(f"{missing[0]}=... must be given; see --help")
         return OmegaConf.to_object(composed)
     except errors.OmegaConfBaseException as error:
         raise BurnishError(_first_line(error)) from error
@@ -291,7 +298,7 @@ def _nearest(key: str, schema: type, groups: Mapping[str, Mapping[str, type]], o
         for name, kind in kinds.items():
             if picked.get(group, name) == name:
                 known |= {field for field, _ in _fields(kind, group)}
-    if key in known:
+    if key in known or any(name.startswith(f"{key}.") for name in known):
         group = key.partition(".")[0]
         return f"choose {group}=... first ({'|'.join(choices(groups).get(group, []))})"
     return did_you_mean(key, known)

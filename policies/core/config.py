@@ -17,11 +17,16 @@ from .errors import BurnishError, did_you_mean
 
 T = TypeVar("T")
 
+# ``field(..., metadata=LATER)``: a setting that came later is written only where it is not the default. So what was
+# written before it came is equal to what is written now, where data are compared (worlds, runs) or hashed (tasks).
+LATER = types.MappingProxyType({"later": True})
+
 
 def to_data(value: Any) -> Any:
     """Nested dataclasses, enums, lists and dicts to what YAML and JSON can hold."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_data(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        fields = [field for field in dataclasses.fields(value) if not _left_out(field, getattr(value, field.name))]
+        return {field.name: to_data(getattr(value, field.name)) for field in fields}
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, Mapping):
@@ -29,6 +34,13 @@ def to_data(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [to_data(item) for item in value]
     return value
+
+
+def _left_out(field: dataclasses.Field[Any], value: Any) -> bool:
+    if "later" not in field.metadata:
+        return False
+    made = field.default_factory
+    return bool(value == (field.default if made is dataclasses.MISSING else made()))
 
 
 def from_data(kind: type[T], data: Any, where: str = "") -> T:

@@ -57,6 +57,8 @@ def read_manifest(folder: Path, files: Sequence[str]) -> tuple[dict[str, Any], l
     if not os.path.lexists(path):
         raise BurnishError(f"{folder} is not a checkpoint: it has no {MANIFEST}")
     _check_no_link(path)
+    if not path.is_file():
+        raise BurnishError(f"{path} is no file, but a pipe, a device or a folder")
     manifest = parse(path, json.loads)
     if not isinstance(manifest, dict) or not isinstance(manifest.get("schema"), int):
         raise BurnishError(f"{path} is malformed: it names no schema version")
@@ -116,6 +118,22 @@ def parse(path: Path, parser: Callable[[str], Any]) -> Any:
         raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise BurnishError(f"{path} is malformed: {' '.join(str(error).split())}") from error
+
+
+class _Plain(yaml.SafeLoader):
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("it refers to itself (*), and in a few lines that can be more than any memory")
+        return super().compose_node(parent, index)
+
+
+def plain_yaml(text: str) -> Any:
+    """Data that are as large as their text. We write no anchors, so what has them is not ours."""
+    loader = _Plain(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
 
 
 def _read_bytes(path: Path) -> bytes:

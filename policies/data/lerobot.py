@@ -7,8 +7,11 @@ action limits from the data, the final observation as a repetition of the last o
 from __future__ import annotations
 
 import json
+import re
+import stat
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from string import Formatter
 from typing import Any
 
 import numpy as np
@@ -28,6 +31,9 @@ __all__ = ["LeRobotWriter", "read_lerobot", "write_lerobot"]
 # The features that become an observation, an action or the result of one; anything else is passed over with a note.
 RESULTS = set(layout.RESULT_FEATURES)
 INDICES = set(layout.INDEX_FEATURES)
+LARGEST_INFO = 1 << 26  # bytes
+# A width would do, and a million would be a path of a megabyte.
+WIDTH = re.compile(r"(0?[0-9]{1,2})?d?")
 
 
 def read_lerobot(path: str | Path) -> Episodes:
@@ -67,10 +73,10 @@ class _Reader:
 
     def _read_info(self) -> dict[str, Any]:
         try:
-            info = json.loads((self.root / "meta" / "info.json").read_text())
+            info = json.loads(self._file("meta/info.json", LARGEST_INFO).read_text())
         except OSError as error:
             raise self._error(f"is not a LeRobot dataset: meta/info.json cannot be read ({error.strerror})") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self._error(f"has a meta/info.json that is not JSON: {error}") from error
         if not isinstance(info, dict) or info.get("codebase_version") != layout.VERSION:
             found = info.get("codebase_version") if isinstance(info, dict) else None
@@ -81,7 +87,9 @@ class _Reader:
         missing = [key for key in ("features", "fps", "data_path", "total_episodes") if key not in info]
         if missing:
             raise self._error(f"has a meta/info.json without {missing}")
-        if not isinstance(info["features"], dict) or not isinstance(info["fps"], int | float) or info["fps"] <= 0:
+        if not isinstance(info["features"], dict) or not isinstance(info["fps"], int | float):
+            raise self._error("has a meta/info.json whose features or fps are malformed")
+        if not 0 < info["fps"] < float("inf"):
             raise self._error("has a meta/info.json whose features or fps are malformed")
         for name, feature in info["features"].items():
             shape = feature.get("shape") if isinstance(feature, dict) else None
@@ -160,14 +168,9 @@ class _Reader:
             raise self._error(f"promises {self.info['total_episodes']} episodes, but meta/episodes lists {len(rows)}")
         needed = [*self.columns.values(), "action", "episode_index", "task_index"]
         needed += sorted(RESULTS & set(self.info["features"]))
-        current, table, owner = None, None, np.empty(0)
+        current, table, owner, template = None, None, np.empty(0), self._template()
         for row in sorted(rows, key=lambda row: row["episode_index"]):
-            try:
-                file = self.info["data_path"].format(
-                    chunk_index=row["data/chunk_index"], file_index=row["data/file_index"]
-                )
-            except (KeyError, IndexError, ValueError, AttributeError) as error:
-                raise self._error(f"has a malformed data_path in info.json: {self.info['data_path']!r}") from error
+            file = template.format(chunk_index=row["data/chunk_index"], file_index=row["data/file_index"])
             if table is None or file != current:
                 current, table = file, self._table(file, needed)
                 owner = table["episode_index"].to_numpy()
@@ -240,10 +243,36 @@ class _Reader:
         except BurnishError as error:
             raise self._error(f"has {error} of episode {number} in {name!r}") from error
 
+    def _template(self) -> str:
+        """``data_path`` of info.json: it names files of this folder, by two numbers, and nothing else."""
+        template = self.info["data_path"]
+        try:
+            parts = list(Formatter().parse(template))
+            fits = all(
+                name is None or (name in ("chunk_index", "file_index") and WIDTH.fullmatch(form or "") and not how)
+                for _, name, form, how in parts
+            )
+            inside = PurePosixPath("".join(text for text, *_ in parts))
+        except (TypeError, ValueError):
+            fits, inside = False, PurePosixPath("..")
+        if not fits or inside.is_absolute() or ".." in inside.parts or "\0" in str(inside):
+            raise self._error(f"has a malformed data_path in info.json: {template!r}")
+        return template
+
+    def _file(self, name: str | Path, largest: int | None = None) -> Path:
+        """A file of bounded size: to open a pipe or a device may wait, or read, for ever."""
+        path = self.root / name
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise self._error(f"has a {name} that is no file")
+        if largest is not None and found.st_size > largest:
+            raise self._error(f"has a {name} of {found.st_size} bytes, and {largest} are read at most")
+        return path
+
     def _table(self, file: str | Path, needed: list[str], others: bool = False) -> pa.Table:
         """The columns ``needed``, which must be there, or all columns, of one parquet file."""
         try:
-            with pq.ParquetFile(self.root / file, page_checksum_verification=True) as parquet:
+            with pq.ParquetFile(self._file(file), page_checksum_verification=True) as parquet:
                 missing = sorted(set(needed) - set(parquet.schema_arrow.names))
                 if missing:
                     raise self._error(f"lacks the columns {missing} in {file}")

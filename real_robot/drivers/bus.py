@@ -25,13 +25,14 @@ from ..adapter import Adapter, Command, GripperSpec, JointSpec, Mode, RobotSpec,
 from ..clock import SECOND, Clock, ns
 from ..errors import Refused, RobotError, StaleState
 from .calibration import QUANTUM_RAD, Calibration
-from .port import Lost, Port, SerialWire, Wire
+from .port import Lost, Port, SerialWire, Wire, pyserial
 
 T = TypeVar("T")
 
 UNGUARDED = "the arm keeps its last goal when this program dies"
 TRIES = 8  # for what is not done in a hurry: at ten percent losses one in a hundred million fails
 ANSWER_S = 0.03
+CALM_S = 0.1  # for an answer while nothing moves and no watchdog runs
 SEND_S = 0.01
 
 
@@ -141,6 +142,13 @@ class Servos(Protocol):
     def disarm(self) -> None: ...
     def enable(self) -> None: ...
     def release(self) -> None: ...
+    def load(self) -> None:
+        """The vendor's SDK; `Refused` where it is missing."""
+        ...
+
+    def freeze(self, measured: Callable[[], Reading]) -> None:
+        """Stop them, and keep their torque, after somebody else has moved them."""
+        ...
 
 
 class Gate:
@@ -176,6 +184,13 @@ def insist(call: Callable[[], T]) -> T:
     return call()
 
 
+def prepared(arm: ServoArm) -> Callable[[], None]:
+    """Its ``freeze``, with everything imported that takes time."""
+    arm.servos.load()
+    pyserial()
+    return arm.freeze
+
+
 class ServoArm(Adapter):
     """``wire`` opens the bytes below; by default the serial port of the configuration."""
 
@@ -195,11 +210,24 @@ class ServoArm(Adapter):
         self._seq = -1
         self._forget()
 
-    def _configure(self) -> None:
+    def freeze(self) -> None:
+        """The second channel, for an arm that nobody has configured here: what is on the bus stops where it is, and
+        keeps its torque. A bus has one user: while another process has the port this fails, and nothing is sent."""
+        try:
+            self._connect()
+            self._forget()
+            self.servos.freeze(lambda: insist(lambda: self._measured(self._until(ANSWER_S)))[1])
+        finally:
+            self._close()
+
+    def _connect(self) -> None:
         config = self.config
         self._port = Port(self._wire(), self.clock, config.baudrate, config.latency_s, config.quiet_s)
+        self.servos.connect(self._port, self.calibration.ids)
+
+    def _configure(self) -> None:
         try:
-            self.servos.connect(self._port, self.calibration.ids)
+            self._connect()
             self.servos.identify(self.calibration.offsets, self.calibration.ranges)
         except RobotError:
             self._close()

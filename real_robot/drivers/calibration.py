@@ -133,8 +133,10 @@ class Calibration:
     @classmethod
     def load(cls, path: str | Path) -> Calibration:
         try:
+            if Path(path).exists() and not Path(path).is_file():  # a pipe or a device would be read for ever
+                raise OSError("it is no file")
             content = json.loads(Path(path).read_text())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise Refused(f"the calibration {path} cannot be read: {error}") from error
         return cls.of(content)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,7 @@ import numpy as np
 from ..adapter import Adapter
 from ..clock import Clock, MonotonicClock, ns
 from ..errors import DeviceFault, Refused
-from .bus import ANSWER_S, SEND_S, ArmConfig, Reading, ServoArm, insist
+from .bus import ANSWER_S, CALM_S, SEND_S, ArmConfig, Reading, ServoArm, insist, prepared
 from .port import LinkLost, Lost, Port, Wire
 
 RPM = 0.229 * 2 * math.pi / 60  # rad/s
@@ -71,13 +72,15 @@ class DynamixelServos:
         self._watchdog = 0  # in units, while armed
         self._suspect_ns = 0
 
-    def connect(self, port: Port, ids: Sequence[int]) -> None:
+    def load(self) -> Any:
         try:
             from dynamixel_sdk.protocol2_packet_handler import Protocol2PacketHandler
         except ImportError as error:
             raise Refused("Dynamixel servos need the vendor's SDK: pip install 'burnish[robots]'") from error
+        return Protocol2PacketHandler
 
-        class Handler(Protocol2PacketHandler):
+    def connect(self, port: Port, ids: Sequence[int]) -> None:
+        class Handler(self.load()):
             def addStuffing(self, packet: list[int]) -> list[int]:
                 packet[:] = super().addStuffing(packet)
                 return packet
@@ -126,6 +129,8 @@ class DynamixelServos:
         self._send_all(GOAL_POSITION, ticks, deadline_ns)
 
     def prepare(self, ticks: Sequence[int], velocity: Sequence[float], acceleration: float) -> None:
+        with suppress(Refused):  # of an arm without a watchdog; one that `freeze` has let run out keeps goals read-only
+            self.arm(0.0)
         for i, tick, speed in zip(self._ids, ticks, velocity, strict=True):
             self._put(i, PROFILE_ACCELERATION, max(1, round(acceleration / RPM2)))
             self._put(i, PROFILE_VELOCITY, max(1, round(speed / RPM)))
@@ -151,6 +156,12 @@ class DynamixelServos:
     def enable(self) -> None:
         insist(lambda: self._set_all(TORQUE, 1))
 
+    def freeze(self, measured: Callable[[], Reading]) -> None:
+        """By their own watchdog, made as short as it can be: nobody says anything after that, so each servo stops where
+        it is. No answer is waited for, and a packet that is read, or written with goals, would feed the watchdog."""
+        for _ in range(3):  # nobody answers to a packet for all
+            self._send_all(WATCHDOG, [1] * len(self._ids), self._clock.now_ns() + ns(SEND_S))
+
     def _set_all(self, register: tuple[int, int], value: int) -> None:
         """In one packet and one question, because a servo whose watchdog is armed wants to hear something soon."""
         deadline_ns = self._clock.now_ns() + ns(ANSWER_S)
@@ -164,28 +175,35 @@ class DynamixelServos:
             self._send_all(TORQUE, [0] * len(self._ids), self._clock.now_ns() + ns(SEND_S))
 
     def _ping(self, i: int) -> int:
-        with self._port.exchange(self._clock.now_ns() + ns(ANSWER_S), patient=True):
+        with self._port.exchange(self._clock.now_ns() + ns(CALM_S), patient=True):
             number, result, _ = self._handler.ping(self._port, i)
             if result:
                 raise Lost(f"servo {i} does not answer: {self._handler.getTxRxResult(result)}")
         return number
 
     def _get(self, i: int, register: tuple[int, int]) -> int:
+        """Two answers have to agree: one that is late, of another register, is taken for the first of them at most."""
         address, size = register
 
         def once() -> int:
-            with self._port.exchange(self._clock.now_ns() + ns(ANSWER_S), patient=True):
+            with self._port.exchange(self._clock.now_ns() + ns(CALM_S), patient=True):
                 data, result, error = self._handler.readTxRx(self._port, i, address, size)
                 return _number(self._checked(i, data, size, result, error), 0, size, signed=size > 1)
 
-        return insist(once)
+        def twice() -> int:
+            first = once()
+            if once() != first:
+                raise Lost(f"two answers of servo {i} differ")
+            return first
+
+        return insist(twice)
 
     def _put(self, i: int, register: tuple[int, int], value: int) -> None:
         address, size = register
         data = list(value.to_bytes(size, "little", signed=value < 0))
 
         def once() -> None:
-            with self._port.exchange(self._clock.now_ns() + ns(ANSWER_S), patient=True):
+            with self._port.exchange(self._clock.now_ns() + ns(CALM_S), patient=True):
                 result, error = self._handler.writeTxRx(self._port, i, address, size, data)
                 self._checked(i, [], 0, result, error)
 
@@ -265,3 +283,7 @@ class DynamixelArm(ServoArm):
 
 def make(config: Mapping[str, Any]) -> Adapter:
     return DynamixelArm(ArmConfig.of(config))
+
+
+def second_channel(config: Mapping[str, Any]) -> Callable[[], None]:
+    return prepared(DynamixelArm(ArmConfig.of(config)))

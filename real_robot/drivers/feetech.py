@@ -25,7 +25,7 @@ import numpy as np
 from ..adapter import Adapter
 from ..clock import Clock, MonotonicClock, ns
 from ..errors import DeviceFault, Refused
-from .bus import ANSWER_S, SEND_S, ArmConfig, Reading, ServoArm, insist
+from .bus import ANSWER_S, CALM_S, SEND_S, ArmConfig, Reading, ServoArm, insist, prepared
 from .calibration import QUANTUM_RAD
 from .port import LinkLost, Lost, Port, Wire
 
@@ -35,6 +35,7 @@ ACCELERATION_UNIT = 100 * QUANTUM_RAD  # rad/s^2
 
 RETURN_DELAY, MIN_ANGLE, MAX_ANGLE, HOMING_OFFSET, MODE = (7, 1), (9, 2), (11, 2), (31, 2), (33, 1)
 TORQUE, ACCELERATION, GOAL_POSITION, GOAL_SPEED, LOCK = (40, 1), (41, 1), (42, 2), (46, 2), (55, 1)
+FREEZE, BRAKING = (41, 3), 254  # acceleration and goal together; the highest acceleration that is a number
 BLOCK, BLOCK_SIZE = 56, 11  # position, speed, load, voltage, temperature, a flag, status, moving
 LENGTHS = 16  # of the question for a state, in turn: the bytes before the block come along
 OVERHEAD = 6  # bytes of a packet around its data
@@ -55,12 +56,15 @@ class FeetechServos:
         self._complaint: tuple[int, int] | None = None  # of the last read: (id, error)
         self._unchanged: dict[int, tuple[int, bytes]] = {}
 
-    def connect(self, port: Port, ids: Sequence[int]) -> None:
+    def load(self) -> Any:
         try:
             from scservo_sdk.protocol_packet_handler import protocol_packet_handler
         except ImportError as error:
             raise Refused("Feetech servos need the vendor's SDK: pip install 'burnish[robots]'") from error
-        self._port, self._handler, self._ids = port, protocol_packet_handler(), list(ids)
+        return protocol_packet_handler
+
+    def connect(self, port: Port, ids: Sequence[int]) -> None:
+        self._port, self._handler, self._ids = port, self.load()(), list(ids)
         self._goals, self._complaint, self._unchanged = [], None, {}
         self._turn = 0
         self._powered_ns: int | None = None  # when they were last known to be, while they should
@@ -87,6 +91,9 @@ class FeetechServos:
         self._turn = (self._turn + 1) % LENGTHS
         answers = self._blocks((BLOCK - self._turn, BLOCK_SIZE + self._turn), deadline_ns)
         blocks = [answer[self._turn :] for answer in answers]
+        # The byte before the position is the lock, which is closed: noise that runs into the position is seen there.
+        if self._turn and any(answer[self._turn - 1] != 1 for answer in answers):
+            raise Lost("the lock of a servo cannot be open")
         now_ns = self._clock.now_ns()
         rows = [self._understood(i, block) for i, block in zip(self._ids, blocks, strict=True)]
         for k, (i, block) in enumerate(zip(self._ids, blocks, strict=True)):
@@ -123,12 +130,26 @@ class FeetechServos:
         for _ in range(3):  # nobody answers to a packet for all
             self._send_all(TORQUE, [0] * len(self._ids), self._clock.now_ns() + ns(SEND_S))
 
+    def freeze(self, measured: Callable[[], Reading]) -> None:
+        """Goals where they are found, and the hardest braking that they have: in one packet, whose registers are read
+        back, because nobody answers to it."""
+        address, size = FREEZE
+        values = [BRAKING | int(tick) << 8 for tick in measured().ticks]
+
+        def once() -> None:
+            self._send_all(FREEZE, values, self._clock.now_ns() + ns(SEND_S))
+            found = self._blocks(FREEZE, self._clock.now_ns() + ns(ANSWER_S))
+            if [int.from_bytes(block, "little") for block in found] != values:
+                raise Lost(f"not every servo has taken its values into the {size} registers from {address} on")
+
+        insist(once)
+
     def _get(self, i: int, register: tuple[int, int]) -> int:
         """Two answers have to agree, because of the weak sum."""
         address, size = register
 
         def once() -> int:
-            with self._port.exchange(self._clock.now_ns() + ns(ANSWER_S), patient=True):
+            with self._port.exchange(self._clock.now_ns() + ns(CALM_S), patient=True):
                 data, result, error = self._handler.readTxRx(self._port, i, address, size)
                 self._expect(i, data, size, result, error)
                 if self._port.heard != size + OVERHEAD:
@@ -148,7 +169,7 @@ class FeetechServos:
         data = list(value.to_bytes(size, "little"))
 
         def once() -> None:
-            with self._port.exchange(self._clock.now_ns() + ns(ANSWER_S), patient=True):
+            with self._port.exchange(self._clock.now_ns() + ns(CALM_S), patient=True):
                 result, error = self._handler.writeTxRx(self._port, i, address, size, data)
                 self._expect(i, [], 0, result, error)
             if self._get(i, register) != value:
@@ -241,3 +262,7 @@ class FeetechArm(ServoArm):
 
 def make(config: Mapping[str, Any]) -> Adapter:
     return FeetechArm(ArmConfig.of(config))
+
+
+def second_channel(config: Mapping[str, Any]) -> Callable[[], None]:
+    return prepared(FeetechArm(ArmConfig.of(config)))

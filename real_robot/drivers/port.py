@@ -55,13 +55,17 @@ class Wire(Protocol):
     def close(self) -> None: ...
 
 
+def pyserial() -> Any:
+    try:
+        import serial
+    except ImportError as error:
+        raise Refused("serial ports need pyserial: pip install 'burnish[robots]'") from error
+    return serial
+
+
 class SerialWire:
     def __init__(self, path: str, baudrate: int, clock: Clock) -> None:
-        try:
-            import serial
-        except ImportError as error:
-            raise Refused("serial ports need pyserial: pip install 'burnish[robots]'") from error
-        self._clock = clock
+        serial, self._clock = pyserial(), clock
         try:
             # Exclusive, because two programs on one bus take each other's answers.
             self._serial = serial.Serial(path, baudrate, timeout=0, exclusive=True)

@@ -26,7 +26,7 @@ force in the controller. This is no safety-rated function.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from enum import StrEnum
@@ -35,13 +35,13 @@ from typing import Any
 import numpy as np
 
 from ..adapter import Adapter, Command, Fault, JointSpec, Mode, Phase, RobotSpec, RobotState, StopKind, Vector
-from ..clock import SECOND, Clock, ns
+from ..clock import SECOND, Clock, MonotonicClock, ns
 from ..errors import DeviceFault, Refused, StaleState
 from .universal_dashboard import Dashboard
-from .universal_link import Link, Sample
+from .universal_link import RUNNING, Link, Sample
 
 JOINTS = ("shoulder_pan", "shoulder_lift", "elbow", "wrist_1", "wrist_2", "wrist_3")
-POWER_ON, RUNNING = 1 << 0, 1 << 1  # robot_status_bits
+POWER_ON = 1 << 0  # robot_status_bits, as RUNNING
 PROTECTIVE_STOP, SAFEGUARD_STOP, EMERGENCY_STOP, VIOLATION, FAULT = 1 << 2, 1 << 4, 0b111 << 5, 1 << 8, 1 << 9
 STOPPED = {
     EMERGENCY_STOP: ("estop", "the emergency stop is pressed"),
@@ -335,6 +335,26 @@ def quaternion(rotation: Vector) -> Vector:
 
 
 def make(config: Mapping[str, Any]) -> UniversalRobot:
+    return UniversalRobot(_config_of(config))
+
+
+def second_channel(config: Mapping[str, Any]) -> Callable[[], None]:
+    """The dashboard, which needs neither ur-rtde nor the process that had it: it ends the program, and the arm brakes.
+    A set-point that is still under way finds no program then."""
+    found = _config_of(config)
+    dashboard, clock = Dashboard(found.address, timeout_s=found.stop_s / 2), MonotonicClock()
+
+    def stop_now() -> None:
+        dashboard.ask("stop")
+        deadline_ns = clock.now_ns() + ns(found.stop_s)
+        while not dashboard.ask("running").endswith("false"):
+            if clock.now_ns() > deadline_ns:
+                raise UniversalFault("program", f"the program still runs {found.stop_s:g} s after it was stopped")
+
+    return stop_now
+
+
+def _config_of(config: Mapping[str, Any]) -> UniversalConfig:
     known = {item.name for item in fields(UniversalConfig)}
     if unknown := sorted(set(config) - known):
         raise Refused(f"a Universal Robots arm has no setting {unknown[0]!r}; choices: {', '.join(sorted(known))}")
@@ -343,4 +363,4 @@ def make(config: Mapping[str, Any]) -> UniversalRobot:
     model = str(config.get("model", Model.UR5E.value))
     if model not in {m.value for m in Model}:
         raise Refused(f"model={model} is not known; choices: {', '.join(m.value for m in Model)}")
-    return UniversalRobot(UniversalConfig(**{**config, "model": Model(model)}))
+    return UniversalConfig(**{**config, "model": Model(model)})

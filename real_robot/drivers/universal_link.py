@@ -21,7 +21,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +31,8 @@ from ..errors import DeviceFault, Refused
 
 POLL_S = 0.0005  # of ur-rtde's newest sample
 PARTING_S = 1.0  # to stop the arm after the control process is gone
-STARTED_S = 3.0  # for an uploaded program to run
+STARTED_S = 3.0  # for an uploaded program to run, and for a stopped one to be seen to have ended
+RUNNING = 1 << 1  # of the robot's status: a program
 VARIABLES = ("actual_q", "actual_qd", "actual_TCP_pose", "actual_TCP_force")
 VARIABLES = (*VARIABLES, "robot_status_bits", "safety_status_bits", "timestamp")
 
@@ -213,20 +214,33 @@ class _Other:
         if self._control is None:
             from rtde_control import RTDEControlInterface
 
-            self._control = RTDEControlInterface(self._address, self._sample_hz)
-        elif not self._control.isProgramRunning():
+            self._control = RTDEControlInterface(self._address, self._sample_hz)  # uploads the program
+        else:
+            if not self._wait(lambda: not any(self._running())):
+                return f"ur-rtde still sees the program {STARTED_S:g} s after it was stopped"
             self._control.reuploadScript()  # returns before the program runs
-        clock, deadline_ns = MonotonicClock(), MonotonicClock().now_ns() + ns(STARTED_S)
-        while not (self._control.isProgramRunning() and self._receive.getRobotStatus() & 2):
-            if clock.now_ns() > deadline_ns:
-                return f"the control program does not run {STARTED_S:g} s after its upload"
-            clock.sleep_until_ns(clock.now_ns() + ns(0.005))
+        if not self._wait(lambda: all(self._running())):
+            return f"the control program does not run {STARTED_S:g} s after its upload"
         if watchdog_hz and not self._control.setWatchdog(watchdog_hz):
             return f"the controller did not arm its watchdog of {watchdog_hz:g} Hz; nothing was moved"
         return ""
 
+    def _running(self) -> tuple[bool, bool]:
+        """Whether the program runs, as each of ur-rtde's two streams has it. Threads of their own read them, so either
+        may be late, and what one of them still says must not decide alone: a stop that had not come through made the
+        program seem to run, and nobody uploaded it again."""
+        return self._control.isProgramRunning(), bool(self._receive.getRobotStatus() & RUNNING)
+
+    def _wait(self, holds: Callable[[], bool]) -> bool:
+        clock = MonotonicClock()
+        deadline_ns = clock.now_ns() + ns(STARTED_S)
+        while not (held := holds()) and clock.now_ns() < deadline_ns:
+            clock.sleep_until_ns(clock.now_ns() + ns(POLL_S))
+        return held
+
     def _hold(self, x: Sequence[float]) -> str:
-        well = self._control is None or not self._control.isProgramRunning() or self._control.servoStop(x[0])
+        # Both have seen it run since it was uploaded, so one that says no has seen it end.
+        well = self._control is None or not all(self._running()) or self._control.servoStop(x[0])
         return "" if well else "the controller did not stop servoing"
 
     def _end(self) -> None:

@@ -135,6 +135,11 @@ class PtyProcess:
     def log(self) -> list[Any]:
         return self._asked("log")
 
+    def history(self) -> tuple[np.ndarray, np.ndarray]:
+        """(T,) ns and (T, n) rad until now, of a chain whose plant is `Recorded`."""
+        t_ns, q = zip(*self._asked("history"), strict=True)
+        return np.array(t_ns), np.array(q)
+
     def _asked(self, question: str) -> Any:
         self._pipe.send(question)
         if not self._pipe.poll(20):
@@ -161,6 +166,9 @@ def _serve_chain(make: Callable[[], Chain], pipe: Connection) -> None:
         elif question == "truth":
             chain.motion(now_ns)  # up to now
             pipe.send([float(x) - math.pi for x in chain.plant.motion()[0]])
+        elif question == "history":
+            chain.motion(now_ns)  # up to now
+            pipe.send(list(getattr(chain.plant, "history", [])))
         elif question == "log":
             pipe.send(list(getattr(chain, "log", [])))
     server.unplug()

@@ -8,6 +8,7 @@ servo's own (tick zero is zero), in rad, in the order of the chain.
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -44,6 +45,26 @@ class Plant(Protocol):
     def motion(self) -> tuple[Array, Array, Array]:
         """Position in rad, velocity in rad/s, and torque as a fraction of what the motor can give, -1 to 1."""
         ...
+
+
+class Recorded:
+    """Any plant, with a memory: where it was at every millisecond of the device's own clock. When an arm came to rest
+    is then no matter of who looked when."""
+
+    EVERY_NS = ns(0.001)
+
+    def __init__(self, plant: Plant, rows: int = 20_000) -> None:
+        self.history: deque[tuple[int, list[float]]] = deque(maxlen=rows)
+        self._plant, self._next_ns = plant, 0
+        self.drive, self.motion = plant.drive, plant.motion
+
+    def advance(self, now_ns: int) -> None:
+        self._next_ns = self._next_ns or now_ns
+        while self._next_ns <= now_ns:
+            self._plant.advance(self._next_ns)
+            self.history.append((self._next_ns, self._plant.motion()[0].tolist()))
+            self._next_ns += self.EVERY_NS
+        self._plant.advance(now_ns)
 
 
 class ProfilePlant:

@@ -46,6 +46,7 @@ class Trouble(StrEnum):
     STRANGE = "strange"  # a frame of a type that does not exist
     TEXT = "text"  # messages between the packages
     LATE = "late"  # packages are held back by 50 ms
+    LAG = "lag"  # packages for a client that gives orders are held back by 300 ms, and for others they are not
     SLOW = "slow"  # only every tenth package
     STUCK = "stuck"  # the program never becomes ready
     DEAF = "deaf"  # set-points arrive and are not followed
@@ -130,9 +131,9 @@ class UniversalEmulator:
         """Monotonic ns, step of the controller, and words."""
         return [(t_ns, step, what) for t_ns, step, what in self.order("read", log="events")]
 
-    def motion(self) -> Motion:
-        """Of the last minute."""
-        t_ns, step, q, qd = zip(*self.order("read", log="motion"), strict=True)
+    def motion(self, rows: int = 0) -> Motion:
+        """Of the last minute, or so many rows of it."""
+        t_ns, step, q, qd = zip(*self.order("read", log="motion", rows=rows), strict=True)
         return Motion(np.array(t_ns), np.array(step), np.array(q), np.array(qd))
 
     def kill(self) -> None:

@@ -70,7 +70,7 @@ class Locomotion:
     def __init__(self, config: LocomotionConfig) -> None:
         self.config = config
         self.pixels = PixelConfig(tuple(config.cameras), config.image_size, config.lavish) if config.cameras else None
-        self.randomize = config.randomize
+        self.randomize, self.guard = config.randomize, None  # motors have no set-points
         self.memory: dict[str, Array] = {}
 
     def mjcf(self) -> str:

@@ -1,0 +1,198 @@
+"""What ``burnish deploy`` and ``burnish record`` share: settings, errors as sentences, a robot that is at rest in the
+end, and words for what it did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..policies.core.errors import BurnishError
+from .acting import Acting, Still
+from .discovery import make_adapter
+from .env import Body, RobotEnv
+from .errors import RobotError
+from .receding import Chunks, Receding, RobotTime
+from .robots import ROBOTS, Hardware
+from .safe_robot import Safety
+from .thinking import Apart, Latency, Simulated
+
+PERSONS = ("keyboard", "gamepad")
+DISPLACEMENTS = "ee_delta"  # the mode of actions that say how far to move
+
+
+@contextmanager
+def in_sentences() -> Iterator[None]:
+    """What goes wrong on the robot's side is said as what goes wrong anywhere else."""
+    try:
+        yield
+    except RobotError as error:
+        raise BurnishError(str(error)) from error
+
+
+@dataclass
+class Allowed(Safety):
+    """``safety.*`` of a command line."""
+
+    def __post_init__(self) -> None:
+        with in_sentences():
+            super().__post_init__()
+
+
+@dataclass
+class AllowedChunks(Chunks):
+    """``chunks.*`` of a command line."""
+
+    def __post_init__(self) -> None:
+        with in_sentences():
+            super().__post_init__()
+
+
+@dataclass
+class AllowedLatency(Latency):
+    """``latency.*`` of a command line."""
+
+    def __post_init__(self) -> None:
+        with in_sentences():
+            super().__post_init__()
+
+
+@dataclass
+class RobotVerb:
+    robot: Any
+    policy: Any
+    env: Any = None  # what the policy was trained for, by default
+    safety: Allowed = field(default_factory=Allowed)
+    episodes: int = 10
+    seed: int = 0
+    realtime: bool = True  # false: a robot that is a model plays as fast as it can
+    gamepad: str = "/dev/input/js0"  # of supervisor=gamepad
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        if self.episodes < 1:
+            raise BurnishError(f"episodes={self.episodes} must be at least 1")
+
+
+@dataclass
+class DeployConfig(RobotVerb):
+    chunks: Any = None  # how to go from chunk to chunk while the policy thinks; null: each decision is waited for
+    latency: AllowedLatency = field(default_factory=AllowedLatency)  # of thinking, with chunks and realtime=false
+    compare: bool = True  # play the same episodes in simulation too
+    dry_run: bool = False  # do all but move: connect, read, think once, report
+    shadow: bool = False  # think at every tick beside a robot that somebody else moves, and send nothing
+    supervisor: str = ""  # keyboard or gamepad: somebody takes over, and says how it went
+    record: str | None = None  # folder of a dataset of what was played
+    out: str | None = None  # folder for deploy.json, or shadow.json and shadow.jsonl
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.supervisor not in ("", *PERSONS):
+            raise BurnishError(f"supervisor={self.supervisor} is not known; choices: {', '.join(PERSONS)}")
+        if self.shadow and (self.dry_run or self.record is not None):
+            raise BurnishError("a shadow plays nothing: leave out dry_run=true and record=")
+        if self.chunks is not None and (self.shadow or self.dry_run):
+            raise BurnishError("chunks= is how a robot is moved, and nothing is to be moved here; leave it out")
+        if self.latency.mean_s and (self.realtime or self.chunks is None):
+            raise BurnishError("latency.mean_s is of thinking that is simulated; give chunks= and realtime=false")
+        if self.chunks is not None and self.chunks.patience_s >= self.safety.silent_ramp_s:
+            raise BurnishError(
+                f"chunks.patience_s={self.chunks.patience_s:g} must be below safety.silent_ramp_s="
+                f"{self.safety.silent_ramp_s:g}, at which the robot stops anyway"
+            )
+
+
+@dataclass
+class RecordConfig(RobotVerb):
+    policy: Any = None  # who plays where the supervisor does not; by default nobody, and the robot stays
+    supervisor: str = (
+        "keyboard"  # keyboard, gamepad, or expert: the scripted one of the task, for robots that are models
+    )
+    level: str = "clean"  # of the expert
+    after: int = 0  # ticks until the expert takes over from a policy
+    out: str = "runs/recorded"
+    resume: bool = False  # continue what an interrupted call left at out=, or lengthen it
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.supervisor not in (*PERSONS, "expert"):
+            raise BurnishError(f"supervisor={self.supervisor} is not known; choices: {', '.join((*PERSONS, 'expert'))}")
+        if self.after < 0 or (self.after > 0 and (self.policy is None or self.supervisor != "expert")):
+            raise BurnishError(f"after={self.after} is when supervisor=expert takes over from a policy; give both")
+
+
+def ahead(acting: Acting, chunks: Chunks, env: RobotEnv, latency: Latency | None) -> Receding:
+    """A controller that thinks while the robot moves: in a process of its own, or with a ``latency`` in the time of a
+    robot that is a model."""
+    assert acting.mind is not None, "every policy of a command line has one"
+    spec = env.spec
+    if chunks.relative is None:
+        chunks = replace(chunks, relative=spec.action_mode == DISPLACEMENTS)
+    thinker = Apart(acting.mind) if latency is None else Simulated(acting.mind(), RobotTime(env), latency)
+    try:
+        return Receding(thinker, chunks, spec.control_hz)
+    except RobotError:
+        thinker.close()
+        raise
+
+
+@contextmanager
+def at_rest(env: RobotEnv) -> Iterator[RobotEnv]:
+    """However it ends, the robot is at rest afterwards; who has lost the policy on the way is told so."""
+    try:
+        yield env
+    except RobotError as error:
+        env.close()
+        stopped = bool(env.reports) and "stopped" in env.reports[-1].get("counts", {})
+        raise BurnishError(f"{error}; the robot was brought to rest" if stopped else str(error)) from error
+    finally:
+        env.close()
+
+
+def name_of(robot: Any) -> str:
+    """As in ``robot=...``, or that of somebody's plugin."""
+    known = [name for name, kind in ROBOTS.items() if type(robot) is kind]
+    return robot.name if isinstance(robot, Hardware) else known[0]
+
+
+def first_step(robot: Any, acting: Acting, body: Any, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """(where the joints are, the first set-points that the policy asks for), in rad. Hardware is read, a model begins
+    where the episode does, and nothing is moved."""
+    body.begin(seed)
+    here = body.start
+    if isinstance(robot, Hardware):
+        adapter = make_adapter(robot.name, robot.device)
+        try:
+            adapter.configure()
+            here = adapter.read(1.0).q
+        finally:
+            adapter.close()
+    body.see(here, np.zeros_like(here))
+    controller, still = acting.make(1), Still(body)
+    seen = acting.view(still)
+    controller.reset(torch.ones(1, dtype=torch.bool), [seed])
+    seen.step(controller.step(seen.reset(None, [seed])))
+    return here, _targets(body, still)
+
+
+def _targets(body: Body, still: Still) -> np.ndarray:
+    return body.targets(np.clip(still.asked, body.spec.action.low, body.spec.action.high))
+
+
+def kept(reports: Sequence[Mapping[str, Any]]) -> str:
+    """What the guard and the loop did, over all episodes."""
+    counts: dict[str, int] = {}
+    for report in reports:
+        for kind, count in report.get("counts", {}).items():
+            counts[kind] = counts.get(kind, 0) + count
+    ticks = sum(report.get("timing", {}).get("ticks", 0) for report in reports)
+    misses = sum(report.get("timing", {}).get("misses", 0) for report in reports)
+    of_note = {
+        kind: counts[kind] for kind in sorted(counts) if counts[kind] and kind not in ("start", "stopped", "ramp")
+    }
+    words = ", ".join(f"{kind} {count}" for kind, count in of_note.items()) or "nothing"
+    return f"the control loop: {ticks} ticks, {misses} deadlines missed; the guard and the ladder: {words}"

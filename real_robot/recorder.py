@@ -1,0 +1,218 @@
+"""Episodes on a robot -> a dataset on disk, of the kind that ``burnish collect`` writes and everything of ours reads.
+
+``action`` is what was executed, in the units of the actuators. What a policy asked for beside it, and whether somebody
+else played, are kept with every frame (``requested``, ``intervened``), in the part of the set that other readers pass
+over; `read_beside` reads them. An episode is in the set whole or not at all, and a set can be taken up again.
+
+**Departures.** The columns beside the action lie where a simulator's state does (policies/data/lerobot_sim_state.py):
+both belong to a frame and are no observation. A person's success label is the episode's ``next.success``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from ..policies.core.errors import BurnishError
+from ..policies.core.types import Controller, Obs, Step, VecEnv
+from ..policies.core.wrapper import Wrapper
+from ..policies.data.episodes import Episode
+from ..policies.data.lerobot_writer import LeRobotWriter
+from .errors import Refused
+from .supervisor import NOTHING, Word
+
+
+class Recorded(Wrapper):
+    """One robot, whose episodes go to a writer as they end; one that is cut short by a reset is forgotten."""
+
+    def __init__(self, env: VecEnv, writer: LeRobotWriter) -> None:
+        super().__init__(env)
+        self._writer, self._seed = writer, 0
+        self._obs: list[Obs] = []
+        self._rows: dict[str, list[Tensor]] = {}
+
+    def reset(self, mask: Tensor | None = None, seeds: Sequence[int] | None = None) -> Obs:
+        if seeds is None:
+            raise BurnishError("an episode is recorded together with its seed; reset with seeds=")
+        obs = self.env.reset(mask, seeds)
+        if mask is None or bool(mask[0]):
+            self._seed, self._obs, self._rows = int(seeds[0]), [_copied(obs)], {}
+        return obs
+
+    def step(self, action: Tensor, active: Tensor | None = None) -> Step:
+        step = self.env.step(action, active)
+        self._obs.append(_copied(step.obs))
+        info = step.info
+        facts = {
+            "action": info.get("executed", action),
+            "requested": info.get("requested", action),
+            "intervened": info.get("intervened", torch.tensor([False])),
+            "reward": step.reward,
+            "success": info.get("success", torch.tensor([False])),
+        }
+        for name, x in facts.items():
+            self._rows.setdefault(name, []).append(x[0].detach().clone())
+        if bool(step.terminated | step.truncated):
+            self._keep(bool(step.terminated), bool(step.truncated))
+        return step
+
+    def _keep(self, terminated: bool, truncated: bool) -> None:
+        rows = {name: torch.stack(x) for name, x in self._rows.items()}
+        # A state has a row after the last action too, in which nothing is requested any more.
+        beside = {
+            name: torch.cat([rows[name], torch.zeros_like(rows[name][:1])]) for name in ("requested", "intervened")
+        }
+        self._writer.add(
+            Episode(
+                obs={key: torch.stack([obs[key][0] for obs in self._obs]) for key in self.spec.obs.shapes},
+                action=rows["action"].float(),
+                reward=rows["reward"].float(),
+                terminated=terminated,
+                truncated=truncated,
+                success=bool(rows["success"].any()),
+                seed=self._seed,
+                sim_state={"requested": beside["requested"].float(), "intervened": beside["intervened"]},
+            )
+        )
+        self._obs, self._rows = [], {}
+
+
+@contextmanager
+def recording(
+    env: VecEnv, out: str, meta: Mapping[str, Any], robot: str, seeds: Sequence[int], *, resume: bool = False
+) -> Iterator[tuple[Recorded, LeRobotWriter]]:
+    """Whatever ends it, the episodes that had ended before are in the set at ``out``."""
+    if Path(out).exists() and not resume:
+        raise BurnishError(f"{out} exists already; use another folder, or continue it with resume=true")
+    # At 0 an episode is published as soon as it ends, unless that takes more than a twentieth of the time.
+    writer = LeRobotWriter(out, env.spec, meta, robot_type=robot, publish_every_s=0.0, resume=resume)
+    try:
+        begun = len(writer.seeds)
+        if begun > len(seeds):
+            raise BurnishError(
+                f"{out} has {begun} episodes already, more than episodes={len(seeds)}; ask for at least as many, or "
+                "use another folder"
+            )
+        if writer.seeds != list(seeds[:begun]):
+            raise BurnishError(f"{out} holds episodes of other seeds, so it cannot be continued; use another folder")
+        yield Recorded(env, writer), writer
+    finally:
+        if writer.seeds:
+            writer.finish()
+        else:
+            writer.abort()
+
+
+def play(
+    env: VecEnv,
+    controller: Controller,
+    seeds: Sequence[int],
+    begin: Callable[[int], None],
+    stopped: Callable[[], bool],
+) -> int:
+    """One episode per seed, as long as nobody wants to stop; returns how many were played to their ends. ``begin`` is
+    told each seed first."""
+    everyone = torch.ones(1, dtype=torch.bool)
+    for played, seed in enumerate(seeds):
+        begin(seed)
+        if stopped():
+            return played
+        obs = env.reset(None, [seed])
+        controller.reset(everyone, [seed])
+        ended = False
+        while not ended:
+            if stopped():
+                return played
+            step = env.step(controller.step(obs))
+            obs, ended = step.obs, bool(step.terminated | step.truncated)
+    return len(seeds)
+
+
+class Nobody:
+    """No policy: the middle of every range, which is to stay where actions are steps."""
+
+    def __init__(self, dim: int) -> None:
+        self._action = torch.zeros(1, dim)
+
+    def reset(self, mask: Tensor, seeds: Sequence[int] | None = None) -> None:
+        pass
+
+    def step(self, obs: Obs) -> Tensor:
+        return self._action
+
+    def peek(self, obs: Obs) -> Tensor:
+        return self._action
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class Demonstrator:
+    """A scripted expert as the person beside a robot: takes over after so many ticks, and does not give it back."""
+
+    def __init__(self, expert: Controller, after: int = 0) -> None:
+        self._expert, self._after, self._tick = expert, after, 0
+
+    def begin(self, seed: int) -> None:
+        self._expert.reset(torch.ones(1, dtype=torch.bool), [seed])
+        self._tick = 0
+
+    def poll(self, obs: Mapping[str, Any]) -> Word:
+        self._tick += 1
+        if self._tick <= self._after:
+            return NOTHING
+        seen = {key: torch.from_numpy(np.asarray(x, np.float32)) for key, x in obs.items()}
+        return Word(action=self._expert.step(seen)[0].numpy().astype(np.float64))
+
+    def ready(self, what: str) -> None:
+        raise Refused("a scripted expert lays nothing out; it is for robots that are models")
+
+    def close(self) -> None:
+        pass
+
+
+class Beside(NamedTuple):
+    """What an episode holds beside its executed actions."""
+
+    requested: Tensor  # (T, A) in actuator units: of the policy, or of nobody
+    intervened: Tensor  # (T,) bool: somebody else played
+
+
+def read_beside(folder: str | Path) -> list[Beside]:
+    """One per episode of a set that was recorded here, in its order."""
+    root = Path(folder)
+    try:
+        entry = json.loads((root / "meta" / "info.json").read_text(encoding="utf-8"))["burnish"]["sim_state"]
+        fields = [(x["name"], np.dtype(x["dtype"]).newbyteorder("<"), tuple(x["shape"])) for x in entry["tensors"]]
+        kind, found = np.dtype(fields), {}
+        if not {"requested", "intervened"} <= set(kind.names or ()):
+            raise KeyError("requested")
+        for file in sorted(root.glob("sim_state/*/*.parquet")):
+            with pq.ParquetFile(file, page_checksum_verification=True) as parquet:
+                for group in range(parquet.num_row_groups):
+                    table = parquet.read_row_group(group)
+                    rows = np.frombuffer(b"".join(table["state"].to_pylist()), kind)[:-1]
+                    found[table["episode_index"][0].as_py()] = Beside(
+                        torch.from_numpy(rows["requested"].astype(np.float32)),
+                        torch.from_numpy(rows["intervened"].astype(bool)),
+                    )
+        return [found[number] for number in sorted(found)]
+    except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
+        raise BurnishError(f"{root} holds nothing beside its actions: `burnish record` did not write it") from error
+
+
+def _copied(obs: Obs) -> Obs:
+    """A world may answer in the same memory again and again."""
+    return {key: x.clone() for key, x in obs.items()}

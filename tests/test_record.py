@@ -1,0 +1,203 @@
+"""`burnish record`: what was executed, what was asked for and who played, as a set that training reads; whole episodes
+only, whatever ends the recording, and the same bytes in one go or in several."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import burnish.real_robot.__main__ as verbs
+import lerobot_v3_reader
+from burnish.policies.core.cli import main
+from burnish.policies.core.errors import BurnishError
+from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec
+from burnish.policies.core.types import Step
+from burnish.policies.data.lerobot import LeRobotWriter, read_lerobot
+from burnish.real_robot.recorder import Demonstrator, Recorded, read_beside
+from burnish.real_robot.supervisor import Keyboard
+
+pytestmark = pytest.mark.sim
+BASE = Path(__file__).resolve().parents[1] / "benchmarks" / "bases" / "insert"
+EXPERT = ["record", "env=reach", "supervisor=expert", "realtime=false", "seed=3"]
+
+
+def tree(root: Path) -> dict[str, str]:
+    files = sorted(path for path in root.rglob("*") if path.is_file())
+    return {path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def refused(capfd, *words: str) -> str:
+    capfd.readouterr()
+    assert main(list(words)) == 2
+    said = capfd.readouterr().err.strip()
+    assert len(said.splitlines()) == 1
+    return said
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("whole") / "set"
+    assert main([*EXPERT, "episodes=4", f"out={out}"]) == 0
+    return out
+
+
+def test_training_reads_what_was_recorded(whole, tmp_path):
+    episodes = read_lerobot(whole)
+    assert len(episodes) == 4 and all(e.success and e.terminated for e in episodes)
+    assert episodes.meta["robot"] == "twin" and episodes.meta["supervisor"] == "clean expert"
+    assert set(episodes.spec.obs.shapes) == {"state"}, "what was requested is no observation"
+    assert lerobot_v3_reader.read(whole)[-1]["episode_index"] == 3
+    small = ["policy.hidden=[8]", "train.batch=8", "train.steps=3", "trial.episodes=1"]
+    assert main(["pretrain", "policy=gaussian", *small, f"data={whole}", f"out={tmp_path / 'bc'}"]) == 0
+    few = ["method=iql", "steps=3", "batch=8", "trial.episodes=1"]
+    assert main(["offline", *few, f"data={whole}", f"out={tmp_path / 'iql'}"]) == 0
+
+
+def test_what_was_asked_for_lies_beside_what_was_executed(tmp_path):
+    """A policy plays four ticks, then the expert: two different hands, tick by tick."""
+    words = ["supervisor=expert", "after=4", "realtime=false", "episodes=2", f"policy.path={BASE}"]
+    assert main(["record", *words, f"out={tmp_path / 'set'}"]) == 0
+    episodes, beside = read_lerobot(tmp_path / "set"), read_beside(tmp_path / "set")
+    assert len(episodes) == len(beside) == 2
+    for episode, (requested, intervened) in zip(episodes, beside, strict=True):
+        assert requested.shape == episode.action.shape
+        assert intervened.tolist() == [t >= 4 for t in range(len(episode))]
+        assert torch.equal(requested[:4], episode.action[:4])
+        assert (requested[4:] - episode.action[4:]).abs().max() > 1e-4
+    with pytest.raises(BurnishError, match="did not write it"):
+        read_beside(tmp_path)
+
+
+def test_in_several_goes_to_the_same_bytes(whole, tmp_path, capfd):
+    out = f"out={tmp_path / 'set'}"
+    assert main([*EXPERT, "episodes=2", out]) == 0
+    assert "exists already" in refused(capfd, *EXPERT, "episodes=4", out)
+    before = tree(tmp_path / "set")
+    assert "more than episodes=1" in refused(capfd, *EXPERT, "episodes=1", out, "resume=true")
+    for changed in ("seed=4", "level=noisy", "env.max_steps=50"):
+        assert "cannot continue it" in refused(capfd, *EXPERT, "episodes=4", out, "resume=true", changed)
+    assert tree(tmp_path / "set") == before
+    assert main([*EXPERT, "episodes=2", out, "resume=true"]) == 0
+    assert "nothing is recorded" in capfd.readouterr().out
+    assert main([*EXPERT, "episodes=4", out, "resume=true"]) == 0
+    assert tree(tmp_path / "set") == tree(whole)
+
+
+@pytest.mark.parametrize("kind", [signal.SIGINT, KeyboardInterrupt], ids=["once", "twice"])
+def test_ctrl_c_costs_the_running_episode_and_no_other(kind, whole, tmp_path, monkeypatch, capfd):
+    poll, first = Demonstrator.poll, len(read_lerobot(whole)[0])
+    count = []
+
+    def pressed(self, obs):
+        count.append(1)
+        if len(count) == first + 3:
+            if kind is KeyboardInterrupt:
+                raise KeyboardInterrupt
+            signal.raise_signal(kind)
+        return poll(self, obs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Demonstrator, "poll", pressed)
+        assert main([*EXPERT, "episodes=4", f"out={tmp_path / 'set'}"]) == 130
+    said = capfd.readouterr().out
+    assert kind is KeyboardInterrupt or "stopped after 1 of 4 episodes; continue with resume=true" in said
+    assert len(read_lerobot(tmp_path / "set")) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["set"]
+    assert main([*EXPERT, "episodes=4", f"out={tmp_path / 'set'}", "resume=true"]) == 0
+    assert tree(tmp_path / "set") == tree(whole)
+
+
+class Typed(Keyboard):
+    """Somebody whose keys are known before."""
+
+    keys = ("t", "dw", "", "a", "ts")  # while somebody holds the robot, s is a direction
+
+    def __init__(self, coordinates: int) -> None:
+        super().__init__(coordinates, io.StringIO("\n\n"), io.StringIO())
+        self._left: list[str] = []
+
+    def ready(self, what: str) -> None:
+        super().ready(what)
+        self._left = list(self.keys)
+
+    def _keys(self) -> str:
+        return self._left.pop(0) if self._left else ""
+
+
+def test_a_person_plays_and_says_how_it_went(tmp_path, monkeypatch):
+    monkeypatch.setattr(verbs, "Keyboard", Typed)
+    words = ["record", "env=insert", "realtime=false", "episodes=2", f"out={tmp_path / 'set'}"]
+    assert main(words) == 0
+    episodes, beside = read_lerobot(tmp_path / "set"), read_beside(tmp_path / "set")
+    x, y = (episodes.spec.action.high[i] for i in (0, 1))
+    for episode, (requested, intervened) in zip(episodes, beside, strict=True):
+        expected = [[0, 0], [x, -y], [0, 0], [-x, 0]]
+        assert np.allclose(episode.action[:4, :2], expected, atol=1e-7) and intervened.tolist() == [True] * 4 + [False]
+        assert episode.success and episode.terminated and episode.reward[-1] == 1 and len(episode) == 5
+        assert (requested == 0).all(), "nobody asked for anything"
+    monkeypatch.setattr(Typed, "keys", ("t", "d", "tf"))
+    assert main([*words, "resume=false", f"out={tmp_path / 'other'}"]) == 0
+    assert not any(episode.success for episode in read_lerobot(tmp_path / "other"))
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["supervisor=expert", "robot=feetech"], "a script is nobody beside it"),
+        (["supervisor=parrot"], "choices: keyboard, gamepad, expert"),
+        (["supervisor=gamepad", "gamepad=/dev/input/js77"], "no gamepad at"),
+        (["supervisor=expert", "after=3"], "takes over from a policy"),
+        (["env.action=joint_target"], "env.action=ee_delta, or a policy"),
+        (["supervisor=expert", "level=perfect"], "no expert of level 'perfect'"),
+        (["episodes=0"], "must be at least 1"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_recorded_is_one_sentence(words, sentence, tmp_path, capfd):
+    assert sentence in refused(capfd, "record", "env=reach", "realtime=false", f"out={tmp_path / 'set'}", *words)
+    assert not (tmp_path / "set").exists()
+
+
+def test_nobody_knows_the_world(tmp_path, capfd):
+    assert "nobody says which world" in refused(capfd, "record", "supervisor=expert", f"out={tmp_path / 'set'}")
+
+
+SPEC = EnvSpec(ObsSpec({"state": (1,)}), ActionSpec((-1.0,), (1.0,)), 10.0, "steps", 3)
+
+
+class Counting:
+    """Answers in the same memory again and again, clips what is asked of it, and ends after three ticks."""
+
+    num_envs, device, spec = 1, torch.device("cpu"), SPEC
+
+    def reset(self, mask=None, seeds=None):
+        self.obs = {"state": torch.zeros(1, 1)}
+        return self.obs
+
+    def step(self, action, active=None):
+        self.obs["state"] += 1
+        over = self.obs["state"][0] >= 3
+        info = {"executed": action.clamp(-1, 1), "requested": action, "intervened": torch.tensor([False])}
+        return Step(self.obs, torch.ones(1), torch.tensor([False]), over, info)
+
+
+def test_an_episode_that_is_cut_short_is_forgotten(tmp_path):
+    with LeRobotWriter(tmp_path / "set", SPEC) as writer:
+        env = Recorded(Counting(), writer)
+        for seed, ticks in ((5, 2), (6, 3), (7, 1)):
+            env.reset(None, [seed])
+            for _ in range(ticks):
+                env.step(torch.tensor([[2.0]]))
+        with pytest.raises(BurnishError, match="together with its seed"):
+            env.reset()
+    (episode,) = read_lerobot(tmp_path / "set")
+    assert episode.seed == 6 and episode.truncated and not episode.success
+    assert episode.obs["state"][:, 0].tolist() == [0, 1, 2, 3] and episode.action[:, 0].tolist() == [1, 1, 1]
+    (beside,) = read_beside(tmp_path / "set")
+    assert beside.requested[:, 0].tolist() == [2, 2, 2] and not beside.intervened.any()
