@@ -51,6 +51,7 @@ Auxiliary = Callable[[Obs, dict[str, Any]], Tensor]
 Watch = Callable[[dict[str, Any]], Metrics]
 
 FORWARD = 8192  # rows per forward pass where nothing is learnt, so that a long rollout of images fits in memory
+LOOSE = 1.0  # nats: a draw that becomes e times as likely in one update
 SLICE = 4096  # rows of the actor's network per pass of a CPU where something is learnt
 
 
@@ -218,9 +219,10 @@ class PPO:
         bounds = effective_clip(self.clip, self.divisor)
         low, high = float(bounds.min()), float(bounds.max())
         limit = f"{high:.3g}" if high - low < 1e-6 * high else f"{low:.3g} to {high:.3g}"
+        loose = "; that is hardly a limit, so lower method.ppo.clip if success falls" if high > LOOSE else ""
         return (
             f"clip {self.config.clip:g} with reduction={self.config.reduction.value}: the summed log-likelihood of a "
-            f"factor rises by at most {limit} before the clip stops it"
+            f"factor rises by at most {limit} before the clip stops it{loose}"
         )
 
     # ---- one update ----

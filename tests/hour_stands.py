@@ -271,7 +271,7 @@ class TwinStand:
         return lambda rng: setattr(self.twin, "config", changed)
 
 
-STANDS: dict[str, Callable[[int, Weather], Stand]] = {
+STANDS: dict[str, Callable[[int, Weather], Any]] = {
     "twin": TwinStand,
     "dynamixel": lambda seed, clock: ServoStand("dynamixel", seed, clock),
     "feetech": lambda seed, clock: ServoStand("feetech", seed, clock),

@@ -56,7 +56,7 @@ KEYS = {
         "guard_us",
         "parity",
     },
-    "rehearsal": {"simulation", "twin", "emulated", "guarded"},
+    "rehearsal": {"simulation", "twin", "emulated", "gentle", "gentle_refined", "guarded"},
     "render_speed": {"over_renderer", "over_plain_renderer", "frames_per_s"},
     "sim_speed": {"of_raw", "over_async", "over_sync", "over_envpool", "half_cheetah_over_async"},
     "update_speed": {"sac_over_sb3", "sac_peak_share", "ppo_flow_peak_share"},

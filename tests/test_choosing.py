@@ -80,6 +80,38 @@ def test_long_tasks(rows):
 def test_near_tasks(rows):
     row = rows["avoid", "reinflow"]
     assert row["seeds"] == 3 and row["worst"] == 1
+    assert rows["avoid", "residual_sac"]["seeds"] == 3 and rows["avoid", "residual_sac"]["worst"] > 0.9
+
+
+def test_grasps(benchmark, rows):
+    mine = {method: row for (task, method), row in rows.items() if task == "pick_place"}
+    assert mine.keys() == set(benchmark.SOME) and all(row["seeds"] == 3 for row in mine.values())
+    assert all(row["lower_bound"] > 0 for row in mine.values())
+    most = ("residual_ppo", "rfs", "dsrl")
+    assert all(mine[method]["change"] > 1 / 3 > mine[other]["change"] for method in most for other in {*mine} - {*most})
+
+
+def changes(task, method):
+    """Of each run, paired with the base."""
+    files = sorted((RESULTS / "refine_quality" / task).glob(f"{method}-[0-9].json"))
+    assert len(files) == 3
+    return sorted(json.loads(path.read_text())["compared"]["difference"] for path in files)
+
+
+def test_those_who_must_not_fall(rows):
+    base = rows["hopper", "dsrl"]["base"]
+    assert min(changes("hopper", "dppo") + changes("hopper", "reinflow")) > 0
+    lost, *gained = changes("hopper", "dsrl")
+    assert lost < -base / 2 and all(x > base for x in gained)
+    assert [x > 0 for x in changes("hopper", "rfs")] == [False, False, True]
+    assert 0 < rows["hopper", "residual_ppo"]["change"] < 0.1 and max(changes("hopper", "residual_sac")) < 0
+
+
+def test_who_ends_above_the_base(rows):
+    begun = {key: row for key, row in rows.items() if row["family"] != "from nothing"}
+    below = {task for (task, _), row in begun.items() if row["lower_bound"] <= 0}
+    assert below == {"push", "hopper"}
+    assert {task for task, _ in begun} >= {"insert", "pick_place", "avoid"}
 
 
 def test_a_student_beside_its_base(rows):

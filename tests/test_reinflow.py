@@ -293,7 +293,9 @@ def test_flow_noise_of_pi_rl_clips_the_mean_over_transitions():
     base = FlowPolicy(agent_spec(_world().spec, 6), FlowConfig(steps=4))
     learner = reinflow.build(small(ppo={"reduction": Reduction.mean_step}), base, _world()).learner
     assert float(learner.ppo.divisor) == 5
-    assert f"{5 * math.log(1.2):.3g}" in learner.describe()
+    assert f"{5 * math.log(1.2):.3g}" in learner.describe() and "hardly a limit" not in learner.describe()
+    loose = reinflow.build(small(ppo={"reduction": Reduction.mean_step, "clip": 0.3}), base, _world()).learner
+    assert "hardly a limit" in loose.describe()  # 5 log 1.3 is more than 1
 
 
 def test_it_says_how_far_it_is_from_its_base():

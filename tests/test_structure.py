@@ -269,6 +269,8 @@ CONTROLS: list[tuple[Rule, str, str, bool]] = [
     (walls, "real_robot/drivers/a.py", "from ..adapter import Adapter", False),
     (walls, "real_robot/env.py", "import torch\nfrom ..policies.core.types import Obs", False),
     (walls, "real_robot/env.py", "from ..policies.flow import FlowPolicy", True),
+    (walls, "sim/guard.py", "from ..real_robot.guard import JointGuard", False),
+    (walls, "sim/batch.py", "from ..real_robot.guard import JointGuard", True),
     (walls, "configs/__init__.py", "from ..policies import core", True),
     (doors, "policies/flow.py", "import mujoco", True),
     (doors, "policies/core/doctor.py", "from importlib import import_module\nimport_module('mujoco')", True),
