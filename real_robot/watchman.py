@@ -117,12 +117,20 @@ def on_duty(folder: Path) -> bool:
 
 
 def _alive(pid: int) -> bool:
-    """A process that has ended and waits for its parent to notice (a zombie) is not alive."""
+    """A process that has ended and waits for its parent to notice (a zombie) is not alive, but it holds its files, and
+    so a port, until the last of its threads has ended: all of them are looked at."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+        states = [_state(task / "stat") for task in Path(f"/proc/{pid}/task").iterdir()]
     except FileNotFoundError:
         return False
-    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
+    return any(state not in ("Z", "X") for state in states)
+
+
+def _state(stat: Path) -> str:
+    try:
+        return stat.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"  # it ended while it was looked at
 
 
 def main() -> int:
