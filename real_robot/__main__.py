@@ -30,7 +30,6 @@ from ..policies.core.seed import derive
 from ..policies.core.types import VecEnv
 from ..policies.horizon import controller_for
 from ..policies.remote import API_KEY
-from ..sim import arm
 from ..sim.build import ENVS, make_env, world_from
 from ..sim.experts import make_expert
 from ..sim.mirror import Mirror
@@ -76,18 +75,6 @@ NOT_SAFETY_RATED = (
     "note: the guard is no safety-rated function; the limits of the robot's controller and an emergency stop made of "
     "hardware are still needed"
 )
-
-
-class Bench(Mirror):
-    """A mirror at which an expert can look, and whose set-points a shadow puts where the robot is."""
-
-    @property
-    def world(self) -> VecEnv:
-        return self._world
-
-    def follow(self, q: np.ndarray) -> None:
-        self._task.hand.arm.target[:] = q
-        self._task.hand.pose[:] = arm.forward(q[None])
 
 
 @dataclass
@@ -146,7 +133,8 @@ def deploy(config: DeployConfig) -> int:
         body, world = _body(config, acting)
         say(NOT_SAFETY_RATED)
         seeds = evaluation_seeds(config.episodes, base=config.seed)
-        thinks = _thinks(acting, body, seeds[0])
+        # With chunks it is timed where it will happen (`_ahead`).
+        thinks = _thinks(acting, body, seeds[0]) if config.chunks is None else {}
         if config.dry_run:
             return _dry_run(config, acting, body, seeds[0])
         if config.shadow:
@@ -157,7 +145,7 @@ def deploy(config: DeployConfig) -> int:
 def _deployed(
     config: DeployConfig,
     acting: Acting,
-    body: Bench,
+    body: Mirror,
     world: Mapping[str, Any],
     seeds: list[int],
     thinks: Mapping[str, float],
@@ -166,9 +154,10 @@ def _deployed(
         supervisor = stack.enter_context(closing(_person(config, body))) if config.supervisor else None
         stage = stage_for(config.robot, body, config.safety, config.realtime, supervisor)
         env = RobotEnv(body, stage, supervisor=supervisor)
-        view, controller, receding = acting.view, acting.make(1), None
+        receding = None
         if config.chunks is None:
             _require_quick(config, body, thinks)
+            view, controller = acting.view, acting.make(1)
         else:
             view, receding = partial(seen_by, acting.spec), _ahead(config, acting, env, body, seeds[0])
             controller = stack.enter_context(closing(receding))
@@ -178,8 +167,10 @@ def _deployed(
             played, _ = stack.enter_context(recording(env, config.record, about, name_of(config.robot), seeds))
         result = evaluate(view(played), controller, seeds)
     say(f"on the robot: {in_words(result)}")
-    found: dict[str, Any] = {"robot": result.summary(), "thinking_ms": thinks, "reports": env.reports}
-    if receding is not None:
+    found: dict[str, Any] = {"robot": result.summary(), "reports": env.reports}
+    if receding is None:
+        found["thinking_ms"] = thinks
+    else:
         found["chunks"] = receding.report.summary()
     if config.compare:
         simulated = acting.view(make_env(world_from(world), min(config.episodes, acting.most)))
@@ -193,7 +184,7 @@ def _deployed(
     return 0
 
 
-def _ahead(config: DeployConfig, acting: Acting, env: RobotEnv, body: Bench, seed: int) -> Receding:
+def _ahead(config: DeployConfig, acting: Acting, env: RobotEnv, body: Mirror, seed: int) -> Receding:
     """Before the first motion it is known how long the policy thinks, and that it can do what ``chunks`` asks for."""
     found = ahead(acting, config.chunks, env, None if config.realtime else config.latency)
     body.begin(seed)
@@ -206,7 +197,7 @@ def _ahead(config: DeployConfig, acting: Acting, env: RobotEnv, body: Bench, see
     return found
 
 
-def _shadow(config: DeployConfig, acting: Acting, body: Bench, seeds: list[int], thinks: Mapping[str, float]) -> int:
+def _shadow(config: DeployConfig, acting: Acting, body: Mirror, seeds: list[int], thinks: Mapping[str, float]) -> int:
     connect, anew = connection(config.robot, body, config.realtime)
     if not anew:
         body.begin(seeds[0])
@@ -286,19 +277,19 @@ def _acting(config: RobotVerb, device: torch.device) -> Iterator[Any]:
         acting.close()
 
 
-def _body(config: RobotVerb, acting: Acting | None) -> tuple[Bench, Mapping[str, Any]]:
+def _body(config: RobotVerb, acting: Acting | None) -> tuple[Mirror, Mapping[str, Any]]:
     world = origin_of(config.env) or (acting.world if acting is not None else None)
     if world is None:
         who = "without a policy nobody says" if acting is None else f"{acting.where} does not say"
         raise BurnishError(f"{who} which world it is for; give env=...")
-    body = Bench(world_from(world))
+    body = Mirror(world_from(world))
     if acting is not None:
         for name in require_fit(acting, body.spec):
             say(f"note: {acting.where} does not say its {name}, so it was not compared with the robot's")
     return body, world
 
 
-def _thinks(acting: Acting, body: Bench, seed: int) -> dict[str, float]:
+def _thinks(acting: Acting, body: Mirror, seed: int) -> dict[str, float]:
     found = thinking_ms(acting, body, seed)
     say(
         f"{acting.where} thinks for {found['p50']:.1f} ms, {found['p99']:.1f} ms at worst in a hundred (the first time "
@@ -307,18 +298,18 @@ def _thinks(acting: Acting, body: Bench, seed: int) -> dict[str, float]:
     return found
 
 
-def _require_quick(config: RobotVerb, body: Bench, thinks: Mapping[str, float]) -> None:
+def _require_quick(config: RobotVerb, body: Mirror, thinks: Mapping[str, float]) -> None:
     if thinks["p50"] > 1e3 / body.spec.control_hz and config.realtime:
         raise BurnishError("the policy is slower than its own control rate; export it, or run it on a faster machine")
 
 
-def _person(config: Any, body: Bench) -> Keyboard | Gamepad:
+def _person(config: Any, body: Mirror) -> Keyboard | Gamepad:
     dim = body.spec.action.dim
     return Keyboard(dim) if config.supervisor == "keyboard" else Gamepad(dim, Path(config.gamepad))
 
 
 def _supervisor(
-    config: RecordConfig, acting: Acting | None, body: Bench, world: Mapping[str, Any]
+    config: RecordConfig, acting: Acting | None, body: Mirror, world: Mapping[str, Any]
 ) -> tuple[Any, Callable[[int], None]]:
     """Who stands beside the robot, and what that one is told before each episode."""
     if config.supervisor == "expert":
@@ -345,7 +336,7 @@ def _write(folder: str | None, name: str, data: Mapping[str, Any]) -> None:
         (Path(folder) / name).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
-def _dry_run(config: DeployConfig, acting: Acting, body: Bench, seed: int) -> int:
+def _dry_run(config: DeployConfig, acting: Acting, body: Mirror, seed: int) -> int:
     here, target = first_step(config.robot, acting, body, seed)
     say(f"the joints are at {here.round(3).tolist()} rad")
     say(f"the first set-points would be {target.round(3).tolist()}, {np.abs(target - here).max():.3f} rad away")

@@ -41,6 +41,11 @@ class Mirror:
         self._world, self._task = world, task
         self._everyone = np.arange(1)
 
+    @property
+    def world(self) -> BatchedMujoco:
+        """At which an expert of the task can look."""
+        return self._world
+
     def begin(self, seed: int) -> np.ndarray:
         """Lay things out as that seed does; returns the whole state of such a world (MuJoCo's mjSTATE_INTEGRATION)."""
         self._world.reset(seeds=[seed])
@@ -67,6 +72,11 @@ class Mirror:
         robot = self._task.hand.arm
         robot.place(q[None], qd[None])
         self._world.physics.forward(self._everyone)
+
+    def follow(self, q: np.ndarray) -> None:
+        """What is commanded next begins at ``q``: of a robot that goes its own way."""
+        self._task.hand.arm.target[:] = q
+        self._task.hand.pose[:] = arm.forward(q[None])
 
     def observe(self) -> dict[str, np.ndarray]:
         """Each (1, ...)."""
