@@ -17,6 +17,7 @@ from ..finetune.diagnostics import q_against_return
 from ..policies.__main__ import (
     WORLDS,
     ChunkConfig,
+    Trial,
     TrialConfig,
     acting_policy,
     fingerprint,
@@ -25,6 +26,7 @@ from ..policies.__main__ import (
     trial_of,
 )
 from ..policies.__main__ import prepare as prepare_machine
+from ..policies.best import Best
 from ..policies.build import CheckpointConfig, describe
 from ..policies.core.cli import main
 from ..policies.core.config import require_least, to_data
@@ -149,7 +151,7 @@ class Work:
     training: Training
     learner: Learns
     base: Any  # the policy at the beginning, or None
-    trial: Callable[[Any, int], Metrics] | None
+    trial: Trial | None
     origin: Mapping[str, Any]
     identity: Mapping[str, Any]
     report: Callable[[], Metrics] | None = None
@@ -192,11 +194,13 @@ def improve(
     kept = Run(config.out, settings, progress_every_s=10, on_log=on_log, **options) if keep else Unkept(on_log)
     with kept as run:
         latest = run.latest()
+        if trial is not None and keep:
+            trial.best = Best(config.out, work.origin)
         if latest is not None:
             training.load_state_dict(latest.children["learner"].state)
         elif work.base is not None and trial is not None:
             with run.watch("exams"):
-                exam = trial(work.base, 0)
+                exam = trial(work.base, 0, start=True)
             run.log(0, exam)
         if run.start >= iterations:
             say(f"{config.out} has reached its {total} {unit} already; nothing is trained")
@@ -218,6 +222,8 @@ def improve(
         return 0
     against = f" against={config.policy.path}" if isinstance(config.policy, CheckpointConfig) else ""
     say(f"policy: {config.out}  (burnish evaluate policy.path={config.out}{against})")
+    if trial is not None and trial.best is not None:
+        say(trial.best.sentence())
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from omegaconf import MISSING
 
 from ..sim.build import ENVS, env_name, make_env, world_from
+from .best import Best
 from .build import POLICIES, CheckpointConfig, build_policy, load_policy
 from .core.chunk import HistoryEnv
 from .core.cli import main
@@ -118,11 +119,16 @@ def pretrain(config: PretrainConfig) -> int:
     ) as run:
         if run.start >= config.train.steps:
             say(f"{config.out} has reached its {config.train.steps} steps already; nothing is trained")
-        finished = imitate(learner, run, evaluate=trial, origin={"env": env_data, "data": config.data})
+        origin = {"env": env_data, "data": config.data}
+        if trial is not None:
+            trial.best = Best(config.out, origin)
+        finished = imitate(learner, run, evaluate=trial, origin=origin)
     if not finished:
         say(f"stopped at step {learner.step} of {config.train.steps}; continue with resume=true")
         return 130
     say(f"policy: {config.out}  (burnish evaluate policy.path={config.out})")
+    if trial is not None and trial.best is not None:
+        say(trial.best.sentence())
     return 0
 
 
@@ -259,23 +265,36 @@ def seen_by(spec: PolicySpec, raw: VecEnv) -> VecEnv:
     return ScaledEnv(env, spec.action)
 
 
+class Trial:
+    """What training calls to see how good its policy is; the best goes to ``best``, where that is set."""
+
+    def __init__(self, env: VecEnv, config: TrialConfig, device: torch.device) -> None:
+        self.best: Best | None = None
+        self._env, self._config, self._device = env, config, device
+        # Not the seeds on which `burnish evaluate` reports: what is looked at during training must not choose its own
+        # exam.
+        self._seeds = evaluation_seeds(config.episodes, stream="select")
+
+    def __call__(self, policy: Any, step: int, *, start: bool = False) -> dict[str, Any]:
+        """``start``: it is the one that the training begins with."""
+        controller = controller_for(policy, self._env.num_envs, greedy=self._config.greedy, device=self._device)
+        exam = run_evaluation(self._env, controller, self._seeds)
+        say(f"step {step}, on seeds kept for selection: {in_words(exam)}")
+        if self.best is not None:
+            if start:
+                self.best.begin(exam)
+            else:
+                self.best.offer(policy, step, exam)
+        return {f"trial/{key}": value for key, value in exam.summary().items()}
+
+
 def trial_of(
     data: Mapping[str, Any] | None, spec: PolicySpec, config: TrialConfig, device: torch.device
-) -> Callable[[Any, int], dict[str, Any]] | None:
-    """What pretraining calls to see how good its policy is; None where no world is known."""
+) -> Trial | None:
+    """None where no world is known."""
     if data is None:
         return None
-    env = world_for(spec, data, min(config.worlds, config.episodes), device)
-    # Not the seeds on which `burnish evaluate` reports: what is looked at during training must not choose its own exam.
-    seeds = evaluation_seeds(config.episodes, stream="select")
-
-    def trial(policy: Any, step: int) -> dict[str, Any]:
-        controller = controller_for(policy, env.num_envs, greedy=config.greedy, device=device)
-        result = run_evaluation(env, controller, seeds)
-        say(f"step {step}, on seeds kept for selection: {in_words(result)}")
-        return {f"trial/{key}": value for key, value in result.summary().items()}
-
-    return trial
+    return Trial(world_for(spec, data, min(config.worlds, config.episodes), device), config, device)
 
 
 def in_words(result: Evaluation) -> str:

@@ -6,6 +6,7 @@
     tensorboard/      the same numbers for TensorBoard
     tracking.json     by which other trackers know this run, where some are asked for (`tracking.py`)
     checkpoints/      00001000/, 00002000/, ...
+    best/, start.json the policy with the best exam, and the exam that it had to beat (`best.py`)
 
 A training loop reads like this; ``steps`` counts from 1 to ``total`` and stops early, after a step that knows it is the
 last (``run.stopping``), once Ctrl-C was pressed:
