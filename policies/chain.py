@@ -3,12 +3,22 @@
 Flow policies, DDPM and DDIM are such chains; they differ only in ``transition``. The methods that refine them by
 policy gradients (DPPO, Ren et al. 2024, arXiv 2409.00588; ReinFlow, Zhang et al. 2025, arXiv 2505.22094) treat each
 transition as a decision, so sampler and density must use one and the same ``transition``: here they do.
+
+Two ways to make a chain continue what was decided before. What is committed is put into it at every step (`pin_prefix`)
+and holds exactly; but a short prefix says little, so the rest may go elsewhere. A ``Pull`` also guides (`pull_prefix`):
+Pi-GDM (Song et al. 2023, "Pseudoinverse-guided diffusion models") as real-time chunking uses it (Black et al. 2025,
+arXiv 2506.07339), at the price of a backward pass per step. With x_k = a clean + b noise, the predicted clean chunk
+becomes clean + min((a^2 + b^2) / a, limit b) J^T (weights (actions - clean)), where J = d clean / d x_k. For a flow,
+a = t and b = 1 - t, that is the published rule; the same serves diffusion.
+
+**Departures.** As published, guidance alone holds the committed actions too, nearly. Here they are put in as well: a
+flow with two opinions then changed sides half as often (tests/test_guidance.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,10 +27,21 @@ from .core.errors import BurnishError
 from .core.seed import Noise, normal
 from .core.spec import PolicySpec
 from .core.tree import check
-from .core.types import ChainPolicy
+from .core.types import ChainPolicy, Normal, Prefix, Pull
 
 # pin(x_k, k) puts already known actions, at the noise level of step k, back into the state of the chain.
 Pin = Callable[[Tensor, int], Tensor]
+# guide(x_k, k, cond) is the law of x_{k+1}, in place of the policy's own transition.
+Guide = Callable[[Tensor, int, Any], Normal]
+
+
+class Stage(NamedTuple):
+    """Of step k: x_k = signal clean + noise N(0, I), and x_{k+1} = of_clean clean + of_state x_k in the mean."""
+
+    signal: float
+    noise: float
+    of_clean: float
+    of_state: float
 
 
 def step_index(x: Tensor, k: int) -> Tensor:
@@ -35,12 +56,13 @@ def sample_chain(
     generator: Noise | None = None,
     inject: bool = True,
     pin: Pin | None = None,
+    guide: Guide | None = None,
 ) -> list[Tensor]:
     """The K + 1 states of the chain that starts at ``x`` (B, H, A). ``inject=False`` follows the means alone."""
     check(x, "B H A")
     states = [x]
     for k in range(policy.num_steps):
-        law = policy.transition(x, step_index(x, k), cond)
+        law = policy.transition(x, step_index(x, k), cond) if guide is None else guide(x, k, cond)
         x = law.sample(normal(x.shape, generator, device=x.device, dtype=x.dtype)) if inject else law.mean
         if pin is not None:
             x = pin(x, k + 1)
@@ -84,6 +106,22 @@ def require_prefix(prefix: Tensor, like: Tensor) -> None:
         )
 
 
+def with_prefix(action: Tensor, prefix: Prefix | None) -> Tensor:
+    """For a policy that is no chain: what is committed stays what it is, and the rest does not heed it."""
+    if prefix is None:
+        return action
+    if isinstance(prefix, Pull):
+        raise BurnishError(
+            "only flow and diffusion policies of several steps can be guided to a prefix; give actions alone as prefix="
+        )
+    require_prefix(prefix, action)
+    return torch.cat([prefix, action[:, prefix.shape[1] :]], 1)
+
+
+def committed(prefix: Prefix | None) -> Tensor | None:
+    return prefix.committed if isinstance(prefix, Pull) else prefix
+
+
 def pin_prefix(prefix: Tensor | None, x_0: Tensor, level: Callable[[Tensor, int], Tensor]) -> Pin | None:
     """Inpainting: actions that are already committed replace the head of the chunk at every step.
 
@@ -97,6 +135,39 @@ def pin_prefix(prefix: Tensor | None, x_0: Tensor, level: Callable[[Tensor, int]
         return torch.cat([level(prefix, k), x[:, prefix.shape[1] :]], 1)
 
     return pin
+
+
+def pull_prefix(policy: ChainPolicy, prefix: Prefix | None, x_0: Tensor, stage: Callable[[int], Stage]) -> Guide | None:
+    """Guidance, as the module says. It needs a gradient, and makes one under ``no_grad`` too."""
+    if not isinstance(prefix, Pull):
+        return None
+    actions, weights, limit = prefix
+    require_prefix(actions, x_0)
+    length = actions.shape[1]
+    if weights.shape != (length,) or not limit >= 0 or not bool(((weights >= 0) & (weights <= 1)).all()):
+        raise BurnishError(
+            f"a pull needs a weight in [0, 1] for each of its {length} actions and a limit of at least 0, got weights "
+            f"of shape {tuple(weights.shape)} and limit={limit}"
+        )
+    if policy.num_steps < 2:
+        raise BurnishError("a chain of a single step cannot be guided to a prefix; act with two steps or more")
+    if torch.is_inference_mode_enabled():
+        raise BurnishError("guidance needs a gradient, which torch.inference_mode forbids; use torch.no_grad")
+
+    def guide(x: Tensor, k: int, cond: Any) -> Normal:
+        signal, noise, of_clean, of_state = stage(k)
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            law = policy.transition(x, step_index(x, k), cond)
+            clean = (law.mean - of_state * x) / of_clean
+            error = torch.zeros_like(clean)
+            error[:, :length] = weights[:, None] * (actions - clean.detach()[:, :length])
+            (gradient,) = torch.autograd.grad(clean, x, error)
+        most = limit * noise
+        scale = most if signal * most <= signal**2 + noise**2 else (signal**2 + noise**2) / signal
+        return Normal(law.mean.detach() + of_clean * scale * gradient, law.std)
+
+    return guide
 
 
 def require_chunk(spec: PolicySpec, action: Tensor, batch: int) -> None:

@@ -23,12 +23,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .chain import start_noise
+from .chain import committed, start_noise, with_prefix
 from .core.errors import BurnishError
 from .core.seed import Noise, RowNoise
 from .core.spec import PolicySpec
 from .core.tree import map_tree
-from .core.types import Controller, Obs, Policy
+from .core.types import Controller, Obs, Policy, Prefix, Pull
 from .gaussian import GaussianPolicy
 from .horizon import ChunkController, controller_for
 from .nets.critic import QEnsemble
@@ -37,10 +37,10 @@ from .relay import Relay
 __all__ = ["BestOf", "Every", "Relay", "Repeated", "Residual", "ResidualController", "Steered"]
 
 
-def _with_executed(spec: PolicySpec, chunk: Tensor, executed: Tensor, prefix: Tensor | None) -> Tensor:
+def _with_executed(spec: PolicySpec, chunk: Tensor, executed: Tensor, prefix: Prefix | None) -> Tensor:
     """``chunk`` with another executed slice; actions that are committed already stay what they are."""
     whole = torch.cat([chunk[:, : spec.start], executed, chunk[:, spec.start + spec.execute :]], 1)
-    return whole if prefix is None else torch.cat([prefix, whole[:, prefix.shape[1] :]], 1)
+    return with_prefix(whole, committed(prefix))
 
 
 def _corrected(action: Tensor, correction: Tensor, bound: float) -> Tensor:
@@ -84,7 +84,7 @@ class Residual(nn.Module):
         obs: Obs,
         *,
         noise: Tensor | None = None,
-        prefix: Tensor | None = None,
+        prefix: Prefix | None = None,
         greedy: bool = False,
         generator: Noise | None = None,
     ) -> Tensor:
@@ -160,7 +160,7 @@ class Repeated(nn.Module):
         obs: Obs,
         *,
         noise: Tensor | None = None,
-        prefix: Tensor | None = None,
+        prefix: Prefix | None = None,
         greedy: bool = False,
         generator: Noise | None = None,
     ) -> Tensor:
@@ -210,7 +210,7 @@ class Steered(nn.Module):
         obs: Obs,
         *,
         noise: Tensor | None = None,
-        prefix: Tensor | None = None,
+        prefix: Prefix | None = None,
         greedy: bool = False,
         generator: Noise | None = None,
     ) -> Tensor:
@@ -269,7 +269,7 @@ class BestOf(nn.Module):
         obs: Obs,
         *,
         noise: Tensor | None = None,
-        prefix: Tensor | None = None,
+        prefix: Prefix | None = None,
         greedy: bool = False,
         generator: Noise | None = None,
     ) -> Tensor:
@@ -281,12 +281,14 @@ class BestOf(nn.Module):
         return chunks[torch.arange(len(best), device=best.device), best]
 
     def candidates(
-        self, obs: Obs, *, prefix: Tensor | None = None, greedy: bool = False, generator: Noise | None = None
+        self, obs: Obs, *, prefix: Prefix | None = None, greedy: bool = False, generator: Noise | None = None
     ) -> Tensor:
         """(B, M, H, A): the draws, then their edited versions. All draws of all rows are one call of the base."""
         batch, count = len(next(iter(obs.values()))), 1 if greedy else self.config.count
         many = map_tree(lambda x: x.repeat_interleave(count, 0), obs)
-        fixed = None if prefix is None else prefix.repeat_interleave(count, 0)
+        fixed = prefix.repeat_interleave(count, 0) if isinstance(prefix, Tensor) else prefix
+        if isinstance(fixed, Pull):
+            fixed = fixed._replace(actions=fixed.actions.repeat_interleave(count, 0))
         source = _split(generator, batch, count)
         drawn = self.base.act(many, prefix=fixed, greedy=greedy, generator=source)
         if self.edit is None:

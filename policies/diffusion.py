@@ -29,12 +29,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .chain import masked_mean, pin_prefix, require_prefix, sample_chain, start_noise
+from .chain import Stage, committed, masked_mean, pin_prefix, pull_prefix, require_prefix, sample_chain, start_noise
 from .core.errors import BurnishError
 from .core.seed import Noise, normal
 from .core.spec import PolicySpec
 from .core.tree import rows
-from .core.types import Normal, Obs
+from .core.types import Normal, Obs, Prefix, Pull
 from .nets.denoiser import Cond, Denoiser, DenoiserConfig
 from .schedule import Prediction, Spacing, clean_weights, kernel, noisy, target, train_indices
 
@@ -211,13 +211,18 @@ class DiffusionPolicy(nn.Module):
         obs: Obs,
         *,
         noise: Tensor | None = None,
-        prefix: Tensor | None = None,
+        prefix: Prefix | None = None,
         greedy: bool = False,
         generator: Noise | None = None,
     ) -> Tensor:
         cond = self.encode(obs)
         x_0 = start_noise(self.spec, cond.given, noise, greedy, generator)
         if not self.config.gaussian_chain:
+            if isinstance(prefix, Pull):
+                raise BurnishError(
+                    f"sampler={self.config.sampler.value} cannot be guided to a prefix, but ddim and ddpm can; take "
+                    "one of them, or give actions alone as prefix="
+                )
             if prefix is not None:
                 require_prefix(prefix, x_0)
             return self._solve(x_0, cond, prefix).clamp(-1, 1)
@@ -225,10 +230,15 @@ class DiffusionPolicy(nn.Module):
         def level(known: Tensor, k: int) -> Tensor:
             return noisy(known, x_0[:, : known.shape[1]], self.visited[k])
 
-        pin = pin_prefix(prefix, x_0, level)
+        pin, guide = pin_prefix(committed(prefix), x_0, level), pull_prefix(self, prefix, x_0, self._stage)
         start = x_0 if pin is None else pin(x_0, 0)
         inject = self.config.injected > 0 and not greedy
-        return sample_chain(self, start, cond, generator=generator, inject=inject, pin=pin)[-1].clamp(-1, 1)
+        states = sample_chain(self, start, cond, generator=generator, inject=inject, pin=pin, guide=guide)
+        return states[-1].clamp(-1, 1)
+
+    def _stage(self, k: int) -> Stage:
+        level, (_, _, of_clean, of_state, _) = float(self.visited[k]), self.weights[k].tolist()
+        return Stage(math.sqrt(level), math.sqrt(1 - level), of_clean, of_state)
 
     def _solve(self, x_0: Tensor, cond: Cond, prefix: Tensor | None) -> Tensor:
         """The solver's state is x / sqrt(level) for heun and x for dpm; ``scale_model_input`` makes it x for both."""

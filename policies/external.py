@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .chain import require_prefix, start_noise
+from .chain import start_noise, with_prefix
 from .core.errors import BurnishError
 from .core.seed import Noise
 from .core.spec import ObsSpec, PolicySpec
-from .core.types import Obs
+from .core.types import Obs, Prefix
 
 
 class CallablePolicy:
@@ -40,7 +40,7 @@ class CallablePolicy:
         obs: Obs,
         *,
         noise: Tensor | None = None,
-        prefix: Tensor | None = None,
+        prefix: Prefix | None = None,
         greedy: bool = False,
         generator: Noise | None = None,
     ) -> Tensor:
@@ -58,10 +58,7 @@ class CallablePolicy:
         with torch.no_grad():
             answer = self.fn(seen, **given)
         action = checked(answer, (batch, *spec.chunk_shape), like.device).clamp(-1, 1)
-        if prefix is not None:
-            require_prefix(prefix, action)
-            action = torch.cat([prefix, action[:, prefix.shape[1] :]], 1)
-        return action
+        return with_prefix(action, prefix)
 
 
 def checked(answer: Any, expected: tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:

@@ -22,12 +22,12 @@ from enum import Enum
 import torch
 from torch import Tensor, nn
 
-from .chain import masked_mean, pin_prefix, sample_chain, start_noise
+from .chain import Stage, committed, masked_mean, pin_prefix, pull_prefix, sample_chain, start_noise
 from .core.errors import BurnishError
 from .core.seed import Noise, normal
 from .core.spec import PolicySpec
 from .core.tree import rows
-from .core.types import Normal, Obs
+from .core.types import Normal, Obs, Prefix
 from .nets.denoiser import Cond, Denoiser, DenoiserConfig, cond_rows
 
 
@@ -128,7 +128,7 @@ class FlowPolicy(nn.Module):
         obs: Obs,
         *,
         noise: Tensor | None = None,
-        prefix: Tensor | None = None,
+        prefix: Prefix | None = None,
         greedy: bool = False,
         generator: Noise | None = None,
     ) -> Tensor:
@@ -139,8 +139,12 @@ class FlowPolicy(nn.Module):
             t = k / self.num_steps
             return (1 - t) * x_0[:, : known.shape[1]] + t * known
 
-        chain = sample_chain(self, x_0, cond, inject=False, pin=pin_prefix(prefix, x_0, level))
-        return chain[-1].clamp(-1, 1)
+        pin, guide = pin_prefix(committed(prefix), x_0, level), pull_prefix(self, prefix, x_0, self._stage)
+        return sample_chain(self, x_0, cond, inject=False, pin=pin, guide=guide)[-1].clamp(-1, 1)
+
+    def _stage(self, k: int) -> Stage:
+        t, rest = k / self.num_steps, self.num_steps - k
+        return Stage(t, 1 - t, 1 / rest, 1 - 1 / rest)
 
     def bc_loss(
         self,

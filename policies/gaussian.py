@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .chain import drop_rows, executed_sum, masked_mean, require_chunk, require_prefix, start_noise
+from .chain import drop_rows, executed_sum, masked_mean, require_chunk, start_noise, with_prefix
 from .core.errors import BurnishError
 from .core.seed import Noise
 from .core.spec import PolicySpec
-from .core.types import Draw, Normal, Obs
+from .core.types import Draw, Normal, Obs, Prefix
 from .nets.encoder import EncoderConfig, ObsEncoder
 from .nets.mlp import MLP, Activation, require_widths
 
@@ -114,7 +114,7 @@ class GaussianPolicy(nn.Module):
         obs: Obs,
         *,
         noise: Tensor | None = None,
-        prefix: Tensor | None = None,
+        prefix: Prefix | None = None,
         greedy: bool = False,
         generator: Noise | None = None,
     ) -> Tensor:
@@ -123,10 +123,7 @@ class GaussianPolicy(nn.Module):
         law = self.law(obs)
         u = law.sample(start_noise(self.spec, law.mean, noise, mean_only, generator))
         action = self._played(u)
-        if prefix is not None:
-            require_prefix(prefix, action)
-            action = torch.cat([prefix, action[:, prefix.shape[1] :]], 1)
-        return action
+        return with_prefix(action, prefix)
 
     def draw(self, obs: Obs, *, generator: Noise | None = None) -> Draw:
         """The trace is u itself, unclamped, so that the likelihood is that of what was drawn. It explores with

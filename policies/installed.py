@@ -18,7 +18,7 @@ from torch import Tensor
 from .core.errors import BurnishError, did_you_mean
 from .core.seed import Noise
 from .core.spec import EnvSpec, PolicySpec
-from .core.types import Obs, Policy
+from .core.types import Obs, Policy, Prefix
 from .external import checked
 
 GROUP = "burnish.policies"
@@ -54,7 +54,7 @@ class InstalledPolicy:
         obs: Obs,
         *,
         noise: Tensor | None = None,
-        prefix: Tensor | None = None,
+        prefix: Prefix | None = None,
         greedy: bool = False,
         generator: Noise | None = None,
     ) -> Tensor:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from .chain import require_prefix, start_noise
+from .chain import start_noise, with_prefix
 from .core.errors import BurnishError
 from .core.seed import Noise
 from .core.spec import PolicySpec
 from .core.tree import check
-from .core.types import Obs
+from .core.types import Obs, Prefix
 from .nets.encoder import EncoderConfig, ObsEncoder
 from .nets.mlp import MLP, Activation
 
@@ -59,13 +59,10 @@ class OneStepPolicy(nn.Module):
         obs: Obs,
         *,
         noise: Tensor | None = None,
-        prefix: Tensor | None = None,
+        prefix: Prefix | None = None,
         greedy: bool = False,
         generator: Noise | None = None,
     ) -> Tensor:
         like = next(self.trunk.parameters()).new_zeros(len(next(iter(obs.values()))))
         action = self(obs, start_noise(self.spec, like, noise, greedy, generator)).clamp(-1, 1)
-        if prefix is not None:
-            require_prefix(prefix, action)
-            action = torch.cat([prefix, action[:, prefix.shape[1] :]], 1)
-        return action
+        return with_prefix(action, prefix)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .core.errors import BurnishError
 from .core.seed import Noise
-from .core.types import ChainPolicy, Normal, Obs
+from .core.types import ChainPolicy, Normal, Obs, Prefix
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Relay(nn.Module):
         obs: Obs,
         *,
         noise: Tensor | None = None,
-        prefix: Tensor | None = None,
+        prefix: Prefix | None = None,
         greedy: bool = False,
         generator: Noise | None = None,
     ) -> Tensor:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from ..policies.core.seed import RowNoise
 from ..policies.core.spec import PolicySpec, dtype_of
-from ..policies.core.types import Policy
-from .thinking import Chunk, Facts
+from ..policies.core.types import Policy, Prefix, Pull
+from .thinking import Chunk, Facts, Pulling
 
 if TYPE_CHECKING:
     from .client import ClientConfig
@@ -28,16 +28,25 @@ def facts_of(spec: PolicySpec, continues: bool) -> Facts:
 
 class PolicyMind:
     def __init__(self, policy: Policy, *, greedy: bool = False, device: torch.device | str = "cpu") -> None:
-        self.facts = facts_of(policy.spec, continues=True)
+        self.facts = facts_of(policy.spec, continues=True)._replace(guides=True)
         self._policy, self._greedy, self._device = policy, greedy, device
 
     @torch.no_grad()
-    def __call__(self, obs: Mapping[str, NDArray[Any]], prefix: Chunk | None, seed: int, decision: int) -> NDArray[Any]:
+    def __call__(
+        self, obs: Mapping[str, NDArray[Any]], prefix: Chunk | Pulling | None, seed: int, decision: int
+    ) -> NDArray[Any]:
         seen = {key: torch.from_numpy(x)[None].to(self._device) for key, x in obs.items()}
-        committed = None if prefix is None else torch.from_numpy(prefix)[None].to(self._device)
         noise = RowNoise([seed], [decision])
-        chunk = self._policy.act(seen, prefix=committed, greedy=self._greedy, generator=noise)
+        chunk = self._policy.act(seen, prefix=self._prefix(prefix), greedy=self._greedy, generator=noise)
         return chunk[0].cpu().numpy()
+
+    def _prefix(self, given: Chunk | Pulling | None) -> Prefix | None:
+        if given is None:
+            return None
+        if isinstance(given, Pulling):
+            actions, weights = (torch.from_numpy(x).to(self._device) for x in given)
+            return Pull(actions[None], weights)
+        return torch.from_numpy(given)[None].to(self._device)
 
 
 def loaded(
@@ -66,7 +75,9 @@ class ClientMind:
         low, high = np.array(spec.action.low), np.array(spec.action.high)
         self._middle, self._half = (low + high) / 2, (high - low) / 2
 
-    def __call__(self, obs: Mapping[str, NDArray[Any]], prefix: Chunk | None, seed: int, decision: int) -> NDArray[Any]:
+    def __call__(
+        self, obs: Mapping[str, NDArray[Any]], prefix: Chunk | Pulling | None, seed: int, decision: int
+    ) -> NDArray[Any]:
         raw = {key: np.moveaxis(x, -3, -1) if dtype_of(key) == torch.uint8 else x for key, x in obs.items()}
         chunk = self._client.act(raw, **self._drawn(RowNoise([seed], [decision])))
         return np.clip((chunk.actions - self._middle) / self._half, -1, 1)

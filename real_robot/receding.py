@@ -9,7 +9,7 @@ says of the past is skipped, not played late. Three ways to go from chunk to chu
   the tick, weighted exp(-m i) with i = 0 the oldest (ACT, Zhao et al. 2023, arXiv 2304.13705).
 * ``realtime``  as ``queue``, but the actions that will be played meanwhile are given along as a prefix, which the
   answer has to continue (real-time chunking, Black et al. 2025, arXiv 2506.07339), and ``overlap`` more of the old
-  chunk if so wished: the longer the prefix, the better a flow keeps to what it began.
+  chunk if so wished. With ``hold=guide`` all that is left of the old chunk pulls as well, the later the weaker.
 
 Actions that are displacements (``relative``) correct most of an error in their first ticks, which are those that are
 skipped. So the chunk is followed as the path that it sums up to: what the skipped actions would have moved more than
@@ -27,10 +27,11 @@ with a `RobotError`, and whoever drives the robot brings it to rest. All of it i
 
 With no latency, ``queue`` plays bit for bit what `policies.horizon.ChunkController` plays.
 
-**Departures.** Real-time chunking as published pulls a flow by guidance to the prefix and, weakly, to all that is left
-of the old chunk. `Policy.act` puts the prefix into the chain instead and leaves the rest free, which holds less well
-for a short prefix; hence ``overlap``, which is not weak. What a supervisor plays instead of an action is not heard of
-here: the prefix holds what was asked for.
+**Departures.** Real-time chunking as published guides a flow to the prefix and, by weights that decay, to all that is
+left of the old chunk. ``hold=guide`` does so, and also puts the prefix into the chain (policies/chain.py says why). The
+default puts it in and leaves the rest free: it needs no gradient, so that exported policies can do it as well, but a
+short prefix holds less well; hence ``overlap``. "All that is left" ends where ``reach`` ends, beyond which a chunk may
+be anything. What a supervisor plays instead of an action is not heard of here: the prefix holds what was asked for.
 """
 
 from __future__ import annotations
@@ -38,8 +39,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,82 +49,15 @@ from torch import Tensor
 from ..policies.core.errors import BurnishError
 from ..policies.core.seed import EpisodeSeeds
 from ..policies.core.types import Obs
+from .chunks import Chunks, Hold, Mode, Report, fading, quantile
 from .clock import SECOND, VirtualClock, ns
 from .env import RobotEnv
 from .errors import Refused, RobotError
 from .link import Link
-from .thinking import Answer, Chunk, Question, Thinker
+from .thinking import Answer, Chunk, Pulling, Question, Thinker
 
 REHEARSAL_S = 120.0  # a first inference may compile
 ROUNDING = 1e-6  # of a tick
-
-
-class Mode(Enum):
-    queue = "queue"
-    ensemble = "ensemble"
-    realtime = "realtime"
-
-
-@dataclass
-class Chunks:
-    """How to go from chunk to chunk."""
-
-    mode: Mode = Mode.queue
-    # Actions that may be played, from the observation's tick on; null: as many as the policy executes. Whoever imitates
-    # learns the whole chunk; a refinement is rewarded for what is executed, so what comes after may be anything.
-    reach: int | None = None
-    every: int | None = None  # ticks between questions at least; null: 1 in an ensemble, else the actions it executes
-    overlap: int = 0  # more actions of the old chunk that the new one continues, in real time: smoother, later to react
-    # Actions are displacements: those that are skipped are owed (not in an ensemble). null: as the robot's body says.
-    relative: bool | None = None
-    decay: float = 0.01  # m of an ensemble's weights exp(-m i)
-    share: float = 0.95  # of the answers come within the delay that is expected
-    window: int = 100  # latencies that are remembered
-    rehearsals: int = 40  # questions before the first motion
-    forget: int = 5  # of these, the first are no latencies
-    patience_s: float = 0.8  # with nothing to play; less than safety.silent_ramp_s, after which the robot stops anyway
-
-    def __post_init__(self) -> None:
-        if any(x is not None and x < 1 for x in (self.every, self.reach)):
-            raise Refused(f"chunks.every={self.every} and chunks.reach={self.reach} must be at least 1")
-        if self.overlap < 0:
-            raise Refused(f"chunks.overlap={self.overlap} must not be negative")
-        if not 0 <= self.decay < math.inf or not 0 < self.patience_s < math.inf:
-            raise Refused(
-                f"chunks.decay={self.decay} must not be negative, and chunks.patience_s={self.patience_s} be positive"
-            )
-        if not 0 < self.share <= 1 or self.window < 1:
-            raise Refused(
-                f"chunks.share={self.share} must lie in (0, 1], and chunks.window={self.window} be at least 1"
-            )
-        if not 0 <= self.forget < self.rehearsals:
-            raise Refused(
-                f"chunks.rehearsals={self.rehearsals} must be more than the chunks.forget={self.forget} that do not "
-                "count, or no latency is known"
-            )
-
-
-@dataclass
-class Report:
-    """What happened since the controller was made. Latencies are without those of the rehearsal's first answers."""
-
-    questions: int = 0
-    answers: int = 0
-    late: int = 0  # answers that came after the tick at which they were expected
-    failed: int = 0  # questions that got a reason instead of an answer
-    discarded: int = 0  # answers that were not played, since the episode was over
-    waited: int = 0  # ticks at which nothing was left to play
-    held_s: float = 0.0  # and the time for which the arm was held then
-    latencies_s: list[float] = field(default_factory=list)
-    seams: list[float] = field(default_factory=list)  # largest change of an action where a chunk took over, in [-1, 1]
-
-    def summary(self) -> dict[str, float]:
-        counts = ("questions", "answers", "late", "failed", "discarded", "waited", "held_s")
-        found = {name: float(getattr(self, name)) for name in counts}
-        for name, values, scale in (("latency_ms", self.latencies_s, 1e3), ("seam", self.seams, 1.0)):
-            if values:
-                found[f"{name}_p50"], found[f"{name}_p99"] = (scale * _quantile(values, x) for x in (0.5, 0.99))
-        return found
 
 
 class Line(NamedTuple):
@@ -155,6 +87,11 @@ class Receding:
         facts = thinker.facts
         if chunks.mode is Mode.realtime and not facts.continues:
             raise Refused("this policy takes no prefix, so chunks.mode=realtime has nothing to offer; take queue")
+        if chunks.hold is Hold.guide and not facts.guides:
+            raise Refused(
+                "chunks.hold=guide follows a gradient through the policy, which bundles and servers do not give; take "
+                "chunks.hold=inpaint, or the checkpoint"
+            )
         most = facts.horizon - facts.start
         self._reach = chunks.reach or facts.execute
         if self._reach > most or (chunks.every or 1) > self._reach:
@@ -183,8 +120,10 @@ class Receding:
     def warm_up(self, obs: Obs) -> dict[str, float]:
         """Ask about ``obs`` until it is known how long that takes. Before the first motion: nothing is played."""
         seen, took = _arrays(obs), []
+        nothing = np.zeros((self._facts.start + self._reach, self._facts.dim), np.float32)
+        asked = self._prefix(nothing, 0)  # being guided takes longer
         for decision in range(self.chunks.rehearsals):
-            took.append(self._rehearse(Question(seen, None, 0, decision)).took_s)
+            took.append(self._rehearse(Question(seen, asked, 0, decision)).took_s)
         if self.chunks.mode is Mode.realtime:
             self._require_continuation(seen)
         kept = took[self.chunks.forget :]
@@ -198,7 +137,7 @@ class Receding:
                 "that are played of a chunk would be over before the next one is there; export the policy, run it on a "
                 f"faster machine, or raise chunks.reach to {most} if it learnt whole chunks by imitation"
             )
-        return {"p50": 1e3 * _quantile(kept, 0.5), "p99": 1e3 * _quantile(kept, 0.99), "delay": float(self.delay)}
+        return {"p50": 1e3 * quantile(kept, 0.5), "p99": 1e3 * quantile(kept, 0.99), "delay": float(self.delay)}
 
     def reset(self, mask: Tensor, seeds: Sequence[int] | None = None) -> None:
         if not bool(mask[0]):
@@ -244,15 +183,22 @@ class Receding:
         tick, line = self._tick, self._lines[-1] if self._lines else None
         # What is played until the answer is there cannot be more than there is.
         delay = min(self.delay, line.end - tick) if line is not None else 0
-        prefix = None
-        if self.chunks.mode is Mode.realtime and line is not None:
-            known = min(delay + self.chunks.overlap, line.end - tick)
-            committed = [*self._past[tick : tick + self._facts.start], *(line.at(tick + i) for i in range(known))]
-            prefix = np.stack(committed) if committed else None
+        prefix = self._left(line, delay) if self.chunks.mode is Mode.realtime and line is not None else None
         self._thinker.ask(Question(_arrays(obs), prefix, int(self._seeds.current[0]), self._decision))
         self._asked = Asked(tick, delay)
         self._decision += 1
         self.report.questions += 1
+
+    def _left(self, line: Line, delay: int) -> Chunk | Pulling | None:
+        """What the answer has to continue: from its head on, what was played, and what is left of ``line``."""
+        tick, played = self._tick, self._past[self._tick : self._tick + self._facts.start]
+        left = np.stack([*played, *(line.at(i) for i in range(tick, line.end))])
+        return self._prefix(left, min(len(played) + delay + self.chunks.overlap, len(left)))
+
+    def _prefix(self, left: Chunk, committed: int) -> Chunk | Pulling | None:
+        if self.chunks.hold is Hold.guide:
+            return Pulling(left, fading(committed, len(left)))
+        return left[:committed] if committed else None
 
     def _hear(self) -> None:
         answer = self._thinker.poll() if self._asked is not None else None
@@ -318,7 +264,7 @@ class Receding:
     def _measured(self, took_s: float) -> None:
         self._window.append(took_s)
         self.report.latencies_s.append(took_s)
-        self.delay = math.ceil(_quantile(self._window, self.chunks.share) / self._period_s - ROUNDING)
+        self.delay = math.ceil(quantile(self._window, self.chunks.share) / self._period_s - ROUNDING)
 
     def _note_seam(self, action: Chunk) -> None:
         if self._tick > 0 and self._lines[-1] is not self._playing:
@@ -339,7 +285,7 @@ class Receding:
         length, rest = min(facts.start + 1, facts.horizon), []
         for value in (-0.5, 0.5):
             prefix = np.full((length, facts.dim), value, np.float32)
-            chunk = self._rehearse(Question(seen, prefix, 0, 0)).chunk
+            chunk = self._rehearse(Question(seen, self._prefix(prefix, length), 0, 0)).chunk
             assert chunk is not None
             if not np.allclose(chunk[:length], prefix, atol=1e-5):
                 raise Refused("this policy does not keep to a prefix, which chunks.mode=realtime needs; take queue")
@@ -379,8 +325,3 @@ class RobotTime:
 def _arrays(obs: Obs) -> dict[str, NDArray[Any]]:
     """Copies, because worlds answer in the same memory again."""
     return {key: x[0].detach().cpu().numpy().copy() for key, x in obs.items()}
-
-
-def _quantile(values: Sequence[float] | deque[float], share: float) -> float:
-    """One that did occur, and at least ``share`` of all are no larger."""
-    return float(np.quantile(list(values), share, method="inverted_cdf"))

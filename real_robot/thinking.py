@@ -39,13 +39,22 @@ Chunk = NDArray[np.float32]  # (H, A) in [-1, 1]
 
 
 class Facts(NamedTuple):
-    """Of the chunks that a mind makes, as in `PolicySpec`; ``continues``: it takes a prefix."""
+    """Of the chunks that a mind makes, as in `PolicySpec`; ``continues``: it takes a prefix; ``guides``: it follows a
+    ``Pulling``."""
 
     horizon: int
     execute: int
     start: int
     dim: int
     continues: bool
+    guides: bool = False
+
+
+class Pulling(NamedTuple):
+    """As `policies.core.types.Pull`, across processes."""
+
+    actions: Chunk  # (p, A)
+    weights: NDArray[np.float32]  # (p,)
 
 
 class Question(NamedTuple):
@@ -53,7 +62,7 @@ class Question(NamedTuple):
     noise of an answer belongs to (``seed``, ``decision``)."""
 
     obs: Mapping[str, NDArray[Any]]
-    prefix: Chunk | None
+    prefix: Chunk | Pulling | None
     seed: int
     decision: int
 
@@ -71,7 +80,7 @@ class Mind(Protocol):
     def facts(self) -> Facts: ...
 
     def __call__(
-        self, obs: Mapping[str, NDArray[Any]], prefix: Chunk | None, seed: int, decision: int
+        self, obs: Mapping[str, NDArray[Any]], prefix: Chunk | Pulling | None, seed: int, decision: int
     ) -> NDArray[Any]: ...
 
 
@@ -275,5 +284,7 @@ class BundleMind:
         schema = self._policy.schema
         self.facts = Facts(schema.horizon, schema.execute, schema.start, schema.dim, self._policy.continues)
 
-    def __call__(self, obs: Mapping[str, NDArray[Any]], prefix: Chunk | None, seed: int, decision: int) -> NDArray[Any]:
+    def __call__(
+        self, obs: Mapping[str, NDArray[Any]], prefix: Chunk | Pulling | None, seed: int, decision: int
+    ) -> NDArray[Any]:
         return self._policy.act(obs, prefix=prefix, greedy=self._greedy, source=RowNoise([seed], [decision]))

@@ -17,9 +17,10 @@ from burnish.policies.core.seed import RowNoise
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from burnish.policies.flow import FlowConfig
 from burnish.policies.nets.denoiser import DenoiserConfig, MlpBodyConfig
+from burnish.real_robot.chunks import Chunks
 from burnish.real_robot.clock import VirtualClock, ns
-from burnish.real_robot.receding import Chunks, Receding
-from burnish.real_robot.thinking import Facts, Question, Simulated
+from burnish.real_robot.receding import Receding
+from burnish.real_robot.thinking import Facts, Pulling, Question, Simulated
 
 HZ, PERIOD_S = 20.0, 0.05
 EVERYONE = torch.ones(1, dtype=torch.bool)
@@ -28,8 +29,10 @@ EVERYONE = torch.ones(1, dtype=torch.bool)
 class Telling:
     """Row j of a chunk is (tick of the observation, j, decision), and a prefix stays what it is."""
 
-    def __init__(self, horizon: int = 8, execute: int = 4, start: int = 0, continues: bool = True) -> None:
-        self.facts = Facts(horizon, execute, start, 3, continues)
+    def __init__(
+        self, horizon: int = 8, execute: int = 4, start: int = 0, continues: bool = True, guides: bool = False
+    ) -> None:
+        self.facts = Facts(horizon, execute, start, 3, continues, guides)
         self.asked: list[Question] = []
 
     def __call__(self, obs, prefix, seed, decision):
@@ -37,7 +40,9 @@ class Telling:
         tick = float(obs["state"][0])
         rows = [(tick, j, decision) for j in range(self.facts.horizon)]
         chunk = np.array(rows, np.float32)
-        if prefix is not None:
+        if isinstance(prefix, Pulling):
+            prefix = prefix.actions[prefix.weights == 1]
+        if prefix is not None and len(prefix):
             chunk[len(prefix) :, 2] += prefix[-1, 2]  # what follows depends on it
             chunk[: len(prefix)] = prefix
         return chunk
@@ -84,12 +89,12 @@ def dying() -> Any:
     return Dying()
 
 
-def two_mode_flow(steps: int = 400) -> Any:
-    """A flow that has learnt chunks of -0.5 or of +0.5, either with equal right."""
+@torch.enable_grad()
+def two_mode(config: Any, steps: int = 400) -> Any:
+    """A policy that has learnt chunks of -0.5 or of +0.5, either with equal right."""
     torch.manual_seed(0)
     spec = PolicySpec(ObsSpec({"state": (1,)}), ActionSpec((-1.0,), (1.0,)), 8, 4, control_hz=HZ)
-    net = DenoiserConfig(mlp=MlpBodyConfig([64, 64], 16))
-    policy = build_policy(FlowConfig(steps=10, net=net), spec, seed=1)
+    policy = build_policy(config, spec, seed=1)
     optimizer = torch.optim.Adam(policy.parameters(), 2e-3)
     source = torch.Generator().manual_seed(0)
     for _ in range(steps):
@@ -100,6 +105,10 @@ def two_mode_flow(steps: int = 400) -> Any:
         loss.backward()
         optimizer.step()
     return policy.eval()
+
+
+def two_mode_flow() -> Any:
+    return two_mode(FlowConfig(steps=10, net=DenoiserConfig(mlp=MlpBodyConfig([64, 64], 16))))
 
 
 def latency(ticks: float, late: dict[int, float] | None = None) -> Callable[[int, int], float]:

@@ -47,6 +47,10 @@ KEYS = {
     },
     "quickstart": {"pooled_low", "worst", "base", "base_worst", "minutes", "seeds"},
     "refine_quality": {"insert_best", "insert_second", "insert_minutes", "insert_hard", "worst_lower_bound"},
+    "chunks": {
+        "reference",
+        *(f"{way}_{name}" for way in ("queue", "ensemble", "inpaint", "guide") for name in ("success", "beyond")),
+    },
     "control_loop": {
         "loop200_p999_us",
         "idle200_p999_us",

@@ -42,6 +42,13 @@ def test_thinking_takes_its_time_and_is_reported(tmp_path: Path):
     assert slow["chunks"]["latency_ms_p50"] == pytest.approx(60) and plain["chunks"]["latency_ms_p50"] == 0
 
 
+def test_an_answer_in_real_time_can_be_guided_to_the_old_chunk(tmp_path: Path):
+    """A refined policy: what steers the flow's noise passes the prefix on."""
+    words = ("chunks=realtime", "chunks.reach=8", "chunks.rehearsals=6", "latency.mean_s=0.06")
+    put, guided = (played(tmp_path / hold, *words, f"chunks.hold={hold}") for hold in ("inpaint", "guide"))
+    assert put["robot"] != guided["robot"] and guided["chunks"]["answers"] > EPISODES
+
+
 def test_a_process_of_its_own_thinks_in_real_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """Only that it comes to an end, with answers: how well a busy machine keeps time is not asked here."""
     assert deploy("chunks=queue", f"out={tmp_path}", "safety.silent_ramp_s=30", "chunks.patience_s=20") == 0
@@ -57,6 +64,7 @@ def test_a_process_of_its_own_thinks_in_real_time(tmp_path: Path, capsys: pytest
         (["chunks=queue", "latency.mean_s=0.1"], "give chunks= and realtime=false"),
         (["chunks=queue", "chunks.patience_s=2"], "must be below safety.silent_ramp_s"),
         (["chunks=queue", "chunks.share=2"], "chunks.share=2.0 must lie in (0, 1]"),
+        (["chunks=queue", "chunks.hold=guide"], "chunks.hold=guide is for realtime alone"),
         (["chunks=queue", "dry_run=true"], "nothing is to be moved here"),
         (["chunks=queue", "realtime=false", "latency.mean_s=5"], "would be over before the next one is there"),
     ],

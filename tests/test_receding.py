@@ -11,15 +11,16 @@ from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.evaluate import evaluate, evaluation_seeds
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.horizon import ChunkController
+from burnish.real_robot.chunks import Chunks, Hold, Mode, fading
 from burnish.real_robot.clock import VirtualClock, ns
 from burnish.real_robot.drivers.twin import Twin, TwinConfig
 from burnish.real_robot.env import RobotEnv, each_anew
 from burnish.real_robot.errors import Refused, RobotError
 from burnish.real_robot.link import LocalLink
 from burnish.real_robot.minds import PolicyMind
-from burnish.real_robot.receding import Chunks, Mode, Receding, RobotTime
+from burnish.real_robot.receding import Receding, RobotTime
 from burnish.real_robot.safe_robot import Rung, Safety
-from burnish.real_robot.thinking import Facts, Latency, Question, Simulated
+from burnish.real_robot.thinking import Facts, Latency, Pulling, Question, Simulated
 from burnish.sim.mirror import Mirror
 from burnish.sim.tasks.insert import InsertConfig
 from export_lab import EXECUTE, small
@@ -96,6 +97,43 @@ def test_the_prefix_is_what_is_played_meanwhile(start, overlap):
     assert all(q.prefix is None for q in _asked_by(Mode.queue, start)), "a queue asks without"
 
 
+@pytest.mark.parametrize(("start", "overlap"), [(0, 0), (2, 0), (2, 1)])
+def test_what_guides_is_all_that_is_left(start, overlap):
+    """Asked at the fourth of eight actions with two ticks to go: those two are committed, and two more fade."""
+    lab = Lab(
+        Telling(horizon=8 + start, start=start, guides=True),
+        latency(1.9),
+        mode=Mode.realtime,
+        hold=Hold.guide,
+        overlap=overlap,
+    ).warm()
+    played = lab.play(30)
+    first, *others = lab.mind.asked
+    assert first.prefix is None and len(others) == 7
+    for question in others[:-1]:
+        tick, (actions, weights) = int(question.obs["state"][0]), question.prefix
+        committed = start + 2 + overlap
+        assert len(actions) == len(weights) == start + 4 and (weights == 1).sum() == committed
+        assert np.array_equal(actions[:committed], played[tick - start : tick + 2 + overlap])
+        assert 0 < weights[-1] < 1
+
+
+def test_the_mask_is_the_published_one():
+    """W_i of real-time chunking, with d = 3 committed and H - s = 8 left."""
+    ours, (d, left) = fading(3, 8), (3, 8)
+    for i in range(8):
+        c = (left - i) / (left - d + 1)
+        assert ours[i] == pytest.approx(1 if i < d else c * (np.exp(c) - 1) / (np.e - 1), rel=1e-6)
+    assert (np.diff(ours[2:]) < 0).all() and (fading(4, 4) == 1).all() and fading(0, 4)[0] < 1
+
+
+def test_being_guided_is_rehearsed_as_well():
+    """It takes longer than to answer a first question, which is guided by nothing."""
+    lab = Lab(Telling(guides=True), latency(1.9), mode=Mode.realtime, hold=Hold.guide)
+    lab.controller.warm_up(lab.obs(0))
+    assert all(isinstance(question.prefix, Pulling) for question in lab.mind.asked)
+
+
 def _asked_by(mode: Mode, start: int) -> list[Question]:
     lab = Lab(Telling(horizon=10, start=start), latency(1.9), mode=mode).warm()
     lab.play(30)
@@ -170,14 +208,21 @@ def test_an_ensemble_asks_again_as_soon_as_it_was_answered():
 def test_what_a_flow_with_two_opinions_plays():
     """Chunks of -0.5 and of +0.5 are equally right. A queue changes sides at half of its seams, an ensemble plays what
     neither says. In real time a prefix keeps the flow on its side, the better the longer it is: of 114 seams, 48
-    changed sides in a queue, 38 with two actions as prefix, and 7 with four."""
+    changed sides in a queue, 38 with two actions as prefix, and 7 with four. With two, and
+    guided to the other two that are left: 7."""
     policy, changes, off = two_mode_flow(), {}, {}
-    for name, mode, overlap in (("queue", Mode.queue, 0), ("real", Mode.realtime, 2), ("mean", Mode.ensemble, 0)):
-        lab = Lab(PolicyMind(policy), latency(1.9), blind=True, mode=mode, overlap=overlap).warm()
+    ways = {
+        "queue": {},
+        "real": {"mode": Mode.realtime, "overlap": 2},
+        "guide": {"mode": Mode.realtime, "hold": Hold.guide},
+        "mean": {"mode": Mode.ensemble},
+    }
+    for name, way in ways.items():
+        lab = Lab(PolicyMind(policy), latency(1.9), blind=True, **way).warm()
         played = np.stack([lab.play(80, seed) for seed in range(1, 7)])[:, :, 0]
         changes[name] = (np.abs(np.diff(played, axis=1)) > 0.5).sum()
         off[name] = (np.abs(np.abs(played) - 0.5) > 0.3).mean()
-    assert changes["queue"] > 30 and changes["real"] < 0.4 * changes["queue"]
+    assert changes["queue"] > 30 and max(changes["real"], changes["guide"]) < 0.4 * changes["queue"]
     assert off["mean"] > 0.25 > 3 * off["queue"]
 
 
@@ -238,6 +283,12 @@ def test_what_was_thought_for_another_episode_is_not_played():
     ("make", "sentence"),
     [
         (lambda: Lab(Telling(continues=False), mode=Mode.realtime), "takes no prefix"),
+        (lambda: Lab(Telling(), mode=Mode.realtime, hold=Hold.guide), "which bundles and servers do not give"),
+        (
+            lambda: Lab(PolicyMind(small(steps=1)), mode=Mode.realtime, hold=Hold.guide).controller.warm_up(SEEN),
+            "two steps",
+        ),
+        (lambda: Chunks(hold=Hold.guide), "is for realtime alone"),
         (lambda: Lab(PolicyMind(small(steps=1)), mode=Mode.realtime).controller.warm_up(SEEN), "do not depend on"),
         (lambda: Lab(Telling()).play(1), r"call warm_up\(obs\)"),
         (lambda: Lab(Telling(), latency(4.5)).warm(), "the 8 actions that are played of a chunk would be over"),

@@ -61,6 +61,23 @@ class Normal(NamedTuple):
         return -0.5 * z.square() - torch.log(self.std) - 0.5 * math.log(2 * math.pi)
 
 
+class Pull(NamedTuple):
+    """A prefix that also guides: each action pulls as strongly as its weight says. The first ones, of weight 1, are
+    committed; the others were meant, and may change."""
+
+    actions: Tensor  # (B, p, A)
+    weights: Tensor  # (p,) in [0, 1]
+    limit: float = 5.0  # of the correction (beta)
+
+    @property
+    def committed(self) -> Tensor:
+        return self.actions[:, : int((self.weights == 1).cumprod(0).sum())]
+
+
+# Actions that a chunk has to continue: all of them committed, or a ``Pull``.
+Prefix = Tensor | Pull
+
+
 class Draw(NamedTuple):
     """A sampled chunk with its evidence."""
 
@@ -111,12 +128,13 @@ class Policy(Protocol):
         obs: Obs,
         *,
         noise: Tensor | None = None,
-        prefix: Tensor | None = None,
+        prefix: Prefix | None = None,
         greedy: bool = False,
         generator: Noise | None = None,
     ) -> Tensor:
         """(B, H, A). ``noise`` (B, *spec.noise_shape) fixes the start of the generation; ``prefix`` (B, p, A) holds
-        actions already committed, which the chunk must continue; ``greedy`` asks for the most typical chunk."""
+        actions already committed, which the chunk must continue, or is a ``Pull`` towards them, which chains of
+        several steps can follow and others refuse; ``greedy`` asks for the most typical chunk."""
         ...
 
 
