@@ -120,7 +120,9 @@ def check(found, frames):
     # A damaged frame may by chance be a good one; whatever else is answered is answered with a reason.
     assert came["actions"] < 0.05 * frames and came["malformed"] > 0.3 * frames and came["schema"] > 0.05 * frames
     assert found["longest_s"][0] < 1 and max(found["worst_ms"].values()) < 1000
-    assert found["grown_mib"] < 20
+    # What malloc has handed out stays the same to 20 kB per 10,000 frames, and so do Python's blocks; what it keeps for
+    # later grows by 35 bytes per frame. An object and its place in a table would be more.
+    assert found["grown_mib"] < 20 + 48 * frames / 2**20
 
 
 def test_some_strangers_are_turned_away(tmp_path):
