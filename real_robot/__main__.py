@@ -20,6 +20,7 @@ from omegaconf import MISSING
 from ..policies.__main__ import acting_policy, in_words, origin_of, prepare, say, seen_by, where_of
 from ..policies.build import CheckpointConfig
 from ..policies.core.cli import main
+from ..policies.core.config import from_data
 from ..policies.core.errors import BurnishError
 from ..policies.core.evaluate import evaluate, evaluation_seeds
 from ..policies.core.interrupt import interruptible
@@ -32,8 +33,10 @@ from ..policies.horizon import controller_for
 from ..policies.remote import API_KEY
 from ..sim.build import ENVS, make_env, world_from
 from ..sim.experts import make_expert
+from ..sim.guard import GuardConfig
 from ..sim.mirror import Mirror
 from .acting import Acting, BundleConfig, ServedConfig, Still, exported, require_fit, served, thinking_ms
+from .chunks import Mode
 from .deployment import (
     PERSONS,
     AllowedChunks,
@@ -46,6 +49,7 @@ from .deployment import (
     in_sentences,
     kept,
     name_of,
+    stricter,
 )
 from .env import RobotEnv
 from .errors import RobotError
@@ -53,7 +57,7 @@ from .export import ExportConfig, source
 from .export import export as run_export
 from .listening import ServerConfig
 from .minds import loaded
-from .receding import Mode, Receding
+from .receding import Receding
 from .recorder import Demonstrator, Nobody, play, recording
 from .robots import ROBOTS, Hardware, stage_for
 from .shadow import Log, ShadowEnv, connection, page, summary, watch
@@ -133,6 +137,8 @@ def deploy(config: DeployConfig) -> int:
         body, world = _body(config, acting)
         say(NOT_SAFETY_RATED)
         seeds = evaluation_seeds(config.episodes, base=config.seed)
+        if warning := _stricter(config, acting, body, seeds[0]):
+            say(warning)
         # With chunks it is timed where it will happen (`_ahead`).
         thinks = _thinks(acting, body, seeds[0]) if config.chunks is None else {}
         if config.dry_run:
@@ -287,6 +293,17 @@ def _body(config: RobotVerb, acting: Acting | None) -> tuple[Mirror, Mapping[str
         for name in require_fit(acting, body.spec):
             say(f"note: {acting.where} does not say its {name}, so it was not compared with the robot's")
     return body, world
+
+
+def _stricter(config: DeployConfig, acting: Acting, body: Mirror, seed: int) -> str:
+    """Only of a policy that was trained behind a guard: every robot has one, and is stricter than none."""
+    settings = (acting.world or {}).get("config", {}).get("guard")
+    if not settings:
+        return ""
+    guard = from_data(GuardConfig, settings, "env.guard")
+    connect, _ = connection(config.robot, body, config.realtime)
+    # Nothing is opened: a spec can be read before that.
+    return stricter(acting.where, guard.limits(body.ranges), connect(body.begin(seed)).spec, config.safety)
 
 
 def _thinks(acting: Acting, body: Mirror, seed: int) -> dict[str, float]:

@@ -4,7 +4,7 @@ Units are SI (rad, rad/s, Nm, m, N, s), quaternions wxyz of unit norm, time is t
 nanoseconds, arrays are float64 of shape (n,) in the order of ``spec.joints``.
 
     UNCONFIGURED --configure--> INACTIVE --activate--> ACTIVE --stop--> STOPPING --deactivate--> INACTIVE
-    any --fault--> FAULT --recover--> INACTIVE            any --close--> CLOSED, for good
+    any --fault--> FAULT --recover--> INACTIVE --recover--> INACTIVE            any --close--> CLOSED, for good
 
 `Adapter` keeps this table (`TRANSITIONS`) and checks what goes through it in both directions, so a driver writes only
 what its hardware needs: the methods with a leading underscore. Who drives a robot does not call ``write``: `SafeRobot`
@@ -167,7 +167,7 @@ _STAY: Mapping[str, Phase | None] = {"stop": None, "close": Phase.CLOSED}
 # phase -> call -> the phase after it (None: the same). What is not here is illegal.
 TRANSITIONS: Mapping[Phase, Mapping[str, Phase | None]] = {
     Phase.UNCONFIGURED: {**_STAY, "configure": Phase.INACTIVE},
-    Phase.INACTIVE: {**_STAY, "activate": Phase.ACTIVE, "read": None},
+    Phase.INACTIVE: {**_STAY, "activate": Phase.ACTIVE, "read": None, "recover": None},
     Phase.ACTIVE: {**_STAY, "read": None, "write": None, "stop": Phase.STOPPING},
     Phase.STOPPING: {**_STAY, "read": None, "deactivate": Phase.INACTIVE},
     Phase.FAULT: {**_STAY, "read": None, "recover": Phase.INACTIVE},
@@ -206,7 +206,8 @@ class Adapter(ABC):
         self._call("configure", self._configure)
 
     def activate(self, mode: Mode) -> RobotState:
-        """Without a bump: the set-point is what is measured before torque is enabled. Arms the device's watchdog."""
+        """Without a bump: the set-point is what is measured before torque is enabled. Arms the device's watchdog. What
+        a driver relies on is written or verified here, because the device may have restarted since ``configure``."""
         self._require("activate")
         if mode not in self.spec.modes:
             known = ", ".join(sorted(m.value for m in self.spec.modes))
@@ -256,7 +257,9 @@ class Adapter(ABC):
         self._call("deactivate", self._deactivate)
 
     def recover(self) -> None:
-        """Out of FAULT, after a person has looked; nothing calls this by itself."""
+        """Begin anew with a device that may have lost all that it was told, after a person has looked; nothing calls
+        this by itself. Out of FAULT, or where a robot that is INACTIVE does not answer as it should: its supply may
+        have broken down for a moment. Nothing moves, and torque comes with ``activate`` alone."""
         self._call("recover", self._recover)
         self.fault = None
 

@@ -104,7 +104,8 @@ def left_by(loop: ControlLoop) -> dict[str, Any]:
     """What a loop that has ended has left to say."""
     robot = loop.robot
     events = [asdict(event) for event in robot.events]
-    return {"timing": loop.timing.summary(), "counts": dict(robot.counts), "events": events}
+    setpoints = {"asked": loop.asked, "changed": loop.changed}
+    return {"timing": loop.timing.summary(), "setpoints": setpoints, "counts": dict(robot.counts), "events": events}
 
 
 def _put(path: Path, data: Mapping[str, Any]) -> None:

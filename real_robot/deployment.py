@@ -13,16 +13,21 @@ import torch
 
 from ..policies.core.errors import BurnishError
 from .acting import Acting, Still
+from .adapter import RobotSpec
+from .chunks import Chunks
 from .discovery import make_adapter
 from .env import Body, RobotEnv
 from .errors import RobotError
-from .receding import Chunks, Receding, RobotTime
+from .guard import Limits
+from .receding import Receding, RobotTime
 from .robots import ROBOTS, Hardware
 from .safe_robot import Safety
 from .thinking import Apart, Latency, Simulated
 
 PERSONS = ("keyboard", "gamepad")
 DISPLACEMENTS = "ee_delta"  # the mode of actions that say how far to move
+SAME = 0.01  # of a limit; less is no other limit
+SAME_RAD = 0.05  # so much two calibrations of one arm differ at the ends of its ranges
 
 
 @contextmanager
@@ -195,4 +200,47 @@ def kept(reports: Sequence[Mapping[str, Any]]) -> str:
         kind: counts[kind] for kind in sorted(counts) if counts[kind] and kind not in ("start", "stopped", "ramp")
     }
     words = ", ".join(f"{kind} {count}" for kind, count in of_note.items()) or "nothing"
-    return f"the control loop: {ticks} ticks, {misses} deadlines missed; the guard and the ladder: {words}"
+    asked, changed = (
+        sum(report.get("setpoints", {}).get(name, 0) for report in reports) for name in ("asked", "changed")
+    )
+    share = f"{changed / asked:.0%} of {asked} set-points were changed" if asked else "no set-point was asked for"
+    return f"the control loop: {ticks} ticks, {misses} deadlines missed; {share}; the guard and the ladder: {words}"
+
+
+def stricter(where: str, trained: Limits, spec: RobotSpec, safety: Safety) -> str:
+    """What limits joints of this robot more than the guard of the worlds in which the policy at ``where`` was trained:
+    one sentence, or nothing. That a device rounds is no limit here, though it takes a step per period off the speed:
+    who trains with the numbers of `docs/robots.md` is not to be warned of them."""
+    if len(spec.joints) != len(trained.lower):
+        return ""  # another body, of which is spoken elsewhere
+    speed, acceleration = (safety.share * spec.column(name) for name in ("velocity", "acceleration"))
+    lower, upper = spec.column("lower"), spec.column("upper")
+    found = []
+    for what, unit, here, there in (
+        ("speed", "rad/s", speed, trained.velocity),
+        ("acceleration", "rad/s^2", acceleration, trained.acceleration),
+    ):
+        less = 1 - here / there
+        if (less > SAME).any():
+            i = int(less.argmax())
+            whose = _whose(spec, less > SAME, i)
+            found.append(f"{what} of {whose} {here[i]:g} instead of {there[i]:g} {unit}, {less[i]:.0%} less")
+    again = f"; refine with env.guard.velocity={speed.min():g} env.guard.acceleration={acceleration.min():g}"
+    advice = again if found else ""
+    lost = np.maximum(lower - trained.lower, 0) + np.maximum(trained.upper - upper, 0)
+    if (lost > SAME_RAD).any():
+        i = int(lost.argmax())
+        found.append(f"position of {_whose(spec, lost > SAME_RAD, i)} in a range that is {lost[i]:.2f} rad smaller")
+    if safety.jerk:
+        found.append(f"jerk of every joint {safety.jerk:g} rad/s^3, where there was no limit")
+    if not found:
+        return ""
+    return (
+        f"note: this robot is stricter than the guard with which {where} was trained ({', '.join(found)}), so it may "
+        f"succeed less often than in training{advice}"
+    )
+
+
+def _whose(spec: RobotSpec, which: np.ndarray, worst: int) -> str:
+    others = int(which.sum()) - 1
+    return spec.joints[worst].name + (f" and {others} more" if others else "")

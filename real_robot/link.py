@@ -40,8 +40,8 @@ class Snapshot:
     def __init__(self, record: np.ndarray) -> None:
         row = record[0]
         self.heartbeat_ns, self.ticks, self.late = (int(row[name]) for name in ("heartbeat_ns", "ticks", "late"))
-        self.order_seq, self.plan_seq, self.plan_index = (
-            int(row[name]) for name in ("order_seq", "plan_seq", "plan_index")
+        self.order_seq, self.refused, self.plan_seq, self.plan_index = (
+            int(row[name]) for name in ("order_seq", "refused", "plan_seq", "plan_index")
         )
         self.phase, self.rung = PHASES[int(row["phase"])], RUNGS[int(row["rung"])]
         self.changed, self.seq, self.t_ns = int(row["changed"]), int(row["seq"]), int(row["t_ns"])
@@ -166,6 +166,8 @@ class Link(ABC):
             record = self._states.read()
             if record is not None and int(record["order_seq"][0]) == self._order_seq:
                 snapshot = Snapshot(record)
+                if snapshot.refused == self._order_seq:
+                    break
                 if reached(snapshot):
                     return snapshot
                 followed = self._states.count - begun

@@ -14,7 +14,7 @@ import numpy as np
 
 from .adapter import Phase
 from .clock import ns
-from .errors import RobotError
+from .errors import Refused, RobotError
 from .safe_robot import Rung, SafeRobot, StepInfo
 from .shared import Board, blank
 from .timing import Timing
@@ -73,10 +73,11 @@ class ControlLoop:
         self._watched = watched
         self.robot, self.clock = robot, robot.clock
         self.timing = Timing()
+        self.asked = self.changed = 0  # set-points that a plan had, and of these, those that were not sent as they were
         self._plans, self._orders, self._states = plans, orders, states
         self._plan: Plan | None = None
         self._plan_count = -1
-        self._order_seq = self._order_count = 0
+        self._order_seq = self._order_count = self._refused = 0
         self._index = -1
         self._report = blank(states.dtype, plan_seq=-1, seq=-1, effort=np.nan, truth=np.nan, gripper=np.nan)
         self._row = {name: self._report[name] for name in states.dtype.names or ()}  # views: a look-up costs a tenth
@@ -117,6 +118,8 @@ class ControlLoop:
             wish = self._wish(began_ns)
             try:
                 info = self.robot.step(*wish, late=self._late)
+                if wish[0] is not None:
+                    self.asked, self.changed = self.asked + 1, self.changed + info.changed
             except RobotError:
                 info = None  # it is in the robot's events, and the report says in which phase the robot is
         self._tell(info)
@@ -152,8 +155,8 @@ class ControlLoop:
         order = ORDERS[what] if 0 <= what < len(ORDERS) else Order.NONE
         try:
             if order is Order.START and not self._watched():
-                self.robot.note("refused", "start: nobody watches this process")
-            elif order is Order.START:
+                raise Refused("nobody watches this process")
+            if order is Order.START:
                 self._plan, self._plan_count = None, self._plans.count  # a plan of before is not taken up again
                 self.robot.start()
             elif order is Order.STOP:
@@ -163,6 +166,7 @@ class ControlLoop:
             elif order is Order.QUIT:
                 self._leaving = True
         except RobotError as error:
+            self._refused = self._order_seq
             self.robot.note("refused", f"{order.value}: {error}")
 
     def _tell(self, info: StepInfo | None) -> None:
@@ -170,7 +174,7 @@ class ControlLoop:
         row["heartbeat_ns"][0] = self.clock.now_ns()
         row["ticks"][0] += 1
         row["late"][0] = self.timing.misses
-        row["order_seq"][0] = self._order_seq
+        row["order_seq"][0], row["refused"][0] = self._order_seq, self._refused
         row["plan_seq"][0] = self._plan.seq if self._plan is not None else -1
         row["plan_index"][0] = self._index
         row["phase"][0], row["rung"][0] = PHASES.index(robot.phase), RUNGS.index(robot.rung)

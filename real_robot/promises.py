@@ -372,6 +372,11 @@ def faults(trial: Trial) -> Found:
         yield "fault: recover leads back", robot.phase is Phase.INACTIVE and robot.fault is None, robot.phase.value
         robot.activate(Mode.JOINT_POSITION)
         yield "fault: and it can be active again", robot.phase is Phase.ACTIVE, robot.phase.value
+        robot.stop(StopKind.HOLD)
+        robot.deactivate()
+        robot.recover()
+        drift = _drift(robot, 0.3)
+        yield "recover: of a robot at rest moves nothing", drift <= trial.still_rad, f"{drift:.4f} rad"
     finally:
         robot.close()
 

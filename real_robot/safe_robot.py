@@ -124,7 +124,10 @@ class SafeRobot:
             )
         if self._adapter.phase is Phase.UNCONFIGURED:
             self._adapter.configure()
-        state = self._adapter.read(self.safety.stale_ramp_s)
+        try:
+            state = self._adapter.read(self.safety.stale_ramp_s)
+        except StaleState as error:
+            raise StaleState(f"{error}; if that stays so, look at the robot, then call recover()") from error
         beyond = np.maximum(self.limits.lower - state.q, state.q - self.limits.upper)
         if beyond.max() > self.safety.outside_rad:
             worst = self.spec.joints[int(beyond.argmax())].name
@@ -197,9 +200,10 @@ class SafeRobot:
         self._adapter.close()
 
     def recover(self) -> None:
-        """Out of FAULT; a person has looked. ``start`` comes next."""
+        """Out of FAULT, or with a robot that is INACTIVE and cannot be started; a person has looked. ``start`` comes
+        next."""
         self._adapter.recover()
-        self.note("recover", "out of FAULT")
+        self.note("recover", "begun anew")
 
     def _finish(self, kind: StopKind) -> None:
         self._rung = Rung.STOPPED

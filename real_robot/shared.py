@@ -57,6 +57,7 @@ def state_dtype(joints: int) -> np.dtype:
             ("ticks", "<i8"),
             ("late", "<i8"),  # deadlines missed so far
             ("order_seq", "<i8"),  # the last order that was followed
+            ("refused", "<i8"),  # the last order that was not, whose reason is the note
             ("plan_seq", "<i8"),  # the plan in use, -1: none
             ("plan_index", "<i8"),
             ("phase", "<i8"),

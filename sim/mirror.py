@@ -52,6 +52,11 @@ class Mirror:
         return self._world.physics.state()[0]
 
     @property
+    def ranges(self) -> np.ndarray:
+        """(n, 2) those of the set-points, in rad."""
+        return self._world.physics.model.actuator_ctrlrange.copy()
+
+    @property
     def start(self) -> np.ndarray:
         """(n,) joint angles with which an episode begins."""
         return self._task.hand.arm.target[0].copy()

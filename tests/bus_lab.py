@@ -211,7 +211,7 @@ def _both(**kind: Any) -> Callable[[Rig], None]:
 
 
 def _reboot(rig: Rig) -> None:
-    rig.chain.servos[2].restart()
+    rig.chain.restart(3, rig.clock.now_ns())
 
 
 def _shut_down(rig: Rig) -> None:

@@ -105,11 +105,9 @@ class World:
             self.judge.rests(self.stand.speed(), self.stand.rest_rad_s)
         if self.rng.random() < 0.9:
             self.stand.mend()
-        if self._refused > 1 and self.adapter.phase is not Phase.FAULT:
-            self.stand.unplug()
         self._first = True
         try:
-            if self.adapter.phase is Phase.FAULT:
+            if self.adapter.phase is Phase.FAULT or (self._refused and self.adapter.phase is Phase.INACTIVE):
                 self.link.recover()
             self.link.start()
             self._refused = 0

@@ -22,7 +22,7 @@ from burnish.real_robot.drivers.calibration import QUANTUM_RAD
 from burnish.real_robot.drivers.twin import Twin, TwinConfig
 from burnish.real_robot.emulators.faults import NONE
 from burnish.real_robot.emulators.line import GoalWrite
-from bus_lab import CALIBRATION, KINDS, TRUE_FOR_NS, Babbling, Echoing, Rig
+from bus_lab import CALIBRATION, IDS, KINDS, TRUE_FOR_NS, Babbling, Echoing, Rig
 from robot_lab import ARM, LIMITS
 
 JOINTS = 5  # of the servos; the sixth is the gripper
@@ -69,10 +69,6 @@ class Stand(Protocol):
 
     def mend(self) -> None:
         """What needs a person."""
-        ...
-
-    def unplug(self) -> None:
-        """Until ``passes``. It is how a person gets out of what a driver that is not in FAULT does not forget."""
         ...
 
 
@@ -123,19 +119,15 @@ class ServoStand:
             wire: Any = self.adapter._port._wire
             wire.babbles = wire.echoes = False
 
-    def unplug(self) -> None:
-        self.rig.faults(replies=replace(NONE, unplugged=True))
-
     def mend(self) -> None:
         self.passes()
         rig = self.rig
         rig.chain.servos += self._gone
         self._gone.clear()
-        for i, servo in enumerate(rig.chain.servos):
-            if self.adapter.phase is Phase.FAULT:
-                servo.restart()  # power off and on
-                servo.overloaded = False
-                rig.plant.drive(i, servo.drive())
+        if self.adapter.phase is Phase.FAULT:
+            for number in IDS:
+                rig.chain.restart(number, self.clock.now_ns())  # power off and on
+        for i in range(len(IDS)):
             low, high = sorted(CALIBRATION.ranges[i])
             ticks = rig.plant.motion()[0][i] / QUANTUM_RAD
             if not low <= ticks <= high:
@@ -258,9 +250,6 @@ class TwinStand:
         self.twin.data.qfrc_applied[:] = 0
         self.twin.model.dof_damping[:] = self.damping
         self.twin.unplugged = self.twin.pressed = False
-
-    def unplug(self) -> None:
-        self.twin.unplugged = True
 
     def mend(self) -> None:
         self.passes()

@@ -25,6 +25,7 @@ LEGAL = {
     ("unconfigured", "configure"): "inactive",
     ("inactive", "activate"): "active",
     ("inactive", "read"): "inactive",
+    ("inactive", "recover"): "inactive",
     ("active", "read"): "active",
     ("active", "write"): "active",
     ("active", "stop"): "stopping",

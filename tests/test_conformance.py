@@ -12,6 +12,7 @@ from burnish.real_robot.clock import VirtualClock, ns
 from burnish.real_robot.conformance import check
 from burnish.real_robot.drivers.twin import Twin, TwinConfig
 from burnish.real_robot.errors import IllegalTransition
+from bus_lab import Rig
 from robot_lab import ARM, LIMITS, Puppet
 
 CONFIG = TwinConfig(ARM, **LIMITS)
@@ -31,6 +32,13 @@ def test_so_does_a_twin_with_latency_noise_losses_and_rounding():
     )
     found = check(lambda: Twin(worse, VirtualClock()))
     assert found.passed, str(found)
+
+
+@pytest.mark.parametrize(("family", "sdk"), [("dynamixel", "dynamixel_sdk"), ("feetech", "scservo_sdk")])
+def test_so_do_servos_behind_the_sdk_of_their_vendor(require, family, sdk):
+    require(sdk)
+    found = check(lambda: Rig(family).arm)
+    assert found.passed and len(found.checks) > 100, str(found)
 
 
 class Bumps(Twin):
@@ -124,6 +132,12 @@ class Unrecoverable(Twin):
         raise OSError("still gone")
 
 
+class Twitches(Twin):
+    def _recover(self):
+        super()._recover()
+        self._aim(self.data.qpos[self._q] + 0.2)
+
+
 class Breaks(Twin):
     def stop(self, kind: StopKind) -> None:
         raise RuntimeError("no")
@@ -143,6 +157,7 @@ LIARS = {
     Lax: "refused: an expired command",
     Deaf: "table: deactivate in stopping",
     Unrecoverable: "faults: to its end",
+    Twitches: "recover: of a robot at rest moves nothing",
     Breaks: "stops: to its end",
 }
 

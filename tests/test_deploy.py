@@ -9,15 +9,24 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from burnish.policies.core.cli import main
+from burnish.real_robot.clock import ns
+from burnish.real_robot.deployment import kept, stricter
+from burnish.real_robot.guard import Limits
+from burnish.real_robot.link import LocalLink
+from burnish.real_robot.safe_robot import Safety
+from robot_lab import spec, twin
 
 pytestmark = pytest.mark.sim
 ROOT = Path(__file__).resolve().parents[1] / "benchmarks"
 REFINED, BASE = ROOT / "refined" / "insert", ROOT / "bases" / "insert"
+GUARDED = ROOT / "refined" / "insert_guarded"  # from the same base, with env.guard.velocity=0.2 and acceleration=1
 
 
 def deployed(tmp_path, *words: str, policy: Path = REFINED) -> dict:
@@ -53,6 +62,64 @@ def test_a_dry_run_moves_nothing(tmp_path, capfd):
     assert main(["deploy", f"policy.path={BASE}", "dry_run=true"]) == 0
     said = capfd.readouterr().out
     assert "no safety-rated function" in said and "nothing was moved" in said and "thinks for" in said
+
+
+SLOW = ["robot.device.velocity=0.1", "robot.device.acceleration=1"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "words", "warned"),
+    [
+        (GUARDED, SLOW, True),
+        (GUARDED, [*SLOW, "env=insert"], True),  # the world is another one, and the policy is what it was
+        (GUARDED, [*SLOW, "robot=so101_emulated"], True),
+        (GUARDED, ["robot.device.velocity=0.2", "robot.device.acceleration=1"], False),
+        (GUARDED, [], False),
+        (REFINED, SLOW, False),  # every robot has a guard, and is stricter than none
+    ],
+)
+def test_a_robot_that_is_stricter_than_the_training_is_one_sentence(policy, words, warned, capfd):
+    assert main(["deploy", f"policy.path={policy}", "dry_run=true", *words]) == 0
+    notes = [line for line in capfd.readouterr().out.splitlines() if "stricter" in line]
+    assert len(notes) == warned
+    if warned:
+        assert "speed of shoulder_pan and 5 more 0.1 instead of 0.2 rad/s, 50% less" in notes[0]
+        assert "acceleration of" not in notes[0] and "env.guard.velocity=0.1 env.guard.acceleration=1" in notes[0]
+
+
+def test_what_makes_a_robot_stricter():
+    def said(share: float = 1.0, jerk: float = 0.0, **changes: float) -> str:
+        robot = spec(3)
+        joints = (robot.joints[0], replace(robot.joints[1], **changes), robot.joints[2])
+        return stricter("it", trained, replace(robot, joints=joints), Safety(share=share, jerk=jerk))
+
+    one = np.ones(3)
+    trained = Limits(-one, one, 2 * one, 10 * one, 0.01)
+    assert said() == "" and said(velocity=3.0, acceleration=11.0, lower=-2.0) == "" and said(quantum=0.0015) == ""
+    assert "(speed of j1 0.5 instead of 2 rad/s, 75% less), so it may" in said(velocity=0.5)
+    assert "env.guard.velocity=0.5 env.guard.acceleration=10" in said(velocity=0.5)
+    assert "(acceleration of j1 4 instead of 10 rad/s^2, 60% less), so it may" in said(acceleration=4.0)
+    halved = said(share=0.5, acceleration=4.0)
+    assert "speed of j0 and 2 more 1 instead of 2 rad/s, 50% less" in halved
+    assert "acceleration of j1 and 2 more 2 instead of 10 rad/s^2, 80% less" in halved
+    assert "(position of j1 in a range that is 0.30 rad smaller), so it may" in said(lower=-0.8, upper=0.9)
+    assert "refine with" not in said(lower=-0.8) and "jerk of every joint 800 rad/s^3" in said(jerk=800.0)
+
+
+def test_the_summary_says_how_much_was_changed():
+    """A robot that is gentler changes more; what is asked is counted, and not that nothing is asked for."""
+    shares = {}
+    for velocity in (4.0, 0.05):
+        with LocalLink(twin(velocity=velocity, acceleration=40.0), Safety(blend_s=0.0)) as link:
+            here = link.start().q
+            link.plan(here + np.linspace(0, 0.2, 20)[:, None] * np.ones(2), 0.01, linear=True)
+            link.wait_until_ns(link.clock.now_ns() + ns(1.0))
+            left = link.close()
+        assert 15 <= left["setpoints"]["asked"] <= 21 < left["timing"]["ticks"]
+        shares[velocity] = left["setpoints"]["changed"] / left["setpoints"]["asked"]
+        assert f"{shares[velocity]:.0%} of {left['setpoints']['asked']} set-points were changed" in kept([left])
+    assert shares[0.05] > 0.8 > shares[4.0]
+    assert "no set-point was asked for" in kept([])
 
 
 @pytest.mark.parametrize(

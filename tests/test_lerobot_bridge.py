@@ -181,6 +181,32 @@ def test_a_measurement_that_is_none_is_a_fault(stand: Stand, bridge: LeRobotBrid
     assert bridge.phase is Phase.INACTIVE and bridge.read(0.2).q[1] is not None
 
 
+def test_at_rest_only_what_does_not_answer_is_connected_anew(stand: Stand, bridge: LeRobotBridge):
+    """`disconnect` lets go of the arm, so an arm that is held is not let go for nothing."""
+    active(bridge)
+    bridge.stop(StopKind.HOLD)
+    bridge.deactivate()
+    calls: list[str] = []
+    disconnect = stand.disconnect
+
+    def noted() -> None:
+        calls.append("disconnect")
+        disconnect()
+
+    stand.disconnect = noted  # type: ignore[method-assign]
+    bridge.recover()
+    assert calls == [] and bridge.phase is Phase.INACTIVE
+    observe = stand.get_observation
+
+    def fails() -> dict:
+        stand.get_observation = observe  # type: ignore[method-assign]
+        raise ConnectionError("unplugged")
+
+    stand.get_observation = fails  # type: ignore[method-assign]
+    bridge.recover()
+    assert calls == ["disconnect"] and bridge.phase is Phase.INACTIVE and len(bridge.read(0.2).q) == 3
+
+
 @pytest.mark.parametrize("error", [ConnectionError("unplugged"), TimeoutError("bus"), KeyError("x"), OSError(5, "io")])
 @pytest.mark.parametrize("call", ["read", "write"])
 def test_exceptions_are_faults(stand: Stand, bridge: LeRobotBridge, call: str, error: Exception):

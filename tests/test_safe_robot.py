@@ -11,7 +11,7 @@ import pytest
 
 from burnish.real_robot.adapter import Fault, GripperSpec, Phase, StopKind
 from burnish.real_robot.clock import VirtualClock, ns
-from burnish.real_robot.errors import DeviceFault, Refused
+from burnish.real_robot.errors import DeviceFault, Refused, StaleState
 from burnish.real_robot.safe_robot import Rung, SafeRobot, Safety
 from robot_lab import Puppet, spec, twin
 
@@ -167,6 +167,20 @@ def test_a_fault_of_the_device_stops_at_once_and_needs_a_person():
         safe.step([0.1, 0.1])
     puppet.script.fails.clear()
     safe.recover()
+    safe.start()
+    assert ticks(safe, 1, [0.0, 0.0])[0].rung is Rung.RUN
+
+
+def test_who_does_not_answer_at_rest_is_begun_anew_by_order_alone():
+    safe, puppet = running()
+    safe.stop()
+    puppet.script.mute = True
+    with pytest.raises(StaleState, match=r"mute; if that stays so, look at the robot, then call recover\(\)"):
+        safe.start()
+    assert safe.phase is Phase.INACTIVE and "recover" not in puppet.calls
+    puppet.script.mute = False
+    safe.recover()
+    assert puppet.calls[-1] == "recover" and safe.phase is Phase.INACTIVE and safe.rung is Rung.STOPPED
     safe.start()
     assert ticks(safe, 1, [0.0, 0.0])[0].rung is Rung.RUN
 

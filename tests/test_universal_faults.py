@@ -15,7 +15,8 @@ from burnish.real_robot.adapter import Mode, Phase, StopKind
 from burnish.real_robot.drivers.universal import UniversalConfig, UniversalRobot
 from burnish.real_robot.emulators.polyscope import STEP_S
 from burnish.real_robot.emulators.universal import Trouble, UniversalEmulator
-from burnish.real_robot.errors import DeviceFault, RobotError, StaleState
+from burnish.real_robot.errors import DeviceFault, Refused, RobotError, StaleState
+from burnish.real_robot.safe_robot import SafeRobot, Safety
 from soak import often
 from universal_lab import PATIENT, active, command, drive, fresh_address, start_driver, swing
 
@@ -202,6 +203,35 @@ def recover(emulator: UniversalEmulator, robot: UniversalRobot) -> None:
         robot.recover()
     q = robot.activate(Mode.JOINT_POSITION).q
     drive(robot, lambda t: q, 12)
+
+
+def test_what_happens_at_rest_is_recovered_from_at_rest(emulator: UniversalEmulator, robot: UniversalRobot):
+    """A stop of the controller, then no power: `start` refuses, and `recover` is the way out, once a person has done
+    what is a person's; before that nothing changes."""
+    safe = SafeRobot(robot, Safety(rate_hz=robot.config.rate_hz))
+    robot.configure()
+    emulator.order("protective_stop")
+    passed(emulator, 0.1)  # it is not unlocked sooner
+    with pytest.raises(Refused, match=r"protective stop.*call recover\(\)"):
+        safe.start()
+    assert robot.phase is Phase.INACTIVE
+    safe.recover()
+    assert robot.phase is Phase.INACTIVE and "program started" not in [what for *_, what in emulator.events()]
+    safe.start()
+    safe.stop()
+    emulator.order("dashboard", line="power off")
+    passed(emulator, 0.1)
+    with pytest.raises(Refused, match="the robot is off"):
+        safe.start()
+    with pytest.raises(Refused, match="power it on, release the brakes"):
+        safe.recover()
+    assert robot.phase is Phase.INACTIVE
+    emulator.order("dashboard", line="power on")
+    emulator.order("dashboard", line="brake release")
+    passed(emulator, 0.1)
+    safe.recover()
+    safe.start()
+    safe.stop()
 
 
 def test_there_are_as_many_faults_as_promised():

@@ -6,6 +6,7 @@
   `StaleState`; nothing is predicted and nothing is repeated;
 * a position that no servo could have reached since the last one (`Gate`) is a lost answer too;
 * goals become the measured position before torque is enabled, a watchdog that the device has is armed before that;
+* who and what is there is verified at each activation too: servos restart when their supply breaks down for a moment;
 * set-points are rounded to ticks towards the middle of the range, and what was sent is returned;
 * a stop freezes the goals that were sent last, because the measured position sags below them.
 
@@ -122,8 +123,13 @@ class Servos(Protocol):
     fastest_rad_s: float  # without load
 
     def connect(self, port: Port, ids: Sequence[int]) -> None: ...
-    def identify(self, offsets: Sequence[int], ranges: Sequence[tuple[int, int]]) -> None:
-        """They are who they should be, set as the calibration was made, and without complaints."""
+    def identify(self, offsets: Sequence[int], ranges: Sequence[tuple[int, int]]) -> int:
+        """They are who they should be, set as the calibration was made, and without complaints; so many ns do they
+        wait before they answer, one after the other."""
+        ...
+
+    def revive(self) -> None:
+        """Those that have shut themselves down, where that takes no torque from an arm and gives none."""
         ...
 
     def read(self, deadline_ns: int) -> Reading: ...
@@ -225,16 +231,28 @@ class ServoArm(Adapter):
         self._port = Port(self._wire(), self.clock, config.baudrate, config.latency_s, config.quiet_s)
         self.servos.connect(self._port, self.calibration.ids)
 
-    def _configure(self) -> None:
+    def _open(self, revive: bool) -> None:
         try:
             self._connect()
-            self.servos.identify(self.calibration.offsets, self.calibration.ranges)
+            if revive:
+                self.servos.revive()
+            self._identify()
         except RobotError:
             self._close()
             raise
         self._forget()
 
+    def _identify(self) -> None:
+        delay_ns = self.servos.identify(self.calibration.offsets, self.calibration.ranges)
+        assert self._port is not None, "there is a port since configure()"
+        self._port.latency_ns = ns(self.config.latency_s) + delay_ns
+
+    def _configure(self) -> None:
+        self._open(revive=False)
+
     def _activate(self, mode: Mode) -> RobotState:
+        # A servo that was without power meanwhile does not say so, and what it kept only until then is another number.
+        self._identify()
         _, reading = insist(lambda: self._measured(self._until(ANSWER_S)))
         low, high = np.array(self.calibration.ranges, np.float64).T
         outside_rad = np.maximum(low - reading.ticks, reading.ticks - high) * QUANTUM_RAD
@@ -295,7 +313,7 @@ class ServoArm(Adapter):
 
     def _recover(self) -> None:
         self._close()
-        self._configure()
+        self._open(revive=True)
 
     def _close(self) -> None:
         if self._port is not None:

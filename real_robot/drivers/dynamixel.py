@@ -33,12 +33,13 @@ RPM = 0.229 * 2 * math.pi / 60  # rad/s
 RPM2 = 214.577 * 2 * math.pi / 3600  # rad/s^2
 
 RETURN_DELAY, MODE, HOMING_OFFSET, MAX_POSITION, MIN_POSITION = (9, 1), (11, 1), (20, 4), (48, 4), (52, 4)
-TORQUE, WATCHDOG = (64, 1), (98, 1)
+TORQUE, HARDWARE_ERROR, WATCHDOG = (64, 1), (70, 1), (98, 1)
 PROFILE_ACCELERATION, PROFILE_VELOCITY, GOAL_POSITION = (108, 4), (112, 4), (116, 4)
 BLOCK, BLOCK_SIZE = 120, 16
 POSITION_MODE = 3
 WATCHDOG_UNIT_S = 0.02
 TICK_PERIOD_MS = 32768
+BOOT_S = 0.5  # until a servo that reboots surely listens
 FRESH_MS = 3.0  # of doubt: the counter's resolution, and rounding
 ALERT = 0x80
 ERRORS = {1: "failed", 2: "unknown instruction", 3: "bad CRC", 4: "value out of range", 5: "wrong length"}
@@ -88,7 +89,7 @@ class DynamixelServos:
         self._port, self._handler, self._ids = port, Handler(), list(ids)
         self._counted, self._watchdog = None, 0
 
-    def identify(self, offsets: Sequence[int], ranges: Sequence[tuple[int, int]]) -> None:
+    def identify(self, offsets: Sequence[int], ranges: Sequence[tuple[int, int]]) -> int:
         self._models, delay_ns = [], 0
         for i, offset, (low, high) in zip(self._ids, offsets, ranges, strict=True):
             number = insist(lambda i=i: self._ping(i))
@@ -106,8 +107,22 @@ class DynamixelServos:
             if self._get(i, MIN_POSITION) > low or self._get(i, MAX_POSITION) < high:
                 raise DeviceFault(f"servo {i} itself allows less than its calibrated range of {low} to {high} ticks")
             delay_ns += 2000 * self._get(i, RETURN_DELAY)
-        self._port.latency_ns += delay_ns
         self.fastest_rad_s = max(model.fastest_rad_s for model in self._models)
+        return delay_ns
+
+    def revive(self) -> None:
+        """By a reboot: nothing else but their supply gives them torque again. One that complains and holds the arm all
+        the same is not rebooted, because the arm would fall."""
+        for i in self._ids:
+            error = self._get(i, HARDWARE_ERROR, alerted=True)
+            if error and self._get(i, TORQUE, alerted=True):
+                raise DeviceFault(
+                    f"servo {i} says {error} in register 70 and still holds the arm, so it is not rebooted; support "
+                    "the arm, and switch its power"
+                )
+            if error:
+                insist(lambda i=i: self._reboot(i))
+                self._clock.sleep_until_ns(self._clock.now_ns() + ns(BOOT_S))
 
     def read(self, deadline_ns: int) -> Reading:
         blocks, asked_ns = self._blocks(BLOCK, BLOCK_SIZE, deadline_ns)
@@ -181,13 +196,21 @@ class DynamixelServos:
                 raise Lost(f"servo {i} does not answer: {self._handler.getTxRxResult(result)}")
         return number
 
-    def _get(self, i: int, register: tuple[int, int]) -> int:
-        """Two answers have to agree: one that is late, of another register, is taken for the first of them at most."""
+    def _reboot(self, i: int) -> None:
+        with self._port.exchange(self._clock.now_ns() + ns(CALM_S), patient=True):
+            result, _ = self._handler.reboot(self._port, i)
+            if result:
+                raise Lost(f"servo {i} does not answer: {self._handler.getTxRxResult(result)}")
+
+    def _get(self, i: int, register: tuple[int, int], alerted: bool = False) -> int:
+        """Two answers have to agree: one that is late, of another register, is taken for the first of them at most.
+        ``alerted``: of a servo that has shut itself down too."""
         address, size = register
 
         def once() -> int:
             with self._port.exchange(self._clock.now_ns() + ns(CALM_S), patient=True):
                 data, result, error = self._handler.readTxRx(self._port, i, address, size)
+                error &= ~ALERT if alerted else 0xFF
                 return _number(self._checked(i, data, size, result, error), 0, size, signed=size > 1)
 
         def twice() -> int:
@@ -206,10 +229,11 @@ class DynamixelServos:
             with self._port.exchange(self._clock.now_ns() + ns(CALM_S), patient=True):
                 result, error = self._handler.writeTxRx(self._port, i, address, size, data)
                 self._checked(i, [], 0, result, error)
+            # Two late answers of another register agree too, now and then.
+            if (found := self._get(i, register)) != value:
+                raise Lost(f"servo {i} has {found} in register {address} where {value} was written")
 
         insist(once)
-        if self._get(i, register) != value:
-            raise DeviceFault(f"servo {i} has {self._get(i, register)} in register {address} where {value} was written")
 
     def _send_all(self, register: tuple[int, int], values: Sequence[int], deadline_ns: int) -> None:
         address, size = register
@@ -237,7 +261,9 @@ class DynamixelServos:
         if result:
             raise Lost(f"servo {i} does not answer: {self._handler.getTxRxResult(result)}")
         if error & ALERT:
-            raise DeviceFault(f"servo {i} has shut itself down; read its register 70, look at it, and switch its power")
+            raise DeviceFault(
+                f"servo {i} has shut itself down; read its register 70, look at it, then call recover() to reboot it"
+            )
         if error:
             raise DeviceFault(f"servo {i} refuses: {ERRORS.get(error, 'error')} ({error})")
         if len(data) != size:

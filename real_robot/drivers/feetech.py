@@ -69,7 +69,7 @@ class FeetechServos:
         self._turn = 0
         self._powered_ns: int | None = None  # when they were last known to be, while they should
 
-    def identify(self, offsets: Sequence[int], ranges: Sequence[tuple[int, int]]) -> None:
+    def identify(self, offsets: Sequence[int], ranges: Sequence[tuple[int, int]]) -> int:
         delay_ns = 0
         for i, offset, (low, high) in zip(self._ids, offsets, ranges, strict=True):
             model = self._get(i, (3, 2))
@@ -85,7 +85,10 @@ class FeetechServos:
             if (least or most) and (least > low or most < high):
                 raise DeviceFault(f"servo {i} itself allows less than its calibrated range of {low} to {high} ticks")
             delay_ns += 2000 * self._get(i, RETURN_DELAY)
-        self._port.latency_ns += delay_ns
+        return delay_ns
+
+    def revive(self) -> None:
+        """Nothing: what makes them forget an overload is torque, which is not given here, or their supply."""
 
     def read(self, deadline_ns: int) -> Reading:
         self._turn = (self._turn + 1) % LENGTHS
@@ -96,10 +99,11 @@ class FeetechServos:
             raise Lost("the lock of a servo cannot be open")
         now_ns = self._clock.now_ns()
         rows = [self._understood(i, block) for i, block in zip(self._ids, blocks, strict=True)]
-        for k, (i, block) in enumerate(zip(self._ids, blocks, strict=True)):
-            self._expect_alive(i, block, abs(self._goals[k] - rows[k][0]) if self._goals else 0, now_ns)
+        # First, because a servo without torque is not on its way to its goal.
         if self._powered_ns is not None and now_ns - self._powered_ns > POWER_NS:
             self._expect_power(deadline_ns)
+        for k, (i, block) in enumerate(zip(self._ids, blocks, strict=True)):
+            self._expect_alive(i, block, abs(self._goals[k] - rows[k][0]) if self._goals else 0, now_ns)
         position, speed, load = np.array(rows, np.float64).T
         return Reading(position, speed * QUANTUM_RAD, load / 1000 * STALL_NM)
 
@@ -211,7 +215,9 @@ class FeetechServos:
             # Once it may be noise that the sum has let pass.
             if self._complaint == (i, error):
                 causes = ", ".join(text for bit, text in ERRORS.items() if error & bit) or "unknown"
-                raise DeviceFault(f"servo {i} reports error {error} ({causes}); look at it, then switch its power")
+                raise DeviceFault(
+                    f"servo {i} reports error {error} ({causes}); look at it, switch its power, then call recover()"
+                )
             self._complaint = i, error
             raise Lost(f"servo {i} reports error {error}")
 

@@ -14,7 +14,9 @@ with limits. A call that never returns leaves its thread behind.
 
 **Departures** from the seam, which LeRobot's interface leaves no way around: ``connect`` may enable torque; velocities
 are differences of two positions; LeRobot has no watchdog, so the device has none here either; ``disconnect`` releases
-torque by default, so an arm that falls has to be brought to rest before ``close``, and RELEASE is not offered.
+torque by default, so an arm that falls has to be brought to rest before ``close``, and RELEASE is not offered. For
+the same reason ``recover`` connects anew only where the robot does not answer: that a servo restarted, and gives no
+torque any more, LeRobot does not tell; support the arm then, close this adapter, and open another one.
 """
 
 from __future__ import annotations
@@ -32,7 +34,19 @@ from typing import Any
 
 import numpy as np
 
-from ..adapter import Adapter, Command, GripperSpec, JointSpec, Mode, RobotSpec, RobotState, StopKind, Vector, sent_as
+from ..adapter import (
+    Adapter,
+    Command,
+    GripperSpec,
+    JointSpec,
+    Mode,
+    Phase,
+    RobotSpec,
+    RobotState,
+    StopKind,
+    Vector,
+    sent_as,
+)
 from ..camera import Frame, frame
 from ..clock import SECOND, Clock, ns
 from ..errors import DeviceFault, Refused, StaleState
@@ -217,10 +231,19 @@ class LeRobotBridge(Adapter):
         self._aim = None
 
     def _recover(self) -> None:
+        if self.phase is Phase.INACTIVE and self._answers():
+            return  # disconnect() would let go of an arm that is held
         with suppress(Exception):  # whatever a broken link says to that
             self._ask(self._robot.disconnect, connect=True)
         self._caller, self._reading, self._before = None, None, None
         self._configure()
+
+    def _answers(self) -> bool:
+        try:
+            self._read(self.config.hang_s)
+        except Exception:  # whatever LeRobot says to that
+            return False
+        return True
 
     def _close(self) -> None:
         try:

@@ -31,6 +31,7 @@ RPM = 0.229 * 2 * math.pi / 60  # rad/s, a unit of velocity
 RPM2 = 214.577 * 2 * math.pi / 3600  # rad/s^2, a unit of acceleration
 UNLIMITED = 1000.0  # rad/s^2: a profile of acceleration 0 asks for all that the motor has
 WATCHDOG_UNIT_NS = ns(0.02)
+BOOT_NS = ns(0.3)  # for so long a servo that restarts hears nothing; the e-manual names no time
 WATCHDOG_ERROR = 0xFF  # -1
 
 PING, READ, WRITE, REG_WRITE, ACTION, REBOOT, STATUS, SYNC_READ, SYNC_WRITE = 1, 2, 3, 4, 5, 8, 0x55, 0x82, 0x83
@@ -149,19 +150,20 @@ class Servo:
 
     def __init__(self, number: int, overrides: dict[int, int]) -> None:
         self.table = bytearray(SIZE)
-        self.heard_ns = self.started_ns = 0
+        self.heard_ns = self.started_ns = self.deaf_until_ns = 0
         self.registered: tuple[int, bytes] | None = None
         self.held_rad: float | None = None  # where the bus watchdog has stopped it
         factory = {ID: number, **overrides}
         for address, register in REGISTERS.items():
             self.set(address, factory.get(address, register.initial))
 
-    def restart(self) -> None:
+    def restart(self, now_ns: int) -> None:
         for address, register in REGISTERS.items():
             if not register.eeprom:
                 self.set(address, register.initial)
         self.registered = self.held_rad = None
-        self.started_ns = self.heard_ns
+        self.started_ns = now_ns
+        self.deaf_until_ns = now_ns + BOOT_NS
 
     @property
     def number(self) -> int:
@@ -259,6 +261,14 @@ class DynamixelChain:
                 servo.set(TORQUE, 0)
                 self.plant.drive(i, servo.drive())
 
+    def restart(self, number: int, now_ns: int) -> None:
+        """Its supply broke down for a moment: what is not in EEPROM is as it came from the factory, and no torque."""
+        self._advance(now_ns)
+        for i, servo in enumerate(self.servos):
+            if servo.number == number:
+                servo.restart(now_ns)
+                self.plant.drive(i, servo.drive())
+
     @staticmethod
     def _ticks(servo: Servo, angle_rad: float) -> int:
         return round(float(angle_rad) / QUANTUM_RAD) + servo.get(OFFSET)
@@ -292,7 +302,7 @@ class DynamixelChain:
             self._sync(device, instruction, parameters, now_ns)
             return
         for i, servo in enumerate(self.servos):
-            if device not in (servo.number, BROADCAST):
+            if device not in (servo.number, BROADCAST) or now_ns < servo.deaf_until_ns:
                 continue
             servo.heard_ns = now_ns
             error, data = self._do(i, servo, instruction, parameters, now_ns)
@@ -318,8 +328,7 @@ class DynamixelChain:
             servo.registered = None
             return 0, b""
         if instruction == REBOOT:
-            servo.restart()
-            self.plant.drive(i, servo.drive())
+            self.restart(servo.number, now_ns)
             return 0, b""
         return ERR_INSTRUCTION, b""
 
@@ -334,6 +343,8 @@ class DynamixelChain:
             if i is None or len(parameters) < k + stride:
                 continue
             servo = self.servos[i]
+            if now_ns < servo.deaf_until_ns:
+                continue
             servo.heard_ns = now_ns
             if instruction == SYNC_READ:
                 self._answer(servo, *self._read(i, servo, address, size), now_ns)

@@ -204,6 +204,14 @@ class FeetechChain:
         q, v, _ = self.plant.motion()
         return [self._ticks(servo, q[i]) for i, servo in enumerate(self.servos)], [float(x) for x in v]
 
+    def restart(self, number: int, now_ns: int) -> None:
+        """Its supply broke down for a moment: what is not in EPROM is as it came from the factory, and no torque."""
+        self.plant.advance(now_ns)
+        for i, servo in enumerate(self.servos):
+            if servo.get(ID) == number:
+                servo.restart()
+                self.plant.drive(i, servo.drive())
+
     def overload(self, number: int) -> None:
         """The servo protects itself: it gives no torque, and says so, until torque is enabled again."""
         for i, servo in enumerate(self.servos):
