@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from measure import machine, markdown, options, page, publish, table
 
 from burnish.finetune.compare import MAIN
 from burnish.finetune.quickstart import SETTINGS
+from burnish.policies.core.manifest import plain_yaml
 from burnish.policies.core.statistics import wilson
 
 RUNS = Path(__file__).resolve().parents[1] / "runs" / "quickstart_seeds"
@@ -52,7 +52,7 @@ def play(seed: int, folder: Path, result: Path, words: Sequence[str]) -> None:
         )
     minutes = (time.perf_counter() - began) / 60
     found = json.loads((out / "compare" / "compare.json").read_text(encoding="utf-8"))
-    asked = yaml.safe_load((out / SETTINGS).read_text(encoding="utf-8"))
+    asked = plain_yaml((out / SETTINGS).read_text(encoding="utf-8"))
     asked.pop("seed")
     row = {
         "seed": seed,
@@ -73,7 +73,7 @@ def play(seed: int, folder: Path, result: Path, words: Sequence[str]) -> None:
 
 
 def settings_of(run: Path) -> dict[str, Any]:
-    return yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))["method"]
+    return plain_yaml((run / "config.yaml").read_text(encoding="utf-8"))["method"]
 
 
 def result_of(rows: Sequence[dict[str, Any]]) -> dict[str, float]:

@@ -19,7 +19,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
 from settings import folded, settings_tables, table
 
 from burnish.finetune.__main__ import DistillConfig, FinetuneConfig
@@ -27,6 +26,7 @@ from burnish.finetune.build import CHOICES, Needs, Recorded, has
 from burnish.offline.__main__ import OfflineConfig
 from burnish.offline.build import OFFLINE
 from burnish.policies.build import build_policy
+from burnish.policies.core.manifest import plain_yaml
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from burnish.policies.diffusion import DiffusionConfig
 from burnish.policies.external import CallablePolicy
@@ -139,7 +139,7 @@ def page_of(name: str) -> str:
     if name in methods():
         return name
     for path in EXPERIMENTS.glob(f"*/{name}.yaml"):
-        for choice in yaml.safe_load(path.read_text(encoding="utf-8"))["defaults"]:
+        for choice in plain_yaml(path.read_text(encoding="utf-8"))["defaults"]:
             if "override /method" in choice:
                 return choice["override /method"]
     raise LookupError(f"the experiment {name} chooses no method")

@@ -33,7 +33,7 @@ from ..policies.build import load_policy
 from ..policies.core.config import differences, from_data, require_least, to_data
 from ..policies.core.errors import BurnishError, did_you_mean
 from ..policies.core.interrupt import Stop, interruptible
-from ..policies.core.manifest import parse, replace_text
+from ..policies.core.manifest import parse, plain_yaml, replace_text
 from ..policies.core.run import find_policy
 from ..policies.core.threads import usable_cores
 from .build import CHOICES, decision_ticks, require
@@ -171,7 +171,7 @@ def _world(config: CompareConfig) -> list[str]:
 
 def _parsed(text: str, name: str) -> Mapping[str, Any]:
     try:
-        data = yaml.safe_load(text)
+        data = plain_yaml(text)
     except yaml.YAMLError as error:
         raise BurnishError(f"{name} is not YAML: {str(error).splitlines()[0]}") from error
     if not isinstance(data, Mapping):
@@ -206,7 +206,10 @@ def claim(path: Path, mine: Mapping[str, Any], usual: Mapping[str, Any], free: C
     """The folder of the file ``path`` is what it was begun as: settings other than those kept there are refused, but
     for the names in ``free``. ``usual`` stands for settings that came later than the file."""
     if path.exists():
-        theirs = {**usual, **parse(path, yaml.safe_load)}
+        kept = parse(path, plain_yaml)
+        if not isinstance(kept, Mapping):
+            raise BurnishError(f"{path} is malformed: it holds no settings; choose another out=...")
+        theirs = {**usual, **kept}
         other = [name for name, *_ in differences(theirs, mine) if name.partition(".")[0] not in free]
         if other:
             raise BurnishError(f"{path.parent} was begun with another {', '.join(other)}; choose another out=...")

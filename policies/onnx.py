@@ -7,12 +7,16 @@ are asked one by one. A model with a `PolicySpec` as JSON under ``burnish.spec``
 understand it: its specification is that, and its actions are in [-1, 1].
 
 A model can run nothing but onnxruntime's own operators: libraries of others are never loaded, nor files beside it.
+Where only a checkpoint names a model (`outside.py`), it must lie in the checkpoint or below the folder that one stands
+in, and have the sha256 of the model that was refined.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import stat
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,10 +29,11 @@ from .core.errors import BurnishError
 from .core.scale import Scale
 from .core.seed import Noise
 from .core.spec import EnvSpec, ObsSpec, PolicySpec, dtype_of
-from .core.types import Obs
+from .core.types import Obs, Prefix
 from .external import CallablePolicy, checked
 
 SPEC = "burnish.spec"
+LARGEST = 1 << 31  # bytes; the format holds no more
 DTYPES = {
     "tensor(float)": np.float32,
     "tensor(double)": np.float64,
@@ -87,7 +92,7 @@ class OnnxPolicy:
         obs: Obs,
         *,
         noise: Tensor | None = None,
-        prefix: Tensor | None = None,
+        prefix: Prefix | None = None,
         greedy: bool = False,
         generator: Noise | None = None,
     ) -> Tensor:
@@ -173,15 +178,32 @@ class OnnxPolicy:
         return tuple(shape)
 
 
+def doubt(config: OnnxConfig, checkpoint: str) -> str:
+    """Why a checkpoint's word is not enough to open the file; empty where it is. A stranger's checkpoint can name any
+    file, and links can lead to any: first the names must lie here, and then what they stand for."""
+    if config.sha256 is None:
+        return "no sha256 says which file that was"
+    for resolved in (os.path.abspath, os.path.realpath):
+        path, here = resolved(config.path), [resolved(folder) for folder in (checkpoint, os.curdir)]
+        if not any(os.path.commonpath([path, folder]) == folder for folder in here):
+            return "that is neither in the checkpoint nor below this folder"
+    return ""
+
+
 def _read(config: OnnxConfig) -> tuple[bytes, str]:
+    path = Path(config.path)
     try:
-        model = Path(config.path).read_bytes()
+        about = path.stat()
+        if not stat.S_ISREG(about.st_mode) or about.st_size > LARGEST:
+            raise BurnishError(f"{path} is no model: it is no file, or has more than {LARGEST} bytes")
+        content = path.read_bytes()
     except OSError as error:
-        raise BurnishError(f"there is no model at {config.path} ({error.strerror})") from error
-    found = hashlib.sha256(model).hexdigest()
+        raise BurnishError(f"there is no model at {path} ({error.strerror})") from error
+    found = hashlib.sha256(content).hexdigest()
     if config.sha256 not in (None, found):
-        raise BurnishError(f"{config.path} is another model than the one that was used: its sha256 is {found[:16]}...")
-    return model, found
+        # What it is instead is nobody's business: the file may be one that a stranger's checkpoint asks about.
+        raise BurnishError(f"{path} is another model than the one that was used: its sha256 differs")
+    return content, found
 
 
 def _session(config: OnnxConfig, model: bytes) -> Any:
@@ -192,6 +214,8 @@ def _session(config: OnnxConfig, model: bytes) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = config.threads, 1
     options.log_severity_level = 4  # what goes wrong is raised, and said once
+    # Else weights that lie outside of the model would be looked for in the folder that the process stands in.
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)
     try:
         return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # the errors of onnxruntime have no other base

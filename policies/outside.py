@@ -6,14 +6,18 @@ A checkpoint of what was refined on top of one remembers its settings and the wo
 
 so that whoever loads it is connected again, or is told what is missing. ``place`` is the setting that says where it is:
 things move, and a place can be given anew. A server is then sent the user's key; one that only a file names is not.
+
+A checkpoint may be a stranger's, and nothing tells it from an own one. So its word alone leads to no other machine and
+to no file elsewhere: each kind says by ``doubt`` whether the user must say the place too (policy.base=...).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from . import onnx, remote
 from .core.config import from_data, to_data
 from .core.errors import BurnishError
 from .core.spec import ActionSpec, EnvSpec, ObsSpec
@@ -29,13 +33,22 @@ class OutsideKind(NamedTuple):
     place: str  # the setting that says where it is
     free: tuple[str, ...]  # the settings that do not change what it answers
     doc: str
+    # (config, checkpoint) -> why a checkpoint's word is not enough for that place; empty where it is
+    doubt: Callable[[Any, str], str] = lambda config, checkpoint: ""
 
 
 OUTSIDE: dict[str, OutsideKind] = {
     "remote": OutsideKind(
-        RemoteConfig, RemotePolicy, "url", ("url", "batch", "timeout_s"), "a server that speaks openpi's protocol"
+        RemoteConfig,
+        RemotePolicy,
+        "url",
+        ("url", "batch", "timeout_s"),
+        "a server that speaks openpi's protocol",
+        remote.doubt,
     ),
-    "onnx": OutsideKind(OnnxConfig, OnnxPolicy, "path", ("path", "threads"), "an ONNX file, run by onnxruntime"),
+    "onnx": OutsideKind(
+        OnnxConfig, OnnxPolicy, "path", ("path", "threads"), "an ONNX file, run by onnxruntime", onnx.doubt
+    ),
     "callable": OutsideKind(CallableConfig, InstalledPolicy, "name", (), "a policy of an installed package"),
 }
 
@@ -78,6 +91,12 @@ def reconnect(data: Mapping[str, Any], where: str, moved: str | None = None) -> 
         world = _world(data["world"])
     except (KeyError, TypeError) as error:
         raise BurnishError(f"{where} describes the policy that it refines in a malformed way: {error}") from error
+    if moved is None and (doubt := kind.doubt(config, where)):
+        place = f"{getattr(config, kind.place)!r:.300}"
+        raise BurnishError(
+            f"{where} refines a policy that is not ours, at {place}, but {doubt}; where you trust it, say so: "
+            f"policy.base={place}, or load_policy(path, base=...)"
+        )
     try:
         if moved is not None:
             config = replace(config, **{kind.place: moved})

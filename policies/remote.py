@@ -13,11 +13,13 @@ A server says in its metadata what else it understands, and is asked for nothing
     policy_spec   a `PolicySpec` as plain data; without it the horizon is learnt by asking once
 
 ``reset`` is a name of the same list that stateless policies have no use for. A key for the server comes from the
-environment variable BURNISH_API_KEY, is written nowhere, and goes to no address that a checkpoint names.
+environment variable BURNISH_API_KEY, is written nowhere, and goes to no address that a checkpoint names. An address
+that only a checkpoint names is connected to where it is one of this machine.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -32,7 +34,7 @@ from .core.errors import BurnishError
 from .core.scale import Scale
 from .core.seed import Noise, RowNoise
 from .core.spec import EnvSpec, ObsSpec, PolicySpec, dtype_of
-from .core.types import Obs
+from .core.types import Obs, Prefix
 from .external import CallablePolicy, checked
 
 API_KEY = "BURNISH_API_KEY"
@@ -63,6 +65,19 @@ class RemoteConfig:
             raise BurnishError("policy.batch and policy.execute must be at least 1, and policy.timeout_s positive")
 
 
+def doubt(config: RemoteConfig, checkpoint: str) -> str:
+    """Why a checkpoint's word is not enough to connect; empty where it is. Whoever listens there would be shown what
+    the robot sees. A path could be an order to some other server of this machine."""
+    parts = urlsplit(config.url)
+    try:
+        here = parts.hostname == "localhost" or ipaddress.ip_address(parts.hostname or "").is_loopback
+    except ValueError:
+        here = False
+    if not here:
+        return "that is another machine, which would be shown all observations"
+    return "" if not (parts.path.strip("/") or parts.query) else "that is more than an address of this machine"
+
+
 class RemotePolicy:
     """``sample`` are observations of the world, of which the first is asked about where the server says too little."""
 
@@ -88,7 +103,7 @@ class RemotePolicy:
         obs: Obs,
         *,
         noise: Tensor | None = None,
-        prefix: Tensor | None = None,
+        prefix: Prefix | None = None,
         greedy: bool = False,
         generator: Noise | None = None,
     ) -> Tensor:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -281,6 +282,8 @@ def _network(
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 4  # what goes wrong is raised, and said once
+    # Else weights that lie outside of the network would be looked for in the folder that the process stands in.
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)
     try:
         session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # the errors of onnxruntime have no other base

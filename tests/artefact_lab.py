@@ -136,6 +136,12 @@ def _dataset(path: str) -> Any:
     return read_lerobot(path)
 
 
+def _states(path: str) -> Any:
+    from burnish.policies.data.lerobot_sim_state import read_sim_state
+
+    return read_sim_state(path, 0, 0)
+
+
 def _calibration(path: str) -> Any:
     from burnish.real_robot.drivers.calibration import Calibration
 
@@ -187,6 +193,7 @@ def _endless(path: str) -> Any:
 
 LOADERS = {
     "checkpoint": _checkpoint, "newest": _newest, "bundle": _bundle, "dataset": _dataset, "calibration": _calibration,
+    "states": _states,
     "unpickled": _unpickled, "unsafe_yaml": _unsafe_yaml, "instantiated": _instantiated, "imported": _imported,
     "written": _written, "read": _read, "endless": _endless,
 }  # fmt: skip

@@ -238,6 +238,7 @@ def write_foreign(root: Path, results: dict[str, list], lengths: tuple[int, ...]
     pq.write_table(pa.Table.from_pylist(rows), root / "meta/episodes/chunk-000/file-000.parquet")
     pq.write_table(pa.table({"task_index": [0], "task": ["lift"]}), root / "meta/tasks.parquet")
     info = {"codebase_version": "v3.0", "fps": 30, "features": features, "total_episodes": len(lengths)}
+    info["total_frames"] = sum(lengths)
     info["data_path"] = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
     (root / "meta/info.json").write_text(json.dumps(info))
     return root

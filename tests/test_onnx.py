@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
+from burnish.policies import onnx as onnx_policy
 from burnish.policies.build import build_policy, describe, load_policy
 from burnish.policies.compose import Residual
 from burnish.policies.core import checkpoint
@@ -175,7 +177,8 @@ def test_impossible_settings_are_refused():
             OnnxConfig("m.onnx", **changes)
 
 
-def test_a_refined_model_is_found_again_by_its_hash(tmp_path):
+def test_a_refined_model_is_found_again_by_its_hash(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     base = OnnxPolicy(model(tmp_path / "m.onnx", noise=True), WORLD)
     spec = PolicySpec(ObsSpec({"state": (3,), "base_action": (2, 2)}), ActionSpec((-1,) * 2, (1,) * 2), 2, 2)
     made = Residual(base, build_policy(GaussianConfig(hidden=[8]), spec), 0.5, "chunk")
@@ -189,6 +192,73 @@ def test_a_refined_model_is_found_again_by_its_hash(tmp_path):
     model(tmp_path / "m.onnx", noise=True, metadata={"version": "2"})
     with pytest.raises(BurnishError, match="is another model than the one that was used"):
         load_policy(tmp_path / "p")
+
+
+def test_a_checkpoint_leads_to_no_file_elsewhere(tmp_path, monkeypatch):
+    """Nothing tells a stranger's from an own one: beyond the checkpoint and this folder only the user's word counts."""
+    elsewhere, here = tmp_path / "elsewhere", tmp_path / "here"
+    for folder in (elsewhere, here):
+        folder.mkdir()
+    base = OnnxPolicy(model(elsewhere / "m.onnx", noise=True), WORLD)
+    spec = PolicySpec(ObsSpec({"state": (3,), "base_action": (2, 2)}), ActionSpec((-1,) * 2, (1,) * 2), 2, 2)
+    made = Residual(base, build_policy(GaussianConfig(hidden=[8]), spec), 0.5, "chunk")
+    checkpoint.save(here / "p", config=describe(made), state=made.state_dict())
+    opened = []
+    read = onnx_policy._read
+    monkeypatch.setattr(onnx_policy, "_read", lambda config: opened.append(config.path) or read(config))
+    monkeypatch.chdir(here)
+    with pytest.raises(BurnishError, match=r"neither in the checkpoint nor below this folder; .* policy\.base='/"):
+        load_policy(here / "p")
+    assert not opened
+    assert load_policy(here / "p", base=str(elsewhere / "m.onnx"))[0].base.config.sha256 == base.config.sha256
+    monkeypatch.chdir(tmp_path)  # above both
+    load_policy(here / "p")
+    assert len(opened) == 2
+    config = describe(made)
+    config["parts"]["base"]["config"]["sha256"] = None
+    checkpoint.save(here / "q", config=config, state=made.state_dict())
+    with pytest.raises(BurnishError, match="no sha256 says which file that was"):
+        load_policy(here / "q")
+    # In the checkpoint itself, from wherever; and a link in it leads nowhere else.
+    (here / "p" / "m.onnx").write_bytes((elsewhere / "m.onnx").read_bytes())
+    config["parts"]["base"]["config"] |= {"sha256": base.config.sha256, "path": str(here / "r" / "m.onnx")}
+    checkpoint.save(here / "r", config=config, state=made.state_dict())
+    monkeypatch.chdir(elsewhere)
+    (here / "r" / "m.onnx").write_bytes((elsewhere / "m.onnx").read_bytes())
+    load_policy(here / "r")
+    monkeypatch.chdir(here / "p")
+    (here / "r" / "m.onnx").unlink()
+    (here / "r" / "m.onnx").symlink_to(elsewhere / "m.onnx")
+    with pytest.raises(BurnishError, match="neither in the checkpoint"):
+        load_policy(here / "r")
+
+
+def test_weights_are_not_looked_for_in_the_folder_that_one_stands_in(tmp_path, monkeypatch):
+    """Where a model is given as bytes, onnxruntime would take files beside it from there: the control."""
+    import onnxruntime
+
+    config = model(tmp_path / "m.onnx")
+    made = onnx.load(tmp_path / "m.onnx")
+    weights = next(x for x in made.graph.initializer if x.name == "w")
+    weights.ClearField("raw_data")
+    weights.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", "w.bin"), ("offset", "0"), ("length", str(WEIGHTS.nbytes))):
+        weights.external_data.add(key=key, value=value)
+    (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
+    (tmp_path / "w.bin").write_bytes(WEIGHTS.tobytes())
+    monkeypatch.chdir(tmp_path)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    onnxruntime.InferenceSession((tmp_path / "m.onnx").read_bytes(), options, providers=["CPUExecutionProvider"])
+    with pytest.raises(BurnishError, match="without operators or files of others"):
+        OnnxPolicy(config, WORLD)
+
+
+def test_what_is_no_file_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/zero", tmp_path):
+        with pytest.raises(BurnishError, match="it is no file"):
+            OnnxPolicy(OnnxConfig(str(path)), WORLD)
 
 
 def test_the_verb_plays_a_model(tmp_path, capsys):

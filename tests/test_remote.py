@@ -21,7 +21,7 @@ from burnish.policies.core.seed import RowNoise
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec, PolicySpec, agent_spec
 from burnish.policies.external import CallablePolicy
 from burnish.policies.gaussian import GaussianConfig
-from burnish.policies.outside import connect
+from burnish.policies.outside import connect, reconnect
 from burnish.policies.remote import RemoteConfig, RemotePolicy
 from openpi_lab import Drop, Fail, frame, openpi
 
@@ -286,6 +286,34 @@ def test_a_refined_policy_finds_its_base_again(tmp_path, monkeypatch):
         assert handed.base is made.base
     with pytest.raises(BurnishError, match=r"no policy server answers.*if it has moved, say where to: policy.base="):
         load_policy(tmp_path / "p")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ws://canary.invalid:1",
+        "wss://192.0.2.1:443",
+        "ws://localhost.invalid:1",
+        "ws://127.0.0.1:9/order",
+        "ws://[::]:9",
+    ],
+)
+def test_a_checkpoint_leads_to_no_other_machine(url, monkeypatch):
+    """What listens there would be shown all that the robot sees; so the user must say it."""
+    asked = []
+
+    def connected(url, **how):
+        asked.append(url)
+        raise BurnishError("asked after all")
+
+    monkeypatch.setattr("burnish.policies.core.connection.Connection", connected)
+    config = {"kind": "remote", "config": {"url": url}, "world": to_data(WORLD)}
+    with pytest.raises(BurnishError, match=r"policy\.base="):
+        reconnect(config, "runs/p")
+    assert not asked
+    with pytest.raises(BurnishError, match="asked after all"):
+        reconnect(config, "runs/p", url)
+    assert asked == [url]
 
 
 def test_a_base_that_is_another_one_now_is_refused(tmp_path):

@@ -183,6 +183,20 @@ def executes_nothing(module: Module) -> Iterator[str]:
             yield f"{node.lineno}: _target_ would name code in a configuration"
 
 
+YAML_DOOR = "policies.core.manifest"
+
+
+def reads_plain_yaml(module: Module) -> Iterator[str]:
+    """What is a few lines with anchors can be more than any memory, so YAML is read by ``plain_yaml`` alone."""
+    if module.name == YAML_DOOR:
+        return
+    for node in ast.walk(module.tree):
+        named = [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
+        for name in [*named, last_name(node) if isinstance(node, (ast.Attribute, ast.Name)) else ""]:
+            if name in ("safe_load", "safe_load_all", "SafeLoader", "CSafeLoader"):
+                yield f"{getattr(node, 'lineno', 0)}: {name}; use plain_yaml of {YAML_DOOR}"
+
+
 def silent(module: Module) -> Iterator[str]:
     yield from (f"{n.lineno}: print" for n in nodes(module, ast.Call) if ast.unparse(n.func) == "print")
 
@@ -219,6 +233,7 @@ def named_after_a_topic(module: Module) -> Iterator[str]:
 Rule = Callable[[Module], Iterator[str]]
 EVERYWHERE: tuple[Rule, ...] = (silent, names_what_it_catches, explains_itself, short, named_after_a_topic)
 IN_THE_PACKAGE: tuple[Rule, ...] = (walls, doors, relative_imports, executes_nothing, nothing_is_done)
+WHERE_WE_READ: tuple[Rule, ...] = (reads_plain_yaml,)  # tests may read as others do
 
 
 @cache
@@ -227,9 +242,10 @@ def modules(*folders: str) -> list[Module]:
     return [Module(file.relative_to(ROOT).as_posix(), file.read_text(encoding="utf-8")) for file in files]
 
 
-@pytest.mark.parametrize("rule", [*EVERYWHERE, *IN_THE_PACKAGE], ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("rule", [*EVERYWHERE, *IN_THE_PACKAGE, *WHERE_WE_READ], ids=lambda rule: rule.__name__)
 def test_the_tree_obeys(rule: Rule):
     found = modules(*FOLDERS) + (modules("tests", "benchmarks") if rule in EVERYWHERE else [])
+    found += modules("benchmarks", "docs") if rule in WHERE_WE_READ else []
     assert len(found) >= len(FOLDERS), "the tree was not found, so nothing was examined"
     complaints = [f"{module.path}:{complaint}" for module in found for complaint in rule(module)]
     assert not complaints, "\n" + "\n".join(complaints)
@@ -306,6 +322,11 @@ CONTROLS: list[tuple[Rule, str, str, bool]] = [
     (executes_nothing, "sim/a.py", "config = {'_target_': 'os.system'}", True),
     (executes_nothing, "sim/a.py", "numpy.load(file, allow_pickle=True)", True),
     (executes_nothing, "sim/a.py", "numpy.load(file, allow_pickle=False)", False),
+    (reads_plain_yaml, "sim/a.py", "import yaml\nyaml.safe_load('1')", True),
+    (reads_plain_yaml, "sim/a.py", "from yaml import safe_load as read", True),
+    (reads_plain_yaml, "sim/a.py", "parse(path, yaml.safe_load)", True),
+    (reads_plain_yaml, "policies/core/manifest.py", "class Plain(yaml.SafeLoader): ...", False),
+    (reads_plain_yaml, "sim/a.py", "yaml.safe_dump({})\nplain_yaml('1')", False),
     (silent, "sim/a.py", "print(1)", True),
     (silent, "sim/a.py", "'print(1)'", False),
     (names_what_it_catches, "sim/a.py", "try:\n    f()\nexcept:\n    g()", True),
@@ -333,5 +354,5 @@ def test_each_rule_can_fail(rule: Rule, path: str, source: str, complains: bool)
 
 
 def test_each_rule_has_controls_of_both_kinds():
-    for rule in (*EVERYWHERE, *IN_THE_PACKAGE):
+    for rule in (*EVERYWHERE, *IN_THE_PACKAGE, *WHERE_WE_READ):
         assert {complains for other, _, _, complains in CONTROLS if other is rule} == {True, False}

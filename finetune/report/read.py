@@ -14,12 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
 from ...policies.core.config import from_data
 from ...policies.core.errors import BurnishError
 from ...policies.core.evaluate import Evaluation
-from ...policies.core.manifest import parse
+from ...policies.core.manifest import parse, plain_yaml
 from ...policies.core.run import CONFIG, METRICS, read_metrics
 from ..comparison import COMPARISON, EVALUATIONS
 from .words import Measure
@@ -162,7 +160,7 @@ class Comparison:
 def read_run(path: Path) -> RunFolder:
     if not (path / CONFIG).is_file():
         raise BurnishError(f"{path} is no run folder: it has no {CONFIG}; give the out=... of a training")
-    config = parse(path / CONFIG, _yaml)
+    config = parse(path / CONFIG, plain_yaml)
     if not isinstance(config, dict):
         raise BurnishError(f"{path / CONFIG} is malformed: it holds no settings")
     if not (path / METRICS).is_file():
@@ -259,12 +257,6 @@ def _real(word: str) -> float | None:
 
 def _whole(word: str) -> int | None:
     return int(word) if len(word) <= 20 else None  # as long as a seed of 63 bits with its sign
-
-
-def _yaml(text: str) -> Any:
-    data = yaml.safe_load(text)
-    json.dumps(data, default=str, skipkeys=True)  # which refuses what contains itself
-    return data
 
 
 def _list(data: Mapping[str, Any], name: str) -> list[Any]:

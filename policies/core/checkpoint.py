@@ -30,11 +30,24 @@ import yaml
 
 from .config import to_data
 from .errors import BurnishError
-from .manifest import MANIFEST, check_child, parse, plain_yaml, read_manifest, sync, write_manifest, write_text
+from .manifest import (
+    LARGEST_TEXT,
+    LARGEST_YAML,
+    MANIFEST,
+    check_child,
+    parse,
+    plain_yaml,
+    read_manifest,
+    sync,
+    write_manifest,
+    write_text,
+)
 from .skeleton import decode, encode, separate
 
 CONFIG, STATE, TENSORS = FILES = "config.yaml", "state.json", "state.safetensors"
 SCRATCH = ".scratch-"
+# The names and shapes of all tensors, some hundred bytes each. A header of zeroes of them would be read for minutes.
+LARGEST_HEADER = 1 << 22  # bytes
 
 _NUMBER = re.compile(r"[0-9]{8}|[1-9][0-9]{8,}")
 _log = logging.getLogger(__name__)
@@ -93,6 +106,7 @@ def load(path: Path | str, device: torch.device | str = "cpu") -> Checkpoint:
     manifest, children = read_manifest(path, FILES)
     config = parse(path / CONFIG, plain_yaml)
     skeleton = parse(path / STATE, json.loads)
+    _check_header(path / TENSORS)
     try:
         # Cloned, because the format packs tensors without alignment, and arithmetic on unaligned memory may take
         # another path and round differently: resuming would no longer be exact.
@@ -108,6 +122,14 @@ def load(path: Path | str, device: torch.device | str = "cpu") -> Checkpoint:
         if not isinstance(content, dict):
             raise BurnishError(f"{path / name} is malformed: it must hold a mapping")
     return Checkpoint(config, state, manifest["metrics"], {name: load(path / name, device) for name in children}, path)
+
+
+def _check_header(path: Path) -> None:
+    """A safetensors file begins with the length of its header; all else about it is checked by the package."""
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+    if length > LARGEST_HEADER:
+        raise BurnishError(f"{path} is malformed: its header has {length} bytes, and {LARGEST_HEADER} are read at most")
 
 
 def number(step: int) -> str:
@@ -163,9 +185,15 @@ def _write(
     folder.mkdir()
     skeleton, tensors = encode(dict(state))
     try:
-        write_text(folder / CONFIG, yaml.safe_dump(to_data(config), sort_keys=False, allow_unicode=True))
-        write_text(folder / STATE, json.dumps(skeleton))
+        for name, text, largest in (
+            (CONFIG, yaml.safe_dump(to_data(config), sort_keys=False, allow_unicode=True), LARGEST_YAML),
+            (STATE, json.dumps(skeleton), LARGEST_TEXT),
+        ):
+            if len(text) > largest:
+                raise ValueError(f"{name} would have {len(text)} characters, and {largest} are read at most")
+            write_text(folder / name, text)
         safetensors.torch.save_file(separate(tensors), folder / TENSORS)
+        _check_header(folder / TENSORS)
         sync(folder / TENSORS)
         for name, child in (children or {}).items():
             check_child(name)

@@ -209,7 +209,7 @@ def usage(verb: str, composed: Any, groups: Mapping[str, Mapping[str, type]]) ->
 
 def choices(groups: Mapping[str, Mapping[str, type]]) -> dict[str, list[str]]:
     """Group -> names of its YAML files; in a group of the verb only those that stand on one of its dataclasses."""
-    import yaml
+    from .manifest import plain_yaml
 
     found: dict[str, list[str]] = {}
     for folder in resources.files("burnish.configs").iterdir():
@@ -226,7 +226,7 @@ def choices(groups: Mapping[str, Mapping[str, type]]) -> dict[str, list[str]]:
 
         def root(name: str, texts: Mapping[str, str] = texts) -> str:
             while name in texts:
-                name = str(yaml.safe_load(texts[name])["defaults"][0])
+                name = str(plain_yaml(texts[name])["defaults"][0])
             return name.removesuffix(SCHEMA)
 
         kinds = groups.get(folder.name)

@@ -12,6 +12,7 @@ import importlib.metadata
 import json
 import os
 import re
+import stat
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,9 @@ from .errors import BurnishError
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
+# What is parsed becomes up to thirty times as large in memory, and YAML takes some seconds for a megabyte. The longest
+# of ours have some ten kilobytes of YAML, and a few megabytes of JSON.
+LARGEST_TEXT, LARGEST_YAML = 1 << 25, 1 << 19  # bytes, characters
 
 # No separator, no leading dot: a name that matches can neither leave the folder nor hide in it.
 _CHILD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -129,15 +133,25 @@ class _Plain(yaml.SafeLoader):
 
 def plain_yaml(text: str) -> Any:
     """Data that are as large as their text. We write no anchors, so what has them is not ours."""
+    if len(text) > LARGEST_YAML:
+        raise yaml.YAMLError(f"it has {len(text)} characters, and {LARGEST_YAML} are read at most")
     loader = _Plain(text)
     try:
         return loader.get_single_data()
+    except RecursionError:
+        raise yaml.YAMLError("it is nested too deeply") from None
     finally:
         loader.dispose()
 
 
 def _read_bytes(path: Path) -> bytes:
+    """Of a file of bounded size: to open a pipe, or to read a device, may take for ever."""
     try:
+        about = path.stat()
+        if not stat.S_ISREG(about.st_mode):
+            raise BurnishError(f"{path} cannot be read: it is no file, but a pipe, a device or a folder")
+        if about.st_size > LARGEST_TEXT:
+            raise BurnishError(f"{path} has {about.st_size} bytes, and {LARGEST_TEXT} are read at most")
         return path.read_bytes()
     except OSError as error:
         raise BurnishError(f"{path} cannot be read: {error.strerror}") from error

@@ -49,7 +49,7 @@ from .checkpoint import Checkpoint, load, newest, number, numbered, prune, save
 from .config import differences, to_data
 from .errors import BurnishError
 from .interrupt import Stop, interruptible
-from .manifest import parse, replace_text
+from .manifest import parse, plain_yaml, replace_text
 from .stopwatch import Stopwatch
 from .tracking import Trackers
 
@@ -59,6 +59,7 @@ OnLog = Callable[[int, Mapping[str, float]], Any]
 # Seconds that add up, and no rates.
 _TOTAL = re.compile(r"time/(?!.*_per_s$).*_s")
 CONFIG, METRICS, CHECKPOINTS, TENSORBOARD, LOCK = "config.yaml", "metrics.jsonl", "checkpoints", "tensorboard", ".lock"
+LARGEST_METRICS = 1 << 28  # bytes; a hundred thousand lines of a long log have half of it
 
 
 class Run:
@@ -90,7 +91,7 @@ class Run:
             self._config_text = yaml.safe_dump(to_data(config), sort_keys=False, allow_unicode=True)
         except yaml.YAMLError as error:
             raise BurnishError(f"the configuration of a run must be plain data: {error}") from error
-        self.config: dict[str, Any] = yaml.safe_load(self._config_text)
+        self.config: dict[str, Any] = plain_yaml(self._config_text)
         self.checkpoints = self.path / CHECKPOINTS
         self.start = 0  # the step of the checkpoint that this run continues; 0 for a new run
         self.stopping = False  # this step is the last one: save, the loop ends after it
@@ -205,7 +206,7 @@ class Run:
             raise BurnishError(f"{self.path} is not a run folder, since it has no {CONFIG}; use another out=")
         different = [
             f"{name} ({old!r} saved, {new!r} asked)"
-            for name, old, new in differences(parse(self.path / CONFIG, yaml.safe_load), self.config)
+            for name, old, new in differences(parse(self.path / CONFIG, plain_yaml), self.config)
             if not any(name == free or name.startswith(f"{free}.") for free in self._changeable)
         ]
         if different:
@@ -222,7 +223,7 @@ class Run:
         prune(self.checkpoints, self._keep)
         path = self.path / METRICS
         if path.exists():
-            kept = [line for line in path.read_text(encoding="utf-8").splitlines() if 0 <= _step(line) <= self.start]
+            kept = [line for line in _lines(path) if 0 <= _step(line) <= self.start]
             kept = kept if self._latest is not None else []
             replace_text(path, "".join(f"{line}\n" for line in kept))
             rows = [json.loads(line) for line in kept]
@@ -261,7 +262,7 @@ def find_policy(path: Path | str, device: torch.device | str = "cpu") -> Checkpo
 
 def read_metrics(path: Path | str) -> list[dict[str, float]]:
     """The lines of ``metrics.jsonl`` in the run folder ``path``; a last line that was torn by a kill is left out."""
-    lines = (Path(path) / METRICS).read_text(encoding="utf-8").splitlines()
+    lines = _lines(Path(path) / METRICS)
     return [{name: float(value) for name, value in json.loads(line).items()} for line in lines if _step(line) >= 0]
 
 
@@ -281,11 +282,19 @@ def require_writable(folder: Path | str) -> None:
         pass
 
 
+def _lines(path: Path) -> list[str]:
+    """Of a run that may be somebody else's: to open a pipe, or to read a device, may take for ever."""
+    size = path.stat().st_size
+    if not path.is_file() or size > LARGEST_METRICS:
+        raise BurnishError(f"{path} is no file of at most {LARGEST_METRICS} bytes, and so no log of a run")
+    return path.read_text(encoding="utf-8").splitlines()
+
+
 def _step(line: str) -> int:
     """The step of a line of metrics, or -1 if it is torn."""
     try:
         return json.loads(line)["step"]
-    except ValueError:
+    except (ValueError, RecursionError):
         return -1
 
 

@@ -6,21 +6,17 @@ action limits from the data, the final observation as a repetition of the last o
 
 from __future__ import annotations
 
-import json
-import re
-import stat
 from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePosixPath
-from string import Formatter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 
 from ..core.errors import BurnishError
 from ..core.spec import EnvSpec, ObsSpec
+from . import lerobot_files as files
 from . import lerobot_images as images
 from . import lerobot_layout as layout
 from .episodes import Episode, Episodes, action_limits
@@ -31,9 +27,7 @@ __all__ = ["LeRobotWriter", "read_lerobot", "write_lerobot"]
 # The features that become an observation, an action or the result of one; anything else is passed over with a note.
 RESULTS = set(layout.RESULT_FEATURES)
 INDICES = set(layout.INDEX_FEATURES)
-LARGEST_INFO = 1 << 26  # bytes
-# A width would do, and a million would be a path of a megabyte.
-WIDTH = re.compile(r"(0?[0-9]{1,2})?d?")
+TASK, HEAD, RESULT = 1 << 12, 1 << 9, 1 << 6  # bytes in memory: of a task's words, beside pixels, of all results
 
 
 def read_lerobot(path: str | Path) -> Episodes:
@@ -52,6 +46,7 @@ class _Reader:
         if "burnish" in self.info:
             self.spec, self.columns, self.meta = layout.read_burnish_entry(self.info["burnish"])
         self.shapes = self._shapes()
+        self.frames, self.width = self._promised()
         self.tasks = self._read_tasks()
         self.final_rows, self.finals = self._read_finals()
 
@@ -73,10 +68,10 @@ class _Reader:
 
     def _read_info(self) -> dict[str, Any]:
         try:
-            info = json.loads(self._file("meta/info.json", LARGEST_INFO).read_text())
+            info = files.read_info(self.root)
         except OSError as error:
             raise self._error(f"is not a LeRobot dataset: meta/info.json cannot be read ({error.strerror})") from error
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise self._error(f"has a meta/info.json that is not JSON: {error}") from error
         if not isinstance(info, dict) or info.get("codebase_version") != layout.VERSION:
             found = info.get("codebase_version") if isinstance(info, dict) else None
@@ -84,7 +79,7 @@ class _Reader:
                 f"has codebase_version {found!r}, but only {layout.VERSION!r} is read; "
                 "convert it with LeRobot's own tool"
             )
-        missing = [key for key in ("features", "fps", "data_path", "total_episodes") if key not in info]
+        missing = [key for key in ("features", "fps", "data_path", "total_episodes", "total_frames") if key not in info]
         if missing:
             raise self._error(f"has a meta/info.json without {missing}")
         if not isinstance(info["features"], dict) or not isinstance(info["fps"], int | float):
@@ -138,10 +133,27 @@ class _Reader:
             raise self._error("has features in info.json that contradict its 'burnish' entry")
         return ours
 
+    def _promised(self) -> tuple[int, int]:
+        """(frames, bytes of a frame in memory): all files are compared with it, and it with this machine."""
+        counts = [self.info[name] for name in ("total_episodes", "total_frames")]
+        if any(type(count) is not int for count in counts) or not 0 <= counts[0] <= counts[1]:
+            raise self._error(f"promises {counts[0]!r:.40} episodes of {counts[1]!r:.40} frames in meta/info.json")
+        sizes = [layout.size_of(shape) * (1 if layout.is_image(key) else 4) for key, shape in self.shapes.items()]
+        action = 4 * layout.size_of(tuple(self.info["features"]["action"]["shape"]))
+        width = sum(sizes) + action + RESULT + HEAD * sum(map(layout.is_image, self.shapes))
+        if min(sizes, default=0) < 0 or counts[1] * sum(sizes) > files.memory():
+            raise self._error(
+                f"promises {counts[1]} frames of {sum(sizes)} bytes, more than the {files.memory() / 2**30:.0f} GiB of "
+                "memory that this machine has; train on a part of it"
+            )
+        return counts[1], width
+
     def _read_tasks(self) -> dict[int, str]:
         if not (self.root / layout.TASKS_PATH).exists():
             return {}
-        table = self._table(layout.TASKS_PATH, ["task_index"], others=True)
+        table = self._table(layout.TASKS_PATH, None, self.info["total_episodes"], TASK)
+        if "task_index" not in table.column_names:
+            raise self._error(f"lacks the columns ['task_index'] in {layout.TASKS_PATH}")
         # The other column is the index of a pandas frame; its name differs between LeRobot's versions.
         names = [name for name in table.column_names if name != "task_index"]
         if len(names) != 1:
@@ -152,7 +164,8 @@ class _Reader:
         """(episode -> row, table) of the final observations and seeds, where the set has them."""
         if self.spec is None:
             return {}, None
-        table = self._table(layout.FINAL_OBS_PATH, ["episode_index", "seed", *self.columns.values()])
+        needed = ["episode_index", "seed", *self.columns.values()]
+        table = self._table(layout.FINAL_OBS_PATH, needed, self.info["total_episodes"], self.width)
         return {episode: row for row, episode in enumerate(table["episode_index"].to_pylist())}, table
 
     # Rows.
@@ -160,19 +173,27 @@ class _Reader:
     def _episode_tables(self) -> Iterator[tuple[dict[str, Any], pa.Table]]:
         """Each episode's row of ``meta/episodes`` and its frames; a data file is read once."""
         names = ["episode_index", "length", "data/chunk_index", "data/file_index"]
-        files = sorted(self.root.glob("meta/episodes/*/*.parquet"))
-        rows = [row for file in files for row in self._table(file.relative_to(self.root), names).to_pylist()]
+        listed, rows = self.info["total_episodes"], []
+        for path in sorted(self.root.glob("meta/episodes/*/*.parquet")):
+            rows += self._table(path.relative_to(self.root), names, listed, RESULT).to_pylist()
         if any(not isinstance(row[name], int) for row in rows for name in names):
             raise self._error("has a malformed row in meta/episodes: an index or a length is missing")
         if len(rows) != self.info["total_episodes"]:
             raise self._error(f"promises {self.info['total_episodes']} episodes, but meta/episodes lists {len(rows)}")
+        if sum(row["length"] for row in rows) > self.frames:
+            raise self._error(f"promises {self.frames} frames, but the episodes in meta/episodes have more in all")
         needed = [*self.columns.values(), "action", "episode_index", "task_index"]
         needed += sorted(RESULTS & set(self.info["features"]))
-        current, table, owner, template = None, None, np.empty(0), self._template()
+        current, table, owner, template = (
+            None,
+            None,
+            np.empty(0),
+            files.checked_template(self.root, self.info["data_path"]),
+        )
         for row in sorted(rows, key=lambda row: row["episode_index"]):
             file = template.format(chunk_index=row["data/chunk_index"], file_index=row["data/file_index"])
             if table is None or file != current:
-                current, table = file, self._table(file, needed)
+                current, table = file, self._table(file, needed, self.frames, self.width)
                 owner = table["episode_index"].to_numpy()
             begin, end = np.searchsorted(owner, [row["episode_index"], row["episode_index"] + 1])
             if end - begin != row["length"] or row["length"] < 1:
@@ -243,43 +264,12 @@ class _Reader:
         except BurnishError as error:
             raise self._error(f"has {error} of episode {number} in {name!r}") from error
 
-    def _template(self) -> str:
-        """``data_path`` of info.json: it names files of this folder, by two numbers, and nothing else."""
-        template = self.info["data_path"]
+    def _table(self, file: str | Path, needed: list[str] | None, rows: int, width: int) -> pa.Table:
         try:
-            parts = list(Formatter().parse(template))
-            fits = all(
-                name is None or (name in ("chunk_index", "file_index") and WIDTH.fullmatch(form or "") and not how)
-                for _, name, form, how in parts
-            )
-            inside = PurePosixPath("".join(text for text, *_ in parts))
-        except (TypeError, ValueError):
-            fits, inside = False, PurePosixPath("..")
-        if not fits or inside.is_absolute() or ".." in inside.parts or "\0" in str(inside):
-            raise self._error(f"has a malformed data_path in info.json: {template!r}")
-        return template
-
-    def _file(self, name: str | Path, largest: int | None = None) -> Path:
-        """A file of bounded size: to open a pipe or a device may wait, or read, for ever."""
-        path = self.root / name
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
-            raise self._error(f"has a {name} that is no file")
-        if largest is not None and found.st_size > largest:
-            raise self._error(f"has a {name} of {found.st_size} bytes, and {largest} are read at most")
-        return path
-
-    def _table(self, file: str | Path, needed: list[str], others: bool = False) -> pa.Table:
-        """The columns ``needed``, which must be there, or all columns, of one parquet file."""
-        try:
-            with pq.ParquetFile(self._file(file), page_checksum_verification=True) as parquet:
-                missing = sorted(set(needed) - set(parquet.schema_arrow.names))
-                if missing:
-                    raise self._error(f"lacks the columns {missing} in {file}")
-                return parquet.read(None if others else needed)
+            return files.read_table(self.root, file, needed, rows=rows, width=width)
         except FileNotFoundError as error:
             raise self._error(f"lacks {file}") from error
-        except (OSError, pa.ArrowException) as error:
+        except (OSError, MemoryError, pa.ArrowException) as error:
             reason = (str(error) or type(error).__name__).splitlines()[0]
             raise self._error(f"has a damaged or truncated {file} ({reason})") from error
 

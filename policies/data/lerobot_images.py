@@ -2,13 +2,15 @@
 
 **Departures.** The PNGs are written here and not by Pillow, which tries five filters on every row; one filter for
 all rows (each is stored as its difference to the row above) and zlib at its fastest are three to four times quicker and
-no larger on rendered pictures, so that encoding does not dominate collection. Any PNG is read.
+no larger on rendered pictures, so that encoding does not dominate collection. Any PNG or JPEG is read, of no more bytes
+than its pixels need, and nothing that Pillow would hand to another program.
 """
 
 from __future__ import annotations
 
 import io
 import struct
+import warnings
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +23,8 @@ from ..core.errors import BurnishError
 
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # channels -> Pillow's mode
 _COLOUR_TYPES = {1: 0, 3: 2, 4: 6}  # channels -> PNG's number
+FORMATS = ("PNG", "JPEG")
+HEAD = 1 << 16  # bytes that a file may have beside its pixels: times, colour profiles
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _UP = 2  # PNG's number of the filter
 
@@ -39,7 +43,7 @@ def encode(frames: np.ndarray) -> pa.StructArray:
 
 def decode(cells: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray:
     """Cells -> (F, C, H, W) uint8; ``shape`` is (C, H, W)."""
-    frames = np.empty((len(cells), *shape), np.uint8)
+    frames, largest = np.empty((len(cells), *shape), np.uint8), 2 * int(np.prod(shape)) + HEAD
     mode, size = MODES[shape[0]], (shape[2], shape[1])
     previous = None
     for row, cell in enumerate(cells):
@@ -48,13 +52,16 @@ def decode(cells: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray:
             frames[row] = frames[row - 1]
             continue
         previous = data
+        if data is not None and len(data) > largest:
+            raise BurnishError(f"an image of {len(data)} bytes instead of {largest} at most in row {row}")
         try:
-            image = Image.open(io.BytesIO(data or b""))
+            with warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning):
+                image = Image.open(io.BytesIO(data or b""), formats=FORMATS)
+            if image.size != size:  # before a pixel is unpacked
+                raise BurnishError(f"{image.size} instead of {size} pixels in row {row}")
             pixels = np.asarray(image if image.mode == mode else image.convert(mode))
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise BurnishError(f"no readable image in row {row}") from error
-        if image.size != size:
-            raise BurnishError(f"{image.size} instead of {size} pixels in row {row}")
         frames[row] = pixels if shape[0] == 1 else pixels.transpose(2, 0, 1)
     return frames
 

@@ -9,7 +9,6 @@ NaN or a negative zero must come back as what it was.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,11 +16,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
 from ..core.errors import BurnishError
+from . import lerobot_files as files
 from . import lerobot_layout as layout
 
 PATH = "sim_state/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
@@ -49,12 +48,14 @@ def read_sim_state(path: str | Path, episode: int, frame: int) -> State:
     ``load_state_dict`` of a single world takes. For several worlds, rows are joined with ``torch.cat``."""
     root = Path(path)
     try:
-        entry = json.loads((root / "meta" / "info.json").read_text())["burnish"].get("sim_state")
+        info = files.read_info(root)
+        entry = info["burnish"].get("sim_state")
         if entry is None:
             raise BurnishError(f"the dataset {root} was recorded without simulator states; collect with sim_state=true")
-        file, group = _row_group(root, entry["path"], episode)
-        with pq.ParquetFile(file, page_checksum_verification=True) as parquet:
-            table = parquet.read_row_group(group)
+        tensors = _described(entry["tensors"])
+        file, group = _row_group(root, entry["path"], episode, info["total_episodes"])
+        width = sum(kind.itemsize * layout.size_of(shape) for _, kind, shape in tensors) + 32
+        table = files.read_table(root, file, None, rows=info["total_frames"] + 1, width=width, group=group)
         owners = set(table["episode_index"].to_pylist())
         if owners != {episode} or table["frame_index"].to_pylist() != list(range(len(table))):
             raise BurnishError(f"{file} holds other frames than those of episode {episode} in row group {group}")
@@ -63,21 +64,31 @@ def read_sim_state(path: str | Path, episode: int, frame: int) -> State:
                 f"episode {episode} of {root} has {len(table) - 1} actions, so frame={frame} must lie between 0 and "
                 f"{len(table) - 1}"
             )
-        return _unpacked(table["state"][frame].as_py(), entry["tensors"])
-    except (OSError, KeyError, TypeError, AttributeError, IndexError, pa.ArrowException) as error:
+        return _unpacked(table["state"][frame].as_py(), tensors)
+    except (OSError, LookupError, TypeError, ValueError, AttributeError, MemoryError, pa.ArrowException) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise BurnishError(f"the simulator states of {root} cannot be read ({reason})") from error
 
 
-def _row_group(root: Path, template: str, episode: int) -> tuple[Path, int]:
+def _row_group(root: Path, template: Any, episode: int, episodes: int) -> tuple[str, int]:
     columns = ["episode_index", "data/chunk_index", "data/file_index"]
-    table = pq.read_table(root / layout.EPISODES_PATH, columns=columns, page_checksum_verification=True)
+    table = files.read_table(root, layout.EPISODES_PATH, columns, rows=episodes, width=8 * len(columns))
     places = {row[columns[0]]: (row[columns[1]], row[columns[2]]) for row in table.to_pylist()}
     if episode not in places:
         raise BurnishError(f"the dataset {root} has {len(places)} episodes, but none of number {episode}")
     chunk_index, file_index = place = places[episode]
     group = sum(other == place and number < episode for number, other in places.items())
-    return root / template.format(chunk_index=chunk_index, file_index=file_index), group
+    template = files.checked_template(root, template)
+    return template.format(chunk_index=chunk_index, file_index=file_index), group
+
+
+def _described(tensors: Any) -> list[tuple[str, np.dtype, tuple[int, ...]]]:
+    """(name, type, shape) of each tensor: plain numbers, and of a shape that there can be."""
+    found = [(str(x["name"]), np.dtype(x["dtype"]), tuple(x["shape"])) for x in tensors]
+    for name, kind, shape in found:
+        if kind.kind not in "biuf" or any(type(n) is not int or not 0 <= n < 2**31 for n in shape):
+            raise ValueError(f"{name[:60]} cannot be of {kind} and {shape!r:.60}")
+    return found
 
 
 def _bytes_of(x: Tensor, rows: int) -> np.ndarray:
@@ -87,13 +98,12 @@ def _bytes_of(x: Tensor, rows: int) -> np.ndarray:
     return np.ascontiguousarray(x.cpu().numpy()).reshape(rows, width).view(np.uint8)
 
 
-def _unpacked(data: bytes, tensors: list[dict[str, Any]]) -> State:
+def _unpacked(data: bytes, tensors: list[tuple[str, np.dtype, tuple[int, ...]]]) -> State:
     state, begin = {}, 0
-    for tensor in tensors:
-        kind = np.dtype(tensor["dtype"])
-        end = begin + kind.itemsize * layout.size_of(tuple(tensor["shape"]))
+    for name, kind, shape in tensors:
+        end = begin + kind.itemsize * layout.size_of(shape)
         values = np.frombuffer(data[begin:end], kind.newbyteorder("<")).astype(kind)
-        state[tensor["name"]] = torch.from_numpy(values).reshape(1, *tensor["shape"])
+        state[name] = torch.from_numpy(values).reshape(1, *shape)
         begin = end
     if begin != len(data):
         raise BurnishError(f"a simulator state has {len(data)} bytes, but {begin} are described")

@@ -1,0 +1,111 @@
+"""Files of a LeRobot set that may be a stranger's: opened where they are files of the set, read where they are small.
+
+A few kilobytes of parquet can hold gigabytes, because what repeats is stored once. So the numbers that a file promises
+are compared with those that ``meta/info.json`` promises before any of them is read, and while they are read the bytes
+are counted: a footer can lie too. ``SLACK`` times what the features need is allowed (double precision instead of single
+is 2, offsets of lists 2 more), and ``ROOM`` beside it for names and small tables.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from string import Formatter
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..core.errors import BurnishError
+
+LARGEST_INFO = 1 << 24  # bytes; parsed it may be thirty times as large
+SLACK, ROOM = 4, 1 << 26  # a factor; bytes
+ROWS = 1024  # of which the bytes are counted at a time
+# A width would do, and a million would be a path of a megabyte.
+WIDTH = re.compile(r"(0?[0-9]{1,2})?d?")
+
+
+def regular(root: Path, name: str | Path, largest: int | None = None) -> Path:
+    """A file of bounded size: to open a pipe or a device may wait, or read, for ever."""
+    path = root / name
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise BurnishError(f"the dataset {root} has a {name} that is no file")
+    if largest is not None and found.st_size > largest:
+        raise BurnishError(f"the dataset {root} has a {name} of {found.st_size} bytes, and {largest} are read at most")
+    return path
+
+
+def read_info(root: Path) -> Any:
+    try:
+        return json.loads(regular(root, "meta/info.json", LARGEST_INFO).read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def checked_template(root: Path, template: Any) -> str:
+    """A path of ``info.json``: it names files of this folder, by two numbers, and nothing else."""
+    try:
+        parts = list(Formatter().parse(template))
+        fits = all(
+            name is None or (name in ("chunk_index", "file_index") and WIDTH.fullmatch(form or "") and not how)
+            for _, name, form, how in parts
+        )
+        inside = PurePosixPath("".join(text for text, *_ in parts))
+    except (TypeError, ValueError):
+        fits, inside = False, PurePosixPath("..")
+    if not fits or inside.is_absolute() or ".." in inside.parts or "\0" in str(inside):
+        raise BurnishError(f"the dataset {root} has a malformed data_path in info.json: {template!r:.200}")
+    return template
+
+
+def read_table(
+    root: Path, name: str | Path, needed: Sequence[str] | None, *, rows: int, width: int, group: int | None = None
+) -> pa.Table:
+    """The columns ``needed``, or all, of one parquet file or of one row group in it. It may have ``SLACK`` times
+    ``rows`` rows, of ``width`` bytes each in memory."""
+    largest = SLACK * rows * width + ROOM
+    with pq.ParquetFile(regular(root, name), page_checksum_verification=True) as parquet:
+        missing = sorted(set(needed or ()) - set(parquet.schema_arrow.names))
+        if missing:
+            raise BurnishError(f"the dataset {root} lacks the columns {missing} in {name}")
+        groups = range(parquet.num_row_groups) if group is None else [group]
+        parts = [parquet.metadata.row_group(i) for i in groups]
+        found = sum(part.num_rows for part in parts)
+        if found > SLACK * rows + 1000:
+            raise _bomb(root, name, f"{found} rows", f"info.json promises {rows}")
+        # Repetitions are stored once, so the numbers of values count too.
+        columns = [part.column(i) for part in parts for i in range(part.num_columns)]
+        wanted = [x for x in columns if needed is None or _within(x.path_in_schema, needed)]
+        size = sum(max(x.total_uncompressed_size, x.num_values * WIDTHS.get(x.physical_type, 0)) for x in wanted)
+        if size > largest:
+            raise _bomb(root, name, f"{size} bytes", f"{largest} are allowed for what info.json promises")
+        batches, size = [], 0
+        for batch in parquet.iter_batches(ROWS, row_groups=list(groups), columns=None if needed is None else [*needed]):
+            size += batch.nbytes
+            if size > largest:
+                raise _bomb(root, name, f"more than {size} bytes", f"{largest} are allowed for what info.json promises")
+            batches.append(batch)
+        schema = batches[0].schema if batches else parquet.schema_arrow
+        return pa.Table.from_batches(batches, schema)
+
+
+WIDTHS = {"BOOLEAN": 0.125, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12, "BYTE_ARRAY": 4}
+
+
+def _within(path: str, needed: Sequence[str]) -> bool:
+    """Names of columns have dots in them, and so have the paths of what is nested in them."""
+    return any(path == name or path.startswith(f"{name}.") for name in needed)
+
+
+def _bomb(root: Path, name: str | Path, found: str, allowed: str) -> BurnishError:
+    return BurnishError(f"the dataset {root} has a {name} that unpacks to {found}, but {allowed}")
+
+
+def memory() -> int:
+    """Bytes of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
