@@ -1,6 +1,6 @@
 """A refined policy on robots that are models, beside its success in simulation: the whole chain, the guard included.
 
-    python benchmarks/rehearsal.py [--quick] [--policy]
+    python benchmarks/rehearsal.py [--quick] [--policy] [--report]
 
 The policy lies in `benchmarks/refined/insert`: imitated from 100 clumsy demonstrations by the recipe of `bases.py`, and
 refined by `experiment=insert/dsrl`, seed 0; `--policy` makes it where it is missing (ten minutes of a core). It is
@@ -20,6 +20,9 @@ At those limits (4 rad/s, 40 rad/s^2) the guard changes many set-points and cost
 of bus servos allow by default (2 and 10) it does. So a **gentle twin** is played twice: by the same policy, and by the
 one in `benchmarks/refined/insert_guarded`, refined from the same base by the same command with the guard of that
 twin active (`env.guard`). RESULT: ``gentle`` and ``gentle_refined``.
+
+`--report` plays nothing: it writes the table of the JSON file that is there, and into docs/robots.md where that is the
+committed one.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from pathlib import Path
 
 import torch
 from bases import demonstrations, imitated, world
-from measure import machine, options, publish, table
+from measure import RESULTS, embed, machine, markdown, options, page, publish, table
 
 from burnish.policies.__main__ import origin_of
 from burnish.policies.build import describe
@@ -59,6 +62,9 @@ ROBOTS = {
     },
 }
 KINDS = ("acceleration", "braking", "velocity", "position")
+COLUMNS = {"robot": "", "episodes": "d", "success_rate": ".3f", "success_low": ".3f", "success_high": ".3f"}
+COLUMNS |= {"length_mean": ".1f", "ticks": "d", "guarded": ".2f"}
+ROBOTS_PAGE = HERE.parent / "docs" / "robots.md"
 
 
 def make_policy() -> None:
@@ -89,11 +95,22 @@ def played(name: str, policy: Path, episodes: int, compare: bool) -> dict:
         return json.loads(Path(out, "deploy.json").read_text())
 
 
+def written(path: Path, rows: list[dict]) -> None:
+    page(path, markdown(rows, COLUMNS))
+    if path == RESULTS / "rehearsal.json":
+        embed(ROBOTS_PAGE, "rehearsal", markdown(rows, COLUMNS))
+
+
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--policy", action="store_true", help="make the policy where it is missing, and nothing else")
+    parser.add_argument("--report", action="store_true", help="only write the table of the JSON file that is there")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
+    path = chosen.out / ("rehearsal_quick.json" if chosen.quick else "rehearsal.json")
+    if chosen.report:
+        written(path, json.loads(path.read_text(encoding="utf-8"))["rows"])
+        return
     if chosen.policy:
         if not (REFINED.exists() and GUARDED.exists()):
             make_policy()
@@ -106,14 +123,12 @@ def main() -> None:
         ticks = sum(report["timing"]["ticks"] for report in data["reports"])
         changed = sum(max(report["counts"].get(kind, 0) for kind in KINDS) for report in data["reports"])
         rows.append({"robot": name, **data["robot"], "ticks": ticks, "guarded": changed / ticks})
-    columns = {"robot": "", "episodes": "d", "success_rate": ".3f", "success_low": ".3f", "success_high": ".3f"}
-    columns |= {"length_mean": ".1f", "ticks": "d", "guarded": ".2f"}
     result = {row["robot"]: row["success_rate"] for row in rows} | {
         "guarded": next(row["guarded"] for row in rows if row["robot"] == "emulated")
     }
     report = {"machine": machine(torch.device("cpu")), "quick": chosen.quick, "rows": rows}
-    name = "rehearsal_quick" if chosen.quick else "rehearsal"
-    publish(chosen.out / f"{name}.json", report, table(rows, columns), result)
+    publish(path, report, table(rows, COLUMNS), result)
+    written(path, rows)
 
 
 if __name__ == "__main__":

@@ -51,6 +51,7 @@ from .asynchronous import Asynchronous, AsynchronousConfig
 from .baselines.sb3 import SB3Config, View
 from .build import CHOICES, METHODS, method_name, prepare, prior_data, require
 from .distill import Distillation, innermost, student_of
+from .intervention import supervisor_of
 from .loops import OffPolicy, OffPolicyConfig
 from .teaching import (
     Keep,
@@ -234,14 +235,18 @@ def on_view(method: Any, view: View) -> Any:
 def intervener(
     config: FinetuneConfig, world: dict[str, Any] | None, spec: PolicySpec, env: VecEnv
 ) -> Controller | None:
-    """Who takes over in ``env``: a scripted expert, who looks at the worlds behind it."""
+    """Who takes over in ``env``: a scripted expert, who looks at the worlds behind it; nobody of ours, where somebody
+    stands beside the robot."""
+    beside = supervisor_of(env)
     if config.expert is None:
-        if hasattr(config.method, "intervention"):
+        if hasattr(config.method, "intervention") and beside is None:
             raise BurnishError(
                 f"method={method_name(config.method)} learns from somebody who takes over; say who, for example "
-                "expert=clean or expert=noisy"
+                "expert=clean or expert=noisy, or in Python a RobotEnv with a supervisor"
             )
         return None
+    if beside is not None:
+        raise BurnishError("the robot has a supervisor, who takes it over; leave expert= out")
     if world is None:
         raise BurnishError("an expert plays in worlds that settings name; give env=... instead of an object")
     raw = env

@@ -9,6 +9,7 @@ decision; with ``intervention.rule=random`` it also acts there, in their mixture
     policy           nothing                                            the first action, as the expert would have it
     policy, expert   nothing                                            likewise
     expert           all n actions                                      all n actions
+    expert, policy   those of the expert                                likewise (a person at a robot gives it back so)
 
 A chunk is what follows one observation. What the expert did in the middle of the policy's chunk answers to another one,
 which no replay of decisions holds, and so does what it would have done later in a chunk that it did not begin. So a
@@ -39,10 +40,9 @@ from ..offline.soft import polyak
 from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution, execution
 from ..policies.core.keep import restore, state_of
-from ..policies.core.seed import derive
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.types import Controller, Metrics, Obs, VecEnv
-from .intervention import InterventionConfig, InterventionEnv, Lessons, SupervisedEnv
+from .intervention import InterventionConfig, Lessons, supervised
 from .loops import Assembly, OffPolicyConfig
 
 
@@ -78,7 +78,8 @@ def corrected(batch: dict[str, Any], relabel: bool) -> tuple[Tensor, Tensor]:
     """What there is to imitate: actions (B, n, A), and how many of them (B,), which may be none."""
     action = batch["executed"].clone()
     action[:, 0] = batch["label"]
-    return action, torch.where(batch["intervened"][:, 0], batch["steps"], int(relabel))
+    taken = batch["intervened"].cumprod(1).sum(1)  # up to where the robot was given back
+    return action, torch.where(taken > 0, taken, int(relabel))
 
 
 class DAgger:
@@ -137,12 +138,11 @@ def build(
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> Assembly:
-    """``expert`` takes over, in the units of ``env``; without one nobody does, and recordings are all there is."""
+    """``expert`` takes over, in the units of ``env``, or the supervisor of the robot that ``env`` is; without either
+    nobody does, and recordings are all there is."""
     if expert is None and config.relabel:
         raise BurnishError("relabel=true asks an expert about every decision, but there is none; give expert=...")
     student = trainable_imitator(base, "method=dagger")
     spec = student.spec
-    options: dict[str, Any] = {"execute": spec.execute, "history": spec.history, "seed": derive(seed, "intervention")}
-    watched = InterventionEnv(env, expert, config.intervention, **options)
-    view = SupervisedEnv(watched, config.discount.per_step(spec.execute))
+    view = supervised(config, env, expert, execute=spec.execute, history=spec.history, seed=seed)
     return Assembly(view, DAgger(student, config, seed=seed, device=device))

@@ -18,6 +18,9 @@ taken or as soon after that as one ends, because in between the policy has no ch
 
 Whether somebody takes over depends on (episode seed, tick), on what is played and seen, and on nothing else: not on the
 other worlds, nor on how many there are.
+
+All of that is a simulated person (``InterventionEnv``). Beside a robot stands a real one, who is asked by the robot's
+world (``real_robot.env.RobotEnv``) and takes over and gives back whenever they like (``ReportedEnv``).
 """
 
 from __future__ import annotations
@@ -96,7 +99,6 @@ class InterventionEnv(Wrapper):
             "wrong": zero,  # ticks in succession
             "due": zero - 1,  # ticks until hands change; -1: nobody is about to; below: nobody looks
             "held": zero - 1,  # ticks that the expert has played; -1: the policy has the robot
-            "own": zero,  # ticks of this decision that the policy has played
             "label": torch.zeros(self.num_envs, self.spec.action.dim, device=self.device),
         }
         self._state, self._obs = dict(self._fresh), Obs()
@@ -119,14 +121,14 @@ class InterventionEnv(Wrapper):
         step = self.env.step(torch.where(holds[:, None], guide, action), active)
         self._obs = step.obs
 
-        state["own"] = state["own"].masked_fill(begins, 0) + ~holds
+        taken = _at(state["tick"], self.execute) & holds[:, None]
         state["label"] = torch.where(begins[:, None], guide, state["label"])
         called = self._watch(state, action, guide, holds, step.terminated | step.truncated)
         state["tick"] = state["tick"] + 1
         self._state = state
         # The world knows best what its actuators got, where it says so.
         executed = {"executed": torch.where(holds[:, None], guide, action)}
-        facts = {"intervened": holds, "called": called, "own": state["own"], "label": state["label"]}
+        facts = {"intervened": holds, "called": called, "taken": taken, "label": state["label"]}
         return step._replace(info={**executed, **step.info, **facts})
 
     def _guide(self, action: Tensor) -> Tensor:
@@ -175,6 +177,46 @@ class InterventionEnv(Wrapper):
         self._state, self._obs = dict(state["state"]), state["obs"]
 
 
+class ReportedEnv(Wrapper):
+    """A world that says itself who played a tick (``intervened``) and whether somebody takes over behind it
+    (``called``); what they played is in ``executed``. A robot that is given back in the middle of a decision goes on
+    with what is left of the chunk."""
+
+    def __init__(self, env: VecEnv, execute: int = 1) -> None:
+        super().__init__(env)
+        self.execute = execute
+        self._tick = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
+
+    def reset(self, mask: Tensor | None = None, seeds: Sequence[int] | None = None) -> Obs:
+        self._tick = torch.zeros_like(self._tick) if mask is None else self._tick.masked_fill(mask, 0)
+        return self.env.reset(mask, seeds)
+
+    def step(self, action: Tensor, active: Tensor | None = None) -> Step:
+        step = self.env.step(action, active)
+        taken = _at(self._tick, self.execute) & step.info["intervened"][:, None]
+        self._tick = self._tick + 1
+        return step._replace(info={**step.info, "taken": taken})
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "tick": self._tick}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._tick = state["tick"]
+
+
+def _at(tick: Tensor, execute: int) -> Tensor:
+    """(N, n): which tick of its decision each world is at."""
+    return torch.arange(execute, device=tick.device) == (tick % execute)[:, None]
+
+
+def supervisor_of(env: Any) -> Any:
+    """Who stands beside the robot that is behind all wrappers; None beside simulated worlds."""
+    while isinstance(env, Wrapper):
+        env = env.env
+    return getattr(env, "supervisor", None)
+
+
 class Supervised(Outcome):
     """An outcome that also says who acted; learners store these facts like any other (``outcome_columns``)."""
 
@@ -192,14 +234,15 @@ class Supervised(Outcome):
 
     @property
     def label(self) -> Tensor:
-        """(N, A): what the expert did in the first tick, or would have done."""
-        return self.info["label"]
+        """(N, A): what the expert did in the first tick, or would have done; one who cannot be asked has nothing to say
+        of ticks that they did not play."""
+        return self.info.get("label", self.executed[:, 0])
 
 
 class SupervisedEnv:
     """``ChunkEnv`` with somebody beside the robot."""
 
-    def __init__(self, env: InterventionEnv, gamma: float) -> None:
+    def __init__(self, env: InterventionEnv | ReportedEnv, gamma: float) -> None:
         self.env, self.execute = ChunkEnv(env, env.execute, gamma), env.execute
         self.num_envs, self.device, self.spec = env.num_envs, env.device, env.spec
 
@@ -208,15 +251,30 @@ class SupervisedEnv:
 
     def step(self, chunk: Tensor) -> Supervised:
         outcome = self.env.step(chunk)
-        tick = torch.arange(self.execute, device=self.device)
-        intervened = (tick >= outcome.info["own"][:, None]) & (tick < outcome.steps[:, None])
-        return Supervised(*outcome._replace(info={**outcome.info, "intervened": intervened}))
+        return Supervised(*outcome._replace(info={**outcome.info, "intervened": outcome.info["taken"]}))
 
     def state_dict(self) -> dict[str, Any]:
         return self.env.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.env.load_state_dict(state)
+
+
+def supervised(
+    config: Any, env: VecEnv, expert: Controller | None, *, execute: int, history: int, seed: int
+) -> SupervisedEnv:
+    """What a method learns on: its ``intervention`` describes how ``expert`` takes over; without an expert, whoever
+    stands beside the robot does."""
+    gamma = config.discount.per_step(execute)
+    if expert is not None or supervisor_of(env) is None:
+        options: dict[str, Any] = {"execute": execute, "history": history, "seed": derive(seed, "intervention")}
+        return SupervisedEnv(InterventionEnv(env, expert, config.intervention, **options), gamma)
+    if config.intervention != InterventionConfig():
+        raise BurnishError(
+            "intervention= describes when a scripted expert takes over; the supervisor of this robot decides that "
+            "alone, so leave it out"
+        )
+    return SupervisedEnv(ReportedEnv(env, execute), gamma)
 
 
 WINDOW = 1000  # ticks of all worlds together: the memory of the share under intervention

@@ -2,7 +2,8 @@
 
 Both count *decisions*, summed over worlds, so that a budget and an update-to-data ratio mean the same whatever the
 number of worlds is. Both can be stopped after any iteration and continued exactly: ``state_dict`` holds the worlds, the
-learner, the memory and every generator.
+learner, the memory and every generator. A robot is the exception: its episode under way cannot be continued, so it is
+cut there, and the next one begins.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ..policies.core.spec import EnvSpec
 from ..policies.core.stopwatch import Stopwatch
 from ..policies.core.tree import map_tree
 from ..policies.core.types import Learner, Metrics, Obs, Outcome
+from ..policies.core.wrapper import continues
 from .diagnostics import q_against_return
 from .rollout import Rollout
 
@@ -146,7 +148,7 @@ class _Interaction:
             "env": self.env.state_dict(),
             "ledger": self.ledger.state_dict(),
             "generator": self.generator.get_state(),
-            "obs": None if self.obs is None else map_tree(torch.clone, self.obs),
+            "obs": None if self.obs is None or not continues(self.env) else map_tree(torch.clone, self.obs),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -155,6 +157,8 @@ class _Interaction:
         self.ledger.load_state_dict(state["ledger"])
         self.generator.set_state(state["generator"].cpu())
         self.obs = state["obs"]
+        if self.obs is None:
+            self.ledger.abandon()
 
 
 class OnPolicy(_Interaction):

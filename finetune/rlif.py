@@ -31,13 +31,12 @@ from ..offline.returns import Discount
 from ..offline.sac import SAC, SACConfig, soft_agent
 from ..offline.td3 import TD3, TD3Config
 from ..policies.core.errors import BurnishError
-from ..policies.core.seed import derive
 from ..policies.core.tree import rows
 from ..policies.core.types import Controller, Metrics, VecEnv
 from ..policies.gaussian import GaussianPolicy
 from ..policies.nets.critic import CriticConfig
 from . import rlpd
-from .intervention import InterventionConfig, InterventionEnv, Lessons, SupervisedEnv
+from .intervention import InterventionConfig, Lessons, supervised
 from .loops import Assembly, OffPolicyConfig
 from .rlpd import Algorithm, RLPDConfig
 
@@ -122,10 +121,9 @@ def build(
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> Assembly:
-    """``expert`` takes over, in the units of ``env``; without one nobody does, and there is nothing to learn from."""
+    """``expert`` takes over, in the units of ``env``, or the supervisor of the robot that ``env`` is; without either
+    nobody does, and there is nothing to learn from."""
     learner = rlpd.build(config.as_rlpd(), base, env, seed=seed, device=device).learner
     spec = learner.policy.spec
-    options: dict[str, Any] = {"execute": spec.execute, "history": spec.history, "seed": derive(seed, "intervention")}
-    watched = InterventionEnv(env, expert, config.intervention, **options)
-    view = SupervisedEnv(watched, config.discount.per_step(spec.execute))
+    view = supervised(config, env, expert, execute=spec.execute, history=spec.history, seed=seed)
     return Assembly(view, RLIF(learner, seed))

@@ -6,7 +6,7 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -49,18 +49,18 @@ from .deployment import (
     in_sentences,
     kept,
     name_of,
-    stricter,
 )
 from .env import RobotEnv
 from .errors import RobotError
 from .export import ExportConfig, source
 from .export import export as run_export
+from .fitting import narrower, stricter
 from .listening import ServerConfig
 from .minds import loaded
 from .receding import Receding
 from .recorder import Demonstrator, Nobody, play, recording
-from .robots import ROBOTS, Hardware, stage_for
-from .shadow import Log, ShadowEnv, connection, page, summary, watch
+from .robots import ROBOTS, Hardware, connection, inspected, stage_for
+from .shadow import Log, ShadowEnv, page, summary, watch
 from .supervisor import Gamepad, Keyboard
 
 CHECKPOINT: dict[str, type] = {"checkpoint": CheckpointConfig}
@@ -135,10 +135,11 @@ def deploy(config: DeployConfig) -> int:
         require_writable(Path(config.out))
     with in_sentences(), _acting(config, device) as acting:
         body, world = _body(config, acting)
-        say(NOT_SAFETY_RATED)
         seeds = evaluation_seeds(config.episodes, base=config.seed)
-        if warning := _stricter(config, acting, body, seeds[0]):
-            say(warning)
+        note = _inspected(config, acting, body, seeds, moves=not (config.dry_run or config.shadow))
+        say(NOT_SAFETY_RATED)
+        if note:
+            say(note)
         # With chunks it is timed where it will happen (`_ahead`).
         thinks = _thinks(acting, body, seeds[0]) if config.chunks is None else {}
         if config.dry_run:
@@ -238,6 +239,7 @@ def record(config: RecordConfig) -> int:
         }
         with ExitStack() as stack:
             stack.enter_context(closing(supervisor))
+            note = _inspected(config, acting, body, seeds)
             stage = stage_for(config.robot, body, config.safety, config.realtime, supervisor)
             env = stack.enter_context(at_rest(RobotEnv(body, stage, supervisor=supervisor)))
             tape = recording(env, config.out, about, name_of(config.robot), seeds, resume=config.resume)
@@ -247,6 +249,8 @@ def record(config: RecordConfig) -> int:
                 say(f"{out} has its {begun} episodes already; nothing is recorded")
                 return 0
             say(NOT_SAFETY_RATED)
+            if note:
+                say(note)
             seen, controller = ScaledEnv(taped), Nobody(body.spec.action.dim)
             if acting is not None:
                 _require_quick(config, body, _thinks(acting, body, seeds[0]))
@@ -295,15 +299,15 @@ def _body(config: RobotVerb, acting: Acting | None) -> tuple[Mirror, Mapping[str
     return body, world
 
 
-def _stricter(config: DeployConfig, acting: Acting, body: Mirror, seed: int) -> str:
-    """Only of a policy that was trained behind a guard: every robot has one, and is stricter than none."""
-    settings = (acting.world or {}).get("config", {}).get("guard")
-    if not settings:
-        return ""
+def _inspected(config: RobotVerb, acting: Acting | None, body: Mirror, seeds: Sequence[int], moves: bool = True) -> str:
+    """Refuses a robot that is not the body's; of one that is and may do less, a note."""
+    attended = config.supervisor in PERSONS
+    spec = inspected(config.robot, body, config.safety, config.realtime, seeds, moves, attended)
+    settings = None if acting is None else (acting.world or {}).get("config", {}).get("guard")
+    if acting is None or not settings:  # trained behind no guard; every robot has one, and is stricter than none
+        return narrower(spec, body.ranges)
     guard = from_data(GuardConfig, settings, "env.guard")
-    connect, _ = connection(config.robot, body, config.realtime)
-    # Nothing is opened: a spec can be read before that.
-    return stricter(acting.where, guard.limits(body.ranges), connect(body.begin(seed)).spec, config.safety)
+    return stricter(acting.where, guard.limits(body.ranges), spec, config.safety)
 
 
 def _thinks(acting: Acting, body: Mirror, seed: int) -> dict[str, float]:

@@ -231,7 +231,11 @@ class Collision:
     def _who_keeps_apart(self, behind: NDArray[np.bool_]) -> NDArray[np.int_]:
         """Pairs of shapes that can move against each other and are not of one body or of neighbours."""
         model = self._model
-        named = {frozenset((model.body(a).id, model.body(b).id)) for a, b in self.workspace.may_touch}
+        bodies = {model.body(i).name: i for i in range(model.nbody)}
+        for name in (name for pair in self.workspace.may_touch for name in pair):
+            if name not in bodies:
+                raise Refused(f"may_touch names {name!r}, which is no body of the model; choices: {', '.join(bodies)}")
+        named = {frozenset((bodies[a], bodies[b])) for a, b in self.workspace.may_touch}
         pairs = []
         for one, other in combinations(np.flatnonzero(model.geom_type != int(mujoco.mjtGeom.mjGEOM_PLANE)).tolist(), 2):
             a, b = int(model.geom_bodyid[one]), int(model.geom_bodyid[other])

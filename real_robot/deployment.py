@@ -13,12 +13,10 @@ import torch
 
 from ..policies.core.errors import BurnishError
 from .acting import Acting, Still
-from .adapter import RobotSpec
 from .chunks import Chunks
 from .discovery import make_adapter
 from .env import Body, RobotEnv
 from .errors import RobotError
-from .guard import Limits
 from .receding import Receding, RobotTime
 from .robots import ROBOTS, Hardware
 from .safe_robot import Safety
@@ -26,8 +24,7 @@ from .thinking import Apart, Latency, Simulated
 
 PERSONS = ("keyboard", "gamepad")
 DISPLACEMENTS = "ee_delta"  # the mode of actions that say how far to move
-SAME = 0.01  # of a limit; less is no other limit
-SAME_RAD = 0.05  # so much two calibrations of one arm differ at the ends of its ranges
+PAD = "/dev/input/js0"
 
 
 @contextmanager
@@ -43,7 +40,19 @@ def in_sentences() -> Iterator[None]:
 class Allowed(Safety):
     """``safety.*`` of a command line."""
 
+    # Typed further, a command line's 0 would be no float: these are lists in lists.
+    workspace: list[Any] = field(default_factory=list)
+    may_touch: list[Any] = field(default_factory=list)
+
     def __post_init__(self) -> None:
+        if not all(isinstance(pair, list) and all(isinstance(x, str) for x in pair) for pair in self.may_touch):
+            raise BurnishError(f"safety.may_touch={self.may_touch} must be pairs of names of bodies, [[a, b], [a, c]]")
+        try:
+            self.workspace = [[float(x) for x in corner] for corner in self.workspace]
+        except (TypeError, ValueError) as error:
+            raise BurnishError(
+                f"safety.workspace={self.workspace} must be two corners of numbers, [[x, y, z], [x, y, z]] in m"
+            ) from error
         with in_sentences():
             super().__post_init__()
 
@@ -75,12 +84,16 @@ class RobotVerb:
     episodes: int = 10
     seed: int = 0
     realtime: bool = True  # false: a robot that is a model plays as fast as it can
-    gamepad: str = "/dev/input/js0"  # of supervisor=gamepad
+    supervisor: str = ""
+    gamepad: str = PAD  # of supervisor=gamepad
     threads: int = 1
 
     def __post_init__(self) -> None:
-        if self.episodes < 1:
-            raise BurnishError(f"episodes={self.episodes} must be at least 1")
+        for name in ("episodes", "threads"):
+            if getattr(self, name) < 1:
+                raise BurnishError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.gamepad != PAD and self.supervisor != "gamepad":
+            raise BurnishError(f"gamepad={self.gamepad} is where a pad is, and nobody has it; give supervisor=gamepad")
 
 
 @dataclass
@@ -126,6 +139,8 @@ class RecordConfig(RobotVerb):
         super().__post_init__()
         if self.supervisor not in (*PERSONS, "expert"):
             raise BurnishError(f"supervisor={self.supervisor} is not known; choices: {', '.join((*PERSONS, 'expert'))}")
+        if self.level != "clean" and self.supervisor != "expert":
+            raise BurnishError(f"level={self.level} is of the expert; give supervisor=expert, or leave it out")
         if self.after < 0 or (self.after > 0 and (self.policy is None or self.supervisor != "expert")):
             raise BurnishError(f"after={self.after} is when supervisor=expert takes over from a policy; give both")
 
@@ -205,42 +220,3 @@ def kept(reports: Sequence[Mapping[str, Any]]) -> str:
     )
     share = f"{changed / asked:.0%} of {asked} set-points were changed" if asked else "no set-point was asked for"
     return f"the control loop: {ticks} ticks, {misses} deadlines missed; {share}; the guard and the ladder: {words}"
-
-
-def stricter(where: str, trained: Limits, spec: RobotSpec, safety: Safety) -> str:
-    """What limits joints of this robot more than the guard of the worlds in which the policy at ``where`` was trained:
-    one sentence, or nothing. That a device rounds is no limit here, though it takes a step per period off the speed:
-    who trains with the numbers of `docs/robots.md` is not to be warned of them."""
-    if len(spec.joints) != len(trained.lower):
-        return ""  # another body, of which is spoken elsewhere
-    speed, acceleration = (safety.share * spec.column(name) for name in ("velocity", "acceleration"))
-    lower, upper = spec.column("lower"), spec.column("upper")
-    found = []
-    for what, unit, here, there in (
-        ("speed", "rad/s", speed, trained.velocity),
-        ("acceleration", "rad/s^2", acceleration, trained.acceleration),
-    ):
-        less = 1 - here / there
-        if (less > SAME).any():
-            i = int(less.argmax())
-            whose = _whose(spec, less > SAME, i)
-            found.append(f"{what} of {whose} {here[i]:g} instead of {there[i]:g} {unit}, {less[i]:.0%} less")
-    again = f"; refine with env.guard.velocity={speed.min():g} env.guard.acceleration={acceleration.min():g}"
-    advice = again if found else ""
-    lost = np.maximum(lower - trained.lower, 0) + np.maximum(trained.upper - upper, 0)
-    if (lost > SAME_RAD).any():
-        i = int(lost.argmax())
-        found.append(f"position of {_whose(spec, lost > SAME_RAD, i)} in a range that is {lost[i]:.2f} rad smaller")
-    if safety.jerk:
-        found.append(f"jerk of every joint {safety.jerk:g} rad/s^3, where there was no limit")
-    if not found:
-        return ""
-    return (
-        f"note: this robot is stricter than the guard with which {where} was trained ({', '.join(found)}), so it may "
-        f"succeed less often than in training{advice}"
-    )
-
-
-def _whose(spec: RobotSpec, which: np.ndarray, worst: int) -> str:
-    others = int(which.sum()) - 1
-    return spec.joints[worst].name + (f" and {others} more" if others else "")

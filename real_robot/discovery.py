@@ -18,7 +18,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from .adapter import Adapter
-from .errors import Refused
+from .errors import Refused, RobotError
 
 GROUP = "burnish.robots"
 # name -> "module:function" in `drivers`.
@@ -38,7 +38,14 @@ def names() -> list[str]:
 
 def make_adapter(name: str, config: Mapping[str, Any]) -> Adapter:
     """The adapter of that name, not configured: nothing has been opened yet."""
-    made = _maker(name)(dict(config))
+    make = _maker(name)
+    try:
+        made = make(dict(config))
+    except RobotError:
+        raise
+    except Exception as error:  # whatever somebody's package does with settings that it does not expect
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise Refused(f"the package of robot {name!r} does not take {dict(config)}: {said}") from error
     if not isinstance(made, Adapter):
         raise Refused(f"the package of robot {name!r} made a {type(made).__name__}, which is no Adapter")
     return made

@@ -6,11 +6,16 @@ learns with the limits active.
 
 The body (`Body`) is what a world's numbers mean on this robot; `sim.mirror` makes it of a simulated task. A `Stage`
 brings about the beginning of an episode, which on hardware may take a person.
+
+Nobody can put a robot back into the middle of an episode. What is saved of it decides the episodes to come, and where
+that is loaded the one under way is over: a reset comes first (``continues``). A training that was interrupted goes on
+so, and does not repeat bit for bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,17 +24,19 @@ from torch import Tensor
 
 from ..policies.core.errors import BurnishError
 from ..policies.core.seed import EpisodeSeeds
-from ..policies.core.spec import EnvSpec
+from ..policies.core.spec import EnvSpec, ObsSpec, dtype_of
 from ..policies.core.types import Obs, Step, VecEnv
 from ..policies.core.wrapper import Wrapper
 from .adapter import Phase
-from .clock import ns
-from .errors import RobotError
+from .camera import Sensor
+from .clock import Clock, ns
+from .errors import RobotError, StaleState
 from .guard import Limits
 from .link import Link, Snapshot
 from .safe_robot import Rung
-from .supervisor import NOTHING, Supervisor
+from .supervisor import NOTHING, Supervisor, Word
 
+FIRST_S = 5.0  # until a camera's first picture
 OVERLAP = 1.5  # of a tick: so long is a set-point good for, so that a policy may be late by half a tick
 
 
@@ -62,10 +69,14 @@ Stage = Callable[[Body, int], Link]  # begin an episode of that seed; the robot 
 class RobotEnv:
     """``stage`` is called at each reset, and the link that it returns is used until the next one. A ``supervisor``
     may play actions of its own, in [-1, 1] of the action's range, and has the last word on success; without one, it is
-    the body that judges, by the truth of a simulated robot or by what was measured."""
+    the body that judges, by the truth of a simulated robot or by what was measured.
+
+    The supervisor is asked after each tick about the next, so that ``info`` says of a tick who played it
+    (``intervened``) and whether somebody has reached for the robot because of it (``called``)."""
 
     num_envs = 1
     device = torch.device("cpu")
+    continues = False
 
     def __init__(self, body: Body, stage: Stage, seed: int = 0, supervisor: Supervisor | None = None) -> None:
         self.body, self.spec, self.supervisor = body, body.spec, supervisor
@@ -76,6 +87,7 @@ class RobotEnv:
         self._seeds = EpisodeSeeds(seed, 1)
         self._period_ns = ns(1 / self.spec.control_hz)
         self._tick = self._next_ns = 0
+        self._word = NOTHING  # about the tick to come
 
     @property
     def link(self) -> Link:
@@ -90,12 +102,14 @@ class RobotEnv:
             self._link = self._stage(self.body, int(current[0]))
             self._see(self.link.state())
             self._tick, self._next_ns = 0, self.link.clock.now_ns()
+            self._word = self._listen()
         return self._observe()
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         spec, link = self.spec, self.link
         requested = action[0].detach().cpu().numpy().astype(np.float64)
-        word = NOTHING if self.supervisor is None else self.supervisor.poll(self.body.observe())
+        late = link.clock.now_ns() > self._next_ns + (OVERLAP - 1) * self._period_ns
+        word = self._word.renewed(self._listen()) if late else self._word
         if word.stop:
             link.stop()
         taken = word.action is not None
@@ -115,10 +129,13 @@ class RobotEnv:
         held = snapshot.phase is Phase.ACTIVE and snapshot.rung is not Rung.STOPPED
         terminated = torch.as_tensor(np.asarray(verdict.terminated))
         over = self._tick >= spec.max_steps or not held
+        ends = over or bool(terminated) or word.success is not None
+        self._word = NOTHING if ends else self._listen()
         info = {
             "requested": torch.from_numpy(requested[None].astype(np.float32)),
             "executed": torch.from_numpy(executed[None].astype(np.float32)),
             "intervened": torch.tensor([taken]),
+            "called": torch.tensor([not taken and self._word.action is not None]),
             "held": torch.tensor([held]),  # False: the robot was stopped, by whatever stops it
         }
         reward = torch.as_tensor(np.asarray(verdict.reward), dtype=torch.float32)
@@ -131,6 +148,16 @@ class RobotEnv:
 
     def close(self) -> None:
         self._retire()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: x.clone() for name, x in self._seeds.state_dict().items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._retire()
+        self._seeds.load_state_dict({name: x.clone() for name, x in state.items()})
+
+    def _listen(self) -> Word:
+        return NOTHING if self.supervisor is None else self.supervisor.poll(self.body.observe())
 
     def _retire(self) -> None:
         if self._link is not None:
@@ -147,7 +174,7 @@ class RobotEnv:
         self.body.see(snapshot.q, snapshot.qd)
 
     def _observe(self) -> Obs:
-        return {key: torch.from_numpy(np.asarray(x, np.float32)) for key, x in self.body.observe().items()}
+        return {key: torch.tensor(np.asarray(x), dtype=dtype_of(key)) for key, x in self.body.observe().items()}
 
 
 def each_anew(connect: Callable[[np.ndarray], Link]) -> Stage:
@@ -163,6 +190,37 @@ def each_anew(connect: Callable[[np.ndarray], Link]) -> Stage:
         return link
 
     return stage
+
+
+class Sighted:
+    """A body with eyes: what ``body`` observes, and the pictures of cameras that are open, as "image.<name>".
+
+    The newest picture counts. Where none has come since, or a `Watched` camera is frozen, the one before does, until it
+    is older than ``oldest_s``; then it is `StaleState`, which ends the episode: nothing is asked of the robot any more,
+    so it holds, and stops."""
+
+    def __init__(self, body: Body, cameras: Mapping[str, Sensor], clock: Clock, oldest_s: float = 0.2) -> None:
+        self.body, self.cameras, self.clock, self._oldest_ns = body, dict(cameras), clock, ns(oldest_s)
+        self._frames = {name: camera.read(FIRST_S) for name, camera in self.cameras.items()}
+        shapes = {f"image.{name}": (3, *found.image.shape[:2]) for name, found in self._frames.items()}
+        self.spec = replace(body.spec, obs=ObsSpec({**body.spec.obs.shapes, **shapes}))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.body, name)
+
+    def observe(self) -> dict[str, np.ndarray]:
+        found = dict(self.body.observe())
+        for name, camera in self.cameras.items():
+            why = "none has come"
+            try:
+                self._frames[name] = camera.read(0.0)
+            except StaleState as error:
+                why = str(error)
+            age_ns = self.clock.now_ns() - self._frames[name].t_ns
+            if age_ns > self._oldest_ns:
+                raise StaleState(f"the picture {name!r} is {age_ns / 1e9:.2f} s old: {why}")
+            found[f"image.{name}"] = self._frames[name].image.transpose(2, 0, 1)[None]
+        return found
 
 
 class GuardedEnv(Wrapper):

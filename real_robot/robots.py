@@ -3,30 +3,39 @@
 A robot is an adapter by name with the settings of its device (`discovery`), so `plugin` names anybody's. Two are not
 hardware: `twin` is a MuJoCo model, `so101_emulated` the driver of a real arm on an emulated bus with the same model
 behind it. Of these every episode has one of its own, which begins as the simulated episode of the same seed does.
+
+What can be known to be wrong without opening anything is said first (`inspected`): before a robot moves, and before a
+person is asked to lay things out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from ..policies.core.errors import BurnishError
-from .clock import VirtualClock, ns
-from .drivers.bus import ArmConfig
+from .adapter import Adapter, RobotSpec
+from .clock import Clock, MonotonicClock, VirtualClock, ns
+from .discovery import make_adapter, names
+from .drivers.bus import ArmConfig, ServoArm
 from .drivers.feetech import FeetechArm
 from .drivers.twin import Twin, TwinConfig
+from .emulators.feetech import FeetechChain
 from .emulators.line import Loopback
 from .emulators.pty import PtyProcess
 from .emulators.so101 import calibration, so101
 from .env import Body, Stage, each_anew
 from .errors import Refused
+from .fitting import require_same_joints, require_start
 from .link import Link, LocalLink, RobotLink
-from .safe_robot import Safety
+from .safe_robot import SafeRobot, Safety, require_watchdog
+from .settings import settings
 from .supervisor import Supervisor
 
 GENTLE = 0.2  # of the velocity limits, on the way to where an episode begins
@@ -54,6 +63,13 @@ class So101Emulated:
     corruption: float = 0.0  # share of packets with a wrong bit
     seed: int = 0  # of these
 
+    def __post_init__(self) -> None:
+        for name in ("loss", "corruption"):
+            if not 0 <= getattr(self, name) < 1:
+                raise BurnishError(f"robot.{name}={getattr(self, name)} is a share of packets, and must lie in [0, 1)")
+        if self.seed < 0:
+            raise BurnishError(f"robot.seed={self.seed} must be at least 0")
+
 
 @dataclass
 class Hardware:
@@ -61,8 +77,17 @@ class Hardware:
 
     name: str = ""
     device: dict[str, Any] = field(default_factory=dict)
+    joints: dict[str, str] = field(default_factory=dict)  # its joints that are called otherwise -> the body's names
     priority: int = 50  # of the control process under the real-time scheduler; 0: not asked for
     core: int | None = None  # for the control process alone
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise BurnishError(f"robot=plugin needs robot.name=..., which robot it is; choices: {', '.join(names())}")
+        if not 0 <= self.priority <= 99:
+            raise BurnishError(f"robot.priority={self.priority} must lie between 1 and 99, or be 0")
+        if self.core is not None and self.core < 0:
+            raise BurnishError(f"robot.core={self.core} must be the number of a core, at least 0")
 
 
 ROBOTS: dict[str, type] = {
@@ -75,46 +100,107 @@ ROBOTS: dict[str, type] = {
 }
 
 
-def stage_for(robot: Any, body: Any, safety: Safety, realtime: bool, supervisor: Supervisor | None) -> Stage:
-    """``realtime`` is a choice for robots that are models: without it they have a clock of their own, no processes."""
+Connect = Callable[[np.ndarray], Adapter]  # the state in which the episode of a model begins -> not configured yet
+
+
+def connection(robot: Any, body: Any, realtime: bool) -> tuple[Connect, bool]:
+    """How to come to the adapter of ``robot=...``, and whether each episode has one of its own, as models do."""
+    clock = MonotonicClock() if realtime else VirtualClock()
     if isinstance(robot, TwinRobot):
-        return each_anew(partial(_twin, robot, body, safety, realtime))
+        return (lambda start: _twin(robot, body, start, clock)), True
     if isinstance(robot, So101Emulated):
-        return each_anew(partial(_so101, robot, body, safety, realtime))
+        return (lambda start: _so101(robot, body, start, clock)[0]), True
     if not realtime:
         raise BurnishError(f"{robot.name} is hardware, whose time cannot be chosen; leave out realtime=false")
-    if supervisor is None:
+    return (lambda start: make_adapter(robot.name, robot.device)), False
+
+
+def inspected(
+    robot: Any, body: Modelled, safety: Safety, realtime: bool, seeds: Sequence[int], moves: bool, attended: bool
+) -> RobotSpec:
+    """The spec of a robot that may be used as ``body`` is, for episodes of these seeds; `Refused` if not. Nothing is
+    opened. ``moves`` is whether it will be moved, and ``attended`` whether somebody stands beside it."""
+    hardware = isinstance(robot, Hardware)
+    connect, _ = connection(robot, body, realtime)
+    if hardware and moves and not attended:
         raise BurnishError(f"{robot.name} is hardware, and somebody has to stand beside it; give supervisor=keyboard")
+    adapter = connect(body.begin(seeds[0]))
+    try:
+        require_same_joints(adapter.spec, body.joints, robot.joints if hardware else {})
+        for seed in seeds:
+            body.begin(seed)
+            require_start(adapter.spec, body.start, seed)
+        SafeRobot(adapter, safety)  # it is asked what it would refuse, and started by nobody
+        if moves:
+            require_watchdog(adapter.spec, allowed(robot, safety))
+        if hardware and isinstance(adapter, ServoArm):
+            adapter.servos.load()
+            if not Path(adapter.config.port).exists():
+                raise Refused(f"there is no robot.device.port={adapter.config.port}; plug the arm in, or name its port")
+        return adapter.spec
+    finally:
+        adapter.close()
+
+
+def allowed(robot: Any, safety: Safety) -> Safety:
+    """Emulated servos have no watchdog, as those that they emulate, and hurt nobody."""
+    return replace(safety, no_device_watchdog=True) if isinstance(robot, So101Emulated) else safety
+
+
+def stage_for(robot: Any, body: Any, safety: Safety, realtime: bool, supervisor: Supervisor | None) -> Stage:
+    """Of a robot that was `inspected`. ``realtime`` is a choice for robots that are models: without it they have a
+    clock of their own, no processes."""
+    safety = allowed(robot, safety)
+    if isinstance(robot, TwinRobot):
+        return each_anew(partial(_twin_link, robot, body, safety, realtime))
+    if isinstance(robot, So101Emulated):
+        return each_anew(partial(_so101_link, robot, body, safety, realtime))
+    assert supervisor is not None, "hardware is inspected with somebody beside it"
     connect = partial(RobotLink, robot.name, robot.device, safety, priority=robot.priority, core=robot.core)
     return _in_person(connect, supervisor)
 
 
-def _twin(robot: TwinRobot, body: Modelled, safety: Safety, realtime: bool, start: np.ndarray) -> Link:
-    given = {"mjcf": body.mjcf, "joints": list(body.joints), "start": start.tolist(), **robot.device}
-    if realtime:
-        return RobotLink("twin", given, safety)
-    try:
-        return LocalLink(Twin(TwinConfig(**given), VirtualClock()), safety)
-    except TypeError as error:
-        raise Refused(f"robot.device of a twin: {error}") from error
+def _twin_settings(robot: TwinRobot, body: Modelled, start: np.ndarray) -> dict[str, Any]:
+    return {"mjcf": body.mjcf, "joints": list(body.joints), "start": start.tolist(), **robot.device}
 
 
-def _so101(robot: So101Emulated, body: Modelled, safety: Safety, realtime: bool, start: np.ndarray) -> Link:
-    known = calibration(body.mjcf)
-    safety = replace(safety, no_device_watchdog=True)  # servos of this kind have none, and these hurt nobody
-    make = partial(so101, body.mjcf, start.tolist(), loss=robot.loss, corruption=robot.corruption, seed=robot.seed)
+def _twin(robot: TwinRobot, body: Modelled, start: np.ndarray, clock: Clock) -> Twin:
+    return Twin(settings(TwinConfig, _twin_settings(robot, body, start), "a twin"), clock)
+
+
+def _twin_link(robot: TwinRobot, body: Modelled, safety: Safety, realtime: bool, start: np.ndarray) -> Link:
     if realtime:
-        stack = ExitStack()
-        bus = stack.enter_context(PtyProcess(make))
-        joints = {joint.name: {k: x for k, x in asdict(joint).items() if k != "name"} for joint in known.joints}
-        link = RobotLink("feetech", {"port": bus.path, "calibration": {"joints": joints}, **robot.device}, safety)
-        link.on_close(stack.close)
+        return RobotLink("twin", _twin_settings(robot, body, start), safety)
+    return LocalLink(_twin(robot, body, start, VirtualClock()), safety)
+
+
+def _chain(robot: So101Emulated, body: Modelled, start: np.ndarray) -> Callable[[], FeetechChain]:
+    return partial(so101, body.mjcf, start.tolist(), loss=robot.loss, corruption=robot.corruption, seed=robot.seed)
+
+
+def _so101(
+    robot: So101Emulated, body: Modelled, start: np.ndarray, clock: Clock
+) -> tuple[FeetechArm, Callable[[], FeetechChain]]:
+    """The driver, and the servos at the other end of its bus, which are there once it is opened."""
+    chain = cache(_chain(robot, body, start))
+    given = {"port": "an emulated bus", "calibration": calibration(body.mjcf)}
+    config = settings(ArmConfig, robot.device, "so101_emulated", **given)
+    return FeetechArm(config, clock, lambda: Loopback(chain(), clock)), chain
+
+
+def _so101_link(robot: So101Emulated, body: Modelled, safety: Safety, realtime: bool, start: np.ndarray) -> Link:
+    if realtime:
+        known = calibration(body.mjcf).joints
+        joints = {joint.name: {k: x for k, x in asdict(joint).items() if k != "name"} for joint in known}
+        with ExitStack() as stack:
+            bus = stack.enter_context(PtyProcess(_chain(robot, body, start)))
+            link = RobotLink("feetech", {"port": bus.path, "calibration": {"joints": joints}, **robot.device}, safety)
+            link.on_close(stack.pop_all().close)
         link.truth = bus.truth
         return link
-    clock, chain = VirtualClock(), make()
-    config = ArmConfig("an emulated bus", known, **robot.device)
-    link = LocalLink(FeetechArm(config, clock, lambda: Loopback(chain, clock)), safety)
-    link.truth = lambda: chain.plant.motion()[0] - np.pi
+    arm, chain = _so101(robot, body, start, VirtualClock())
+    link = LocalLink(arm, safety)
+    link.truth = lambda: chain().plant.motion()[0] - np.pi
     return link
 
 

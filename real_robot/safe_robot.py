@@ -22,6 +22,10 @@ because the guard's promise is per command.
 What changed a request is counted by its kind (``counts``): limits of the joints (`guard.Intervention`), "jerk",
 "workspace", "floor", "apart", "looks" (`collision`), and "advised". All but the first six are also remembered in words
 (``events``), once a second at most.
+
+**Departures** from a sole producer with a private token, without which no `Command` could be made: a test reads the
+source of the package instead, and finds whoever else makes one (tests/test_safe_robot.py). In Python a token is a word
+that anybody may import, and `conformance`, which third parties run on adapters of theirs, has to write without a guard.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .adapter import Adapter, Command, Mode, Phase, RobotState, Simulated, StopKind, Vector
+from .adapter import Adapter, Command, Mode, Phase, RobotSpec, RobotState, Simulated, StopKind, Vector
 from .clock import SECOND, ns
 from .errors import DeviceFault, Refused, RobotError, StaleState
 from .guard import Intervention, Limits
@@ -77,6 +81,14 @@ class Advisor(Protocol):
     def __call__(self, state: RobotState, request: Any) -> float: ...
 
 
+def require_watchdog(spec: RobotSpec, safety: Safety) -> None:
+    if spec.device_watchdog_s is None and not safety.no_device_watchdog:
+        raise Refused(
+            f"{spec.name} has no watchdog of its own, so it would keep its last set-point if this program died; say "
+            "safety.no_device_watchdog=true if that is safe here"
+        )
+
+
 class SafeRobot:
     """Holds the only reference to the adapter. ``start``, then ``step`` every period, then ``stop`` and ``close``."""
 
@@ -117,11 +129,7 @@ class SafeRobot:
 
     def start(self) -> RobotState:
         """Open what is closed, take hold of the robot where it is, without a bump, and be on the rung RUN."""
-        if self.spec.device_watchdog_s is None and not self.safety.no_device_watchdog:
-            raise Refused(
-                f"{self.spec.name} has no watchdog of its own, so it would keep its last set-point if this program "
-                "died; say safety.no_device_watchdog=true if that is safe here"
-            )
+        require_watchdog(self.spec, self.safety)
         if self._adapter.phase is Phase.UNCONFIGURED:
             self._adapter.configure()
         try:

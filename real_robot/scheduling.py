@@ -28,16 +28,11 @@ class Obtained:
 
 def hurry(priority: int = 50, core: int | None = None) -> Obtained:
     """The real-time scheduler, memory that stays, one core, no garbage collection in the middle of a period. Memory of
-    before is frozen: it is not looked at again."""
+    before is frozen: it is not looked at again. Never raises; what cannot be had is missing in the answer."""
     gc.collect()
     gc.freeze()
     gc.disable()
-    if core is not None and hasattr(os, "sched_setaffinity"):
-        try:
-            os.sched_setaffinity(0, {core})
-        except OSError:
-            core = None
-    return Obtained(_fifo(priority), _lock(), core)
+    return Obtained(_fifo(priority), _lock(), None if core is None else _pinned(core))
 
 
 def die_with_parent(sign: int = signal.SIGTERM) -> bool:
@@ -47,10 +42,18 @@ def die_with_parent(sign: int = signal.SIGTERM) -> bool:
     return ctypes.CDLL(None, use_errno=True).prctl(_SET_PDEATHSIG, int(sign), 0, 0, 0) == 0
 
 
+def _pinned(core: int) -> int | None:
+    try:
+        os.sched_setaffinity(0, {core})
+    except (AttributeError, OSError, ValueError, OverflowError):  # no such system, no such core, no such number
+        return None
+    return core
+
+
 def _fifo(priority: int) -> str:
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(priority))
-    except (AttributeError, OSError):
+    except (AttributeError, OSError, OverflowError):
         return "other"
     return f"fifo {priority}"
 

@@ -24,17 +24,11 @@ from torch import Tensor
 from ..policies.core.errors import BurnishError
 from ..policies.core.types import Controller, Obs, Step, VecEnv
 from .adapter import Adapter, RobotState, Vector
-from .clock import MonotonicClock, VirtualClock, ns
-from .discovery import make_adapter
-from .drivers.bus import ArmConfig
-from .drivers.feetech import FeetechArm
-from .drivers.twin import Twin, TwinConfig
-from .emulators.line import Loopback
-from .emulators.so101 import calibration, so101
+from .clock import ns
 from .env import Body
-from .errors import Refused, RobotError, StaleState
+from .errors import RobotError, StaleState
 from .guard import JointGuard
-from .robots import Hardware, So101Emulated, TwinRobot
+from .robots import Connect
 from .safe_robot import SafeRobot, Safety
 
 READ_S = 0.5  # so long is a new state waited for
@@ -46,33 +40,6 @@ class Follower(Body, Protocol):
     """A body whose set-points can be put where the robot is."""
 
     def follow(self, q: np.ndarray) -> None: ...
-
-
-Connect = Callable[[np.ndarray], Adapter]  # the state in which the episode of a model begins -> not configured yet
-
-
-def connection(robot: Any, body: Any, realtime: bool) -> tuple[Connect, bool]:
-    """How to come to the adapter of ``robot=...``, and whether each episode has one of its own, as models do."""
-    clock = MonotonicClock() if realtime else VirtualClock()
-    if isinstance(robot, Hardware):
-        if not realtime:
-            raise BurnishError(f"{robot.name} is hardware, whose time cannot be chosen; leave out realtime=false")
-        return (lambda start: make_adapter(robot.name, robot.device)), False
-
-    def twin(start: np.ndarray) -> Adapter:
-        given = {"mjcf": body.mjcf, "joints": list(body.joints), "start": start.tolist(), **robot.device}
-        try:
-            return Twin(TwinConfig(**given), clock)
-        except TypeError as error:
-            raise Refused(f"robot.device of a twin: {error}") from error
-
-    def emulated(start: np.ndarray) -> Adapter:
-        chain = so101(body.mjcf, start.tolist(), loss=robot.loss, corruption=robot.corruption, seed=robot.seed)
-        config = ArmConfig("an emulated bus", calibration(body.mjcf), **robot.device)
-        return FeetechArm(config, clock, lambda: Loopback(chain, clock))
-
-    makers: dict[type, Connect] = {TwinRobot: twin, So101Emulated: emulated}
-    return makers[type(robot)], True
 
 
 @dataclass

@@ -1,7 +1,8 @@
 """The person beside the robot: who says that it has succeeded, takes it over, and stops it.
 
-`RobotEnv` asks once per control tick. A script stands in for a person where none is needed (`Scripted`); `Keyboard`
-listens to a terminal, `Gamepad` to a device of Linux's joystick interface. None of them is an emergency stop.
+`RobotEnv` asks once per control tick, and again where whoever decides was late. A script stands in for a person where
+none is needed (`Scripted`); `Keyboard` listens to a terminal, `Gamepad` to a device of Linux's joystick interface. None
+of them is an emergency stop.
 """
 
 from __future__ import annotations
@@ -32,6 +33,12 @@ class Word:
     @property
     def ends(self) -> bool:
         return self.stop or self.success is not None
+
+    def renewed(self, later: Word) -> Word:
+        """What holds where a second word comes before the first was followed: no verdict is lost, no old action is
+        played, and who has the robot in this tick was settled by the first."""
+        success = self.success if later.success is None else later.success
+        return Word(success, None if self.action is None else later.action, self.stop or later.stop)
 
 
 NOTHING = Word()

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -292,15 +292,21 @@ def met(family: str, kind: str, ticks: int, seed: int = 0) -> Tally:
 # ---- limits, from the bytes ----
 
 
-def hostile_run(rig: Rig, writes: int, guarded: bool = True) -> Iterator[list[GoalWrite]]:
+# Ticks apart, at which speeds are compared.
+SPANS = (1, 4, 16)
+
+
+def hostile_run(rig: Rig, writes: int, guarded: bool = True, hasty: float = 1.0) -> Iterator[list[GoalWrite]]:
     """``writes`` commands from hostile requests; hands over the goals seen on the wire, in parts, each beginning with
-    the last of the part before."""
+    as many of the part before as `outside` looks back; the first, with those of an arm that has been at rest. Controls
+    are a guard that allows ``hasty`` times the acceleration, and none."""
     state = rig.started()
     limits = Limits.of(rig.arm.spec, RATE_HZ)
-    guard = JointGuard(limits)
+    guard = JointGuard(replace(limits, acceleration=hasty * limits.acceleration))
     guard.reset(state.q)
     rng = np.random.default_rng(rig.seed)
-    first = GoalWrite(rig.clock.now_ns(), tuple(IDS), tuple(rig.arm._goal or ()))
+    back, rest_ns = max(SPANS) + 1, rig.clock.now_ns()
+    before = [GoalWrite(rest_ns - k * PERIOD_NS, tuple(IDS), tuple(rig.arm._goal or ())) for k in range(back, 0, -1)]
     rig.faults(Faults(drop=0.02, corrupt=0.02), Faults(drop=0.02, corrupt=0.02))
     progress = Progress(f"writes to {rig.family}", writes)
     for count, request in enumerate(progress.along(mixed(rng, limits, (5,), writes)), 1):
@@ -320,21 +326,33 @@ def hostile_run(rig: Rig, writes: int, guarded: bool = True) -> Iterator[list[Go
             rig.wait(0)
         rig.clock.sleep_until_ns(begun_ns + PERIOD_NS)
         if count % 10_000 == 0 or count == writes:
-            yield [first, *rig.chain.log]
-            first = rig.chain.log[-1]
+            yield (seen := [*before, *rig.chain.log])
+            before = seen[-back:]
             rig.chain.log.clear()
             rig.chain.taken.clear()
 
 
 def outside(rig: Rig, seen: list[GoalWrite]) -> tuple[int, int]:
-    """How many goals broke a limit, and the largest step in ticks."""
+    """How many goals broke a limit, and the largest step in ticks.
+
+    Accelerations, by the speeds of two steps that lie ``n`` periods apart: the set-points' own, in ticks per period,
+    differ by n A h^2 at most. A goal lies less than a tick from its set-point, towards the middle of the range, so the
+    four goals of both steps add less than 4. Where they share one (n = 1) that is counted twice, and the goals add less
+    than 3: on one side of the middle all errors have one sign (less than 2); a path that crosses once has one goal of
+    the other sign (3); one that crosses there and back becomes no more curved by rounding towards the middle. What one
+    n cannot tell from rounding, a larger one can.
+    """
     limits = rig.arm.spec.column("velocity") / RATE_HZ / QUANTUM_RAD
+    change = rig.arm.spec.column("acceleration") / RATE_HZ**2 / QUANTUM_RAD
     low, high = np.array(CALIBRATION.ranges).T
     ticks = np.array([write.ticks for write in seen])
-    steps = np.abs(np.diff(ticks[:, :5], axis=0))
+    moved = np.diff(ticks[:, :5], axis=0)
+    steps = np.abs(moved)
     broken = ((ticks < low) | (ticks > high)).any(axis=1).sum() + (steps > limits + 1e-9).any(axis=1).sum()
+    for n in SPANS:
+        broken += (np.abs(moved[n:] - moved[:-n]) >= n * change + (3 if n == 1 else 4)).any(axis=1).sum()
     broken += sum(write.ids != tuple(IDS) for write in seen)
-    times_ns = np.diff([write.t_ns for write in seen[1:]])
+    times_ns = np.diff([write.t_ns for write in seen])
     broken += (times_ns < PERIOD_NS).sum()
     return int(broken), int(steps.max())
 

@@ -81,9 +81,13 @@ PARTS = (
     ),
     Part(
         "wire_universal",
-        "1,000,000 hostile requests to a Universal Robots arm, in real time: the limits hold on the wire",
-        45,
-        ("tests/test_universal.py::test_ten_thousand_hostile_requests",),
+        "1,000,000 hostile requests to a Universal Robots arm, in real time, and 200 links that break: the limits hold "
+        "on the wire",
+        52,
+        (
+            "tests/test_universal.py::test_ten_thousand_hostile_requests",
+            "tests/test_universal.py::test_limits_hold_on_a_link_that_breaks",
+        ),
         alone=True,
     ),
     Part(

@@ -98,6 +98,15 @@ def report(quick: dict[str, tuple[Path, str]], name: str) -> dict[str, Any]:
     return json.loads((quick[name][0] / f"{name}_quick.json").read_text())
 
 
+def test_the_table_of_the_rehearsal_is_that_of_its_file(tmp_path: Path):
+    results, docs = BENCHMARKS / "results", BENCHMARKS.parent / "docs" / "robots.md"
+    (tmp_path / "rehearsal.json").write_text((results / "rehearsal.json").read_text())
+    assert run("rehearsal", "--report", "--out", str(tmp_path)).returncode == 0
+    made = (tmp_path / "rehearsal.md").read_text()
+    assert made == (results / "rehearsal.md").read_text()
+    assert "<!-- rehearsal -->\n" + made[made.index("| robot") :] + "<!-- end -->" in docs.read_text()
+
+
 def test_percentiles_are_those_of_numpy():
     spec = importlib.util.spec_from_file_location("measure", BENCHMARKS / "measure.py")
     assert spec is not None and spec.loader is not None

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from burnish.real_robot.camera import CameraConfig, FakeCamera, OpenCVCamera, Watched
 from burnish.real_robot.clock import VirtualClock
+from burnish.real_robot.drivers.twin import Twin, TwinConfig
+from burnish.real_robot.env import each_anew
 from burnish.real_robot.errors import DeviceFault, Refused, StaleState
+from burnish.real_robot.link import LocalLink
+from burnish.real_robot.safe_robot import Safety
+from burnish.sim.mirror import Mirror
+from burnish.sim.tasks.reach import ReachConfig
 
 FILM = 40  # pictures
 
@@ -151,3 +160,26 @@ def test_a_frozen_picture_is_stale():
         Watched(fake, frozen_after=0)
     camera.close()
     assert fake.closed
+
+
+@pytest.mark.sim
+def test_the_page_says_how_a_robot_sees(film: str):
+    page = (Path(__file__).parents[1] / "docs" / "robots.md").read_text(encoding="utf-8")
+    section = page.partition("## What a robot sees\n")[2].partition("\n## ")[0]
+    (program,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    printed = "source=0, width=640, height=480"
+    assert printed in program
+    program = program.replace(printed, f"source={film!r}, width=64, height=48, pace_hz=30.0")
+    body = Mirror(ReachConfig())
+
+    def connect(start: np.ndarray) -> LocalLink:
+        config = TwinConfig(mjcf=body.mjcf, joints=body.joints, start=start.tolist())
+        return LocalLink(Twin(config, VirtualClock()), Safety(rate_hz=100.0))
+
+    action = torch.zeros(1, body.spec.action.dim)
+    said: dict[str, Any] = {"body": body, "stage": each_anew(connect), "action": action}
+    exec(compile(program, "robots.md", "exec"), said)
+    for obs in (said["obs"], said["step"].obs):
+        assert said["env"].spec.obs.check(obs) == 1
+        red, green, blue = obs["image.front"][0].float().mean(dim=(1, 2))
+        assert red > 30 and max(green, blue) < 12

@@ -11,9 +11,12 @@ from burnish.real_robot.adapter import StopKind
 from burnish.real_robot.clock import VirtualClock, ns
 from burnish.real_robot.conformance import check
 from burnish.real_robot.drivers.twin import Twin, TwinConfig
+from burnish.real_robot.drivers.universal import UniversalConfig, UniversalRobot
+from burnish.real_robot.emulators.universal import UniversalEmulator
 from burnish.real_robot.errors import IllegalTransition
 from bus_lab import Rig
 from robot_lab import ARM, LIMITS, Puppet
+from universal_lab import PATIENT, fresh_address
 
 CONFIG = TwinConfig(ARM, **LIMITS)
 
@@ -38,6 +41,15 @@ def test_so_does_a_twin_with_latency_noise_losses_and_rounding():
 def test_so_do_servos_behind_the_sdk_of_their_vendor(require, family, sdk):
     require(sdk)
     found = check(lambda: Rig(family).arm)
+    assert found.passed and len(found.checks) > 100, str(found)
+
+
+@pytest.mark.slow
+def test_so_does_an_arm_of_universal_robots(require):
+    """In real time, and with a watchdog that no busy machine sets off; test_lerobot_bridge.py asks the bridge."""
+    require("rtde_control", "ur-rtde is not installed")
+    with UniversalEmulator(fresh_address(), {"unlock_after_s": 0.05}) as emulator:
+        found = check(lambda: UniversalRobot(UniversalConfig(emulator.address, **PATIENT)))
     assert found.passed and len(found.checks) > 100, str(found)
 
 

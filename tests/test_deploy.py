@@ -17,7 +17,8 @@ import pytest
 
 from burnish.policies.core.cli import main
 from burnish.real_robot.clock import ns
-from burnish.real_robot.deployment import kept, stricter
+from burnish.real_robot.deployment import kept
+from burnish.real_robot.fitting import stricter
 from burnish.real_robot.guard import Limits
 from burnish.real_robot.link import LocalLink
 from burnish.real_robot.safe_robot import Safety
@@ -72,7 +73,7 @@ SLOW = ["robot.device.velocity=0.1", "robot.device.acceleration=1"]
     [
         (GUARDED, SLOW, True),
         (GUARDED, [*SLOW, "env=insert"], True),  # the world is another one, and the policy is what it was
-        (GUARDED, [*SLOW, "robot=so101_emulated"], True),
+        (GUARDED, [*SLOW, "robot=so101_emulated", "safety.rate_hz=50"], True),  # at 100 Hz less than a tick of a servo
         (GUARDED, ["robot.device.velocity=0.2", "robot.device.acceleration=1"], False),
         (GUARDED, [], False),
         (REFINED, SLOW, False),  # every robot has a guard, and is stricter than none

@@ -18,7 +18,7 @@ from burnish.policies.core.cli import main
 from burnish.policies.core.config import to_data
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec, PolicySpec
 from burnish.policies.data.lerobot import read_lerobot
-from burnish.real_robot import acting, robots, shadow
+from burnish.real_robot import acting, robots
 from burnish.real_robot.acting import BundleConfig, Still, exported
 from burnish.real_robot.clock import VirtualClock
 from burnish.real_robot.drivers.twin import Twin, TwinConfig
@@ -176,7 +176,7 @@ def test_a_policy_of_another_robot_is_refused(spec, sentence, capfd):
         (["policy=remote", "policy.url=ws://127.0.0.1:9", "env=insert"], "is it running?"),
         (["policy=bundle", "policy.path={bundle}", "safety.share=2"], "must lie in (0, 1]"),
         (["policy=bundle", "policy.path={bundle}", "shadow=true", "record=x"], "a shadow plays nothing"),
-        (["policy=bundle", "policy.path={bundle}", "shadow=true", "robot=feetech"], "need port and calibration"),
+        (["policy=bundle", "policy.path={bundle}", "shadow=true", "robot=feetech"], "needs port and calibration"),
     ],
     ids=str,
 )
@@ -212,9 +212,8 @@ def test_nothing_arrives_at_a_twin(silent, bundle, quick, tmp_path, monkeypatch,
 @pytest.mark.parametrize("silent", [True, False], ids=["shadow", "control"])
 def test_nothing_arrives_at_the_servos_of_an_emulated_arm(silent, bundle, quick, monkeypatch):
     chains = []
-    for module in (shadow, robots):
-        make = module.so101
-        monkeypatch.setattr(module, "so101", lambda *a, make=make, **k: chains.append(make(*a, **k)) or chains[-1])
+    make = robots.so101
+    monkeypatch.setattr(robots, "so101", lambda *a, **k: chains.append(make(*a, **k)) or chains[-1])
     words = ["robot=so101_emulated", f"shadow={str(silent).lower()}"]
     assert main(["deploy", "policy=bundle", f"policy.path={bundle}", *SHORT, *words]) == 0
     (chain,) = chains
@@ -226,11 +225,12 @@ def test_hardware_is_opened_once_and_watched_in_its_own_time(bundle, quick, monk
     body, opened = Mirror(InsertConfig()), []
     settings: dict[str, Any] = {"mjcf": body.mjcf, "joints": list(body.joints)}
 
-    def found(name: str, config: Any) -> Twin:
-        opened.append(Twin(TwinConfig(**settings)))
-        return opened[-1]
+    class Opened(Twin):
+        def _configure(self) -> None:
+            opened.append(self)
+            super()._configure()
 
-    monkeypatch.setattr(shadow, "make_adapter", found)
+    monkeypatch.setattr(robots, "make_adapter", lambda name, config: Opened(TwinConfig(**settings)))
     words = ["policy=bundle", f"policy.path={bundle}", "env=insert", "env.max_steps=4", "episodes=2", "shadow=true"]
     began = time.monotonic()
     assert main(["deploy", *words, "robot=plugin", "robot.name=somebodys"]) == 0

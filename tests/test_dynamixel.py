@@ -368,13 +368,13 @@ def test_limits_hold_in_the_bytes_on_the_wire(writes: int):
         broken, largest = outside(rig, seen)
         assert broken == 0
         steps = max(steps, largest)
-    allowed = int(rig.arm.config.velocity / RATE_HZ / QUANTUM_RAD)
-    assert steps == allowed  # so the run went to the limit
+    assert steps == int(rig.arm.config.velocity / RATE_HZ / QUANTUM_RAD)  # so the run went to the limit
 
 
-def test_without_the_guard_the_same_stream_breaks_limits():
+@pytest.mark.parametrize("other", [{"guarded": False}, {"hasty": 2.0}], ids=["no_guard", "twice_the_acceleration"])
+def test_of_another_guard_it_is_noticed(other):
     rig = Rig("dynamixel", seed=1)
-    assert sum(outside(rig, seen)[0] for seen in hostile_run(rig, 100, guarded=False)) > 10
+    assert sum(outside(rig, seen)[0] for seen in hostile_run(rig, 400, **other)) > 10
 
 
 def swing_killed(device: PtyProcess, rng: np.random.Generator) -> Kill:

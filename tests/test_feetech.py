@@ -328,9 +328,10 @@ def test_limits_hold_in_the_bytes_on_the_wire(writes: int):
     assert steps == int(rig.arm.config.velocity / RATE_HZ / QUANTUM_RAD)  # so the run went to the limit
 
 
-def test_without_the_guard_the_same_stream_breaks_limits():
+@pytest.mark.parametrize("other", [{"guarded": False}, {"hasty": 2.0}], ids=["no_guard", "twice_the_acceleration"])
+def test_of_another_guard_it_is_noticed(other):
     rig = Rig("feetech", seed=1)
-    assert sum(outside(rig, seen)[0] for seen in hostile_run(rig, 100, guarded=False)) > 10
+    assert sum(outside(rig, seen)[0] for seen in hostile_run(rig, 400, **other)) > 10
 
 
 # ---- calibration and gate ----

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from burnish.real_robot.clock import SECOND
 from burnish.real_robot.emulators.pty import PtyProcess
 from burnish.real_robot.link import RobotLink
 from burnish.real_robot.safe_robot import Safety
-from kill_lab import HIGH, LOW, RATE_HZ, Kill, dynamixel_chain, in_motion, judged, settings
+from kill_lab import HIGH, LOW, RATE_HZ, Kill, NotStarted, dynamixel_chain, in_motion, judged, settings
 from soak import often
 
 VELOCITY, ACCELERATION = 1.0, 30.0
@@ -55,7 +56,8 @@ def killed(device: PtyProcess, who: str, rng: np.random.Generator) -> Kill:
     assert process.stdout is not None
     found: dict[str, Any] = json.loads(process.stdout.readline() or "{}")
     try:
-        assert found, "the arm could not be started"
+        if not found:
+            raise NotStarted
         time.sleep(0.3 + rng.uniform(0, 0.2))
         at_ns = time.monotonic_ns()
         os.kill(found[who], signal.SIGKILL)
@@ -94,7 +96,24 @@ def test_whoever_is_killed_the_arm_comes_to_rest(require, who: str, record_prope
         assert kill.rest_s <= REST_S + kill.late_s, found
         assert kill.drift_rad == 0 and kill.watched_s > 0.9 * RESTS_S, found
     if who == "control":
-        assert all("it died in motion; stopped by its second channel" in kill.why for kill in found), found
+        # Where the machine is busy, its silence may be noticed before its death.
+        ways = ("it died in motion; stopped by its second channel", "and was killed; stopped by its second channel")
+        assert all(any(way in kill.why for way in ways) for kill in found), found
+
+
+def test_only_before_the_kill_is_anything_tried_again():
+    late = Kill(speed=1.0, rest_s=99.0, late_s=0.0, drift_rad=1.0, watched_s=1.0, why="")
+    happens = iter([NotStarted(), replace(late, speed=0.1), late])
+
+    def kill() -> Kill:
+        if isinstance(what := next(happens), NotStarted):
+            raise what
+        return what
+
+    assert in_motion(kill, 0.5) is late  # however bad it is
+    happens = iter([NotStarted()] * 10)
+    with pytest.raises(AssertionError, match="ten times"):
+        in_motion(kill, 0.5)
 
 
 if __name__ == "__main__":

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 import threading
 import time
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from burnish.real_robot.adapter import Command, JointSpec, Mode, Phase, StopKind
 from burnish.real_robot.clock import VirtualClock
+from burnish.real_robot.conformance import check
 from burnish.real_robot.drivers.lerobot import BridgeConfig, LeRobotBridge, Motor, Unit
 from burnish.real_robot.errors import DeviceFault, Refused, StaleState
 
@@ -135,6 +139,24 @@ def test_a_life(stand: Stand, bridge: LeRobotBridge):
     assert bridge.phase is Phase.STOPPING and stand.ticks[-1] == stand.ticks[-2] and stand.is_connected
     bridge.deactivate()
     bridge.close()
+    assert not stand.is_connected
+
+
+def test_it_keeps_the_word_of_an_adapter():
+    found = check(lambda: LeRobotBridge(Stand(), CONFIG))
+    assert found.passed and len(found.checks) > 100, str(found)
+
+
+def test_the_page_says_how(stand: Stand):
+    page = (Path(__file__).parents[1] / "docs" / "robots.md").read_text(encoding="utf-8")
+    section = page.partition("## A robot of LeRobot's\n")[2].partition("\n## ")[0]
+    (program,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    said: dict[str, Any] = {"robot": stand}
+    exec(compile(program, "robots.md", "exec"), said)
+    assert said["picture"].image.shape == (8, 6, 3) and said["bridge"].phase is Phase.INACTIVE
+    np.testing.assert_allclose(said["info"].sent, said["state"].q, atol=1e-9)
+    assert len(stand.ticks) >= 1
+    said["safe"].close()
     assert not stand.is_connected
 
 

@@ -6,6 +6,7 @@ import io
 import os
 import struct
 import time
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -15,10 +16,11 @@ from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.evaluate import evaluate, evaluation_seeds
 from burnish.policies.core.scale import ScaledEnv
 from burnish.real_robot.adapter import Phase
+from burnish.real_robot.camera import FakeCamera, Watched
 from burnish.real_robot.clock import VirtualClock
 from burnish.real_robot.drivers.twin import Twin, TwinConfig
-from burnish.real_robot.env import GuardedEnv, RobotEnv, each_anew
-from burnish.real_robot.errors import Refused
+from burnish.real_robot.env import GuardedEnv, RobotEnv, Sighted, each_anew
+from burnish.real_robot.errors import Refused, StaleState
 from burnish.real_robot.guard import Limits
 from burnish.real_robot.link import LocalLink
 from burnish.real_robot.safe_robot import Rung, Safety
@@ -103,6 +105,57 @@ def test_what_works_in_simulation_works_on_the_twin_behind_the_guard():
     real.close()
     counts = [report["counts"] for report in real.reports]
     assert len(counts) == 4 and all(c["start"] == 1 and not c.get("fault") for c in counts)
+
+
+class Seen:
+    """A twin behind a camera, on one clock."""
+
+    def __init__(self):
+        self.clock, mirror = VirtualClock(), Mirror(ReachConfig())
+        self.camera = FakeCamera(self.clock, fps=30.0)
+
+        def connect(start):
+            settings = {"mjcf": mirror.mjcf, "joints": mirror.joints, "start": start.tolist()}
+            return LocalLink(Twin(TwinConfig(**settings), self.clock), SAFETY)
+
+        body = Sighted(mirror, {"front": Watched(self.camera, frozen_after=3)}, self.clock, oldest_s=0.2)
+        self.env = RobotEnv(body, each_anew(connect))
+        self.obs = [self.env.reset(seeds=[1])]
+        self.zero = torch.zeros(1, self.env.spec.action.dim)
+
+    def step(self):
+        self.obs.append(self.env.step(self.zero).obs)
+
+
+def test_a_robot_sees():
+    seen = Seen()
+    for _ in range(5):
+        seen.step()
+    for obs in seen.obs:
+        assert seen.env.spec.obs.check(obs) == 1 and obs["image.front"].dtype == torch.uint8
+        assert obs["image.front"].shape == (1, 3, 48, 64) and obs["state"].dtype == torch.float32
+    pictures = [obs["image.front"] for obs in seen.obs]
+    # A tick is 50 ms, and a picture comes every 33 ms.
+    assert not any(torch.equal(a, b) for a, b in pairwise(pictures))
+    assert torch.equal(pictures[-1][0].permute(1, 2, 0), torch.from_numpy(seen.camera._image))
+    seen.env.close()
+
+
+@pytest.mark.parametrize("how", ["silent", "frozen"])
+def test_who_sees_nothing_new_does_not_go_on(how):
+    """The last picture is good for four ticks; of a frozen one it takes three more to be told."""
+    seen = Seen()
+    seen.step()
+    setattr(seen.camera, how, True)
+    began_ns = seen.clock.now_ns()
+    with pytest.raises(StaleState, match="front"):
+        for _ in range(50):
+            seen.step()
+    assert seen.clock.now_ns() - began_ns < (0.25 if how == "silent" else 0.5) * 1e9
+    link = seen.env.link
+    link.wait_until_ns(seen.clock.now_ns() + 10**9)
+    assert link.state().rung is not Rung.RUN and np.abs(link.state().qd).max() < 0.01
+    seen.env.close()
 
 
 def test_a_robot_can_be_recorded_like_any_world():

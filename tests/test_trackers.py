@@ -12,6 +12,7 @@ import json
 import os
 import struct
 import sys
+import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -32,8 +33,20 @@ def nowhere(monkeypatch, tmp_path):
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
 
 
-def sittings(out: Path) -> list[list[Any]]:
-    """The records of each .wandb file: a log of LevelDB (blocks of 32 KiB, crc, length, kind) of protocol buffers."""
+def sittings(out: Path, steps: list[list[int]]) -> list[list[Any]]:
+    """The records of each .wandb file, once these steps are in them: wandb's own process writes them, and on a busy
+    machine it is not ready when the run is."""
+    for _ in range(100):
+        found = records_in(out)
+        told = [[row["step"] for row in logged(records)] for records in found]
+        if told == steps:
+            return found
+        time.sleep(0.2)
+    raise AssertionError(f"{told} instead of {steps}")
+
+
+def records_in(out: Path) -> list[list[Any]]:
+    """A log of LevelDB (blocks of 32 KiB, crc, length, kind) of protocol buffers."""
     from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[import-not-found]
 
     found = []
@@ -68,8 +81,7 @@ def test_wandb_offline_holds_the_numbers_and_knows_the_run_again(tmp_path, nowhe
     train(out, trackers=("wandb",), method={"ppo": {"clip": 0.2}})
     assert "wandb records offline, for `wandb sync` to upload: there is no key" in caplog.text
     assert "switched off" not in caplog.text
-    parts = sittings(out)
-    assert [[row["step"] for row in logged(records)] for records in parts] == [[1, 2, 3, 4], [5, 6]]
+    parts = sittings(out, [[1, 2, 3, 4], [5, 6]])
     rows = [row for records in parts for row in logged(records)]
     assert [row["loss"] for row in rows] == [1 / step for step in range(1, 7)]
     identity = json.loads((out / "tracking.json").read_text())

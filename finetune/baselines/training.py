@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ...policies.core.errors import BurnishError
 from ...policies.core.types import Metrics, Outcome, Step, VecEnv
-from ...policies.core.wrapper import Wrapper
+from ...policies.core.wrapper import Wrapper, continues
 from ...policies.gaussian import GaussianPolicy
 from ..loops import DecisionEnv, Ledger
 from .actor import copy_actor
@@ -163,7 +163,7 @@ class Training:
             "warm_up": model.action_space.np_random.bit_generator.state,
             "randomness": self.randomness.state_dict(),
             "replay": None if self.on_policy else _replay_state(model.replay_buffer),
-            "playing": None if model._last_obs is None else self._playing(),
+            "playing": None if model._last_obs is None or not continues(self.env) else self._playing(),
             "ledger": self.ledger.state_dict(),
             "env": self.env.state_dict(),
         }
@@ -195,6 +195,8 @@ class Training:
         if state["playing"] is not None:
             self._play_on(state["playing"])
         self.ledger.load_state_dict(state["ledger"])
+        if state["playing"] is None:
+            self.ledger.abandon()
         self.env.load_state_dict(state["env"])
 
     def _play_on(self, state: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from .types import Obs, VecEnv
 
 @runtime_checkable
 class Saved(Protocol):
-    """A world whose state can be taken out and put back, bit for bit."""
+    """A world whose state can be taken out and put back, bit for bit; but see ``continues``."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -45,6 +45,14 @@ def state_names(env: Any) -> Sequence[str] | None:
     while isinstance(env, Wrapper):
         env = env.env
     return getattr(env, "state_names", None)
+
+
+def continues(env: Any) -> bool:
+    """Whether the state of the world behind ``env`` holds the episodes under way. A robot's cannot: it says
+    ``continues = False``, its state decides the episodes to come, and it is reset after loading."""
+    while hasattr(env, "env"):
+        env = env.env
+    return getattr(env, "continues", True)
 
 
 class Wrapper:

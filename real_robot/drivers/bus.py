@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -25,6 +25,7 @@ import numpy as np
 from ..adapter import Adapter, Command, GripperSpec, JointSpec, Mode, RobotSpec, RobotState, StopKind, Vector, sent_as
 from ..clock import SECOND, Clock, ns
 from ..errors import Refused, RobotError, StaleState
+from ..settings import settings
 from .calibration import QUANTUM_RAD, Calibration
 from .port import Lost, Port, SerialWire, Wire, pyserial
 
@@ -63,6 +64,8 @@ class ArmConfig:
         wrong = [f"{name}={getattr(self, name)}" for name in positive if not 0 < getattr(self, name) < np.inf]
         if wrong:
             raise Refused(f"these settings of the robot must be positive: {', '.join(wrong)}")
+        if len(self.rate_hz) != 3:
+            raise Refused(f"rate_hz={list(self.rate_hz)} must be three numbers: the least, the usual and the most")
         if self.profile_share < 1:
             raise Refused(f"profile_share={self.profile_share:g} below 1 would let the arm fall behind for good")
         if not 0.02 <= self.watchdog_s <= 127 * 0.02:
@@ -73,16 +76,10 @@ class ArmConfig:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> ArmConfig:
         """Of plain data; the calibration is a mapping, or the path of its JSON file."""
-        unknown = set(config) - {f.name for f in fields(cls)}
-        if unknown or not {"port", "calibration"} <= set(config):
-            raise Refused(
-                f"the robot's settings need port and calibration, and know {', '.join(f.name for f in fields(cls))}; "
-                f"got {', '.join(sorted(config)) or 'nothing'}"
-            )
-        given = config["calibration"]
-        if not isinstance(given, Calibration):
+        given = config.get("calibration")
+        if given is not None and not isinstance(given, Calibration):
             given = Calibration.load(given) if isinstance(given, str) else Calibration.of(given)
-        return cls(**{**config, "calibration": given})
+        return settings(cls, config if given is None else {**config, "calibration": given}, "an arm of servos")
 
     def spec(self, watchdog_s: float | None) -> RobotSpec:
         limits = [(j.name, *j.limits_rad) for j in self.calibration.joints]

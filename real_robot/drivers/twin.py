@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import mujoco
@@ -20,6 +20,7 @@ import numpy as np
 from ..adapter import Adapter, Command, JointSpec, Mode, RobotSpec, RobotState, StopKind, sent_as
 from ..clock import SECOND, Clock, ns
 from ..errors import DeviceFault, Refused, StaleState
+from ..settings import settings
 
 LONGEST_S = 1.0
 STATE = mujoco.mjtState.mjSTATE_INTEGRATION
@@ -50,6 +51,8 @@ class TwinConfig:
                 raise Refused(f"robot.{name}={getattr(self, name)} must not be negative")
         if not (0 <= self.drop < 1 and self.state_hz > 0):
             raise Refused(f"robot.drop={self.drop} must lie in [0, 1), and robot.state_hz={self.state_hz} be positive")
+        if self.seed < 0:
+            raise Refused(f"seed={self.seed} of a twin must be at least 0")
 
 
 @dataclass
@@ -74,7 +77,8 @@ class Twin(Adapter):
         try:
             self.model = mujoco.MjModel.from_xml_string(config.mjcf)
         except ValueError as error:
-            raise Refused(f"robot.mjcf is no MuJoCo model: {error}") from error
+            said = " ".join(str(error).split())
+            raise Refused(f"mjcf of a twin has to be the text of a MuJoCo model, no path: {said}") from error
         self.config, self._rng = config, np.random.default_rng(config.seed)
         self.data = mujoco.MjData(self.model)
         joints = [self._joint(name) for name in config.joints] or self.model.actuator_trnid[:, 0].tolist()
@@ -240,7 +244,4 @@ class Twin(Adapter):
 
 
 def make(config: Mapping[str, Any]) -> Twin:
-    known = {item.name for item in fields(TwinConfig)}
-    if unknown := sorted(set(config) - known):
-        raise Refused(f"a twin has no setting {unknown[0]!r}; choices: {', '.join(sorted(known))}")
-    return Twin(TwinConfig(**config))
+    return Twin(settings(TwinConfig, config, "a twin"))

@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -37,6 +37,7 @@ import numpy as np
 from ..adapter import Adapter, Command, Fault, JointSpec, Mode, Phase, RobotSpec, RobotState, StopKind, Vector
 from ..clock import SECOND, Clock, MonotonicClock, ns
 from ..errors import DeviceFault, Refused, StaleState
+from ..settings import settings
 from .universal_dashboard import Dashboard
 from .universal_link import RUNNING, Link, Sample
 
@@ -301,6 +302,9 @@ class UniversalRobot(Adapter):
             passed_s = sample.t_device_s - before.t_device_s
             if passed_s <= 0:
                 raise UniversalFault("clock", "the controller's clock went back: it was started anew")
+            # A package is late by less than that, so no more time can have passed there than here.
+            if passed_s > (sample.t_ns - before.t_ns) / SECOND + self.config.silence_s:
+                raise UniversalFault("clock", f"the controller's clock jumped ahead, by {passed_s:.3f} s")
             if (np.abs(q - before.q) > SWIFT * self._velocity * passed_s + JUMP).any():
                 raise UniversalFault("sample", f"a position jumped within {passed_s:.3f} s, to {q.tolist()} rad")
 
@@ -355,12 +359,4 @@ def second_channel(config: Mapping[str, Any]) -> Callable[[], None]:
 
 
 def _config_of(config: Mapping[str, Any]) -> UniversalConfig:
-    known = {item.name for item in fields(UniversalConfig)}
-    if unknown := sorted(set(config) - known):
-        raise Refused(f"a Universal Robots arm has no setting {unknown[0]!r}; choices: {', '.join(sorted(known))}")
-    if "address" not in config:
-        raise Refused("a Universal Robots arm needs robot.address, the name or number of its controller")
-    model = str(config.get("model", Model.UR5E.value))
-    if model not in {m.value for m in Model}:
-        raise Refused(f"model={model} is not known; choices: {', '.join(m.value for m in Model)}")
-    return UniversalConfig(**{**config, "model": Model(model)})
+    return settings(UniversalConfig, config, "a Universal Robots arm")

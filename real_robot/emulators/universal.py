@@ -33,6 +33,7 @@ class Trouble(StrEnum):
     MUTE_DASHBOARD = "mute_dashboard"
     FREEZE = "freeze"  # the last package again and again, time stamp included
     BACKWARD = "backward"  # time stamps step back by a second
+    FORWARD = "forward"  # and ahead by ten
     NAN_Q = "nan_q"
     INF_QD = "inf_qd"
     HUGE_Q = "huge_q"

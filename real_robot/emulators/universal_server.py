@@ -247,6 +247,8 @@ class _Server:
                 values[name] = [0] * int(width) if width.isdigit() else 0
         if "timestamp" in values and Trouble.BACKWARD in self._troubles:
             values["timestamp"] -= 1.0
+        if "timestamp" in values and Trouble.FORWARD in self._troubles:
+            values["timestamp"] += 10.0
         for trouble, (name, spoil) in SPOILED.items():
             if name in values and self._hit(trouble):
                 values[name] = spoil(values[name])
