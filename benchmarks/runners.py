@@ -27,6 +27,8 @@ STAGES = {
     "hopper": (200_000, 400_000, 800_000, 1_600_000),
     "walker2d": (2_000_000, 3_000_000, 4_000_000, 5_000_000),
 }
+# Steps of imitation where those of the arm's tasks are too few: a fifth of the expert's return is the least of a base.
+IMITATION = {"walker2d": 12_000}
 
 
 def recordings(config: Any, stages: Sequence[int], episodes: int, seed: int) -> Episodes:
