@@ -157,6 +157,8 @@ def test_it_refuses_what_it_cannot_check():
 def test_touching_may_be_allowed_for_a_pair():
     folded = np.array([-1.5, 0.0, 2.79, 0.0])
     free = Collision(CAPSULES, "tool", Workspace(may_touch=[("base", "fore"), ("base", "hand"), ("upper", "hand")]))
+    with pytest.raises(Refused, match="'foot', which is no body of the model; choices: world, base,"):
+        Collision(CAPSULES, "tool", Workspace(may_touch=[("base", "foot")]))
     assert filtered(False).clearance(folded) < free.clearance(folded)
     assert Collision(CAPSULES, "tool", Workspace(itself=False)).clearance(folded) >= free.clearance(folded)
     assert Collision(CAPSULES, "tool", Workspace(itself=False, floor_z_m=None)).clearance(folded) == 0.3
