@@ -77,6 +77,8 @@ def killed_in_motion(emulator: UniversalEmulator, who: str, watchdog_hz: float) 
         motion, last = emulator.motion(), emulator.set_points()[-1].step
         if fast and np.abs(motion.qd[motion.step == last]).max() > 0.3:
             break
+    else:
+        raise AssertionError("in ten tries nobody was killed while the arm moved")
     still = motion.still_from()
     after = motion.q[still + 25 :]  # 50 ms, in which less than a milliradian per second dies away
     drift = np.abs(after - after[0]).max()

@@ -17,6 +17,7 @@ from burnish.real_robot.drivers.universal import UniversalConfig, UniversalRobot
 from burnish.real_robot.errors import StaleState
 
 _COUNT = itertools.count(1)
+ELBOW = 2  # the joint with the shortest range
 
 # Beside trainings and other tests, a process may wait a tenth of a second for its turn: only tests of the watchdog
 # itself have one that is as quick as the default.
@@ -79,7 +80,8 @@ def main(address: str, watchdog_hz: str) -> None:
     assert link is not None
     sys.stdout.write(f"{link.pid}\n")
     sys.stdout.flush()
-    drive(robot, swing(state.q, 0.6), 10_000)
+    # Towards the middle of the ranges: arms that are killed again and again would arrive at their ends.
+    drive(robot, swing(state.q, -0.6 if state.q[ELBOW] > 0 else 0.6), 10_000)
 
 
 if __name__ == "__main__":
