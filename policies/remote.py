@@ -30,10 +30,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .core.announced import announced, sent, shown, wanted
 from .core.errors import BurnishError
 from .core.scale import Scale
 from .core.seed import Noise, RowNoise
-from .core.spec import EnvSpec, ObsSpec, PolicySpec, dtype_of
+from .core.spec import EnvSpec, PolicySpec, dtype_of
 from .core.types import Obs, Prefix
 from .external import CallablePolicy, checked
 
@@ -145,57 +146,23 @@ class RemotePolicy:
         return actions
 
     def _announced(self, told: Any) -> PolicySpec:
-        try:
-            spec = PolicySpec.from_dict(told)
-        except (AttributeError, TypeError, ValueError) as error:
-            raise BurnishError(f"what the server at {self.config.url} announces makes no sense: {error}") from error
-        theirs = spec.obs.shapes
-        names = self.config.keys or {key: key for key in theirs}
-        unknown = sorted(set(names.values()) - set(theirs))
-        if unknown:
-            raise BurnishError(
-                f"policy.keys names {unknown}, but the server at {self.config.url} wants {sorted(theirs)}"
-            )
-        return replace(
-            spec,
-            obs=ObsSpec({ours: theirs[name] for ours, name in names.items()}),
-            noise_shape=spec.noise_shape if "noise" in self.extensions else None,
-            execute=self.config.execute or spec.execute,
-        )
+        spec = announced(told, self.config.keys, f"the server at {self.config.url}")
+        noise = spec.noise_shape if "noise" in self.extensions else None
+        return replace(spec, noise_shape=noise, execute=self.config.execute or spec.execute)
 
     def _asked(self, sample: Obs | None) -> PolicySpec:
         """Of a server that announces nothing: what its answer to one observation shows."""
-        world, shapes = self.world, self.world.obs.shapes
-        names = list(self.config.keys or shapes)
-        unknown = sorted(set(names) - set(shapes))
-        if unknown:
-            raise BurnishError(f"policy.keys names {unknown}, but the environment gives {sorted(shapes)}")
+        shapes, names = self.world.obs.shapes, wanted(self.config.keys, self.world)
         blank = {key: torch.zeros(1, *shapes[key], dtype=dtype_of(key)) for key in names}
         seen = blank if sample is None else {key: sample[key][:1] for key in names}
         actions = self._actions({self.config.keys.get(key, key): _sent(key, x)[0] for key, x in seen.items()})
-        if actions.ndim != 2 or actions.shape[1:] != (world.action.dim,):
-            raise BurnishError(
-                f"the server at {self.config.url} answers with actions of shape {actions.shape}, but the environment "
-                f"takes chunks of {world.action.dim} numbers"
-            )
-        return PolicySpec(
-            obs=ObsSpec({key: shapes[key] for key in names}),
-            action=world.action,
-            horizon=len(actions),
-            execute=self.config.execute or len(actions),
-            noise_shape=actions.shape if "noise" in self.extensions else None,
-            control_hz=world.control_hz,
-            action_mode=world.action_mode,
-            pixels=world.pixels,
-        )
+        spec = shown(actions, self.world, names, f"the server at {self.config.url}")
+        noise = actions.shape if "noise" in self.extensions else None
+        return replace(spec, noise_shape=noise, execute=self.config.execute or spec.execute)
 
 
 def _sent(key: str, x: Tensor) -> np.ndarray:
-    """As the protocol wants it: floats in single precision, pictures with their colours last."""
-    array = x.detach().cpu().numpy()
-    if dtype_of(key) == torch.uint8:
-        return np.moveaxis(array, -3, -1)
-    return array.astype(np.float32) if array.dtype.kind == "f" else array
+    return sent(key, x.detach().cpu().numpy())
 
 
 def _seeds(source: Noise, rows: int) -> Tensor:

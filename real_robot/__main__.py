@@ -20,7 +20,7 @@ from omegaconf import MISSING
 from ..policies.__main__ import acting_policy, in_words, origin_of, prepare, say, seen_by, where_of
 from ..policies.build import CheckpointConfig
 from ..policies.core.cli import main
-from ..policies.core.config import from_data
+from ..policies.core.config import from_data, to_data
 from ..policies.core.errors import BurnishError
 from ..policies.core.evaluate import evaluate, evaluation_seeds
 from ..policies.core.interrupt import interruptible
@@ -34,7 +34,7 @@ from ..policies.remote import API_KEY
 from ..sim.build import ENVS, make_env, world_from
 from ..sim.experts import make_expert
 from ..sim.guard import GuardConfig
-from ..sim.mirror import Mirror
+from ..sim.mirror import Alone, Mirror
 from .acting import Acting, BundleConfig, ServedConfig, Still, exported, require_fit, served, thinking_ms
 from .chunks import Mode
 from .deployment import (
@@ -54,18 +54,22 @@ from .env import RobotEnv
 from .errors import RobotError
 from .export import ExportConfig, source
 from .export import export as run_export
+from .eyes import sighted
 from .fitting import narrower, stricter
+from .grasp import grasped
+from .joints import Joints, JointsConfig
 from .listening import ServerConfig
 from .minds import loaded
 from .receding import Receding
 from .recorder import Demonstrator, Nobody, play, recording
-from .robots import ROBOTS, Hardware, connection, inspected, stage_for
+from .robots import ROBOTS, Hardware, connection, inspected, spec_of, stage_for, with_model
 from .shadow import Log, ShadowEnv, page, summary, watch
-from .supervisor import Gamepad, Keyboard
+from .supervisor import ByHand, Gamepad, Keyboard
 
 CHECKPOINT: dict[str, type] = {"checkpoint": CheckpointConfig}
 ACTING: dict[str, type] = {**CHECKPOINT, "bundle": BundleConfig, "remote": ServedConfig}
-ON_A_ROBOT = {"policy": ACTING, "robot": ROBOTS, "env": {name: kind.config for name, kind in ENVS.items()}}
+WORLDS: dict[str, type] = {**{name: kind.config for name, kind in ENVS.items()}, "joints": JointsConfig}
+ON_A_ROBOT = {"policy": ACTING, "robot": ROBOTS, "env": WORLDS}
 CHUNKS: dict[str, type] = {mode.value: AllowedChunks for mode in Mode}
 # Hydra groups of each verb below: verb -> group -> choice -> dataclass.
 GROUPS: dict[str, dict[str, dict[str, type]]] = {
@@ -133,8 +137,7 @@ def deploy(config: DeployConfig) -> int:
     device = prepare("cpu", config.threads)
     if config.out is not None:
         require_writable(Path(config.out))
-    with in_sentences(), _acting(config, device) as acting:
-        body, world = _body(config, acting)
+    with in_sentences(), _acting(config, device) as acting, _body(config, acting) as (body, world):
         seeds = evaluation_seeds(config.episodes, base=config.seed)
         note = _inspected(config, acting, body, seeds, moves=not (config.dry_run or config.shadow))
         say(NOT_SAFETY_RATED)
@@ -152,8 +155,8 @@ def deploy(config: DeployConfig) -> int:
 def _deployed(
     config: DeployConfig,
     acting: Acting,
-    body: Mirror,
-    world: Mapping[str, Any],
+    body: Any,
+    world: Mapping[str, Any] | None,
     seeds: list[int],
     thinks: Mapping[str, float],
 ) -> int:
@@ -170,8 +173,9 @@ def _deployed(
             controller = stack.enter_context(closing(receding))
         played: VecEnv = stack.enter_context(at_rest(env))
         if config.record is not None:
-            about = {"env": world, "robot": name_of(config.robot), "policy": acting.where, "seed": config.seed}
-            played, _ = stack.enter_context(recording(env, config.record, about, name_of(config.robot), seeds))
+            robot = name_of(config.robot)
+            about = {"env": world, **_itself(config), "robot": robot, "policy": acting.where, "seed": config.seed}
+            played, _ = stack.enter_context(recording(env, config.record, about, robot, seeds))
         result = evaluate(view(played), controller, seeds)
     say(f"on the robot: {in_words(result)}")
     found: dict[str, Any] = {"robot": result.summary(), "reports": env.reports}
@@ -179,7 +183,7 @@ def _deployed(
         found["thinking_ms"] = thinks
     else:
         found["chunks"] = receding.report.summary()
-    if config.compare:
+    if config.compare and world is not None:
         simulated = acting.view(make_env(world_from(world), min(config.episodes, acting.most)))
         beside = evaluate(simulated, acting.make(simulated.num_envs), seeds)
         say(f"in simulation, the same episodes: {in_words(beside)}")
@@ -191,7 +195,7 @@ def _deployed(
     return 0
 
 
-def _ahead(config: DeployConfig, acting: Acting, env: RobotEnv, body: Mirror, seed: int) -> Receding:
+def _ahead(config: DeployConfig, acting: Acting, env: RobotEnv, body: Any, seed: int) -> Receding:
     """Before the first motion it is known how long the policy thinks, and that it can do what ``chunks`` asks for."""
     found = ahead(acting, config.chunks, env, None if config.realtime else config.latency)
     body.begin(seed)
@@ -204,14 +208,15 @@ def _ahead(config: DeployConfig, acting: Acting, env: RobotEnv, body: Mirror, se
     return found
 
 
-def _shadow(config: DeployConfig, acting: Acting, body: Mirror, seeds: list[int], thinks: Mapping[str, float]) -> int:
+def _shadow(config: DeployConfig, acting: Acting, body: Any, seeds: list[int], thinks: Mapping[str, float]) -> int:
     connect, anew = connection(config.robot, body, config.realtime)
+    safety = with_model(config.safety, spec_of(config.robot, body, config.realtime), body)
     if not anew:
         body.begin(seeds[0])
         say(f"what the policy believes: {body.layout()}; Ctrl-C ends it")
     lines = nullcontext() if config.out is None else (Path(config.out) / "shadow.jsonl").open("w", encoding="utf-8")
     with lines as file, interruptible() as stop:
-        env = ShadowEnv(body, connect, anew, config.safety, Log(file))
+        env = ShadowEnv(body, connect, anew, safety, Log(file))
         watch(env, acting.view(env), acting.make(1), seeds, lambda: stop.requested)
     found = summary(env.log)
     for line in page(found, config.safety):
@@ -225,11 +230,12 @@ def record(config: RecordConfig) -> int:
     device, out = prepare("cpu", config.threads), Path(config.out)
     require_writable(out.parent)
     seeds = [derive(config.seed, "record", i) for i in range(config.episodes)]
-    with in_sentences(), _acting(config, device) as acting, interruptible() as stop:
-        body, world = _body(config, acting)
-        supervisor, begin = _supervisor(config, acting, body, world)
+    with in_sentences(), _acting(config, device) as acting, interruptible() as stop, ExitStack() as seeing:
+        body, world = seeing.enter_context(_body(config, acting))
+        supervisor, begin = _supervisor(config, body, world)
         about = {
             "env": world,
+            **_itself(config),
             "robot": name_of(config.robot),
             "supervisor": config.supervisor if config.supervisor in PERSONS else f"{config.level} {config.supervisor}",
             "after": config.after,
@@ -251,7 +257,7 @@ def record(config: RecordConfig) -> int:
             say(NOT_SAFETY_RATED)
             if note:
                 say(note)
-            seen, controller = ScaledEnv(taped), Nobody(body.spec.action.dim)
+            seen, controller = ScaledEnv(taped), Nobody(body)
             if acting is not None:
                 _require_quick(config, body, _thinks(acting, body, seeds[0]))
                 seen, controller = acting.view(taped), acting.make(1)
@@ -287,22 +293,43 @@ def _acting(config: RobotVerb, device: torch.device) -> Iterator[Any]:
         acting.close()
 
 
-def _body(config: RobotVerb, acting: Acting | None) -> tuple[Mirror, Mapping[str, Any]]:
-    world = origin_of(config.env) or (acting.world if acting is not None else None)
-    if world is None:
-        who = "without a policy nobody says" if acting is None else f"{acting.where} does not say"
-        raise BurnishError(f"{who} which world it is for; give env=...")
-    body = Mirror(world_from(world))
-    if acting is not None:
-        for name in require_fit(acting, body.spec):
-            say(f"note: {acting.where} does not say its {name}, so it was not compared with the robot's")
-    return body, world
+@contextmanager
+def _body(config: RobotVerb, acting: Acting | None) -> Iterator[tuple[Any, Mapping[str, Any] | None]]:
+    """What the policy's numbers mean on this robot, with the cameras that it has; and of which world they are, if of
+    any."""
+    policy, world = None if acting is None else acting.known, None
+    modelled = not isinstance(config.robot, Hardware)
+    if isinstance(config.env, JointsConfig):
+        alone = Alone()
+        itself = spec_of(config.robot, alone, config.realtime)
+        body: Any = Joints(config.env, itself, policy, alone if modelled else None)
+    else:
+        world = origin_of(config.env) or (acting.world if acting is not None else None)
+        if world is None:
+            who = "without a policy nobody says" if acting is None else f"{acting.where} does not say"
+            raise BurnishError(
+                f"{who} which world it is for; give env=..., or env=joints if it is none but the robot's own numbers"
+            )
+        mirror = Mirror(world_from(world), draws=modelled and not config.cameras)
+        body = grasped(mirror, spec_of(config.robot, mirror, config.realtime))
+    with sighted(body, config.cameras, policy) as seeing:
+        if acting is not None and acting.learn is not None:
+            told = acting.learn(seeing.spec)
+            say(f"{acting.where} says nothing of itself; it answers with {told.horizon} actions of {told.action.dim}")
+        if acting is not None:
+            for name in require_fit(acting, seeing.spec):
+                say(f"note: {acting.where} does not say its {name}, so it was not compared with the robot's")
+        yield seeing, world
 
 
-def _inspected(config: RobotVerb, acting: Acting | None, body: Mirror, seeds: Sequence[int], moves: bool = True) -> str:
+def _itself(config: RobotVerb) -> dict[str, Any]:
+    """For a dataset, which would say of no world what its numbers mean."""
+    return {"joints": to_data(config.env)} if isinstance(config.env, JointsConfig) else {}
+
+
+def _inspected(config: RobotVerb, acting: Acting | None, body: Any, seeds: Sequence[int], moves: bool = True) -> str:
     """Refuses a robot that is not the body's; of one that is and may do less, a note."""
-    attended = config.supervisor in PERSONS
-    spec = inspected(config.robot, body, config.safety, config.realtime, seeds, moves, attended)
+    spec = inspected(config.robot, body, config.safety, config.realtime, seeds, moves)
     settings = None if acting is None else (acting.world or {}).get("config", {}).get("guard")
     if acting is None or not settings:  # trained behind no guard; every robot has one, and is stricter than none
         return narrower(spec, body.ranges)
@@ -310,7 +337,7 @@ def _inspected(config: RobotVerb, acting: Acting | None, body: Mirror, seeds: Se
     return stricter(acting.where, guard.limits(body.ranges), spec, config.safety)
 
 
-def _thinks(acting: Acting, body: Mirror, seed: int) -> dict[str, float]:
+def _thinks(acting: Acting, body: Any, seed: int) -> dict[str, float]:
     found = thinking_ms(acting, body, seed)
     say(
         f"{acting.where} thinks for {found['p50']:.1f} ms, {found['p99']:.1f} ms at worst in a hundred (the first time "
@@ -319,33 +346,25 @@ def _thinks(acting: Acting, body: Mirror, seed: int) -> dict[str, float]:
     return found
 
 
-def _require_quick(config: RobotVerb, body: Mirror, thinks: Mapping[str, float]) -> None:
+def _require_quick(config: RobotVerb, body: Any, thinks: Mapping[str, float]) -> None:
     if thinks["p50"] > 1e3 / body.spec.control_hz and config.realtime:
         raise BurnishError("the policy is slower than its own control rate; export it, or run it on a faster machine")
 
 
-def _person(config: Any, body: Mirror) -> Keyboard | Gamepad:
+def _person(config: Any, body: Any) -> ByHand:
     dim = body.spec.action.dim
-    return Keyboard(dim) if config.supervisor == "keyboard" else Gamepad(dim, Path(config.gamepad))
+    return ByHand(Keyboard(dim) if config.supervisor == "keyboard" else Gamepad(dim, Path(config.gamepad)), body)
 
 
-def _supervisor(
-    config: RecordConfig, acting: Acting | None, body: Mirror, world: Mapping[str, Any]
-) -> tuple[Any, Callable[[int], None]]:
+def _supervisor(config: RecordConfig, body: Any, world: Mapping[str, Any] | None) -> tuple[Any, Callable[[int], None]]:
     """Who stands beside the robot, and what that one is told before each episode."""
     if config.supervisor == "expert":
-        if isinstance(config.robot, Hardware):
-            raise BurnishError(f"{config.robot.name} is hardware, and a script is nobody beside it; give a person")
+        if world is None:
+            raise BurnishError("env=joints has no task, so nobody is an expert of it; give supervisor=keyboard")
         expert = Demonstrator(
             make_expert(world_from(world), 1, config.level, config.seed, env=body.world), config.after
         )
         return expert, expert.begin
-    low, high = np.array(body.spec.action.low), np.array(body.spec.action.high)
-    if acting is None and not (body.spec.action_mode == "ee_delta" and np.allclose(low, -high)):
-        raise BurnishError(
-            "without a policy the robot stays where nobody moves it, so a person moves it in steps; give "
-            "env.action=ee_delta, or a policy"
-        )
     person = _person(config, body)
     if isinstance(config.robot, Hardware):
         return person, lambda seed: None  # the stage asks, because there is something to lay out
@@ -357,7 +376,7 @@ def _write(folder: str | None, name: str, data: Mapping[str, Any]) -> None:
         (Path(folder) / name).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
-def _dry_run(config: DeployConfig, acting: Acting, body: Mirror, seed: int) -> int:
+def _dry_run(config: DeployConfig, acting: Acting, body: Any, seed: int) -> int:
     here, target = first_step(config.robot, acting, body, seed)
     say(f"the joints are at {here.round(3).tolist()} rad")
     say(f"the first set-points would be {target.round(3).tolist()}, {np.abs(target - here).max():.3f} rad away")

@@ -25,13 +25,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..policies.core.announced import sent
 from ..policies.core.chunk import HistoryEnv
 from ..policies.core.errors import BurnishError
-from ..policies.core.spec import ActionSpec, EnvSpec, ObsSpec, PolicySpec, check_compatible, dtype_of
+from ..policies.core.spec import ActionSpec, EnvSpec, ObsSpec, PolicySpec, check_compatible
 from ..policies.core.types import Controller, Obs, Step, VecEnv
 from .bundle import Schema, stacked_by_history
 from .clock import SECOND, Clock, MonotonicClock, ns
-from .env import Body
+from .env import Body, observed
 from .minds import ClientMind
 from .runtime import ChunkController, ExportedPolicy, RowNoise, load
 from .thinking import BundleMind, Mind
@@ -53,6 +54,9 @@ class ServedConfig:
     timeout_s: float = 1.0  # of one answer
     patience_s: float = 0.5  # so long is a lost server asked again, while the robot holds
     send_key: bool = False  # in a header, to servers that know no proof of it
+    keys: dict[str, str] = field(default_factory=dict)  # our name of an observation: theirs; empty: all, as they are
+    prompt: str | None = None
+    execute: int | None = None  # actions of a chunk that are played; null: as announced, or all
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("ws://", "wss://", "unix:")):
@@ -66,13 +70,20 @@ class Acting:
     """``view`` is a world as the controllers see it and act in it; ``make`` a controller of so many worlds."""
 
     where: str
-    spec: PolicySpec
+    known: PolicySpec | None
     make: Callable[[int], Controller]
     view: Callable[[VecEnv], VecEnv]
     world: Mapping[str, Any] | None = None  # for which it was trained, where it says so
     most: int = 1  # worlds that one controller has
     mind: Callable[[], Mind] | None = None  # makes what thinks, also in another process
     close: Callable[[], None] = field(default=lambda: None)
+    learn: Callable[[EnvSpec], PolicySpec] | None = None  # of whoever says nothing of itself, and was not asked yet
+
+    @property
+    def spec(self) -> PolicySpec:
+        if self.known is None:
+            raise BurnishError(f"{self.where} does not say what it is, and has not been asked yet")
+        return self.known
 
 
 def exported(config: BundleConfig) -> Acting:
@@ -94,17 +105,25 @@ def served(config: ServedConfig, key: str | None = None, clock: Clock | None = N
         from .client import ClientConfig, PolicyClient
     except ImportError as error:
         raise BurnishError("policy=remote needs websockets and msgpack; pip install 'burnish[serve]'") from error
-    settings = ClientConfig(config.url, config.timeout_s, send_key=config.send_key)
+    said = {"send_key": config.send_key, "keys": config.keys, "prompt": config.prompt, "execute": config.execute}
+    settings = ClientConfig(config.url, config.timeout_s, **said)
     client = PolicyClient(settings, key=key)
-    spec = client.spec
 
     def view(env: VecEnv) -> VecEnv:
-        return env if spec.history == 1 else HistoryEnv(env, spec.history)
+        return env if client.spec.history == 1 else HistoryEnv(env, client.spec.history)
 
     def make(worlds: int) -> Controller:
         return ServerController(client, config.patience_s, clock or MonotonicClock())
 
-    return Acting(config.url, spec, make, view, close=client.close, mind=partial(ClientMind, settings, key))
+    def learn(world: EnvSpec) -> PolicySpec:
+        acting.known, acting.learn = client.learn(world), None
+        acting.mind = partial(ClientMind, settings, key, acting.known)
+        return acting.known
+
+    known = None if client.silent else client.spec
+    acting = Acting(config.url, known, make, view, close=client.close, mind=partial(ClientMind, settings, key))
+    acting.learn = learn if client.silent else None
+    return acting
 
 
 def spec_of(schema: Schema) -> PolicySpec:
@@ -170,7 +189,7 @@ class Still:
         self.asked = np.zeros(body.spec.action.dim)  # last, in the units of the actuators
 
     def reset(self, mask: Tensor | None = None, seeds: Sequence[int] | None = None) -> Obs:
-        return {key: torch.from_numpy(np.asarray(x, np.float32)) for key, x in self._body.observe().items()}
+        return observed(self._body)
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         self.asked, no = action[0].numpy().astype(np.float64), torch.tensor([False])
@@ -229,8 +248,8 @@ class ServerController:
     def _planned(self, obs: Obs) -> np.ndarray:
         if len(self._queue):
             return self._queue
-        spec, seen = self._client.spec, {key: _pictured(key, x) for key, x in _sole(obs).items()}
-        wanted = {key: x for key, x in seen.items() if key in spec.obs.shapes}
+        spec, seen = self._client.spec, _sole(obs)
+        wanted = {key: sent(key, seen[key]) for key in spec.obs.shapes}
         noise: dict[str, Any] = {}
         source = RowNoise([self._seed], [self._decision])
         if spec.noise_shape is not None and "noise" in self._client.extensions:
@@ -264,11 +283,6 @@ class ServerController:
 
 def _sole(obs: Obs) -> dict[str, np.ndarray]:
     return {key: x[0].numpy() for key, x in obs.items()}
-
-
-def _pictured(key: str, x: np.ndarray) -> np.ndarray:
-    """On the wire, pictures have their colours last."""
-    return np.moveaxis(x, -3, -1) if dtype_of(key) == torch.uint8 else x
 
 
 def _row(action: np.ndarray) -> Tensor:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Protocol
 
 import numpy as np
@@ -70,6 +71,56 @@ class Watched:
 
     def close(self) -> None:
         self._sensor.close()
+
+
+class Fit(StrEnum):
+    """How a picture becomes one of another shape."""
+
+    CROP = "crop"  # the largest part around the middle
+    PAD = "pad"  # all of it, with black beside it
+    STRETCH = "stretch"  # all of it, distorted
+
+
+class Fitted:
+    """A sensor whose pictures are turned, and of the shape (height, width), if one is given."""
+
+    def __init__(self, sensor: Sensor, turn: int, fit: Fit, shape: tuple[int, int] | None) -> None:
+        self._sensor, self._turns, self._fit, self._shape = sensor, -turn // 90, fit, shape
+
+    def read(self, timeout_s: float) -> Frame:
+        found = self._sensor.read(timeout_s)
+        image = np.ascontiguousarray(np.rot90(found.image, self._turns))
+        return Frame(found.seq, found.t_ns, image if self._shape is None else fitted(image, self._fit, self._shape))
+
+    def close(self) -> None:
+        self._sensor.close()
+
+
+def fitted(image: Image, fit: Fit, shape: tuple[int, int]) -> Image:
+    """Each pixel is the mean of those that it stands for."""
+    import cv2
+
+    height, width = shape
+    here = image.shape[:2]
+    if here == shape:
+        return image
+    if fit is Fit.CROP:
+        scale = max(height / here[0], width / here[1])
+        rows, columns = max(1, round(height / scale)), max(1, round(width / scale))
+        top, left = (here[0] - rows) // 2, (here[1] - columns) // 2
+        image = image[top : top + rows, left : left + columns]
+    inner = shape
+    if fit is Fit.PAD:
+        scale = min(height / here[0], width / here[1])
+        inner = max(1, round(here[0] * scale)), max(1, round(here[1] * scale))
+    method = cv2.INTER_AREA if inner[0] <= image.shape[0] else cv2.INTER_LINEAR
+    small = np.asarray(cv2.resize(np.ascontiguousarray(image), inner[::-1], interpolation=method), np.uint8)
+    if inner == shape:
+        return small
+    framed = np.zeros((height, width, 3), np.uint8)
+    top, left = (height - inner[0]) // 2, (width - inner[1]) // 2
+    framed[top : top + inner[0], left : left + inner[1]] = small
+    return framed
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..policies.core.announced import announced, sent, shown, wanted
 from ..policies.core.connection import Connection, ServerRefused
 from ..policies.core.errors import BurnishError
-from ..policies.core.spec import PolicySpec
+from ..policies.core.spec import EnvSpec, PolicySpec, dtype_of
 from .clock import SECOND, Clock, MonotonicClock, ns
 from .errors import Refused, RobotError
 
@@ -41,10 +42,15 @@ class ClientConfig:
     warmup: int = 8  # answers of a connection that are no latencies
     window: int = 512  # latencies that are remembered
     send_key: bool = False  # in a header, to servers that know no proof of it
+    keys: dict[str, str] = field(default_factory=dict)  # our name of an observation: theirs; empty: all, as they are
+    prompt: str | None = None
+    execute: int | None = None  # actions of a chunk that are played; null: as announced, or all
 
     def __post_init__(self) -> None:
         if not 0 < self.timeout_s < float("inf") or not 0 < self.backoff_s <= self.longest_backoff_s < float("inf"):
             raise Refused("timeout_s must be positive, and backoff_s positive and at most longest_backoff_s")
+        if self.execute is not None and self.execute < 1:
+            raise Refused(f"execute={self.execute} must be at least 1")
         if self.warmup < 0 or self.window < 1:
             raise Refused(f"warmup={self.warmup} must be at least 0, and window={self.window} at least 1")
 
@@ -98,7 +104,10 @@ class Latencies:
 
 class PolicyClient:
     """``expected`` is what the robot was set up for; a server of another policy is refused. ``key`` is never sent but
-    proven, unless the settings say otherwise."""
+    proven, unless the settings say otherwise.
+
+    A server that announces no specification (openpi's own, or another library's) can be used once `learn` has asked it
+    about an observation, or with what somebody else has ``learnt`` so; until then nobody knows its ``spec``."""
 
     def __init__(
         self,
@@ -107,6 +116,7 @@ class PolicyClient:
         *,
         key: str | None = None,
         clock: Clock | None = None,
+        learnt: PolicySpec | None = None,
     ) -> None:
         self.config, self._key, self._clock = config, key, clock or MonotonicClock()
         self.latencies = Latencies(config.warmup, config.window)
@@ -115,18 +125,42 @@ class PolicyClient:
         self._connect()
         assert self._connection is not None
         self.metadata = self._connection.metadata
-        self.spec = self._announced(self.metadata)
-        if expected is not None and self.spec != expected:
+        self._spec = self._announced(self.metadata.get("policy_spec")) or learnt
+        if expected is not None and self._spec != expected:
             raise Refused(f"the server at {config.url} has another policy than the robot was set up for")
 
+    @property
+    def spec(self) -> PolicySpec:
+        self._require_known()
+        assert self._spec is not None
+        return self._spec
+
+    @property
+    def silent(self) -> bool:
+        """It announces nothing, and has not been asked."""
+        return self._spec is None
+
+    def learn(self, world: EnvSpec) -> PolicySpec:
+        """What an answer about ``world`` shows; its actions are in the units of that."""
+        names, shapes = wanted(self.config.keys, world), world.obs.shapes
+        blank = {key: np.zeros(shapes[key], str(dtype_of(key)).removeprefix("torch.")) for key in names}
+        reply = self._exchange(self._message({key: sent(key, x) for key, x in blank.items()}))
+        actions = reply.get("actions")
+        if not isinstance(actions, np.ndarray):
+            raise Refused(f"{self._where} answers without actions, but with {sorted(map(str, reply))}")
+        self._spec = self._settled(shown(actions, world, names, self._where))
+        return self._spec
+
     def act(self, observation: Mapping[str, NDArray[Any]], **extensions: Any) -> Chunk:
-        """The chunk for one observation, pictures as (H, W, 3). ``extensions``: ``noise`` or ``seed``, as announced."""
+        """The chunk for one observation, under our names, pictures as (H, W, 3). ``extensions``: ``noise`` or ``seed``,
+        as announced."""
+        self._require_known()
         unknown = sorted(set(extensions) - set(self.extensions))
         if unknown:
             raise Refused(f"the server at {self.config.url} does not announce {unknown}")
         self._obs_seq += 1
         asked_ns = self._clock.now_ns()
-        reply = self._exchange({**observation, **extensions, **self._numbered()})
+        reply = self._exchange({**self._message(observation), **extensions, **self._numbered()})
         came_ns = self._clock.now_ns()
         try:
             chunk = Chunk(self._actions(reply), self._obs_seq, asked_ns, came_ns, _timing(reply))
@@ -198,14 +232,29 @@ class PolicyClient:
         self._failures += 1
         self._not_before_ns = self._clock.now_ns() + ns(pause_s)
 
-    def _announced(self, metadata: dict[str, Any]) -> PolicySpec:
+    @property
+    def _where(self) -> str:
+        return f"the server at {self.config.url}"
+
+    def _announced(self, told: Any) -> PolicySpec | None:
         try:
-            return PolicySpec.from_dict(metadata["policy_spec"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise Refused(f"the server at {self.config.url} does not announce its policy: {error}") from error
+            return None if told is None else self._settled(announced(told, self.config.keys, self._where))
+        except BurnishError as error:
+            raise Refused(str(error)) from error
+
+    def _require_known(self) -> None:
+        if self.silent:
+            raise Refused(f"{self._where} does not announce its policy, and has not been asked about a world yet")
+
+    def _settled(self, spec: PolicySpec) -> PolicySpec:
+        return spec if self.config.execute is None else replace(spec, execute=self.config.execute)
+
+    def _message(self, observation: Mapping[str, Any]) -> dict[str, Any]:
+        message = {self.config.keys.get(key, key): x for key, x in observation.items()}
+        return message if self.config.prompt is None else {**message, "prompt": self.config.prompt}
 
     def _actions(self, reply: dict[str, Any]) -> NDArray[np.float64]:
-        actions, place = reply.get("actions"), f"the server at {self.config.url}"
+        actions, place = reply.get("actions"), self._where
         if not isinstance(actions, np.ndarray) or actions.dtype not in (np.float32, np.float64):
             raise PolicyUnavailable(f"{place} answered without actions in floating point")
         if actions.shape != self.spec.chunk_shape:

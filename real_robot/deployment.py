@@ -15,11 +15,11 @@ from ..policies.core.errors import BurnishError
 from .acting import Acting, Still
 from .chunks import Chunks
 from .discovery import make_adapter
-from .env import Body, RobotEnv
+from .env import Body, RobotEnv, joined, parted
 from .errors import RobotError
 from .receding import Receding, RobotTime
 from .robots import ROBOTS, Hardware
-from .safe_robot import Safety
+from .safe_robot import CALLED, Safety
 from .thinking import Apart, Latency, Simulated
 
 PERSONS = ("keyboard", "gamepad")
@@ -79,7 +79,8 @@ class AllowedLatency(Latency):
 class RobotVerb:
     robot: Any
     policy: Any
-    env: Any = None  # what the policy was trained for, by default
+    env: Any = None  # what the policy was trained for, by default; joints: the robot itself, without a task
+    cameras: dict[str, Any] = field(default_factory=dict)  # name -> settings of `eyes.EyeConfig`: source, fit, ...
     safety: Allowed = field(default_factory=Allowed)
     episodes: int = 10
     seed: int = 0
@@ -92,6 +93,8 @@ class RobotVerb:
         for name in ("episodes", "threads"):
             if getattr(self, name) < 1:
                 raise BurnishError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.cameras and not self.realtime:
+            raise BurnishError("cameras= see what happens in real time; leave out realtime=false")
         if self.gamepad != PAD and self.supervisor != "gamepad":
             raise BurnishError(f"gamepad={self.gamepad} is where a pad is, and nobody has it; give supervisor=gamepad")
 
@@ -111,6 +114,11 @@ class DeployConfig(RobotVerb):
         super().__post_init__()
         if self.supervisor not in ("", *PERSONS):
             raise BurnishError(f"supervisor={self.supervisor} is not known; choices: {', '.join(PERSONS)}")
+        alone = not (self.supervisor or self.dry_run or self.shadow)
+        if isinstance(self.robot, Hardware) and self.realtime and alone:
+            raise BurnishError(
+                f"{self.robot.name} is hardware, and somebody has to stand beside it; give supervisor=keyboard"
+            )
         if self.shadow and (self.dry_run or self.record is not None):
             raise BurnishError("a shadow plays nothing: leave out dry_run=true and record=")
         if self.chunks is not None and (self.shadow or self.dry_run):
@@ -139,6 +147,8 @@ class RecordConfig(RobotVerb):
         super().__post_init__()
         if self.supervisor not in (*PERSONS, "expert"):
             raise BurnishError(f"supervisor={self.supervisor} is not known; choices: {', '.join((*PERSONS, 'expert'))}")
+        if self.supervisor == "expert" and isinstance(self.robot, Hardware):
+            raise BurnishError(f"{self.robot.name} is hardware, and a script is nobody beside it; give a person")
         if self.level != "clean" and self.supervisor != "expert":
             raise BurnishError(f"level={self.level} is of the expert; give supervisor=expert, or leave it out")
         if self.after < 0 or (self.after > 0 and (self.policy is None or self.supervisor != "expert")):
@@ -183,15 +193,16 @@ def first_step(robot: Any, acting: Acting, body: Any, seed: int) -> tuple[np.nda
     """(where the joints are, the first set-points that the policy asks for), in rad. Hardware is read, a model begins
     where the episode does, and nothing is moved."""
     body.begin(seed)
-    here = body.start
+    here, gripper = body.start, 0.0
     if isinstance(robot, Hardware):
         adapter = make_adapter(robot.name, robot.device)
         try:
             adapter.configure()
-            here = adapter.read(1.0).q
+            state = adapter.read(1.0)
+            here, gripper = state.q, np.nan if state.gripper is None else state.gripper
         finally:
             adapter.close()
-    body.see(here, np.zeros_like(here))
+    body.see(*joined(body, here, np.zeros_like(here), gripper))
     controller, still = acting.make(1), Still(body)
     seen = acting.view(still)
     controller.reset(torch.ones(1, dtype=torch.bool), [seed])
@@ -200,7 +211,7 @@ def first_step(robot: Any, acting: Acting, body: Any, seed: int) -> tuple[np.nda
 
 
 def _targets(body: Body, still: Still) -> np.ndarray:
-    return body.targets(np.clip(still.asked, body.spec.action.low, body.spec.action.high))
+    return parted(body, body.targets(np.clip(still.asked, body.spec.action.low, body.spec.action.high)))[0]
 
 
 def kept(reports: Sequence[Mapping[str, Any]]) -> str:
@@ -219,4 +230,8 @@ def kept(reports: Sequence[Mapping[str, Any]]) -> str:
         sum(report.get("setpoints", {}).get(name, 0) for report in reports) for name in ("asked", "changed")
     )
     share = f"{changed / asked:.0%} of {asked} set-points were changed" if asked else "no set-point was asked for"
-    return f"the control loop: {ticks} ticks, {misses} deadlines missed; {share}; the guard and the ladder: {words}"
+    reasons = [x["text"] for r in reports for x in r.get("events", []) if x["kind"] == "ramp" and x["text"] != CALLED]
+    stops = "".join(f"; it stopped, because {why}" for why in dict.fromkeys(reasons))
+    return (
+        f"the control loop: {ticks} ticks, {misses} deadlines missed; {share}; the guard and the ladder: {words}{stops}"
+    )

@@ -52,7 +52,9 @@ class Judgement(Protocol):
 
 
 class Body(Protocol):
-    """Between a world's numbers and a robot's. Arrays have no leading 1 but in observations and judgements."""
+    """Between a world's numbers and a robot's. Arrays have no leading 1 but in observations and judgements. Where a
+    body has ``grips = True``, the last coordinate of ``q``, ``qd`` and the targets is the gripper's own channel: a
+    fraction of its width (whose speed is not measured), and the others are the joints."""
 
     spec: EnvSpec
 
@@ -119,7 +121,8 @@ class RobotEnv:
         now_ns = link.clock.now_ns()
         if now_ns > self._next_ns + (OVERLAP - 1) * self._period_ns:
             self._next_ns = now_ns  # whoever decides was so late that the arm is held: what is over is not caught up
-        link.plan(targets[None], OVERLAP * self._period_ns / 1e9)
+        joints, gripper = parted(self.body, targets)
+        link.plan(joints[None], OVERLAP * self._period_ns / 1e9, gripper=gripper)
         self._next_ns += self._period_ns
         link.wait_until_ns(self._next_ns)
         snapshot = link.state()
@@ -167,14 +170,32 @@ class RobotEnv:
     def _judge(self, snapshot: Snapshot, executed: np.ndarray) -> Judgement:
         """By what is, where that is known: a peg in its hole is half a millimetre from where rounding puts it."""
         truth = self.link.truth()
-        self.body.see(snapshot.q if truth is None else truth, snapshot.qd)
+        self._see(snapshot, truth)
         return self.body.judge(executed)
 
-    def _see(self, snapshot: Snapshot) -> None:
-        self.body.see(snapshot.q, snapshot.qd)
+    def _see(self, snapshot: Snapshot, q: np.ndarray | None = None) -> None:
+        self.body.see(*joined(self.body, snapshot.q if q is None else q, snapshot.qd, snapshot.gripper))
 
     def _observe(self) -> Obs:
-        return {key: torch.tensor(np.asarray(x), dtype=dtype_of(key)) for key, x in self.body.observe().items()}
+        return observed(self.body)
+
+
+def observed(body: Body) -> Obs:
+    return {key: torch.tensor(np.asarray(x), dtype=dtype_of(key)) for key, x in body.observe().items()}
+
+
+def joined(body: Body, q: np.ndarray, qd: np.ndarray, gripper: float) -> tuple[np.ndarray, np.ndarray]:
+    """(q, qd) as the body counts: with the gripper's channel, which is closed where nobody has measured it."""
+    return (np.append(q, np.nan_to_num(gripper)), np.append(qd, 0.0)) if _grips(body) else (q, qd)
+
+
+def parted(body: Body, targets: np.ndarray) -> tuple[np.ndarray, list[float] | None]:
+    """(joints, gripper) as a robot counts."""
+    return (targets[:-1], [float(targets[-1])]) if _grips(body) else (targets, None)
+
+
+def _grips(body: Body) -> bool:
+    return bool(getattr(body, "grips", False))
 
 
 def each_anew(connect: Callable[[np.ndarray], Link]) -> Stage:
@@ -196,14 +217,19 @@ class Sighted:
     """A body with eyes: what ``body`` observes, and the pictures of cameras that are open, as "image.<name>".
 
     The newest picture counts. Where none has come since, or a `Watched` camera is frozen, the one before does, until it
-    is older than ``oldest_s``; then it is `StaleState`, which ends the episode: nothing is asked of the robot any more,
-    so it holds, and stops."""
+    is older than ``oldest_s`` (of each, or of all); then it is `StaleState`, which ends the episode: nothing is asked
+    of the robot any more, so it holds, and stops."""
 
-    def __init__(self, body: Body, cameras: Mapping[str, Sensor], clock: Clock, oldest_s: float = 0.2) -> None:
-        self.body, self.cameras, self.clock, self._oldest_ns = body, dict(cameras), clock, ns(oldest_s)
+    def __init__(
+        self, body: Body, cameras: Mapping[str, Sensor], clock: Clock, oldest_s: float | Mapping[str, float] = 0.2
+    ) -> None:
+        self.body, self.cameras, self.clock = body, dict(cameras), clock
+        oldest = oldest_s if isinstance(oldest_s, Mapping) else dict.fromkeys(cameras, oldest_s)
+        self._oldest_ns = {name: ns(oldest[name]) for name in cameras}
         self._frames = {name: camera.read(FIRST_S) for name, camera in self.cameras.items()}
         shapes = {f"image.{name}": (3, *found.image.shape[:2]) for name, found in self._frames.items()}
-        self.spec = replace(body.spec, obs=ObsSpec({**body.spec.obs.shapes, **shapes}))
+        # How a model's pictures are drawn says nothing of these.
+        self.spec = replace(body.spec, obs=ObsSpec({**body.spec.obs.shapes, **shapes}), pixels=None)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.body, name)
@@ -217,7 +243,7 @@ class Sighted:
             except StaleState as error:
                 why = str(error)
             age_ns = self.clock.now_ns() - self._frames[name].t_ns
-            if age_ns > self._oldest_ns:
+            if age_ns > self._oldest_ns[name]:
                 raise StaleState(f"the picture {name!r} is {age_ns / 1e9:.2f} s old: {why}")
             found[f"image.{name}"] = self._frames[name].image.transpose(2, 0, 1)[None]
         return found

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..policies.core.announced import sent
 from ..policies.core.seed import RowNoise
-from ..policies.core.spec import PolicySpec, dtype_of
+from ..policies.core.spec import PolicySpec
 from ..policies.core.types import Policy, Prefix, Pull
 from .thinking import Chunk, Facts, Pulling
 
@@ -66,10 +67,10 @@ class ClientMind:
     """Its chunks come in the units of the actuators, and become [-1, 1] by the limits that the server announces. The
     noise is sent along, or a seed, where the server says that it takes them."""
 
-    def __init__(self, config: ClientConfig, key: str | None = None) -> None:
+    def __init__(self, config: ClientConfig, key: str | None = None, learnt: PolicySpec | None = None) -> None:
         from .client import PolicyClient  # it needs packages that nobody else here does
 
-        self._client = PolicyClient(config, key=key)
+        self._client = PolicyClient(config, key=key, learnt=learnt)
         spec = self._client.spec
         self.facts = facts_of(spec, continues=False)
         low, high = np.array(spec.action.low), np.array(spec.action.high)
@@ -78,7 +79,7 @@ class ClientMind:
     def __call__(
         self, obs: Mapping[str, NDArray[Any]], prefix: Chunk | Pulling | None, seed: int, decision: int
     ) -> NDArray[Any]:
-        raw = {key: np.moveaxis(x, -3, -1) if dtype_of(key) == torch.uint8 else x for key, x in obs.items()}
+        raw = {key: sent(key, obs[key]) for key in self._client.spec.obs.shapes}
         chunk = self._client.act(raw, **self._drawn(RowNoise([seed], [decision])))
         return np.clip((chunk.actions - self._middle) / self._half, -1, 1)
 

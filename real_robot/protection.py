@@ -147,7 +147,9 @@ class Protection:
 def _collision(spec: RobotSpec, safety: Safety) -> Collision:
     from .collision import Collision, Workspace  # MuJoCo, only where it is needed
 
-    model: str | Path | None = Path(safety.model) if safety.model else spec.mjcf
+    model: str | Path | None = spec.mjcf
+    if safety.model:
+        model = safety.model if safety.model.lstrip().startswith("<") else Path(safety.model)
     tool = safety.tool or spec.tool_site
     if model is None or tool is None:
         raise Refused(

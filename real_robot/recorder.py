@@ -1,24 +1,26 @@
 """Episodes on a robot -> a dataset on disk, of the kind that ``burnish collect`` writes and everything of ours reads.
 
-``action`` is what was executed, in the units of the actuators. What a policy asked for beside it, and whether somebody
-else played, are kept with every frame (``requested``, ``intervened``), in the part of the set that other readers pass
-over; `read_beside` reads them. An episode is in the set whole or not at all, and a set can be taken up again.
+``action`` is what was executed, in the units of the actuators. What a policy asked for, and whether somebody else
+played, stand in columns of the same rows, where every tool that reads LeRobot's sets sees them; they are no
+observations. An episode is in the set whole or not at all, and a set can be taken up again.
 
-**Departures.** The columns beside the action lie where a simulator's state does (policies/data/lerobot_sim_state.py):
-both belong to a frame and are no observation. A person's success label is the episode's ``next.success``.
+**Names.** ``intervention`` is LeRobot's own (``lerobot-rollout --strategy.type=dagger``), and known to those who read
+such sets. For what a policy asked for it has no column; ``complementary_info.policy_action`` is what others call that
+(Evo-RL and its kin), and LeRobot's replay buffer keeps whatever begins so. A name that begins with ``action`` would be
+a second action to LeRobot's policies.
+
+**Departures.** A person's success label is the episode's ``next.success``. Sets that were recorded before there were
+these columns have both in ``sim_state/``; `read_beside` reads either.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
@@ -26,9 +28,19 @@ from ..policies.core.errors import BurnishError
 from ..policies.core.types import Controller, Obs, Step, VecEnv
 from ..policies.core.wrapper import Wrapper
 from ..policies.data.episodes import Episode
+from ..policies.data.lerobot import read_extra
+from ..policies.data.lerobot_sim_state import kept_in, read_sim_states
 from ..policies.data.lerobot_writer import LeRobotWriter
 from .errors import Refused
 from .supervisor import NOTHING, Word
+
+POLICY_ACTION, INTERVENTION = "complementary_info.policy_action", "intervention"
+FORMER = "requested", "intervened"  # in ``sim_state/``
+
+
+def columns(dim: int) -> dict[str, Tensor]:
+    """The further columns of a set of actions of that many numbers, without rows."""
+    return {POLICY_ACTION: torch.zeros(0, dim), INTERVENTION: torch.zeros(0, 1, dtype=torch.bool)}
 
 
 class Recorded(Wrapper):
@@ -67,10 +79,6 @@ class Recorded(Wrapper):
 
     def _keep(self, terminated: bool, truncated: bool) -> None:
         rows = {name: torch.stack(x) for name, x in self._rows.items()}
-        # A state has a row after the last action too, in which nothing is requested any more.
-        beside = {
-            name: torch.cat([rows[name], torch.zeros_like(rows[name][:1])]) for name in ("requested", "intervened")
-        }
         self._writer.add(
             Episode(
                 obs={key: torch.stack([obs[key][0] for obs in self._obs]) for key in self.spec.obs.shapes},
@@ -80,7 +88,7 @@ class Recorded(Wrapper):
                 truncated=truncated,
                 success=bool(rows["success"].any()),
                 seed=self._seed,
-                sim_state={"requested": beside["requested"].float(), "intervened": beside["intervened"]},
+                extra={POLICY_ACTION: rows["requested"].float(), INTERVENTION: rows["intervened"][:, None]},
             )
         )
         self._obs, self._rows = [], {}
@@ -93,8 +101,9 @@ def recording(
     """Whatever ends it, the episodes that had ended before are in the set at ``out``."""
     if Path(out).exists() and not resume:
         raise BurnishError(f"{out} exists already; use another folder, or continue it with resume=true")
+    extra = columns(env.spec.action.dim)
     # At 0 an episode is published as soon as it ends, unless that takes more than a twentieth of the time.
-    writer = LeRobotWriter(out, env.spec, meta, robot_type=robot, publish_every_s=0.0, resume=resume)
+    writer = LeRobotWriter(out, env.spec, meta, extra=extra, robot_type=robot, publish_every_s=0.0, resume=resume)
     try:
         begun = len(writer.seeds)
         if begun > len(seeds):
@@ -138,19 +147,21 @@ def play(
 
 
 class Nobody:
-    """No policy: the middle of every range, which is to stay where actions are steps."""
+    """No policy: the robot stays where it was sent last."""
 
-    def __init__(self, dim: int) -> None:
-        self._action = torch.zeros(1, dim)
+    def __init__(self, body: Any) -> None:
+        low, high = (np.array(x) for x in (body.spec.action.low, body.spec.action.high))
+        self._body, self._middle, self._half = body, (high + low) / 2, (high - low) / 2
 
     def reset(self, mask: Tensor, seeds: Sequence[int] | None = None) -> None:
         pass
 
     def step(self, obs: Obs) -> Tensor:
-        return self._action
+        return self.peek(obs)
 
     def peek(self, obs: Obs) -> Tensor:
-        return self._action
+        held, _ = self._body.holding()
+        return torch.from_numpy(((held - self._middle) / self._half).clip(-1, 1).astype(np.float32))[None]
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -192,25 +203,14 @@ class Beside(NamedTuple):
 
 def read_beside(folder: str | Path) -> list[Beside]:
     """One per episode of a set that was recorded here, in its order."""
-    root = Path(folder)
-    try:
-        entry = json.loads((root / "meta" / "info.json").read_text(encoding="utf-8"))["burnish"]["sim_state"]
-        fields = [(x["name"], np.dtype(x["dtype"]).newbyteorder("<"), tuple(x["shape"])) for x in entry["tensors"]]
-        kind, found = np.dtype(fields), {}
-        if not {"requested", "intervened"} <= set(kind.names or ()):
-            raise KeyError("requested")
-        for file in sorted(root.glob("sim_state/*/*.parquet")):
-            with pq.ParquetFile(file, page_checksum_verification=True) as parquet:
-                for group in range(parquet.num_row_groups):
-                    table = parquet.read_row_group(group)
-                    rows = np.frombuffer(b"".join(table["state"].to_pylist()), kind)[:-1]
-                    found[table["episode_index"][0].as_py()] = Beside(
-                        torch.from_numpy(rows["requested"].astype(np.float32)),
-                        torch.from_numpy(rows["intervened"].astype(bool)),
-                    )
-        return [found[number] for number in sorted(found)]
-    except (OSError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
-        raise BurnishError(f"{root} holds nothing beside its actions: `burnish record` did not write it") from error
+    found, names = read_extra(folder), (POLICY_ACTION, INTERVENTION)
+    if not found and kept_in(folder):
+        # A state has a row after the last action too.
+        found, names = [{name: x[:-1] for name, x in state.items()} for state in read_sim_states(folder)], FORMER
+    if not all(set(names) <= set(kept) for kept in found or [{}]):
+        raise BurnishError(f"{folder} holds nothing beside its actions: `burnish record` did not write it")
+    requested, intervened = names
+    return [Beside(kept[requested], kept[intervened].reshape(-1)) for kept in found]
 
 
 def _copied(obs: Obs) -> Obs:

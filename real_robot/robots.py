@@ -30,7 +30,7 @@ from .emulators.feetech import FeetechChain
 from .emulators.line import Loopback
 from .emulators.pty import PtyProcess
 from .emulators.so101 import calibration, so101
-from .env import Body, Stage, each_anew
+from .env import Body, Stage, each_anew, joined, parted
 from .errors import Refused
 from .fitting import require_same_joints, require_start
 from .link import Link, LocalLink, RobotLink
@@ -38,6 +38,7 @@ from .safe_robot import SafeRobot, Safety, require_watchdog
 from .settings import settings
 from .supervisor import Supervisor
 
+TOOL = "tcp"  # site of a body's model
 GENTLE = 0.2  # of the velocity limits, on the way to where an episode begins
 
 
@@ -115,22 +116,29 @@ def connection(robot: Any, body: Any, realtime: bool) -> tuple[Connect, bool]:
     return (lambda start: make_adapter(robot.name, robot.device)), False
 
 
+def spec_of(robot: Any, body: Any, realtime: bool) -> RobotSpec:
+    """Nothing is opened."""
+    adapter = connection(robot, body, realtime)[0](body.begin(0))
+    try:
+        return adapter.spec
+    finally:
+        adapter.close()
+
+
 def inspected(
-    robot: Any, body: Modelled, safety: Safety, realtime: bool, seeds: Sequence[int], moves: bool, attended: bool
+    robot: Any, body: Modelled, safety: Safety, realtime: bool, seeds: Sequence[int], moves: bool
 ) -> RobotSpec:
     """The spec of a robot that may be used as ``body`` is, for episodes of these seeds; `Refused` if not. Nothing is
-    opened. ``moves`` is whether it will be moved, and ``attended`` whether somebody stands beside it."""
+    opened. ``moves`` is whether it will be moved."""
     hardware = isinstance(robot, Hardware)
     connect, _ = connection(robot, body, realtime)
-    if hardware and moves and not attended:
-        raise BurnishError(f"{robot.name} is hardware, and somebody has to stand beside it; give supervisor=keyboard")
     adapter = connect(body.begin(seeds[0]))
     try:
         require_same_joints(adapter.spec, body.joints, robot.joints if hardware else {})
         for seed in seeds:
             body.begin(seed)
             require_start(adapter.spec, body.start, seed)
-        SafeRobot(adapter, safety)  # it is asked what it would refuse, and started by nobody
+        SafeRobot(adapter, with_model(safety, adapter.spec, body))  # it is asked what it would refuse, and not started
         if moves:
             require_watchdog(adapter.spec, allowed(robot, safety))
         if hardware and isinstance(adapter, ServoArm):
@@ -147,10 +155,19 @@ def allowed(robot: Any, safety: Safety) -> Safety:
     return replace(safety, no_device_watchdog=True) if isinstance(robot, So101Emulated) else safety
 
 
+def with_model(safety: Safety, spec: RobotSpec, body: Modelled) -> Safety:
+    """Where a model of the arm is needed, and neither a person nor its driver names one, the body's will do: its joints
+    are the robot's, in their order (`require_same_joints`), whatever the robot calls them."""
+    if not safety.bounded or safety.model or spec.mjcf is not None or not body.mjcf:
+        return safety
+    joints = safety.model_joints or list(body.joints)
+    return replace(safety, model=body.mjcf, model_joints=joints, tool=safety.tool or TOOL)
+
+
 def stage_for(robot: Any, body: Any, safety: Safety, realtime: bool, supervisor: Supervisor | None) -> Stage:
     """Of a robot that was `inspected`. ``realtime`` is a choice for robots that are models: without it they have a
     clock of their own, no processes."""
-    safety = allowed(robot, safety)
+    safety = with_model(allowed(robot, safety), spec_of(robot, body, realtime), body)
     if isinstance(robot, TwinRobot):
         return each_anew(partial(_twin_link, robot, body, safety, realtime))
     if isinstance(robot, So101Emulated):
@@ -212,8 +229,9 @@ def _in_person(connect: Callable[[], Link], supervisor: Supervisor) -> Stage:
         supervisor.ready(f"Lay things out as this episode has them ({body.layout()}), stand clear")
         link = connect()
         try:
-            here = link.start().q
-            _go(link, here, body.start)
+            state = link.start()
+            body.see(*joined(body, state.q, state.qd, state.gripper))
+            _go(link, state.q, *parted(body, body.where))
         except BaseException:
             link.close()
             raise
@@ -222,14 +240,14 @@ def _in_person(connect: Callable[[], Link], supervisor: Supervisor) -> Stage:
     return stage
 
 
-def _go(link: Link, here: np.ndarray, there: np.ndarray) -> None:
+def _go(link: Link, here: np.ndarray, there: np.ndarray, gripper: list[float] | None) -> None:
     velocity = np.array([joint["velocity"] for joint in link.about["joints"]])
     seconds = float((np.abs(there - here) / (GENTLE * velocity)).max())
     began_ns = link.clock.now_ns()
     while True:
         now_ns = link.clock.now_ns()
         share = min((now_ns - began_ns) / ns(max(seconds, 1e-3)), 1.0)
-        link.plan((here + share * (there - here))[None], 0.2)
+        link.plan((here + share * (there - here))[None], 0.2, gripper=gripper)
         if share >= 1:
             break
         link.wait_until_ns(now_ns + ns(0.02))

@@ -49,6 +49,7 @@ from .safety import Safety
 JITTER = 0.02  # of a period: so much nearer may two commands be
 EVENTS = 1000  # of the latest, that are remembered
 USUAL = {*(kind.value for kind in Intervention), JERK}  # interventions that are only counted
+CALLED = "stop() was called"
 
 
 class Rung(StrEnum):
@@ -190,7 +191,7 @@ class SafeRobot:
         of jerk), the others no time. It raises nothing: where the device fails, what is left is its own watchdog."""
         if self._rung is Rung.STOPPED:
             return
-        self.ramp("stop() was called")
+        self.ramp(CALLED)
         if kind is StopKind.RAMP:
             for _ in range(self._protection.longest):
                 self.clock.sleep_until_ns(self._sent_ns + self._period_ns)

@@ -39,7 +39,7 @@ class Safety:
     apart: bool = False  # the arm keeps off itself, and off what stands around it in the model
     may_touch: list[list[str]] = field(default_factory=list)  # pairs of bodies that need not keep apart
     margin_m: float = 0.01  # so far from all of these
-    model: str = ""  # path of the robot's MuJoCo model; by default the one that its driver has
+    model: str = ""  # path of the robot's MuJoCo model, or its text; by default the driver's, or that of the body
     model_joints: list[str] = field(default_factory=list)  # their names there, in order; by default the robot's
     tool: str = ""  # site of the model; by default the one that the driver names
 

@@ -26,18 +26,16 @@ LARGEST = sys.float_info.max
 CALLED = {float: "a finite number", int: "a whole number", str: "text", bool: "true or false"}
 
 
-def settings(kind: type[T], data: Mapping[str, Any], device: str, **given: Any) -> T:
-    """The dataclass ``kind`` of ``data``. ``device`` names it in sentences ("a twin"); what is ``given`` by the program
-    is taken as it is, and nobody else may say it."""
+def settings(kind: type[T], data: Mapping[str, Any], device: str, /, *, place: str = "robot.device", **given: Any) -> T:
+    """The dataclass ``kind`` of ``data``. ``device`` names it in sentences ("a twin"), and ``place`` where a command
+    line has its settings; what is ``given`` by the program is taken as it is, and nobody else may say it."""
     fields = {field.name: field for field in dataclasses.fields(cast(Any, kind))}
     for name in data:
         if name not in fields or name in given:
             raise Refused(f"{device} has no setting {name!r}; {_nearest(str(name), fields.keys() - given.keys())}")
     needed = [name for name, field in fields.items() if _needed(field) and name not in data and name not in given]
     if needed:
-        raise Refused(
-            f"{device} needs {' and '.join(needed)}; give {' '.join(f'robot.device.{n}=...' for n in needed)}"
-        )
+        raise Refused(f"{device} needs {' and '.join(needed)}; give {' '.join(f'{place}.{n}=...' for n in needed)}")
     hints = typing.get_type_hints(kind)
     return kind(**given, **{name: _value(hints[name], x, name, device) for name, x in data.items()})
 
@@ -56,7 +54,9 @@ def _value(kind: Any, value: Any, name: str, device: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
-        return _value(next(a for a in arguments if a is not type(None)), value, name, device)
+        known = [a for a in arguments if a is not type(None)]
+        fitting = (a for a in known if isinstance(a, type) and _is(a, value))
+        return _value(next(fitting, known[0]), value, name, device)
     if origin is Sequence:
         if isinstance(value, str) or not isinstance(value, Sequence):
             raise Refused(f"{name}={value!r} of {device} must be a list")

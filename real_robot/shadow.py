@@ -25,7 +25,7 @@ from ..policies.core.errors import BurnishError
 from ..policies.core.types import Controller, Obs, Step, VecEnv
 from .adapter import Adapter, RobotState, Vector
 from .clock import ns
-from .env import Body
+from .env import Body, joined, observed, parted
 from .errors import RobotError, StaleState
 from .guard import JointGuard
 from .robots import Connect
@@ -102,7 +102,7 @@ class ShadowEnv:
         if adapter is None or before is None:
             raise BurnishError("a robot is reset before its first step")
         asked = action[0].detach().cpu().numpy().astype(np.float64)
-        wanted = self.body.targets(np.clip(asked, self.spec.action.low, self.spec.action.high))
+        wanted, _ = parted(self.body, self.body.targets(np.clip(asked, self.spec.action.low, self.spec.action.high)))
         guarded = self._guarded(wanted)
         self._next_ns += self._period_ns
         now_ns = adapter.clock.now_ns()
@@ -146,9 +146,10 @@ class ShadowEnv:
         return guard.q
 
     def _observe(self, state: RobotState) -> Obs:
-        self.body.see(state.q, state.qd)
-        self.body.follow(state.q)
-        return {key: torch.from_numpy(np.asarray(x, np.float32)) for key, x in self.body.observe().items()}
+        q, qd = joined(self.body, state.q, state.qd, np.nan if state.gripper is None else state.gripper)
+        self.body.see(q, qd)
+        self.body.follow(q)
+        return observed(self.body)
 
 
 def watch(

@@ -114,7 +114,7 @@ class BatchedMujoco:
             self._last_ctrl[rows] = self.physics.ctrl()[rows]
             if self.shaper is not None:
                 self.shaper.begin(self._last_ctrl, rows)
-        return self._observe(rows)
+        return self.observe(rows)
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         if action.shape != self._shape:
@@ -134,7 +134,7 @@ class BatchedMujoco:
         if self.shaper is not None:
             info["guarded"] = self._tensor(self.shaper.changed.copy())
         reward, terminated, truncated = (self._tensor(x) for x in (verdict.reward, verdict.terminated, truncated))
-        return Step(self._observe(rows), reward, terminated, truncated, info)
+        return Step(self.observe(rows), reward, terminated, truncated, info)
 
     def _judge(self, executed: Array, ticking: Tensor | None) -> Verdict:
         """All worlds are judged, but only those that ticked remember it."""
@@ -180,7 +180,8 @@ class BatchedMujoco:
             late_s = randomize(model, config, generator, self.physics.data[i])
             self._late[i] = round(late_s / step_s)
 
-    def _observe(self, rows: Rows | None) -> Obs:
+    def observe(self, rows: Rows | None = None) -> Obs:
+        """What is seen now; pictures of worlds outside ``rows`` are those of the last time."""
         obs = {key: self._tensor(x) for key, x in self.task.observe().items()}
         if self._pixels is not None:
             obs |= {key: torch.from_numpy(x).to(self.device) for key, x in self._pixels.draw(rows).items()}

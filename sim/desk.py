@@ -147,6 +147,14 @@ class Hand:
         self.pose[chosen] = pose[chosen]
         return self.arm.aim(np.concatenate([q, gripper[:, None]], axis=1), rows)
 
+    def holding(self) -> tuple[Array, Array]:
+        """(the action that keeps the first arm where it was sent last, which of its numbers are displacements)."""
+        low, high = np.array(self.action.low), np.array(self.action.high)
+        if self.mode is ActionMode.joint_target:
+            return np.clip(self.arm.target[0], low, high), np.zeros(6, bool)
+        relative = np.array([axis < 5 for axis in self._axes])
+        return np.where(relative, 0.0, np.clip(self.arm.target[0, 5], low, high)), relative
+
     @property
     def freedoms(self) -> int:
         """How many coordinates of the tool are moved, the gripper included."""

@@ -5,39 +5,48 @@ joints are measured, and where things lie is known from a calibration (here: fro
 code that makes observations in simulation makes them here too, on a model whose joints are those of the robot, and so
 does the code that turns an action into servo targets. Nothing is stepped.
 
-So only tasks will do whose things do not move: `insert`, `reach`, `avoid`. A cube that is pushed would have to be seen.
+So tasks will do whose things do not move: `insert`, `reach`, `avoid`. A cube that is pushed has to be seen: with
+``observe=pixels`` and cameras that look at it, any task will do, and a person judges what the mirror cannot know.
+Where no camera is given, pictures are drawn of the model.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import mujoco
 import numpy as np
 
 from ..policies.core.errors import BurnishError
 from . import arm
 from .batch import BatchedMujoco
 from .build import env_name, make_env
-from .desk import DeskTask
+from .desk import DeskTask, Observe, scene
+from .physics import STATE
 from .task import Verdict
+
+MOVING = "insert, reach or avoid"
 
 
 class Mirror:
-    joints = arm.JOINTS
+    """``draws``: pictures are those of the model. Without, somebody else adds them (`real_robot.env.Sighted`)."""
 
-    def __init__(self, config: Any) -> None:
+    joints = arm.JOINTS
+    grips = False
+
+    def __init__(self, config: Any, *, draws: bool = True) -> None:
         world = make_env(config, 1)
         if not (isinstance(world, BatchedMujoco) and isinstance(world.task, DeskTask)):
             raise BurnishError(f"{env_name(config)} is no task of the desktop arm, which is the robot here")
         task: Any = getattr(world, "task")  # noqa: B009, whatever its quantities are called
-        if world.physics.model.nq > len(self.joints):
+        self._judges = world.physics.model.nq == len(self.joints)
+        if not self._judges and (draws or task.config.observe is not Observe.pixels):
             raise BurnishError(
-                f"in {env_name(config)} things move that a robot's joints do not tell about; deploy insert, reach or "
-                "avoid"
+                f"in {env_name(config)} things move that a robot's joints do not tell about; deploy {MOVING}, or on "
+                "hardware what was trained with observe=pixels, with cameras=..."
             )
-        if task.pixels is not None:
-            raise BurnishError("a mirror draws no pictures; give observe=state")
-        self.spec, self.mjcf = world.spec, task.mjcf()
+        self._draws = draws and task.pixels is not None
+        self.spec, self.mjcf = world.spec if self._draws else task.spec, task.mjcf()
         self._world, self._task = world, task
         self._everyone = np.arange(1)
 
@@ -60,6 +69,8 @@ class Mirror:
     def start(self) -> np.ndarray:
         """(n,) joint angles with which an episode begins."""
         return self._task.hand.arm.target[0].copy()
+
+    where = start
 
     def layout(self) -> str:
         """Where the movable things of this episode stand, for who lays them out."""
@@ -85,12 +96,40 @@ class Mirror:
 
     def observe(self) -> dict[str, np.ndarray]:
         """Each (1, ...)."""
-        return self._task.observe()
+        return {key: x.numpy() for key, x in self._world.observe().items()} if self._draws else self._task.observe()
 
     def targets(self, action: np.ndarray) -> np.ndarray:
         """(A,) in the world's units -> (n,) joint targets, in rad. Remembers what was commanded."""
         return self._task.control(action[None], None)[0].copy()
 
+    def holding(self) -> tuple[np.ndarray, np.ndarray]:
+        """(the action that keeps the arm where it was sent last, which of its numbers are displacements)."""
+        return self._task.hand.holding()
+
     def judge(self, action: np.ndarray) -> Verdict:
         """What the task says of where the robot is."""
+        if not self._judges:
+            return Verdict(np.zeros(1), np.zeros(1, bool))
         return self._task.judge(action[None])
+
+
+class Alone:
+    """The arm on an empty desk, for bodies that have no task (`real_robot.joints`)."""
+
+    joints = arm.JOINTS
+
+    def __init__(self) -> None:
+        self.mjcf = scene("", timestep=0.0025)
+        self._model = mujoco.MjModel.from_xml_string(self.mjcf)
+
+    def state(self, q: np.ndarray) -> np.ndarray:
+        """At rest there: the whole state (mjSTATE_INTEGRATION)."""
+        data = mujoco.MjData(self._model)
+        data.qpos[:], data.ctrl[:] = q, q
+        mujoco.mj_forward(self._model, data)
+        found = np.zeros(mujoco.mj_stateSize(self._model, STATE))
+        mujoco.mj_getState(self._model, data, found, STATE)
+        return found
+
+    def begin(self, seed: int) -> np.ndarray:
+        return self.state(np.zeros(len(self.joints)))

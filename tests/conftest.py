@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import torch
 
+from soak import SOAK, say
+
 torch.set_num_threads(1)  # Two pytest workers share two cores; more threads would only wait for each other.
 
 Require = Callable[..., Any]
@@ -55,6 +57,13 @@ def pytest_configure(config: pytest.Config) -> None:
         policies = importlib.import_module("burnish.policies")
         if Path(sysconfig.get_path("purelib")) not in Path(str(policies.__file__)).parents:
             raise pytest.UsageError(f"the wheel is to be tested, but burnish.policies comes from {policies.__file__}")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """The soak says what its tests have measured."""
+    if SOAK and report.when == "call":
+        for name, value in report.user_properties:
+            say(f"  {report.nodeid.partition('::')[2]}: {name} {value}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -13,7 +13,9 @@ import torch
 from websockets.sync.server import serve
 
 from burnish.policies.core.config import to_data
+from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import Scale
+from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec
 from burnish.real_robot.client import Chunk, ClientConfig, Latencies, PolicyClient, PolicyUnavailable
 from burnish.real_robot.clock import SECOND, VirtualClock
 from burnish.real_robot.errors import Refused
@@ -103,12 +105,56 @@ def test_what_a_server_says_of_its_time_is_believed_only_if_it_makes_sense():
             assert client(server).act(OBS).server_ms == expected
 
 
-@pytest.mark.parametrize(
-    "told", [{}, {"policy_spec": 3}, {"policy_spec": {"obs": {"shapes": {"state": ["x"]}}}}], ids=str
-)
-def test_a_server_that_does_not_say_what_it_is_is_refused(told):
-    with openpi(right, told) as server, pytest.raises(Refused, match="does not announce its policy"):
+@pytest.mark.parametrize("told", [{"policy_spec": 3}, {"policy_spec": {"obs": {"shapes": {"state": ["x"]}}}}], ids=str)
+def test_a_server_that_talks_nonsense_of_itself_is_refused(told):
+    with openpi(right, told) as server, pytest.raises(Refused, match="announces makes no sense"):
         client(server)
+
+
+SEEN = ObsSpec({"state": (3,), "image.front": (3, 4, 5), "secret": (2,)})
+WORLD = EnvSpec(SEEN, ActionSpec((-9.0,) * 2, (9.0,) * 2), 30.0, "x", 9)
+KEYS = {"state": "observation/state", "image.front": "observation/image"}
+
+
+def test_a_server_that_says_nothing_of_itself_is_asked_once():
+    seen = {"state": np.arange(3, dtype=np.float32), "image.front": np.full((4, 5, 3), 7, np.uint8)}
+    with openpi(lambda message: CHUNK.astype(np.float64) + 2) as server:
+        asker = client(server, keys=KEYS, prompt="put it there", execute=3)
+        for ask in (lambda: asker.spec, lambda: asker.act(seen)):
+            with pytest.raises(Refused, match="does not announce its policy"):
+                ask()
+        spec = asker.learn(WORLD)
+        assert (spec.horizon, spec.execute, spec.start, spec.action) == (4, 3, 0, WORLD.action)
+        assert spec.obs.shapes == {"state": (3,), "image.front": (3, 4, 5)} and spec.control_hz == 30.0
+        assert asker.act(seen).actions.tolist() == [[2.0, 2.0]] * 4
+    blank, asked = server.requests
+    assert blank.keys() == asked.keys() == {*KEYS.values(), "prompt"} and asked["prompt"] == "put it there"
+    assert blank["observation/image"].shape == (4, 5, 3) and not blank["observation/image"].any()
+    assert np.array_equal(asked["observation/image"], seen["image.front"])
+    with openpi(lambda message: CHUNK) as server:  # somebody else has learnt it
+        known = PolicyClient(ClientConfig(server.url), learnt=spec)
+        assert known.spec == spec and not server.requests
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (np.zeros((4, 3), np.float32), r"actions of shape \(4, 3\).*chunks of 2"),
+        (np.zeros(2, np.float32), "actions of shape"),
+        (np.zeros((0, 2), np.float32), "actions of shape"),
+        ({"error": 1}, "without actions, but with"),
+    ],
+    ids=["width", "row", "none", "no actions"],
+)
+def test_an_answer_that_fits_no_world_is_refused(answer, words):
+    with openpi(lambda message: answer) as server, pytest.raises((Refused, BurnishError), match=words):
+        client(server).learn(WORLD)
+
+
+def test_names_that_the_world_does_not_have_are_refused():
+    words = r"\['wrist'\].*the environment gives"
+    with openpi(lambda message: CHUNK) as server, pytest.raises(BurnishError, match=words):
+        client(server, keys={"wrist": "observation/wrist"}).learn(WORLD)
 
 
 def test_another_policy_than_expected_is_refused():

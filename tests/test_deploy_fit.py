@@ -29,6 +29,7 @@ from burnish.real_robot.safe_robot import Safety
 from burnish.real_robot.settings import settings
 from burnish.sim.mirror import Mirror
 from burnish.sim.tasks.insert import InsertConfig
+from person_lab import refused
 from robot_lab import spec
 
 pytestmark = pytest.mark.sim
@@ -41,14 +42,6 @@ def body() -> Mirror:
     for sdk in ("scservo_sdk", "dynamixel_sdk"):
         demand(sdk)
     return Mirror(InsertConfig())
-
-
-def refused(capfd, *words: str, verb: str = "deploy") -> str:
-    capfd.readouterr()
-    assert main([verb, *words]) == 2
-    said = capfd.readouterr()
-    assert "press Enter" not in said.err and len(said.err.strip().splitlines()) == 1
-    return said.err.strip()
 
 
 def changed(known: Calibration, what: str) -> Calibration:
@@ -67,7 +60,7 @@ def changed(known: Calibration, what: str) -> Calibration:
 
 def looked_at(body: Mirror, what: str, safety: Safety = UNWATCHED, **more):
     device = {"port": "/dev/null", "calibration": changed(calibration(body.mjcf), what)}
-    return inspected(Hardware("feetech", device, **more), body, safety, True, [0, 1, 2], moves=True, attended=True)
+    return inspected(Hardware("feetech", device, **more), body, safety, True, [0, 1, 2], moves=True)
 
 
 def test_the_right_arm_passes_and_others_do_not(body):

@@ -5,109 +5,27 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import demand
 
-import burnish.real_robot.__main__ as verbs
 from burnish.policies.core.cli import main
 from burnish.policies.core.evaluate import evaluation_seeds
 from burnish.policies.core.seed import derive
 from burnish.policies.data.lerobot import read_lerobot
-from burnish.real_robot import robots
-from burnish.real_robot.emulators.pty import PtyProcess
-from burnish.real_robot.emulators.so101 import calibration, so101
 from burnish.real_robot.recorder import read_beside
-from burnish.real_robot.supervisor import Keyboard
-from burnish.sim.mirror import Mirror
-from burnish.sim.tasks.insert import InsertConfig
+from person_lab import NEAR, Place, someone
 
 pytestmark = pytest.mark.sim
 BASE = Path(__file__).resolve().parents[1] / "benchmarks" / "bases" / "insert"
-NEAR = 0.03  # rad: a servo's tick is 0.0015, and gravity bends the arm by some more
-
-
-class Place:
-    """An arm on a port, and somebody who does at the keyboard what a test has written down."""
-
-    def __init__(self, bus: PtyProcess, folder: Path) -> None:
-        self.body, self.bus, self.folder = Mirror(InsertConfig()), bus, folder
-        self.asked: list[tuple[str, np.ndarray]] = []  # what, and where the arm was then
-        self.went: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # from, to, and where the arm is afterwards
-        self.keys: dict[int, str] = {}  # tick -> what is pressed
-        calibration(self.body.mjcf).save(folder / "arm.json")
-        ours, self.pressed = os.pipe()
-        self.stream = os.fdopen(ours, encoding="utf-8")
-
-    def at_rest(self) -> bool:
-        before = self.bus.truth()
-        time.sleep(0.2)
-        return bool(np.abs(self.bus.truth() - before).max() < 1e-4)
-
-    def words(self) -> list[str]:
-        device = {"port": self.bus.path, "calibration": self.folder / "arm.json", "velocity": 4.0, "acceleration": 40.0}
-        return [
-            "robot=feetech",
-            "safety.no_device_watchdog=true",
-            *(f"robot.device.{k}={x}" for k, x in device.items()),
-        ]
-
-    def write(self, text: str) -> None:
-        self.asked.append((text, self.bus.truth()))
-        os.write(self.pressed, b"\n")
-
-    def flush(self) -> None: ...
-
-    def layouts(self, seeds: list[int]) -> list[str]:
-        found = []
-        for seed in seeds:
-            self.body.begin(seed)
-            found.append(self.body.layout())
-        return found
-
-
-class Person(Keyboard):
-    place: Place
-
-    def __init__(self, coordinates: int) -> None:
-        super().__init__(coordinates, self.place.stream, self.place)  # type: ignore[arg-type]
-        self._tick = 0
-
-    def ready(self, what: str) -> None:
-        super().ready(what)
-        self._tick = 0
-
-    def poll(self, obs):
-        os.write(self.place.pressed, self.place.keys.get(self._tick, "").encode())
-        self._tick += 1
-        return super().poll(obs)
 
 
 @pytest.fixture
 def place(tmp_path, monkeypatch) -> Iterator[Place]:
-    demand("scservo_sdk")
-    body = Mirror(InsertConfig())
-    with PtyProcess(partial(so101, body.mjcf, body.begin(12345).tolist())) as bus:
-        place = Place(bus, tmp_path)
-        while not place.at_rest():  # without torque it gives way a little, until friction holds it
-            time.sleep(0.1)
-        go = robots._go
-
-        def gone(link, here, there):
-            go(link, here, there)
-            place.went.append((here, there, bus.truth()))
-
-        monkeypatch.setattr(robots, "_go", gone)
-        monkeypatch.setattr(Person, "place", place, raising=False)
-        monkeypatch.setattr(verbs, "Keyboard", Person)
+    with someone(tmp_path, monkeypatch) as place:
         yield place
-        place.stream.close()
-        os.close(place.pressed)
 
 
 def test_a_person_lays_out_each_episode_and_the_arm_goes_there(place, tmp_path):

@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -26,6 +27,7 @@ SPEC = EnvSpec(
 )
 META = {"env": {"name": "none"}, "seed": 3}
 COUNT = 5
+Writer = partial(LeRobotWriter, extra={"flag": torch.zeros(0, 1, dtype=torch.bool)})
 
 
 def make_episode(seed: int) -> Episode:
@@ -39,7 +41,9 @@ def make_episode(seed: int) -> Episode:
     state = {"tick": torch.arange(steps + 1), "x": torch.randn(steps + 1, 2, generator=g, dtype=torch.float64)}
     action = torch.rand(steps, 1, generator=g)
     ends = (seed % 2 == 0, seed % 2 == 1)
-    return Episode(obs, action, action[:, 0] * 2, *ends, seed % 3 == 0, seed, f"task {seed % 2}", sim_state=state)
+    return Episode(
+        obs, action, action[:, 0] * 2, *ends, seed % 3 == 0, seed, f"task {seed % 2}", state, {"flag": action > 0.5}
+    )
 
 
 EPISODES = [make_episode(seed) for seed in range(COUNT)]
@@ -76,7 +80,7 @@ def whole(library) -> dict[int, dict[str, str]]:
 
 def grown(path: Path, episodes: list[Episode] = EPISODES, *, resume: bool = False) -> Iterator[LeRobotWriter]:
     """The writer after each publication."""
-    with LeRobotWriter(path, SPEC, META, publish_every_s=3600, resume=resume) as writer:
+    with Writer(path, SPEC, META, publish_every_s=3600, resume=resume) as writer:
         for episode in episodes[len(writer.seeds) :]:
             writer.add(episode)
             writer.publish()
@@ -93,7 +97,7 @@ def test_every_publication_is_the_whole_set_of_the_episodes_so_far(tmp_path, who
 @pytest.mark.parametrize("stop", range(1, COUNT + 1))
 def test_a_set_that_was_taken_up_again_has_the_same_bytes(stop, tmp_path, whole):
     list(grown(tmp_path / "set", EPISODES[:stop]))
-    with LeRobotWriter(tmp_path / "set", SPEC, META, resume=True) as writer:
+    with Writer(tmp_path / "set", SPEC, META, resume=True) as writer:
         assert writer.seeds == list(range(stop))
         for episode in EPISODES[stop:]:
             writer.add(episode)
@@ -123,7 +127,7 @@ def test_publications_come_by_the_clock_and_never_take_more_than_their_share(tmp
         now_s[0] += 1.0
 
     monkeypatch.setattr(growing_folder.GrowingFolder, "publish", slow)
-    with LeRobotWriter(tmp_path / "set", SPEC, META, publish_every_s=5) as writer:
+    with Writer(tmp_path / "set", SPEC, META, publish_every_s=5) as writer:
         writer.add(EPISODES[0])  # at once
         for at in (10.0, 20.9):
             now_s[0] = at
@@ -168,8 +172,8 @@ def test_one_writer_at_a_time(tmp_path):
     next(writers)
     for resume in (False, True):
         with pytest.raises(BurnishError, match="another process is writing"):
-            LeRobotWriter(tmp_path / "set", SPEC, META, resume=resume)
-    LeRobotWriter(tmp_path / "set.other", SPEC, META).abort()  # whose hidden folders look alike
+            Writer(tmp_path / "set", SPEC, META, resume=resume)
+    Writer(tmp_path / "set.other", SPEC, META).abort()  # whose hidden folders look alike
     assert len(list(writers)) == COUNT - 1
 
 
@@ -186,13 +190,13 @@ def test_only_the_same_configuration_continues_a_set(change, words, tmp_path, wh
     list(grown(tmp_path / "set", EPISODES[:2]))
     settings = {"spec": SPEC, "meta": META, **change}
     with pytest.raises(BurnishError, match=words):
-        LeRobotWriter(tmp_path / "set", settings.pop("spec"), settings.pop("meta"), resume=True, **settings)
+        Writer(tmp_path / "set", settings.pop("spec"), settings.pop("meta"), resume=True, **settings)
     with pytest.raises(BurnishError, match="exists already"):
-        LeRobotWriter(tmp_path / "set", SPEC, META)
+        Writer(tmp_path / "set", SPEC, META)
     stateless = Episode(**{**vars(EPISODES[2]), "sim_state": None})
     with (
         pytest.raises(BurnishError, match="other simulator states"),
-        LeRobotWriter(tmp_path / "set", SPEC, META, resume=True) as writer,
+        Writer(tmp_path / "set", SPEC, META, resume=True) as writer,
     ):
         writer.add(stateless)
     assert tree(tmp_path / "set") == whole[2] and len(list(tmp_path.iterdir())) == 1
@@ -201,7 +205,7 @@ def test_only_the_same_configuration_continues_a_set(change, words, tmp_path, wh
 def test_what_cannot_be_continued_is_one_sentence(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(BurnishError, match="no dataset that could be continued"):
-        LeRobotWriter(tmp_path / "empty", SPEC, META, resume=True)
+        Writer(tmp_path / "empty", SPEC, META, resume=True)
     list(grown(tmp_path / "set", EPISODES[:3]))
     data = tmp_path / "set/data/chunk-000/file-000.parquet"
     data.write_bytes(data.read_bytes()[:-50])
@@ -299,7 +303,7 @@ def test_death_before_each_single_file_operation_leaves_a_readable_set(
         if scene in continued:
             continue
         continued.add(scene)
-        with LeRobotWriter(path, SPEC, META, resume=True) as writer:
+        with Writer(path, SPEC, META, resume=True) as writer:
             assert len(writer.seeds) >= certain  # also what was hidden between two renames is found again
             for episode in EPISODES[len(writer.seeds) : end + 1]:
                 writer.add(episode)

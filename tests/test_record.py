@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import signal
 from pathlib import Path
 
@@ -18,8 +19,9 @@ from burnish.policies.core.cli import main
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec
 from burnish.policies.core.types import Step
+from burnish.policies.data.episodes import Episode
 from burnish.policies.data.lerobot import LeRobotWriter, read_lerobot
-from burnish.real_robot.recorder import Demonstrator, Recorded, read_beside
+from burnish.real_robot.recorder import Demonstrator, Recorded, columns, read_beside, recording
 from burnish.real_robot.supervisor import Keyboard
 
 pytestmark = pytest.mark.sim
@@ -70,8 +72,11 @@ def test_what_was_asked_for_lies_beside_what_was_executed(tmp_path):
         assert intervened.tolist() == [t >= 4 for t in range(len(episode))]
         assert torch.equal(requested[:4], episode.action[:4])
         assert (requested[4:] - episode.action[4:]).abs().max() > 1e-4
-    with pytest.raises(BurnishError, match="did not write it"):
-        read_beside(tmp_path)
+    frames = lerobot_v3_reader.read(tmp_path / "set")  # which knows nothing of ours
+    asked = [row for episode in beside for row in episode.requested.tolist()]
+    assert [frame["complementary_info.policy_action"] for frame in frames] == asked
+    assert [frame["intervention"] for frame in frames] == [frame["frame_index"] >= 4 for frame in frames]
+    assert "notes" not in episodes.meta and not (tmp_path / "set" / "sim_state").exists()
 
 
 def test_in_several_goes_to_the_same_bytes(whole, tmp_path, capfd):
@@ -146,14 +151,29 @@ def test_a_person_plays_and_says_how_it_went(tmp_path, monkeypatch):
     assert not any(episode.success for episode in read_lerobot(tmp_path / "other"))
 
 
+def test_keys_move_the_joints_where_an_action_is_a_joint_angle(tmp_path, monkeypatch):
+    """And a key that is let go leaves them where they are: not in the middle of their ranges."""
+    monkeypatch.setattr(Typed, "keys", ("t", "d", "", "", "ts"))
+    monkeypatch.setattr(verbs, "Keyboard", Typed)
+    words = ["record", "env=reach", "env.action=joint_target", "realtime=false", "episodes=1"]
+    assert main([*words, f"out={tmp_path / 'set'}"]) == 0
+    (episode,) = (read := read_lerobot(tmp_path / "set"))
+    low, high = (torch.tensor(x) for x in (read.spec.action.low, read.spec.action.high))
+    step = 0.1 / read.spec.control_hz * (high - low)[0]
+    begins = episode.action[0]
+    assert (begins - (low + high) / 2).abs().max() > 0.3, "the control: it does not begin in the middle"
+    moved = episode.action - begins
+    assert torch.allclose(moved[1:, 0], step, atol=1e-4) and moved[:, 1:].abs().max() < 1e-4
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (["supervisor=expert", "robot=feetech"], "a script is nobody beside it"),
+        (["supervisor=expert", "env=joints"], "nobody is an expert of it"),
         (["supervisor=parrot"], "choices: keyboard, gamepad, expert"),
         (["supervisor=gamepad", "gamepad=/dev/input/js77"], "no gamepad at"),
         (["supervisor=expert", "after=3"], "takes over from a policy"),
-        (["env.action=joint_target"], "env.action=ee_delta, or a policy"),
         (["supervisor=expert", "level=perfect"], "no expert of level 'perfect'"),
         (["episodes=0"], "must be at least 1"),
     ],
@@ -188,7 +208,7 @@ class Counting:
 
 
 def test_an_episode_that_is_cut_short_is_forgotten(tmp_path):
-    with LeRobotWriter(tmp_path / "set", SPEC) as writer:
+    with LeRobotWriter(tmp_path / "set", SPEC, extra=columns(1)) as writer:
         env = Recorded(Counting(), writer)
         for seed, ticks in ((5, 2), (6, 3), (7, 1)):
             env.reset(None, [seed])
@@ -201,3 +221,51 @@ def test_an_episode_that_is_cut_short_is_forgotten(tmp_path):
     assert episode.obs["state"][:, 0].tolist() == [0, 1, 2, 3] and episode.action[:, 0].tolist() == [1, 1, 1]
     (beside,) = read_beside(tmp_path / "set")
     assert beside.requested[:, 0].tolist() == [2, 2, 2] and not beside.intervened.any()
+
+
+def former(tmp_path: Path, *seeds: int, **states: torch.Tensor) -> Path:
+    """A set as they were recorded before there were columns for it: beside the simulator's state."""
+    with LeRobotWriter(tmp_path / "former", SPEC, robot_type="twin") as writer:
+        for seed in seeds:
+            action = torch.zeros(3, 1)
+            ends = {"terminated": False, "truncated": True, "success": False, "seed": seed}
+            obs, state = {"state": torch.zeros(4, 1)}, {name: (x + seed).to(x.dtype) for name, x in states.items()}
+            writer.add(Episode(obs, action, action[:, 0], **ends, sim_state=state or None))
+    return tmp_path / "former"
+
+
+def test_sets_of_before_are_still_read_and_not_continued_in_another_way(tmp_path):
+    requested, intervened = torch.tensor([[1.0], [2], [3], [0]]), torch.tensor([False, True, True, False])
+    folder = former(tmp_path, 0, 5, requested=requested, intervened=intervened)
+    first, second = read_beside(folder)
+    assert first.requested.tolist() == [[1], [2], [3]] and second.requested.tolist() == [[6], [7], [8]]
+    assert first.intervened.tolist() == [False, True, True]
+    with (
+        pytest.raises(BurnishError, match="cannot continue it"),
+        recording(Counting(), str(folder), {}, "twin", [0, 5, 6], resume=True),
+    ):
+        pass
+    assert len(read_beside(folder)) == 2
+
+
+@pytest.mark.parametrize("states", [{}, {"qpos": torch.zeros(4, 2)}], ids=["nothing", "a simulator's state"])
+def test_a_set_without_them_is_one_sentence(states, tmp_path):
+    folder = former(tmp_path, 0, **states)
+    with pytest.raises(BurnishError, match="holds nothing beside its actions: `burnish record` did not write it"):
+        read_beside(folder)
+    with pytest.raises(BurnishError, match="is not a LeRobot dataset"):
+        read_beside(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("wide", "sentence"), [(2, "5 bytes, but 9 are described"), (2**31 - 1, "more than fit in memory")]
+)
+def test_sizes_that_a_set_of_before_promises_are_not_believed(wide, sentence, tmp_path):
+    states = {"requested": torch.zeros(4, 1), "intervened": torch.zeros(4, dtype=torch.bool)}
+    folder = former(tmp_path, 0, **states)
+    info = json.loads((folder / "meta/info.json").read_text())
+    info["burnish"]["sim_state"]["tensors"][0]["shape"] = [wide]
+    info["total_frames"] = 3 if wide == 2 else 10**6
+    (folder / "meta/info.json").write_text(json.dumps(info))
+    with pytest.raises(BurnishError, match=sentence):
+        read_beside(folder)

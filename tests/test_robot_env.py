@@ -304,8 +304,8 @@ def test_a_keyboard_says_what_is_pressed():
     with pytest.raises(Refused, match="nobody is at the keyboard"):
         board.ready("put the peg back")
     board.close()
-    with pytest.raises(Refused, match="up to 6 coordinates"):
-        Keyboard(7, stream)
+    with pytest.raises(Refused, match="up to 7 coordinates"):
+        Keyboard(8, stream)
 
 
 def test_a_gamepad_says_what_is_pressed(tmp_path):

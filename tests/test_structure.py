@@ -85,6 +85,7 @@ POLICY_SIDE = tuple(
     for name in (
         *("env", "export", "lowering", "lowering_policies", "parity", "recorder", "robots"),
         *("server", "door", "listening", "client", "acting", "deployment", "shadow", "minds", "receding"),
+        *("eyes", "joints"),
     )
 )
 PHYSICS_SIDE = tuple(f"real_robot.{name}" for name in ("collision", "drivers.twin", "emulators"))

@@ -143,7 +143,7 @@ def compose(verb: str, schema: type, groups: Mapping[str, Mapping[str, type]], o
     ]
     overrides = [*implied, *overrides]
     # The keys of a mapping are the user's own: Hydra has to add them, and does so where it is told with two signs.
-    words = [f"++{word}" if _is_mapping(word, groups) else word for word in overrides]
+    words = [f"++{word}" if _is_mapping(word, schema, groups) else word for word in overrides]
     outer = GlobalHydra.instance().hydra  # of a program that uses Hydra itself
     GlobalHydra.instance().clear()
     try:
@@ -174,10 +174,12 @@ def _listed(word: str, schema: type) -> str:
     return f"{key}=[{value}]" if typing.get_origin(kind) is list and not value.startswith("[") else word
 
 
-def _is_mapping(word: str, groups: Mapping[str, Mapping[str, type]]) -> bool:
-    group, _, path = word.partition("=")[0].partition(".")
-    name = path.partition(".")[0]  # the mapping as a whole, or one of its entries
-    return any(typing.get_origin(typing.get_type_hints(x).get(name)) is dict for x in groups.get(group, {}).values())
+def _is_mapping(word: str, schema: type, groups: Mapping[str, Mapping[str, type]]) -> bool:
+    """Of the verb or of a group's choice; as a whole, or one of its entries."""
+    first, _, path = word.partition("=")[0].partition(".")
+    name = path.partition(".")[0]
+    places = [(schema, first), *((kind, name) for kind in groups.get(first, {}).values())]
+    return any(typing.get_origin(typing.get_type_hints(kind).get(name)) is dict for kind, name in places)
 
 
 def to_object(composed: Any) -> Any:

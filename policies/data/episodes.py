@@ -38,6 +38,7 @@ class Episode:
     seed: int
     task: str = ""
     sim_state: dict[str, Tensor] | None = None  # the world's ``state_dict`` at each observation, each (T + 1, ...)
+    extra: dict[str, Tensor] = field(default_factory=dict)  # further columns, each (T, n): nothing that is observed
 
     def __post_init__(self) -> None:
         name = f"the episode of seed {self.seed}"
@@ -55,7 +56,10 @@ class Episode:
         for key, x in (self.sim_state or {}).items():
             if x.ndim == 0 or len(x) != steps + 1:
                 raise BurnishError(f"{name} needs {steps + 1} rows of state {key!r}, but it has {tuple(x.shape)}")
-        for key, x in {"action": self.action, "reward": self.reward, **self.obs}.items():
+        for key, x in self.extra.items():
+            if x.ndim != 2 or len(x) != steps:
+                raise BurnishError(f"{name} needs {steps} rows in {key!r}, as (T, n), but it has {tuple(x.shape)}")
+        for key, x in {**self.extra, **self.obs, "action": self.action, "reward": self.reward}.items():
             if key in ("action", "reward") and x.dtype != torch.float32:
                 raise BurnishError(f"{name} has {key!r} as {x.dtype}, but torch.float32 is needed")
             if x.is_floating_point() and not bool(torch.isfinite(x).all()):

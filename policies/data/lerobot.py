@@ -22,7 +22,7 @@ from . import lerobot_layout as layout
 from .episodes import Episode, Episodes, action_limits
 from .lerobot_writer import LeRobotWriter, write_lerobot
 
-__all__ = ["LeRobotWriter", "read_lerobot", "write_lerobot"]
+__all__ = ["LeRobotWriter", "read_extra", "read_lerobot", "write_lerobot"]
 
 # The features that become an observation, an action or the result of one; anything else is passed over with a note.
 RESULTS = set(layout.RESULT_FEATURES)
@@ -34,6 +34,11 @@ def read_lerobot(path: str | Path) -> Episodes:
     return _Reader(Path(path)).read()
 
 
+def read_extra(path: str | Path) -> list[dict[str, torch.Tensor]]:
+    """``Episode.extra`` of each episode, without unpacking a picture; empty where the set has no further columns."""
+    return _Reader(Path(path)).read_extra()
+
+
 class _Reader:
     """One pass over one folder; the fields are what ``meta/`` says."""
 
@@ -42,16 +47,20 @@ class _Reader:
         self.notes: list[str] = []
         self.info = self._read_info()
         self.columns = self._observation_columns()
-        self.spec, self.meta = None, {}
+        self.spec, self.meta, self.extra = None, {}, {}
         if "burnish" in self.info:
             self.spec, self.columns, self.meta = layout.read_burnish_entry(self.info["burnish"])
+            self.extra = layout.read_extra_entry(self.info)
+        self._note_what_is_passed_over()
         self.shapes = self._shapes()
         self.frames, self.width = self._promised()
         self.tasks = self._read_tasks()
         self.final_rows, self.finals = self._read_finals()
 
     def read(self) -> Episodes:
-        episodes = [self._episode(row, table) for row, table in self._episode_tables()]
+        needed = [*self.columns.values(), *self.extra, "action", "task_index"]
+        needed += sorted(RESULTS & set(self.info["features"]))
+        episodes = [self._episode(row, table) for row, table in self._episode_tables(needed)]
         if not episodes:
             raise self._error("holds no episodes")
         spec, meta = self.spec, self.meta
@@ -63,6 +72,10 @@ class _Reader:
         if self.notes:
             meta = {**meta, "notes": list(dict.fromkeys(self.notes))}
         return Episodes(episodes, spec, meta)
+
+    def read_extra(self) -> list[dict[str, torch.Tensor]]:
+        tables = self._episode_tables(list(self.extra)) if self.extra else ()
+        return [self._extra(table, row["episode_index"]) for row, table in tables]
 
     # What the folder says about itself.
 
@@ -94,7 +107,7 @@ class _Reader:
 
     def _observation_columns(self) -> dict[str, str]:
         """Observation key -> column."""
-        columns, ignored = {}, []
+        columns = {}
         for name, feature in self.info["features"].items():
             if feature["dtype"] == "video":
                 raise self._error(
@@ -105,15 +118,17 @@ class _Reader:
                 if key in columns:
                     raise self._error(f"has two columns, {columns[key]!r} and {name!r}, that would both become {key!r}")
                 columns[key] = name
-            elif name != "action" and name not in RESULTS | INDICES:
-                ignored.append(name)
         if "action" not in self.info["features"]:
             raise self._error("has no 'action' feature")
         if not columns:
             raise self._error("has no 'observation.*' feature")
-        if ignored:
-            self.notes.append(f"columns passed over: {', '.join(sorted(ignored))}")
         return columns
+
+    def _note_what_is_passed_over(self) -> None:
+        known = RESULTS | INDICES | {"action", *self.columns.values(), *self.extra}
+        ignored = sorted(set(self.info["features"]) - known)
+        if ignored:
+            self.notes.append(f"columns passed over: {', '.join(ignored)}")
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         shapes = {}
@@ -139,6 +154,7 @@ class _Reader:
         if any(type(count) is not int for count in counts) or not 0 <= counts[0] <= counts[1]:
             raise self._error(f"promises {counts[0]!r:.40} episodes of {counts[1]!r:.40} frames in meta/info.json")
         sizes = [layout.size_of(shape) * (1 if layout.is_image(key) else 4) for key, shape in self.shapes.items()]
+        sizes += [size * np.dtype(kind).itemsize for kind, size in self.extra.values()]
         action = 4 * layout.size_of(tuple(self.info["features"]["action"]["shape"]))
         width = sum(sizes) + action + RESULT + HEAD * sum(map(layout.is_image, self.shapes))
         if min(sizes, default=0) < 0 or counts[1] * sum(sizes) > files.memory():
@@ -170,8 +186,8 @@ class _Reader:
 
     # Rows.
 
-    def _episode_tables(self) -> Iterator[tuple[dict[str, Any], pa.Table]]:
-        """Each episode's row of ``meta/episodes`` and its frames; a data file is read once."""
+    def _episode_tables(self, needed: list[str]) -> Iterator[tuple[dict[str, Any], pa.Table]]:
+        """Each episode's row of ``meta/episodes`` and, of its frames, the columns; a data file is read once."""
         names = ["episode_index", "length", "data/chunk_index", "data/file_index"]
         listed, rows = self.info["total_episodes"], []
         for path in sorted(self.root.glob("meta/episodes/*/*.parquet")):
@@ -182,8 +198,6 @@ class _Reader:
             raise self._error(f"promises {self.info['total_episodes']} episodes, but meta/episodes lists {len(rows)}")
         if sum(row["length"] for row in rows) > self.frames:
             raise self._error(f"promises {self.frames} frames, but the episodes in meta/episodes have more in all")
-        needed = [*self.columns.values(), "action", "episode_index", "task_index"]
-        needed += sorted(RESULTS & set(self.info["features"]))
         current, table, owner, template = (
             None,
             None,
@@ -193,7 +207,7 @@ class _Reader:
         for row in sorted(rows, key=lambda row: row["episode_index"]):
             file = template.format(chunk_index=row["data/chunk_index"], file_index=row["data/file_index"])
             if table is None or file != current:
-                current, table = file, self._table(file, needed, self.frames, self.width)
+                current, table = file, self._table(file, ["episode_index", *needed], self.frames, self.width)
                 owner = table["episode_index"].to_numpy()
             begin, end = np.searchsorted(owner, [row["episode_index"], row["episode_index"] + 1])
             if end - begin != row["length"] or row["length"] < 1:
@@ -229,9 +243,16 @@ class _Reader:
                 success=bool(results.get("next.success", np.zeros(1)).any()),
                 seed=number if final is None or self.finals is None else self.finals["seed"][final].as_py(),
                 task=self.tasks.get(table["task_index"][0].as_py(), ""),
+                extra=self._extra(table, number),
             )
         except BurnishError as error:
             raise BurnishError(f"episode {number} of {self.root} cannot be used: {error}") from error
+
+    def _extra(self, table: pa.Table, number: int) -> dict[str, torch.Tensor]:
+        return {
+            name: torch.from_numpy(self._numbers(table, name, (size,), number, np.dtype(kind).type))
+            for name, (kind, size) in self.extra.items()
+        }
 
     def _observations(self, key: str, table: pa.Table, final: int | None, number: int) -> torch.Tensor:
         """(T + 1, ...): the rows of the data file, and the final observation or the last one again."""

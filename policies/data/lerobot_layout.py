@@ -9,8 +9,10 @@ sim_state/chunk-000/file-000.parquet         ours, optional: the simulator's sta
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from torch import Tensor
 
 from ..core.errors import BurnishError
 from ..core.spec import ActionSpec, EnvSpec, ObsSpec
@@ -39,6 +41,8 @@ RESULT_FEATURES = {
     "next.truncated": {"dtype": "bool", "shape": [1], "names": None},
     "next.success": {"dtype": "bool", "shape": [1], "names": None},
 }
+# What a further column may hold: what LeRobot can average, and parquet gives back bit by bit.
+EXTRA_TYPES = ("bool", "int64", "float32")
 _PREFIXES = (("image.", "observation.images."), ("goal_image.", "observation.goal_images."))
 
 
@@ -73,7 +77,29 @@ def size_of(shape: tuple[int, ...]) -> int:
     return size
 
 
-def features_of(spec: EnvSpec) -> dict[str, dict[str, Any]]:
+def _taken(name: str) -> bool:
+    return "/" in name or name.startswith(("observation", "action", "next.")) or name in (*INDEX_FEATURES, "task")
+
+
+def extra_features(extra: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
+    """Of the further columns (``Episode.extra``). Their names must not begin as those that LeRobot's policies take for
+    an input or an output: to them ``action_of_somebody`` would be a second action."""
+    features = {}
+    for name, x in extra.items():
+        kind = str(x.dtype).removeprefix("torch.")
+        if _taken(name):
+            raise BurnishError(f"a further column cannot be called {name!r}: LeRobot has a meaning for that name")
+        if kind not in EXTRA_TYPES or x.ndim != 2 or x.shape[1] < 1:
+            raise BurnishError(
+                f"the further column {name!r} is {kind} of shape {tuple(x.shape)}; (T, n) of {', '.join(EXTRA_TYPES)} "
+                "can be written"
+            )
+        names = [f"{name.rpartition('.')[2]}_{i}" for i in range(x.shape[1])] if x.shape[1] > 1 else None
+        features[name] = {"dtype": kind, "shape": [x.shape[1]], "names": names}
+    return features
+
+
+def features_of(spec: EnvSpec, extra: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
     """The ``features`` entry of ``info.json``, in the order of the columns."""
     features: dict[str, dict[str, Any]] = {}
     for key, shape in spec.obs.shapes.items():
@@ -92,10 +118,10 @@ def features_of(spec: EnvSpec) -> dict[str, dict[str, Any]]:
             features[column] = {"dtype": dtype, "shape": [size], "names": [f"{key}_{i}" for i in range(size)]}
     names = [f"action_{i}" for i in range(spec.action.dim)]
     features["action"] = {"dtype": "float32", "shape": [spec.action.dim], "names": names}
-    return {**features, **RESULT_FEATURES, **INDEX_FEATURES}
+    return {**features, **extra_features(extra), **RESULT_FEATURES, **INDEX_FEATURES}
 
 
-def burnish_entry(spec: EnvSpec, meta: Mapping[str, Any]) -> dict[str, Any]:
+def burnish_entry(spec: EnvSpec, meta: Mapping[str, Any], extra: Iterable[str] = ()) -> dict[str, Any]:
     """What LeRobot has no word for; it passes over keys that it does not know."""
     return {
         "columns": {key: column_of(key) for key in spec.obs.shapes},
@@ -106,6 +132,8 @@ def burnish_entry(spec: EnvSpec, meta: Mapping[str, Any]) -> dict[str, Any]:
         "max_steps": spec.max_steps,
         "pixels": spec.pixels,
         "meta": dict(meta),
+        # Sets without any are, byte for byte, what they were before there were further columns.
+        **({"extra": list(extra)} if extra else {}),
     }
 
 
@@ -124,3 +152,15 @@ def read_burnish_entry(entry: Any) -> tuple[EnvSpec, dict[str, str], dict[str, A
         return spec, columns, dict(entry["meta"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BurnishError(f"the 'burnish' entry of info.json is malformed ({error!r})") from error
+
+
+def read_extra_entry(info: Mapping[str, Any]) -> dict[str, tuple[str, int]]:
+    """Name -> (type, numbers in a row) of the further columns that our entry names."""
+    found, names = {}, info["burnish"].get("extra", [])
+    for name in names if isinstance(names, list) else [names]:
+        feature = info["features"].get(name, {}) if isinstance(name, str) and not _taken(name) else {}
+        kind, shape = feature.get("dtype"), feature.get("shape", [])
+        if kind not in EXTRA_TYPES or len(shape) != 1 or shape[0] < 1:
+            raise BurnishError(f"the 'burnish' entry of info.json names a further column that is none: {name!r:.80}")
+        found[name] = (kind, shape[0])
+    return found

@@ -10,7 +10,8 @@ NaN or a negative zero must come back as what it was.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,43 +44,89 @@ def packed(state: Mapping[str, Tensor], number: int) -> pa.Table:
     return pa.table({"episode_index": np.full(rows, number), "frame_index": np.arange(rows), "state": column})
 
 
+def kept_in(path: str | Path) -> bool:
+    """Whether that set has states."""
+    root = Path(path)
+    with _in_a_sentence(root):
+        return "sim_state" in files.read_info(root).get("burnish", {})
+
+
 def read_sim_state(path: str | Path, episode: int, frame: int) -> State:
     """The world of an episode before its action ``frame`` (T: after the last one), each tensor (1, ...): what
     ``load_state_dict`` of a single world takes. For several worlds, rows are joined with ``torch.cat``."""
     root = Path(path)
-    try:
-        info = files.read_info(root)
+    with _in_a_sentence(root):
+        kept = _Kept(root)
+        rows = kept.rows(episode)
+        if not 0 <= frame < len(rows):
+            raise BurnishError(
+                f"episode {episode} of {root} has {len(rows) - 1} actions, so frame={frame} must lie between 0 and "
+                f"{len(rows) - 1}"
+            )
+        return _unpacked(rows[frame : frame + 1], kept.tensors)
+
+
+def read_sim_states(path: str | Path) -> list[State]:
+    """Those of all episodes, each tensor (T + 1, ...)."""
+    root, states = Path(path), []
+    with _in_a_sentence(root):
+        kept = _Kept(root)
+        left = kept.most
+        if left * kept.width > files.memory():
+            raise BurnishError(
+                f"{root} promises {left} simulator states of {kept.width} bytes, more than fit in memory"
+            )
+        for episode in sorted(kept.places):
+            rows = kept.rows(episode)
+            left -= len(rows)
+            if left < 0:
+                raise BurnishError(f"{root} holds more simulator states than the frames that its info.json promises")
+            states.append(_unpacked(rows, kept.tensors))
+    return states
+
+
+class _Kept:
+    """The states of one set: what a row is, and where they lie."""
+
+    def __init__(self, root: Path) -> None:
+        self._root, info = root, files.read_info(root)
         entry = info["burnish"].get("sim_state")
         if entry is None:
             raise BurnishError(f"the dataset {root} was recorded without simulator states; collect with sim_state=true")
-        tensors = _described(entry["tensors"])
-        file, group = _row_group(root, entry["path"], episode, info["total_episodes"])
-        width = sum(kind.itemsize * layout.size_of(shape) for _, kind, shape in tensors) + 32
-        table = files.read_table(root, file, None, rows=info["total_frames"] + 1, width=width, group=group)
+        self.tensors = _described(entry["tensors"])
+        self._template = files.checked_template(root, entry["path"])
+        self.width = sum(kind.itemsize * layout.size_of(shape) for _, kind, shape in self.tensors) + 32
+        self._frames = info["total_frames"]
+        self.most = self._frames + info["total_episodes"]  # rows: an episode has one more than frames
+        columns = ["episode_index", "data/chunk_index", "data/file_index"]
+        table = files.read_table(
+            root, layout.EPISODES_PATH, columns, rows=info["total_episodes"], width=8 * len(columns)
+        )
+        self.places = {row[columns[0]]: (row[columns[1]], row[columns[2]]) for row in table.to_pylist()}
+
+    def rows(self, episode: int) -> list[bytes]:
+        """T + 1 of them."""
+        if episode not in self.places:
+            raise BurnishError(
+                f"the dataset {self._root} has {len(self.places)} episodes, but none of number {episode}"
+            )
+        chunk_index, file_index = place = self.places[episode]
+        group = sum(other == place and number < episode for number, other in self.places.items())
+        file = self._template.format(chunk_index=chunk_index, file_index=file_index)
+        table = files.read_table(self._root, file, None, rows=self._frames + 1, width=self.width, group=group)
         owners = set(table["episode_index"].to_pylist())
         if owners != {episode} or table["frame_index"].to_pylist() != list(range(len(table))):
             raise BurnishError(f"{file} holds other frames than those of episode {episode} in row group {group}")
-        if not 0 <= frame < len(table):
-            raise BurnishError(
-                f"episode {episode} of {root} has {len(table) - 1} actions, so frame={frame} must lie between 0 and "
-                f"{len(table) - 1}"
-            )
-        return _unpacked(table["state"][frame].as_py(), tensors)
+        return table["state"].to_pylist()
+
+
+@contextmanager
+def _in_a_sentence(root: Path) -> Iterator[None]:
+    try:
+        yield
     except (OSError, LookupError, TypeError, ValueError, AttributeError, MemoryError, pa.ArrowException) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise BurnishError(f"the simulator states of {root} cannot be read ({reason})") from error
-
-
-def _row_group(root: Path, template: Any, episode: int, episodes: int) -> tuple[str, int]:
-    columns = ["episode_index", "data/chunk_index", "data/file_index"]
-    table = files.read_table(root, layout.EPISODES_PATH, columns, rows=episodes, width=8 * len(columns))
-    places = {row[columns[0]]: (row[columns[1]], row[columns[2]]) for row in table.to_pylist()}
-    if episode not in places:
-        raise BurnishError(f"the dataset {root} has {len(places)} episodes, but none of number {episode}")
-    chunk_index, file_index = place = places[episode]
-    group = sum(other == place and number < episode for number, other in places.items())
-    template = files.checked_template(root, template)
-    return template.format(chunk_index=chunk_index, file_index=file_index), group
 
 
 def _described(tensors: Any) -> list[tuple[str, np.dtype, tuple[int, ...]]]:
@@ -98,13 +145,16 @@ def _bytes_of(x: Tensor, rows: int) -> np.ndarray:
     return np.ascontiguousarray(x.cpu().numpy()).reshape(rows, width).view(np.uint8)
 
 
-def _unpacked(data: bytes, tensors: list[tuple[str, np.dtype, tuple[int, ...]]]) -> State:
+def _unpacked(rows: list[bytes], tensors: list[tuple[str, np.dtype, tuple[int, ...]]]) -> State:
+    """Each tensor (rows, ...)."""
+    width = sum(kind.itemsize * layout.size_of(shape) for _, kind, shape in tensors)
+    for row in rows:
+        if len(row) != width:
+            raise BurnishError(f"a simulator state has {len(row)} bytes, but {width} are described")
     state, begin = {}, 0
     for name, kind, shape in tensors:
         end = begin + kind.itemsize * layout.size_of(shape)
-        values = np.frombuffer(data[begin:end], kind.newbyteorder("<")).astype(kind)
-        state[name] = torch.from_numpy(values).reshape(1, *shape)
+        values = np.frombuffer(b"".join(row[begin:end] for row in rows), kind.newbyteorder("<")).astype(kind)
+        state[name] = torch.from_numpy(values).reshape(len(rows), *shape)
         begin = end
-    if begin != len(data):
-        raise BurnishError(f"a simulator state has {len(data)} bytes, but {begin} are described")
     return state

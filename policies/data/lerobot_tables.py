@@ -50,6 +50,7 @@ def tables_of(episode: Episode, place: Place, features: Mapping[str, Any]) -> Ep
     }
     pictures = {layout.column_of(key): x.cpu().numpy() for key, x in episode.obs.items() if layout.is_image(key)}
     results = {
+        **{name: x.cpu().numpy() for name, x in episode.extra.items()},
         "action": episode.action.cpu().numpy(),
         "next.reward": episode.reward.cpu().numpy(),
         "next.done": last & (episode.terminated or episode.truncated),

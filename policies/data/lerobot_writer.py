@@ -8,7 +8,8 @@ or taken up again (``resume``) after a kill.
 **Departures.** LeRobot stores T observations per episode and only ``next.done``. We add ``next.terminated`` and
 ``next.truncated``, keep the final observation and the seed in ``meta/final_obs.parquet`` and the simulator's state in
 ``sim_state/``; LeRobot passes over both. ``timestamp`` and ``fps`` are LeRobot's (an integer); the exact control rate
-stands in our entry of ``info.json``.
+stands in our entry of ``info.json``. Further columns that an episode brings (``extra``) are features beside
+``action``, with statistics; our entry names them, so that they are read back as what they were.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from torch import Tensor
 
 from ..core.errors import BurnishError
 from ..core.spec import EnvSpec
@@ -42,7 +44,8 @@ PATIENCE = 20
 class LeRobotWriter:
     """``with LeRobotWriter(path, spec, meta) as writer: writer.add(episode)``.
 
-    ``resume`` continues the set at ``path`` if there is one, which the same configuration must have written.
+    ``resume`` continues the set at ``path`` if there is one, which the same configuration must have written. ``extra``
+    says which further columns every episode brings, and of what kind: an ``Episode.extra``, though it have no rows.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class LeRobotWriter:
         spec: EnvSpec,
         meta: Mapping[str, Any] | None = None,
         *,
+        extra: Mapping[str, Tensor] | None = None,
         fps: int | None = None,
         robot_type: str | None = None,
         data_files_size_in_mb: int = 100,
@@ -61,9 +65,10 @@ class LeRobotWriter:
         self._fps = fps if fps is not None else max(1, round(spec.control_hz))
         if self._fps < 1 or data_files_size_in_mb < 1:
             raise BurnishError("fps and data_files_size_in_mb must be at least 1")
-        self._features = layout.features_of(spec)
+        self._extra = layout.extra_features(extra or {})
+        self._features = layout.features_of(spec, extra or {})
         try:
-            entry = json.loads(json.dumps(layout.burnish_entry(spec, meta or {}), allow_nan=False))
+            entry = json.loads(json.dumps(layout.burnish_entry(spec, meta or {}, self._extra), allow_nan=False))
         except (TypeError, ValueError) as error:
             raise BurnishError(
                 f"the dataset's meta and action limits must be finite plain JSON data: {error}"
@@ -102,6 +107,11 @@ class LeRobotWriter:
         """The next episode. Its rows are in the next publication, which this may bring about."""
         so_far, number = self._so_far(), len(self.seeds)
         check_fits(episode, self.spec, number)
+        if (found := layout.extra_features(episode.extra)) != self._extra:
+            raise BurnishError(
+                f"episode {number} has the further columns {_kinds(found)}, but this set {_kinds(self._extra)}; "
+                "all episodes of a set must have the same"
+            )
         states = self._states(episode, number)
         task_index = so_far.tasks.setdefault(episode.task, len(so_far.tasks))
         place = tables.Place(number, so_far.frames, task_index, self._fps)
@@ -209,6 +219,10 @@ class LeRobotWriter:
             (root / name).write_text(json.dumps(data, indent=2, allow_nan=False))
 
 
+def _kinds(features: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} ({x['dtype']}, {x['shape'][0]})" for name, x in features.items()) or "none"
+
+
 def write_lerobot(
     episodes: Episodes,
     path: str | Path,
@@ -222,6 +236,7 @@ def write_lerobot(
         path,
         episodes.spec,
         episodes.meta,
+        extra=episodes[0].extra if len(episodes) > 0 else None,
         fps=fps,
         robot_type=robot_type,
         data_files_size_in_mb=data_files_size_in_mb,

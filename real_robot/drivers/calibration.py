@@ -5,6 +5,10 @@ A plain JSON file, for people to read:
     {"joints":  {"shoulder_pan": {"id": 1, "zero_tick": 2048, "direction": 1, "min_tick": 700, "max_tick": 3400}, ...},
      "gripper": {"id": 6, "closed_tick": 2020, "open_tick": 3200, "width_m": 0.07}}
 
+A file of LeRobot's (`lerobot-calibrate`) will do as well. Its degrees have their zero in the middle of what a joint was
+turned through, so the middle becomes the zero here too, and a policy that was trained on such degrees means the same by
+them (``env=joints env.units=deg``, `..joints`). Its motor called gripper becomes the gripper, closed at the least tick.
+
 ``homing_offset`` is the offset that the servo itself adds (its register, in ticks). It is not written, only compared
 with what the servo says, because with another offset the same tick would be another angle.
 """
@@ -142,6 +146,8 @@ class Calibration:
 
     @classmethod
     def of(cls, content: Any) -> Calibration:
+        if isinstance(content, Mapping) and "joints" not in content and all(map(_is_lerobots, content.values())):
+            content = _from_lerobot(content)
         if not (isinstance(content, Mapping) and isinstance(content.get("joints"), Mapping)):
             raise Refused('a calibration is a mapping {"joints": {name: {...}}, "gripper": {...}}')
         if set(content) - {"joints", "gripper"}:
@@ -149,6 +155,34 @@ class Calibration:
         joints = tuple(_made(JointCalibration, row, name=name) for name, row in content["joints"].items())
         gripper = content.get("gripper")
         return cls(joints, _made(GripperCalibration, gripper) if gripper else None)
+
+
+LEROBOT = {"id", "drive_mode", "homing_offset", "range_min", "range_max"}
+
+
+def _is_lerobots(row: Any) -> bool:
+    return isinstance(row, Mapping) and set(row) == LEROBOT
+
+
+def _from_lerobot(content: Mapping[str, Any]) -> dict[str, Any]:
+    """**Departures**: LeRobot counts 4095 ticks to a turn of 4096, which is 0.04 degrees in 160, and rounds
+    set-points to the tick below."""
+    joints, gripper = {}, None
+    for name, row in content.items():
+        ends = row["range_min"], row["range_max"]
+        if row["drive_mode"] != 0:
+            raise Refused(
+                f"drive_mode={row['drive_mode']!r} of {name!r} reverses some of LeRobot's units and not others; write "
+                "a calibration of ours, with direction=-1"
+            )
+        if not all(type(x) is int for x in ends):
+            raise Refused(f"the range of {name!r} must be two whole numbers of ticks, got {ends}")
+        same = {"id": row["id"], "homing_offset": row["homing_offset"]}
+        if name == "gripper":
+            gripper = {**same, "closed_tick": ends[0], "open_tick": ends[1]}
+        else:
+            joints[name] = {**same, "min_tick": ends[0], "max_tick": ends[1], "zero_tick": sum(ends) // 2}
+    return {"joints": joints, **({"gripper": gripper} if gripper else {})}
 
 
 def _made(kind: type, row: Any, **more: Any) -> Any:

@@ -1,0 +1,189 @@
+"""``env=joints``: a robot without a task. What a policy sees are its joints and its cameras, and what it says is where
+they go. For policies that were learnt from recordings of a real robot, and for those of anybody's servers.
+
+    state, action    (n,) the joints in the robot's order, (n + 1,) with a gripper that is a channel of its own behind
+                     them; measured angles, and set-points
+
+in one of these, so that LeRobot's recordings need no conversion:
+
+    units      a joint                                            the gripper's channel
+    rad        radians                                            0 (closed) to 1
+    deg        degrees                                            0 to 100
+    range      -100 to 100 over the range where it may go         0 to 100
+
+A joint in ``percent`` goes from 0 to 100 over its range, whatever the others do: a gripper that is one of the joints.
+
+Nobody but a person knows how an episode went; where no person is asked, no success is claimed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from ..policies.core.errors import BurnishError, did_you_mean
+from ..policies.core.spec import ActionSpec, EnvSpec, ObsSpec, PolicySpec
+from .adapter import RobotSpec, Vector
+
+ABSOLUTE = "joint_target"
+UNKNOWN = "unknown"  # what the recordings of others say of their actions
+USUAL_HZ = 30.0
+TWICE = 2.0  # a policy's set-points that need so many ranges of a joint are no angles of it
+HARDLY = 0.05  # of every joint's range: nor are these
+
+
+class Units(Enum):
+    rad = "rad"
+    deg = "deg"
+    range = "range"
+
+
+@dataclass
+class JointsConfig:
+    units: Units = Units.rad
+    percent: list[str] = field(default_factory=list)  # joints in 0 to 100 of their range
+    control_hz: float | None = None  # null: the policy's, or 30
+    max_steps: int = 600
+    start: list[float] = field(default_factory=list)  # where episodes begin, in these units; empty: where the arm is
+
+    def __post_init__(self) -> None:
+        if self.max_steps < 1 or not (self.control_hz is None or 0 < self.control_hz <= 1000):
+            raise BurnishError(
+                f"env.max_steps={self.max_steps} must be at least 1, and env.control_hz={self.control_hz} lie in (0, "
+                "1000]"
+            )
+
+
+class Unjudged(NamedTuple):
+    reward: Vector
+    terminated: np.ndarray
+    success: None = None
+
+
+class Model(Protocol):
+    """The arm alone in a simulated world, for robots that are models. The state is MuJoCo's mjSTATE_INTEGRATION."""
+
+    mjcf: str
+
+    def state(self, q: Vector) -> Vector: ...
+
+
+class Joints:
+    def __init__(
+        self, config: JointsConfig, robot: RobotSpec, policy: PolicySpec | None = None, model: Model | None = None
+    ) -> None:
+        self.config, self._model = config, model
+        self.mjcf = "" if model is None else model.mjcf
+        self.joints = tuple(joint.name for joint in robot.joints)
+        self.grips = robot.gripper is not None
+        lower, upper = robot.column("lower"), robot.column("upper")
+        self.ranges = np.stack([lower, upper], axis=1)
+        self._zero, self._unit = self._scale(lower, upper)
+        ends = np.sort(self._said(np.stack([self._wide(lower, 0.0), self._wide(upper, 1.0)])), axis=0)
+        if policy is None:
+            action = ActionSpec(tuple(ends[0]), tuple(ends[1]))
+        else:
+            action = policy.action
+            self._require_same_units(action, *ends)
+        hz = config.control_hz or (None if policy is None else policy.control_hz) or USUAL_HZ
+        unknown = policy is not None and policy.action_mode in (None, UNKNOWN)
+        mode = UNKNOWN if unknown else ABSOLUTE
+        self.spec = EnvSpec(ObsSpec({"state": (len(self._zero),)}), action, float(hz), mode, config.max_steps)
+        self._now = (self._zero if model is None else self._wide(np.clip(0.0, lower, upper), 0.0)).copy()
+        self._asked: Vector | None = None  # in this episode
+        self._start: Vector | None = None
+        if config.start:
+            if len(config.start) != len(self._zero):
+                raise BurnishError(
+                    f"env.start has {len(config.start)} numbers, and {robot.name} {len(self._zero)}: {self._names()}"
+                )
+            self._start = self._heard(np.array(config.start, np.float64))
+
+    def begin(self, seed: int) -> Vector:
+        self._asked = None
+        return self.where if self._model is None else self._model.state(self.where)
+
+    @property
+    def where(self) -> Vector:
+        """Where an episode begins, the gripper's fraction behind the joints."""
+        return self._now if self._start is None else self._start
+
+    @property
+    def start(self) -> Vector:
+        return self.where[: len(self.joints)]
+
+    def layout(self) -> str:
+        return "as its task begins"
+
+    def see(self, q: Vector, qd: Vector) -> None:
+        self._now = np.asarray(q, np.float64).copy()
+
+    def follow(self, q: Vector) -> None:
+        self._asked = np.asarray(q, np.float64).copy()
+
+    def observe(self) -> dict[str, Vector]:
+        return {"state": self._said(self._now)[None]}
+
+    def targets(self, action: Vector) -> Vector:
+        self._asked = self._heard(np.asarray(action, np.float64))
+        return self._asked.copy()
+
+    def judge(self, action: Vector) -> Unjudged:
+        return Unjudged(np.zeros(1), np.zeros(1, bool))
+
+    def holding(self) -> tuple[Vector, np.ndarray]:
+        """(the action that keeps the arm where it was sent last, which of its numbers are displacements)."""
+        held = self._now if self._asked is None else self._asked
+        return self._said(held), np.zeros(len(held), bool)
+
+    def _scale(self, lower: Vector, upper: Vector) -> tuple[Vector, Vector]:
+        """A number of ours is ``zero + unit * theirs``."""
+        config, n = self.config, len(lower)
+        unknown = [name for name in config.percent if name not in self.joints]
+        if unknown:
+            raise BurnishError(
+                f"env.percent names {unknown[0]!r}, which is no joint here; {did_you_mean(unknown[0], self.joints)}"
+            )
+        if config.units is Units.range:
+            zero, unit = (lower + upper) / 2, (upper - lower) / 200
+        else:
+            zero, unit = np.zeros(n), np.full(n, np.pi / 180 if config.units is Units.deg else 1.0)
+        percent = np.array([name in config.percent for name in self.joints])
+        zero, unit = np.where(percent, lower, zero), np.where(percent, (upper - lower) / 100, unit)
+        return self._wide(zero, 0.0), self._wide(unit, 1.0 if config.units is Units.rad else 0.01)
+
+    def _wide(self, joints: Vector, gripper: float) -> Vector:
+        return np.append(joints, gripper) if self.grips else np.asarray(joints, np.float64)
+
+    def _said(self, ours: Vector) -> Vector:
+        return (ours - self._zero) / self._unit
+
+    def _heard(self, theirs: Vector) -> Vector:
+        return self._zero + self._unit * theirs
+
+    def _names(self) -> str:
+        return ", ".join([*self.joints, *(["the gripper"] if self.grips else [])])
+
+    def _require_same_units(self, action: ActionSpec, low: Vector, high: Vector) -> None:
+        """Degrees that are taken for radians would send an arm to the ends of its ranges."""
+        if action.dim != len(low):
+            return  # that is refused where policy and world are compared
+        n, width = len(self.joints), (high - low)[: len(self.joints)]
+        least, most = np.array(action.low)[:n], np.array(action.high)[:n]
+        beyond = np.maximum(low[:n] - least, most - high[:n]) / width
+        here = f"env.units={self.config.units.value}"
+        if beyond.max() > TWICE:
+            i = int(beyond.argmax())
+            raise BurnishError(
+                f"the policy's set-points of {self.joints[i]} go from {least[i]:.4g} to {most[i]:.4g}, and with {here} "
+                f"that joint goes from {low[i]:.4g} to {high[i]:.4g}; it was made for other units"
+            )
+        if ((most - least) / width).max() < HARDLY:
+            raise BurnishError(
+                f"the policy's set-points of all joints need less than {HARDLY:.0%} of their ranges with {here} "
+                f"({self.joints[0]}: {least[0]:.4g} to {most[0]:.4g} of {low[0]:.4g} to {high[0]:.4g}); it was made "
+                "for other units"
+            )
