@@ -27,6 +27,7 @@ from ..errors import DeviceFault
 from ..scheduling import hurry
 from .line import Chain
 
+PATIENCE_S = 60.0  # for an answer: a spawned process on a busy machine imports for some of these
 IDLE_S = 0.02
 
 
@@ -106,12 +107,13 @@ class PtyProcess:
 
     def __init__(self, make: Callable[[], Chain]) -> None:
         context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve_chain, args=(make, theirs), daemon=True)
+        self._pipe, self._theirs = context.Pipe()
+        self._process = context.Process(target=_serve_chain, args=(make, self._theirs), daemon=True)
         self.path = ""
 
     def __enter__(self) -> PtyProcess:
         self._process.start()
+        self._theirs.close()  # so that its end is seen
         self.path = self._asked("path")
         return self
 
@@ -141,10 +143,13 @@ class PtyProcess:
         return np.array(t_ns), np.array(q)
 
     def _asked(self, question: str) -> Any:
-        self._pipe.send(question)
-        if not self._pipe.poll(20):
-            raise DeviceFault("the emulator's process does not answer; it may have ended with an error of its own")
-        return self._pipe.recv()
+        try:
+            self._pipe.send(question)
+            if not self._pipe.poll(PATIENCE_S):
+                raise DeviceFault(f"the emulator's process has not answered for {PATIENCE_S:g} s; is the machine busy?")
+            return self._pipe.recv()
+        except (OSError, EOFError) as error:
+            raise DeviceFault("the emulator's process ended with an error of its own, which it wrote above") from error
 
 
 def _serve_chain(make: Callable[[], Chain], pipe: Connection) -> None:
