@@ -39,6 +39,7 @@ from .rfs import RFSConfig
 from .rlif import RLIFConfig
 from .rlpd import RLPDConfig
 from .rpd import RPDConfig
+from .takeovers import TakeOvers
 
 
 class Needs(Enum):
@@ -55,7 +56,8 @@ class Needs(Enum):
 
 
 class Recorded(Enum):
-    """What becomes of recordings that are given as prior data."""
+    """What becomes of recordings that are given as prior data. It also decides what becomes of a person's take-overs:
+    whoever can learn from what was executed in a recording can learn from what a person executed (``takeovers_of``)."""
 
     unused = "unused"
     played = "played"  # decisions of the base's kind
@@ -131,6 +133,14 @@ def method_name(config: Any) -> str:
         if type(config) is method.config:
             return name
     raise BurnishError(f"{type(config).__name__} is not the configuration of a refinement; {did_you_mean('', CHOICES)}")
+
+
+def takeovers_of(config: Any) -> TakeOvers:
+    """What becomes of decisions in which a person at a robot played."""
+    if hasattr(config, "intervention"):
+        return TakeOvers.taught
+    stores_actions = CHOICES[method_name(config)].recorded in (Recorded.played, Recorded.executed)
+    return TakeOvers.executed if stores_actions and getattr(config, "reads_recordings", True) else TakeOvers.left_out
 
 
 def decision_ticks(config: Any, execute: int | None) -> int:
@@ -223,7 +233,7 @@ def prepare(
     replay = Replay(config.loop.capacity, env.num_envs, seed=derive(seed, "replay"), device=device)
     if hasattr(learner, "lessons"):  # people teach by doing too: prior data that grows
         prior = learner.lessons(replay, prior)
-    return OffPolicy(learner, view, replay, config.loop, prior=prior, seed=seed)
+    return OffPolicy(learner, view, replay, config.loop, prior=prior, takeovers=takeovers_of(config), seed=seed)
 
 
 class Prior(NamedTuple):

@@ -20,8 +20,9 @@ def q_against_return(learner: Any, replay: Replay, rows: int = 512) -> Metrics:
 
     Of the newest ``rows`` decisions those count whose episode is over. Behind a truncation the return is continued by
     the critic itself, once, at the cut; behind a termination there is nothing. Episodes that were cut off in mid-chunk
-    are left out, since no critic of chunks learns what such a chunk is worth. A soft critic adds entropy, the return
-    does not. ``learner.worth(batch)`` -> (B,) is the value of stored decisions; without it there is no such diagnostic.
+    are left out, since no critic of chunks learns what such a chunk is worth; so is what the replay leaves out. A soft
+    critic adds entropy, the return does not. ``learner.worth(batch)`` -> (B,) is the value of stored decisions; without
+    it there is no such diagnostic.
     """
     if not hasattr(learner, "worth") or len(replay) == 0:
         return {}
@@ -36,7 +37,7 @@ def q_against_return(learner: Any, replay: Replay, rows: int = 512) -> Metrics:
     inside = cut & (recent["steps"] < recent["action"].shape[-2])
     follows = follows.masked_fill(inside, math.nan)  # which spreads over the whole episode, and no further
     earned = returns_to_go(recent["reward"], recent["discount"], recent["ended"], follows)
-    over = (recent["ended"].flip(0).cumsum(0).flip(0) > 0) & earned.isfinite()
+    over = (recent["ended"].flip(0).cumsum(0).flip(0) > 0) & earned.isfinite() & replay.learnable(len(earned))
     if not bool(over.any()):
         return {}
     error = (q - earned)[over]

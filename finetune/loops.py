@@ -26,6 +26,7 @@ from ..policies.core.types import Learner, Metrics, Obs, Outcome
 from ..policies.core.wrapper import continues
 from .diagnostics import q_against_return
 from .rollout import Rollout
+from .takeovers import TakeOvers, as_executed, by_others
 
 
 class DecisionEnv(Protocol):
@@ -70,6 +71,7 @@ class Ledger:
         self._sums = torch.zeros(5, dtype=torch.float64, device=device)  # episodes, reward, ticks, successes, failures
         self._won = torch.zeros(num_envs, dtype=torch.bool, device=device)
         self._reports_success = False
+        self._hands = torch.zeros(2, dtype=torch.int64, device=device)  # ticks that others played, of so many
 
     def note(self, outcome: Outcome) -> None:
         self.decisions += len(outcome.reward)
@@ -78,6 +80,8 @@ class Ledger:
         if "success" in outcome.info:
             self._reports_success = True
             self._won |= outcome.info["success"].bool()
+        if "intervened" in outcome.info:
+            self._hands += torch.stack([outcome.info["intervened"].sum(), outcome.steps.sum()])
         ended = outcome.ended
         failed = outcome.terminated & ~self._won
         facts = torch.stack([torch.ones_like(self._running[0]), *self._running, self._won.double(), failed.double()])
@@ -92,7 +96,8 @@ class Ledger:
 
     def report(self) -> Metrics:
         """Means over the episodes since the last report; "reward" is discounted within each chunk only, and "failure"
-        is an end without success before the time is over."""
+        is an end without success before the time is over; "intervened" is the share of the ticks since then that
+        somebody else played, where the world says who did."""
         metrics: Metrics = {"decisions": self.decisions, "control_steps": self.ticks}
         count, reward, ticks, successes, failures = self._sums.tolist()
         if count:
@@ -100,16 +105,21 @@ class Ledger:
             if self._reports_success:
                 metrics |= {"episode/success": successes / count, "episode/failure": failures / count}
         self._sums.zero_()
+        theirs, known = self._hands.tolist()
+        if known:
+            metrics["intervened"] = theirs / known
+            self._hands.zero_()
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        kept = {name: getattr(self, f"_{name}").clone() for name in ("running", "sums", "won")}
+        kept = {name: getattr(self, f"_{name}").clone() for name in ("running", "sums", "won", "hands")}
         return {"decisions": self.decisions, "ticks": self.ticks.clone(), "success": self._reports_success, **kept}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.decisions, self._reports_success = int(state["decisions"]), bool(state["success"])
         self.ticks = state["ticks"].clone()
         self._running, self._sums, self._won = (state[name].clone() for name in ("running", "sums", "won"))
+        self._hands = state.get("hands", torch.zeros_like(self._hands)).clone()  # older states do not know of it
 
 
 class _Interaction:
@@ -162,7 +172,8 @@ class _Interaction:
 
 
 class OnPolicy(_Interaction):
-    """An iteration is ``decisions_per_update`` decisions of every world, then one ``update`` on exactly those."""
+    """An iteration is ``decisions_per_update`` decisions of every world, then one ``update`` on exactly those, of which
+    the learner leaves out what somebody else played (`takeovers.py`)."""
 
     def __init__(self, learner: Learner, env: DecisionEnv, *, decisions_per_update: int, seed: int = 0) -> None:
         super().__init__(learner, env, seed)
@@ -213,7 +224,8 @@ SLICE = 50  # initial updates in one iteration: between iterations a run can be 
 class OffPolicy(_Interaction):
     """An iteration is one decision of every world, and the updates that are owed for it: ``updates_per_decision`` per
     *stored decision*, so 40 worlds owe 40 times what one owes; fractions add up. The ``initial_updates`` stand between
-    the warm-up and the next decision, as iterations in which nothing is played."""
+    the warm-up and the next decision, as iterations in which nothing is played. ``takeovers`` says what becomes of
+    decisions in which somebody else played; what is not stored owes nothing."""
 
     def __init__(
         self,
@@ -223,10 +235,11 @@ class OffPolicy(_Interaction):
         config: OffPolicyConfig,
         *,
         prior: Replay | None = None,
+        takeovers: TakeOvers = TakeOvers.left_out,
         seed: int = 0,
     ) -> None:
         super().__init__(learner, env, seed)
-        self.replay, self.prior, self.config = replay, prior, config
+        self.replay, self.prior, self.config, self.takeovers = replay, prior, config, takeovers
         self.owed = 0.0
         self.study = config.initial_updates  # what is left of them
         # Facts of the outcome that a learner wants stored besides the base columns, such as "executed".
@@ -271,9 +284,20 @@ class OffPolicy(_Interaction):
 
     def store(self, obs: Obs, action: Tensor, columns: dict[str, Tensor], outcome: Outcome, *, warm: bool) -> None:
         """Remember it, and what is owed for it."""
-        self.replay.record(obs, action, outcome, columns)
+        others = None if self.takeovers is TakeOvers.taught else by_others(outcome)
+        stored = self.env.num_envs
+        if others is not None:
+            self.replay.cut(others)
+            if self.takeovers is TakeOvers.left_out:
+                stored -= int(others.sum())
+            elif "executed" not in columns:  # else the learner reads that
+                action = as_executed(action, outcome, others)
+        if stored:
+            self.replay.record(obs, action, outcome, columns)
+        if others is not None and 0 < stored < self.env.num_envs:
+            self.replay.leave_out(others)
         if not warm:
-            self.owed += self.config.updates_per_decision * self.env.num_envs
+            self.owed += self.config.updates_per_decision * stored
 
     def due(self) -> int:
         """The whole updates that are owed, which whoever asks is to make; the fraction stays."""
@@ -289,7 +313,10 @@ class OffPolicy(_Interaction):
         return metrics
 
     def report(self) -> Metrics:
-        return {**super().report(), **q_against_return(self.learner, self.replay)}
+        found = {**super().report(), **q_against_return(self.learner, self.replay)}
+        if self.takeovers is TakeOvers.taught:
+            found.pop("intervened", None)  # such a learner says it itself, of the latest ticks that it remembers
+        return found
 
     def _batch(self) -> dict[str, Any]:
         config = self.config

@@ -8,7 +8,8 @@ the wrong observation; here every row bootstraps from where it led. A minibatch 
 observations are encoded once. Advantages are normalised once per update by default, because a minibatch's own mean and
 deviation are noise; ``normalize=minibatch`` is the published way. Gradients are clipped to a norm of 1 (DPPO and
 ReinFlow: not at all, but for two tasks). On a CPU a minibatch passes in slices whose gradients add up to its own: what
-a slice leaves for the way back stays in the caches, and its memory is used again instead of asked for anew.
+a slice leaves for the way back stays in the caches, and its memory is used again instead of asked for anew. Decisions
+in which somebody else played teach nothing, and end the sum over later rewards (`takeovers.py`).
 """
 
 from __future__ import annotations
@@ -118,17 +119,23 @@ class RewardScale:
         self._running = torch.zeros(num_envs, dtype=torch.float64, device=device)
         self._moments = torch.zeros(3, dtype=torch.float64, device=device)  # count, mean, sum of squared deviations
 
-    def __call__(self, reward: Tensor, discount: Tensor, ended: Tensor, clip: float) -> Tensor:
-        """(T, N), in the order of time; the statistics include these rewards."""
-        for r, d, end in zip(reward, discount, ended, strict=True):
+    def __call__(
+        self, reward: Tensor, discount: Tensor, ended: Tensor, clip: float, own: Tensor | None = None
+    ) -> Tensor:
+        """(T, N), in the order of time; the statistics include these rewards, but for those that are not our ``own``,
+        before which a sum has ended."""
+        for t, (r, d, end) in enumerate(zip(reward, discount, ended, strict=True)):
             self._running = r + self._running
-            self._absorb(self._running)
+            self._absorb(self._running if own is None else self._running[own[t]])
+            over = end if own is None else end | ~own[t]
             # The sum so far is worth d of itself one decision later; a new episode begins at nothing.
-            self._running = torch.where(end, torch.zeros_like(self._running), d * self._running)
+            self._running = torch.where(over, torch.zeros_like(self._running), d * self._running)
         deviation = (self._moments[2] / self._moments[0]).sqrt()
         return (reward / deviation.clamp(min=1e-8)).to(reward).clamp(-clip, clip)
 
     def _absorb(self, x: Tensor) -> None:
+        if not len(x):
+            return
         count, mean, squares = self._moments
         total, delta = count + len(x), x.mean() - mean
         merged = squares + (x - x.mean()).square().sum() + delta.square() * count * len(x) / total
@@ -232,10 +239,13 @@ class PPO:
         self._set_rates()
         rows, before = self._prepare(batch)
         count = len(rows["advantage"])
-        size = min(self.config.minibatch, count)
-        if self.config.execution is Execution.cudagraph and count % size:
+        if not count:
+            return before  # somebody else played all of it
+        played = batch["reward"].numel()
+        size, graphed = min(self.config.minibatch, played), self.config.execution is Execution.cudagraph
+        if graphed and played % size:
             raise BurnishError(
-                f"execution=cudagraph replays minibatches of one size, but {count} decisions do not divide into "
+                f"execution=cudagraph replays minibatches of one size, but {played} decisions do not divide into "
                 f"minibatches of {size}; change minibatch, or use execution=eager"
             )
         train_actor = self.updates >= self.config.critic_warmup
@@ -243,8 +253,10 @@ class PPO:
         stopped = False
         for _ in range(self.config.epochs):
             order = torch.randperm(count, generator=self.rows).to(self.device)
+            if graphed and count % size:  # decisions were left out; some of the others count twice
+                order = order.repeat(-(-size // count) + 1)[: -(-count // size) * size]
             # Minibatches of equal size, give or take a row, that leave none out.
-            for chosen in order.tensor_split(-(-count // size)):
+            for chosen in order.tensor_split(-(-len(order) // size)):
                 metrics = self._descend[train_actor](_take(rows, chosen))
                 if self.config.target_kl is not None and train_actor and metrics["kl"] > self.config.target_kl:
                     stopped = True
@@ -273,11 +285,21 @@ class PPO:
         led = batch["bootstrap"]
         following[led["rows"]] = self._values(led["obs"])
         reward = batch["reward"]
+        ended, own = batch["ended"], None
+        if "others" in batch:
+            # A sum ends where somebody takes over; what was to follow is the value of the state in which they did.
+            own = ~batch["others"]
+            ended = ended | torch.cat([batch["others"][1:], torch.zeros_like(ended[:1])])
         if self.scale is not None:
-            reward = self.scale(reward, batch["discount"], batch["ended"], self.config.reward_clip)
+            reward = self.scale(reward, batch["discount"], ended, self.config.reward_clip, own)
         value, following = value.view(shape), following.view(shape)
-        advantage, target = gae(reward, batch["discount"], batch["ended"], value, following, self.config.lam)
+        advantage, target = gae(reward, batch["discount"], ended, value, following, self.config.lam)
         rows |= {"advantage": advantage.flatten(), "target": target.flatten(), "value": value.flatten()}
+        if own is not None:
+            rows = _take(rows, own.flatten().nonzero()[:, 0])
+            advantage, value = rows["advantage"], rows["value"]
+        if not len(rows["advantage"]):
+            return rows, {}
         if self.config.normalize is Normalize.update:
             rows["advantage"] = self._normalized(rows["advantage"])
         report: Metrics = {

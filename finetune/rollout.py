@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..policies.core.tree import Tree, index, map_tree
 from ..policies.core.types import Obs, Outcome
+from .takeovers import by_others
 
 FACTS = ("reward", "discount", "ended", "terminated", "steps")
 
@@ -23,6 +24,7 @@ class Rollout:
         self._obs: Tree = {}
         self._columns: Tree = {}
         self._led: list[tuple[Tensor, Obs]] = []  # (flat rows t * N + n, their next_obs)
+        self._others: Tensor | None = None  # (T, N): in which decisions anybody else played
 
     def add(self, obs: Obs, columns: Mapping[str, Tensor], outcome: Outcome) -> None:
         given = {**columns, **{name: getattr(outcome, name) for name in FACTS}}
@@ -38,13 +40,20 @@ class Rollout:
             ends = torch.arange(self.num_envs, device=outcome.ended.device)
         if len(ends):
             self._led.append((self.filled * self.num_envs + ends, index(outcome.next_obs, ends)))
+        others = by_others(outcome)
+        if others is not None:
+            if self._others is None:
+                self._others = others.new_zeros(self.length, self.num_envs)
+            self._others[self.filled] = others
         self.filled += 1
 
     def batch(self) -> dict[str, Any]:
-        """Columns and obs (T, N, ...); "bootstrap" holds "rows" (M,) into the flattened T * N and their "obs"."""
+        """Columns and obs (T, N, ...); "bootstrap" holds "rows" (M,) into the flattened T * N and their "obs". Where
+        somebody else played, "others" (T, N) says in which decisions."""
         rows, led = zip(*self._led, strict=True)
         seen = {key: torch.cat([obs[key] for obs in led]) for key in led[0]}
-        return {**self._columns, "obs": self._obs, "bootstrap": {"rows": torch.cat(rows), "obs": seen}}
+        others = {} if self._others is None else {"others": self._others}
+        return {**self._columns, **others, "obs": self._obs, "bootstrap": {"rows": torch.cat(rows), "obs": seen}}
 
 
 def flat(batch: Mapping[str, Any]) -> dict[str, Any]:

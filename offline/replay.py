@@ -44,6 +44,7 @@ class Replay:
         self._free: list[int] = []
         self._head: Obs = {}  # where the newest row led, per world
         self._weights: Tensor | None = None
+        self._void: Tensor | None = None  # (rows, N): decisions that are never drawn; None while there are none
 
     @property
     def filled(self) -> int:
@@ -70,18 +71,29 @@ class Replay:
         if self.added >= self.rows:
             self._free += [slot for slot in self._final_at[row].tolist() if slot >= 0]
         self._final_at[row] = -1
+        if self._void is not None:
+            self._void[row] = False
         self._keep_finals(row, self._columns["ended"][row])
         self.added += 1
         self._weights = None
 
-    def cut(self) -> None:
-        """The worlds are about to be reset from outside: the newest row is the last of its episodes, as if they had
-        been truncated there. Else the first observations to come would pass for where that row led."""
+    def cut(self, worlds: Tensor | None = None) -> None:
+        """What comes next is not a continuation, in ``worlds`` (N,) or in all: they are about to be reset from outside,
+        or somebody else plays. The newest row is the last of its episodes there, as if they had been truncated. Else
+        what is yet to come would pass for what that row led to."""
         if self.added == 0:
             return
         row = (self.added - 1) % self.rows
-        self._keep_finals(row, ~self._columns["ended"][row])
-        self._columns["ended"][row] = True
+        ended = self._columns["ended"][row]
+        cut = torch.ones_like(ended) if worlds is None else worlds.to(self.device)
+        self._keep_finals(row, cut & ~ended)
+        self._columns["ended"][row] = ended | cut
+
+    def leave_out(self, worlds: Tensor) -> None:
+        """The newest row is never drawn in ``worlds`` (N,), which must not be all, and was ``cut`` before it there."""
+        if self._void is None:
+            self._void = torch.zeros_like(self._final_at, dtype=torch.bool)
+        self._void[(self.added - 1) % self.rows] = worlds
 
     def _keep_finals(self, row: int, mask: Tensor) -> None:
         """Keep the head of the worlds of ``mask`` (N,) as where ``row`` led."""
@@ -198,6 +210,12 @@ class Replay:
         order = self._row(torch.arange(first, self.filled, device=self.device))
         return {**index(self._columns, order), "obs": index(self._obs, order)}
 
+    def learnable(self, rows: int | None = None) -> Tensor:
+        """(T, N), in the order of ``latest``: all but what was left out."""
+        first = 0 if rows is None else max(0, self.filled - rows)
+        order = self._row(torch.arange(first, self.filled, device=self.device))
+        return torch.ones_like(self._final_at[order], dtype=torch.bool) if self._void is None else ~self._void[order]
+
     def reweigh(self, weights: Tensor | None) -> None:
         """Sample in proportion to ``weights`` (T, N), in the order of ``latest()``, until the next ``add``."""
         if weights is None:
@@ -207,13 +225,20 @@ class Replay:
         # The comparison is written so that a NaN fails it.
         if tuple(weights.shape) != shape or not bool((weights >= 0).all()) or not 0 < float(weights.sum()) < math.inf:
             raise BurnishError(f"weights must be finite numbers of at least 0, not all 0, and of shape {shape}")
-        self._weights = weights.to(self.device).flatten().double().cumsum(0)
+        self._weights = (weights.to(self.device) * self.learnable()).flatten().double().cumsum(0)
 
     def _draw(self, batch: int) -> Tensor:
         if len(self) == 0:
             raise BurnishError("the replay is empty; collect some decisions (warmup) before the first update")
         if self._weights is None:
-            return torch.randint(0, len(self), (batch,), generator=self.generator, device=self.device)
+            flat = torch.randint(0, len(self), (batch,), generator=self.generator, device=self.device)
+            # What was left out is drawn anew: each row holds at least one decision that was not.
+            while self._void is not None:
+                void = self._void[self._row(flat // self.num_envs), flat % self.num_envs].nonzero()[:, 0]
+                if not len(void):
+                    break
+                flat[void] = torch.randint(0, len(self), (len(void),), generator=self.generator, device=self.device)
+            return flat
         u = torch.rand(batch, generator=self.generator, device=self.device, dtype=torch.float64)
         return torch.searchsorted(self._weights, u * self._weights[-1], right=True).clamp(max=len(self) - 1)
 
@@ -254,6 +279,7 @@ class Replay:
             "free": list(self._free),
             "head": dict(self._head),
             "generator": self.generator.get_state(),
+            **({} if self._void is None else {"void": self._void[: self.filled]}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -276,6 +302,7 @@ class Replay:
             return room
 
         self._obs, self._columns = map_tree(unfold, state["obs"]), map_tree(unfold, state["columns"])
+        self._void = unfold(state["void"]) if "void" in state else None
         self._final_at.fill_(-1)
         self._final_at[: len(state["final_at"])] = state["final_at"]
         self.generator.set_state(state["generator"].cpu())

@@ -54,7 +54,7 @@ from .env import RobotEnv
 from .errors import RobotError
 from .export import ExportConfig, source
 from .export import export as run_export
-from .eyes import sighted
+from .eyes import require_shown, sighted
 from .fitting import narrower, stricter
 from .grasp import grasped
 from .joints import Joints, JointsConfig
@@ -64,7 +64,7 @@ from .receding import Receding
 from .recorder import Demonstrator, Nobody, play, recording
 from .robots import ROBOTS, Hardware, connection, inspected, spec_of, stage_for, with_model
 from .shadow import Log, ShadowEnv, page, summary, watch
-from .supervisor import ByHand, Gamepad, Keyboard
+from .supervisor import Gamepad, Keyboard
 
 CHECKPOINT: dict[str, type] = {"checkpoint": CheckpointConfig}
 ACTING: dict[str, type] = {**CHECKPOINT, "bundle": BundleConfig, "remote": ServedConfig}
@@ -315,7 +315,11 @@ def _body(config: RobotVerb, acting: Acting | None) -> Iterator[tuple[Any, Mappi
     with sighted(body, config.cameras, policy) as seeing:
         if acting is not None and acting.learn is not None:
             told = acting.learn(seeing.spec)
-            say(f"{acting.where} says nothing of itself; it answers with {told.horizon} actions of {told.action.dim}")
+            require_shown(config.cameras, told)
+            say(
+                f"{acting.where} says nothing of itself; it answers with {told.horizon} actions of {told.action.dim}, "
+                f"which are taken to be {1 / seeing.spec.control_hz:.3f} s apart"
+            )
         if acting is not None:
             for name in require_fit(acting, seeing.spec):
                 say(f"note: {acting.where} does not say its {name}, so it was not compared with the robot's")
@@ -351,9 +355,9 @@ def _require_quick(config: RobotVerb, body: Any, thinks: Mapping[str, float]) ->
         raise BurnishError("the policy is slower than its own control rate; export it, or run it on a faster machine")
 
 
-def _person(config: Any, body: Any) -> ByHand:
+def _person(config: Any, body: Any) -> Keyboard | Gamepad:
     dim = body.spec.action.dim
-    return ByHand(Keyboard(dim) if config.supervisor == "keyboard" else Gamepad(dim, Path(config.gamepad)), body)
+    return Keyboard(dim) if config.supervisor == "keyboard" else Gamepad(dim, Path(config.gamepad))
 
 
 def _supervisor(config: RecordConfig, body: Any, world: Mapping[str, Any] | None) -> tuple[Any, Callable[[int], None]]:
@@ -377,10 +381,10 @@ def _write(folder: str | None, name: str, data: Mapping[str, Any]) -> None:
 
 
 def _dry_run(config: DeployConfig, acting: Acting, body: Any, seed: int) -> int:
-    here, target = first_step(config.robot, acting, body, seed)
+    here, target, gripper = first_step(config.robot, acting, body, seed)
     say(f"the joints are at {here.round(3).tolist()} rad")
     say(f"the first set-points would be {target.round(3).tolist()}, {np.abs(target - here).max():.3f} rad away")
-    say("nothing was moved")
+    say(f"the gripper would be {gripper[0]:.0%} open; nothing was moved" if gripper else "nothing was moved")
     return 0
 
 

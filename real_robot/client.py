@@ -20,12 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..policies.core.announced import announced, sent, shown, wanted
-from ..policies.core.connection import Connection, ServerRefused
+from ..policies.core.connection import Connection, ServerRefused, same
 from ..policies.core.errors import BurnishError
 from ..policies.core.spec import EnvSpec, PolicySpec, dtype_of
 from .clock import SECOND, Clock, MonotonicClock, ns
 from .errors import Refused, RobotError
 
+FIRST_S = 120.0  # for the first answer of all, before which a server may compile
 LARGEST_REPLY = 2**20  # bytes; a chunk of 50 actions of 32 joints in double precision has 13 kB
 
 
@@ -144,7 +145,9 @@ class PolicyClient:
         """What an answer about ``world`` shows; its actions are in the units of that."""
         names, shapes = wanted(self.config.keys, world), world.obs.shapes
         blank = {key: np.zeros(shapes[key], str(dtype_of(key)).removeprefix("torch.")) for key in names}
-        reply = self._exchange(self._message({key: sent(key, x) for key, x in blank.items()}))
+        assert self._connection is not None, "the settings were checked by connecting"
+        with self._connection.patient(FIRST_S):
+            reply = self._exchange(self._message({key: sent(key, x) for key, x in blank.items()}))
         actions = reply.get("actions")
         if not isinstance(actions, np.ndarray):
             raise Refused(f"{self._where} answers without actions, but with {sorted(map(str, reply))}")
@@ -215,7 +218,7 @@ class PolicyClient:
                 prove=not self.config.send_key,
                 limit=LARGEST_REPLY,
             )
-            if self._failures and made.metadata != self.metadata:
+            if self._failures and not same(made.metadata, self.metadata):
                 made.close()
                 raise BurnishError(f"the server at {self.config.url} came back as another one; start anew")
         except BurnishError as error:

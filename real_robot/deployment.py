@@ -15,7 +15,7 @@ from ..policies.core.errors import BurnishError
 from .acting import Acting, Still
 from .chunks import Chunks
 from .discovery import make_adapter
-from .env import Body, RobotEnv, joined, parted
+from .env import RobotEnv, joined, parted
 from .errors import RobotError
 from .receding import Receding, RobotTime
 from .robots import ROBOTS, Hardware
@@ -189,9 +189,9 @@ def name_of(robot: Any) -> str:
     return robot.name if isinstance(robot, Hardware) else known[0]
 
 
-def first_step(robot: Any, acting: Acting, body: Any, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """(where the joints are, the first set-points that the policy asks for), in rad. Hardware is read, a model begins
-    where the episode does, and nothing is moved."""
+def first_step(robot: Any, acting: Acting, body: Any, seed: int) -> tuple[np.ndarray, np.ndarray, list[float] | None]:
+    """(where the joints are, the first set-points that the policy asks for, in rad, and of the gripper). Hardware is
+    read, a model begins where the episode does, and nothing is moved."""
     body.begin(seed)
     here, gripper = body.start, 0.0
     if isinstance(robot, Hardware):
@@ -207,11 +207,8 @@ def first_step(robot: Any, acting: Acting, body: Any, seed: int) -> tuple[np.nda
     seen = acting.view(still)
     controller.reset(torch.ones(1, dtype=torch.bool), [seed])
     seen.step(controller.step(seen.reset(None, [seed])))
-    return here, _targets(body, still)
-
-
-def _targets(body: Body, still: Still) -> np.ndarray:
-    return parted(body, body.targets(np.clip(still.asked, body.spec.action.low, body.spec.action.high)))[0]
+    asked = body.targets(np.clip(still.asked, body.spec.action.low, body.spec.action.high))
+    return here, *parted(body, asked)
 
 
 def kept(reports: Sequence[Mapping[str, Any]]) -> str:

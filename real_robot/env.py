@@ -36,6 +36,7 @@ from .link import Link, Snapshot
 from .safe_robot import Rung
 from .supervisor import NOTHING, Supervisor, Word
 
+FULL_RANGES_PER_S = 0.1  # by a key that is held, of an action that says where to go
 FIRST_S = 5.0  # until a camera's first picture
 OVERLAP = 1.5  # of a tick: so long is a set-point good for, so that a policy may be late by half a tick
 
@@ -64,6 +65,10 @@ class Body(Protocol):
     def targets(self, action: np.ndarray) -> np.ndarray: ...
     def judge(self, action: np.ndarray) -> Judgement: ...
 
+    # For whom a person's keys are to move:
+    def follow(self, q: np.ndarray) -> None: ...  # what is commanded next begins there
+    def holding(self) -> tuple[np.ndarray, np.ndarray]: ...  # action that holds the robot; which numbers displace
+
 
 Stage = Callable[[Body, int], Link]  # begin an episode of that seed; the robot is held, where the episode begins
 
@@ -90,6 +95,8 @@ class RobotEnv:
         self._period_ns = ns(1 / self.spec.control_hz)
         self._tick = self._next_ns = 0
         self._word = NOTHING  # about the tick to come
+        self._by_hand = bool(getattr(supervisor, "moves", False))
+        self._held = False  # somebody plays instead of the policy
 
     @property
     def link(self) -> Link:
@@ -103,19 +110,24 @@ class RobotEnv:
             current = self._seeds.begin(torch.ones(1, dtype=torch.bool), seeds)
             self._link = self._stage(self.body, int(current[0]))
             self._see(self.link.state())
-            self._tick, self._next_ns = 0, self.link.clock.now_ns()
+            self._tick, self._next_ns, self._held = 0, self.link.clock.now_ns(), False
             self._word = self._listen()
         return self._observe()
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         spec, link = self.spec, self.link
         requested = action[0].detach().cpu().numpy().astype(np.float64)
+        if not np.isfinite(requested).all():
+            raise RobotError(f"the policy asks for {requested.tolist()}, which are no numbers to send to a robot")
         late = link.clock.now_ns() > self._next_ns + (OVERLAP - 1) * self._period_ns
         word = self._word.renewed(self._listen()) if late else self._word
         if word.stop:
             link.stop()
         taken = word.action is not None
-        wanted = requested if word.action is None else self._middle + self._half * word.action
+        wanted = requested if word.action is None else self._played(word.action)
+        if self._by_hand and self._held and not taken:
+            link.blend()
+        self._held = taken
         executed = np.clip(wanted, spec.action.low, spec.action.high)
         targets = self.body.targets(executed)
         now_ns = link.clock.now_ns()
@@ -161,6 +173,29 @@ class RobotEnv:
 
     def _listen(self) -> Word:
         return NOTHING if self.supervisor is None else self.supervisor.poll(self.body.observe())
+
+    def _played(self, person: np.ndarray) -> np.ndarray:
+        """In the units of the actuators, what a supervisor plays."""
+        if not self._by_hand:
+            return self._middle + self._half * person
+        if not self._held:
+            self._take_hold()
+        return self._middle + self._half * self._goes(person)
+
+    def _take_hold(self) -> None:
+        """What was asked of the robot may be far ahead of it: whoever takes it over finds it standing still, as soon as
+        it has braked."""
+        now, joints = self.link.state(), self.link.about["joints"]
+        braking = np.array([joint["acceleration"] for joint in joints])
+        rest = now.sent + now.qd * np.abs(now.qd) / (2 * braking)
+        self.body.follow(joined(self.body, rest, now.qd, now.gripper)[0])
+
+    def _goes(self, moved: np.ndarray) -> np.ndarray:
+        """The action in [-1, 1] that moves the robot so far from where it was sent last. Where a number says where to
+        go, a key that is let go must not send the arm to the middle of its range."""
+        held, displaces = self.body.holding()
+        step = 2 * FULL_RANGES_PER_S / self.spec.control_hz
+        return np.where(displaces, moved, np.clip((held - self._middle) / self._half + step * moved, -1, 1))
 
     def _retire(self) -> None:
         if self._link is not None:

@@ -63,9 +63,18 @@ def sighted(body: Any, cameras: Mapping[str, Any], policy: PolicySpec | None) ->
             camera = stack.enter_context(closing(OpenCVCamera(config)))
             camera.open()
             watched = Watched(camera, config.frozen_after) if config.frozen_after else camera
-            shape = wanted.get(KEY + name, config.size)[-2:]
+            shape = tuple(wanted.get(KEY + name, config.size))[-2:]
+            if config.size and shape != tuple(config.size):
+                raise BurnishError(f"the policy wants pictures of {list(shape)}; leave out cameras.{name}.size")
             eyes[name] = Fitted(watched, config.turn, config.fit, (shape[0], shape[1]) if shape else None)
         yield Sighted(body, eyes, MonotonicClock(), {name: config.oldest_s for name, config in configs.items()})
+
+
+def require_shown(cameras: Mapping[str, Any], policy: PolicySpec) -> None:
+    """Of a policy that says what it sees when the cameras are open already."""
+    unseen = sorted(name for name in cameras if KEY + name not in policy.obs.shapes)
+    if unseen:
+        raise BurnishError(f"policy.keys does not name image.{unseen[0]}, so nobody would see it; leave the camera out")
 
 
 def _config(name: str, said: Any) -> EyeConfig:

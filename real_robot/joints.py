@@ -31,6 +31,7 @@ from .adapter import RobotSpec, Vector
 ABSOLUTE = "joint_target"
 UNKNOWN = "unknown"  # what the recordings of others say of their actions
 USUAL_HZ = 30.0
+MOST_HZ = 1000.0
 TWICE = 2.0  # a policy's set-points that need so many ranges of a joint are no angles of it
 HARDLY = 0.05  # of every joint's range: nor are these
 
@@ -50,10 +51,9 @@ class JointsConfig:
     start: list[float] = field(default_factory=list)  # where episodes begin, in these units; empty: where the arm is
 
     def __post_init__(self) -> None:
-        if self.max_steps < 1 or not (self.control_hz is None or 0 < self.control_hz <= 1000):
+        if self.max_steps < 1 or not np.isfinite(self.start).all():
             raise BurnishError(
-                f"env.max_steps={self.max_steps} must be at least 1, and env.control_hz={self.control_hz} lie in (0, "
-                "1000]"
+                f"env.max_steps={self.max_steps} must be at least 1, and env.start={self.start} hold finite numbers"
             )
 
 
@@ -83,16 +83,19 @@ class Joints:
         self.ranges = np.stack([lower, upper], axis=1)
         self._zero, self._unit = self._scale(lower, upper)
         ends = np.sort(self._said(np.stack([self._wide(lower, 0.0), self._wide(upper, 1.0)])), axis=0)
-        if policy is None:
-            action = ActionSpec(tuple(ends[0]), tuple(ends[1]))
-        else:
-            action = policy.action
-            self._require_same_units(action, *ends)
-        hz = config.control_hz or (None if policy is None else policy.control_hz) or USUAL_HZ
+        if policy is not None and policy.action.dim == len(self._zero):  # if not, others refuse it
+            self._require_same_units(policy.action, *ends)
+            # A person may move the robot where the policy does not.
+            ends = np.stack([np.minimum(ends[0], policy.action.low), np.maximum(ends[1], policy.action.high)])
+        action = ActionSpec(tuple(ends[0]), tuple(ends[1]))
+        told = None if policy is None else policy.control_hz
+        hz = next(x for x in (config.control_hz, told, USUAL_HZ) if x is not None)
+        if not 0 < hz <= MOST_HZ:
+            raise BurnishError(f"control_hz={hz:g} must lie in (0, {MOST_HZ:g}]; give env.control_hz=...")
         unknown = policy is not None and policy.action_mode in (None, UNKNOWN)
         mode = UNKNOWN if unknown else ABSOLUTE
         self.spec = EnvSpec(ObsSpec({"state": (len(self._zero),)}), action, float(hz), mode, config.max_steps)
-        self._now = (self._zero if model is None else self._wide(np.clip(0.0, lower, upper), 0.0)).copy()
+        self._now = self._rest = self._wide(np.clip(0.0, lower, upper), 0.0)
         self._asked: Vector | None = None  # in this episode
         self._start: Vector | None = None
         if config.start:
@@ -101,9 +104,12 @@ class Joints:
                     f"env.start has {len(config.start)} numbers, and {robot.name} {len(self._zero)}: {self._names()}"
                 )
             self._start = self._heard(np.array(config.start, np.float64))
+            if self.grips and not 0 <= self._start[-1] <= 1:
+                raise BurnishError(f"env.start={config.start} ends with a gripper that is wider open than it can be")
 
     def begin(self, seed: int) -> Vector:
         self._asked = None
+        self._now = self._now if self._model is None else self._rest  # a model begins each time as it did
         return self.where if self._model is None else self._model.state(self.where)
 
     @property
@@ -116,7 +122,7 @@ class Joints:
         return self.where[: len(self.joints)]
 
     def layout(self) -> str:
-        return "as its task begins"
+        return ""
 
     def see(self, q: Vector, qd: Vector) -> None:
         self._now = np.asarray(q, np.float64).copy()
@@ -168,20 +174,21 @@ class Joints:
         return ", ".join([*self.joints, *(["the gripper"] if self.grips else [])])
 
     def _require_same_units(self, action: ActionSpec, low: Vector, high: Vector) -> None:
-        """Degrees that are taken for radians would send an arm to the ends of its ranges."""
-        if action.dim != len(low):
-            return  # that is refused where policy and world are compared
-        n, width = len(self.joints), (high - low)[: len(self.joints)]
-        least, most = np.array(action.low)[:n], np.array(action.high)[:n]
-        beyond = np.maximum(low[:n] - least, most - high[:n]) / width
+        """Degrees that are taken for radians would send an arm to the ends of its ranges. Degrees and -100 to 100 are
+        of one size, and cannot be told apart."""
+        names, width = self._names().split(", "), high - low
+        least, most = np.array(action.low), np.array(action.high)
+        beyond = np.maximum(low - least, most - high) / width
         here = f"env.units={self.config.units.value}"
         if beyond.max() > TWICE:
             i = int(beyond.argmax())
             raise BurnishError(
-                f"the policy's set-points of {self.joints[i]} go from {least[i]:.4g} to {most[i]:.4g}, and with {here} "
-                f"that joint goes from {low[i]:.4g} to {high[i]:.4g}; it was made for other units"
+                f"the policy's set-points of {names[i]} go from {least[i]:.4g} to {most[i]:.4g}, and with {here} "
+                f"it goes from {low[i]:.4g} to {high[i]:.4g}; it was made for other units"
             )
-        if ((most - least) / width).max() < HARDLY:
+        # A joint that may turn twice around needs few of its radians; nothing needs so few of its degrees.
+        n = len(self.joints)
+        if self.config.units is not Units.rad and ((most - least) / width)[:n].max() < HARDLY:
             raise BurnishError(
                 f"the policy's set-points of all joints need less than {HARDLY:.0%} of their ranges with {here} "
                 f"({self.joints[0]}: {least[0]:.4g} to {most[0]:.4g} of {low[0]:.4g} to {high[0]:.4g}); it was made "

@@ -104,6 +104,10 @@ class Link(ABC):
     def recover(self) -> Snapshot:
         return self._order(Order.RECOVER, lambda s: s.phase is Phase.INACTIVE)
 
+    def blend(self) -> None:
+        """Somebody else plans from now on: the speed grows anew, as after the start. Nothing is waited for."""
+        self._send(Order.BLEND)
+
     def plan(
         self,
         targets: np.ndarray,

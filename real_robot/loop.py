@@ -27,6 +27,7 @@ class Order(StrEnum):
     START = "start"
     STOP = "stop"
     RECOVER = "recover"
+    BLEND = "blend"
     QUIT = "quit"
 
 
@@ -163,6 +164,8 @@ class ControlLoop:
                 self.robot.ramp("an order to stop")
             elif order is Order.RECOVER:
                 self.robot.recover()
+            elif order is Order.BLEND:
+                self.robot.blend()
             elif order is Order.QUIT:
                 self._leaving = True
         except RobotError as error:

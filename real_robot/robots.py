@@ -226,7 +226,9 @@ def _in_person(connect: Callable[[], Link], supervisor: Supervisor) -> Stage:
 
     def stage(body: Any, seed: int) -> Link:
         body.begin(seed)
-        supervisor.ready(f"Lay things out as this episode has them ({body.layout()}), stand clear")
+        what = body.layout()
+        things = f"as this episode has them ({what})" if what else "for the next episode"
+        supervisor.ready(f"Lay things out {things}, stand clear")
         link = connect()
         try:
             state = link.start()

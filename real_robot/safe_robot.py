@@ -180,6 +180,10 @@ class SafeRobot:
             self._finish(StopKind.HOLD)
         return StepInfo(self._state, fresh, self._sent.copy(), self._rung, self._changed)
 
+    def blend(self) -> None:
+        """The speed grows anew, as after the start: somebody else asks from now on, and may mean another place."""
+        self._began_ns = self.clock.now_ns()
+
     def ramp(self, why: str) -> None:
         """Come to rest over the next steps, and stay."""
         if self._rung not in (Rung.RAMP, Rung.STOPPED):

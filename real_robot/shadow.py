@@ -5,7 +5,7 @@ tick the set-point that would have been sent is passed through a guard of its ow
 robot was and where it went.
 
 The robot does not follow, so what a policy remembers of its own set-points would drift away from the arm; therefore
-each tick begins anew, as if the set-points so far had been where the robot is (`Follower.follow`).
+each tick begins anew, as if the set-points so far had been where the robot is (`Body.follow`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 import numpy as np
 import torch
@@ -34,12 +34,6 @@ from .safe_robot import SafeRobot, Safety
 READ_S = 0.5  # so long is a new state waited for
 LOST = 20  # states in a row that may be missing
 MOVED_RAD = 1e-3  # less is no motion whose direction could be compared
-
-
-class Follower(Body, Protocol):
-    """A body whose set-points can be put where the robot is."""
-
-    def follow(self, q: np.ndarray) -> None: ...
 
 
 @dataclass
@@ -73,7 +67,7 @@ class ShadowEnv:
 
     num_envs, device = 1, torch.device("cpu")
 
-    def __init__(self, body: Follower, connect: Connect, anew: bool, safety: Safety, log: Log) -> None:
+    def __init__(self, body: Body, connect: Connect, anew: bool, safety: Safety, log: Log) -> None:
         self.spec, self.body, self.log = body.spec, body, log
         self._connect, self._anew, self._safety = connect, anew, safety
         self._adapter: Adapter | None = None

@@ -12,7 +12,7 @@ import select
 import struct
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
@@ -20,8 +20,6 @@ import numpy as np
 
 from .adapter import Vector
 from .errors import Refused
-
-FULL_RANGES_PER_S = 0.1  # while a key is held, of an action that says where to go
 
 
 @dataclass(frozen=True)
@@ -47,21 +45,15 @@ NOTHING = Word()
 
 
 class Supervisor(Protocol):
+    """One that has ``moves = True`` says in its actions how far to move, in shares of a step, whatever the numbers of
+    the world mean; `RobotEnv` makes the world's action of it."""
+
     def poll(self, obs: Mapping[str, Any]) -> Word:
         """Never waits."""
         ...
 
     def ready(self, what: str) -> None:
         """Ask for something that only a person can do (put the peg back), and wait until it is."""
-        ...
-
-
-class Held(Protocol):
-    @property
-    def spec(self) -> Any: ...  # of the world: its action's range and its rate
-
-    def holding(self) -> tuple[Vector, Vector]:
-        """(the action that keeps the robot where it was sent last, which of its numbers are displacements)."""
         ...
 
 
@@ -81,36 +73,11 @@ class Scripted:
         self._tick = 0
 
 
-class ByHand:
-    """A person's keys and sticks say how far to move. Where a number of the action says where to go instead, they move
-    what the robot was sent last; otherwise a key that is let go would send the arm to the middle of its range."""
-
-    def __init__(self, person: Keyboard | Gamepad, body: Held, rate: float = FULL_RANGES_PER_S) -> None:
-        spec = body.spec
-        low, high = np.array(spec.action.low), np.array(spec.action.high)
-        self._person, self._body = person, body
-        self._middle, self._half = (high + low) / 2, (high - low) / 2
-        self._step = 2 * rate / spec.control_hz
-
-    def poll(self, obs: Mapping[str, Any]) -> Word:
-        word = self._person.poll(obs)
-        if word.action is None:
-            return word
-        held, displaces = self._body.holding()
-        goes = np.clip((held - self._middle) / self._half + self._step * word.action, -1, 1)
-        return replace(word, action=np.where(displaces, word.action, goes))
-
-    def ready(self, what: str) -> None:
-        self._person.ready(what)
-
-    def close(self) -> None:
-        self._person.close()
-
-
 class Keyboard:
     """Keys of a terminal: s success, f failure, space stop, t take over and give back, and pairs of keys that move one
     coordinate of the action each. The terminal is put back as it was by ``close``."""
 
+    moves = True
     PAIRS = ("ad", "ws", "qe", "zx", "ol", "km", "[]")  # of the first coordinates: minus, plus
 
     def __init__(self, coordinates: int, stream: TextIO | None = None, tell: TextIO | None = None) -> None:
@@ -191,6 +158,7 @@ class Gamepad:
     path: Path = Path("/dev/input/js0")
     keys: GamepadKeys = field(default_factory=GamepadKeys)
 
+    moves = True
     EVENT = struct.Struct("<IhBB")
     BUTTON, AXIS, INITIAL = 1, 2, 0x80
 

@@ -105,9 +105,29 @@ def test_what_a_server_says_of_its_time_is_believed_only_if_it_makes_sense():
             assert client(server).act(OBS).server_ms == expected
 
 
-@pytest.mark.parametrize("told", [{"policy_spec": 3}, {"policy_spec": {"obs": {"shapes": {"state": ["x"]}}}}], ids=str)
+LOW, HIGH = [-1.0, -np.inf], [1.0, 1.0]
+NONSENSE = [
+    3,
+    {"obs": {"shapes": {"state": ["x"]}}},
+    *(
+        to_data(TOLD.to_dict()) | change
+        for change in (
+            {"history": 2.5},
+            {"horizon": True},
+            {"start": -1},
+            {"control_hz": -1.0},
+            {"control_hz": float("nan")},
+            {"obs": {"shapes": {"state": [-3]}}},
+            {"obs": {"shapes": {"state": [2**40]}}},
+            {"action": {"low": LOW, "high": HIGH}},
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("told", NONSENSE, ids=[str(i) for i in range(len(NONSENSE))])
 def test_a_server_that_talks_nonsense_of_itself_is_refused(told):
-    with openpi(right, told) as server, pytest.raises(Refused, match="announces makes no sense"):
+    with openpi(right, {"policy_spec": told}) as server, pytest.raises(Refused, match="announces makes no sense"):
         client(server)
 
 
@@ -149,6 +169,45 @@ def test_a_server_that_says_nothing_of_itself_is_asked_once():
 def test_an_answer_that_fits_no_world_is_refused(answer, words):
     with openpi(lambda message: answer) as server, pytest.raises((Refused, BurnishError), match=words):
         client(server).learn(WORLD)
+
+
+def test_the_first_answer_may_take_longer():
+    """A server that compiles at its first question; the second has to come in time."""
+
+    def slow(message):
+        time.sleep(0.6)
+        return CHUNK
+
+    with openpi(slow) as server:
+        asker = client(server, timeout_s=0.2, keys={"state": "s"})
+        assert asker.learn(WORLD).horizon == 4
+        with pytest.raises(PolicyUnavailable, match="took longer"):
+            asker.act({"state": np.zeros(3, np.float32)})
+
+
+def test_a_server_whose_metadata_hold_arrays_is_the_same_when_it_comes_back():
+    told = {"reset_pose": np.arange(3.0)}
+
+    def answer(message):
+        if len(server.requests) == 2:
+            raise Drop
+        return CHUNK
+
+    with openpi(answer, told) as server:
+        asker = client(server, keys={"state": "s"}, backoff_s=0.01)
+        asker.learn(WORLD)
+        seen = {"state": np.zeros(3, np.float32)}
+        with pytest.raises(PolicyUnavailable, match="was lost"):
+            asker.act(seen)
+        time.sleep(0.05)
+        assert asker.act(seen).actions.shape == (4, 2)
+        server.metadata = {"reset_pose": np.arange(3.0) + 1}
+        asker._connection.abort()
+        with pytest.raises(PolicyUnavailable):
+            asker.act(seen)
+        time.sleep(0.05)
+        with pytest.raises(PolicyUnavailable, match="another one"):
+            asker.act(seen)
 
 
 def test_names_that_the_world_does_not_have_are_refused():

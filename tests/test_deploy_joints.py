@@ -94,7 +94,7 @@ def policy(tmp_path_factory) -> Path:
     return folder / "bc"
 
 
-def film(require, path: Path, bright: bool) -> Path:
+def film(require, path: Path, bright: bool) -> str:
     """Of a camera that lies on its side and has twice as many pixels."""
     cv2, rng = require("cv2"), np.random.default_rng(1)
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"MJPG"), 30.0, (2 * HEIGHT, 2 * WIDTH))
@@ -103,10 +103,10 @@ def film(require, path: Path, bright: bool) -> Path:
         upright = picture(rng, bright).transpose(1, 2, 0).repeat(2, 0).repeat(2, 1)
         writer.write(np.ascontiguousarray(np.rot90(upright)))
     writer.release()
-    return path
+    return str(path)
 
 
-def eyes(path: Path) -> list[str]:
+def eyes(path: str) -> list[str]:
     settings = {"source": path, "pace_hz": 30, "turn": 90, "oldest_s": 2.0}  # a busy machine is late with films
     return [f"cameras.front.{name}={x}" for name, x in settings.items()]
 
@@ -178,7 +178,7 @@ def test_an_arm_that_lerobot_has_calibrated(policy, place, require, tmp_path):
     held = beside.intervened
     first = int(held.int().argmax())
     assert episode.success and held.any() and not held[:first].any() and not held[-1]
-    before, moved = episode.action[first - 1].numpy(), (episode.action[held] - episode.action[first - 1]).numpy()
+    before, moved = episode.action[first - 1].numpy(), (episode.action[held] - episode.action[first]).numpy()
     low, high = arm.LOWER[0] * 180 / np.pi, arm.UPPER[0] * 180 / np.pi
     assert near(before, True)
     assert np.abs(moved[:, 1:]).max() < 1e-3 and 0 < moved[:, 0].max() < 0.02 * (high - low), "a step, not a swing"
@@ -188,7 +188,7 @@ def test_an_arm_that_lerobot_has_calibrated(policy, place, require, tmp_path):
     assert near(there, True), "the arm itself, in its model; its gripper is a channel of its own"
 
 
-def test_a_person_teaches_an_arm_without_a_task(place, require, tmp_path):
+def test_a_person_teaches_an_arm_without_a_task(place, require, tmp_path, capfd):
     """Without a policy: keys move it joint by joint, and what is recorded is learnt from and deployed."""
     place.keys = {0: "t", **dict.fromkeys(range(1, 12), "d"), 12: "t", 14: "s"}
     eye = eyes(film(require, tmp_path / "film.avi", True))
@@ -205,7 +205,9 @@ def test_a_person_teaches_an_arm_without_a_task(place, require, tmp_path):
     words = [f"data={tmp_path / 'set'}", f"out={tmp_path / 'bc'}", "policy=gaussian", "threads=1", "train.steps=2"]
     assert main(["pretrain", *words, "train.valid_fraction=0", "chunk.horizon=4", "chunk.execute=2"]) == 0
     joints = [f"policy.path={tmp_path / 'bc'}", "env=joints", "env.units=deg", "dry_run=true", *eye, *place.words()]
+    capfd.readouterr()
     assert main(["deploy", *joints]) == 0
+    assert "the gripper would be" in capfd.readouterr().out
 
 
 def test_a_task_on_an_arm_whose_gripper_is_a_channel(place, tmp_path):
@@ -220,7 +222,8 @@ def test_a_task_on_an_arm_whose_gripper_is_a_channel(place, tmp_path):
     assert report["counts"]["start"] == 1 and not report["counts"].get("fault")
 
 
-def test_refusals(policy, tmp_path, capfd):
+def test_refusals(policy, require, tmp_path, capfd):
+    clip = film(require, tmp_path / "film.avi", True)
     first = [f"policy.path={policy}", "robot=twin"]
     joints = [*first, "env=joints", "env.units=deg", "env.percent=[gripper]"]
     assert "env=joints" in refused(capfd, *first)
@@ -230,6 +233,15 @@ def test_refusals(policy, tmp_path, capfd):
     assert "has no setting 'sorce'" in refused(capfd, *joints, "cameras.front.sorce=1")
     assert "real time" in refused(capfd, *joints, "cameras.front.source=0", "realtime=false")
     assert "cannot be opened" in refused(capfd, *joints, f"cameras.front.source={tmp_path / 'none.avi'}")
+    assert "leave out cameras.front.size" in refused(
+        capfd, *joints, f"cameras.front.source={clip}", "cameras.front.size=[8,8]"
+    )
     assert "turn=45" in refused(capfd, *joints, "cameras.front.source=0", "cameras.front.turn=45")
     assert "fit='cut'" in refused(capfd, *joints, "cameras.front.source=0", "cameras.front.fit=cut")
+    with openpi(lambda message: np.zeros((4, 6))) as server:
+        asked = ["policy=remote", f"policy.url={server.url}", "policy.keys={state:observation/state}", "env=joints"]
+        said = refused(capfd, *asked, *eyes(clip))
+        assert "policy.keys does not name image.front" in said
+        said = refused(capfd, *asked, "chunks=realtime")
+        assert "takes no prefix" in said or "chunks=queue" in said
     assert "other units" in refused(capfd, *first, "env=joints", "cameras.front.source=0")

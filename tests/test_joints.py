@@ -9,18 +9,25 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from burnish.real_robot.adapter import GripperSpec, JointSpec, Mode, RobotSpec
 from burnish.real_robot.drivers.calibration import Calibration
+from burnish.real_robot.env import RobotEnv
 from burnish.real_robot.errors import Refused
 from burnish.real_robot.grasp import Grasp, grasped
 from burnish.real_robot.joints import Joints, JointsConfig, Units
-from burnish.real_robot.supervisor import ByHand, Word
+from burnish.real_robot.robots import TwinRobot, stage_for
+from burnish.real_robot.robots import spec_of as spec_of_robot
+from burnish.real_robot.safe_robot import Safety
+from burnish.real_robot.supervisor import Word
 from burnish.sim.build import make_env
-from burnish.sim.mirror import Mirror
+from burnish.sim.desk import ActionMode
+from burnish.sim.mirror import Alone, Mirror
 from burnish.sim.tasks.insert import InsertConfig
+from burnish.sim.tasks.reach import ReachConfig
 
 LEROBOTS = {
     "shoulder_pan": {"id": 1, "drive_mode": 0, "homing_offset": -1470, "range_min": 758, "range_max": 3292},
@@ -81,9 +88,10 @@ def policy_of(low: list[float], high: list[float]) -> PolicySpec:
 def test_other_units_are_refused_before_anything_moves():
     robot = spec_of(Calibration.of(LEROBOTS))
     degrees, radians = policy_of([-80.0, -60, 2], [75.0, 70, 98]), policy_of([-1.4, -1, 0], [1.3, 1.2, 1])
-    assert Joints(JointsConfig(units=Units.deg), robot, degrees).spec.action == degrees.action
+    action = Joints(JointsConfig(units=Units.deg), robot, degrees).spec.action
+    assert (np.array(action.low) <= degrees.action.low).all() and (np.array(action.high) >= degrees.action.high).all()
     assert Joints(JointsConfig(), robot, radians).spec.action_mode == "unknown"
-    with pytest.raises(BurnishError, match=r"elbow_flex go from -60 to 70.*env.units=rad.*other units"):
+    with pytest.raises(BurnishError, match=r"the gripper go from 2 to 98.*env.units=rad.*other units"):
         Joints(JointsConfig(), robot, degrees)
     with pytest.raises(BurnishError, match=r"less than 5%.*env.units=deg"):
         Joints(JointsConfig(units=Units.deg), robot, radians)
@@ -95,9 +103,28 @@ def test_settings_are_checked():
         Joints(JointsConfig(percent=["elbow"]), robot)
     with pytest.raises(BurnishError, match=r"3: shoulder_pan, elbow_flex, the gripper"):
         Joints(JointsConfig(start=[0.0, 0.1]), robot)
-    for wrong in ({"max_steps": 0}, {"control_hz": 0.0}, {"control_hz": math.nan}):
-        with pytest.raises(BurnishError, match="control_hz"):
+    with pytest.raises(BurnishError, match="wider open"):
+        Joints(JointsConfig(start=[0.0, 0.1, 1.5]), robot)
+    for wrong in ({"max_steps": 0}, {"start": [0.0, math.nan, 0.5]}):
+        with pytest.raises(BurnishError, match=r"env\.max_steps"):
             JointsConfig(**wrong)
+    for hz in (0.0, -1.0, math.nan, 1e9):
+        told = replace(policy_of([-1.4, -1, 0], [1.3, 1.2, 1]), control_hz=hz)
+        for config, policy in ((JointsConfig(control_hz=hz), None), (JointsConfig(), told)):
+            with pytest.raises(BurnishError, match="control_hz"):
+                Joints(config, robot, policy)
+
+
+def test_a_joint_that_turns_twice_around_needs_little_of_it():
+    joints = tuple(JointSpec(name, -2 * math.pi, 2 * math.pi, 2.0, 8.0) for name in ("a", "b"))
+    robot = RobotSpec("arm", joints, frozenset({Mode.JOINT_POSITION}), (5.0, 100.0, 500.0))
+    assert Joints(JointsConfig(), robot, policy_of([-0.3, -0.3], [0.3, 0.3])).spec.action.dim == 2
+
+
+def test_a_range_without_zero():
+    """Before anybody has measured it, the arm is assumed where it can be."""
+    robot = RobotSpec("arm", (JointSpec("a", 0.3, 2.0, 2.0, 8.0),), frozenset({Mode.JOINT_POSITION}), (5.0, 9.0, 99.0))
+    assert Joints(JointsConfig(), robot).start.tolist() == [0.3]
 
 
 def test_a_joint_in_percent():
@@ -122,51 +149,94 @@ def test_where_an_episode_begins():
 
 
 class Pressed:
-    """A person who presses what a test says."""
+    """A person who presses what a test says: tick -> what is moved, from then on; None gives the robot back."""
 
-    def __init__(self) -> None:
-        self.word = Word()
+    moves = True
+
+    def __init__(self, presses: dict[int, list[float] | None]) -> None:
+        self._presses, self._tick, self._now = presses, 0, None
 
     def poll(self, obs):
-        return self.word
+        self._now = self._presses.get(self._tick, self._now)
+        self._tick += 1
+        return Word(action=None if self._now is None else np.array(self._now, float))
+
+    def ready(self, what: str) -> None: ...
+
+
+FAR = 1.2  # rad: where the policy wants the first joint
+ALONE = Alone()
+STILL = [0.0] * 6
+
+
+def played(presses: dict[int, list[float] | None], ticks: int, body: Joints | Mirror, want: np.ndarray) -> np.ndarray:
+    """(T, 6) where the joints of a twin are after each tick of a policy that always wants the same."""
+    env = RobotEnv(
+        body, stage_for(TwinRobot(), body, Safety(start_gap_rad=3.0), False, None), supervisor=Pressed(presses)
+    )
+    env.reset(None, [0])
+    found = []
+    for _ in range(ticks):
+        env.step(torch.from_numpy(want[None]).float())
+        found.append(env.link.state().q)
+    env.close()
+    return np.array(found)
+
+
+def arm_alone(policy: PolicySpec | None = None) -> Joints:
+    robot = spec_of_robot(TwinRobot(), ALONE, False)
+    return Joints(JointsConfig(control_hz=20.0, max_steps=1000), robot, policy, ALONE)
+
+
+def a_task() -> Mirror:
+    return Mirror(ReachConfig(action=ActionMode.joint_target))
+
+
+@pytest.mark.parametrize("make", [arm_alone, a_task], ids=["joints", "task"])
+def test_whoever_takes_over_finds_the_arm_standing_still(make):
+    """From 4 rad/s braking takes 0.2 rad with 40 rad/s^2."""
+    body = make()
+    body.begin(0)
+    begins = body.start
+    want = begins + np.array([FAR if begins[0] < 0 else -FAR, 0, 0, 0, 0, 0])
+    alone = np.abs(played({}, 40, body, want)[:, 0] - begins[0])
+    at = int((alone > 0.3).argmax()) + 1
+    taken = np.abs(played({at: STILL}, 40, body, want)[:, 0] - begins[0])
+    assert alone[-1] > FAR - 0.05, "the control: nobody stops it"
+    assert taken[-1] < alone[at] + 0.2 and taken[-1] < FAR - 0.3
+    assert np.abs(taken[at + 10 :] - taken[-1]).max() < 5e-3, "and it stays"
+    assert (np.diff(taken) > -0.02).all(), "it does not swing back"
+
+
+def test_who_gives_it_back_sees_it_begin_slowly():
+    """As at the start, all of the speed comes back in blend_s = 1 s."""
+    body, want = arm_alone(), np.array([FAR, 0, 0, 0, 0, 0])
+    q = played({2: [-1.0, 0, 0, 0, 0, 0], 40: None}, 80, body, want)[:, 0]
+    speed = np.diff(q) * 20
+    assert speed[40:43].max() < 0.3 * speed[40:].max() and q[-1] > FAR - 0.05
 
 
 def test_keys_move_what_was_sent_last_and_not_to_the_middle():
-    robot = spec_of(Calibration.of(LEROBOTS))
-    body, person = Joints(JointsConfig(control_hz=20.0), robot), Pressed()
-    hand = ByHand(person, body, rate=0.1)  # type: ignore[arg-type]
-    body.begin(0)
-    here = np.array([0.9, -0.5, 0.25])
-    body.see(here, np.zeros(3))
-    assert hand.poll({}).action is None, "nobody has the robot"
-    person.word = Word(action=np.zeros(3))
-    low, high = np.array(body.spec.action.low), np.array(body.spec.action.high)
-
-    def asked() -> np.ndarray:
-        action = hand.poll({}).action
-        assert action is not None
-        return body.targets((low + high) / 2 + (high - low) / 2 * action)
-
-    assert asked() == pytest.approx(here), "a key that is let go keeps the arm where it is"
-    middle = (low + high) / 2
-    assert np.abs(middle - here).max() > 0.4, "the control: the middle of the ranges is elsewhere"
-    person.word = Word(action=np.array([1.0, 0.0, -1.0]))
-    for k in range(1, 4):
-        body.see(np.zeros(3), np.zeros(3))  # wherever it has come to meanwhile
-        assert asked() - here == pytest.approx(k * 0.1 / 20 * (high - low) * [1, 0, -1])
-    person.word = Word(success=True)
-    assert hand.poll({}).success
+    """A tenth of the range per second, wherever the policy's recordings have been."""
+    robot = spec_of_robot(TwinRobot(), ALONE, False)
+    policy = replace(policy_of([0.2] * 6, [0.8] * 6), control_hz=20.0)
+    body = arm_alone(policy)
+    low, high = (np.array(x) for x in (body.spec.action.low, body.spec.action.high))
+    assert np.abs(low - np.minimum(robot.column("lower"), 0.2)).max() < 1e-6 and (high >= 0.8).all()
+    body = arm_alone(policy)
+    still = played({0: STILL}, 20, body, np.full(6, 0.5))
+    assert np.abs(still).max() < 0.05, "from outside of what was recorded it is not moved into it"
+    moved = played({0: STILL, 5: [1.0, 0, 0, 0, 0, 0], 25: STILL}, 45, arm_alone(policy), np.full(6, 0.5))
+    assert moved[-1, 0] == pytest.approx(20 * 0.1 / 20 * (high - low)[0], abs=0.02)
+    assert np.abs(moved[:, 1:5]).max() < 0.05
 
 
 def test_displacements_stay_displacements_and_the_gripper_keeps_its_angle():
     """Of a task's arm with steps of the tool, where the gripper alone is an angle."""
-    body, person = Mirror(make_env("insert", 1).task.config), Pressed()  # type: ignore[attr-defined]
+    body = Mirror(ReachConfig())
     body.begin(3)
     held, displaces = body.holding()
-    assert displaces.all() and not held.any()
-    hand = ByHand(person, body)  # type: ignore[arg-type]
-    person.word = Word(action=np.full(len(held), 0.5))
-    assert hand.poll({}).action.tolist() == [0.5] * len(held)  # type: ignore[union-attr]
+    assert displaces[:-1].all() and not held[displaces].any()
     task = make_env("pick_place", 1).task  # type: ignore[attr-defined]
     held, displaces = task.hand.holding()
     assert displaces.tolist() == [True] * (len(held) - 1) + [False]

@@ -249,6 +249,20 @@ def test_speed_is_blended_in():
     assert (speeds <= allowed).all() and speeds.max() > 0.3
 
 
+def test_and_anew_when_somebody_else_asks():
+    """Far away and up to speed; then the other way, with as little speed as after the start."""
+    for again in (True, False):
+        safe, puppet = running(replace(SAFETY, blend_s=0.5))
+        ticks(safe, 100, [0.9, 0.9])
+        begun = len(puppet.written)
+        if again:
+            safe.blend()
+        ticks(safe, 10, [-0.9, -0.9])
+        speeds = -np.diff([c.target for c in puppet.written[begun:]], axis=0)[:, 0] / PERIOD_S
+        allowed = 4.0 * (np.arange(1, len(speeds) + 1) + 2) * PERIOD_S
+        assert bool((speeds <= allowed).all()) == again, "without it, it is faster"
+
+
 def test_refusals_before_anything_moves():
     with pytest.raises(Refused, match=r"no watchdog of its own.*no_device_watchdog"):
         SafeRobot(Puppet(robot=spec(device_watchdog_s=None)), SAFETY).start()

@@ -18,7 +18,8 @@ has gamma^n instead of gamma^s. Truncations bootstrap from where the action led,
 fed with both. SB3's critics also learn from chunks that were cut short, which ours leave out. Observations pass through
 our encoder, with the base's normalisers, instead of SB3's flattening: so pictures are looked at by our network instead
 of SB3's NatureCNN. TD3 and DDPG explore with ``explore_std``, because SB3 gives them no noise unless told, and without
-it they never leave what their first weights say. State-dependent exploration (gSDE) is refused: no policy of ours can
+it they never leave what their first weights say. What somebody else played, a person at a robot, is left out
+(`own.py`). State-dependent exploration (gSDE) is refused: no policy of ours can
 express it.
 """
 

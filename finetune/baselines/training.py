@@ -27,6 +27,7 @@ from ...policies.core.wrapper import Wrapper, continues
 from ...policies.gaussian import GaussianPolicy
 from ..loops import DecisionEnv, Ledger
 from .actor import copy_actor
+from .own import Hearing
 
 
 class Noted(Wrapper):
@@ -41,9 +42,9 @@ class Noted(Wrapper):
         playing = torch.ones_like(step.terminated) if active is None else active
         reward = torch.where(playing, step.reward, 0.0)
         ended = playing & (step.terminated | step.truncated)
-        info = {key: playing & x.bool() for key, x in step.info.items() if key == "success"}
+        info = {key: playing & x.bool() for key, x in step.info.items() if key in ("success", "intervened")}
         steps = playing.long()
-        # Of an outcome the ledger reads no more than rewards, ends, steps and success.
+        # Of an outcome the ledger reads no more than rewards, ends, steps, success and who played.
         self.ledger.note(Outcome(step.obs, step.obs, reward, reward, ended, ended, steps, action[:, None], info))
         return step
 
@@ -144,7 +145,7 @@ class Training:
     def learn(self, total: int, callbacks: Sequence[Any] = ()) -> None:
         """``total`` more decisions in one call of SB3's ``learn``."""
         with self.randomness.at_work():
-            self.model.learn(total, list(callbacks), log_interval=None, reset_num_timesteps=False)
+            self.model.learn(total, [Hearing(), *callbacks], log_interval=None, reset_num_timesteps=False)
         self.ledger.decisions = self.model.num_timesteps
 
     def report(self) -> Metrics:

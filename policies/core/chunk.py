@@ -48,6 +48,7 @@ class ChunkEnv:
         steps = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
         terminated, truncated = torch.zeros_like(active), torch.zeros_like(active)
         executed, info = torch.zeros_like(chunk), {}
+        intervened: Tensor | None = None
         next_obs: Obs = {}
         for tick in range(self.execute):
             step = self.env.step(chunk[:, tick], None if tick == 0 else active)
@@ -58,12 +59,17 @@ class ChunkEnv:
             taken = step.info.get("executed", chunk[:, tick])
             executed[:, tick] = torch.where(active[:, None], taken, executed[:, tick])
             info = _gathered(info, step.info, active)
+            if "intervened" in step.info:
+                intervened = torch.zeros_like(chunk[..., 0], dtype=torch.bool) if intervened is None else intervened
+                intervened[:, tick] = active & step.info["intervened"]
             terminated |= active & step.terminated
             truncated |= active & step.truncated & ~step.terminated
             steps += active
             active = ~(terminated | truncated)
             if not bool(active.any()):
                 break
+        if intervened is not None:
+            info["intervened"] = intervened
         ended = ~active
         obs = next_obs
         if bool(ended.any()):
@@ -79,10 +85,10 @@ class ChunkEnv:
 
 
 def _gathered(so_far: dict[str, Tensor], new: dict[str, Tensor], active: Tensor) -> dict[str, Tensor]:
-    """Flags that were ever true, other facts as they were last seen; ``executed`` is kept apart."""
+    """Flags that were ever true, other facts as they were last seen; what is told of each tick is kept apart."""
     out = dict(so_far)
     for key, value in new.items():
-        if key == "executed":
+        if key in ("executed", "intervened"):
             continue
         old = so_far.get(key, torch.zeros_like(value))
         value = value | old if value.dtype == torch.bool else value

@@ -21,7 +21,8 @@ import hmac
 import secrets
 import struct
 import time
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from socket import SHUT_RDWR, SO_SNDTIMEO, SOL_SOCKET
 from typing import Any
 
@@ -84,10 +85,19 @@ class Connection:
             self.abort()
             raise BurnishError(f"the connection to {self.url} was lost ({_reason(error)})") from error
 
+    @contextmanager
+    def patient(self, timeout_s: float) -> Iterator[None]:
+        """Meanwhile an answer is waited for so long."""
+        before, self.timeout_s = self.timeout_s, max(timeout_s, self.timeout_s)
+        try:
+            yield
+        finally:
+            self.timeout_s = before
+
     def reconnect(self) -> None:
         self.close()
         before, self.metadata = self.metadata, self._connect()
-        if self.metadata != before:
+        if not same(self.metadata, before):
             raise BurnishError(
                 f"the server at {self.url} came back as another one: it announces other things than before"
             )
@@ -182,6 +192,11 @@ class Connection:
         if not isinstance(answer, dict):
             raise BurnishError(f"the server at {self.url} speaks another protocol: it sent a {type(answer).__name__}")
         return answer
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Also of what holds arrays."""
+    return pack(one) == pack(other)
 
 
 def _reason(error: Exception) -> str:

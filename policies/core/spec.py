@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor
 
 from .errors import BurnishError
+
+MOST = 2**31  # of any size in a specification
 
 
 def stacked_by_history(key: str) -> bool:
@@ -145,9 +148,21 @@ class PolicySpec:
             fields["action"] = ActionSpec(**fields["action"])
             if fields.get("noise_shape") is not None:
                 fields["noise_shape"] = tuple(int(d) for d in fields["noise_shape"])
-            return cls(**fields)
+            made = cls(**fields)
         except (KeyError, TypeError) as error:
             raise BurnishError(f"a policy specification is malformed: {error}") from error
+        made._require_sense()
+        return made
+
+    def _require_sense(self) -> None:
+        """Of what somebody else has written."""
+        sizes = [self.horizon, self.execute, self.start, self.history, *(self.noise_shape or ())]
+        sizes += [d for shape in self.obs.shapes.values() for d in shape]
+        if not all(type(x) is int and 0 <= x < MOST for x in sizes):
+            raise BurnishError(f"a policy specification is malformed: {sizes} must be whole numbers below {MOST:g}")
+        numbers = [*self.action.low, *self.action.high, self.control_hz or 1.0]
+        if not all(map(math.isfinite, numbers)) or not (self.control_hz is None or self.control_hz > 0):
+            raise BurnishError(f"a policy specification is malformed: {numbers} must be finite, and its rate positive")
 
 
 def agent_spec(env: EnvSpec, execute: int = 1, history: int = 1) -> PolicySpec:

@@ -29,7 +29,9 @@ class Step(NamedTuple):
     reward: Tensor  # (N,) float32
     terminated: Tensor  # (N,) bool
     truncated: Tensor  # (N,) bool
-    info: dict[str, Tensor]  # each (N, ...); "success" (N,) bool and "executed" (N, A) where the world knows them
+    # Each (N, ...). Where the world knows them: "success" (N,) bool, "executed" (N, A), and "intervened" (N,) bool:
+    # somebody else played this tick, namely what "executed" says.
+    info: dict[str, Tensor]
 
 
 class Outcome(NamedTuple):
@@ -43,7 +45,7 @@ class Outcome(NamedTuple):
     terminated: Tensor  # (N,) bool
     steps: Tensor  # (N,) int64, control ticks executed
     executed: Tensor  # (N, n, A) what the actuators got, zero after `steps`
-    info: dict[str, Tensor]
+    info: dict[str, Tensor]  # as in `Step`, but "intervened" (N, n): of each tick that was executed
 
 
 class Normal(NamedTuple):

@@ -70,6 +70,8 @@ class GripperCalibration:
         _whole_numbers(self, "the gripper")
         if not (0 <= min(self.closed_tick, self.open_tick) < max(self.closed_tick, self.open_tick) < TICKS):
             raise Refused(f"the gripper needs two different ticks below {TICKS} for closed and open")
+        if not (isinstance(self.width_m, (int, float)) and 0 < self.width_m < 1):
+            raise Refused(f"width_m={self.width_m!r} of the gripper must lie between 0 and 1 m")
 
 
 @dataclass(frozen=True)
