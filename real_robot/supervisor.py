@@ -87,7 +87,7 @@ class Keyboard:
         self._moves = {
             key: (i, sign) for i, pair in enumerate(self.PAIRS) for key, sign in zip(pair, (-1, 1), strict=True)
         }
-        self._coordinates, self._holds = coordinates, False
+        self._coordinates, self._holds, self._told = coordinates, False, False
         self._restore: Callable[[], None] = lambda: None
         if self._stream.isatty():
             self._unbuffer()
@@ -117,9 +117,15 @@ class Keyboard:
                 action[at] += sign
         return Word(action=np.clip(action, -1, 1)) if self._holds else NOTHING
 
+    @property
+    def manual(self) -> str:
+        pairs = ", ".join(" ".join(pair) for pair in self.PAIRS[: self._coordinates])
+        return f"keys: s success, f failure, space stop, t take over and give back; then {pairs} move"
+
     def ready(self, what: str) -> None:
         self._holds = False
-        self._tell.write(f"{what}, then press Enter\n")
+        self._tell.write(f"{'' if self._told else self.manual + chr(10)}{what}, then press Enter\n")
+        self._told = True
         self._tell.flush()
         if not self._stream.readline():
             raise Refused("nobody is at the keyboard, and the robot waits for a person")

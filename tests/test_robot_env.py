@@ -283,7 +283,7 @@ def typed(keys: str):
 
 def test_a_keyboard_says_what_is_pressed():
     stream, writing = typed("")
-    board = Keyboard(4, stream, io.StringIO())
+    board = Keyboard(4, stream, told := io.StringIO())
     assert board.poll({}) == NOTHING
     os.write(writing, b"s")
     assert board.poll({}).success is True
@@ -300,6 +300,10 @@ def test_a_keyboard_says_what_is_pressed():
     assert board.poll({}).stop
     os.write(writing, b"\n")
     board.ready("put the peg back")
+    assert told.getvalue().count("a d, w s, q e, z x move") == 1 and told.getvalue().endswith("back, then press Enter\n")
+    os.write(writing, b"\n")
+    board.ready("again")
+    assert told.getvalue().count("move") == 1, "the keys are told once"
     os.close(writing)
     with pytest.raises(Refused, match="nobody is at the keyboard"):
         board.ready("put the peg back")
