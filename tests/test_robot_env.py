@@ -300,7 +300,8 @@ def test_a_keyboard_says_what_is_pressed():
     assert board.poll({}).stop
     os.write(writing, b"\n")
     board.ready("put the peg back")
-    assert told.getvalue().count("a d, w s, q e, z x move") == 1 and told.getvalue().endswith("back, then press Enter\n")
+    said = told.getvalue()
+    assert said.count("a d, w s, q e, z x move") == 1 and said.endswith("back, then press Enter\n")
     os.write(writing, b"\n")
     board.ready("again")
     assert told.getvalue().count("move") == 1, "the keys are told once"
