@@ -35,8 +35,8 @@ from burnish.real_robot.emulators.servo import ProfilePlant
 from burnish.real_robot.errors import DeviceFault, RobotError, StaleState
 from burnish.real_robot.guard import JointGuard, Limits
 from hostile import mixed
-from soak import SOAK as SOAK
 from soak import Progress
+from soak import often as often
 
 START = [2100, 2000, 1900, 2300, 2048, 1500]
 IDS = [1, 2, 3, 4, 5, 6]
@@ -270,6 +270,11 @@ KINDS: dict[str, tuple[Callable[[Rig], None], float, float]] = {
     "babbling": (_set_class(Babbling, "babbles"), 0, 0),
     "echo": (_set_class(Echoing, "echoes"), 0, 1),
 }  # fmt: skip
+
+
+def bounds(kind: str) -> tuple[float, float]:
+    """Of the share of ticks with a state. A jump happens once, and costs a tick at least, of however many."""
+    return KINDS[kind][1], 1 - 1 / often(40, 5000) if kind == "position_jumps" else KINDS[kind][2]
 
 
 def met(family: str, kind: str, ticks: int, seed: int = 0) -> Tally:

@@ -27,13 +27,14 @@ from bus_lab import (
     IDS,
     KINDS,
     RATE_HZ,
-    SOAK,
     START,
     Rig,
+    bounds,
     drive,
     hostile_run,
     kill,
     met,
+    often,
     outside,
     patiently,
     start_swing,
@@ -338,8 +339,7 @@ def test_settings_come_as_plain_data(tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_fault_is_unhandled_and_no_wrong_value_accepted(kind: str):
-    _, least, most = KINDS[kind]
-    tally = met("dynamixel", kind, 5000 if SOAK else 40)
+    tally, (least, most) = met("dynamixel", kind, often(40, 5000)), bounds(kind)
     assert (tally.unhandled, tally.wrong) == ([], 0)
     assert least <= tally.share <= most
 
@@ -360,7 +360,7 @@ def test_a_seed_replays_a_run():
     assert runs[0] == runs[1] and rigs[0].clock.now_ns() == rigs[1].clock.now_ns()
 
 
-@pytest.mark.parametrize("writes", [400, pytest.param(1_000_000 if SOAK else 10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("writes", [400, pytest.param(often(10_000, 1_000_000), marks=pytest.mark.slow)])
 def test_limits_hold_in_the_bytes_on_the_wire(writes: int):
     rig = Rig("dynamixel", seed=1)
     steps = 0
@@ -389,7 +389,7 @@ def swing_killed(device: PtyProcess, rng: np.random.Generator) -> Kill:
     return judged(device, killed_ns)
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(200 if SOAK else 20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [2, pytest.param(often(20, 200), marks=pytest.mark.slow)])
 def test_a_killed_program_leaves_an_arm_that_stands_still(kills: int):
     """In the middle of a turn that would go on for a second. The watchdog has 100 ms; a servo brakes in three."""
     rng = np.random.default_rng(kills)

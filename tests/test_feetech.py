@@ -21,7 +21,20 @@ from burnish.real_robot.emulators.feetech import FeetechChain
 from burnish.real_robot.emulators.line import Loopback
 from burnish.real_robot.emulators.pty import PtyServer
 from burnish.real_robot.errors import DeviceFault, Refused, StaleState
-from bus_lab import CALIBRATION, IDS, KINDS, RATE_HZ, SOAK, START, Rig, drive, hostile_run, met, outside, patiently
+from bus_lab import (
+    CALIBRATION,
+    IDS,
+    KINDS,
+    RATE_HZ,
+    START,
+    Rig,
+    bounds,
+    drive,
+    hostile_run,
+    met,
+    outside,
+    patiently,
+)
 from soak import often
 
 GOAL, TORQUE, LOCK, POSITION, VOLTAGE = 42, 40, 55, 56, 62
@@ -297,8 +310,7 @@ def test_another_arm_is_not_configured(overrides: dict[int, int], says: str):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_fault_is_unhandled_and_no_wrong_value_accepted(kind: str):
-    _, least, most = KINDS[kind]
-    tally = met("feetech", kind, 5000 if SOAK else 40)
+    tally, (least, most) = met("feetech", kind, often(40, 5000)), bounds(kind)
     assert tally.unhandled == [] and tally.wrong <= 1e-5 * tally.states
     assert least <= tally.share <= most
 
@@ -317,7 +329,7 @@ def test_a_frozen_servo_is_believed_for_a_fifth_of_a_second_at_most():
     assert 0 < believed_s < 0.25
 
 
-@pytest.mark.parametrize("writes", [400, pytest.param(1_000_000 if SOAK else 10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("writes", [400, pytest.param(often(10_000, 1_000_000), marks=pytest.mark.slow)])
 def test_limits_hold_in_the_bytes_on_the_wire(writes: int):
     rig = Rig("feetech", seed=1)
     steps = 0
