@@ -83,7 +83,7 @@ PARTS = (
         "wire_universal",
         "1,000,000 hostile requests to a Universal Robots arm, in real time, and 200 links that break: the limits hold "
         "on the wire",
-        52,
+        44,
         (
             "tests/test_universal.py::test_ten_thousand_hostile_requests",
             "tests/test_universal.py::test_limits_hold_on_a_link_that_breaks",
@@ -93,13 +93,13 @@ PARTS = (
     Part(
         "wire_dynamixel",
         "1,000,000 hostile requests to Dynamixel servos, 2 % lost and 2 % corrupted: the limits hold on the wire",
-        14,
+        19,
         ("tests/test_dynamixel.py::test_limits_hold_in_the_bytes_on_the_wire",),
     ),
     Part(
         "wire_feetech",
         "1,000,000 hostile requests to Feetech servos, 2 % lost and 2 % corrupted: the limits hold on the wire",
-        14,
+        12,
         ("tests/test_feetech.py::test_limits_hold_in_the_bytes_on_the_wire",),
     ),
     Part(
@@ -111,7 +111,7 @@ PARTS = (
     Part(
         "faults",
         "every kind of fault for 5,000 ticks on both families of servos: nothing unhandled, nothing wrong accepted",
-        4,
+        6,
         (
             "tests/test_dynamixel.py::test_no_fault_is_unhandled_and_no_wrong_value_accepted",
             "tests/test_feetech.py::test_no_fault_is_unhandled_and_no_wrong_value_accepted",
@@ -121,7 +121,7 @@ PARTS = (
     Part(
         "guard",
         "10,000,000 hostile calls of the guard: no limit broken; 200 random arms behind fallback and protection",
-        4,
+        2,
         (
             "tests/test_guard.py::test_hostile_streams_find_nothing",
             "tests/test_guard.py::test_what_float64_can_express_is_kept_at_every_scale",
