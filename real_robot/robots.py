@@ -39,6 +39,7 @@ from .settings import settings
 from .supervisor import Supervisor
 
 TOOL = "tcp"  # site of a body's model
+SETTLE_S, STILL_RAD = 0.15, 1e-3
 GENTLE = 0.2  # of the velocity limits, on the way to where an episode begins
 
 
@@ -253,4 +254,9 @@ def _go(link: Link, here: np.ndarray, there: np.ndarray, gripper: list[float] | 
         if share >= 1:
             break
         link.wait_until_ns(now_ns + ns(0.02))
-    link.wait_until_ns(link.clock.now_ns() + ns(0.15))
+    # A guard that allows less speed, or that is still blending in, comes later: until nothing moves any more.
+    before, sent = here, link.state().sent
+    while np.abs(sent - before).max() > STILL_RAD:
+        link.plan(there[None], 2 * SETTLE_S, gripper=gripper)
+        link.wait_until_ns(link.clock.now_ns() + ns(SETTLE_S))
+        before, sent = sent, link.state().sent

@@ -142,7 +142,7 @@ def test_the_hidden_error_is_hidden():
     task.memory["error"] += shift[:2]
     np.testing.assert_allclose(task.believed(), believed, atol=1e-15)
     assert np.abs(task.hole() - before).max() > 0.0019
-    torch.testing.assert_close(env._observe(None)["state"], obs["state"], rtol=0, atol=1e-6)
+    torch.testing.assert_close(env.observe()["state"], obs["state"], rtol=0, atol=1e-6)
 
 
 def test_the_hidden_error_has_the_size_that_is_asked_for():
