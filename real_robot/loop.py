@@ -96,7 +96,7 @@ class ControlLoop:
                 self.clock.sleep_until_ns(self._next_ns)
                 self.tick()
         finally:
-            self.robot.stop()
+            self.robot.stop(each=lambda: self._tell(None))  # braking may take longer than a watchman waits
             self._tell(None)
 
     def run_until_ns(self, deadline_ns: int) -> None:

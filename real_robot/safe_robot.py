@@ -190,9 +190,10 @@ class SafeRobot:
             self._rung = Rung.RAMP
             self.note("ramp", why)
 
-    def stop(self, kind: StopKind = StopKind.RAMP) -> None:
+    def stop(self, kind: StopKind = StopKind.RAMP, each: Callable[[], None] = lambda: None) -> None:
         """From any rung. RAMP takes as long as braking does (as much as ``velocity / acceleration``, more with a limit
-        of jerk), the others no time. It raises nothing: where the device fails, what is left is its own watchdog."""
+        of jerk), the others no time; ``each`` is called after every step of it, for whoever waits for a sign of life.
+        It raises nothing: where the device fails, what is left is its own watchdog."""
         if self._rung is Rung.STOPPED:
             return
         self.ramp(CALLED)
@@ -204,6 +205,7 @@ class SafeRobot:
                 except RobotError as error:
                     self.note("stop", str(error))
                     break
+                each()
                 if self.rung is Rung.STOPPED:
                     return
         self._finish(StopKind.HOLD if kind is StopKind.RAMP else kind)

@@ -42,7 +42,13 @@ class Heights:
     def __init__(self, mjcf: str) -> None:
         self.model = mujoco.MjModel.from_xml_string(mjcf)
         self.data = mujoco.MjData(self.model)
-        self.moving = np.flatnonzero(self.model.body_weldid[self.model.geom_bodyid] != 0)
+        bodies = self.model.geom_bodyid.tolist()
+        self.moving = [i for i, body in enumerate(bodies) if self._is_behind_a_joint(body)]
+
+    def _is_behind_a_joint(self, body: int) -> bool:
+        while body and not self.model.body_jntnum[body]:
+            body = int(self.model.body_parentid[body])
+        return body != 0
 
     def __call__(self, q: np.ndarray) -> float:
         model, data, lowest = self.model, self.data, np.inf

@@ -197,6 +197,24 @@ def test_timing_counts_what_it_says():
     assert Timing().summary()["ticks"] == 0 and len(Timing().kept()) == 0
 
 
+def test_whoever_brakes_in_the_end_gives_signs_of_life(bench, monkeypatch):
+    """A watchman waits for a tenth of a second; braking from full speed takes longer."""
+    bench.order(Order.START)
+    bench.run(1)
+    bench.plan([[0.9, 0.9]] * 4, 10.0)
+    bench.run(40)
+    told, real = [bench.clock.now_ns()], bench.loop._tell
+
+    def tell(info) -> None:
+        told.append(bench.clock.now_ns())
+        real(info)
+
+    monkeypatch.setattr(bench.loop, "_tell", tell)
+    bench.loop.run(leave=lambda: True)
+    assert bench.robot.rung is Rung.STOPPED and told[-1] - told[0] > 100 * MS, "the control: it takes longer"
+    assert np.diff(told).max() <= 11 * MS
+
+
 def linked(**safety) -> RobotLink:
     return RobotLink("twin", {"mjcf": ARM, **LIMITS}, Safety(**{"rate_hz": 100.0, "start_gap_rad": 1.0, **safety}))
 
