@@ -178,9 +178,11 @@ def improve(
     def iterations_in(count: int) -> int:
         return max(1, round(count / per_iteration))
 
+    def reached(number: int) -> int:
+        return number * per_iteration if work.reached is None else work.reached()
+
     def evaluate(number: int) -> Metrics:
-        units = number * per_iteration if work.reached is None else work.reached()
-        return {} if trial is None else trial(learner.policy, units)
+        return {} if trial is None else trial(learner.policy, reached(number))
 
     def children() -> dict[str, Any]:
         policy = {"config": describe(learner.policy, work.origin), "state": learner.policy.state_dict()}
@@ -215,6 +217,8 @@ def improve(
             evaluate=evaluate,
             report=work.report,
         )
+        if finished and trial is not None:
+            trial.confirm(work.base, learner.policy, reached(iterations))
     if not finished:
         say(f"stopped before its {total} {unit}" + ("; continue with resume=true" if keep else ""))
         return 130

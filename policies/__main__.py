@@ -59,10 +59,13 @@ class TrialConfig:
     episodes: int = 100
     worlds: int = 50  # stepped at once; changes the result by no more than rounding
     greedy: bool = False  # act from noise 0
+    confirm: int = 256  # fresh episodes on which a run decides at its end what it delivers (best.py)
 
     def __post_init__(self) -> None:
-        if self.episodes < 1 or self.worlds < 1:
-            raise BurnishError(f"episodes={self.episodes} and worlds={self.worlds} must be at least 1")
+        if min(self.episodes, self.worlds, self.confirm) < 1:
+            raise BurnishError(
+                f"episodes={self.episodes}, worlds={self.worlds} and confirm={self.confirm} must be at least 1"
+            )
 
 
 @dataclass
@@ -275,10 +278,19 @@ class Trial:
         # exam.
         self._seeds = evaluation_seeds(config.episodes, stream="select")
 
+    def _play(self, policy: Any, seeds: Sequence[int]) -> Evaluation:
+        controller = controller_for(policy, self._env.num_envs, greedy=self._config.greedy, device=self._device)
+        return run_evaluation(self._env, controller, seeds)
+
+    def confirm(self, start: Any, last: Any, step: int) -> None:
+        """At the end of a run: decide on fresh seeds what it delivers (``best.py``)."""
+        if self.best is not None:
+            seeds = evaluation_seeds(self._config.confirm, stream="confirm")
+            self.best.confirm(start, last, step, lambda policy: self._play(policy, seeds))
+
     def __call__(self, policy: Any, step: int, *, start: bool = False) -> dict[str, Any]:
         """``start``: it is the one that the training begins with."""
-        controller = controller_for(policy, self._env.num_envs, greedy=self._config.greedy, device=self._device)
-        exam = run_evaluation(self._env, controller, self._seeds)
+        exam = self._play(policy, self._seeds)
         say(f"step {step}, on seeds kept for selection: {in_words(exam)}")
         if self.best is not None:
             if start:

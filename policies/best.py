@@ -1,84 +1,147 @@
-"""The best policy of a run, which need not be its last: training may end below where it has been, and below its start.
+"""Which policy a run delivers: its last one, its best one on the way, or the one that it began with.
 
-All exams of a run are on the same seeds, those for selection, so they are paired. In the folder of the run lie
+Training may end below where it has been, and below its start. Choosing the best of many evaluations rewards luck, so a
+run chooses in two steps:
 
-    start.json   the exam of the policy that it began with, if there was one
-    best/        the policy of the best exam so far, once one was better than the start beyond doubt
+* *Selection.* Every evaluation along the run plays the same seeds, of the stream "select". The policy with the highest
+  mean there is the **candidate**; of equals, the later one, which has learnt for longer.
+* *Confirmation.* When the run has ended, the start, the candidate and the last policy play ``trial.confirm`` fresh
+  seeds, of the stream "confirm", on which nothing was chosen. The candidate or the last policy is delivered if the
+  interval of its paired difference from the start lies above 0, at a level corrected for the number of policies that
+  were tried there (Bonferroni). If both pass, the higher mean decides. Otherwise the run delivers its start.
 
-Beyond doubt means that the interval of the paired difference lies above 0: of many exams the luckiest is better than
-the start by chance alone, and who replaces a policy that is known wants to know that it is worth it. Among those that
-are, the higher mean decides, and of equals the later one, which has learnt for longer.
+The folder of the run holds
+
+    start.json     the evaluation of the start on the seeds for selection, if the run began with a policy
+    candidate/     the candidate
+    confirm.json   the evaluations on the fresh seeds, and which policy they chose
+    best/          the policy to deploy; absent where that is the start
+
+A run that began with nothing has nothing to beat: its candidate is delivered without confirmation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .build import describe
-from .core.checkpoint import load, save
-from .core.evaluate import Evaluation, compare
+from torch import nn
 
-BEST, START = "best", "start.json"
+from .build import describe, load_policy
+from .core.checkpoint import load, save
+from .core.errors import BurnishError
+from .core.evaluate import Evaluation, compare
+from .core.manifest import replace_text
+
+BEST, CANDIDATE, START, CONFIRMED = "best", "candidate", "start.json", "confirm.json"
+ERROR = 0.05  # share of runs without any progress that may deliver something other than their start, either way
 
 
 class Best:
     """Of the run in ``folder``, which a resumed run continues. ``origin`` is what its policies remember."""
 
     def __init__(self, folder: Path | str, origin: Mapping[str, Any]) -> None:
-        self.path, self._start_file, self._origin = Path(folder) / BEST, Path(folder) / START, origin
-        self.step, self.exam = 0, None
-        self.latest: Evaluation | None = None
-        self.start = Evaluation.load(self._start_file) if self._start_file.is_file() else None
-        if self.path.is_dir():
-            kept = load(self.path).metrics
-            self.step, self.exam = kept["step"], Evaluation.from_dict(kept["exam"])
+        self.folder, self._origin = Path(folder), origin
+        self.path, self.candidate = self.folder / BEST, self.folder / CANDIDATE
+        self.start = Evaluation.load(self.folder / START) if (self.folder / START).is_file() else None
+        self.step, self.exam = _kept(self.candidate)
+        self.confirmed = _confirmation(self.folder / CONFIRMED)
+
+    @property
+    def delivered(self) -> int | None:
+        """The step of the policy in ``best/``; None where the run delivers its start."""
+        return load(self.path).metrics["step"] if self.path.is_dir() else None
 
     def begin(self, exam: Evaluation) -> None:
-        """With a policy that is not copied here: it lies where it lay."""
+        """``exam`` of the policy that the run starts from, on the seeds for selection."""
         self.start = exam
-        exam.save(self._start_file)
+        exam.save(self.folder / START)
 
     def offer(self, policy: Any, step: int, exam: Evaluation) -> None:
-        self.latest = exam
-        if _beats(exam, self.start) and (self.exam is None or _mean(exam) >= _mean(self.exam)):
-            kept = {"step": step, "exam": exam.to_dict()}
-            config = describe(policy, self._origin)
-            save(self.path, config=config, state=policy.state_dict(), metrics=kept, overwrite=self.path.exists())
+        """``exam`` on the seeds for selection."""
+        if self.exam is None or mean(exam) >= mean(self.exam):
+            self._keep(self.candidate, policy, step, exam)
             self.step, self.exam = step, exam
+            if self.start is None:
+                self._keep(self.path, policy, step, exam)
+
+    def confirm(self, start: Any, last: Any, step: int, examine: Callable[[Any], Evaluation]) -> None:
+        """Decide what is delivered. ``examine`` plays a policy on the fresh seeds; ``last`` is the policy of ``step``.
+
+        Does nothing if it was decided before, or if the run began with nothing."""
+        if start is None or self.start is None or self.confirmed is not None:
+            return
+        exams = {"start": examine(start), "last": examine(last)}
+        policies, steps = {"last": last}, {"last": step}
+        if self.exam is not None and self.step != step:
+            policies["candidate"], steps["candidate"] = self._candidate(start, last), self.step
+            exams["candidate"] = examine(policies["candidate"])
+        confidence = 1 - ERROR / len(policies)
+        better = [name for name in policies if difference(exams[name], exams["start"], confidence)[1] > 0]
+        chosen = max(better, key=lambda name: mean(exams[name]), default=None)
+        if chosen is not None:
+            self._keep(self.path, policies[chosen], steps[chosen], exams[chosen])
+        facts = {"chosen": chosen, "steps": steps, "exams": {name: exam.to_dict() for name, exam in exams.items()}}
+        replace_text(self.folder / CONFIRMED, json.dumps(facts) + "\n")
+        self.confirmed = _confirmation(self.folder / CONFIRMED)
 
     def sentence(self) -> str:
         """What to deploy."""
-        if self.exam is not None:
-            gained = "" if self.start is None else ": " + _difference(self.exam, self.start)
-            return f"best: {self.path}, of step {self.step:,}{gained}"
-        if self.start is None:
+        if self.confirmed is None:
+            if self.start is None and self.exam is not None:
+                return f"best: {self.path}, of step {self.step:,}"
             return "best: no policy of this run has been tried"
-        last = "" if self.latest is None else f"; the last one had {_difference(self.latest, self.start)}"
-        return (
-            "best: the policy that this began with, as far as can be told, and more trial.episodes can tell smaller "
-            f"differences{last}"
-        )
+        exams, steps, chosen = (self.confirmed[name] for name in ("exams", "steps", "chosen"))
+        found = "; ".join(f"the {name} (step {steps[name]:,}) {_versus(exams[name], exams['start'])}" for name in steps)
+        told = f"on {len(exams['start'].seeds)} fresh seeds the start has {mean(exams['start']):.4g}, {found}"
+        if chosen is not None:
+            return f"best: {self.path}, of step {steps[chosen]:,}: {told}"
+        return f"best: the policy that this run began with. No other is better beyond doubt: {told}"
+
+    def _candidate(self, start: Any, last: Any) -> Any:
+        """A start that is not ours cannot be stored, so it stands in for itself."""
+        device = next(last.parameters()).device if isinstance(last, nn.Module) else "cpu"
+        return load_policy(self.candidate, device, base=None if isinstance(start, nn.Module) else start)[0]
+
+    def _keep(self, path: Path, policy: Any, step: int, exam: Evaluation) -> None:
+        facts = {"step": step, "exam": exam.to_dict()}
+        config = describe(policy, self._origin)
+        save(path, config=config, state=policy.state_dict(), metrics=facts, overwrite=path.exists())
 
 
-def _mean(exam: Evaluation) -> float:
+def mean(exam: Evaluation) -> float:
     facts = exam.summary()
     return facts.get("success_rate", facts["return_mean"])
 
 
-def _beats(exam: Evaluation, start: Evaluation | None) -> bool:
-    if start is None:
-        return True
-    return len(exam.seeds) > 1 and compare(exam, start).difference_low > 0
-
-
-def _difference(exam: Evaluation, start: Evaluation) -> str:
-    before, after = _mean(start), _mean(exam)
+def difference(exam: Evaluation, start: Evaluation, confidence: float) -> tuple[float, float, float]:
+    """(difference, low, high) of the pairs. A single pair proves nothing."""
     if len(exam.seeds) < 2:
-        return f"{before:.4g} before and {after:.4g} after on one seed"
-    found = compare(exam, start)
-    return (
-        f"{before:.4g} before and {after:.4g} after on {found.episodes} seeds for selection "
-        f"(difference {found.difference:+.3g} [{found.difference_low:+.3g}, {found.difference_high:+.3g}])"
-    )
+        return mean(exam) - mean(start), float("-inf"), float("inf")
+    found = compare(exam, start, confidence)
+    return found.difference, found.difference_low, found.difference_high
+
+
+def _versus(exam: Evaluation, start: Evaluation) -> str:
+    middle, low, high = difference(exam, start, 0.95)
+    return f"{mean(exam):.4g} ({middle:+.3g} [{low:+.3g}, {high:+.3g}])"
+
+
+def _kept(path: Path) -> tuple[int, Evaluation | None]:
+    if not path.is_dir():
+        return 0, None
+    facts = load(path).metrics
+    return facts["step"], Evaluation.from_dict(facts["exam"])
+
+
+def _confirmation(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        exams = {name: Evaluation.from_dict(exam) for name, exam in facts["exams"].items()}
+        return {"chosen": facts["chosen"], "steps": facts["steps"], "exams": exams}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BurnishError(f"{path} is malformed; delete it, and the run confirms its result once more") from error

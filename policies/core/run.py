@@ -6,7 +6,8 @@
     tensorboard/      the same numbers for TensorBoard
     tracking.json     by which other trackers know this run, where some are asked for (`tracking.py`)
     checkpoints/      00001000/, 00002000/, ...
-    best/, start.json the policy with the best exam, and the exam that it had to beat (`best.py`)
+    best/             the policy to deploy, if it is better than the start; how it was chosen lies in candidate/,
+                      start.json and confirm.json (`best.py`)
 
 A training loop reads like this; ``steps`` counts from 1 to ``total`` and stops early, after a step that knows it is the
 last (``run.stopping``), once Ctrl-C was pressed:

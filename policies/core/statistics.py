@@ -2,7 +2,8 @@
 
 ``wilson`` is the score interval of Wilson (1927); ``paired_difference`` is method 10 of Newcombe (1998, Statistics in
 Medicine 17:2635-2650), square-and-add of two Wilson intervals with a corrected phi; ``mcnemar_exact`` is the exact
-conditional form of McNemar (1947); ``mean_interval`` is Student's (1908); ``interquartile_mean`` with
+conditional form of McNemar (1947); ``mean_interval`` is Student's (1908), and ``pooled_interval`` adds two of them in
+squares, for runs and seeds that are crossed; ``interquartile_mean`` with
 ``stratified_bootstrap`` is what Agarwal et al. (2021, arXiv 2108.13264) report of few runs.
 """
 
@@ -113,6 +114,21 @@ def mean_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[float, f
     mean = float(x.mean())
     half = _t_quantile(confidence, len(x) - 1) * float(x.std(ddof=1)) / math.sqrt(len(x))
     return mean - half, mean + half
+
+
+def pooled_interval(scores: ArrayLike, confidence: float = 0.95) -> tuple[float, float, float]:
+    """(mean, low, high) over runs and episodes together, from ``scores`` (R, S): run r on the seed s of an episode.
+
+    For paired comparisons the scores are differences from the baseline on the same seed. Runs and seeds are crossed,
+    and both are samples: the half width adds in squares that of the mean over runs (Student, R - 1 degrees of freedom)
+    and that of the mean over seeds. The noise of a single episode counts in both, so the interval is rather too wide.
+    A single run says nothing of other runs: its bounds are infinite."""
+    x = np.asarray(scores, dtype=np.float64)
+    if x.ndim != 2 or x.size == 0 or not np.isfinite(x).all():
+        raise BurnishError(f"a pooled interval needs finite scores of shape (runs, seeds), got shape {x.shape}")
+    mean = float(x.mean())
+    half = math.hypot(*(mean - mean_interval(x.mean(axis), confidence)[0] for axis in (0, 1)))
+    return mean, mean - half, mean + half
 
 
 def interquartile_mean(scores: ArrayLike) -> float:
