@@ -157,44 +157,55 @@ def quality() -> Any:
 
 @cache
 def measured() -> list[dict[str, Any]]:
-    return quality().rows_of(RESULTS / "refine_quality")
+    return quality().measured(RESULTS / "refine_quality")
 
 
 COLUMNS = (
     "task",
     "experiment",
+    "budget",
     "seeds",
-    "base",
-    "refined",
+    "last",
     "worst seed",
-    "change",
-    "at least",
-    "control steps",
-    "minutes",
+    "gain",
+    "over noise 0",
+    "delivered",
+    "updates",
 )
+COLUMNS += ("minutes",)
 
 
 def measured_table(page: str) -> str:
-    rows = [row for row in measured() if page_of(row["method"]) == page]
+    rows = [row for row in measured() if row["seeds"] and page_of(row["method"]) == page]
     if not rows:
         return "No run of it in the committed comparison yet, so nothing is claimed."
+
+    def interval(row: dict[str, Any], name: str) -> str:
+        low = row[f"{name}_low"]
+        return f"{row[name]:+.3f}" + ("" if low is None else f" (at least {low:+.3f})")
+
     cells = [
         (
-            row["task"],
+            f"{row['task']}" + ("" if row["base"] == 1 else f" (base {row['base']})"),
             row["method"],
+            f"{row['budget']:,}",
             str(row["seeds"]),
-            *(f"{row[key]:.3f}" for key in ("base", "success", "worst")),
-            *(f"{row[key]:+.3f}" for key in ("change", "lower_bound")),
-            f"{row['steps']:,.0f}",
+            f"{row['last']:.3f}",
+            f"{row['worst_last']:.3f}",
+            interval(row, "gain"),
+            interval(row, "over_greedy"),
+            "-" if row["delivered"] is None else f"{row['delivered']:.3f}",
+            f"{row['gradient_steps']:,.0f}",
             f"{row['minutes']:.1f}",
         )
         for row in rows
     ]
     legend = (
-        "Success rates on seeds that nobody trained or chose on; *change* is the median over seeds of the difference "
-        "to the base on the same seeds, *at least* the lowest end of its 95 % intervals, *minutes* those of the "
-        "slowest run on the machine named in the files. Of running robots, which know no success, it is the return "
-        "over that of D4RL's expert. All methods: [results](../results.md#refine_quality)."
+        "Success rates on seeds that nobody trained or chose on; of running robots, which know no success, the return "
+        "over that of D4RL's expert. *last* is the mean of the last policies, *gain* their paired difference from the "
+        "base, *over noise 0* that from the base without noise, which costs nothing; *at least* is the lower end of "
+        "the 95 % interval over runs and seeds. *delivered* is the policy that a run chooses, *updates* are gradient "
+        "steps, *minutes* those of one core of the slowest run. All methods: [results](../results.md#refine_quality)."
     )
     return f"{table(COLUMNS, cells)}\n\n{legend}"
 

@@ -241,6 +241,7 @@ class OffPolicy(_Interaction):
         super().__init__(learner, env, seed)
         self.replay, self.prior, self.config, self.takeovers = replay, prior, config, takeovers
         self.owed = 0.0
+        self.gradient_steps = 0  # updates of the learner so far
         self.study = config.initial_updates  # what is left of them
         # Facts of the outcome that a learner wants stored besides the base columns, such as "executed".
         self._wanted: tuple[str, ...] = tuple(getattr(learner, "outcome_columns", ()))
@@ -310,10 +311,12 @@ class OffPolicy(_Interaction):
         with self.watch("learning"):
             for _ in range(count):
                 metrics = self.learner.update(self._batch())
+        self.gradient_steps += count
         return metrics
 
     def report(self) -> Metrics:
         found = {**super().report(), **q_against_return(self.learner, self.replay)}
+        found["gradient_steps"] = self.gradient_steps
         if self.takeovers is TakeOvers.taught:
             found.pop("intervened", None)  # such a learner says it itself, of the latest ticks that it remembers
         return found
@@ -329,7 +332,8 @@ class OffPolicy(_Interaction):
         """The part of the state that is not the learner's, and not that of the acting."""
         # Prior data does not change, so only the state of its generator is kept.
         prior = None if self.prior is None else self.prior.generator.get_state()
-        return {"replay": self.replay.state_dict(), "prior": prior, "owed": self.owed, "study": self.study}
+        counts = {"owed": self.owed, "study": self.study, "gradient_steps": self.gradient_steps}
+        return {"replay": self.replay.state_dict(), "prior": prior, **counts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
@@ -340,6 +344,7 @@ class OffPolicy(_Interaction):
         if self.prior is not None:
             self.prior.generator.set_state(state["prior"].cpu())
         self.owed, self.study = float(state["owed"]), int(state["study"])
+        self.gradient_steps = int(state.get("gradient_steps", 0))  # older states do not count them
 
 
 def run_on_policy(

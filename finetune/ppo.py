@@ -206,7 +206,7 @@ class PPO:
         self.slice = max(1, SLICE // passes) if self.device.type == "cpu" else config.minibatch
         self.scale = RewardScale(num_envs, device) if config.scale_reward else None
         self.rows = named_generator(seed, "minibatches")
-        self.updates = 0
+        self.updates = self.gradient_steps = 0
         self.actor_parameters = [p for p in actor.parameters() if p.requires_grad]
         graphed = config.execution is Execution.cudagraph
         self.rates = [torch.tensor(rate, device=device) for rate in (config.lr, config.critic_lr)]
@@ -258,13 +258,15 @@ class PPO:
             # Minibatches of equal size, give or take a row, that leave none out.
             for chosen in order.tensor_split(-(-len(order) // size)):
                 metrics = self._descend[train_actor](_take(rows, chosen))
+                self.gradient_steps += 1
                 if self.config.target_kl is not None and train_actor and metrics["kl"] > self.config.target_kl:
                     stopped = True
                     break
             if stopped:
                 break
         self.updates += 1
-        return {**metrics, **before, **self.watch(rows), "lr": self.rates[0].clone(), "kl_stopped": float(stopped)}
+        found = {**metrics, **before, **self.watch(rows), "lr": self.rates[0].clone(), "kl_stopped": float(stopped)}
+        return found | {"gradient_steps": self.gradient_steps}
 
     @torch.no_grad()
     def _prepare(self, batch: dict[str, Any]) -> tuple[dict[str, Any], Metrics]:
@@ -385,11 +387,12 @@ class PPO:
         return parts if self.scale is None else {**parts, "scale": self.scale}
 
     def state_dict(self) -> dict[str, Any]:
-        return {**state_of(self._parts()), "updates": self.updates}
+        return {**state_of(self._parts()), "updates": self.updates, "gradient_steps": self.gradient_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        state = {"gradient_steps": 0, **state}  # older states do not count them
         restore(self._parts(), state)
-        self.updates = int(state["updates"])
+        self.updates, self.gradient_steps = int(state["updates"]), int(state["gradient_steps"])
 
 
 def _take(rows: dict[str, Any], chosen: Tensor | slice) -> dict[str, Any]:

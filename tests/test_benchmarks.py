@@ -46,7 +46,14 @@ KEYS = {
         "worst_share_gap",
     },
     "quickstart": {"pooled_low", "worst", "base", "base_worst", "minutes", "seeds"},
-    "refine_quality": {"insert_best", "insert_second", "insert_minutes", "insert_hard", "worst_lower_bound"},
+    "refine_quality": {
+        "greedy_beaten",
+        "delivered_worse",
+        "insert_best",
+        "push_best",
+        "pick_place_best",
+        "insert_minutes",
+    },
     "chunks": {
         "reference",
         *(f"{way}_{name}" for way in ("queue", "ensemble", "inpaint", "guide") for name in ("success", "beyond")),

@@ -10,6 +10,7 @@ from burnish import configs
 from burnish.finetune.__main__ import GROUPS, FinetuneConfig
 from burnish.finetune.build import method_name
 from burnish.policies.core.cli import compose, to_object
+from burnish.policies.core.errors import BurnishError
 from burnish.sim.build import env_name
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,12 +40,28 @@ def test_an_experiment_is_what_its_name_says_at_the_budget_of_its_task(path):
     assert config.env is None or env_name(config.env) == path.parent.name
 
 
-def test_the_benchmark_has_an_experiment_for_every_run():
+@pytest.fixture(scope="module")
+def benchmark():
     sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        benchmark = import_module("refine_quality")
-    finally:
-        sys.path.pop(0)
-    wanted = {f"{task}/{method}" for task, chosen in benchmark.TASKS.items() for method in chosen.methods}
+    yield import_module("refine_quality")
+    sys.path.remove(str(ROOT / "benchmarks"))
+
+
+def test_the_benchmark_has_an_experiment_for_every_run(benchmark):
+    wanted = {f"{task}/{method}" for task in benchmark.TASKS for method in benchmark.methods_of(task)}
     assert wanted <= {f"{path.parent.name}/{path.stem}" for path in EXPERIMENTS}
-    assert {path.name for path in benchmark.BASES.iterdir()} <= set(benchmark.TASKS)
+    bases = import_module("refine_bases").BASES
+    assert {path.name.partition("-")[0] for path in bases.iterdir()} <= set(benchmark.TASKS)
+
+
+@pytest.mark.parametrize("task", ["push", "hopper"])
+def test_every_method_has_the_same_search(benchmark, task):
+    """As many different trials for each method, the first of them the shipped experiment, all of one discount."""
+    for method in benchmark.methods_of(task):
+        trials = [tuple(benchmark.trial_settings(task, method, trial)) for trial in range(benchmark.TRIALS + 1)]
+        assert trials[0] == () and len(set(trials)) == len(trials), method
+        for trial in (0, benchmark.TRIALS):
+            case = benchmark.Case(task, method, 0, False, Path("nowhere"), trial=trial)
+            assert case.config.method.discount.per_step(4) == benchmark.TASKS[task].gamma, method
+    with pytest.raises(BurnishError):
+        benchmark.configured("experiment=push/dsrl", "method.bounds=1")  # a setting that does not exist is refused
