@@ -127,6 +127,17 @@ def test_both_losses_lead_to_the_target(float64, bins):
     assert float((q(obs, action) - target).detach().abs().max()) < 0.01
 
 
+@pytest.mark.parametrize("bins", [0, 11])
+def test_the_loss_of_the_members_is_summed_or_averaged(bins):
+    losses = []
+    for average in (False, True):
+        torch.manual_seed(0)
+        q = QEnsemble(SPEC, CriticConfig(members=5, hidden=[8], bins=bins, average=average))
+        action, target = torch.zeros(6, 3, 2), torch.arange(6.0)
+        losses.append(float(q.loss(q.encode({"state": torch.ones(6, 4)}), action, target)[0].detach()))
+    assert losses[0] == pytest.approx(5 * losses[1])
+
+
 def test_weighted_rows_alone_count():
     q = QEnsemble(SPEC, CriticConfig(members=2, hidden=[8]))
     obs, action, target = {"state": torch.randn(6, 4)}, torch.rand(6, 3, 2), torch.randn(6)

@@ -10,12 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from burnish.finetune.__main__ import GROUPS, FinetuneConfig
 from burnish.finetune.loops import Assembly, OffPolicy, OffPolicyConfig
 from burnish.finetune.residual_td3 import Algorithm, ResidualTD3Config, build
 from burnish.offline.replay import Replay
 from burnish.offline.sac import SACConfig, soft_agent
 from burnish.offline.td3 import TD3Config, deterministic_agent
 from burnish.policies.build import build_policy
+from burnish.policies.core.cli import compose, to_object
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
@@ -319,3 +321,42 @@ def test_meaningless_rewards_teach_nothing() -> None:
     config = tiny()
     assembly = build(config, wrong_by_a_bit(), line(16, meaningless=True))
     assert learnt(assembly, config, 1500, 0) < LEARNT
+
+
+# ---- presets ----
+
+
+def chosen(*words: str) -> ResidualTD3Config:
+    return to_object(compose("finetune", FinetuneConfig, GROUPS["finetune"], list(words))).method
+
+
+def test_the_published_preset_is_that_of_resfit_and_explicit_settings_win() -> None:
+    published, cpu = chosen("method=residual_td3_published"), chosen("method=residual_td3")
+    for agent, critic in ((x.agent, x.critic) for x in (published.td3, published.sac)):
+        assert agent.hidden == critic.hidden == [1024, 1024] and agent.layer_norm and critic.layer_norm
+        assert agent.zero_last and critic.members == 10 and critic.average
+    td3, loop = published.td3, published.loop
+    assert (td3.lr, td3.actor_lr, td3.subset, td3.actor_every, td3.max_grad_norm) == (1e-4, 1e-6, 2, 4, 1.0)
+    assert (loop.warmup, loop.initial_updates, loop.updates_per_decision, loop.n_step) == (10_000, 10_000, 4, 3)
+    assert cpu == ResidualTD3Config() and cpu.td3.critic.members == 2 and max(cpu.td3.critic.hidden) <= 256
+    given = chosen("method=residual_td3_published", "method.td3.agent.hidden=[256,256]", "method.loop.warmup=4000")
+    assert given.td3.agent.hidden == [256, 256] and given.loop.warmup == 4000  # also where it is the cpu preset's
+    assert given.td3.agent.layer_norm and given.sac.agent.hidden == [1024, 1024]
+
+
+@pytest.mark.parametrize("algorithm", ["td3", "sac"])
+def test_the_critic_loss_is_averaged_over_members_so_that_the_clip_is_the_published_one(algorithm: str) -> None:
+    config = ResidualTD3Config(Algorithm(algorithm), loop=OffPolicyConfig(warmup=60))
+    for part in (config.td3, config.sac):
+        part.critic = replace(part.critic, members=10)
+    assembly = on_script(config)
+    loop = training(config, assembly)
+    for _ in range(15):
+        loop.iterate()
+    inner, batch = assembly.learner.inner, loop.replay.sample(32)
+    noise = copy.deepcopy(inner.noise.get_state())
+    target = inner._target(batch["next_obs"], batch)
+    errors = inner.critic(batch["obs"], inner.meaning(batch["obs"], batch["action"])).detach() - target
+    inner.noise.set_state(noise)
+    loss = inner._critic_step(batch["obs"], batch["next_obs"], batch)["critic_loss"]
+    assert float(loss) == pytest.approx(float(errors.square().mean()), rel=1e-4)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from ..core.config import LATER
 from ..core.errors import BurnishError
 from ..core.spec import PolicySpec
 from ..core.tree import check
@@ -32,6 +33,7 @@ class CriticConfig:
     bins: int = 0  # 0: predict the value itself
     low: float = -10.0  # the values of the first and the last bin
     high: float = 10.0
+    average: bool = field(default=False, metadata=LATER)  # the members' losses, instead of their sum
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
 
     def __post_init__(self) -> None:
@@ -89,7 +91,12 @@ class QEnsemble(nn.Module):
     def loss(
         self, features: Tensor, action: Tensor, target: Tensor, weight: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """(loss summed over the members, Q (E, B)); the mean over rows is weighted by ``weight`` (B,)."""
+        """(loss, Q (E, B)); the mean over rows is weighted by ``weight`` (B,).
+
+        The members' losses are summed (TD3, SAC, REDQ, IQL) or, with ``config.average``, averaged (RLPD, EXPO, FQL,
+        ResFiT). No parameter is shared between members, except those of an encoder, and Adam cancels a constant factor.
+        So the choice matters only where gradients are clipped: a limit published for one is another for the other.
+        """
         check(target, f"{len(features)}")
         out = self._raw(features, action)
         if self.config.bins:
@@ -97,7 +104,7 @@ class QEnsemble(nn.Module):
         else:
             error = (out[..., 0] - target).square()
         mean = error.mean(1) if weight is None else (error * weight).sum(1) / weight.sum().clamp(min=1)
-        return mean.sum(), self._mean(out)
+        return mean.mean() if self.config.average else mean.sum(), self._mean(out)
 
     def _raw(self, features: Tensor, action: Tensor) -> Tensor:
         if action.ndim == 3:
