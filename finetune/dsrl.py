@@ -6,10 +6,13 @@ DSRL-NA: noises that lead to the same action share what is learnt about it (`dsr
 not minus the dimension, which keeps the noise spread like the prior; the warm-up plays w ~ N(0, I), which is the base
 itself. ``repeat`` chooses one vector for all rows of the noise, as was done for pi0.
 
-**Departures.** A discount says what it counts, truncations bootstrap, and a chunk's reward is discounted inside (the
-published code sums it). ``updates_per_decision`` is per stored decision: the published 20 per step of 4 worlds is the 5
-here. ``reward_offset`` is taken from every control tick that was played, discounted with it. Published networks have
-three layers of up to 2048; ours, of the same shape, have 256, which a CPU can train; take ``sac.agent.hidden`` and
+The discount is .99 per decision of n ticks, in both variants, as published; square took .999. (dsrl_pi0 counts ticks,
+``discount.per=step``, so that a decision is discounted by gamma^n.)
+
+**Departures.** Truncations bootstrap, and a chunk's reward is discounted inside, by gamma^(1/n) per tick (the published
+code sums it). ``updates_per_decision`` is per stored decision: the published 20 per step of 4 worlds is the 5 here.
+``reward_offset`` is taken from every control tick that was played, discounted with it. Published networks have three
+layers of up to 2048; ours, of the same shape, have 256, which a CPU can train; take ``sac.agent.hidden`` and
 ``sac.critic.hidden`` larger on a GPU. In the published aliased variant the bound has no effect (the actor is bounded by
 the action space); here it has, in both.
 """
@@ -23,7 +26,7 @@ from typing import Any
 import torch
 
 from ..offline.critics import adopt_normalizers
-from ..offline.returns import Discount
+from ..offline.returns import Discount, Per
 from ..offline.sac import SAC, SACConfig, soft_agent
 from ..policies.compose import Steered
 from ..policies.core.errors import BurnishError
@@ -63,7 +66,7 @@ class DSRLConfig:
     repeat: bool = False  # one vector of noise for the whole chunk
     reward_offset: float = 0.0  # taken from the reward of every control tick; 1 for sparse success
     distil_every: int = 2  # aliased: critic updates per step of the latent critic
-    discount: Discount = field(default_factory=Discount)
+    discount: Discount = field(default_factory=lambda: Discount(0.99, Per.chunk))
     loop: OffPolicyConfig = field(default_factory=latent_loop)
     sac: SACConfig = field(default_factory=latent_sac)
 

@@ -2,7 +2,7 @@
 
 Su et al. 2026 (arXiv 2602.01789): the executed chunk is f(s, w) + bound * r, with (w, r) from one policy. The noise
 changes what the base sets out to do, within its support; the correction repairs the last millimetres, which may lie
-outside of it.
+outside of it. The discount is per decision, as in DSRL.
 
 **Departures.** From the paper we take what is chosen, not how that is optimised: here by SAC (`offline/sac.py`), off
 policy, with a chunk's noise and correction as one action. The target entropy is 0 for each coordinate of the noise, as
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ..offline.critics import adopt_normalizers
-from ..offline.returns import Discount
+from ..offline.returns import Discount, Per
 from ..offline.sac import SAC, SACConfig
 from ..policies.compose import Steered
 from ..policies.core.types import Obs, VecEnv
@@ -33,7 +33,7 @@ class RFSConfig:
     residual_bound: float = 0.1  # in units of the action range [-1, 1]
     repeat: bool = False  # one vector of noise for the whole chunk
     reward_offset: float = 0.0  # taken from the reward of every control tick; 1 for sparse success
-    discount: Discount = field(default_factory=Discount)
+    discount: Discount = field(default_factory=lambda: Discount(0.99, Per.chunk))
     loop: OffPolicyConfig = field(default_factory=latent_loop)
     # target_entropy null: 0 per coordinate of the noise, entropy_per_dim per coordinate of the correction
     sac: SACConfig = field(default_factory=lambda: latent_sac(target_entropy=None))

@@ -12,6 +12,7 @@ from aim_lab import Aim, aim_error
 from burnish.finetune.dsrl import DSRLConfig, Variant, build, latent_sac
 from burnish.finetune.dsrl_aliased import distillation_loss, recorded_for
 from burnish.offline.replay import Replay
+from burnish.offline.returns import Discount, Per
 from burnish.policies.build import build_policy, describe
 from burnish.policies.compose import Repeated, Steered
 from burnish.policies.core.errors import BurnishError
@@ -140,7 +141,7 @@ def test_the_offset_is_taken_from_every_tick_that_was_played():
     outcomes = []
     for offset in (0.0, 1.0):
         world = ScaledEnv(ScriptedWorld([[(2, TERMINATED)], [(1, TRUNCATED)], [(9, TRUNCATED)]]))
-        env, learner = build(dsrl(reward_offset=offset), base, world)
+        env, learner = build(dsrl(reward_offset=offset, discount=Discount(0.99)), base, world)
         act = learner.actor.act(env.reset(), warm=True, generator=generator(0, "act"))
         outcomes.append(env.step(act.action))
     plain, shifted = outcomes
@@ -323,7 +324,16 @@ def test_it_learns_to_aim_and_noise_teaches_nothing(variant):
     assert control > 0.2
 
 
+@BOTH
+def test_the_default_discount_is_per_chunk_of_ticks(variant):
+    base = tanh_base()
+    base.spec = replace(base.spec, horizon=4, execute=4)
+    env = build(DSRLConfig(variant), base, Aim(2)).env
+    assert env.env.execute == 4 and env.env.gamma**4 == pytest.approx(0.99)
+
+
 def test_defaults_are_those_of_the_paper_where_they_are_named():
     config = DSRLConfig()
     assert (config.bound, config.sac.target_entropy, config.loop.updates_per_decision) == (1.5, 0.0, 5.0)
+    assert config.discount == Discount(0.99, Per.chunk)
     assert config.sac.critic.members == 2 and SMALL["lr"] != config.sac.lr

@@ -33,6 +33,13 @@ def test_the_warm_up_is_the_base_without_a_correction():
     torch.testing.assert_close(outcome.executed[..., 0], 0.8 * torch.tanh(1.5 * action[:, 0, :2]))
 
 
+def test_the_default_discount_is_per_chunk_of_ticks():
+    base = tanh_base()
+    base.spec = replace(base.spec, horizon=4, execute=4)
+    env = build(RFSConfig(), base, Aim(2)).env
+    assert env.env.execute == 4 and env.env.gamma**4 == pytest.approx(0.99)
+
+
 def test_what_is_deployed_executes_noise_and_correction():
     env, learner = build(rfs(), tanh_base(), Aim(8))
     obs = env.reset()
