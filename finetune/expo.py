@@ -3,13 +3,14 @@
 Dong, Li, Sadigh and Finn 2025 (EXPO, arXiv 2507.07986). No gradient of the critic passes through the base, so the base
 may be any imitator. Three losses, one per part:
 
-    base      bc_loss on every batch, half of it recordings; samples come from a slow average of its weights
+    base      bc_loss on every batch, half of it recordings
     edit      max mean_i Q_i(s, a_b + e) - alpha log pi_e, e = bound * pi_e(s, a_b), with a_b the actions of the batch
     critic    Q_i(s, a) -> r + gamma' min over a random subset of Q'(s', a*), without entropy
 
-a* is the answer of the on-the-fly policy, which acts, is deployed and stands in the target alike: N chunks of the base
-and their N edits, of which the critics choose the best (algorithm 1). All 2N candidates are valued in one pass over an
-observation that is encoded once. Recordings are mixed in as ``offline.dataset.decisions`` makes them.
+a* is the answer of the on-the-fly policy (algorithm 1): N chunks of the base and their N edits, of which the critics
+choose the best. The target asks the base as it is now; what acts and is deployed asks a slow average of its weights,
+which is for acting only. All 2N candidates are valued in one pass over an observation that is encoded once. The
+discount counts control ticks. Recordings are mixed in as ``offline.dataset.decisions`` makes them.
 
 **Departures.** Decisions are chunks, with the n-step backup inside ``ChunkEnv`` (Q-chunking, Li et al. 2025, arXiv
 2507.07969). The sum a_b + e is clipped to [-1, 1] wherever it stands. The entropy is that of pi_e in [-1, 1], before
@@ -72,7 +73,7 @@ class EXPOConfig:
     actor_lr: float = 3e-4  # of the edit and the temperature
     base_lr: float = 3e-4
     tau: float = 0.005
-    base_tau: float = 0.001  # of the average of the base, which proposes
+    base_tau: float = 0.001  # of the average of the base, which acts
     alpha: float = 1.0  # where the temperature starts
     target_entropy: float | None = None  # null: entropy_per_dim times the size of the edit
     entropy_per_dim: float = -0.5
@@ -119,15 +120,15 @@ class EXPOActor:
     def act(self, obs: Obs, *, warm: bool, generator: torch.Generator) -> Decision:
         if warm:
             return Decision(self.base.spec.executed(self.base.act(obs, generator=generator)), {})
-        candidates = self.propose(obs, generator)
+        candidates = self.propose(self.base, obs, generator)
         values = self.judge.values(self.judge.encode(obs), candidates)
         return Decision(pick(candidates, self.choose(values, generator)), {})
 
-    def propose(self, obs: Obs, generator: torch.Generator) -> Tensor:
-        """(B, 2N, n, A): N chunks of the base, then their edits."""
+    def propose(self, base: Any, obs: Obs, generator: torch.Generator) -> Tensor:
+        """(B, 2N, n, A): N chunks of ``base``, then their edits."""
         count = self.config.count
-        seen = map_tree(lambda x: x.repeat_interleave(count, 0), self.base.features(obs))
-        proposed = self.base.spec.executed(self.base.act(seen, generator=generator))
+        seen = map_tree(lambda x: x.repeat_interleave(count, 0), base.features(obs))
+        proposed = base.spec.executed(base.act(seen, generator=generator))
         wide = map_tree(lambda x: x.repeat_interleave(count, 0), obs)
         edit = self.edit.draw({**wide, "base_action": proposed}, generator=generator).action
         both = torch.stack([proposed, edited(proposed, edit, self.config.edit_bound)])
@@ -152,7 +153,8 @@ def pick(candidates: Tensor, choice: Tensor) -> Tensor:
 
 
 class EXPO:
-    """``base`` is an imitator that is trained in place; what acts and is deployed is its average ``proposer``."""
+    """``base`` is an imitator that is trained in place, and proposes in the targets; what acts and is deployed is its
+    average ``proposer``."""
 
     outcome_columns = ("executed",)
 
@@ -207,7 +209,7 @@ class EXPO:
     @torch.no_grad()
     def _target(self, next_obs: Obs, columns: dict[str, Tensor]) -> Tensor:
         critic, actor, subset = self.critic, self.actor, self.config.subset
-        candidates = actor.propose(next_obs, self.noise)
+        candidates = actor.propose(self.base, next_obs, self.noise)
         values = critic.target.values(critic.target.encode(next_obs), candidates)
         opinions = values
         if actor.judge is not critic.target:

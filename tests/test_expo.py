@@ -99,7 +99,7 @@ def test_proposals_are_draws_and_their_edits() -> None:
     learner = learner_of(tiny())
     actor, obs = learner.actor, {"state": torch.randn(5, 2)}
     with torch.no_grad():
-        found = actor.propose(obs, torch.Generator().manual_seed(7))
+        found = actor.propose(learner.proposer, obs, torch.Generator().manual_seed(7))
         source = torch.Generator().manual_seed(7)
         many = {"state": obs["state"].repeat_interleave(3, 0)}
         drawn = learner.proposer.act(many, generator=source)[:, 1:3]
@@ -122,7 +122,7 @@ def test_acting_takes_the_best_candidate_and_its_warm_up_is_the_base(select: Sel
     obs = {"state": torch.randn(6, 2)}
     judge = learner.critic.target if select is Select.target else learner.critic.online
     with torch.no_grad():
-        candidates = learner.actor.propose(obs, torch.Generator().manual_seed(3))
+        candidates = learner.actor.propose(learner.proposer, obs, torch.Generator().manual_seed(3))
         played = learner.actor.act(obs, warm=False, generator=torch.Generator().manual_seed(3)).action
         for i in range(6):
             one = {"state": obs["state"][i : i + 1]}
@@ -131,6 +131,26 @@ def test_acting_takes_the_best_candidate_and_its_warm_up_is_the_base(select: Sel
         warm = learner.actor.act(obs, warm=True, generator=torch.Generator().manual_seed(3)).action
         expected = learner.proposer.act(obs, generator=torch.Generator().manual_seed(3))[:, 1:3]
     assert torch.equal(warm, expected)
+
+
+@pytest.mark.parametrize("part", ["base", "proposer"])
+def test_targets_propose_from_the_online_base_and_the_average_is_for_acting_only(part: str) -> None:
+    learner, batch = learner_of(tiny()), batch_of()
+    state, obs = learner.noise.get_state(), {"state": torch.randn(6, 2)}
+
+    def found() -> tuple[Tensor, Tensor]:
+        learner.noise.set_state(state)
+        with torch.no_grad():
+            target = learner._target(batch["next_obs"], batch)
+        return target, learner.actor.act(obs, warm=False, generator=torch.Generator().manual_seed(3)).action
+
+    before = found()
+    with torch.no_grad():
+        for p in getattr(learner, part).parameters():
+            p.add_(0.5 * torch.randn(p.shape))
+    target, played = found()
+    assert torch.equal(target, before[0]) == (part == "proposer")
+    assert torch.equal(played, before[1]) == (part == "base")
 
 
 @pytest.mark.parametrize("select", list(Select))
@@ -143,7 +163,7 @@ def test_the_target_equals_a_slow_loop(select: Select) -> None:
         state = learner.noise.get_state()
         found = learner._target(batch["next_obs"], batch)
         learner.noise.set_state(state)
-        candidates = learner.actor.propose(batch["next_obs"], learner.noise)
+        candidates = learner.actor.propose(learner.base, batch["next_obs"], learner.noise)
         for i in range(12):
             one = {"state": batch["next_obs"]["state"][i : i + 1]}
             chosen, best = None, -float("inf")
