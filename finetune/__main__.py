@@ -52,7 +52,7 @@ from .baselines.sb3 import SB3Config, View
 from .build import CHOICES, METHODS, method_name, prepare, prior_data, require
 from .distill import Distillation, innermost, student_of
 from .intervention import supervisor_of
-from .loops import OffPolicy, OffPolicyConfig
+from .loops import OffPolicy, OffPolicyConfig, planned
 from .teaching import (
     Keep,
     StudentChunk,
@@ -162,7 +162,7 @@ def refinement(config: FinetuneConfig, base: Any = None, env: VecEnv | None = No
             "data": None if config.data is None else fingerprint(config.data),
         },
         report=advised(training, say),
-        iterations=loop.iterations(config.total),
+        iterations=planned(loop, config.total),
         reached=lambda: loop.ledger.decisions,
     )
     return work, loop

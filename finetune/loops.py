@@ -347,6 +347,14 @@ class OffPolicy(_Interaction):
         self.gradient_steps = int(state.get("gradient_steps", 0))  # older states do not count them
 
 
+def planned(loop: Any, total: int) -> int:
+    """How many iterations it takes until ``total`` decisions; a learner with a schedule over the whole run is told."""
+    count = loop.iterations(total)
+    if hasattr(loop.learner, "plan"):
+        loop.learner.plan(count)
+    return count
+
+
 def run_on_policy(
     learner: Learner,
     env: DecisionEnv,
@@ -358,7 +366,7 @@ def run_on_policy(
 ) -> Metrics:
     """Until ``total`` decisions of all worlds together; ``decisions_per_update`` is per world."""
     loop = OnPolicy(learner, env, decisions_per_update=decisions_per_update, seed=seed)
-    metrics = repeat(loop, loop.iterations(total), hooks)
+    metrics = repeat(loop, planned(loop, total), hooks)
     return {**metrics, **loop.report()}
 
 

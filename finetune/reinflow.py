@@ -1,17 +1,19 @@
 """ReinFlow: PPO on a flow policy with learned noise; also pi_RL's Flow-Noise, which is the same with other numbers.
 
-Zhang et al. 2025 (ReinFlow, arXiv 2505.22094), algorithm 1; the defaults are those of its locomotion tasks. The chain
-of Euler steps is one draw with one joint likelihood, an entropy bonus keeps the noise up, and optionally the deployed
-actions are held near those of the base from the same noise. For Flow-Noise (Chen et al. 2025, arXiv 2510.25889) set
-``noise.min_std=0.08 noise.max_std=0.16 noise.hidden=[128,64] entropy=0.005 ppo.clip=0.2 ppo.epochs=4
+Zhang et al. 2025 (ReinFlow, arXiv 2505.22094), algorithm 1; the defaults are those of its tasks hopper and walker, but
+for the departures below. The chain of Euler steps is one draw with one joint likelihood, an entropy bonus keeps the
+noise up, and optionally the deployed actions are held near those of the base from the same noise. The upper bound of
+the noise stays for 35 % of the run's updates, then follows half a cosine down to 70 % of its way above the lower one
+(``noise.decay``, ``hold``, ``floor``). For Flow-Noise (Chen et al. 2025, arXiv 2510.25889) set ``noise.min_std=0.08
+noise.max_std=0.16 noise.hidden=[128,64] noise.decay=0 entropy=0.005 ppo.clip=0.2 ppo.epochs=4
 ppo.reduction=mean_step``: it averages over transitions only, so that with ReinFlow's reduction 0.2 would be no clip.
 
 **Departures.** The published regulariser compares trained and frozen actions from the noise 0; here from the noise x_0
 that the draw itself began with, which is N(0, I). Minibatches are a tenth of the published 50 000 because rows are not
 repeated tenfold: as many gradient steps per iteration, a tenth of the work. The learning rate follows one half cosine
 instead of restarting every 100 iterations, and its limit on the divergence (1.0 of the averaged log-ratio, which is not
-reached) is left out; for pixels it is ``ppo.target_kl=0.01``, with ``noise.time_dim=0``. The averaged log-density is
-not clamped to [-1, 1]: where that acted, it would silence the gradient.
+reached) is left out; for pixels it is ``ppo.target_kl=0.01``, with ``noise.time_dim=0 noise.decay=0``. The averaged
+log-density is not clamped to [-1, 1]: where that acted, it would silence the gradient.
 """
 
 from __future__ import annotations
@@ -95,6 +97,12 @@ class ReinFlow:
 
     def describe(self) -> str:
         return self.ppo.describe()
+
+    def plan(self, updates: int) -> None:
+        """How many updates the whole run has, which the bound comes down over unless a number was given."""
+        noise = self.ppo.network.noise
+        if noise.config.decay is None:
+            noise.decay = updates
 
     def update(self, batch: dict[str, Any]) -> Metrics:
         noise = self.ppo.network.noise

@@ -37,14 +37,15 @@ _UNIT_ENTROPY = 0.5 * math.log(2 * math.pi * math.e)
 @dataclass
 class NoiseConfig:
     """The published bounds: hopper and walker 0.10 to 0.24, ant and humanoid 0.08 to 0.16, manipulation from states
-    0.05 to 0.14, pi_RL's Flow-Noise 0.08 to 0.16."""
+    0.05 to 0.14, pi_RL's Flow-Noise 0.08 to 0.16. From states the upper bound comes down as by default here; from
+    pixels, and in Flow-Noise, it stays (``decay=0``)."""
 
     min_std: float = 0.10  # per Euler step, in units of the action range [-1, 1]
     max_std: float = 0.24
     hidden: list[int] = field(default_factory=lambda: [64, 64])
     time_dim: int = 16  # 0: the same noise at every step, as published for pixels
     count_initial: bool = True  # log N(x_0) too: cancels in the ratio, but is counted by ``ppo.reduction``
-    decay: int = 0  # updates over which the upper bound comes down; 0: it stays
+    decay: int | None = None  # updates over which the upper bound comes down; null: those of the run; 0: it stays
     hold: float = 0.35  # share of them before it moves
     floor: float = 0.7  # share of max_std - min_std that is left in the end
     clip_mean: bool = False  # of every step into [-1, 1], in sampler and density
@@ -59,7 +60,7 @@ class NoiseConfig:
             )
         if not self.hidden or min(self.hidden) < 1:
             raise BurnishError(f"noise.hidden={self.hidden} needs at least one width, each at least 1")
-        if self.decay < 0:
+        if (self.decay or 0) < 0:
             raise BurnishError(f"noise.decay={self.decay} counts updates and must be at least 0")
         if not 0 <= self.hold < 1 or not 0 <= self.floor <= 1:
             raise BurnishError(f"noise.hold={self.hold} must lie in [0, 1) and noise.floor={self.floor} in [0, 1]")
@@ -86,6 +87,7 @@ class NoiseNet(nn.Module):
             zero_last=True,
         )
         self.log_min = math.log(config.min_std)
+        self.decay = config.decay or 0  # null: until somebody says how long the run is, the bound stays
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
         self.register_buffer("log_max", torch.tensor(math.log(config.max_std)))
 
@@ -102,8 +104,8 @@ class NoiseNet(nn.Module):
         """After an update: the upper bound holds, then follows half a cosine down."""
         config = self.config
         self.updates += 1
-        if config.decay:
-            progress = ((self.updates / config.decay - config.hold) / (1 - config.hold)).clamp(0, 1)
+        if self.decay:
+            progress = ((self.updates / self.decay - config.hold) / (1 - config.hold)).clamp(0, 1)
             share = config.floor + (1 - config.floor) * 0.5 * (1 + torch.cos(math.pi * progress))
             self.log_max.copy_(torch.log(config.min_std + share * (config.max_std - config.min_std)))
 
