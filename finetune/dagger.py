@@ -17,7 +17,8 @@ policy of chunks learns their later actions from interventions and recordings al
 
 **Departures.** The union grows with every decision and is trained on at once, ``loop.updates_per_decision`` times; the
 published rounds of many decisions, each followed by a training from scratch, suit learners that are soon trained. What
-acts and is deployed is a slow average of the weights. HG-DAgger's doubt of an ensemble about its own actions is left
+acts and is deployed is a slow average of the weights. Of a chunk longer than what is executed, the positions are
+learnt that the expert played without giving the robot back. HG-DAgger's doubt of an ensemble about its own actions is left
 out: there it is a measure of risk for later use, and does not enter the training.
 """
 
@@ -33,7 +34,7 @@ from torch import Tensor
 
 from ..offline.actors import PolicyActor, trainable_imitator
 from ..offline.descent import adam, descend
-from ..offline.imitation import imitation_chunk
+from ..offline.imitation import imitation_chunk, neighbours, played_around
 from ..offline.replay import Replay
 from ..offline.returns import Discount
 from ..offline.soft import polyak
@@ -82,6 +83,15 @@ def corrected(batch: dict[str, Any], relabel: bool) -> tuple[Tensor, Tensor]:
     return action, torch.where(taken > 0, taken, int(relabel))
 
 
+def corrected_around(batch: dict[str, Any]) -> dict[str, Tensor]:
+    """What people played before and after decisions that they played too; what is said of a single tick has no
+    neighbours."""
+    around = played_around(batch)
+    if around:
+        around["real"] = around["real"] & batch["around"]["intervened"] & batch["intervened"][:, :1, None]
+    return around
+
+
 class DAgger:
     """``student`` is an imitator that is trained in place; its average ``policy`` acts and is deployed."""
 
@@ -98,6 +108,7 @@ class DAgger:
         self.student, self.config = student.to(device), config
         self.policy = copy.deepcopy(student).eval().requires_grad_(False)
         self.actor = PolicyActor(self.policy)
+        self.around = neighbours(student.spec)
         self.noise = named_generator(seed, "noise", device=device)
         self.optimizer = adam((p for p in student.parameters() if p.requires_grad), config.lr, config.execution)
         self._step = execution(self._descent, config.execution, device=device, generators=[self.noise])
@@ -109,11 +120,12 @@ class DAgger:
         return self._lessons
 
     def update(self, batch: dict[str, Any]) -> Metrics:
-        metrics = self._step(batch["obs"], *corrected(batch, self.config.relabel))
+        lesson = corrected(batch, self.config.relabel)
+        metrics = self._step(batch["obs"], *lesson, corrected_around(batch))
         return metrics if self._lessons is None else {**metrics, "intervened": self._lessons.share}
 
-    def _descent(self, obs: Obs, action: Tensor, steps: Tensor) -> Metrics:
-        chunk, mask = imitation_chunk(self.student.spec, action, steps)
+    def _descent(self, obs: Obs, action: Tensor, steps: Tensor, around: dict[str, Tensor]) -> Metrics:
+        chunk, mask = imitation_chunk(self.student.spec, action, steps, around)
         loss = self.student.bc_loss(obs, chunk, mask=mask, generator=self.noise).mean()
         descend(self.optimizer, loss, self.config.max_grad_norm)
         polyak(self.policy.parameters(), self.student.parameters(), self.config.tau)

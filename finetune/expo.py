@@ -35,7 +35,7 @@ from torch import Tensor
 from ..offline.actors import trainable_imitator
 from ..offline.critics import adopt_normalizers, fresh_critic, saturation, spread
 from ..offline.descent import adam, descend
-from ..offline.imitation import imitation_chunk
+from ..offline.imitation import imitation_chunk, neighbours, played_around
 from ..offline.returns import Discount
 from ..offline.sac import soft_agent
 from ..offline.soft import Temperature, polyak, soft_actor_loss
@@ -168,6 +168,7 @@ class EXPO:
         self.critic = fresh_critic(plain, config.critic, seed=seed, device=device)
         adopt_normalizers(self.critic, base)
         self.actor = EXPOActor(self.proposer, edit, self.critic, config)
+        self.around = neighbours(base.spec)
         self.policy = BestOf(self.proposer, self.actor.judge, config.count, edit, config.edit_bound)
         size = spec.execute * spec.action.dim
         target = config.entropy_per_dim * size if config.target_entropy is None else config.target_entropy
@@ -194,7 +195,7 @@ class EXPO:
         obs, next_obs = (shifted(batch[name], self.config.image_shift, self.noise) for name in ("obs", "next_obs"))
         metrics = self._step_critic(obs, next_obs, columns)
         if self.updates % self.config.actor_every == 0:
-            metrics |= self._step_actor(obs, columns["action"], columns["steps"])
+            metrics |= self._step_actor(obs, columns["action"], columns["steps"], played_around(batch))
         return metrics
 
     def worth(self, batch: dict[str, Any]) -> Tensor:
@@ -227,7 +228,7 @@ class EXPO:
         q = q.detach()
         return {"critic_loss": loss.detach(), "q": q.mean(), "q/spread": spread(q), "target": target.mean()}
 
-    def _actor_step(self, obs: Obs, action: Tensor, steps: Tensor) -> Metrics:
+    def _actor_step(self, obs: Obs, action: Tensor, steps: Tensor, around: dict[str, Tensor] | None = None) -> Metrics:
         # The edit climbs the critic, which it does not teach: gradients go to the edit and the temperature alone.
         draw = self.edit.draw({**obs, "base_action": action}, generator=self.noise)
         log_prob = draw.log_prob[:, 0] - self.log_scale
@@ -236,7 +237,7 @@ class EXPO:
         edit_loss = soft_actor_loss(self.critic.online(obs, better).mean(0), log_prob, alpha)
         descend(self.optimizers["edit"], edit_loss + self.temperature.loss(log_prob), self.config.max_grad_norm)
         # The base imitates whatever was played, recordings and its own chosen chunks alike.
-        chunk, mask = imitation_chunk(self.base.spec, action, steps)
+        chunk, mask = imitation_chunk(self.base.spec, action, steps, around)
         base_loss = self.base.bc_loss(obs, chunk, mask=mask, generator=self.noise).mean()
         descend(self.optimizers["base"], base_loss, self.config.max_grad_norm)
         polyak(self.proposer.parameters(), self.base.parameters(), self.config.base_tau)

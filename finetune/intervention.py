@@ -33,7 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..offline.replay import OBSERVED, Batch, Replay
+from ..offline.replay import Alone, Batch, Replay, joined
 from ..policies.core.chunk import ChunkEnv
 from ..policies.core.errors import BurnishError
 from ..policies.core.seed import EpisodeSeeds, RowNoise, derive
@@ -311,17 +311,17 @@ class Lessons:
         helped, ticks = self._latest.sum(0)
         return helped / ticks
 
-    def sample(self, batch: int, *, n_step: int = 1) -> Batch:
+    def sample(self, batch: int, *, n_step: int = 1, around: tuple[int, int] = Alone) -> Batch:
         """Like ``Replay.sample``. While nobody has taught anything, it is what the policy did itself."""
         found, count = self._found(), self._recorded
         if count + len(found) == 0:
-            return self.replay.sample(batch, n_step=n_step)
+            return self.replay.sample(batch, n_step=n_step, around=around)
         picked = torch.randint(count + len(found), (batch,), generator=self.generator, device=self.device)
-        fresh = self.replay.gather(found[picked[picked >= count] - count], n_step=n_step)
+        fresh = self.replay.gather(found[picked[picked >= count] - count], n_step=n_step, around=around)
         if self.recordings is None:
             return fresh
-        recorded = self.recordings.gather(picked[picked < count].to(self.recordings.device), n_step=n_step)
-        return _joined(_told(recorded), fresh)
+        chosen = picked[picked < count].to(self.recordings.device)
+        return joined(_told(self.recordings.gather(chosen, n_step=n_step, around=around)), fresh)
 
     @property
     def _recorded(self) -> int:
@@ -357,13 +357,8 @@ class Lessons:
 def _told(recorded: Batch) -> Batch:
     """A recording, as if its author had taken the robot over from the beginning."""
     action = recorded["action"]
-    real = torch.arange(action.shape[1], device=action.device) < recorded["steps"][:, None]
-    facts = {"intervened": real, "called": torch.zeros_like(recorded["ended"]), "label": action[:, 0]}
+    real = torch.arange(action.shape[-2], device=action.device) < recorded["steps"][..., None]
+    facts = {"intervened": real, "called": torch.zeros_like(recorded["ended"]), "label": action[..., 0, :]}
+    if "around" in recorded:
+        facts["around"] = _told(recorded["around"])
     return {**recorded, **facts, "reward": torch.zeros_like(recorded["reward"])}
-
-
-def _joined(old: Batch, new: Batch) -> Batch:
-    out: dict[str, Any] = {key: torch.cat([old[key].to(x.device), x]) for key, x in new.items() if key not in OBSERVED}
-    for name in OBSERVED:
-        out[name] = {key: torch.cat([old[name][key].to(x.device), x]) for key, x in new[name].items()}
-    return out

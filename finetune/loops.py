@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..offline.loop import Hook, repeat
-from ..offline.replay import Replay, sample_mixture
+from ..offline.replay import Alone, Replay, sample_mixture
 from ..policies.core.errors import BurnishError
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.spec import EnvSpec
@@ -245,6 +245,8 @@ class OffPolicy(_Interaction):
         self.study = config.initial_updates  # what is left of them
         # Facts of the outcome that a learner wants stored besides the base columns, such as "executed".
         self._wanted: tuple[str, ...] = tuple(getattr(learner, "outcome_columns", ()))
+        # How many decisions before and after each it reads: imitation of whole chunks does.
+        self._around: tuple[int, int] = getattr(learner, "around", Alone)
 
     @property
     def decisions_per_iteration(self) -> int:
@@ -323,7 +325,8 @@ class OffPolicy(_Interaction):
 
     def _batch(self) -> dict[str, Any]:
         config = self.config
-        return sample_mixture(self.replay, self.prior, config.batch, share=config.prior_share, n_step=config.n_step)
+        options: dict[str, Any] = {"share": config.prior_share, "n_step": config.n_step, "around": self._around}
+        return sample_mixture(self.replay, self.prior, config.batch, **options)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), **self.memory()}

@@ -6,8 +6,9 @@ flow from the same noise z, without gradient. One Adam steps the sum of the thre
 
 **Departures.** ``normalize_q`` is on, as the authors advise for new tasks: with 1 / mean |Q| in front of Q, alpha
 between 0.03 and 10 fits what otherwise needs 3 to 30000; ``normalize_q=false, alpha=10`` is the paper. On chunks the
-whole chunk is imitated and distilled, and the executed part is judged; rows whose chunk a truncation cut short do not
-train the critic (``td.chunk_weight``). The flow may be any imitator whose noise has the shape of its chunk.
+whole chunk of H positions is imitated, as far as the data goes on (``imitation_chunk``), and distilled, and the
+executed n are judged: the distillation is a mean over H, so of ``alpha`` n / H is left for what is executed. Rows whose
+chunk a truncation cut short do not train the critic (``td.chunk_weight``). The flow may be any imitator whose noise has the shape of its chunk.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from ..policies.one_step import OneStepConfig, OneStepPolicy
 from .actors import PolicyActor, trainable_imitator
 from .critics import adopt_normalizers, fresh_critic, spread
 from .descent import adam, descend
-from .imitation import imitation_chunk
+from .imitation import imitation_chunk, neighbours, played_around
 from .soft import q_scale
 from .td import chunk_weight, td_target
 
@@ -91,6 +92,7 @@ class FQL:
         for module in (self.policy, self.critic):
             adopt_normalizers(module, flow)
         self.actor = PolicyActor(self.policy)
+        self.around = neighbours(flow.spec)
         self.noise = named_generator(seed, "noise", device=device)
         self.updates = 0
         parts = (self.critic.online, flow, self.policy)
@@ -108,7 +110,7 @@ class FQL:
     def update(self, batch: dict[str, Any]) -> Metrics:
         self.updates += 1
         columns = {name: batch[name] for name in ("action", "reward", "discount", "terminated", "steps")}
-        return self._step(batch["obs"], batch["next_obs"], columns)
+        return self._step(batch["obs"], batch["next_obs"], columns, played_around(batch))
 
     def worth(self, batch: dict[str, Any]) -> Tensor:
         return self.critic(batch["obs"], batch["action"]).mean(0)
@@ -123,8 +125,8 @@ class FQL:
         told = chunk_weight(columns["terminated"], columns["steps"], spec.execute)
         return online.loss(online.encode(obs), columns["action"], target, told)
 
-    def flow_loss(self, obs: Obs, action: Tensor, steps: Tensor) -> Tensor:
-        chunk, real = imitation_chunk(self.flow.spec, action, steps)
+    def flow_loss(self, obs: Obs, action: Tensor, steps: Tensor, around: dict[str, Tensor] | None = None) -> Tensor:
+        chunk, real = imitation_chunk(self.flow.spec, action, steps, around)
         return self.flow.bc_loss(obs, chunk, mask=real, generator=self.noise).mean()
 
     def policy_losses(self, obs: Obs) -> tuple[Tensor, Tensor]:
@@ -141,9 +143,9 @@ class FQL:
         online.requires_grad_(True)
         return distillation, -(q_scale(q) * q if self.config.normalize_q else q).mean()
 
-    def _descend(self, obs: Obs, next_obs: Obs, columns: dict[str, Tensor]) -> Metrics:
+    def _descend(self, obs: Obs, next_obs: Obs, columns: dict[str, Tensor], around: dict[str, Tensor]) -> Metrics:
         critic, q = self.critic_loss(obs, next_obs, columns)
-        flow = self.flow_loss(obs, columns["action"], columns["steps"])
+        flow = self.flow_loss(obs, columns["action"], columns["steps"], around)
         distillation, climb = self.policy_losses(obs)
         descend(self.optimizer, critic + flow + self.config.alpha * distillation + climb)
         self.critic.follow(self.config.tau)

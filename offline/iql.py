@@ -39,7 +39,7 @@ from ..policies.nets.mlp import Activation
 from .actors import PolicyActor, trainable_imitator
 from .critics import adopt_normalizers, explained_variance, fresh_critic, spread
 from .descent import descend
-from .imitation import imitation_chunk
+from .imitation import imitation_chunk, neighbours, played_around
 from .td import advantage_weight, chunk_weight, expectile, pessimistic, row_mean, td_target
 
 
@@ -115,6 +115,7 @@ class IQL:
         chosen = config.extraction is Extraction.best_of_n
         self.policy = BestOf(imitator, self.critic.online, config.count) if chosen else imitator
         self.actor = PolicyActor(self.policy)
+        self.around = neighbours(spec)
         self.noise = named_generator(seed, "noise", device=device)
         self.updates = 0
         self.rate = torch.tensor(config.actor_lr, device=device)  # a tensor, because a recorded graph keeps numbers
@@ -136,12 +137,12 @@ class IQL:
         self.rate.fill_(decayed(self.config.actor_lr, self.updates, self.config.decay_steps))
         self.updates += 1
         columns = {name: batch[name] for name in ("action", "reward", "discount", "terminated", "steps")}
-        return self._step(batch["obs"], batch["next_obs"], columns)
+        return self._step(batch["obs"], batch["next_obs"], columns, played_around(batch))
 
     def worth(self, batch: dict[str, Any]) -> Tensor:
         return self.critic(batch["obs"], batch["action"]).mean(0)
 
-    def _descend(self, obs: Obs, next_obs: Obs, columns: dict[str, Tensor]) -> Metrics:
+    def _descend(self, obs: Obs, next_obs: Obs, columns: dict[str, Tensor], around: dict[str, Tensor]) -> Metrics:
         config, spec, online = self.config, self.imitator.spec, self.critic.online
         action, steps = columns["action"], columns["steps"]
         told = chunk_weight(columns["terminated"], steps, spec.execute)  # rows of which Q(s, a) is known
@@ -152,7 +153,7 @@ class IQL:
         advantage = q_data - value
         value_loss = row_mean(expectile(advantage, config.expectile), told)
         critic_loss, q = online.loss(online.encode(obs), action, target, told)
-        chunk, real = imitation_chunk(spec, action, steps)
+        chunk, real = imitation_chunk(spec, action, steps, around)
         policy_loss = self.imitator.bc_loss(obs, chunk, mask=real, generator=self.noise)
         weight = torch.ones_like(advantage)
         if config.extraction is Extraction.awr:

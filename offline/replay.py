@@ -26,6 +26,7 @@ from .returns import n_step as sum_of
 BASE = ("action", "reward", "discount", "ended", "terminated", "steps")
 OBSERVED = ("obs", "next_obs")
 Batch = dict[str, Any]  # columns (B, ...), and "obs" and "next_obs", each an Obs
+Alone = (0, 0)  # a decision without its neighbours in time
 
 
 class Replay:
@@ -167,20 +168,28 @@ class Replay:
 
     # ---- reading ----
 
-    def sample(self, batch: int, *, n_step: int = 1, sequence: int = 1) -> Batch:
+    def sample(self, batch: int, *, n_step: int = 1, sequence: int = 1, around: tuple[int, int] = Alone) -> Batch:
         """``batch`` decisions, uniformly (or by ``reweigh``), each with where it led.
 
         ``n_step`` sums up to so many decisions: reward, discount and next_obs are those of the sum, ``decisions`` says
         how many it holds, and all other columns are of the first. ``sequence`` > 1 returns (B, L, ...) columns and obs
         with ``valid`` (B, L), and next_obs of the last valid decision; rows that are not valid repeat that decision.
+        ``around`` = (back, ahead) adds "around": the columns (B, back + 1 + ahead, ...) of the decisions before and
+        after each, with ``valid`` where they belong to its episode.
         """
         if n_step > 1 and sequence > 1:
             raise BurnishError("a sample is a sum over n_step decisions or a sequence of them, not both")
-        return self.gather(self._draw(batch), n_step=n_step, sequence=sequence)
+        return self.gather(self._draw(batch), n_step=n_step, sequence=sequence, around=around)
 
-    def gather(self, flat: Tensor, *, n_step: int = 1, sequence: int = 1) -> Batch:
+    def gather(self, flat: Tensor, *, n_step: int = 1, sequence: int = 1, around: tuple[int, int] = Alone) -> Batch:
         """The decisions at (B,) flat positions age * N + world, where age 0 is the oldest row."""
         age, world = flat // self.num_envs, flat % self.num_envs
+        out = self._gathered(age, world, n_step, sequence)
+        if around != Alone:
+            out["around"] = self._around(age, world, *around)
+        return out
+
+    def _gathered(self, age: Tensor, world: Tensor, n_step: int, sequence: int) -> Batch:
         length = max(n_step, sequence)
         if length == 1:
             row = self._row(age)
@@ -256,6 +265,18 @@ class Replay:
         valid = inside & ~before
         return torch.minimum(ages, (age + valid.sum(1) - 1)[:, None]), valid
 
+    def _around(self, age: Tensor, world: Tensor, back: int, ahead: int) -> Batch:
+        ages = age[:, None] + torch.arange(-back, ahead + 1, device=self.device)
+        inside = (ages >= 0) & (ages < self.filled)
+        rows, worlds = self._row(ages.clamp(0, self.filled - 1)), world[:, None]
+        out: Batch = {key: x[rows, worlds] for key, x in self._columns.items()}
+        ends = out["ended"].long()
+        episode = ends.cumsum(1) - ends  # ends before each decision: equal numbers belong to one episode
+        out["valid"] = inside & (episode == episode[:, back : back + 1])
+        if self._void is not None:
+            out["valid"] &= ~self._void[rows, worlds]
+        return out
+
     def _after(self, age: Tensor, world: Tensor) -> Obs:
         row = self._row(age)
         following = self._row((age + 1).clamp(max=self.filled - 1))
@@ -310,7 +331,13 @@ class Replay:
 
 
 def sample_mixture(
-    online: Replay, prior: Replay | None, batch: int, *, share: float | None = 0.5, n_step: int = 1
+    online: Replay,
+    prior: Replay | None,
+    batch: int,
+    *,
+    share: float | None = 0.5,
+    n_step: int = 1,
+    around: tuple[int, int] = Alone,
 ) -> Batch:
     """``share`` of the batch from ``prior``, the rest from ``online`` (Ball et al. 2023, RLPD, arXiv 2302.02948). With
     ``share`` None every decision of both is as likely, as if they lay in one replay (FQL, arXiv 2502.02538).
@@ -319,9 +346,9 @@ def sample_mixture(
     ``prior``. Prior data may hold more observations than ``online`` does, but not fewer.
     """
     if prior is None or share == 0:
-        return online.sample(batch, n_step=n_step)
+        return online.sample(batch, n_step=n_step, around=around)
     if len(online) == 0:
-        return prior.sample(batch, n_step=n_step)
+        return prior.sample(batch, n_step=n_step, around=around)
     if share is None:
         # How many of a batch are old is chance: a rounded share would leave out a replay that has just begun.
         union = len(prior) + len(online)
@@ -329,15 +356,18 @@ def sample_mixture(
         count = int((picked < len(prior)).sum())
     else:
         count = round(share * batch)
-    old, new = prior.sample(count, n_step=n_step), online.sample(batch - count, n_step=n_step)
-    out: Batch = {key: _join(old[key], new[key]) for key in sorted(old.keys() & new.keys()) if key not in OBSERVED}
-    for name in OBSERVED:
-        missing = sorted(new[name].keys() - old[name].keys())
+    old = prior.sample(count, n_step=n_step, around=around)
+    new = online.sample(batch - count, n_step=n_step, around=around)
+    return joined(old, new)
+
+
+def joined(old: Batch, new: Batch) -> Batch:
+    """One batch of two: all observations of ``new`` and the columns that both hold, on the device of ``new``."""
+    out: Batch = {}
+    for key in (key for key in new if key in old):
+        was, x = old[key], new[key]
+        missing = sorted(x.keys() - was.keys()) if key in OBSERVED else []
         if missing:
             raise BurnishError(f"the prior data lacks {', '.join(missing)}, which the decisions of this method hold")
-        out[name] = {key: _join(old[name][key], x) for key, x in new[name].items()}
+        out[key] = joined(was, x) if isinstance(x, dict) else torch.cat([was.to(x.device), x])
     return out
-
-
-def _join(old: Tensor, new: Tensor) -> Tensor:
-    return torch.cat([old.to(new.device), new])

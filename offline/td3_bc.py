@@ -5,8 +5,9 @@ alpha / mean |Q| over the batch. Critics, smoothed targets and delays are those 
 1802.09477). Standardised observations are part of the method: ``build`` fits them to the data.
 
 **Departures.** lambda is taken from |Q| of the policy's own actions, as the authors' code does. On chunks the squared
-error is the mean over the actions that were played, and rows whose chunk a truncation cut short do not train the critic
-(``td.chunk_weight``).
+error is the mean over the executed actions that were played, so that Q is weighed as published; the positions of the
+chunk that are not executed follow what the data did there (``imitation_chunk``), each with the same weight. Rows whose
+chunk a truncation cut short do not train the critic (``td.chunk_weight``).
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..policies.chain import masked_mean
 from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution, execution
 from ..policies.core.keep import restore, state_of
@@ -30,7 +30,7 @@ from ..policies.nets.critic import CriticConfig
 from .actors import PolicyActor, trainable_tanh_gaussian
 from .critics import adopt_normalizers, fresh_critic, spread
 from .descent import adam, descend
-from .imitation import imitation_chunk
+from .imitation import imitation_chunk, neighbours, played_around
 from .soft import polyak, q_scale, smoothed
 from .td import chunk_weight, pessimistic, td_target
 from .td3 import TD3Actor, deterministic_agent
@@ -69,6 +69,7 @@ class TD3BC:
         self.target_policy = copy.deepcopy(policy).requires_grad_(False)
         self.critic = fresh_critic(policy.spec, config.critic, seed=seed, device=device)
         adopt_normalizers(self.critic, policy)
+        self.around = neighbours(policy.spec)
         self.actor = TD3Actor(policy, config.explore_std, PolicyActor(policy).play)
         self.noise = named_generator(seed, "noise", device=device)
         self.updates = 0
@@ -91,7 +92,7 @@ class TD3BC:
         columns = {name: batch[name] for name in ("action", "reward", "discount", "terminated", "steps")}
         metrics = self._step_critic(batch["obs"], batch["next_obs"], columns)
         if self.updates % self.config.actor_every == 0:
-            metrics |= self._step_actor(batch["obs"], columns["action"], columns["steps"])
+            metrics |= self._step_actor(batch["obs"], columns["action"], columns["steps"], played_around(batch))
             polyak(self.target_policy.parameters(), self.policy.parameters(), self.config.tau)
             self.critic.follow(self.config.tau)
         return metrics
@@ -116,12 +117,13 @@ class TD3BC:
         q = q.detach()
         return {"critic_loss": loss.detach(), "q": q.mean(), "q/spread": spread(q), "target": target.mean()}
 
-    def _actor_step(self, obs: Obs, action: Tensor, steps: Tensor) -> Metrics:
+    def _actor_step(self, obs: Obs, action: Tensor, steps: Tensor, around: dict[str, Tensor] | None = None) -> Metrics:
         spec = self.policy.spec
         chosen = self.policy.act(obs, greedy=True)
         q = self.critic.online(obs, spec.executed(chosen))[0]
-        chunk, real = imitation_chunk(spec, action, steps)
-        away = masked_mean((chosen - chunk).square(), real).mean()
+        chunk, real = imitation_chunk(spec, action, steps, around)
+        # Over the executed actions a mean, which Q is weighed against; each further position weighs as much as those.
+        away = (((chosen - chunk).square().mean(2) * real).sum(1) / steps.clamp(min=1)).mean()
         loss = away - self.config.alpha * q_scale(q) * q.mean()
         descend(self.actor_optimizer, loss)
         return {"actor_loss": loss.detach(), "actor/q": q.detach().mean(), "actor/away": away.detach()}

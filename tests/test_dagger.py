@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from burnish.finetune.build import prepare
-from burnish.finetune.dagger import DAgger, DAggerConfig, build, corrected
+from burnish.finetune.dagger import DAgger, DAggerConfig, build, corrected, corrected_around
 from burnish.finetune.intervention import InterventionConfig, Rule
 from burnish.finetune.loops import OffPolicy, OffPolicyConfig
 from burnish.offline.dataset import decisions
+from burnish.offline.imitation import imitation_chunk
 from burnish.offline.replay import Replay
 from burnish.policies.build import build_policy, load_policy
 from burnish.policies.core.cli import main
@@ -152,13 +153,44 @@ def test_the_policy_does_not_imitate_itself(make: Any) -> None:
         ([[False, False], [False, True]], [False, True, False, False]),  # of these, what was said to the first action
     ],
 )
-def test_a_chunk_longer_than_what_is_executed_learns_its_slice_alone(intervened: Any, learns: list[bool]) -> None:
+def test_without_neighbours_a_longer_chunk_learns_its_slice_alone(intervened: Any, learns: list[bool]) -> None:
     """The horizon is 4, what is executed stands at 1 and 2: the other positions get no gradient."""
     spec = replace(ON_LINE, horizon=4, start=1)
     learner = build(tiny(relabel=True), student(spec), ScaledEnv(make_env(OPEN, WORLDS)), expert=Whim(0)).learner
     learner.update(batch_of(intervened, [2, 2]))
     (bias,) = [p for p in learner.student.trunk.parameters() if p.shape == (4,)]  # of the last layer, which began at 0
     assert (bias != 0).tolist() == learns
+
+
+def test_the_run_of_an_expert_through_its_decisions_is_one_chunk() -> None:
+    """Decisions of 2 ticks and 6 positions; what the expert plays without giving back is imitated, the rest is not."""
+    spec = replace(ON_LINE, horizon=6, execute=2, start=0)
+    intervened = torch.tensor([[[1, 1], [1, 1], [1, 0]], [[1, 0], [1, 1], [1, 1]], [[0, 1], [1, 1], [1, 1]]]).bool()
+    action, count = torch.rand(3, 3, 2, 1), torch.full((3, 3), 2)
+    batch = {"executed": action[:, 0], "intervened": intervened[:, 0], "steps": count[:, 0], "label": action[:, 0, 0]}
+    near = {"executed": action, "action": action, "intervened": intervened, "steps": count}
+    batch["around"] = {**near, "valid": torch.ones(3, 3, dtype=torch.bool)}
+    for relabel, known in ((False, [5, 1, 0]), (True, [5, 1, 1])):
+        chunk, mask = imitation_chunk(spec, *corrected(batch, relabel), corrected_around(batch))
+        assert mask.sum(1).tolist() == known
+        assert torch.equal(chunk[0, :5], action[0].flatten(0, 1)[:5])
+
+
+@pytest.mark.parametrize("horizon", [2, 6])
+def test_recordings_teach_dagger_whole_chunks(horizon: int) -> None:
+    """Through the loop and its lessons, in episodes of 8 ticks; without neighbours positions 2 to 5 are never told."""
+    spec = replace(ON_LINE, horizon=horizon)
+    loop, masks = started(tiny(), flow(spec), prior=recorded()), []
+    imitate = loop.learner.student.bc_loss
+
+    def bc_loss(obs: Obs, chunk: Tensor, *, mask: Tensor, generator: Any) -> Tensor:
+        masks.append(mask)
+        return imitate(obs, chunk, mask=mask, generator=generator)
+
+    loop.learner.student.bc_loss = bc_loss
+    run(loop, 80)
+    share = torch.cat(masks).float().mean(0)
+    assert share.shape == (horizon,) and float(share.min()) > 0.1
 
 
 def recorded() -> Replay:

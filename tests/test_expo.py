@@ -17,6 +17,7 @@ from burnish.offline.replay import Replay
 from burnish.offline.sac import soft_agent
 from burnish.policies.build import build_policy
 from burnish.policies.compose import BestOf
+from burnish.policies.core.chunk import ChunkEnv
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.data.episodes import Episode, Episodes
 from burnish.policies.external import CallablePolicy
@@ -209,6 +210,31 @@ def test_the_base_imitates_the_actions_that_were_executed() -> None:
     for i, steps in enumerate(batch["steps"].tolist()):
         assert mask[i].tolist() == [False, True, steps == 2, False]
         assert torch.equal(chunk[i, 1 : 1 + steps], batch["executed"][i, :steps])
+
+
+def test_the_base_imitates_whole_chunks_of_what_the_loop_played() -> None:
+    """Beside the executed positions 1 and 2 it learns what was played before and after them."""
+    config = tiny({"warmup": 8, "updates_per_decision": 2.0})
+    learner = learner_of(config)
+    env = ChunkEnv(line(WORLDS), 2, 0.9)
+    loop, chunks = OffPolicy(learner, env, Replay(400, WORLDS), config.loop), []
+    original = learner.base.bc_loss
+
+    def listening(obs: Any, action: Tensor, *, mask: Tensor, **rest: Any) -> Tensor:
+        chunks.append((action, mask))
+        return original(obs, action, mask=mask, **rest)
+
+    learner.base.bc_loss = listening
+    for _ in range(10):
+        loop.iterate()
+    rows = loop.replay.latest()
+    played = rows["executed"][..., 0].permute(1, 0, 2).flatten(1)  # (N, ticks)
+    runs = played.unfold(1, 4, 1).flatten(0, 1)
+    known = torch.cat([mask.float() for _, mask in chunks]).mean(0)
+    assert float(known[0]) > 0.3 and float(known[3]) > 0.3  # 0 without neighbours
+    for action, mask in chunks:
+        for chunk in action[mask.all(1), :, 0]:
+            assert bool((runs == chunk).all(1).any())
 
 
 def test_who_is_trained_by_what() -> None:
