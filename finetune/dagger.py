@@ -18,8 +18,8 @@ policy of chunks learns their later actions from interventions and recordings al
 **Departures.** The union grows with every decision and is trained on at once, ``loop.updates_per_decision`` times; the
 published rounds of many decisions, each followed by a training from scratch, suit learners that are soon trained. What
 acts and is deployed is a slow average of the weights. Of a chunk longer than what is executed, the positions are
-learnt that the expert played without giving the robot back. HG-DAgger's doubt of an ensemble about its own actions is left
-out: there it is a measure of risk for later use, and does not enter the training.
+learnt that the expert played without giving the robot back. HG-DAgger's doubt of an ensemble about its own actions is
+left out: there it is a measure of risk for later use, and does not enter the training.
 """
 
 from __future__ import annotations

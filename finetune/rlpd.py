@@ -7,7 +7,10 @@ in chunks: the RLPD of Q-chunking, Li et al. 2025 (arXiv 2507.07969), whose n-st
 ``GaussianPolicy`` as the base is where the actor starts, and what is played during the warm-up.
 
 **Departures.** Every update draws its own rows, where the published code draws 20 batches at once and splits them: the
-same distribution. The chunked variant's small weight of imitation (.01) is left out. An actor from scratch sees
+same distribution. The chunked variant's small weight of imitation (.01) is left out.
+Critics have two layers of 256, and the target pays the entropy, as published for locomotion; antmaze and hands have
+three (``sac.critic.hidden``) and ``sac.backup_entropy=false``, antmaze ``sac.subset=1``. The spread of the actor stays
+above e^-5 (e^-20). An actor from scratch sees
 observations as they are; one from a base sees them as its base does.
 """
 

@@ -4,12 +4,23 @@ Kumar et al. 2020 (CQL, arXiv 2006.04779): the gap log sum exp Q(s, .) - Q(s, a)
 appendix F by importance sampling from three proposals: uniform, pi(. | s), and pi(. | s') *at s*. With ``threshold``
 its weight is a Lagrange multiplier that holds the gap there. Nakamoto et al. 2023 (Cal-QL, arXiv 2303.05479):
 ``calibrate`` floors the Q of the policy's actions, and of those alone, at the return that the data earned from there.
-With ``weight`` 0 this is SAC without entropy in its target, number for number.
+With ``weight`` 0 this is SAC, number for number; its target has no entropy unless ``backup_entropy`` is set.
+
+**Published variants, as settings.** The target: one draw without entropy (``backup_entropy=false``, the authors'), with
+it, or the best of ``count`` draws (``max_target_backup``, for antmaze). The floor of the gap: ``gap_floor``, none, and
+-200 in antmaze; as the gap here is lower by log(3 count), that is -203.4 with 10 draws. Weights: 10 in locomotion, 5 or
+a threshold of 0.8 in antmaze and in Cal-QL, 1 for hands. The returns that ``calibrate`` floors with are made from the
+same scaled rewards and the same discount as the targets (``dataset.decisions``).
 
 **Departures.** The log-sum-exp is that of a mean, not of a sum, so a published threshold is to be lowered by
-``gap_temperature * log(3 count)``. The multiplier is stepped by its logarithm, as the temperature of SAC is, by the
-optimiser of the critic. On chunks the uniform density is that of the whole executed chunk, and rows whose chunk a
-truncation cut short train neither the critic nor its gap (``td.chunk_weight``).
+``gap_temperature * log(3 count)``. ``gap_temperature`` divides Q and not the density of the proposal, so that the gap
+is one of the integral of exp(Q / T) at every T. The multiplier is stepped by its logarithm, as the temperature of SAC
+is, by the optimiser of the critic. Layer norm is on (``critic.layer_norm``), which neither paper has: it bounds what a
+critic promises beyond the data, as in the Cal-QL of DPPO and WSRL. The actor has the two layers of Cal-QL (CQL: three),
+begins with a spread of 1 (e^-1) that stays above e^-5 (e^-20), and learns at 1e-4, as published for antmaze and hands
+(3e-5 in locomotion); weights start as layers of torch do (orthogonal). On chunks the uniform density is that of the
+whole executed chunk, and rows whose chunk a truncation cut short train neither the critic nor its gap
+(``td.chunk_weight``).
 """
 
 from __future__ import annotations
@@ -32,7 +43,7 @@ from .actors import PolicyActor, trainable_tanh_gaussian
 from .critics import adopt_normalizers, fresh_critic, spread
 from .descent import adam, descend
 from .sac import SACActor, soft_agent
-from .soft import Temperature, soft_actor_loss
+from .soft import Temperature, soft_actor_loss, soft_value
 from .td import calibrated, chunk_weight, cql_gap, pessimistic, row_mean, td_target, uniform_log_density
 
 
@@ -43,7 +54,8 @@ class CQLConfig:
     calibrate: bool = False  # Cal-QL; needs decisions(monte_carlo=True)
     count: int = 10  # draws of each of the three proposals
     gap_temperature: float = 1.0
-    gap_floor: float | None = None  # below it a row's gap is not lowered further
+    gap_floor: float | None = None  # below it a row's gap is not lowered further; null: there is none
+    backup_entropy: bool = False  # the target pays the entropy of the policy, as in SAC
     max_target_backup: bool = False  # the target takes the best of ``count`` draws instead of one
     lr: float = 3e-4
     actor_lr: float = 1e-4
@@ -53,7 +65,7 @@ class CQLConfig:
     entropy_per_dim: float = -1.0
     subset: int = 0  # target members of which the minimum is taken; 0: all
     policy: GaussianConfig = field(default_factory=soft_agent)
-    critic: CriticConfig = field(default_factory=lambda: CriticConfig(hidden=[256, 256, 256]))
+    critic: CriticConfig = field(default_factory=lambda: CriticConfig(hidden=[256, 256, 256], layer_norm=True))
     execution: Execution = Execution.eager
 
     def __post_init__(self) -> None:
@@ -130,9 +142,12 @@ class CQL:
 
     def _target(self, next_obs: Obs, columns: dict[str, Tensor]) -> Tensor:
         with torch.no_grad():
-            actions, _ = self._draws(next_obs, self.config.count if self.config.max_target_backup else 1)
+            count = self.config.count if self.config.max_target_backup else 1
+            actions, log_prob = self._draws(next_obs, count)
             q = self.critic.target(next_obs, actions)  # (E, B, M)
-            value = pessimistic(q, self.config.subset, self.noise).amax(1)
+            value, best = pessimistic(q, self.config.subset, self.noise).max(1)
+            if self.config.backup_entropy:  # of the draw that is taken, which Q alone chooses
+                value = soft_value(value, log_prob.gather(1, best[:, None])[:, 0], self.temperature())
             return td_target(columns["reward"], columns["discount"], value)
 
     def gap(self, obs: Obs, next_obs: Obs, features: Tensor, q_data: Tensor, columns: dict[str, Tensor]) -> Tensor:

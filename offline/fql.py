@@ -8,7 +8,9 @@ flow from the same noise z, without gradient. One Adam steps the sum of the thre
 between 0.03 and 10 fits what otherwise needs 3 to 30000; ``normalize_q=false, alpha=10`` is the paper. On chunks the
 whole chunk of H positions is imitated, as far as the data goes on (``imitation_chunk``), and distilled, and the
 executed n are judged: the distillation is a mean over H, so of ``alpha`` n / H is left for what is executed. Rows whose
-chunk a truncation cut short do not train the critic (``td.chunk_weight``). The flow may be any imitator whose noise has the shape of its chunk.
+chunk a truncation cut short do not train the critic (``td.chunk_weight``). The flow may be any imitator whose noise has
+the shape of its chunk; a fresh one scales its observations as they lie in the data (published: as they are) and sees
+its time through sinusoids (a plain number). ``heads=min`` is published for the large antmazes and for hands.
 """
 
 from __future__ import annotations

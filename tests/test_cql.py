@@ -6,6 +6,7 @@ import copy
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +17,7 @@ from burnish.offline.td import calibrated, cql_gap, uniform_log_density
 from burnish.policies.build import build_policy
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
+from burnish.policies.nets.critic import CriticConfig
 from offline_lab import CHUNKED, CONFIGS, SINGLE, a_batch, made, same, trained, weights
 
 # Shares of the best return on 20 seeds: all 1.0. Cuts taken for ends: 0.474 on 5 seeds. This world does not need the
@@ -162,14 +164,14 @@ def test_the_multiplier_holds_the_gap_at_its_threshold(threshold, rises):
     assert float(fixed.multiplier()) == 1.0
 
 
-def _pair(spec, weight: float) -> tuple[CQL, SAC]:
-    config = replace(CONFIGS["cql"], weight=weight)
+def _pair(spec, weight: float, entropy: bool = False) -> tuple[CQL, SAC]:
+    config = replace(CONFIGS["cql"], weight=weight, backup_entropy=entropy)
     policy = build_policy(config.policy, spec, seed=3)
     usual = SACConfig(
         lr=config.lr,
         actor_lr=config.actor_lr,
         tau=config.tau,
-        backup_entropy=False,
+        backup_entropy=entropy,
         agent=config.policy,
         critic=config.critic,
     )
@@ -178,8 +180,9 @@ def _pair(spec, weight: float) -> tuple[CQL, SAC]:
 
 @pytest.mark.parametrize("spec", [SINGLE, CHUNKED], ids=["single", "chunked"])
 @pytest.mark.parametrize("weight", [0.0, 1.0])
-def test_weight_zero_is_sac(spec, weight):
-    cql, sac = _pair(spec, weight)
+@pytest.mark.parametrize("entropy", [False, True])
+def test_weight_zero_is_sac(spec, weight, entropy):
+    cql, sac = _pair(spec, weight, entropy)
     for seed in range(5):
         for learner in (cql, sac):
             learner.update(a_batch(spec, seed=seed))
@@ -187,17 +190,63 @@ def test_weight_zero_is_sac(spec, weight):
     assert equal == [weight == 0] * 3
 
 
-def test_the_target_of_the_best_of_many_draws():
-    learner, batch = made("cql", max_target_backup=True, count=6), a_batch()
-    seen = learner.noise.get_state()
-    target = learner._target(batch["next_obs"], {name: batch[name] for name in COLUMNS})
+def _by_hand(critic, layer_norm, state, action):
+    """[Q_1, Q_2] of one row by NumPy: linear, layer norm if there is one, ReLU; the last layer is linear alone."""
+    weights = [x.detach().double().numpy() for x in critic.net.parameters()]
+    per_layer = 4 if layer_norm else 2
+    values = []
+    for member in range(len(weights[0])):
+        x = np.concatenate([state.double().numpy(), action.double().numpy().ravel()])
+        for first in range(0, len(weights), per_layer):
+            w, b, *norm = (p[member] for p in weights[first : first + per_layer])
+            x = x @ w.reshape(len(x), -1) + b.ravel()
+            if first + per_layer >= len(weights):
+                break
+            if norm:
+                x = (x - x.mean()) / np.sqrt(x.var() + 1e-5) * norm[0].ravel() + norm[1].ravel()
+            x = np.maximum(x, 0)
+        values.append(float(x[0]))
+    return values
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("entropy", [False, True])
+@pytest.mark.parametrize("best", [False, True])
+@pytest.mark.parametrize("floor", [None, 1.4])
+def test_layer_norm_backup_and_floor_are_what_their_formulae_say(layer_norm, entropy, best, floor):
+    """The loss of the critic and the gap, row by row in NumPy."""
+    critic = CriticConfig(hidden=[16, 16], layer_norm=layer_norm)
+    options = {"backup_entropy": entropy, "max_target_backup": best, "gap_floor": floor, "alpha": 0.3}
+    learner, batch = made("cql", critic=critic, **options), a_batch()
+    online, target = copy.deepcopy(learner.critic.online), copy.deepcopy(learner.critic.target)
+    columns, seen = {name: batch[name] for name in COLUMNS}, learner.noise.get_state()
+    metrics = learner._step_critic(batch["obs"], batch["next_obs"], columns)
+
     learner.noise.set_state(seen)
-    actions, _ = learner._draws(batch["next_obs"], 6)
+    with torch.no_grad():
+        following, dense = learner._draws(batch["next_obs"], 4 if best else 1)
+        anywhere = 2 * torch.rand(12, 4, 1, 2, generator=learner.noise) - 1
+        here, log_here = learner._draws(batch["obs"], 4)
+        after, log_after = learner._draws(batch["next_obs"], 4)
+    actions = torch.cat([anywhere, here, after], 1)
+    log_density = torch.cat([torch.full((12, 4), -2 * math.log(2)), log_here, log_after], 1)
+    loss, gaps = 0.0, []
     for row in range(12):
-        one = {"state": batch["next_obs"]["state"][row : row + 1]}
-        worst = [float(learner.critic.target(one, actions[row : row + 1, m].detach()).min()) for m in range(6)]
-        expected = float(batch["reward"][row]) + float(batch["discount"][row]) * max(worst)
-        assert float(target[row]) == pytest.approx(expected, rel=1e-4, abs=1e-5)
+        now, then = batch["obs"]["state"][row], batch["next_obs"]["state"][row]
+        worst = [min(_by_hand(target, layer_norm, then, a)) for a in following[row]]
+        chosen = int(np.argmax(worst))
+        value = worst[chosen] - (0.3 * float(dense[row, chosen]) if entropy else 0.0)
+        wanted = float(batch["reward"][row]) + float(batch["discount"][row]) * value
+        data = _by_hand(online, layer_norm, now, batch["action"][row])
+        asked = [_by_hand(online, layer_norm, now, a) for a in actions[row]]
+        loss += sum((q - wanted) ** 2 for q in data) / 12
+        for member in range(2):
+            terms = [math.exp(q[member] - float(p)) for q, p in zip(asked, log_density[row], strict=True)]
+            gap = math.log(sum(terms) / 12) - data[member]
+            gaps.append(gap if floor is None else max(gap, floor))
+    assert float(metrics["critic_loss"]) == pytest.approx(loss, rel=1e-3)
+    assert float(metrics["gap"]) == pytest.approx(sum(gaps) / 24, rel=1e-3, abs=1e-4)
+    assert floor is None or 0 < sum(gap == floor for gap in gaps) < 24  # it holds some rows, and not all
 
 
 def test_who_moves_whom():
