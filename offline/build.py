@@ -59,6 +59,10 @@ def build(
     """
     make, _, name = OFFLINE[method_name(config)].build.partition(":")
     if policy is None:
+        if getattr(config, "frozen", False):
+            raise BurnishError(
+                "actor_lr=0 keeps a policy that is given; give one with policy=checkpoint policy.path=..."
+            )
         fresh = policy = build_policy(config.policy, spec, seed=seed)
         if data is not None:
             fit_normalizers(fresh, data, normalize)

@@ -2,7 +2,8 @@
 
 Kostrikov et al. 2021 (arXiv 2110.06169): V by expectile regression on Q (equation 5), Q on r + gamma V (equation 6),
 the policy by imitation weighted with min(exp(beta (Q - V)), cap) (equation 7). ``best_of_n`` instead imitates without
-weights and, when acting, takes the best of N draws under Q: Hansen-Estruch et al. 2023 (IDQL, arXiv 2304.10573).
+weights and, when acting, takes the best of N draws under Q: Hansen-Estruch et al. 2023 (IDQL, arXiv 2304.10573); with
+``actor_lr=0`` the policy that is given stays as it is, and only what chooses among its draws is learnt.
 
 Order. All three losses are taken at the parameters before the update and stepped together: Q regresses on the V of
 before, and the advantage in the weight is that of the V of before; then the target critic follows. The three share no
@@ -11,11 +12,12 @@ parameters, so one backward pass and one Adam do what three would.
 **Departures.** The policy is any imitator: a Gaussian whose *mean* is bounded by tanh (a squashed distribution is a
 known cause of failure), a flow, a diffusion policy. Losses of imitation are means over coordinates, not sums. Rows
 whose chunk a truncation cut short train no critic, value or weighted imitation, because nobody knows what the unplayed
-rest would have done; unweighted imitation uses what was played of them. A chunk is imitated with all its positions,
-as far as the data goes on (``imitation_chunk``), and weighted by what its executed part is worth. The decay of the policy's learning rate is off unless ``decay_steps`` says how long it lasts (published:
-all updates), and the rate stays at 0 behind its end. There is no dropout (.1 for hands). ``expectile`` and ``beta`` are
-those of locomotion; antmaze has .9 and 10, hands and kitchen .7 and .5. ``best_of_n`` keeps the critics of IQL; with a
-flow (IFQL) .9, four layers of 512 with GELU and layer norm are published, for critics, value and flow.
+rest would have done; unweighted imitation uses what was played of them. A chunk is imitated with all its positions, as
+far as the data goes on (``imitation_chunk``), and weighted by what its executed part is worth. The decay of the
+policy's learning rate is off unless ``decay_steps`` says how long it lasts (published: all updates), and the rate stays
+at 0 behind its end. There is no dropout (.1 for hands). ``expectile`` and ``beta`` are those of locomotion; antmaze has
+.9 and 10, hands and kitchen .7 and .5. ``best_of_n`` keeps the critics of IQL; with a flow (IFQL) .9, four layers of
+512 with GELU and layer norm are published, for critics, value and flow.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ class IQLConfig:
     weight_cap: float = 100.0
     count: int = 32  # draws of which the best is taken, with best_of_n
     lr: float = 3e-4
-    actor_lr: float = 3e-4
+    actor_lr: float = 3e-4  # 0, with best_of_n: the policy that is given stays as it is
     decay_steps: int = 0  # updates in which half a cosine takes actor_lr to 0; 0: constant
     tau: float = 0.005
     critic: CriticConfig = field(default_factory=lambda: CriticConfig(layer_norm=False))
@@ -83,15 +85,21 @@ class IQLConfig:
     def __post_init__(self) -> None:
         if not 0 < self.expectile < 1:
             raise BurnishError(f"expectile={self.expectile} must lie between 0 and 1; 0.7 to 0.9 is usual")
-        for name in ("lr", "actor_lr", "tau"):
+        for name in ("lr", "tau"):
             if not getattr(self, name) > 0:
                 raise BurnishError(f"{name}={getattr(self, name)} must be a positive number")
+        if not (self.actor_lr > 0 or self.frozen):
+            raise BurnishError(f"actor_lr={self.actor_lr} must be a positive number, or 0 with extraction=best_of_n")
         if self.tau > 1:
             raise BurnishError(f"tau={self.tau} must be at most 1; it is the share by which the targets follow")
         if self.beta < 0 or self.weight_cap < 1:
             raise BurnishError(f"beta={self.beta} must be at least 0 and weight_cap={self.weight_cap} at least 1")
         if self.count < 1 or self.decay_steps < 0:
             raise BurnishError(f"count={self.count} must be at least 1 and decay_steps={self.decay_steps} at least 0")
+
+    @property
+    def frozen(self) -> bool:
+        return self.actor_lr == 0 and self.extraction is Extraction.best_of_n
 
     @property
     def policy(self) -> GaussianConfig | FlowConfig:
@@ -122,7 +130,7 @@ class IQL:
         self.noise = named_generator(seed, "noise", device=device)
         self.updates = 0
         self.rate = torch.tensor(config.actor_lr, device=device)  # a tensor, because a recorded graph keeps numbers
-        trained = [p for p in imitator.parameters() if p.requires_grad]
+        trained = [] if config.frozen else [p for p in imitator.parameters() if p.requires_grad]
         judges = [*self.critic.online.parameters(), *self.value.parameters()]
         groups = [{"params": judges, "lr": config.lr}, {"params": trained, "lr": self.rate}]
         graphed = config.execution is Execution.cudagraph
@@ -156,13 +164,14 @@ class IQL:
         advantage = q_data - value
         value_loss = row_mean(expectile(advantage, config.expectile), told)
         critic_loss, q = online.loss(online.encode(obs), action, target, told)
-        chunk, real = imitation_chunk(spec, action, steps, around)
-        policy_loss = self.imitator.bc_loss(obs, chunk, mask=real, generator=self.noise)
-        weight = torch.ones_like(advantage)
-        if config.extraction is Extraction.awr:
-            weight = advantage_weight(advantage, config.beta, config.weight_cap)
-            policy_loss = row_mean(weight * policy_loss, told)
-        policy_loss = policy_loss.mean()
+        weight, policy_loss = torch.ones_like(advantage), torch.zeros_like(value_loss)
+        if not config.frozen:
+            chunk, real = imitation_chunk(spec, action, steps, around)
+            policy_loss = self.imitator.bc_loss(obs, chunk, mask=real, generator=self.noise)
+            if config.extraction is Extraction.awr:
+                weight = advantage_weight(advantage, config.beta, config.weight_cap)
+                policy_loss = row_mean(weight * policy_loss, told)
+            policy_loss = policy_loss.mean()
         descend(self.optimizer, value_loss + critic_loss + policy_loss)
         self.critic.follow(config.tau)
         return {
@@ -186,4 +195,4 @@ class IQL:
 
 
 def build(config: IQLConfig, policy: Any, *, seed: int = 0, device: torch.device | str = "cpu") -> IQL:
-    return IQL(trainable_imitator(policy, "IQL"), config, seed=seed, device=device)
+    return IQL(trainable_imitator(policy, "IQL").train(not config.frozen), config, seed=seed, device=device)

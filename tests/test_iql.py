@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 
 import mdp
+from burnish.offline.build import build
 from burnish.offline.iql import decayed
+from burnish.offline.loop import train_offline
 from burnish.offline.td import advantage_weight, expectile, row_mean
+from burnish.policies.build import build_policy
 from burnish.policies.compose import BestOf
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.gaussian import GaussianConfig
-from offline_lab import CHUNKED, a_batch, made, same, trained
+from offline_lab import CHUNKED, CONFIGS, a_batch, made, recorded, same, trained, weights
 
 # Shares of the best return on 20 seeds: all 1.0 by weights, at least 0.99 by the best of n. Cuts taken for ends: 0.474
 # on 5 seeds, which is to leave everywhere but at the prize. Imitation alone, on 5: 0.0 by the mean, 0.37 by a flow.
@@ -166,6 +170,35 @@ def test_best_of_n_judges_by_the_critic_that_learns():
     learner = made("iql_best")
     assert isinstance(learner.policy, BestOf) and learner.policy.critic is learner.critic.online
     assert learner.policy.base is learner.imitator and learner.policy.config.count == 32
+
+
+def test_a_frozen_base_stays_and_only_its_judge_learns():
+    """IDQL over a base that is given: no bit of it moves; the control moves; the critic is deployed too."""
+    base = build_policy(CONFIGS["iql_best"].flow, mdp.SPEC, seed=0)
+    data = recorded(0)
+    for rate, stays in ((0.0, True), (3e-3, False)):
+        learner = build(replace(CONFIGS["iql_best"], actor_lr=rate), base, mdp.SPEC, seed=0)
+        critic = weights(learner.critic.online)
+        train_offline(learner, data, batch=64, total=5)
+        assert same(learner.imitator, base) is stays
+        assert not all(torch.equal(a, b) for a, b in zip(critic, weights(learner.critic.online), strict=True))
+        assert learner.policy.base is learner.imitator and learner.policy.critic is learner.critic.online
+
+
+def test_the_best_of_many_draws_of_a_frozen_base_beats_one():
+    """A base that imitates the behaviour, and IQL's critic from the same recordings on top."""
+    base = trained("iql_best", 0, UPDATES["iql_best"]).imitator
+    data = recorded(0)
+    learner = build(replace(CONFIGS["iql_best"], actor_lr=0.0), base, mdp.SPEC, seed=1)
+    train_offline(learner, data, batch=256, total=UPDATES["iql_best"])
+    assert mdp.score(learner.policy) > REACHED > FAILED > mdp.score(base)
+
+
+def test_nothing_to_keep_is_refused():
+    with pytest.raises(BurnishError, match="policy=checkpoint"):
+        made("iql_best", actor_lr=0.0)
+    with pytest.raises(BurnishError, match="extraction=best_of_n"):
+        replace(CONFIGS["iql"], actor_lr=0.0)
 
 
 @pytest.mark.parametrize("name", ["iql", "iql_best"])
