@@ -12,7 +12,6 @@ selection, by which the best run is chosen; what is said in the end is on other 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import signal
@@ -29,12 +28,11 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from ..policies.build import load_policy
+from ..policies.build import load_policy, weights_of
 from ..policies.core.config import differences, from_data, require_least, to_data
 from ..policies.core.errors import BurnishError, did_you_mean
 from ..policies.core.interrupt import Stop, interruptible
 from ..policies.core.manifest import parse, plain_yaml, replace_text
-from ..policies.core.run import find_policy
 from ..policies.core.threads import usable_cores
 from .build import CHOICES, decision_ticks, require
 from .comparison import COMPARISON, EVALUATIONS, Entry, summarize, table, verdict
@@ -221,8 +219,7 @@ def _claim(config: CompareConfig) -> None:
     path = Path(config.out) / "config.yaml"
     if path.exists() and not config.resume:
         raise BurnishError(f"{config.out} holds a comparison; resume=true continues it, or choose another out=...")
-    weights = (find_policy(config.base).path / "manifest.json").read_bytes()
-    mine = to_data(config) | {"base_sha256": hashlib.sha256(weights).hexdigest(), "world": _world(config) or None}
+    mine = to_data(config) | {"base_sha256": weights_of(config.base), "world": _world(config) or None}
     claim(path, mine, to_data(CompareConfig("-", ["-"])), CHANGEABLE)
 
 

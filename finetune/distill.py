@@ -22,7 +22,6 @@ of few steps is therefore more decided after consolidation than its teacher was.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -137,13 +136,7 @@ class Distillation:
     def _learner(self, fit: bool) -> ImitationLearner:
         student, config = self.policy, self.train
         seed = derive(self._seed, "round", self.round)
-        learnt = copy.deepcopy(student.state_dict())
-        learner = ImitationLearner(student, self.episodes, config, seed=seed, device=self.device)
-        if not fit:
-            # A network reads its inputs through the normalisers that it learnt with, so what the learner fitted goes.
-            for module in (student, learner.average):
-                module.load_state_dict(learnt)
-            learner.ema = Ema(student, config.ema)
+        learner = ImitationLearner(student, self.episodes, config, fit=fit, seed=seed, device=self.device)
         if self._asked is not None:
             # An agent above the base may see more than the base, so the windows hold everything that was recorded.
             everything = replace(student.spec, obs=self.episodes.spec.obs)

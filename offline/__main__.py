@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import sys
 from collections.abc import Callable, Mapping
@@ -23,18 +22,18 @@ from ..policies.__main__ import (
     fingerprint,
     origin_of,
     say,
+    spec_of,
     trial_of,
 )
 from ..policies.__main__ import prepare as prepare_machine
 from ..policies.best import Best
-from ..policies.build import CheckpointConfig, describe
+from ..policies.build import CheckpointConfig, describe, weights_of
 from ..policies.core.cli import main
 from ..policies.core.config import require_least, to_data
 from ..policies.core.drive import drive
 from ..policies.core.errors import BurnishError
 from ..policies.core.normalize import Scaling
-from ..policies.core.run import OnLog, Run, Unkept, find_policy
-from ..policies.core.spec import PolicySpec
+from ..policies.core.run import OnLog, Run, Unkept
 from ..policies.core.types import Metrics
 from ..policies.data.episodes import Episodes
 from ..policies.data.lerobot import read_lerobot
@@ -93,7 +92,7 @@ def offline(config: OfflineConfig) -> int:
     device, name = prepare_machine(config.device, config.threads), method_name(config.method)
     episodes = recordings(config.data)
     policy, origin = starting_policy(config.policy, device)
-    spec = policy.spec if policy is not None else _spec_of(episodes, config.chunk)
+    spec = policy.spec if policy is not None else spec_of(episodes, config.chunk)
     world = origin_of(config.env) or episodes.meta.get("env") or origin.get("env")
     replay = decisions(
         episodes,
@@ -123,18 +122,6 @@ def offline(config: OfflineConfig) -> int:
         report=lambda: q_against_return(learner, replay),
     )
     return improve(config, work, config.steps, unit="updates")
-
-
-def _spec_of(episodes: Episodes, chunk: ChunkConfig) -> PolicySpec:
-    recorded = episodes.spec
-    return PolicySpec(
-        obs=recorded.obs,
-        action=recorded.action,
-        control_hz=recorded.control_hz,
-        action_mode=recorded.action_mode,
-        pixels=recorded.pixels,
-        **to_data(chunk),
-    )
 
 
 # ---- what `burnish finetune` does in the same way ----
@@ -243,13 +230,12 @@ def starting_policy(chosen: Any, device: torch.device, env: Any = None) -> tuple
 
 
 def identity_of(chosen: Any, policy: Any = None) -> Any:
-    """Which weights a path leads to: a run that is trained on leads elsewhere. Of a ``policy`` that is not ours, what
-    can be seen of it."""
+    """Which weights a path leads to. Of a ``policy`` that is not ours, what can be seen of it."""
     if chosen is None:
         return None
     if not isinstance(chosen, CheckpointConfig):
         return identity(policy)
-    return hashlib.sha256((find_policy(chosen.path).path / "manifest.json").read_bytes()).hexdigest()
+    return weights_of(chosen.path)
 
 
 if __name__ == "__main__":

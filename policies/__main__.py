@@ -6,16 +6,17 @@ import hashlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import MISSING
 
+from ..offline.actors import trainable_imitator
 from ..sim.build import ENVS, env_name, make_env, world_from
 from .best import Best
-from .build import POLICIES, CheckpointConfig, build_policy, load_policy
+from .build import POLICIES, CheckpointConfig, build_policy, load_policy, weights_of
 from .core.chunk import HistoryEnv
 from .core.cli import main
 from .core.config import to_data
@@ -27,6 +28,7 @@ from .core.scale import ScaledEnv
 from .core.spec import PolicySpec, check_compatible
 from .core.types import VecEnv
 from .core.wrapper import state_names
+from .data.episodes import Episodes
 from .data.lerobot import read_lerobot
 from .horizon import controller_for
 from .imitate import ImitateConfig, ImitationLearner, imitate
@@ -39,7 +41,10 @@ ACTING: dict[str, type] = {"checkpoint": CheckpointConfig, **{name: kind.config 
 STARTS = 64  # numbers of a first state that are kept
 
 GROUPS: dict[str, dict[str, dict[str, type]]] = {
-    "pretrain": {"policy": {name: kind.config for name, kind in POLICIES.items()}, "env": WORLDS},
+    "pretrain": {
+        "policy": {name: kind.config for name, kind in POLICIES.items()} | {"checkpoint": CheckpointConfig},
+        "env": WORLDS,
+    },
     "evaluate": {"policy": ACTING, "env": WORLDS},
 }
 
@@ -75,13 +80,17 @@ class PretrainConfig:
     track: list[str] = field(default_factory=list)  # besides JSONL and TensorBoard: wandb, trackio, rerun
     policy: Any = MISSING
     env: Any = None  # where to try the policy; by default the world that the data came from
-    chunk: ChunkConfig = field(default_factory=ChunkConfig)
+    chunk: ChunkConfig = field(default_factory=ChunkConfig)  # of a fresh policy; one from a checkpoint keeps its own
     train: ImitateConfig = field(default_factory=ImitateConfig)
     trial: TrialConfig = field(default_factory=TrialConfig)
     seed: int = 0
     device: str = "cpu"
     threads: int = 0  # 0: as torch chooses
     resume: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.policy, CheckpointConfig) and self.chunk != ChunkConfig():
+            raise BurnishError("a policy from a checkpoint keeps the chunk that it was trained with; leave out chunk.*")
 
 
 @dataclass
@@ -102,29 +111,36 @@ def pretrain(config: PretrainConfig) -> int:
     if not Path(config.data).is_dir():
         raise BurnishError(f"there is no dataset at {config.data}; `burnish collect` makes one")
     episodes = read_lerobot(config.data)
-    spec = PolicySpec(
-        obs=episodes.spec.obs,
-        action=episodes.spec.action,
-        control_hz=episodes.spec.control_hz,
-        action_mode=episodes.spec.action_mode,
-        pixels=episodes.spec.pixels,
-        **to_data(config.chunk),
-    )
     env_data = origin_of(config.env) or episodes.meta.get("env")
-    policy = build_policy(config.policy, spec, seed=config.seed, device=device)
-    learner = ImitationLearner(policy, episodes, config.train, seed=config.seed, device=device)
-    trial = trial_of(env_data, spec, config.trial, device)
     # Other threads may round otherwise; a run that was moved is still the same run.
     settings = to_data(config) | {"data_sha256": fingerprint(config.data)}
-    free = {"resume", "threads", "out", "data", "track"}
+    free, origin = {"resume", "threads", "out", "data", "track"}, {"data": config.data}
+    base = None
+    if isinstance(config.policy, CheckpointConfig):
+        base, known = acting_policy(config.policy, device, config.env)
+        policy = trainable_imitator(base, "imitation")
+        check_compatible(policy.spec, replace(episodes.spec, obs=episodes.spec.obs.with_history(policy.spec.history)))
+        env_data = env_data or known.get("env")
+        settings, free = settings | {"policy_sha256": weights_of(config.policy.path)}, free | {"policy.path"}
+        origin["base"] = config.policy.path
+    else:
+        policy = build_policy(config.policy, spec_of(episodes, config.chunk), seed=config.seed, device=device)
+    # A network reads its inputs through the normalisers that it learnt with, so only fresh ones are fitted.
+    fit = base is None
+    learner = ImitationLearner(policy, episodes, config.train, fit=fit, seed=config.seed, device=device)
+    trial = trial_of(env_data, policy.spec, config.trial, device)
     with Run(
         config.out, settings, resume=config.resume, changeable=free, progress_every_s=10, trackers=config.track
     ) as run:
         if run.start >= config.train.steps:
             say(f"{config.out} has reached its {config.train.steps} steps already; nothing is trained")
-        origin = {"env": env_data, "data": config.data}
+        origin |= {"env": env_data}
         if trial is not None:
             trial.best = Best(config.out, origin)
+            if base is not None and run.start == 0:
+                with run.watch("exams"):
+                    exam = trial(base, 0, start=True)
+                run.log(0, exam)
         finished = imitate(learner, run, evaluate=trial, origin=origin)
     if not finished:
         say(f"stopped at step {learner.step} of {config.train.steps}; continue with resume=true")
@@ -133,6 +149,19 @@ def pretrain(config: PretrainConfig) -> int:
     if trial is not None and trial.best is not None:
         say(trial.best.sentence())
     return 0
+
+
+def spec_of(episodes: Episodes, chunk: ChunkConfig) -> PolicySpec:
+    """Of a fresh policy that learns from recordings."""
+    recorded = episodes.spec
+    return PolicySpec(
+        obs=recorded.obs,
+        action=recorded.action,
+        control_hz=recorded.control_hz,
+        action_mode=recorded.action_mode,
+        pixels=recorded.pixels,
+        **to_data(chunk),
+    )
 
 
 def evaluate(config: EvaluateConfig) -> int:

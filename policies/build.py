@@ -10,6 +10,7 @@ again; what only a program can make is handed in at loading.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -128,6 +129,11 @@ def _description(policy: Any, foreign: bool = False) -> dict[str, Any]:
     parts = {part: getattr(policy, part) for part in (*kind.parts, *kind.optional)}
     made = {part: _description(x, foreign=part == "base") for part, x in parts.items() if x is not None}
     return {**plain, "parts": made}
+
+
+def weights_of(path: str | Path) -> str:
+    """Which weights a path leads to: a run that is trained on leads elsewhere."""
+    return hashlib.sha256((find_policy(path).path / "manifest.json").read_bytes()).hexdigest()
 
 
 def restore_policy(

@@ -87,7 +87,8 @@ def learning_rate(config: ImitateConfig, step: int) -> float:
 
 
 class ImitationLearner:
-    """Updates a policy on windows; ``average`` is the policy to use."""
+    """Updates a policy on windows; ``average`` is the policy to use. ``fit`` lets its normalisers be fitted to the
+    data; a policy that has learnt before reads its inputs through those that it learnt with."""
 
     def __init__(
         self,
@@ -95,13 +96,14 @@ class ImitationLearner:
         episodes: Episodes,
         config: ImitateConfig,
         *,
+        fit: bool = True,
         seed: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
         self.policy, self.config, self.device = policy, config, torch.device(device)
         train, valid = episodes.split(config.valid_fraction, seed)
         windows = Windows(train, policy.spec, config.pad)
-        for module in policy.modules():
+        for module in policy.modules() if fit else ():
             if hasattr(module, "normalizer"):
                 module.normalizer.fit(windows.columns, config.normalize)
         self.windows = windows.to(device)

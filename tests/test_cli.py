@@ -198,7 +198,9 @@ def test_help_offers_only_what_the_verb_can_use(capsys):
         offered[verb] = line.strip().removeprefix("policy=").split("|")
     assert offered["collect"] == ["checkpoint"]
     assert offered["evaluate"] == ["callable", "checkpoint", "onnx", "remote"]
-    assert "checkpoint" not in offered["pretrain"] and {"flow", "shortcut", "diffusion"} <= set(offered["pretrain"])
+    assert {"checkpoint", "flow", "shortcut", "diffusion"} <= set(offered["pretrain"]) and "onnx" not in offered[
+        "pretrain"
+    ]
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate"])
@@ -240,7 +242,7 @@ def test_help_lists_groups_choices_and_settings(capsys):
     assert all(verb in overview for verb in VERBS)
     assert main(["pretrain", "policy=diffusion", "--help"]) == 0
     text = capsys.readouterr().out
-    assert "policy=diffusion|diffusion_unet|flow" in text and "env=ant|avoid|constant_reward" in text
+    assert "policy=checkpoint|diffusion|diffusion_unet|flow" in text and "env=ant|avoid|constant_reward" in text
     assert "policy.sampler=ddim  (ddpm|ddim|heun|dpm)" in text and "data=???" in text
     assert "_schema" not in text
 
