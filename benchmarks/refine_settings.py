@@ -108,7 +108,7 @@ SPACE: dict[str, list[list[Alternative]]] = {
     "rlpd": [
         _each("loop.updates_per_decision", 0.2, 0.4, 0.8),
         ALPHA,
-        _each("execute", 1, 4),
+        _each("sac.critic.members", 2, 5),
     ],
     "rpd": [
         _each("coef", 0.3, 1.0, 5.0),

@@ -172,7 +172,7 @@ COLUMNS = (
     "delivered",
     "updates",
 )
-COLUMNS += ("minutes",)
+COLUMNS += ("updates", "minutes")
 
 
 def measured_table(page: str) -> str:
