@@ -269,7 +269,6 @@ def play_all(cases: Sequence[Case], jobs: int) -> None:
     def one(case: Case) -> None:
         try:
             play(case)
-            _of_base(case), _of_base(case, greedy=True)
             found = conclude(case)
         except (RuntimeError, BurnishError) as error:  # the others go on
             sys.stderr.write(f"{error}\n")
@@ -349,6 +348,8 @@ def main() -> None:
     if without and not chosen.report:
         parser.error(f"no base of {', '.join(without)} yet; --bases --tasks {' '.join(without)} makes it")
     if not chosen.report:
+        for case in {(case.task, case.base): case for case in cases}.values():
+            _of_base(case), _of_base(case, greedy=True)
         left = [case for case in cases if not case.result.exists()]
         play_all([case for case in left if family_of(case.method) != "free"], chosen.jobs)
         play_all([case for case in left if family_of(case.method) == "free"], chosen.jobs)  # they last as long

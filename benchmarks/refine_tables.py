@@ -75,7 +75,8 @@ def rows_of(folder: Path, runs: Sequence[Run]) -> list[Row]:
                 "minutes": max(run["minutes"] for run in found),
             }
         )
-    for task, number, budget in dict.fromkeys((row["task"], row["base"], row["budget"]) for row in rows):
+    evaluated = [(path.parent.name, 1, BUDGET) for path in sorted(folder.glob("*/base_greedy.json"))]
+    for task, number, budget in dict.fromkeys(evaluated + [(row["task"], row["base"], row["budget"]) for row in rows]):
         rows += [_base_row(folder / task, task, number, budget, kind) for kind in ("base", "base_greedy")]
     return sorted(rows, key=lambda row: (list(TASKS).index(row["task"]), row["base"], row["budget"], -row["last"]))
 
