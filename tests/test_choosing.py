@@ -57,7 +57,7 @@ def test_trials_are_logged_as_they_were_declared(benchmark):
         trial = json.loads(path.read_text())
         task, method, number = trial["task"], trial["method"], trial["trial"]
         assert trial["changed"] == benchmark.trial_settings(task, method, number), path
-        assert 0 <= trial["score"] and trial["seed"] == benchmark.SEARCH_SEED, path
+        assert trial["score"] >= 0 and trial["seed"] == benchmark.SEARCH_SEED, path
         counts[task, method] = counts.get((task, method), 0) + 1
     ranked = {task for task, _ in counts}
     assert all(count <= benchmark.TRIALS for count in counts.values())
