@@ -300,8 +300,6 @@ class SafeRobot:
         if gap > self.safety.start_gap_rad:
             self.counts["gap"] += 1
             self.ramp(f"the first request is {gap:.2f} rad away, and {self.safety.start_gap_rad:g} are allowed")
-        elif gap <= self.safety.start_gap_rad:
-            self._asked_once = True
 
     def _advised(self, advisor: Advisor, request: Any) -> float:
         """A share in [0, 1], whatever the advisor says."""
@@ -331,6 +329,7 @@ class SafeRobot:
         self._changed = sent.changed
         if request is not None:
             self._bad = self._bad + 1 if sent.bad else 0
+            self._asked_once = self._asked_once or not sent.bad  # only the guard says what a request is
             for kind in sent.kinds:
                 self._intervened(kind, f"held back at {np.round(sent.q, 3).tolist()}")
         if self._protection.lost:

@@ -216,9 +216,13 @@ def test_a_first_request_from_elsewhere_is_not_followed():
     assert safe.counts["gap"] == 1
 
 
-@pytest.mark.parametrize("bad", [[np.nan, 0.0], object()], ids=["nan", "object"])
-def test_a_first_request_that_is_no_number_is_not_a_first_request(bad):
-    """The gap is looked at again when numbers come."""
+@pytest.mark.parametrize(
+    "bad",
+    [[np.nan, 0.0], object(), 0.0, [0.0], [[0.0, 0.0]], [[0.0], [0.0]], [[]], ["0.0", "0.0"], [False, False]],
+    ids=["nan", "object", "scalar", "one number", "row", "column", "empty", "text", "truth"],
+)
+def test_a_malformed_first_request_leaves_the_check_of_the_first_gap_on(bad):
+    """Also one that arithmetic would spread over all joints. The gap is looked at again when numbers come."""
     safe, _ = running(replace(SAFETY, start_gap_rad=0.5))
     assert ticks(safe, 2, bad)[-1].rung is Rung.RUN
     assert ticks(safe, 10, [0.9, 0.0])[-1].rung is Rung.STOPPED and safe.counts["gap"] == 1
