@@ -5,7 +5,10 @@ machine: a web page can dial 127.0.0.1 (so requests that name an Origin are refu
 (so there are sockets with mode 0600). An address beyond this machine needs a key; `policies/core/connection.py` has the
 two ways to show it. Neither hides what is said: TLS or SSH does.
 
-    before the first frame    handshake_s to be through; of too many who dial at once, the eldest is cut off
+    a place                   there are ``clients`` of them, for who has shown the key, or where there is none, has
+                              asked something; one that asked nothing for SILENT_S goes to the next who wants one
+    a stranger                handshake_s to show the key; STRANGERS of them, and of more, the address that sends most
+                              loses its eldest. `porch.py` stands before this where there is a key
     a frame                   schema bytes at most; receive_s from its first byte to its last, rate_hz of them
     a refusal                 comes late (REFUSAL_S), and after MISTAKES in a row it is the end
     between frames            idle_s
@@ -36,9 +39,12 @@ from ..policies.core.connection import HMAC_SUBPROTOCOL, NONCE, proof
 from ..policies.core.errors import BurnishError
 from ..policies.core.schema import Code, Refusal
 from ..policies.core.wire import pack, unpack
-from .listening import DIALLING, ServerConfig
+from .listening import BACKLOG, ServerConfig
+from .porch import Crowd, Porch, origin_of
 
 POLICY_VIOLATION = 1008
+STRANGERS = 256  # connections without a place
+SILENT_S = 1.0  # so long a client that asks nothing keeps its place when others want one
 CHATTER = 64  # control frames and fragments between two messages
 REFUSAL_S = 0.03  # every refusal takes so long, and costs us nothing: who is always wrong is not often wrong
 CLOSE_S = 0.25  # for the other side to say goodbye too
@@ -67,14 +73,24 @@ class Visitor(ServerConnection):
         self._pending = 0  # bytes of a frame that is not complete
         self._fragments = False  # of a message that is not complete
         self._overdue: asyncio.TimerHandle | None = None
+        self._unknown: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self.origin = origin_of(transport.get_extra_info("peername"))
+        self._unknown = self.loop.call_later(self._door.config.handshake_s, transport.abort)
         self._door.dialled(self)
 
+    def recognised(self) -> None:
+        """It is no stranger any more, and has the time of a client."""
+        self.let_in = True
+        if self._unknown is not None:
+            self._unknown.cancel()
+
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._overdue is not None:
-            self._overdue.cancel()
+        for timer in (self._overdue, self._unknown):
+            if timer is not None:
+                timer.cancel()
         self._door.left(self)
         super().connection_lost(exc)
 
@@ -128,14 +144,19 @@ class Door:
     def __init__(self, config: ServerConfig, key: str | None, greeting: bytes, limit: int, answer: Answer) -> None:
         self.config, self._key, self._greeting, self._limit = config, key, greeting, limit
         self._answer = answer
-        self._dialling: dict[Visitor, None] = {}  # eldest first
+        self._strangers: Crowd[Visitor] = Crowd(STRANGERS)
+        self._porch: Porch | None = None
         self._inside: set[Visitor] = set()
 
     async def open(self, socket: sockets.socket) -> Server:
+        if self._key is not None:
+            self._porch = Porch(socket, self._key, self.config.handshake_s)
+            socket = self._porch.turnstile
         made: Any = partial(Visitor, self)  # the library says "a class", and calls it
-        return await serve(
+        server = await serve(
             self._converse,
             sock=socket,
+            backlog=1,  # accepted in a turn of the event loop, so that those who are here get on
             create_connection=made,
             process_request=self._admit,
             select_subprotocol=self._subprotocol,
@@ -149,26 +170,28 @@ class Door:
             server_header=None,
             logger=_QUIET,
         )
+        socket.listen(BACKLOG)  # how many the kernel holds meanwhile; asyncio has one word for both
+        return server
 
     async def close(self, server: Server, within_s: float) -> None:
         """Everybody is told; who does not go is cut off."""
+        if self._porch is not None:
+            self._porch.close()
         server.close(reason="the server stops")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await server.wait_closed()
-        for visitor in (*self._dialling, *self._inside):
+        for visitor in (*self._strangers.everybody(), *self._inside):
             visitor.transport.abort()
 
     def dialled(self, visitor: Visitor) -> None:
-        self._dialling[visitor] = None
-        if len(self._dialling) > DIALLING:
-            eldest = next(iter(self._dialling))
-            del self._dialling[eldest]
+        eldest = self._strangers.add(visitor, visitor.origin)
+        if eldest is not None:
             eldest.transport.abort()
 
     def left(self, visitor: Visitor) -> None:
-        self._dialling.pop(visitor, None)
         self._inside.discard(visitor)
+        self._strangers.remove(visitor, visitor.origin)
 
     async def _admit(self, visitor: Any, request: Request) -> Response | None:
         if request.path == "/healthz":
@@ -176,32 +199,36 @@ class Door:
         if not self._known(visitor, request):
             await asyncio.sleep(REFUSAL_S)
             return visitor.respond(HTTPStatus.UNAUTHORIZED, f"{Code.UNAUTHORIZED}: this server wants a key\n")
-        if len(self._inside) >= self.config.clients and not self._give_way():
-            return visitor.respond(HTTPStatus.SERVICE_UNAVAILABLE, f"{Code.BUSY}: all places are taken\n")
-        self._dialling.pop(visitor, None)
-        self._inside.add(visitor)
         return None
 
     def _known(self, visitor: Visitor, request: Request) -> bool:
         """Has shown the key, or offers to prove it in its first frame."""
         shown = request.headers.get_all("Authorization")
         if self._key is None:
-            visitor.let_in = True
+            visitor.recognised()
         elif len(shown) == 1:
             theirs = shown[0].encode("utf-8", "surrogateescape")
-            visitor.let_in = hmac.compare_digest(theirs, f"Api-Key {self._key}".encode())
+            if hmac.compare_digest(theirs, f"Api-Key {self._key}".encode()):
+                visitor.recognised()
         offered = ",".join(request.headers.get_all("Sec-WebSocket-Protocol")).split(",")
         return visitor.let_in or (not shown and HMAC_SUBPROTOCOL in [name.strip() for name in offered])
 
-    def _give_way(self) -> bool:
-        """Places cannot be kept by silence: the client that was silent longest loses its own to a new one."""
-        silent = [x for x in self._inside if not x.answering]
-        quietest = min(silent, key=lambda x: x.heard_s, default=None)
-        if quietest is None or quietest.loop.time() - quietest.heard_s < self.config.receive_s:
-            return False
-        self._inside.discard(quietest)
-        quietest.transport.abort()
-        return True
+    def _place(self, visitor: Visitor) -> None:
+        """For one that has shown the key, or where there is none, asks. Places cannot be kept by silence: the client
+        that was silent longest loses its own."""
+        if visitor in self._inside:
+            return
+        if len(self._inside) >= self.config.clients:
+            silent = [x for x in self._inside if not x.answering]
+            quietest = min(silent, key=lambda x: x.heard_s, default=None)
+            longest_s = min(SILENT_S, self.config.receive_s)
+            if quietest is None or quietest.loop.time() - quietest.heard_s < longest_s:
+                places = f"all {self.config.clients} places are taken by clients that ask"
+                raise Refusal(Code.BUSY, f"{places}; serve with a larger clients=...")
+            self.left(quietest)
+            quietest.transport.abort()
+        self.left(visitor)
+        self._inside.add(visitor)
 
     def _subprotocol(self, visitor: Any, offered: Any) -> Any:
         return HMAC_SUBPROTOCOL if HMAC_SUBPROTOCOL in offered and not visitor.let_in else None
@@ -210,6 +237,8 @@ class Door:
         try:
             if not visitor.let_in:
                 await self._challenge(visitor)
+            if self._key is not None:
+                self._place(visitor)
             await self._send(visitor, self._greeting)
             await self._requests(visitor)
         except Refusal as refusal:
@@ -232,6 +261,7 @@ class Door:
             if begun > loop.time():
                 await asyncio.sleep(begun - loop.time())
             try:
+                self._place(visitor)
                 answer: bytes | str = await self._answer(frame)
                 mistakes = 0
             except Refusal as refusal:
@@ -253,8 +283,7 @@ class Door:
         assert self._key is not None
         nonce = secrets.token_bytes(NONCE)
         await self._send(visitor, pack({"nonce": nonce}))
-        async with asyncio.timeout(self.config.handshake_s):
-            frame = await visitor.recv()
+        frame = await visitor.recv()  # handshake_s holds
         wrong = Refusal(Code.UNAUTHORIZED, "the proof of the key is wrong")
         try:
             said = unpack(frame, PROOF)
@@ -265,4 +294,5 @@ class Door:
             raise wrong
         if not hmac.compare_digest(shown, proof(self._key, "client", nonce, theirs)):
             raise wrong
+        visitor.recognised()
         await self._send(visitor, pack({"proof": proof(self._key, "server", theirs, nonce)}))

@@ -12,7 +12,7 @@ from pathlib import Path
 from ..policies.core.errors import BurnishError
 
 SHORTEST_KEY = 16  # characters
-DIALLING = 32  # handshakes under way
+BACKLOG = 4096  # connections that the kernel holds for us; it takes its own limit where that is less
 
 
 @dataclass
@@ -70,7 +70,7 @@ def listen(config: ServerConfig, key: str | None) -> sockets.socket:
 def _tcp(config: ServerConfig) -> sockets.socket:
     address = _address(config.host)
     family = sockets.AF_INET6 if address.version == 6 else sockets.AF_INET
-    return sockets.create_server((str(address), config.port), family=family, backlog=DIALLING)
+    return sockets.create_server((str(address), config.port), family=family, backlog=BACKLOG)
 
 
 def _unix(path: Path) -> sockets.socket:
@@ -88,5 +88,5 @@ def _unix(path: Path) -> sockets.socket:
         made.bind(str(path))
     finally:
         os.umask(before)
-    made.listen(DIALLING)
+    made.listen(BACKLOG)
     return made

@@ -73,6 +73,13 @@ PARTS = (
         alone=True,
     ),
     Part(
+        "crowd",
+        "1,000 connections without the key dial all the time: the owner of the key gets in every time within 2 s",
+        1,
+        ("tests/test_door.py::test_a_thousand_diallers_without_the_key_do_not_keep_the_owner_out",),
+        alone=True,
+    ),
+    Part(
         "attack",
         "1,000,000 malformed frames: no crash, no hang over 1 s, the good client's p99 at most doubled",
         44,

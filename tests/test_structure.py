@@ -84,7 +84,7 @@ POLICY_SIDE = tuple(
     f"real_robot.{name}"
     for name in (
         *("env", "export", "lowering", "lowering_policies", "parity", "recorder", "robots"),
-        *("server", "door", "listening", "client", "acting", "deployment", "shadow", "minds", "receding"),
+        *("server", "door", "porch", "listening", "client", "acting", "deployment", "shadow", "minds", "receding"),
         *("eyes", "joints"),
     )
 )

@@ -10,8 +10,9 @@ the observation is old.
 
 A key may be shown in two ways. As openpi's client does, in the header ``Authorization: Api-Key ...``, which everybody
 on the way can read; or not at all (``prove``): offered the subprotocol HMAC_SUBPROTOCOL, a server of ours sends a nonce
-first, and both sides prove by HMAC-SHA256 over both nonces that they know the key. Someone between the two still can
-read, and take over, what is not encrypted: cross a network by TLS (wss://) or through SSH.
+first, and both sides prove by HMAC-SHA256 over both nonces that they know the key. A ticket in the greeting announces
+the proof, so that a server that is dialled by many knows which to hear first. Someone between the two still can read,
+and take over, what is not encrypted: cross a network by TLS (wss://) or through SSH.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from .errors import BurnishError
 from .wire import LIMIT, pack, unpack
 
 HMAC_SUBPROTOCOL = Subprotocol("burnish.hmac-sha256")
+TICKET = "Burnish-Ticket"  # a header
 NONCE = 32  # bytes
 BUSY = "busy:"
 PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
@@ -54,6 +56,20 @@ def proof(key: str, role: str, theirs: bytes, ours: bytes) -> bytes:
     return hmac.new(key.encode(), message, hashlib.sha256).digest()
 
 
+def ticket(key: str) -> str:
+    """For a header: whoever shows it is not taken for one of a crowd without the key."""
+    nonce = secrets.token_bytes(NONCE)
+    return f"{nonce.hex()}.{proof(key, 'ticket', nonce, b'').hex()}"
+
+
+def is_ticket(key: str, shown: str) -> bool:
+    try:
+        nonce, made = (bytes.fromhex(part) for part in shown.split("."))
+    except ValueError:
+        return False
+    return len(nonce) == NONCE and hmac.compare_digest(made, proof(key, "ticket", nonce, b""))
+
+
 class Connection:
     """To ``ws://host:port``, ``wss://...`` or ``unix:/path``. ``limit`` is of the bytes of a reply."""
 
@@ -62,7 +78,6 @@ class Connection:
     ) -> None:
         self.url, self.timeout_s, self._limit = url, timeout_s, limit
         self._key, self._prove = api_key, prove and api_key is not None
-        self._headers = {"Authorization": f"Api-Key {api_key}"} if api_key and not prove else None
         self._open = ExitStack()
         self.metadata = self._connect()
 
@@ -127,13 +142,16 @@ class Connection:
     def _connect(self) -> dict[str, Any]:
         # openpi compresses nothing, and answers no pings while it computes. A robot's server is asked directly,
         # whatever proxy the environment names.
+        shown = None
+        if self._key is not None:
+            shown = {TICKET: ticket(self._key)} if self._prove else {"Authorization": f"Api-Key {self._key}"}
         how: dict[str, Any] = {
             "compression": None,
             "max_size": self._limit,
             "ping_interval": None,
             "open_timeout": self.timeout_s,
             "close_timeout": 1,
-            "additional_headers": self._headers,
+            "additional_headers": shown,
             "subprotocols": [HMAC_SUBPROTOCOL] if self._prove else None,
         }
         try:
@@ -150,24 +168,24 @@ class Connection:
             status = error.response.status_code
             hint = ": it wants a key, from BURNISH_API_KEY and for an address that you name" if status == 401 else ""
             raise BurnishError(f"the server at {self.url} refuses, with status {status}{hint}") from error
+        except BurnishError:
+            self.close()
+            raise
         except (OSError, WebSocketException) as error:
             self.close()
             raise BurnishError(f"no policy server answers at {self.url} ({_reason(error)}); is it running?") from error
 
     def _prove_key(self) -> None:
         if self._socket.subprotocol != HMAC_SUBPROTOCOL or self._key is None:
-            self.close()
             raise BurnishError(f"the server at {self.url} wants no proof of a key, so it cannot be told from others")
         nonce = secrets.token_bytes(NONCE)
         theirs = self._receive().get("nonce")
         if not isinstance(theirs, bytes) or len(theirs) != NONCE:
-            self.close()
             raise BurnishError(f"the server at {self.url} speaks another protocol: it sent no nonce")
         self._socket.send(pack({"nonce": nonce, "proof": proof(self._key, "client", theirs, nonce)}))
         answer = self._receive().get("proof")
         expected = proof(self._key, "server", nonce, theirs)
         if not isinstance(answer, bytes) or not hmac.compare_digest(answer, expected):
-            self.close()
             raise BurnishError(f"the server at {self.url} does not know the key, so it is not yours")
 
     def _exchange(self, frame: bytes) -> dict[str, Any]:
