@@ -30,7 +30,7 @@ import yaml
 
 from ..policies.build import load_policy, weights_of
 from ..policies.core.config import differences, from_data, require_least, to_data
-from ..policies.core.errors import BurnishError, did_you_mean
+from ..policies.core.errors import BurnishError, did_you_mean, plain_text
 from ..policies.core.interrupt import Stop, interruptible
 from ..policies.core.manifest import parse, plain_yaml, replace_text
 from ..policies.core.threads import usable_cores
@@ -113,7 +113,8 @@ def compare(config: CompareConfig) -> int:
         (out / COMPARISON).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         best = {row["method"]: str(out / row["folder"]) for row in found["methods"] if row["runs"]}
         player.film({"base": config.base, **best})
-    sys.stdout.write(f"{table(found)}\n\n{verdict(found)}\n{out / COMPARISON}  (burnish report compare={out})\n")
+    lines = f"{table(found)}\n\n{verdict(found)}\n{out / COMPARISON}  (burnish report compare={out})\n"
+    sys.stdout.write(plain_text(lines))
     return 0 if found["best"] is not None else 1
 
 

@@ -20,7 +20,7 @@ from .build import POLICIES, CheckpointConfig, build_policy, load_policy, weight
 from .core.chunk import HistoryEnv
 from .core.cli import main
 from .core.config import to_data
-from .core.errors import BurnishError
+from .core.errors import BurnishError, plain_text
 from .core.evaluate import Evaluation, compare, evaluation_seeds
 from .core.evaluate import evaluate as run_evaluation
 from .core.run import Run, require_writable
@@ -348,7 +348,7 @@ def in_words(result: Evaluation) -> str:
 
 
 def say(line: str) -> None:
-    sys.stdout.write(line + "\n")
+    sys.stdout.write(plain_text(line) + "\n")
     sys.stdout.flush()
 
 

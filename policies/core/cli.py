@@ -16,7 +16,7 @@ from enum import Enum
 from importlib import import_module, resources
 from typing import Any, NamedTuple
 
-from .errors import BurnishError, did_you_mean
+from .errors import BurnishError, did_you_mean, plain
 
 
 class Verb(NamedTuple):
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         # A full disk, a folder that is a file, no right to write: the system's own words name the place.
         place = f": {error.filename}" if error.filename else ""
-        sys.stderr.write(f"burnish {verb}: {error.strerror or error}{place}\n")
+        sys.stderr.write(f"burnish {verb}: {plain(f'{error.strerror or error}{place}')}\n")
         return 2
     except KeyboardInterrupt:
         sys.stderr.write(f"burnish {verb}: interrupted\n")

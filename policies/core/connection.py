@@ -31,13 +31,14 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 from websockets.sync.client import connect, unix_connect
 from websockets.typing import Subprotocol
 
-from .errors import BurnishError
+from .errors import BurnishError, plain
 from .wire import LIMIT, pack, unpack
 
 HMAC_SUBPROTOCOL = Subprotocol("burnish.hmac-sha256")
 TICKET = "Burnish-Ticket"  # a header
 NONCE = 32  # bytes
 BUSY = "busy:"
+QUOTED = 300  # characters of what a server says
 PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
 
 
@@ -202,7 +203,7 @@ class Connection:
         frame = self._socket.recv(timeout=self.timeout_s)
         if isinstance(frame, str):
             lines = frame.strip().splitlines() or ["nothing more"]
-            last = lines[-1].strip()[:300]
+            last = plain(lines[-1].strip(), QUOTED)
             if last.startswith(BUSY):
                 raise ServerBusy(f"the policy server at {self.url} is {last}")
             raise ServerRefused(f"the policy server at {self.url} failed and says: {last}")
@@ -218,4 +219,4 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    return plain((str(error).strip() or type(error).__name__).splitlines()[0].rstrip("."), QUOTED)
