@@ -43,7 +43,7 @@ from .listening import BACKLOG, ServerConfig
 from .porch import Crowd, Porch, origin_of
 
 POLICY_VIOLATION = 1008
-STRANGERS = 256  # connections without a place
+STRANGERS = 64  # connections without a place
 SILENT_S = 1.0  # so long a client that asks nothing keeps its place when others want one
 CHATTER = 64  # control frames and fragments between two messages
 REFUSAL_S = 0.03  # every refusal takes so long, and costs us nothing: who is always wrong is not often wrong

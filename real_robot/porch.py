@@ -22,7 +22,7 @@ from .listening import BACKLOG
 
 SILENT = 512  # connections that have said nothing yet
 QUEUE = 32  # those that have, but no word of the key
-PACE_S = 0.005
+PACE_S = 0.01
 TURN = 16  # connections that are accepted before those that are here get on
 GREETING = 4096  # bytes of a greeting that are looked at
 

@@ -1,7 +1,7 @@
 """A crowd before the door of the policy server that has no key, and dials again as soon as it is sent away.
 
 Like `hostile_lab` it imports nothing of ours. As a program (``python dialling_lab.py HOST PORT COUNT [KIND ...]``) it
-keeps COUNT connections until its input ends, and then says how often each kind came through, as one line of JSON.
+keeps COUNT connections, says when all are there, and when its input ends, how often each kind came through, as JSON.
 """
 
 from __future__ import annotations
@@ -58,6 +58,10 @@ async def main(host: str, port: str, count: str, *kinds: str) -> None:
     dialled: Counter[str] = Counter()
     turns = itertools.islice(itertools.cycle(kinds or KINDS), int(count))
     crowd = [asyncio.create_task(dial(host, int(port), kind, dialled)) for kind in turns]
+    while sum(dialled.values()) < int(count):
+        await asyncio.sleep(0.05)
+    sys.stdout.write("all are there\n")
+    sys.stdout.flush()
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     for one in crowd:
         one.cancel()

@@ -214,7 +214,7 @@ def crowd_of(count, server):
     command = [sys.executable, dialling_lab.__file__, host, port, str(count)]
     came = {}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as crowd:
-        time.sleep(1.5)  # until they are there
+        assert crowd.stdout.readline()
         yield came
         came |= json.loads(crowd.communicate("")[0])
 

@@ -11,7 +11,7 @@ import pytest
 
 import hostile_lab
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.schema import SLACK, Code, Field, Refusal, Schema
+from burnish.policies.core.schema import SLACK, UNUSED_BYTES, Code, Field, Refusal, Schema
 from burnish.policies.core.wire import pack, unpack
 
 FLOATS = ("<f4", "<f8")
@@ -54,7 +54,7 @@ def test_the_limit_is_the_largest_request_and_a_little():
     largest = pack(
         {k: np.repeat(x[None], 4, 0) for k, x in (ONE | {"goal": np.zeros(2), "seed": 1}).items() if k != "seed"}
     )
-    assert SCHEMA.limit == 4 * (6 * 8 + 60 + 2 * 8 + 8) + SLACK and len(largest) < SCHEMA.limit
+    assert SCHEMA.limit == 4 * (6 * 8 + 60 + 2 * 8 + 8) + SLACK + UNUSED_BYTES and len(largest) < SCHEMA.limit
     assert refused(b"\0" * (SCHEMA.limit + 1)).code is Code.MALFORMED
 
 

@@ -18,6 +18,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from burnish.policies.core.connection import Connection
+from burnish.policies.core.schema import UNUSED, UNUSED_BYTES
 from burnish.policies.core.spec import ObsSpec, PolicySpec
 from burnish.real_robot import door
 from openpi_lab import content, frame
@@ -108,6 +109,45 @@ def test_a_bad_request_is_told_in_a_line_and_is_not_the_end(message, told):
         assert content(asked(socket, STATE))["actions"].shape == (4, 2)
 
 
+DROID = {
+    "observation/exterior_image_1_left": np.zeros((224, 224, 3), np.uint8),
+    "observation/wrist_image_left": np.zeros((480, 640, 3), np.uint8),
+    "observation/joint_position": np.zeros(7),
+    "observation/gripper_position": np.float32(0.5).reshape(()),
+    "count": 3,
+    "rate": 0.5,
+    "flag": True,
+    "prompt": "pick it up",
+}
+
+
+def test_observations_of_an_openpi_robot_that_are_not_used_change_nothing():
+    noise = {"noise": np.zeros((5, 2))}
+    with served(flow()) as server, dial(server) as socket:
+        plain = content(asked(socket, STATE | noise))
+        more = content(asked(socket, DROID | STATE | noise))
+        assert np.array_equal(more["actions"], plain["actions"])
+        told = asked(socket, DROID | {"State": STATE["state"]})
+        assert told.startswith("schema: the request lacks 'state'"), "control: what is needed is still missed"
+        assert "actions" in content(asked(socket, STATE))
+
+
+@pytest.mark.parametrize(
+    ("extra", "told"),
+    [
+        ({"images": {"cam_high": np.zeros((3, 4, 5), np.uint8)}}, "schema: 'images' is not asked for; the names are"),
+        ({"list": [1, 2]}, "schema: 'list' is not asked for; the names are"),
+        ({"nothing": None}, "schema: 'nothing' is not asked for; the names are"),
+        ({f"k{i}": i for i in range(UNUSED + 9)}, "malformed: a map of"),
+    ],
+    ids=["nested", "list", "nil", "too many"],
+)
+def test_observations_that_cannot_be_passed_over_are_answered_with_a_sentence(extra, told):
+    with served(flow()) as server, dial(server) as socket:
+        assert asked(socket, STATE | extra).startswith(told)
+        assert "actions" in content(asked(socket, STATE)), "and the connection stays"
+
+
 def test_who_is_always_wrong_is_sent_away():
     with served(flow()) as server, dial(server) as socket:
         begun = time.monotonic()
@@ -136,7 +176,7 @@ def test_actions_that_are_not_finite_do_not_leave():
 
 def test_frames_above_the_limit_are_not_read():
     with served(flow(), batch=1) as server, dial(server) as socket:
-        assert server.schema.limit == (2 * 3 + 5 * 2 + 1) * 8 + 4096
+        assert server.schema.limit == (2 * 3 + 5 * 2 + 1) * 8 + 4096 + UNUSED_BYTES
         socket.send(bytes(server.schema.limit + 1))
         with pytest.raises(ConnectionClosed) as refusal:
             socket.recv(timeout=5)

@@ -2,13 +2,15 @@
 
 `wire.unpack` builds whatever lists and maps a frame holds and examines the arrays in them. Who must read the frames of
 strangers reads with a `Schema` instead: it walks the frame once, looks at the kind of each item before the item is
-built, and stops at the first that the schema does not name. Nothing nested is ever made, and the work grows with the
-number of names and with the bytes of arrays that are wanted, not with what a frame claims or holds besides.
+built, and stops at the first that is not right. Nothing nested is ever made, and the work grows with the number of
+names, which is limited, and with the bytes of arrays, not with what a frame claims.
 
 What comes out is good: arrays of the dtype and shape that the policy takes, writable, their own memory, finite.
 
-A frame holds one row (arrays of exactly the shapes), or with ``batch`` = B so many rows of everything. ``prompt``,
-which clients of openpi send, may be there and means nothing here.
+A frame holds one row (arrays of exactly the shapes), or with ``batch`` = B so many rows of everything. Robots that were
+set up for a server of openpi send all that they observe, and a ``prompt``: of other names than the schema's, arrays,
+numbers and text may be there and mean nothing here, UNUSED of them and UNUSED_BYTES. A word of the protocol that this
+server does not take (`noise`) is refused, because whoever sends it relies on it.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ from .wire import DTYPES, RANK
 
 SLACK = 4096  # bytes of a frame besides the data of its arrays: names, headers, a prompt
 PROMPT = 1024  # characters
+UNUSED, UNUSED_BYTES = 32, 4 * 2**20  # names, and their data: four pictures of 640 x 480 pixels
 NUMBERS = ("batch", "obs_seq")
+RELIED_ON = ("noise", "seed")
 LARGEST = 2**53  # beyond it other languages round whole numbers
 
 
@@ -89,7 +93,7 @@ class Schema:
     @property
     def limit(self) -> int:
         """Bytes of the largest frame that can be right."""
-        return self.batch * sum(x.nbytes for x in self.fields.values()) + SLACK
+        return self.batch * sum(x.nbytes for x in self.fields.values()) + SLACK + UNUSED_BYTES
 
     @property
     def sha256(self) -> str:
@@ -113,7 +117,7 @@ class Schema:
     def _request(self, walk: _Walk) -> Request:
         """Names come in any order, so arrays are kept as they are until the number of rows is known."""
         request, raw, seen = Request(), {}, set()
-        for _ in range(walk.map(len(self.fields) + len(NUMBERS) + 2)):
+        for _ in range(walk.map(len(self.fields) + len(NUMBERS) + 2 + UNUSED)):
             name = walk.take("str")
             if name in seen:
                 raise Refusal(Code.MALFORMED, f"the frame holds {name[:40]!r} twice")
@@ -126,7 +130,7 @@ class Schema:
                 request.reset = walk.take("bool")
             elif name in NUMBERS:
                 self._count(request, name, walk.take("int"))
-            else:
+            elif name in RELIED_ON or not walk.past():
                 raise Refusal(Code.SCHEMA, f"{name[:40]!r} is not asked for; the names are {sorted(self.fields)}")
         walk.end()
         if request.reset and not raw:
@@ -238,6 +242,17 @@ class _Walk:
         if found.get(b"kind") != b"__ndarray__" or not isinstance(data, bytes) or dtype is None or shape is None:
             raise Refusal(Code.MALFORMED, "an array needs its data, its dtype and its shape")
         return _Raw(dtype, shape, data)
+
+    def past(self) -> bool:
+        """An array, a number or a text that nobody wants. False where it is something else."""
+        kind = self.kind()
+        if kind != "map":
+            return kind in ("int", "float", "bool", "str") and self.take(kind) is not None
+        try:
+            self.array()
+        except Refusal:
+            return False
+        return True
 
     def _shape(self) -> tuple[int, ...]:
         self._need("list")
