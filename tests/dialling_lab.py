@@ -13,6 +13,7 @@ import resource
 import sys
 from collections import Counter
 from functools import partial
+from typing import Any
 
 from hostile_lab import BINARY, HELLO, framed, packed
 
@@ -32,7 +33,7 @@ class Dialler(asyncio.Protocol):
     def __init__(self, said: bytes, left: asyncio.Future[None]) -> None:
         self._said, self._left = said, left
 
-    def connection_made(self, transport) -> None:
+    def connection_made(self, transport: Any) -> None:
         transport.write(self._said)
 
     def connection_lost(self, exc: Exception | None) -> None:
