@@ -31,6 +31,7 @@ from ..policies.core.cli import main
 from ..policies.core.config import require_least, to_data
 from ..policies.core.errors import BurnishError
 from ..policies.core.evaluate import Evaluation, evaluate, evaluation_seeds
+from ..policies.core.files import replacing
 from ..policies.core.interrupt import interruptible
 from ..policies.core.run import OnLog, Run
 from ..policies.core.scale import ScaledEnv
@@ -176,7 +177,8 @@ def carry_out(config: FinetuneConfig, work: Work, loop: Any, *, keep: bool = Tru
         )
     if keep and getattr(config.method, "keep_zip", False):
         target = Path(config.out) / "sb3.zip"
-        loop.learner.model.save(target)
+        with replacing(target) as file:
+            loop.learner.model.save(file)
         say(
             f"{target} is for SB3 alone; it is pickle, which can run code when it is loaded, and Burnish never reads it"
         )

@@ -13,7 +13,7 @@ selection, by which the best run is chosen; what is said in the end is on other 
 from __future__ import annotations
 
 import json
-import shutil
+import shlex
 import signal
 import subprocess
 import sys
@@ -29,15 +29,17 @@ from typing import Any, NamedTuple
 import yaml
 
 from ..policies.build import load_policy, weights_of
+from ..policies.core import files
 from ..policies.core.config import differences, from_data, require_least, to_data
 from ..policies.core.errors import BurnishError, did_you_mean, plain_text
 from ..policies.core.interrupt import Stop, interruptible
-from ..policies.core.manifest import parse, plain_yaml, replace_text
+from ..policies.core.manifest import parse, plain_yaml
 from ..policies.core.threads import usable_cores
 from .build import CHOICES, decision_ticks, require
-from .comparison import COMPARISON, EVALUATIONS, Entry, summarize, table, verdict
+from .comparison import COMPARISON, EVALUATIONS, RUNS, Entry, summarize, table, verdict
 
 GROUPS: dict[str, dict[str, type]] = {}  # no setting of this verb is a choice among configurations
+VIDEOS = "videos"
 ABOUT = "about.json"  # the world that was evaluated in; older comparisons have none
 CHANGEABLE = {"methods", "seeds", "jobs", "videos", "goal", "out", "resume", "base"}
 MAIN = "import sys; from burnish.policies.core.cli import main; sys.exit(main())"
@@ -95,6 +97,8 @@ def compare(config: CompareConfig) -> int:
         raise BurnishError(f"methods={','.join(config.methods)} names something twice, and one name is one row")
     out = Path(config.out)
     _claim(config)
+    for name in (RUNS, EVALUATIONS, VIDEOS):
+        files.refuse_link(out / name)
     seeds = range(config.seed, config.seed + config.seeds)
     entries = [Entry(label, seed) for seed in seeds for label in chosen]
     with interruptible() as stop:
@@ -109,8 +113,9 @@ def compare(config: CompareConfig) -> int:
         about = out / EVALUATIONS / ABOUT
         found["world"] = json.loads(about.read_text(encoding="utf-8"))["world"] if about.exists() else world
         found["base"]["path"] = config.base
-        found["command"], found["burnish"] = " ".join(["burnish compare", *_words(config)]), version("burnish")
-        (out / COMPARISON).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        found["command"] = shlex.join(["burnish", "compare", *_words(config)])
+        found["burnish"] = version("burnish")
+        files.replace(out / COMPARISON, json.dumps(found, indent=1) + "\n")
         best = {row["method"]: str(out / row["folder"]) for row in found["methods"] if row["runs"]}
         player.film({"base": config.base, **best})
     lines = f"{table(found)}\n\n{verdict(found)}\n{out / COMPARISON}  (burnish report compare={out})\n"
@@ -212,8 +217,7 @@ def claim(path: Path, mine: Mapping[str, Any], usual: Mapping[str, Any], free: C
         other = [name for name, *_ in differences(theirs, mine) if name.partition(".")[0] not in free]
         if other:
             raise BurnishError(f"{path.parent} was begun with another {', '.join(other)}; choose another out=...")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_text(path, yaml.safe_dump(dict(mine), sort_keys=False))
+    files.replace(files.named(path.parent) / path.name, yaml.safe_dump(dict(mine), sort_keys=False))
 
 
 def _claim(config: CompareConfig) -> None:
@@ -241,15 +245,16 @@ class Player:
         if (self.out / entry.evaluation).exists():
             self.ended += 1
             return
-        folder.with_suffix(".failed").unlink(missing_ok=True)
+        files.remove(folder.with_suffix(".failed"))
         try:
+            files.refuse_link(folder)
             words = ["finetune", f"policy.path={self.config.base}", *chosen.words, *self._settings(chosen, entry)]
             self._burnish(words, folder.with_suffix(".log"))
             if self.stop.requested:
                 return
             self.evaluate(str(folder), self.out / entry.evaluation)
         except BurnishError as error:
-            folder.with_suffix(".failed").write_text(f"{error}\n", encoding="utf-8")
+            files.replace(folder.with_suffix(".failed"), f"{error}\n")
             self._tell(entry, f"failed: {str(error).splitlines()[-1]}")
         else:
             self._tell(entry, "is there")
@@ -265,22 +270,22 @@ class Player:
         """On the seeds that nothing is chosen on."""
         if file.exists():
             return
-        scratch, config = file.with_suffix(""), self.config
+        scratch, config = files.below(file.parent, file.stem), self.config
         words = ["evaluate", f"policy.path={policy}", f"trial.episodes={config.episodes}", f"out={scratch}"]
         words += [f"trial.worlds={config.worlds}", f"seed={config.seed}", *self.world]
         self._burnish([*words, *self.common], file.with_suffix(".log"))
         if not (scratch / "evaluation.json").exists():
             return  # stopped
         for name in ("starts.json", ABOUT):
-            (scratch / name).replace(file.parent / name)  # the same in every evaluation
-        (scratch / "evaluation.json").replace(file)
-        shutil.rmtree(scratch)
+            files.move(scratch / name, file.parent / name)  # the same in every evaluation
+        files.move(scratch / "evaluation.json", file)
+        files.remove(scratch)
 
     def film(self, policies: Mapping[str, str]) -> None:
         """All of them on the same first seeds. What cannot be filmed is left out."""
         count = self.config.videos
         for name, policy in policies.items():
-            target, scratch = self.out / "videos" / name, self.out / "videos" / f".{name}"
+            target, scratch = self.out / VIDEOS / name, self.out / VIDEOS / f".{name}"
             if count == 0 or target.exists() or self.stop.requested:
                 continue
             words = [
@@ -292,16 +297,16 @@ class Player:
                 f"out={scratch}",
             ]
             try:
+                files.refuse_link(scratch)
                 self._burnish([*words, f"trial.worlds={count}", *self.world, *self.common], self.out / "videos.log")
-                (scratch / "videos").replace(target)
+                files.move(scratch / "videos", target)
             except (BurnishError, OSError) as error:
                 sys.stderr.write(f"no films of {name}: {error}\n")
-            shutil.rmtree(scratch, ignore_errors=True)
+            files.remove(scratch)
 
     def _burnish(self, words: Sequence[str], log: Path) -> None:
         """A verb in a process of its own. It hears of a Ctrl-C by itself, but not of a SIGTERM to this one."""
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("w", encoding="utf-8") as file:
+        with files.fresh(files.named(log.parent) / log.name) as file:
             process = subprocess.Popen([sys.executable, "-c", MAIN, *words], stdout=file, stderr=subprocess.STDOUT)
             told = False
             while process.poll() is None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ..policies.core import cli
 from ..policies.core.config import require_least, to_data
+from ..policies.core.files import refuse_link
 from .compare import CompareConfig, claim, contender
 
 SETTINGS = "quickstart.yaml"
@@ -49,7 +50,7 @@ def quickstart(config: QuickstartConfig) -> int:
     # Data of other settings would be met by what was made of the first ones.
     kept = {name: x for name, x in to_data(config).items() if name != "out"}
     claim(out / SETTINGS, kept, to_data(QuickstartConfig()), free={"out"})
-    data, base, compared = out / "demonstrations", out / "bc", out / "compare"
+    data, base, compared = (refuse_link(out / name) for name in ("demonstrations", "bc", "compare"))
     steps = f"train.steps={config.steps}"
     for verb, *words in (
         ("collect", "env=insert", "expert=clumsy", f"episodes={config.demonstrations}", seed, f"out={data}"),

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..policies.core.errors import BurnishError
 from ..policies.core.evaluate import Evaluation, compare
+from ..policies.core.files import refuse_link
 from ..policies.core.run import progress_bar
 from ..policies.core.scale import Scale
 from ..policies.core.seed import derive
@@ -221,7 +222,7 @@ def record(
     Failures leave no trace in the set, so one that is taken up again plays those behind its last episode once more.
     """
     order = {seed: place for place, seed in enumerate(seed for scene in played for seed in scene.seeds)}
-    writer = LeRobotWriter(folder, spec, about, publish_every_s=PUBLISH_EVERY_S, resume=True)
+    writer = LeRobotWriter(refuse_link(folder), spec, about, publish_every_s=PUBLISH_EVERY_S, resume=True)
     with writer, progress_bar(len(order), "episode") as bar:
         if not set(writer.seeds) <= set(order):
             raise BurnishError(f"{folder} holds episodes of other seeds, so it cannot be continued; use another out=")

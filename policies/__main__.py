@@ -17,13 +17,14 @@ from ..offline.actors import trainable_imitator
 from ..sim.build import ENVS, env_name, make_env, world_from
 from .best import Best
 from .build import POLICIES, CheckpointConfig, build_policy, load_policy, weights_of
+from .core import files
 from .core.chunk import HistoryEnv
 from .core.cli import main
 from .core.config import to_data
 from .core.errors import BurnishError, plain_text
 from .core.evaluate import Evaluation, compare, evaluation_seeds
 from .core.evaluate import evaluate as run_evaluation
-from .core.run import Run, require_writable
+from .core.run import Run
 from .core.scale import ScaledEnv
 from .core.spec import PolicySpec, check_compatible
 from .core.types import VecEnv
@@ -172,7 +173,7 @@ def evaluate(config: EvaluateConfig) -> int:
         raise BurnishError(f"videos={config.videos} must lie between 0 and trial.episodes={config.trial.episodes}")
     out = Path(config.out) if config.out else None
     if out is not None:
-        require_writable(out)
+        files.require_writable(out)
     chosen = config.policy
     seeds = evaluation_seeds(config.trial.episodes, base=config.seed)
     # Everything is loaded and checked before anything is played.
@@ -183,8 +184,8 @@ def evaluate(config: EvaluateConfig) -> int:
     if out is not None:
         about = {"world": world, "settings": to_data(config)}
         for stale in ("against.json", "comparison.json"):
-            (out / stale).unlink(missing_ok=True)  # of an earlier call: it would pass for a result of this one
-        (out / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+            files.remove(out / stale)  # of an earlier call: it would pass for a result of this one
+        files.replace(out / "about.json", json.dumps(about, indent=1) + "\n")
     results: list[Evaluation] = []
     for name, path, (policy, _) in entries:
         env = world_for(policy.spec, world, config.trial.worlds, device)
@@ -193,18 +194,18 @@ def evaluate(config: EvaluateConfig) -> int:
             say(f"note: this world gives no {', '.join(unseen)}; {path} acts without")
         controller = controller_for(policy, env.num_envs, greedy=config.trial.greedy, device=device)
         filmed = seeds[: config.videos] if name == "evaluation" else []
-        video = out / "videos" if out is not None and filmed else None
+        video = files.below(out, "videos") if out is not None and filmed else None
         results.append(run_evaluation(env, controller, seeds, video=video, video_seeds=filmed))
         say(f"{path}: {in_words(results[-1])}")
         if out is not None:
             results[-1].save(out / f"{name}.json")
             if name == "evaluation":
-                (out / "starts.json").write_text(json.dumps(starts(env, seeds)) + "\n", encoding="utf-8")
+                files.replace(out / "starts.json", json.dumps(starts(env, seeds)) + "\n")
     if len(results) == 2:
         comparison = compare(results[0], results[1])
         say(comparison.sentence(entries[0][1], entries[1][1]))
         if out is not None:
-            (out / "comparison.json").write_text(json.dumps(comparison.to_dict(), indent=1) + "\n", encoding="utf-8")
+            files.replace(out / "comparison.json", json.dumps(comparison.to_dict(), indent=1) + "\n")
     return 0
 
 

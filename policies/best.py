@@ -33,7 +33,7 @@ from .build import describe, load_policy
 from .core.checkpoint import load, save
 from .core.errors import BurnishError
 from .core.evaluate import Evaluation, compare
-from .core.manifest import replace_text
+from .core.files import refuse_link, replace
 
 BEST, CANDIDATE, START, CONFIRMED = "best", "candidate", "start.json", "confirm.json"
 ERROR = 0.05  # share of runs without any progress that may deliver something other than their start, either way
@@ -44,7 +44,7 @@ class Best:
 
     def __init__(self, folder: Path | str, origin: Mapping[str, Any]) -> None:
         self.folder, self._origin = Path(folder), origin
-        self.path, self.candidate = self.folder / BEST, self.folder / CANDIDATE
+        self.path, self.candidate = refuse_link(self.folder / BEST), refuse_link(self.folder / CANDIDATE)
         self.start = Evaluation.load(self.folder / START) if (self.folder / START).is_file() else None
         self.step, self.exam = _kept(self.candidate)
         self.confirmed = _confirmation(self.folder / CONFIRMED)
@@ -84,7 +84,7 @@ class Best:
         if chosen is not None:
             self._keep(self.path, policies[chosen], steps[chosen], exams[chosen])
         facts = {"chosen": chosen, "steps": steps, "exams": {name: exam.to_dict() for name, exam in exams.items()}}
-        replace_text(self.folder / CONFIRMED, json.dumps(facts) + "\n")
+        replace(self.folder / CONFIRMED, json.dumps(facts) + "\n")
         self.confirmed = _confirmation(self.folder / CONFIRMED)
 
     def sentence(self) -> str:

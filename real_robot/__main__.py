@@ -23,9 +23,9 @@ from ..policies.core.cli import main
 from ..policies.core.config import from_data, to_data
 from ..policies.core.errors import BurnishError
 from ..policies.core.evaluate import evaluate, evaluation_seeds
+from ..policies.core.files import fresh, replace, require_writable
 from ..policies.core.interrupt import interruptible
 from ..policies.core.manifest import burnish_version
-from ..policies.core.run import require_writable
 from ..policies.core.scale import ScaledEnv
 from ..policies.core.seed import derive
 from ..policies.core.types import VecEnv
@@ -214,7 +214,7 @@ def _shadow(config: DeployConfig, acting: Acting, body: Any, seeds: list[int], t
     if not anew:
         body.begin(seeds[0])
         say(f"what the policy believes: {body.layout()}; Ctrl-C ends it")
-    lines = nullcontext() if config.out is None else (Path(config.out) / "shadow.jsonl").open("w", encoding="utf-8")
+    lines = nullcontext() if config.out is None else fresh(Path(config.out) / "shadow.jsonl")
     with lines as file, interruptible() as stop:
         env = ShadowEnv(body, connect, anew, safety, Log(file))
         watch(env, acting.view(env), acting.make(1), seeds, lambda: stop.requested)
@@ -377,7 +377,7 @@ def _supervisor(config: RecordConfig, body: Any, world: Mapping[str, Any] | None
 
 def _write(folder: str | None, name: str, data: Mapping[str, Any]) -> None:
     if folder is not None:
-        (Path(folder) / name).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        replace(Path(folder) / name, json.dumps(data, indent=1) + "\n")
 
 
 def _dry_run(config: DeployConfig, acting: Acting, body: Any, seed: int) -> int:

@@ -25,7 +25,6 @@ import json
 import math
 import os
 import secrets
-import shutil
 import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -159,6 +158,8 @@ class Bundle:
 
 def write(bundle: Bundle, folder: Path | str) -> Path:
     """Whole or not at all; a folder that is there already stays as it is."""
+    from ..policies.core.files import move, named, new, remove, write_new  # which a robot that only reads does without
+
     folder = Path(folder).absolute()
     if os.path.lexists(folder):
         raise Refused(f"{folder} exists already and is not overwritten; choose another name")
@@ -178,15 +179,13 @@ def write(bundle: Bundle, folder: Path | str) -> Path:
     files[POLICY] = _json(described)
     scratch = folder.with_name(f".{folder.name}-{secrets.token_hex(4)}")
     try:
-        scratch.mkdir(parents=True)
+        named(folder.parent)
+        new(scratch)
         for name, content in files.items():
-            with open(scratch / name, "xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-        scratch.rename(folder)
+            write_new(scratch / name, content)
+        move(scratch, folder)
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        remove(scratch)
     return folder
 
 

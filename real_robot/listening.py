@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..policies.core.errors import BurnishError
+from ..policies.core.files import remove
 
 SHORTEST_KEY = 16  # characters
 BACKLOG = 4096  # connections that the kernel holds for us; it takes its own limit where that is less
@@ -79,7 +80,7 @@ def _unix(path: Path) -> sockets.socket:
         try:
             made.connect(str(path))
         except ConnectionRefusedError:
-            path.unlink()  # of a server that was killed
+            remove(path)  # of a server that was killed
         else:
             made.close()
             raise OSError(f"a server answers at {path} already")

@@ -146,9 +146,11 @@ class MlpCritic:
 
 def write_critic(path: Path | str, weights: Sequence[Array], biases: Sequence[Array]) -> None:
     """A safetensors file in float32, with "weight.0" (inputs, outputs), "bias.0" (outputs,), "weight.1", ..."""
+    from ..policies.core.files import replace  # which a robot that only reads does without
+
     MlpCritic(weights, biases)  # what is no critic is not written
     named = {f"weight.{i}": w for i, w in enumerate(weights)} | {f"bias.{i}": b for i, b in enumerate(biases)}
-    Path(path).write_bytes(encode_tensors({name: np.array(x, np.float32, order="C") for name, x in named.items()}))
+    replace(path, encode_tensors({name: np.array(x, np.float32, order="C") for name, x in named.items()}))
 
 
 def read_critic(path: Path | str) -> MlpCritic:

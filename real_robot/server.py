@@ -47,6 +47,7 @@ import torch
 from torch import Tensor
 
 from ..policies.core.config import to_data
+from ..policies.core.files import remove
 from ..policies.core.scale import Scale
 from ..policies.core.schema import Code, Field, Refusal, Request, Schema
 from ..policies.core.seed import RowNoise
@@ -130,7 +131,7 @@ class PolicyServer:
         self._inference.end()
         await self._door.close(server, GRACE_S)
         if self.config.unix is not None:
-            Path(self.config.unix).unlink(missing_ok=True)
+            remove(Path(self.config.unix))
 
     async def _reply(self, frame: Any) -> bytes:
         return await self._inference.ask(self.schema.read(frame))

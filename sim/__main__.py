@@ -20,9 +20,10 @@ from ..policies.core.chunk import HistoryEnv
 from ..policies.core.cli import main
 from ..policies.core.config import to_data
 from ..policies.core.errors import BurnishError
+from ..policies.core.files import require_writable
 from ..policies.core.interrupt import interruptible
 from ..policies.core.manifest import burnish_version
-from ..policies.core.run import progress_bar, require_writable
+from ..policies.core.run import progress_bar
 from ..policies.core.seed import derive
 from ..policies.core.spec import check_compatible, stacked_by_history
 from ..policies.core.types import Controller, VecEnv

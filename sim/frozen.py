@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..policies.core.config import to_data
+from ..policies.core.files import replace
 from .build import ENVS
 from .experts import SCRIPTED
 
@@ -84,7 +85,7 @@ def main() -> int:
         if table.setdefault(name, {}).setdefault(version, found) != found:
             sys.stderr.write(f"error: {changed(name)}\n")
             return 2
-    TABLE.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")
+    replace(TABLE, json.dumps(table, indent=1, sort_keys=True) + "\n")
     return 0
 
 

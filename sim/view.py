@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..policies.core.errors import BurnishError
 from ..policies.core.evaluate import Evaluation, evaluate
-from ..policies.core.run import require_writable
+from ..policies.core.files import require_writable
 from ..policies.core.scale import ScaledEnv
 from ..policies.core.seed import derive
 from ..policies.core.types import Controller, Obs, Step, VecEnv

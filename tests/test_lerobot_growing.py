@@ -215,7 +215,7 @@ def test_what_cannot_be_continued_is_one_sentence(tmp_path):
 
 
 def test_where_links_are_refused_files_are_copied(tmp_path, monkeypatch, whole):
-    def refuse(*_):
+    def refuse(*_, **__):
         raise OSError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)

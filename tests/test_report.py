@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import json
 import math
 import re
@@ -177,6 +178,24 @@ def test_names_stay_text(folder):
     text = page(folder)
     assert "<script>alert" not in text and "<img" not in text
     assert text.count("<script") == 2 and text.count("&lt;script&gt;alert(1)") >= 5
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("burnish compare base=a\nssh-rsa AAAA stranger\n", "burnish compare base=a ssh-rsa AAAA stranger"),
+        ("burnish compare base=a; rm -rf ~ | $(id)", "burnish compare 'base=a;' rm -rf '~' '|' '$(id)'"),
+        ("burnish compare 'base=a\nssh-rsa AAAA stranger'", None),
+        ("rm -rf ~", None),
+        ("burnish compare 'base=a", None),
+        ("burnish compare base=runs/bc methods=dsrl,rfs", "burnish compare base=runs/bc methods=dsrl,rfs"),
+    ],
+)
+def test_the_command_of_a_strangers_comparison_is_one_line_of_words(folder, said, shown):
+    """It is there to be copied into a shell."""
+    change(folder, command=said)
+    found = re.findall(r"<pre><code>(burnish .*?|rm .*?)</code></pre>", page(folder), re.DOTALL)
+    assert [html.unescape(each) for each in found] == ([] if shown is None else [shown])
 
 
 def test_the_page_asks_nobody_for_anything(folder):

@@ -97,7 +97,7 @@ WALLS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("sim.guard",), ("sim", "policies.core", "policies.data", "real_robot.guard")),  # a leaf
     (("sim",), ("sim", "policies.core", "policies.data")),
     (POLICY_SIDE, ("real_robot", "policies.core", "policies.data")),
-    (("real_robot",), ("real_robot",)),
+    (("real_robot",), ("real_robot", "policies.core.files")),  # which imports the standard library alone
     (("configs",), ()),
 )
 
@@ -282,6 +282,7 @@ CONTROLS: list[tuple[Rule, str, str, bool]] = [
     (walls, "finetune/a.py", "from ..offline.td import td_target", False),
     (walls, "real_robot/guard.py", "from ..policies.core import types", True),
     (walls, "real_robot/guard.py", "import torch", True),
+    (walls, "real_robot/bundle.py", "from ..policies.core.files import replace", False),
     (walls, "real_robot/loop.py", "from .server import Server", True),
     (walls, "real_robot/drivers/a.py", "from ..adapter import Adapter", False),
     (walls, "real_robot/env.py", "import torch\nfrom ..policies.core.types import Obs", False),

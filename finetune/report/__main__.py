@@ -14,11 +14,12 @@ from typing import Any
 from ...policies.core.cli import main
 from ...policies.core.config import differences, to_data
 from ...policies.core.errors import BurnishError
+from ...policies.core.files import named, replace
 from ...sim.build import ENVS
 from ..__main__ import ACTING, FinetuneConfig
 from ..build import CHOICES
 from .page import comparison_page, pooled_page, run_page
-from .read import RunFolder, read_comparison, read_run
+from .read import RunFolder, command_in, read_comparison, read_run
 
 GROUPS: dict[str, dict[str, dict[str, type]]] = {}
 
@@ -49,8 +50,7 @@ def report(config: ReportConfig) -> int:
     else:
         text = pooled_page([read_comparison(Path(each)) for each in config.compare])
     out = Path(config.out) if config.out else folder / "report.html"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(text, encoding="utf-8")
+    replace(named(out.parent) / out.name, text)
     sys.stdout.write(f"report: {out}  ({len(text.encode()) / 2**20:.1f} MiB, open it in a browser)\n")
     return 0
 
@@ -72,7 +72,7 @@ def command_of(run: RunFolder) -> str | None:
     usual = to_data(FinetuneConfig(method=None))
     rest = {name: config[name] for name in usual if name in config and name not in ("resume", "threads")}
     words += _changes("", {name: usual[name] for name in rest}, rest)
-    return shlex.join(["burnish", "finetune", *words])
+    return command_in(shlex.join(["burnish", "finetune", *words])) or None
 
 
 def _policy(chosen: Any) -> Iterator[str]:

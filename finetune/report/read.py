@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -191,7 +192,7 @@ def read_comparison(path: Path) -> Comparison:
         world=world_name(data.get("world")),
         budget=_finite(data.get("budget")),
         goal=_finite(data.get("goal")),
-        command=str(data.get("command") or ""),
+        command=command_in(str(data.get("command") or "")),
         burnish=str(data.get("burnish") or ""),
         machine=dict(machine) if isinstance(machine, Mapping) else {},
         runs=runs,
@@ -201,6 +202,16 @@ def read_comparison(path: Path) -> Comparison:
         evaluations=_evaluations(path, ["base", *names]),
         folders={run.name: read_run(folder) for run in runs if (folder := _run_folder(path, run)) is not None},
     )
+
+
+def command_in(text: str) -> str:
+    """A command of `burnish` as one line in which a shell finds words and nothing else: it is there to be copied into
+    one. Empty where ``text`` is no such command."""
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        return ""
+    return shlex.join(words) if words[:1] == ["burnish"] and all(map(str.isprintable, words)) else ""
 
 
 def world_name(world: Any) -> str | None:

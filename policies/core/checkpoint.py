@@ -17,7 +17,6 @@ import logging
 import os
 import re
 import secrets
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ import yaml
 
 from .config import to_data
 from .errors import BurnishError
+from .files import move, named, new, remove, sync, write_new
 from .manifest import (
     LARGEST_TEXT,
     LARGEST_YAML,
@@ -38,9 +38,7 @@ from .manifest import (
     parse,
     plain_yaml,
     read_manifest,
-    sync,
     write_manifest,
-    write_text,
 )
 from .skeleton import decode, encode, separate
 
@@ -84,18 +82,18 @@ def save(
             raise BurnishError(f"{path} is not a checkpoint, so it is not overwritten; choose another name")
     scratch, aside = _scratch(path), None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        named(path.parent)
         _write(scratch, config=config, state=state, metrics=metrics, children=children)
         if overwrite and os.path.lexists(path):
-            aside = path.rename(_scratch(path))
-        scratch.rename(path)
+            aside = move(path, _scratch(path))
+        move(scratch, path)
         sync(path.parent)
     except OSError as error:
         raise BurnishError(f"the checkpoint {path} could not be written: {error}") from error
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        remove(scratch)
     if aside is not None:
-        shutil.rmtree(aside, ignore_errors=True)
+        remove(aside)
     return path
 
 
@@ -165,9 +163,9 @@ def prune(folder: Path | str, keep: int) -> None:
     if keep < 1:
         raise BurnishError(f"keep={keep} would remove every checkpoint; it must be at least 1")
     for path in numbered(folder)[:-keep]:
-        path.rename(_scratch(path))  # first out of sight, so that a half-removed checkpoint never looks like one
+        move(path, _scratch(path))  # first out of sight, so that a half-removed checkpoint never looks like one
     for path in Path(folder).glob(f"{SCRATCH}*"):
-        shutil.rmtree(path, ignore_errors=True)
+        remove(path)
 
 
 def _scratch(path: Path) -> Path:
@@ -182,7 +180,7 @@ def _write(
     metrics: Mapping[str, Any] | None = None,
     children: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
-    folder.mkdir()
+    new(folder)
     skeleton, tensors = encode(dict(state))
     try:
         for name, text, largest in (
@@ -191,7 +189,7 @@ def _write(
         ):
             if len(text) > largest:
                 raise ValueError(f"{name} would have {len(text)} characters, and {largest} are read at most")
-            write_text(folder / name, text)
+            write_new(folder / name, text)
         safetensors.torch.save_file(separate(tensors), folder / TENSORS)
         _check_header(folder / TENSORS)
         sync(folder / TENSORS)

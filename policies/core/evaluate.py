@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from . import tree
 from .errors import BurnishError
+from .files import named, replace
 from .seed import derive
 from .statistics import mcnemar_exact, mean_interval, paired_difference, wilson
 from .types import Controller, VecEnv
@@ -81,13 +81,7 @@ class Evaluation:
     def save(self, path: Path | str) -> None:
         """JSON, atomic: a reader sees the old file or the new one."""
         path, text = Path(path), json.dumps(self.to_dict(), allow_nan=False)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.partial")
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        replace(named(path.parent) / path.name, text)
 
     @classmethod
     def load(cls, path: Path | str) -> Evaluation:

@@ -22,6 +22,7 @@ import torch
 import yaml
 
 from .errors import BurnishError
+from .files import sync, write_new
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
@@ -48,7 +49,7 @@ def write_manifest(folder: Path, files: Sequence[str], children: Sequence[str], 
         "metrics": metrics,
         "files": {name: {"size": (folder / name).stat().st_size, "sha256": _sha256(folder / name)} for name in names},
     }
-    write_text(folder / MANIFEST, _seal(manifest))
+    write_new(folder / MANIFEST, _seal(manifest))
     sync(folder)
 
 
@@ -155,31 +156,6 @@ def _read_bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise BurnishError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def write_text(path: Path, text: str) -> None:
-    with open(path, "x", encoding="utf-8", newline="\n") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def replace_text(path: Path, text: str) -> None:
-    """A reader, or a process that follows a killed one, finds the old text or the new one."""
-    scratch = path.with_name(f".{path.name}.scratch")
-    scratch.unlink(missing_ok=True)
-    write_text(scratch, text)
-    scratch.rename(path)
-    sync(path.parent)
-
-
-def sync(path: Path) -> None:
-    """A rename is durable only once the files *and* the folder that names them are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _sha256(path: Path) -> str:

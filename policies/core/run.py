@@ -27,17 +27,16 @@ Log before saving: resuming cuts ``metrics.jsonl`` back to the step of the check
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
 import re
+import secrets
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +48,9 @@ from tqdm import tqdm
 from .checkpoint import Checkpoint, load, newest, number, numbered, prune, save
 from .config import differences, to_data
 from .errors import BurnishError
+from .files import below, growing, locked, move, named, refuse_link, replace
 from .interrupt import Stop, interruptible
-from .manifest import parse, plain_yaml, replace_text
+from .manifest import parse, plain_yaml
 from .stopwatch import Stopwatch
 from .tracking import Trackers
 
@@ -108,21 +108,25 @@ class Run:
     def __enter__(self) -> Run:
         with ExitStack() as stack:
             resumed = self._check()
-            self.path.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(_lock(self.path))
-            self.checkpoints.mkdir(exist_ok=True)
+            taken = f"another process is writing {self.path}; wait for it, or use another out="
+            stack.enter_context(locked(named(self.path) / LOCK, taken))
+            for each in below(self.path, CHECKPOINTS).iterdir():
+                refuse_link(each)
             if resumed:
                 self._latest = newest(self.checkpoints)
             self.start = self._latest.state["step"] if self._latest else 0
             self._before = self._rewind()
-            replace_text(self.path / CONFIG, self._config_text)
-            self._metrics = stack.enter_context(open(self.path / METRICS, "a", encoding="utf-8"))
+            replace(self.path / CONFIG, self._config_text)
+            self._metrics = stack.enter_context(growing(self.path / METRICS))
             self._writer = None
             if self._tensorboard:
                 from torch.utils.tensorboard import SummaryWriter  # takes seconds to import
 
                 purge = self.start + 1 if resumed else None
-                self._writer = SummaryWriter(str(self.path / TENSORBOARD), purge_step=purge)
+                # Files of its own, which nobody can have named before.
+                suffix = f".{secrets.token_hex(4)}"
+                folder = below(self.path, TENSORBOARD)
+                self._writer = SummaryWriter(str(folder), purge_step=purge, filename_suffix=suffix)
                 stack.callback(self._writer.close)
             stack.callback(self._trackers.close)
             self._trackers.open(self.path, self.config, self.start)
@@ -220,13 +224,13 @@ class Run:
         Returns the seconds that earlier sittings took, as far as they are logged, by the names in the log."""
         for path in numbered(self.checkpoints):
             if int(path.name) > self.start:  # broken, else it would be the latest
-                path.rename(path.with_name(f"{path.name}.broken-{time.time_ns()}"))
+                move(path, path.with_name(f"{path.name}.broken-{time.time_ns()}"))
         prune(self.checkpoints, self._keep)
         path = self.path / METRICS
         if path.exists():
             kept = [line for line in _lines(path) if 0 <= _step(line) <= self.start]
             kept = kept if self._latest is not None else []
-            replace_text(path, "".join(f"{line}\n" for line in kept))
+            replace(path, "".join(f"{line}\n" for line in kept))
             rows = [json.loads(line) for line in kept]
             return {name: float(x) for row in rows for name, x in row.items() if _TOTAL.fullmatch(name)}
         return {}
@@ -276,13 +280,6 @@ def progress_bar(total: int, unit: str, initial: int = 0) -> tqdm:
     return tqdm(total=total, initial=initial, unit=unit, disable=not terminal, ncols=columns, nrows=size.lines)
 
 
-def require_writable(folder: Path | str) -> None:
-    """Make ``folder`` and write to it once: hours of work must not end at a disk that never could take them."""
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder):
-        pass
-
-
 def _lines(path: Path) -> list[str]:
     """Of a run that may be somebody else's: to open a pipe, or to read a device, may take for ever."""
     size = path.stat().st_size
@@ -297,14 +294,3 @@ def _step(line: str) -> int:
         return json.loads(line)["step"]
     except (ValueError, RecursionError):
         return -1
-
-
-@contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """One process writes a run. The kernel frees the lock with the process, however that ends; the file stays."""
-    with open(folder / LOCK, "a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise BurnishError(f"another process is writing {folder}; wait for it, or use another out=") from error
-        yield

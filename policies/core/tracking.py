@@ -26,7 +26,8 @@ import yaml
 
 from .checkpoint import number
 from .errors import BurnishError, did_you_mean
-from .manifest import parse, replace_text
+from .files import below, for_guests, replace, vacant
+from .manifest import parse
 
 IDENTITY = "tracking.json"
 PROJECT = "burnish"
@@ -58,6 +59,7 @@ class Wandb:
     the server cannot be reached, or as WANDB_MODE says. WANDB_PROJECT and WANDB_ENTITY choose the place."""
 
     def __init__(self, wandb: Any, run: Tracked) -> None:
+        for_guests(run.folder, "wandb")  # where it writes
         self._run = wandb.init(
             id=run.id,
             name=run.name,
@@ -114,10 +116,9 @@ class Rerun:
 
     def __init__(self, rerun: Any, run: Tracked) -> None:
         self._rerun = rerun
-        folder = run.folder / "rerun"
-        folder.mkdir(exist_ok=True)
+        folder = below(run.folder, "rerun")
         self._recording = rerun.RecordingStream(PROJECT, recording_id=run.id)
-        self._recording.save(str(folder / f"{number(run.start)}.rrd"))
+        self._recording.save(str(vacant(folder / f"{number(run.start)}.rrd")))
         settings = yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True)
         self._recording.log("config", rerun.TextDocument(settings), static=True)
 
@@ -200,7 +201,7 @@ def _identity(folder: Path) -> dict[str, str]:
     path = folder / IDENTITY
     if not path.exists():
         made = secrets.token_hex(4)
-        replace_text(path, json.dumps({"id": made, "name": f"{folder.resolve().name}-{made}"}) + "\n")
+        replace(path, json.dumps({"id": made, "name": f"{folder.resolve().name}-{made}"}) + "\n")
     data = parse(path, json.loads)
     if not isinstance(data, dict) or not all(isinstance(data.get(key), str) for key in ("id", "name")):
         raise BurnishError(f"{path} is malformed: it must hold an id and a name")

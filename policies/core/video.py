@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from .errors import BurnishError
+from .files import move, named, remove, vacant
 from .types import VecEnv
 from .wrapper import pictures
 
@@ -26,8 +26,7 @@ class Mp4Writer:
         if not 0 < fps < float("inf"):
             raise BurnishError(f"fps={fps} is no frame rate; give frames per second above 0")
         self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._partial = self.path.with_name(f".{self.path.name}.partial")
+        self._partial = vacant(named(self.path.parent) / f".{self.path.name}.partial")
         self._container = av.open(str(self._partial), "w", format="mp4", options={"movflags": "faststart"})
         self._stream = self._container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1000))
         self._stream.pix_fmt = "yuv420p"
@@ -57,12 +56,11 @@ class Mp4Writer:
         final = self.path if path is None else Path(path)
         self._container.mux(self._stream.encode(None))
         self._container.close()
-        os.replace(self._partial, final)
-        return final
+        return move(self._partial, final)
 
     def discard(self) -> None:
         self._container.close()
-        self._partial.unlink(missing_ok=True)
+        remove(self._partial)
 
 
 def write_mp4(path: Path | str, frames: np.ndarray | Iterable[np.ndarray], fps: float) -> Path:
@@ -115,7 +113,7 @@ class Film:
         saved = self._writers.pop(seed).save(self._folder / f"seed_{seed}{tail[success]}.mp4")
         for name in (self._folder / f"seed_{seed}{t}.mp4" for t in tail.values()):
             if name != saved:
-                name.unlink(missing_ok=True)
+                remove(name)
 
     def close(self) -> None:
         """Throw away what is unfinished, after an error."""

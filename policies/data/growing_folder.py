@@ -12,17 +12,15 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import os
 import re
 import secrets
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ..core.errors import BurnishError
-from ..core.manifest import sync
+from ..core.files import link_or_copy, move, named, new, refuse_link, remove, sync, try_lock
 
 NEXT, ASIDE, FINISHED = "next", "aside", "finished"
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # Linux
@@ -43,10 +41,11 @@ class GrowingFolder:
         self.root = self.target.parent / f".{self.target.name}.{secrets.token_hex(4)}.partial"
         self.finished = self.root / FINISHED
         self._published: tuple[int, int] | None = None
-        self.finished.mkdir(parents=True)
+        named(self.target.parent)
+        new(new(self.root) / FINISHED)
         self._lock = os.open(self.root, os.O_RDONLY)
         try:
-            _try_lock(self._lock)
+            try_lock(self._lock)
             self._clear_leftovers()
             if resume and self.target.is_dir():
                 self._published = _identity(self.target)
@@ -62,28 +61,27 @@ class GrowingFolder:
     def publish(self, write: Callable[[Path], None]) -> None:
         """Make what ``write`` puts into an empty folder, and all older files that it does not write, the next version
         at the target."""
-        fresh = self.root / NEXT
-        fresh.mkdir()
+        fresh = new(self.root / NEXT)
         write(fresh)
         _link_missing(self.finished, fresh)
         if self.published:
             _link_missing(self.target, fresh)
-        for path in [*fresh.rglob("*"), fresh]:
+        for path in [*(p for p in fresh.rglob("*") if not p.is_symlink()), fresh]:
             sync(path)  # a rename is atomic, but only what was flushed before it is sure to survive a power cut
         identity = _identity(fresh)
         self._check_target()
         if self.published:
             _replace(fresh, self.target)
         else:
-            os.rename(fresh, self.target)
+            move(fresh, self.target)
         self._published = identity
         sync(self.target.parent)
         for stale in (fresh, self.root / ASIDE):
-            shutil.rmtree(stale, ignore_errors=True)
+            remove(stale)
 
     def close(self) -> None:
         """Remove the hidden folder; what was published stays."""
-        shutil.rmtree(self.root, ignore_errors=True)
+        remove(self.root)
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -103,30 +101,19 @@ class GrowingFolder:
             except FileNotFoundError:
                 continue  # its writer has just finished
             try:
-                if not _try_lock(descriptor):
+                if not try_lock(descriptor):
                     raise BurnishError(f"another process is writing {self.target}; wait for it, or choose another path")
                 if (left / ASIDE).exists() and not os.path.lexists(self.target):
-                    os.rename(left / NEXT, self.target)  # killed between two renames: this version was complete
-                shutil.rmtree(left, ignore_errors=True)
+                    move(refuse_link(left / NEXT), self.target)  # killed between two renames: this version was complete
+                remove(left)
             finally:
                 os.close(descriptor)
 
     def _siblings(self) -> Iterator[Path]:
         pattern = re.compile(rf"\.{re.escape(self.target.name)}\.[0-9a-f]{{8}}\.partial")
         for path in sorted(self.target.parent.iterdir()):
-            if pattern.fullmatch(path.name) and path != self.root and path.is_dir():
+            if pattern.fullmatch(path.name) and path != self.root and path.is_dir() and not path.is_symlink():
                 yield path
-
-
-def _try_lock(descriptor: int) -> bool:
-    """False if another process holds it. File systems without locks cannot tell, and count as free."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def _identity(path: Path) -> tuple[int, int]:
@@ -137,13 +124,9 @@ def _identity(path: Path) -> tuple[int, int]:
 def _link_missing(source: Path, target: Path) -> None:
     for path in sorted(source.rglob("*")):
         copy = target / path.relative_to(source)
-        if path.is_dir() or os.path.lexists(copy):
+        if (path.is_dir() and not path.is_symlink()) or os.path.lexists(copy):
             continue
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.link(path, copy)
-        except OSError:
-            shutil.copy2(path, copy)  # this file system, or its owner, refuses links
+        link_or_copy(path, named(copy.parent) / copy.name)
 
 
 def _replace(fresh: Path, target: Path) -> None:
@@ -151,11 +134,11 @@ def _replace(fresh: Path, target: Path) -> None:
     if _exchange(fresh, target):
         return
     aside = fresh.with_name(ASIDE)
-    os.rename(target, aside)
+    move(target, aside)
     try:
-        os.rename(fresh, target)
+        move(fresh, target)
     except BaseException:
-        os.rename(aside, target)
+        move(aside, target)
         raise
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ..core.files import named
 from . import lerobot_images as images
 from . import lerobot_layout as layout
 from . import lerobot_statistics as statistics
@@ -119,7 +120,7 @@ def task_table(tasks: Sequence[str]) -> pa.Table:
 
 def write_groups(path: Path, tables: Sequence[pa.Table], **options: Any) -> None:
     """One row group per table (per episode), so that an episode is one cheap read."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    named(path.parent)
     with pq.ParquetWriter(path, tables[0].schema, compression="snappy", write_page_checksum=True, **options) as file:
         for table in tables:
             file.write_table(table, row_group_size=len(table))

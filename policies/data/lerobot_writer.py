@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 from torch import Tensor
 
 from ..core.errors import BurnishError
+from ..core.files import named, write_new
 from ..core.spec import EnvSpec
 from . import lerobot_layout as layout
 from . import lerobot_progress as progress
@@ -212,11 +213,11 @@ class LeRobotWriter:
             layout.TASKS_PATH: tables.task_table(list(so_far.tasks)),
             layout.FINAL_OBS_PATH: so_far.finals.table(),
         }
-        (root / layout.EPISODES_PATH).parent.mkdir(parents=True)
+        named((root / layout.EPISODES_PATH).parent)
         for name, table in files.items():
             pq.write_table(table, root / name, write_page_checksum=True)
         for name, data in ((progress.INFO_PATH, info), (progress.STATS_PATH, stats)):
-            (root / name).write_text(json.dumps(data, indent=2, allow_nan=False))
+            write_new(root / name, json.dumps(data, indent=2, allow_nan=False))
 
 
 def _kinds(features: Mapping[str, Any]) -> str:

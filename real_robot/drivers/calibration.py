@@ -132,9 +132,11 @@ class Calibration:
         return np.array([joint.zero_tick for joint in self.joints], np.float64)
 
     def save(self, path: str | Path) -> None:
+        from ...policies.core.files import replace  # which a robot that only reads does without
+
         joints = {j.name: {k: v for k, v in asdict(j).items() if k != "name"} for j in self.joints}
         content = {"joints": joints} | ({"gripper": asdict(self.gripper)} if self.gripper else {})
-        Path(path).write_text(json.dumps(content, indent=2) + "\n")
+        replace(path, json.dumps(content, indent=2) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Calibration:

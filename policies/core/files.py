@@ -1,0 +1,198 @@
+"""Everything that Burnish writes, locks, moves or removes goes through here, and none of it follows a planted link.
+
+A run, a comparison or a dataset may come from a stranger, who may have put links where Burnish writes. A folder that
+the user named is believed, also where links lead to it: that is the user's own word. Every folder inside it comes from
+``below``, which makes it or refuses a link in its place. In such a folder
+
+* a file is written beside its place and renamed: that replaces a link, symbolic or hard, and leaves what it led to;
+* a file that grows is made anew, or opened without following links and refused if it has other names;
+* a library that opens paths itself finds its name free (``vacant``) in a folder that was just looked at;
+* removing and moving act on names, never on what a link under that name leads to.
+
+``below`` looks and the writer opens a moment later. So this protects from what lies there, and not from a program that
+may write to the folder at the same time: with it even a lock would be no protection.
+
+It imports the standard library alone, because a robot's own programs write files too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, TextIO
+
+from .errors import BurnishError
+
+
+def named(folder: Path | str) -> Path:
+    """A folder that the user named, made if it is missing."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def new(folder: Path) -> Path:
+    """A folder where nothing was."""
+    folder.mkdir()
+    return folder
+
+
+def below(folder: Path | str, *names: str) -> Path:
+    """``folder/name/...``, each made if it is missing and refused if it is a link. ``folder`` is believed."""
+    path = named(folder)
+    for name in names:
+        path = refuse_link(path / name)
+        path.mkdir(exist_ok=True)
+    return path
+
+
+def refuse_link(path: Path) -> Path:
+    """``path`` itself, which may be missing."""
+    if path.is_symlink():
+        raise BurnishError(
+            f"{path} is a link to another place, and inside a folder that may be a stranger's nothing is written "
+            "through links; remove it, or put there what it leads to"
+        )
+    return path
+
+
+def for_guests(folder: Path | str, name: str) -> Path:
+    """``below``, for a library that makes a folder of its own there each time, and lays links to it."""
+    path = below(folder, name)
+    for inner in path.iterdir():
+        if inner.is_symlink() and not Path(os.path.normpath(path / inner.readlink())).is_relative_to(path):
+            refuse_link(inner)
+    return path
+
+
+def require_writable(folder: Path | str) -> None:
+    """Make ``folder`` and write to it once: hours of work must not end at a disk that never could take them."""
+    with tempfile.TemporaryFile(dir=named(folder)):
+        pass
+
+
+def write_new(path: Path, content: str | bytes) -> None:
+    """A file where nothing was, on the disk when this returns."""
+    with open(path, "xb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        _flush(file)
+
+
+@contextmanager
+def replacing(path: Path | str) -> Iterator[IO[bytes]]:
+    """A file for ``path``: a reader, or a process that follows a killed one, finds the old content or the new one."""
+    path = Path(path)
+    scratch = vacant(path.with_name(f".{path.name}.scratch"))
+    try:
+        with open(scratch, "xb") as file:
+            yield file
+            _flush(file)
+        move(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+    sync(path.parent)
+
+
+def replace(path: Path | str, content: str | bytes) -> None:
+    with replacing(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def fresh(path: Path) -> TextIO:
+    """An empty file in place of what is there, for text that is to be seen while it grows."""
+    return open(vacant(path), "x", encoding="utf-8")
+
+
+def growing(path: Path) -> TextIO:
+    """A file to append to. One that has a second name would grow under that too."""
+    descriptor, about = _opened(path, os.O_WRONLY | os.O_APPEND)
+    if about.st_nlink != 1:
+        os.close(descriptor)
+        raise BurnishError(
+            f"{path} has a second name elsewhere, under which it would grow too; put a copy of it in its place"
+        )
+    return open(descriptor, "a", encoding="utf-8")
+
+
+@contextmanager
+def locked(path: Path, taken: str) -> Iterator[None]:
+    """``taken`` is what is said if another process holds it. The kernel frees a lock with its process, however that
+    ends; the file stays, and is never changed."""
+    descriptor, _ = _opened(path, os.O_RDWR)
+    try:
+        if not try_lock(descriptor):
+            raise BurnishError(taken)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def try_lock(descriptor: int) -> bool:
+    """False if another process holds it. File systems without locks cannot tell, and count as free."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def vacant(path: Path) -> Path:
+    """``path``, once no file and no link has that name."""
+    path.unlink(missing_ok=True)
+    return path
+
+
+def remove(path: Path) -> None:
+    """What has this name, if anything has; of a link the link alone. A folder goes as far as that is permitted."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)  # which follows no links either
+    else:
+        path.unlink(missing_ok=True)
+
+
+def move(source: Path, target: Path) -> Path:
+    """In one act. A file or link at ``target`` is replaced."""
+    os.replace(source, target)
+    return target
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """A second name for a file that never changes, or a copy where this file system, or its owner, refuses that. A
+    symbolic link stays one."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(source, target, follow_symlinks=False)
+
+
+def sync(path: Path) -> None:
+    """A rename is durable only once the files *and* the folder that names them are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _flush(file: IO[Any]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _opened(path: Path, flags: int) -> tuple[int, os.stat_result]:
+    refuse_link(path)
+    # Without waiting, should it be a pipe.
+    descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    about = os.fstat(descriptor)
+    if not stat.S_ISREG(about.st_mode):
+        os.close(descriptor)
+        raise BurnishError(f"{path} is no file, but a pipe or a device, so nothing is written to it; remove it")
+    return descriptor, about
