@@ -258,7 +258,8 @@ def prior_data(
     kind = recorded_by(config)
     if kind is Recorded.corrections:
         gamma = config.discount.per_step(1)
-        replay, beyond = label_with_base(episodes, base, gamma, config.bound, limits=limits, seed=seed, device=device)
+        shown: dict[str, Any] = {"limits": limits, "observe": config.observe, "seed": seed, "device": device}
+        replay, beyond = label_with_base(episodes, base, gamma, config.bound, **shown)
         out_of_reach = f"{beyond:.0%} of their coordinates lie further than bound={config.bound:g} from the base"
         return Prior(replay, f"prior data: {len(replay)} decisions; {out_of_reach}, where the agent cannot follow")
     if base is None:

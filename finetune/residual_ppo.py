@@ -1,9 +1,10 @@
 """ResiP: a small closed-loop correction of a frozen chunked policy, learnt by PPO.
 
 Ankile et al. 2024, "From Imitation to Refinement" (arXiv 2407.16677). The base plays its chunks as ever; at every
-control step a Gaussian network sees the state and the base's next action, and what is executed is
-base + bound * correction. It starts at a mean of exactly 0, so refinement starts at the base's own success. The
-likelihood is that of the unscaled correction, so the bound does not change a ratio.
+control step a Gaussian network sees the state and the base's next action, with ``observe=[phase,queue]`` also where the
+base is in its chunk and what is left of it, and what is executed is base + bound * correction. It starts at a mean of
+exactly 0, so refinement starts at the base's own success. The likelihood is that of the unscaled correction, so the
+bound does not change a ratio.
 
 **Departures.** The correction is clipped to [-1, 1] before it is scaled, so that the bound is one (published: soft, but
 at a deviation of exp(-1) only 0.7 % of the draws reach it). Truncations bootstrap, from an observation with the base
@@ -26,10 +27,11 @@ from ..offline.critics import adopt_normalizers, saturation
 from ..offline.returns import Discount
 from ..policies.build import build_policy
 from ..policies.core.chunk import ChunkEnv
+from ..policies.core.config import LATER
 from ..policies.core.errors import BurnishError
 from ..policies.core.spec import agent_spec, check_compatible
 from ..policies.core.types import Metrics, VecEnv
-from ..policies.core.views import ResidualEnv
+from ..policies.core.views import Hidden, ResidualEnv
 from ..policies.gaussian import GaussianConfig, GaussianPolicy
 from ..policies.horizon import controller_for
 from ..policies.nets.critic import ValueConfig
@@ -58,6 +60,7 @@ def _ppo() -> PPOConfig:
 @dataclass
 class ResidualPPOConfig:
     bound: float = 0.1  # of the correction, in units of the action range [-1, 1]
+    observe: list[Hidden] = field(default_factory=list, metadata=LATER)  # [phase,queue]: what the base's chunk hides
     agent: GaussianConfig = field(default_factory=_agent)
     learn_std: bool = False
     l1: float = 0.0  # price of the mean correction, per coordinate, before the bound scales it
@@ -113,7 +116,7 @@ def build(
     if policy is not None:
         check_compatible(policy.spec, env.spec)
         history = policy.spec.history
-    view = ChunkEnv(ResidualEnv(env, controller, config.bound), 1, config.discount.per_step(1))
+    view = ChunkEnv(ResidualEnv(env, controller, config.bound, config.observe), 1, config.discount.per_step(1))
     actor = build_policy(config.agent, agent_spec(view.spec, 1, history), seed=seed, device=device)
     actor.raw_std.requires_grad_(config.learn_std)
     prices = {"l1": (config.l1, penalty(actor, 1)), "l2": (config.l2, penalty(actor, 2))}

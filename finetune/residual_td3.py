@@ -4,8 +4,9 @@ Ankile et al. 2025 (ResFiT, arXiv 2509.19301): TD3 on a residual, with the recip
 2302.02948): critics with layer norm whose losses are averaged, a minimum over them in the target, their mean for the
 actor, several critic updates per actor update, half of each batch from recordings
 (``offline.recorded.label_with_base``). The base plays its chunks open loop and is never differentiated; the agent sees
-its action of the tick, and begins as a correction of exactly zero. ``algorithm=sac`` learns the same correction with
-SAC.
+its action of the tick, and with ``observe=[phase,queue]`` where the base is in its chunk and what is left of it
+(without them the problem is not quite Markov, `views.py`). It begins as a correction of exactly zero. ``algorithm=sac``
+learns the same correction with SAC.
 
     executed = clip(base_action + bound * action, -1, 1)        the critic sees Q(obs, executed)
 
@@ -45,11 +46,12 @@ from ..offline.td3 import TD3, TD3Config, deterministic_agent
 from ..policies.build import build_policy
 from ..policies.compose import Residual
 from ..policies.core.chunk import ChunkEnv
+from ..policies.core.config import LATER
 from ..policies.core.errors import BurnishError
 from ..policies.core.seed import derive
 from ..policies.core.spec import agent_spec
 from ..policies.core.types import Metrics, Obs, VecEnv
-from ..policies.core.views import ResidualEnv
+from ..policies.core.views import Hidden, ResidualEnv
 from ..policies.gaussian import GaussianPolicy
 from ..policies.horizon import controller_for
 from ..policies.nets.critic import CriticConfig
@@ -92,6 +94,7 @@ class ResidualTD3Config:
     algorithm: Algorithm = Algorithm.td3
     bound: float = 0.1  # of the correction, in units of the action range [-1, 1]
     warm_noise: float = 0.2  # uniform around the base during the warm-up, in the same units
+    observe: list[Hidden] = field(default_factory=list, metadata=LATER)  # [phase,queue]: what the base's chunk hides
     discount: Discount = field(default_factory=Discount)
     loop: OffPolicyConfig = field(
         default_factory=lambda: OffPolicyConfig(
@@ -172,7 +175,7 @@ def build(
             f"a residual corrects a policy or a controller, but the base is a {type(base).__name__}; "
             "wrap a function in CallablePolicy"
         )
-    view = ChunkEnv(ResidualEnv(env, controller, config.bound), 1, config.discount.per_step(1))
+    view = ChunkEnv(ResidualEnv(env, controller, config.bound, config.observe), 1, config.discount.per_step(1))
     spec = agent_spec(view.spec, history=1 if policy is None else policy.spec.history)
     inner = config.td3 if config.algorithm is Algorithm.td3 else config.sac
     agent: GaussianPolicy = build_policy(inner.agent, spec, seed=derive(seed, "agent"), device=device)

@@ -15,7 +15,7 @@ observation belong to the action that the critic is shown; clipped, it would be 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 import torch
@@ -26,6 +26,7 @@ from ..policies.core.seed import RowNoise, derive
 from ..policies.core.spec import ActionSpec, PolicySpec
 from ..policies.core.tree import index, map_tree, to
 from ..policies.core.types import Obs, Policy
+from ..policies.core.views import Hidden, unhidden
 from ..policies.data.episodes import Episodes
 from .dataset import decisions
 from .replay import Replay
@@ -57,6 +58,7 @@ def label_with_base(
     bound: float,
     *,
     limits: ActionSpec | None = None,
+    observe: Collection[Hidden] = (),
     seed: int = 0,
     device: torch.device | str = "cpu",
     rows: int = 1024,
@@ -64,7 +66,8 @@ def label_with_base(
     """Recorded episodes as the decisions of a residual agent, with all observations of the recordings.
 
     Each chunk of the base is drawn once, all episodes together, in batches of ``rows``; its noise belongs to (episode,
-    decision), as when a controller plays it. ``limits`` are those of the recorded actuators, by default the base's.
+    decision), as when a controller plays it. ``observe`` is that of the view. ``limits`` are those of the recorded
+    actuators, by default the base's.
     """
     if not hasattr(base, "act"):
         raise BurnishError(
@@ -88,13 +91,16 @@ def label_with_base(
     out = Replay(sum(len(columns["ended"]) for _, columns, _ in pieces), seed=seed, device=device)
     beyond = torch.zeros((), dtype=torch.int64, device=device)
     for (obs, columns, final), plan in zip(pieces, plans, strict=True):
-        planned = plan.flatten(0, 1)[: len(columns["ended"]) + 1]
+        tick = torch.arange(len(columns["ended"]) + 1, device=plan.device)
+        chunk, place = plan[tick // spec.execute], tick % spec.execute
+        planned = chunk[tick, place]
+        shown = {"base_action": planned, **unhidden(chunk, place, observe)}
         residual = (columns["action"] - planned[:-1, None]) / bound
         beyond += (residual.abs() > 1 + 1e-6).sum()
         out.extend(
-            {**obs, "base_action": planned[:-1]},
+            {**obs, **index(shown, slice(None, -1))},
             {**columns, "action": residual},
-            {**final, "base_action": planned[-1:]},
+            {**final, **index(shown, slice(-1, None))},
         )
     return Labelled(out, float(beyond) / (len(out) * spec.action.dim))
 

@@ -29,6 +29,7 @@ from .core.seed import Noise, RowNoise
 from .core.spec import PolicySpec
 from .core.tree import map_tree
 from .core.types import Controller, Obs, Policy, Prefix, Pull
+from .core.views import Hidden, ahead, require_chunks
 from .gaussian import GaussianPolicy
 from .horizon import ChunkController, controller_for
 from .nets.critic import QEnsemble
@@ -68,7 +69,8 @@ class ResidualConfig:
 
 
 class Residual(nn.Module):
-    """``net`` acts on the view it was trained on: ``ResidualEnv`` (every step) or ``BaseEnv(residual=)`` (chunk)."""
+    """``net`` acts on the view it was trained on: ``ResidualEnv`` (every step) or ``BaseEnv(residual=)`` (chunk).
+    Whether it observes what the base's queue hides is written in its specification."""
 
     def __init__(self, base: Policy, net: GaussianPolicy, bound: float, every: Every | str) -> None:
         super().__init__()
@@ -101,6 +103,10 @@ class Residual(nn.Module):
         correction = self.net.act({**obs, "base_action": action}, greedy=True)
         return _corrected(action, correction, self.config.bound)
 
+    @property
+    def observe(self) -> list[Hidden]:
+        return [x for x in Hidden if x.key in self.net.spec.obs.shapes]
+
     def controller(self, num_envs: int, *, seed: int = 0, greedy: bool = False, device: Any = "cpu") -> Controller:
         if self.config.every is Every.step:
             return ResidualController(self, num_envs, seed=seed, greedy=greedy, device=device)
@@ -113,17 +119,29 @@ class ResidualController:
     def __init__(
         self, policy: Residual, num_envs: int, *, seed: int = 0, greedy: bool = False, device: Any = "cpu"
     ) -> None:
-        self.policy = policy
-        self.base = controller_for(policy.base, num_envs, seed=seed, greedy=greedy, device=device)
+        self.policy, self.observe = policy, policy.observe
+        self.base: Any = controller_for(policy.base, num_envs, seed=seed, greedy=greedy, device=device)
+        require_chunks(self.base, self.observe)
+
+    @property
+    def execute(self) -> int:
+        return self.base.execute
+
+    def ahead(self, obs: Obs) -> tuple[Tensor, Tensor]:
+        """Of the base, before any correction: those to come depend on what will be observed then."""
+        return self.base.ahead(obs)
 
     def reset(self, mask: Tensor, seeds: Sequence[int] | None = None) -> None:
         self.base.reset(mask, seeds)
 
     def peek(self, obs: Obs) -> Tensor:
-        return self._corrected(obs, self.base.peek(obs))
+        return self._corrected(self._seen(obs), self.base.peek(obs))
 
     def step(self, obs: Obs) -> Tensor:
-        return self._corrected(obs, self.base.step(obs))
+        return self._corrected(self._seen(obs), self.base.step(obs))
+
+    def _seen(self, obs: Obs) -> Obs:
+        return {**obs, **ahead(self.base, obs, self.observe)}
 
     @torch.no_grad()
     def _corrected(self, obs: Obs, action: Tensor) -> Tensor:

@@ -55,6 +55,11 @@ class ChunkController:
     def peek(self, obs: Obs) -> Tensor:
         return self._next(obs)[0]
 
+    def ahead(self, obs: Obs) -> tuple[Tensor, Tensor]:
+        """The chunk (N, n, A) that ``step`` would play from, and the place (N,) in it. Changes nothing."""
+        _, queue, left = self._next(obs)
+        return queue, self.execute - left
+
     def step(self, obs: Obs) -> Tensor:
         action, queue, left = self._next(obs)
         self._decision = self._decision + (self._left == 0)

@@ -74,6 +74,7 @@ def source(path: Path | str) -> dict[str, Any]:
 def assembled(policy: Any, *, onnx: bool = False, about: Mapping[str, Any] | None = None) -> Bundle:
     """A bundle in memory, without its report."""
     _require_modules(policy)
+    _require_no_queue(policy)
     programs: dict[str, dict[str, Any]] = {}
     networks: dict[str, bytes] = {}
     shapes = observed(policy)
@@ -119,6 +120,15 @@ def assembled(policy: Any, *, onnx: bool = False, about: Mapping[str, Any] | Non
 def _require_modules(policy: Any) -> None:
     if not isinstance(policy, nn.Module):
         raise BurnishError(f"a {type(policy).__name__} is not made of torch modules, so it cannot be exported")
+
+
+def _require_no_queue(policy: Any) -> None:
+    shown = [x.name for part in policy.modules() if corrects(part) for x in part.observe]
+    if shown:
+        raise BurnishError(
+            f"its correction observes the {' and '.join(shown)} of the chunk that its base plays (method.observe), "
+            "which a bundle's program of a tick is not given; refine without method.observe to export it"
+        )
 
 
 TENSORS = ("weight", "bias", "shift", "scale", "tensor", "support")  # the settings of operations that name a tensor

@@ -15,7 +15,7 @@ from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.seed import RowNoise
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec, agent_spec
-from burnish.policies.core.views import BaseEnv, ResidualEnv
+from burnish.policies.core.views import BaseEnv, Hidden, ResidualEnv
 from burnish.policies.diffusion import DiffusionConfig, Sampler
 from burnish.policies.external import CallablePolicy
 from burnish.policies.flow import FlowConfig
@@ -247,6 +247,35 @@ def test_a_residual_per_step_plays_as_it_did_on_the_view_it_was_trained_on():
         action = controller.step(obs)
         assert torch.equal(action, peeked)
         # The view has asked its base for worlds that had ended too, and products of other batches round otherwise.
+        torch.testing.assert_close(action, felt.info["executed"], rtol=0, atol=1e-6)
+        step = env.step(action)
+        ended = step.terminated | step.truncated
+        seen, obs = felt.obs, step.obs
+        if ended.any():
+            seen, obs = view.reset(ended), env.reset(ended)
+            controller.reset(ended)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("observe", [[Hidden.phase], [Hidden.queue], list(Hidden)])
+def test_a_residual_that_observes_the_queue_of_its_base_is_deployed_and_saved_with_it(observe, tmp_path):
+    """Also around another residual, whose base has the queue."""
+    under = residual("step")
+    view = ResidualEnv(worlds(), controller_for(under, 3, seed=4), 0.5, observe)
+    net = build_policy(GaussianConfig(hidden=[16], squash=True), agent_spec(view.spec), seed=7).eval()
+    made = Residual(under, net, 0.5, "step")
+    checkpoint.save(tmp_path / "p", config=describe(made), state=made.state_dict())
+    policy, _ = load_policy(tmp_path / "p")
+    assert policy.observe == observe
+    env, controller = worlds(), controller_for(policy, 3, seed=4)
+    seen, obs = view.reset(), env.reset()
+    controller.reset(torch.ones(3, dtype=torch.bool))
+    for _ in range(20):
+        felt = view.step(net.act(seen, greedy=True)[:, 0])
+        blind = {**seen, **{x.key: torch.zeros_like(seen[x.key]) + 0.3 for x in observe}}
+        assert not torch.equal(net.act(blind), net.act(seen)), "what is observed matters"
+        peeked, action = controller.peek(obs), controller.step(obs)
+        assert torch.equal(action, peeked)
         torch.testing.assert_close(action, felt.info["executed"], rtol=0, atol=1e-6)
         step = env.step(action)
         ended = step.terminated | step.truncated

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from burnish.policies.build import describe, load_policy
+from burnish.policies.build import build_policy, describe, load_policy
+from burnish.policies.compose import Residual
 from burnish.policies.core import checkpoint
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
+from burnish.policies.core.views import Hidden
 from burnish.policies.data.episodes import Episode
 from burnish.policies.diffusion import Sampler
 from burnish.policies.flow import FlowConfig
@@ -181,6 +184,18 @@ def test_what_cannot_be_exported_is_a_sentence(make, tmp_path):
     with pytest.raises(BurnishError) as refusal:
         export(ExportConfig(str(tmp_path / "b"), samples=5), make())
     assert "\n" not in str(refusal.value) and not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("observe", [[Hidden.phase], list(Hidden)])
+def test_a_correction_that_observes_the_queue_of_its_base_is_not_exported(observe, tmp_path):
+    under = residual("step").base
+    shown = {x.key: (1,) if x is Hidden.phase else (under.spec.execute, A) for x in observe}
+    spec = replace(residual("step").net.spec, noise_shape=None)
+    spec = replace(spec, obs=ObsSpec({**spec.obs.shapes, **shown}))
+    made = Residual(under, build_policy(GaussianConfig(hidden=[8]), spec), 0.5, "step")
+    with pytest.raises(BurnishError, match=r"observes the phase.* method\.observe"):
+        export(ExportConfig(str(tmp_path / "b"), samples=5), made)
+    assert not (tmp_path / "b").exists()
 
 
 class Black:

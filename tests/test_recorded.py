@@ -14,6 +14,7 @@ from burnish.policies.build import build_policy
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.seed import derive
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec, PolicySpec
+from burnish.policies.core.views import Hidden, ahead
 from burnish.policies.data.episodes import Episode, Episodes
 from burnish.policies.external import CallablePolicy
 from burnish.policies.flow import FlowConfig
@@ -74,7 +75,7 @@ def flow(history: int) -> Any:
 def test_labels_equal_a_controller_that_plays_along(make: Any, history: int, rows: int) -> None:
     """One episode after another, one tick after another. Equal to the bit for a base whose rows do not mix."""
     base, data, bound = make(history), recordings(), 0.2
-    labelled = label_with_base(data, base, 0.9, bound, seed=4, rows=rows)
+    labelled = label_with_base(data, base, 0.9, bound, observe=list(Hidden), seed=4, rows=rows)
     one = PolicySpec(data.spec.obs, LIMITS, 1, 1, history=history)
     far = count = 0
     whole = episodes_of(decisions(data, one, 0.9))
@@ -86,9 +87,12 @@ def test_labels_equal_a_controller_that_plays_along(make: Any, history: int, row
         for t in range(LENGTHS[i] + 1):
             now = final if t == LENGTHS[i] else {key: x[t : t + 1] for key, x in obs.items()}
             given = led if t == LENGTHS[i] else {key: x[t : t + 1] for key, x in seen.items()}
+            hidden = ahead(controller, {"state": now["state"]}, list(Hidden))
             expected = controller.step({"state": now["state"]})
             exact = {"rtol": 0.0, "atol": 0.0} if make is elementwise else {}
             torch.testing.assert_close(given["base_action"], expected, **exact)
+            for key, x in hidden.items():
+                torch.testing.assert_close(given[key], x, **exact)
             assert all(torch.equal(given[key], now[key]) for key in now)
             if t < LENGTHS[i]:
                 action = columns["action"][t]

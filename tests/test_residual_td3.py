@@ -22,6 +22,7 @@ from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from burnish.policies.core.types import Step
+from burnish.policies.core.views import Hidden
 from burnish.policies.core.wrapper import Wrapper
 from burnish.policies.external import CallablePolicy
 from burnish.policies.flow import FlowConfig
@@ -245,6 +246,26 @@ def test_the_target_equals_a_slow_loop(algorithm: str) -> None:
             value = min(float(q) for q in inner.critic.target(one, played)[:, 0])
             expected = float(batch["reward"][i]) + float(batch["discount"][i]) * value
             assert float(target[i]) == pytest.approx(expected, rel=1e-5, abs=1e-4)
+
+
+@pytest.mark.parametrize("algorithm", ["td3", "sac"])
+def test_phase_and_queue_are_learnt_from_and_resume_bit_for_bit(algorithm: str) -> None:
+    config = replace(tiny(algorithm, warmup=24, initial_updates=3, updates_per_decision=1.0, batch=16))
+    config.observe = list(Hidden)
+    straight, resumed = (training(config, on_script(config, seed=seed)) for seed in (0, 9))
+    for _ in range(14):
+        straight.iterate()
+    resumed.load_state_dict(copy.deepcopy(straight.state_dict()))
+    for _ in range(6):
+        expected, found = straight.iterate(), resumed.iterate()
+        assert all(torch.equal(expected[key], found[key]) for key in expected)
+    held = straight.replay.sample(64)
+    for obs in (held["obs"], held["next_obs"]):
+        state, place = obs["state"], obs["state"][:, 2] % EXECUTE
+        began = torch.cat([state[:, :2], (state[:, 2] - place)[:, None]], 1)
+        rest = torch.where((place == 0)[:, None], planned(began, place + 1), 0.0)
+        assert torch.equal(obs["base_phase"][:, 0], place / EXECUTE)
+        assert torch.equal(obs["base_queue"], torch.stack([obs["base_action"], rest], 1))
 
 
 def test_who_is_trained_when() -> None:

@@ -14,10 +14,12 @@ from burnish.finetune.baselines.sb3 import Algo, SB3Config, View, build, train
 from burnish.offline.returns import Discount
 from burnish.policies.build import build_policy
 from burnish.policies.core.chunk import HistoryEnv
+from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.evaluate import evaluate
 from burnish.policies.core.outward import as_sb3
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec, agent_spec
+from burnish.policies.core.views import Hidden
 from burnish.policies.external import CallablePolicy
 from burnish.policies.flow import FlowConfig
 from burnish.policies.gaussian import GaussianConfig
@@ -78,6 +80,17 @@ def difference(training):
     with torch.no_grad():
         ours = training.agent.act(as_tensors(observed), greedy=True)[:, 0].numpy()
     return np.abs(ours - training.model.predict(observed, deterministic=True)[0]).max()
+
+
+def test_the_residual_view_shows_what_the_queue_of_the_base_hides_and_others_have_none():
+    training = made(Algo.PPO, View.residual, observe=list(Hidden))
+    assert {"base_phase", "base_queue"} <= set(training.model.observation_space.spaces)
+    assert training.policy.observe == list(Hidden)
+    training.iterate()
+    assert difference(training) < 1e-6
+    for view in (View.latent, View.plain):
+        with pytest.raises(BurnishError, match=f"observe= .* view={view.value} has none"):
+            SB3Config(view=view, observe=[Hidden.phase])
 
 
 # ---- what comes out is ours ----

@@ -11,7 +11,7 @@ from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.seed import normal
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
-from burnish.policies.core.views import BaseEnv, ResidualEnv
+from burnish.policies.core.views import BaseEnv, Hidden, ResidualEnv
 from burnish.policies.flow import FlowConfig
 from burnish.policies.horizon import ChunkController
 from scripted import TERMINATED, TRUNCATED, ScriptedWorld
@@ -70,6 +70,66 @@ def test_a_residual_is_added_bounded_and_clipped():
     expected = (base_action + torch.tensor([0.5, -0.5])).clamp(-1, 1)
     assert torch.equal(step.info["executed"], expected)
     assert not torch.equal(step.info["executed"], base_action), "the correction must matter"
+
+
+class Turning:
+    """Begins every chunk alike; how it goes on, its noise says."""
+
+    def __init__(self):
+        self.spec = PolicySpec(ObsSpec({"state": (3,)}), ActionSpec((-1, -1), (1, 1)), 3, 3, noise_shape=(3, 2))
+
+    def act(self, obs, *, noise=None, prefix=None, greedy=False, generator=None):
+        drawn = torch.tanh(normal((len(obs["state"]), 3, 2), generator))
+        return torch.cat([torch.full_like(drawn[:, :1], 0.5), drawn[:, 1:]], 1)
+
+
+def test_what_the_queue_of_the_base_hides_decides_its_next_action_so_that_a_tick_is_not_markov():
+    """Two worlds look alike, and their bases act alike; then the bases do different things. Only the queue tells."""
+    script = [[(9, TRUNCATED)], [(9, TRUNCATED)]]
+    for observe in ((), tuple(Hidden)):
+        controller = ChunkController(Turning(), 2, seed=4)
+        view = ResidualEnv(ScaledEnv(ScriptedWorld(script)), controller, observe=observe)
+        seen = view.reset()
+        seen["state"][1] = seen["state"][0]  # which world it is, is not the question
+        alike = {key for key, x in seen.items() if torch.equal(x[0], x[1])}
+        assert alike == set(seen) - {"base_queue"} and set(view.spec.obs.shapes) == set(seen)
+        after = view.step(torch.zeros(2, 2)).obs["base_action"]
+        assert not torch.equal(after[0], after[1])
+        if observe:
+            assert torch.equal(seen["base_queue"][:, 1], after)
+
+
+def test_phase_and_queue_follow_the_chunk_across_ends_of_both_kinds():
+    controller = ChunkController(Turning(), N, seed=4)
+    view = ChunkEnv(ResidualEnv(worlds(), controller, observe=list(Hidden)), 1, 0.9)
+    seen, ended = view.reset(), torch.ones(N, dtype=torch.bool)
+    place, left = torch.zeros(N), torch.zeros(N, 3, 2)
+    met = set()
+    for _ in range(40):
+        left = torch.where((place == 0)[:, None, None], seen["base_queue"], left)
+        assert torch.equal(seen["base_phase"], place[:, None] / 3)
+        assert torch.equal(seen["base_queue"], left) and torch.equal(seen["base_action"], left[:, 0])
+        assert not left[place == 1, 2:].any() and not left[place == 2, 1:].any()
+        outcome = view.step(torch.zeros(N, 1, 2))
+        place = (place + 1) % 3
+        left = torch.cat([left[:, 1:], torch.zeros(N, 1, 2)], 1)
+        # Where the action led, the base would have gone on; after the reset it begins anew.
+        assert torch.equal(outcome.next_obs["base_phase"], place[:, None] / 3)
+        held = place > 0
+        assert torch.equal(outcome.next_obs["base_queue"][held], left[held])
+        ended, seen = outcome.ended, outcome.obs
+        met |= {(bool(t), int(p)) for t, p, e in zip(outcome.terminated, place, ended, strict=True) if e}
+        place = place.masked_fill(ended, 0)
+    assert len(met) >= 4, "ends of both kinds, at several places of a chunk"
+
+
+def test_only_a_base_that_plays_chunks_can_show_one():
+    class Expert:
+        def peek(self, obs):
+            return torch.zeros(N, 2)
+
+    with pytest.raises(BurnishError, match=r"observe=\[queue\] .* Expert plays none"):
+        ResidualEnv(worlds(), Expert(), observe=[Hidden.queue])  # type: ignore[arg-type]
 
 
 def test_residual_view_asks_the_base_once_per_observation_and_noise():

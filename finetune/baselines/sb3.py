@@ -38,12 +38,13 @@ from ...offline.returns import Discount
 from ...policies.build import build_policy
 from ...policies.compose import Every, Residual, Steered
 from ...policies.core.chunk import ChunkEnv
+from ...policies.core.config import LATER
 from ...policies.core.errors import BurnishError
 from ...policies.core.outward import as_sb3
 from ...policies.core.seed import derive
 from ...policies.core.spec import EnvSpec, agent_spec, check_compatible
 from ...policies.core.types import Obs, VecEnv
-from ...policies.core.views import BaseEnv, ResidualEnv
+from ...policies.core.views import BaseEnv, Hidden, ResidualEnv
 from ...policies.gaussian import GaussianPolicy
 from ...policies.horizon import controller_for
 from ...policies.nets.encoder import EncoderConfig, ObsEncoder
@@ -88,12 +89,17 @@ class SB3Config:
     explore_std: float = 0.1  # of the Gaussian noise that TD3 and DDPG play, in units of the agent's action
     discount: Discount = field(default_factory=Discount)
     keep_zip: bool = False  # at the end, also SB3's own zip, which is pickle: sb3.zip in the run folder
+    observe: list[Hidden] = field(default_factory=list, metadata=LATER)  # residual: what the base's chunk hides
 
     def __post_init__(self) -> None:
         if self.bound is not None and not 0 < self.bound < math.inf:
             raise BurnishError(f"bound={self.bound} must be a positive number, or null")
         if self.bound is not None and self.view is View.plain:
             raise BurnishError(f"bound={self.bound} limits what is done to a base, and view=plain has none")
+        if self.observe and self.view is not View.residual:
+            raise BurnishError(
+                f"observe= shows where a base is in its chunk at each tick; view={self.view.value} has none"
+            )
         if not 0 <= self.explore_std < math.inf:
             raise BurnishError(f"explore_std={self.explore_std} must be a number of at least 0")
         if not isinstance(self.settings or {}, Mapping) or not _is_plain(self.settings):
@@ -138,7 +144,7 @@ def prepare_view(config: SB3Config, base: Any, env: VecEnv, samples: Obs | None,
     history, bound = base.spec.history, config.bound or BOUNDS[config.view]
     if config.view is View.residual:
         controller = controller_for(base, env.num_envs, seed=derive(seed, "base"), device=env.device)
-        view = ResidualEnv(env, controller, bound)
+        view = ResidualEnv(env, controller, bound, config.observe)
         return Prepared(
             view, per_tick, history, lambda agent: Residual(base, agent, bound, Every.step), f"bound {bound:g}"
         )

@@ -1,16 +1,21 @@
 """Two views of a base policy at work, on which our learners and outside algorithms (SB3) train alike.
 
 ``ResidualEnv``  control time: the agent corrects the base's action at every tick and sees that action beside the state.
+                 A base that plays chunks keeps more from it, unless ``observe`` shows that too (``Hidden``).
 ``BaseEnv``      decision time: the agent chooses the base's latent noise, a correction of its chunk, or both.
 
-In both the problem is Markov: whatever the base will do next is part of what the agent observes, or of what it chooses.
+At decision time the problem is Markov where the world is: a base draws each chunk afresh from what is observed then,
+and the chunk is part of what the agent observes, or of what it chooses. At control time it is not: two ticks that look
+alike, with the same action of the base, may stand at different places of different chunks, and so lead to different
+actions of the base. With ``observe=[phase, queue]`` it is Markov there too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from enum import Enum
 from typing import Any
 
 import torch
@@ -25,23 +30,70 @@ from .types import Controller, Obs, Outcome, Policy, Step, VecEnv
 from .wrapper import Wrapper
 
 
+class Hidden(Enum):
+    """What a base that plays chunks keeps from who corrects its actions one by one."""
+
+    phase = "phase"  # base_phase (N, 1): the share of the chunk that was played already
+    queue = "queue"  # base_queue (N, n, A): the chunk's actions still to come, this tick's first, 0 behind the last
+
+    @property
+    def key(self) -> str:
+        return f"base_{self.value}"
+
+
+def unhidden(chunk: Tensor, place: Tensor, observe: Collection[Hidden]) -> Obs:
+    """At ``place`` (N,) of the chunks (N, n, A) that are being played."""
+    found, count = {}, chunk.shape[1]
+    if Hidden.phase in observe:
+        found[Hidden.phase.key] = (place / count).to(chunk)[:, None]
+    if Hidden.queue in observe:
+        tick = place[:, None] + torch.arange(count, device=chunk.device)
+        rest = chunk[torch.arange(len(chunk), device=chunk.device)[:, None], tick.clamp(max=count - 1)]
+        found[Hidden.queue.key] = torch.where((tick < count)[..., None], rest, 0.0)
+    return found
+
+
+def require_chunks(base: Controller, observe: Collection[Hidden]) -> None:
+    if observe and not hasattr(base, "ahead"):
+        names = ",".join(x.name for x in Hidden if x in observe)
+        raise BurnishError(
+            f"observe=[{names}] shows where a base is in the chunk that it plays, but a {type(base).__name__} plays "
+            "none; leave observe out"
+        )
+
+
+def ahead(base: Any, obs: Obs, observe: Collection[Hidden]) -> Obs:
+    """What ``observe`` shows of a base that stands before ``obs``."""
+    if not observe:
+        return {}
+    chunk, place = base.ahead(obs)
+    return unhidden(chunk, place, observe)
+
+
 class ResidualEnv(Wrapper):
-    """Executes base + bound * action, clipped to [-1, 1]; the only owner of the base's queue.
+    """Executes base + bound * action, clipped to [-1, 1]; the only owner of the base's queue. ``observe`` shows the
+    agent what that queue hides.
 
     A world that is not active must be reset before it is used again: its queue moves on with the others.
     """
 
-    def __init__(self, env: VecEnv, base: Controller, bound: float = 1.0) -> None:
+    def __init__(self, env: VecEnv, base: Controller, bound: float = 1.0, observe: Collection[Hidden] = ()) -> None:
         super().__init__(env)
         if bound <= 0:
             raise BurnishError(
                 f"the residual bound {bound} must be positive; it is in units of the action range [-1, 1]"
             )
-        self.base, self.bound = base, bound
+        require_chunks(base, observe)
+        self.base, self.bound, self.observe = base, bound, tuple(observe)
         dim = env.spec.action.dim
+        shown = {"base_action": (dim,)}
+        if observe:
+            blank = torch.zeros(1, base.execute, dim)  # pyright: ignore[reportAttributeAccessIssue]
+            seen = unhidden(blank, torch.zeros(1, dtype=torch.int64), observe)
+            shown |= {key: tuple(x.shape[1:]) for key, x in seen.items()}
         self.spec = replace(
             env.spec,
-            obs=ObsSpec({**env.spec.obs.shapes, "base_action": (dim,)}),
+            obs=ObsSpec({**env.spec.obs.shapes, **shown}),
             action=ActionSpec((-1.0,) * dim, (1.0,) * dim),
         )
         self._obs: Obs = {}
@@ -60,7 +112,7 @@ class ResidualEnv(Wrapper):
         return step._replace(obs=self._seen(), info={"executed": total, **step.info})
 
     def _seen(self) -> Obs:
-        return {**self._obs, "base_action": self.base.peek(self._obs)}
+        return {**self._obs, "base_action": self.base.peek(self._obs), **ahead(self.base, self._obs, self.observe)}
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "base": self.base.state_dict(), "obs": map_tree(torch.clone, self._obs)}
