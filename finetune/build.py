@@ -230,6 +230,8 @@ def prepare(
     if isinstance(config.loop, OnPolicyConfig):
         length = config.loop.decisions_per_update
         return OnPolicy(learner, view, decisions_per_update=length, seed=seed)
+    if prior is not None and hasattr(learner, "observe"):
+        learner.observe(prior.latest()["obs"])
     replay = Replay(config.loop.capacity, env.num_envs, seed=derive(seed, "replay"), device=device)
     if hasattr(learner, "lessons"):  # people teach by doing too: prior data that grows
         prior = learner.lessons(replay, prior)

@@ -1,11 +1,14 @@
 """PPO on a Gaussian policy: the control that every method for generative policies is compared with.
 
 Schulman et al. 2017 (arXiv 1707.06347), on the chunks of a ``GaussianPolicy`` that was trained by imitation, or on a
-fresh one. The entropy bonus is that of equation 9.
+fresh one. The entropy bonus is that of equation 9. With ``normalize`` a fresh one scales observations by the mean and
+deviation of all rollouts so far, as most implementations do; a base keeps its own scaling.
 
-**Departures.** None from the paper. Of a squashed policy the entropy is that of the Gaussian before the tanh, which has
-a closed form; it pushes the spread alike. The copy acts as the base does: by its mean if it was fitted by least
-squares, by draws otherwise, and by its mean in either case when asked to be greedy.
+**Departures.** The paper does not scale observations. Ours changes the scaling only between two updates, where the
+usual wrapper changes it at every step: a likelihood is then evaluated under the scaling it was drawn with. Of a
+squashed policy the entropy is that of the Gaussian before the tanh, which has a closed form; it pushes the spread
+alike. The copy acts as the base does: by its mean if it was fitted by least squares, by draws otherwise, and by its
+mean in either case when asked to be greedy.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ class GaussianPPOConfig:
     ppo: PPOConfig = field(default_factory=PPOConfig)
     loop: OnPolicyConfig = field(default_factory=OnPolicyConfig)
     discount: Discount = field(default_factory=Discount)
+    normalize: bool = True  # a fresh policy, by all that it saw; a base keeps its own scaling
 
     def __post_init__(self) -> None:
         if self.execute < 1:
@@ -85,7 +89,7 @@ def build(
     auxiliary = {}
     if config.entropy_coef > 0:
         auxiliary["entropy_loss"] = (config.entropy_coef, lambda obs, rows: -entropy(actor, obs))
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"normalize": config.normalize and base is None}
     if base is not None:
         frozen = copy.deepcopy(actor).requires_grad_(False)
         options["watch"] = lambda rows: {"base_distance": distance_to_base(actor, frozen, sampled(rows["obs"]))}

@@ -247,6 +247,7 @@ class OffPolicy(_Interaction):
         self._wanted: tuple[str, ...] = tuple(getattr(learner, "outcome_columns", ()))
         # How many decisions before and after each it reads: imitation of whole chunks does.
         self._around: tuple[int, int] = getattr(learner, "around", Alone)
+        self._observe = getattr(learner, "observe", None)
 
     @property
     def decisions_per_iteration(self) -> int:
@@ -287,6 +288,8 @@ class OffPolicy(_Interaction):
 
     def store(self, obs: Obs, action: Tensor, columns: dict[str, Tensor], outcome: Outcome, *, warm: bool) -> None:
         """Remember it, and what is owed for it."""
+        if self._observe is not None:
+            self._observe(obs)
         others = None if self.takeovers is TakeOvers.taught else by_others(outcome)
         stored = self.env.num_envs
         if others is not None:

@@ -37,12 +37,14 @@ from ..offline.surrogate import (
 from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution, execution
 from ..policies.core.keep import restore, state_of
+from ..policies.core.normalize import Running
 from ..policies.core.seed import derive
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.tree import index
 from ..policies.core.types import Actor, Decision, Metrics, Obs
 from ..policies.nets.critic import ValueConfig, ValueNet
 from ..policies.nets.encoder import require_shift, shifted
+from .reward_scale import RewardScale
 from .rollout import flat
 
 # A further loss per row: (obs of the minibatch, the minibatch) -> (B,). Its mean is added, weighted by the method.
@@ -112,43 +114,6 @@ class PPOConfig:
             )
 
 
-class RewardScale:
-    """Divides rewards by the running deviation of the forward-accumulated discounted return, per world."""
-
-    def __init__(self, num_envs: int, device: torch.device | str = "cpu") -> None:
-        self._running = torch.zeros(num_envs, dtype=torch.float64, device=device)
-        self._moments = torch.zeros(3, dtype=torch.float64, device=device)  # count, mean, sum of squared deviations
-
-    def __call__(
-        self, reward: Tensor, discount: Tensor, ended: Tensor, clip: float, own: Tensor | None = None
-    ) -> Tensor:
-        """(T, N), in the order of time; the statistics include these rewards, but for those that are not our ``own``,
-        before which a sum has ended."""
-        for t, (r, d, end) in enumerate(zip(reward, discount, ended, strict=True)):
-            self._running = r + self._running
-            self._absorb(self._running if own is None else self._running[own[t]])
-            over = end if own is None else end | ~own[t]
-            # The sum so far is worth d of itself one decision later; a new episode begins at nothing.
-            self._running = torch.where(over, torch.zeros_like(self._running), d * self._running)
-        deviation = (self._moments[2] / self._moments[0]).sqrt()
-        return (reward / deviation.clamp(min=1e-8)).to(reward).clamp(-clip, clip)
-
-    def _absorb(self, x: Tensor) -> None:
-        if not len(x):
-            return
-        count, mean, squares = self._moments
-        total, delta = count + len(x), x.mean() - mean
-        merged = squares + (x - x.mean()).square().sum() + delta.square() * count * len(x) / total
-        self._moments = torch.stack([total, mean + delta * len(x) / total, merged])
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {"running": self._running, "moments": self._moments}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        device = self._running.device
-        self._running, self._moments = (state[name].to(device, copy=True) for name in ("running", "moments"))
-
-
 class PPOActor:
     """Draws, and remembers what is needed to evaluate the draw again."""
 
@@ -171,7 +136,8 @@ class PPO:
 
     ``weight`` and ``clip`` (J,) say how much each factor counts, and how far it may move; by default 1 and
     ``config.clip``. ``auxiliary`` maps a name to (coefficient, loss). ``watch`` measures, after each update, what the
-    method wants to see of the rows that it was made from.
+    method wants to see of the rows that it was made from. ``normalize`` scales observations as those of all rollouts
+    lie, for actors that know no data: between two updates, so that a first ratio is 1 as everywhere.
     """
 
     def __init__(
@@ -186,6 +152,7 @@ class PPO:
         auxiliary: Mapping[str, tuple[float, Auxiliary]] | None = None,
         watch: Watch = lambda rows: {},
         value: ValueNet | None = None,
+        normalize: bool = False,
         seed: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -205,6 +172,7 @@ class PPO:
         passes = int(actor.transitions.sum())  # rows of the network that one decision takes
         self.slice = max(1, SLICE // passes) if self.device.type == "cpu" else config.minibatch
         self.scale = RewardScale(num_envs, device) if config.scale_reward else None
+        self.seen = Running(actor, self.value) if normalize else None
         self.rows = named_generator(seed, "minibatches")
         self.updates = self.gradient_steps = 0
         self.actor_parameters = [p for p in actor.parameters() if p.requires_grad]
@@ -236,6 +204,12 @@ class PPO:
 
     def update(self, batch: dict[str, Any]) -> Metrics:
         """``batch`` is that of ``Rollout``: T decisions of N worlds, in the order of time."""
+        metrics = self._learn(batch)
+        if self.seen is not None:
+            self.seen.absorb(batch["obs"])
+        return metrics
+
+    def _learn(self, batch: dict[str, Any]) -> Metrics:
         self._set_rates()
         rows, before = self._prepare(batch)
         count = len(rows["advantage"])
@@ -384,7 +358,7 @@ class PPO:
 
     def _parts(self) -> dict[str, Any]:
         parts = {"actor": self.network, "value": self.value, "optimizer": self.optimizer, "rows": self.rows}
-        return parts if self.scale is None else {**parts, "scale": self.scale}
+        return parts | {name: x for name, x in (("scale", self.scale), ("seen", self.seen)) if x is not None}
 
     def state_dict(self) -> dict[str, Any]:
         return {**state_of(self._parts()), "updates": self.updates, "gradient_steps": self.gradient_steps}

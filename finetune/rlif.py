@@ -65,6 +65,7 @@ class RLIFConfig:
     loop: OffPolicyConfig = field(default_factory=lambda: OffPolicyConfig(warmup=1000, updates_per_decision=5))
     sac: SACConfig = field(default_factory=_sac)
     td3: TD3Config = field(default_factory=_td3)
+    normalize: bool = True  # of an actor from scratch, as in rlpd
 
     def __post_init__(self) -> None:
         self.as_rlpd()  # which checks what it shares with it
@@ -75,7 +76,7 @@ class RLIFConfig:
 
     def as_rlpd(self) -> RLPDConfig:
         return RLPDConfig(
-            self.algorithm, self.execute, self.history, self.discount, self.loop, sac=self.sac, td3=self.td3
+            self.algorithm, self.execute, self.history, self.discount, self.loop, self.sac, self.td3, self.normalize
         )
 
 
@@ -93,7 +94,7 @@ class RLIF:
     outcome_columns = ("executed", "intervened", "called")
 
     def __init__(self, inner: SAC | TD3, seed: int = 0) -> None:
-        self.inner, self.actor, self.policy = inner, inner.actor, inner.policy
+        self.inner, self.actor, self.policy, self.observe = inner, inner.actor, inner.policy, inner.observe
         self._seed, self._lessons = seed, None
 
     def lessons(self, replay: Replay, recordings: Replay | None) -> Lessons:

@@ -1,4 +1,5 @@
-"""RLPD: an off-policy agent with recordings in half of every batch, from scratch or from an imitating Gaussian.
+"""RLPD: an off-policy agent with recordings in half of every batch, from scratch or from an imitating Gaussian; and
+without recordings, SAC or TD3.
 
 Ball et al. 2023 (RLPD, arXiv 2302.02948), algorithm 1: symmetric sampling, ten critics with layer norm, the minimum
 over a random pair of them in the target, their mean for the actor, 20 critic updates per decision and one of the actor,
@@ -6,12 +7,19 @@ an entropy target of -|A| / 2. ``algorithm=td3`` puts the same recipe on TD3. Wi
 in chunks: the RLPD of Q-chunking, Li et al. 2025 (arXiv 2507.07969), whose n-step backup is unbiased. A
 ``GaussianPolicy`` as the base is where the actor starts, and what is played during the warm-up.
 
+Recordings are optional. ``method=sac`` and ``method=td3`` are this method without what RLPD adds: two critics without
+layer norm, one update per decision, SAC's entropy target of -|A|.
+
+An actor from scratch begins without data that would say how observations lie. With ``normalize`` it scales them by the
+mean and deviation of recordings, if there are any, and of all that it acted on: a coordinate in millimetres counts as
+much as one in metres. What was stored stays raw, so old and new decisions are scaled alike.
+
 **Departures.** Every update draws its own rows, where the published code draws 20 batches at once and splits them: the
-same distribution. The chunked variant's small weight of imitation (.01) is left out.
-Critics have two layers of 256, and the target pays the entropy, as published for locomotion; antmaze and hands have
-three (``sac.critic.hidden``) and ``sac.backup_entropy=false``, antmaze ``sac.subset=1``. The spread of the actor stays
-above e^-5 (e^-20). An actor from scratch sees
-observations as they are; one from a base sees them as its base does.
+same distribution. The chunked variant's small weight of imitation (.01) is left out. Critics have two layers of 256,
+and the target pays the entropy, as published for locomotion; antmaze and hands have three (``sac.critic.hidden``) and
+``sac.backup_entropy=false``, antmaze ``sac.subset=1``. The spread of the actor stays above e^-5 (e^-20). The published
+code, like SAC and TD3, takes observations as they are (``normalize=false``); an actor from a base sees them as its base
+does.
 """
 
 from __future__ import annotations
@@ -62,6 +70,7 @@ class RLPDConfig:
     loop: OffPolicyConfig = field(default_factory=lambda: OffPolicyConfig(warmup=5000, updates_per_decision=20))
     sac: SACConfig = field(default_factory=_sac)
     td3: TD3Config = field(default_factory=_td3)
+    normalize: bool = True  # an actor from scratch, by all that it saw; one from a base scales as its base does
 
     def __post_init__(self) -> None:
         for name in ("execute", "history"):
@@ -100,6 +109,7 @@ def build(
         agent = starting_from(base)
         check_compatible(agent.spec, env.spec)
     options: dict[str, Any] = {"warm": None if base is None else as_drawn(agent), "seed": seed, "device": device}
+    options["normalize"] = config.normalize and base is None
     if config.algorithm is Algorithm.sac:
         learner: SAC | TD3 = SAC(agent, config.sac, **options)
     else:

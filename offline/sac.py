@@ -23,6 +23,7 @@ from torch import Tensor
 from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution, execution
 from ..policies.core.keep import restore, state_of
+from ..policies.core.normalize import Running
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.types import Decision, Metrics, Obs
 from ..policies.gaussian import GaussianConfig, GaussianPolicy
@@ -94,7 +95,10 @@ class SACActor:
 
 
 class SAC:
-    """``agent`` acts on the view that it learns from; ``policy`` is what is deployed (the agent itself by default)."""
+    """``agent`` acts on the view that it learns from; ``policy`` is what is deployed (the agent itself by default).
+
+    ``normalize`` scales observations as those that ``observe`` was shown lie, for agents that know no data; a replay
+    holds them raw."""
 
     def __init__(
         self,
@@ -104,6 +108,7 @@ class SAC:
         policy: Any = None,
         meaning: Meaning = as_it_is,
         warm: Warm | None = None,
+        normalize: bool = False,
         seed: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -116,6 +121,7 @@ class SAC:
         self.temperature = Temperature(config.alpha, target if config.tune_alpha else None).to(device)
         self.noise = named_generator(seed, "noise", device=device)
         self.updates = 0
+        self.seen = Running(self.agent, self.critic) if normalize else None
         self.trained = [p for part in (agent, self.temperature) for p in part.parameters() if p.requires_grad]
         self.critic_optimizer = adam(self.critic.online.parameters(), config.lr, config.execution)
         self.actor_optimizer = adam(self.trained, config.actor_lr, config.execution)
@@ -126,10 +132,14 @@ class SAC:
             "critic_optimizer": self.critic_optimizer,
             "actor_optimizer": self.actor_optimizer,
             "noise": self.noise,
-        }
+        } | ({} if self.seen is None else {"seen": self.seen})
         generators = [self.noise]
         self._step_critic = execution(self._critic_step, config.execution, device=device, generators=generators)
         self._step_actor = execution(self._actor_step, config.execution, device=device, generators=generators)
+
+    def observe(self, obs: Obs) -> None:
+        if self.seen is not None:
+            self.seen.absorb(obs)
 
     def update(self, batch: dict[str, Any]) -> Metrics:
         self.updates += 1

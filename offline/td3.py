@@ -23,6 +23,7 @@ from torch import Tensor
 from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution, execution
 from ..policies.core.keep import restore, state_of
+from ..policies.core.normalize import Running
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.seed import normal
 from ..policies.core.types import Decision, Metrics, Obs
@@ -101,7 +102,10 @@ class TD3Actor:
 
 
 class TD3:
-    """``agent`` acts on the view that it learns from; ``policy`` is what is deployed (the agent itself by default)."""
+    """``agent`` acts on the view that it learns from; ``policy`` is what is deployed (the agent itself by default).
+
+    ``normalize`` scales observations as those that ``observe`` was shown lie, for agents that know no data; a replay
+    holds them raw."""
 
     def __init__(
         self,
@@ -111,6 +115,7 @@ class TD3:
         policy: Any = None,
         meaning: Meaning = as_it_is,
         warm: Warm | None = None,
+        normalize: bool = False,
         seed: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -121,6 +126,7 @@ class TD3:
         self.critic = fresh_critic(agent.spec, config.critic, seed=seed, device=device)
         self.noise = named_generator(seed, "noise", device=device)
         self.updates = 0
+        self.seen = Running(self.agent, self.target_agent, self.critic) if normalize else None
         self.trained = [p for p in agent.parameters() if p.requires_grad]
         self.critic_optimizer = adam(self.critic.online.parameters(), config.lr, config.execution)
         self.actor_optimizer = adam(self.trained, config.actor_lr, config.execution)
@@ -131,9 +137,13 @@ class TD3:
             "critic_optimizer": self.critic_optimizer,
             "actor_optimizer": self.actor_optimizer,
             "noise": self.noise,
-        }
+        } | ({} if self.seen is None else {"seen": self.seen})
         self._step_critic = execution(self._critic_step, config.execution, device=device, generators=[self.noise])
         self._step_actor = execution(self._actor_step, config.execution, device=device)
+
+    def observe(self, obs: Obs) -> None:
+        if self.seen is not None:
+            self.seen.absorb(obs)
 
     def update(self, batch: dict[str, Any]) -> Metrics:
         self.updates += 1

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import control_lab
-from burnish.finetune.build import prior_data
+from burnish.finetune.__main__ import GROUPS, FinetuneConfig
+from burnish.finetune.build import prepare, prior_data
 from burnish.finetune.loops import OffPolicy, OffPolicyConfig
 from burnish.finetune.rlpd import Algorithm, RLPDConfig, build
 from burnish.offline.replay import Replay
@@ -17,6 +18,7 @@ from burnish.offline.returns import Discount
 from burnish.offline.sac import SACConfig, soft_agent
 from burnish.offline.td3 import TD3Config, deterministic_agent
 from burnish.policies.build import build_policy
+from burnish.policies.core.cli import compose, to_object
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
@@ -142,6 +144,20 @@ def test_the_defaults_are_those_of_the_paper():
         assert side.actor_mean and side.actor_every == 20 == chosen.loop.updates_per_decision
     assert chosen.loop.prior_share == 0.5 and chosen.sac.entropy_per_dim == -0.5
     assert isinstance(chosen.sac, SACConfig) and isinstance(chosen.td3, TD3Config)
+
+
+def test_sac_and_td3_from_scratch_are_as_published_and_need_no_recordings():
+    for name in ("sac", "td3"):
+        words = [f"method={name}", "env=lqr"]
+        chosen = to_object(compose("finetune", FinetuneConfig, GROUPS["finetune"], words)).method
+        assert chosen.algorithm is Algorithm[name] and chosen.loop.updates_per_decision == 1
+        assert chosen.sac == SACConfig(critic=CriticConfig(layer_norm=False)) or name == "td3"
+        assert chosen.td3 == TD3Config(critic=CriticConfig(layer_norm=False)) or name == "sac"
+        chosen.loop.warmup, chosen.loop.batch, chosen.loop.capacity = 4, 8, 100
+        loop = prepare(chosen, None, control_env())
+        for _ in range(4):
+            loop.iterate()
+        assert isinstance(loop, OffPolicy) and loop.prior is None and loop.learner.updates == 4
 
 
 def test_chunks_count_towards_the_entropy():

@@ -3,6 +3,9 @@
 Three ways to fit: ``minmax`` maps the data onto [-1, 1], ``standard`` to zero mean and unit deviation, ``quantile``
 maps the 1st and 99th percentile onto -1 and 1 (outliers land outside; nothing is ever clipped). A dimension that does
 not move in the data is centred and keeps its unit: dividing by its tiny spread would turn sensor noise into signal.
+
+A policy that begins without data is fitted while it acts: ``Running`` merges what it sees into one mean and deviation
+(Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance", equation 2.1).
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ class Affine(nn.Module):
             raise BurnishError("cannot fit a scaler to data that is empty or holds NaN or infinity; clean the data")
         shift, scale = _moments(rows, kind)
         self.shift.copy_(shift)
-        self.scale.copy_(torch.where(scale < floor, 1.0, scale))
+        self.scale.copy_(_floored(scale, floor))
 
     def forward(self, x: Tensor) -> Tensor:
         """In the precision of the policy, whatever that of ``x``."""
@@ -62,6 +65,10 @@ class Affine(nn.Module):
 
     def invert(self, x: Tensor) -> Tensor:
         return x * self.scale + self.shift
+
+
+def _floored(scale: Tensor, floor: float = FLOOR) -> Tensor:
+    return torch.where(scale < floor, 1.0, scale)
 
 
 def _moments(rows: Tensor, kind: Scaling) -> tuple[Tensor, Tensor]:
@@ -113,3 +120,51 @@ class Normalizer(nn.Module):
 
     def forward(self, obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {key: self.scaler(key)(x) if key in self.names else x for key, x in obs.items()}
+
+
+def merged(moments: Tensor, rows: Tensor) -> Tensor:
+    """``moments`` (3, *shape), count, mean and sum of squared deviations of what was seen, with ``rows`` (n, *shape)
+    seen too."""
+    count, mean, squares = moments
+    total, here = count + len(rows), rows.mean(0)
+    delta = here - mean
+    within = (rows - here).square().sum(0)
+    return torch.stack(
+        [total, mean + delta * len(rows) / total, squares + within + delta.square() * count * len(rows) / total]
+    )
+
+
+class Running:
+    """Fits all normalisers within ``parts`` to everything that was seen so far, as ``Scaling.standard`` would.
+
+    Saved with a policy are the numbers in its normalisers, so it acts alike wherever it is loaded, and only whoever
+    calls ``absorb`` changes them. The moments behind them are for whoever goes on learning.
+    """
+
+    def __init__(self, *parts: nn.Module) -> None:
+        found = [module for part in parts for module in part.modules() if isinstance(module, Normalizer)]
+        self._scalers = {key: [each.scaler(key) for each in found if key in each.names] for key in found[0].names}
+        self._moments = {
+            key: torch.zeros(3, *first.shift.shape, dtype=torch.float64, device=first.shift.device)
+            for key, (first, *_) in self._scalers.items()
+        }
+
+    @torch.no_grad()
+    def absorb(self, obs: Mapping[str, Tensor]) -> None:
+        """(..., *shape) each; all leading dimensions are samples."""
+        for key in self._moments.keys() & obs.keys():
+            scalers, moments = self._scalers[key], self._moments[key]
+            rows = obs[key].to(moments).reshape(-1, *moments.shape[1:])
+            if not len(rows):
+                continue
+            count, mean, squares = self._moments[key] = merged(moments, rows)
+            scale = _floored((squares / count).sqrt())
+            for scaler in scalers:
+                scaler.shift.copy_(mean)
+                scaler.scale.copy_(scale)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return dict(self._moments)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self._moments = {key: state[key].to(old, copy=True) for key, old in self._moments.items()}
