@@ -4,10 +4,10 @@
     python benchmarks/from_scratch.py --report
 
 Ours is what a user runs: `burnish finetune method=sac|td3|gaussian_ppo env=gym`, with its loop, memory and worlds. SB3
-is as it comes, on its own `make_vec_env`. Both have the budget of ``TASKS`` and the settings of ``SETTINGS``, which are
-the defaults of SB3 but for the warm-up; PPO scales observations and rewards in both (`VecNormalize`, as the zoo of SB3
-does on MuJoCo). SAC and TD3 of SB3 see observations as they are. So do ours where they are compared; ``normalized`` is
-ours as a user gets it, with the running normaliser.
+is as it comes, on its own `make_vec_env`, with actions in [-1, 1], as it advises and as ours are. Both have the budget
+of ``TASKS`` and the settings of ``SETTINGS``, which are the defaults of SB3 but for the warm-up. PPO scales
+observations and rewards in both (`VecNormalize`, as the zoo of SB3 does on MuJoCo). SAC and TD3 of SB3 see observations
+as they are. So do ours where they are compared; ``normalized`` is ours as a user gets it, with the running normaliser.
 
 Where settings cannot be the same: ours draws the weights of PPO as `nn.Linear` does (its last layer is 0), SB3
 orthogonally; ours clips the gradients of actor and critic each for itself.
@@ -51,15 +51,14 @@ WORLDS = 4  # of PPO
 class Task:
     steps: int  # of SAC and TD3
     ppo_steps: int
-    reach: float  # half the range of an action: PPO of SB3 explores in units of the actuator, ours in units of this
     settings: dict[str, dict[str, float]] = field(default_factory=dict)  # of this task, by the zoo of SB3
 
 
 # Pendulum with a short horizon, as in the zoo: at 0.99 neither PPO learns it within a million steps.
 TASKS = {
-    "Pendulum-v1": Task(5_000, 100_000, 2.0, {"ppo": {"gamma": 0.9, "lr": 1e-3}}),
-    "InvertedDoublePendulum-v5": Task(8_000, 100_000, 1.0),
-    "Hopper-v5": Task(10_000, 100_000, 1.0),
+    "Pendulum-v1": Task(5_000, 100_000, {"ppo": {"gamma": 0.9, "lr": 1e-3}}),
+    "InvertedDoublePendulum-v5": Task(8_000, 100_000),
+    "Hopper-v5": Task(10_000, 100_000),
 }
 OFF_POLICY = {"gamma": 0.99, "tau": 0.005, "batch": 256, "capacity": 1_000_000, "warmup": 1000}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -112,7 +111,7 @@ def ours(case: Case) -> Callable[[], list[float]]:
     else:
         method, worlds = "gaussian_ppo", WORLDS
         network = {"hidden": s["hidden"], "activation": "tanh"}
-        start = {"init_std": 1 / TASKS[case.task].reach, "log_std_bounds": [-20.0, 2.0], "zero_last": True}
+        start = {"init_std": 1.0, "log_std_bounds": [-20.0, 2.0], "zero_last": True}
         chosen = {
             "agent": network | start,
             "loop": {"decisions_per_update": s["rollout"]},
@@ -131,19 +130,21 @@ def ours(case: Case) -> Callable[[], list[float]]:
 
 def sb3(case: Case) -> Callable[[], list[float]]:
     import stable_baselines3
+    from gymnasium.wrappers import RescaleAction
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.noise import NormalActionNoise
     from stable_baselines3.common.vec_env import VecNormalize
 
     s = case.settings
+    unit: dict[str, Any] = {"wrapper_class": RescaleAction, "wrapper_kwargs": {"min_action": -1.0, "max_action": 1.0}}
     common: dict[str, Any] = {"learning_rate": s["lr"], "gamma": s["gamma"], "batch_size": s["batch"]}
     common |= {"policy_kwargs": {"net_arch": s["hidden"]}, "seed": case.seed, "device": "cpu"}
     if case.algorithm == "ppo":
-        env: Any = VecNormalize(make_vec_env(case.task, WORLDS, seed=case.seed), gamma=s["gamma"])
+        env: Any = VecNormalize(make_vec_env(case.task, WORLDS, seed=case.seed, **unit), gamma=s["gamma"])
         common |= {"n_steps": s["rollout"], "n_epochs": s["epochs"], "max_grad_norm": s["grad_norm"]}
         seen = lambda obs: env.normalize_obs(obs)  # noqa: E731
     else:
-        env = make_vec_env(case.task, 1, seed=case.seed)
+        env = make_vec_env(case.task, 1, seed=case.seed, **unit)
         common |= {"buffer_size": s["capacity"], "learning_starts": s["warmup"], "tau": s["tau"]}
         seen = lambda obs: obs  # noqa: E731
     if case.algorithm == "td3":
@@ -155,10 +156,11 @@ def sb3(case: Case) -> Callable[[], list[float]]:
 
 
 def played(task: str, act: Callable[[np.ndarray], np.ndarray]) -> list[float]:
-    """Returns on the seeds of the examination, without our worlds."""
+    """Returns on the seeds of the examination, by actions in [-1, 1], without our worlds."""
     import gymnasium
+    from gymnasium.wrappers import RescaleAction
 
-    env, returns = gymnasium.make(task), []
+    env, returns = RescaleAction(gymnasium.make(task), -1.0, 1.0), []
     for seed in evaluation_seeds(EPISODES, base=SEED):
         (obs, _), total, over = env.reset(seed=seed), 0.0, False
         while not over:
@@ -173,10 +175,10 @@ def random_return(task: str, folder: Path) -> float:
 
     path = folder / task / "random.json"
     if not path.exists():
-        space = gymnasium.make(task).action_space
-        space.seed(0)
+        size, source = gymnasium.make(task).action_space.shape, np.random.default_rng(0)
+        returns = played(task, lambda obs: source.uniform(-1, 1, size).astype(np.float32))
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"task": task, "returns": played(task, lambda obs: space.sample())}) + "\n")
+        path.write_text(json.dumps({"task": task, "returns": returns}) + "\n", encoding="utf-8")
     return statistics.mean(json.loads(path.read_text(encoding="utf-8"))["returns"])
 
 
