@@ -122,7 +122,7 @@ def ours(case: Case) -> Callable[[], list[float]]:
             },
             "normalize": True,
         }
-    run = {"worlds": worlds, "threads": 1, "log_every": case.steps, "trial.episodes": 1}
+    run: dict[str, Any] = {"worlds": worlds, "threads": 1, "log_every": case.steps, "trial.episodes": 1}
     run["discount"] = {"gamma": s["gamma"]}
     policy = refine(None, case.task, method=method, total=case.steps, seed=case.seed, **run, **chosen).policy
     return lambda: evaluate(policy, case.task, EPISODES, seed=SEED, worlds=EPISODES, greedy=True).returns
@@ -160,7 +160,7 @@ def played(task: str, act: Callable[[np.ndarray], np.ndarray]) -> list[float]:
     import gymnasium
     from gymnasium.wrappers import RescaleAction
 
-    env, returns = RescaleAction(gymnasium.make(task), -1.0, 1.0), []
+    env, returns = RescaleAction(gymnasium.make(task), np.float32(-1), np.float32(1)), []
     for seed in evaluation_seeds(EPISODES, base=SEED):
         (obs, _), total, over = env.reset(seed=seed), 0.0, False
         while not over:
@@ -274,9 +274,9 @@ def result(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     found = {}
     for algorithm, implementations in IMPLEMENTATIONS.items():
         for implementation in implementations[1:]:
-            both = scores.get((algorithm, implementation)), scores.get((algorithm, "sb3"))
+            mine, theirs = scores.get((algorithm, implementation)), scores.get((algorithm, "sb3"))
             name = algorithm if implementation == "ours" else f"{algorithm}_{implementation}"
-            found[f"{name}_over_sb3"] = -1.0 if None in both else both[0] / both[1]
+            found[f"{name}_over_sb3"] = -1.0 if mine is None or theirs is None else mine / theirs
     return found
 
 

@@ -14,7 +14,7 @@ import lqr_lab
 from burnish.finetune import gaussian_ppo
 from burnish.finetune.build import prepare
 from burnish.finetune.gaussian_ppo import GaussianPPOConfig
-from burnish.finetune.loops import OffPolicyConfig, OnPolicy, OnPolicyConfig
+from burnish.finetune.loops import OffPolicy, OffPolicyConfig, OnPolicy, OnPolicyConfig
 from burnish.finetune.ppo import PPOConfig
 from burnish.finetune.rlif import RLIFConfig
 from burnish.finetune.rlpd import Algorithm, RLPDConfig
@@ -154,6 +154,7 @@ def test_statistics_are_those_of_all_that_was_acted_on_in_all_networks(kind):
     for each in found:
         torch.testing.assert_close(each, expected(seen), rtol=1e-5, atol=1e-6)
     if kind != "ppo":  # what is remembered is raw
+        assert isinstance(loop, OffPolicy)
         assert torch.equal(loop.replay.latest()["obs"]["state"], seen)
 
 
