@@ -238,6 +238,11 @@ class Adapter(ABC):
         self._past.command_seq = command.seq
         return sent
 
+    def strongest(self) -> Vector:
+        """(n,) Nm, the greatest effort of each joint, NaN where nobody knows. A driver that learns it from the device
+        says it from ``configure`` on."""
+        return self.spec.column("effort")
+
     def stop(self, kind: StopKind) -> None:
         """In any phase, as often as one likes; it raises nothing, and takes a bounded time."""
         if self._phase in (Phase.UNCONFIGURED, Phase.CLOSED):

@@ -24,6 +24,10 @@ forbid it, the largest of a few shares of the way from the old plan's next set-p
 **Speed.** With a share s of the speed limits, a candidate is one whose plan is nowhere faster than s V, or than the
 plan in hand where that still has to brake: so nothing is faster than s V or the hardest braking allows.
 
+**From outside** the limits of position, where a robot may be found, a path goes in: each of its set-points is inside,
+or not farther outside than the one before it. What is left of such a path after its first set-point is one too, so the
+induction holds, and staying is one to begin with.
+
 It belongs behind `JointGuard`, whose output is its request, and keeps the same limits by itself; `protection` says how
 both are put together.
 """
@@ -127,7 +131,6 @@ class Fallback:
         if jerk.shape != limits.lower.shape or not (jerk > 0).all():
             raise Refused(f"a limit of jerk is a positive number for each of {len(limits.lower)} joints, got {jerk}")
         self.limits, self.jerk = limits, np.minimum(jerk, free)
-        self._last_bits = LAST_BITS * np.spacing(np.maximum(np.abs(limits.lower), np.abs(limits.upper)))
         self.constraints, self._shares = tuple(constraints), tuple(shares)
         self._begin(np.zeros(len(limits.lower)))
 
@@ -153,11 +156,10 @@ class Fallback:
         return self._plan.copy()
 
     def reset(self, q: Any) -> Array:
-        """At rest at ``q``, clipped to the limits. The constraints must hold there, or nothing ever could be sent."""
+        """At rest at ``q``, inside the limits or not. Constraints must hold there, or nothing ever could be sent."""
         q = np.asarray(q, np.float64)
         if q.shape != self.limits.lower.shape or not np.isfinite(q).all():
             raise Refused(f"a fallback begins at a position that is known, not at {q.tolist()}")
-        q = np.minimum(np.maximum(q, self.limits.lower), self.limits.upper)
         if not all(constraint(np.stack([q, q])) for constraint in self.constraints):
             raise Refused("the robot stands where a constraint does not hold; move it by hand to a free place first")
         self._begin(q)
@@ -187,9 +189,11 @@ class Fallback:
         return self._send(self._plan, 0.0, asked)
 
     def _begin(self, q: Array) -> None:
-        self._q, self._v, self._a = q, np.zeros_like(q), np.zeros_like(q)
-        self._asked = q
-        self._plan = q[None]
+        farthest = np.abs([self.limits.lower, self.limits.upper, q]).max(axis=0)
+        self._last_bits = LAST_BITS * np.spacing(farthest)
+        self._q, self._v, self._a = q.copy(), np.zeros_like(q), np.zeros_like(q)
+        self._asked = self._q
+        self._plan = self._q[None]
         self._most = self.limits.velocity
 
     def follow(self, q: Array) -> None:
@@ -226,11 +230,21 @@ class Fallback:
         speeds = np.where(np.abs(speeds) <= 1e-12 * limits.velocity, 0.0, speeds)
         path = np.concatenate([q[None], q + h * np.cumsum(speeds, axis=0)])
         # What brakes as late as it can ends on the limit, give or take the rounding of a sum.
-        inside = np.minimum(np.maximum(path, limits.lower), limits.upper)
+        low, high = self._room(path)
+        inside = np.minimum(np.maximum(path, low), high)
         kept = kept & (np.abs(path - inside) <= self._last_bits).all(axis=0)
         path = inside
         kept &= (np.abs(speeds) <= self._most * (1 + SLACK_V)).all(axis=0)
         return path, kept & self._reached(v, a)
+
+    def _room(self, path: Array) -> tuple[Array, Array]:
+        """The limits of position for each set-point of a path: those of the robot, or how far outside it was before."""
+        limits, q = self.limits, self._q
+        if ((limits.lower <= q) & (q <= limits.upper)).all():
+            return limits.lower, limits.upper
+        before = np.concatenate([np.broadcast_to(q, path[:1].shape), path[:-1]])
+        low = np.minimum(limits.lower, np.maximum.accumulate(before))
+        return low, np.maximum(limits.upper, np.minimum.accumulate(before))
 
     def _reached(self, v: Array, a: Array) -> Bools:
         """Whether the limits allow this velocity and this acceleration in the next tick."""

@@ -1,7 +1,9 @@
 r"""The joint guard: whatever is asked, what is sent keeps position, velocity and acceleration limits. Pure NumPy.
 
 Let q be the set-point sent last, v = (q - q_before) / h its velocity, h the period of commands. Limits: l <= q <= u,
-|v| <= V, |v_k - v_(k-1)| <= A h. Braking with all of A after a tick at speed v >= 0 leads on by
+|v| <= V, |v_k - v_(k-1)| <= A h. A robot may be found outside [l, u], where a hand or gravity has left it; so what is
+kept of positions is, in each tick, l' = min(l, q) <= q' <= max(u, q) = u': what is inside stays inside, and what is
+outside never goes farther out. Braking with all of A after a tick at speed v >= 0 leads on by
 
     D(v) = h * sum_(i>=1) max(v - i A h, 0),       F(v) = h v + D(v)
 
@@ -12,16 +14,22 @@ h ((n + 1) v - A h n (n + 1) / 2). So the fastest tick after which braking stays
 
 because F(vmax(d)) = d. The guard sends q + h v' with v' out of
 
-    [ max(v - A h, -V, -vmax(q - l)),  min(v + A h, V, vmax(u - q)) ].
+    [ max(v - A h, -V, -vmax(q - l')),  min(v + A h, V, vmax(u' - q)) ].
 
-**Theorem.** Let l <= q <= u, and let q + D(v) <= u where v >= 0, q - D(-v) >= l where v < 0. Then the interval is not
-empty, and the same holds after any choice out of it. So the limits hold for ever, whatever is asked.
+**Theorem.** Let q + D(v) <= u' where v >= 0, q - D(-v) >= l' where v < 0, and |v| <= V. Then the interval is not
+empty, and the same holds after any choice out of it, with the l' and u' of the new q. So the limits hold for ever,
+whatever is asked.
 
 *Proof*, for v >= 0 (the other case is its mirror). If v >= A h, take v' = v - A h: F(v') = h v' + D(v') = D(v), which
-is at most u - q, hence v' <= vmax(u - q). If v < A h, take v' = 0: F(0) = 0. In both cases v' lies between
--vmax(q - l) <= 0 and v <= V. So the interval holds v'. Whatever v' >= 0 is chosen, q' + D(v') = q + F(v') <= u because
-v' <= vmax(u - q); whatever v' < 0 is chosen, q' - D(-v') = q - F(-v') >= l. It begins at rest inside the limits, where
-D(0) = 0. QED.
+is at most u' - q, hence v' <= vmax(u' - q). If v < A h, take v' = 0: F(0) = 0. In both cases v' lies between
+-vmax(q - l') <= 0 and v <= V. So the interval holds v'. Now let any v' >= 0 be chosen. Then q' + D(v') = q + F(v'),
+which is at most u' because v' <= vmax(u' - q). If q <= u, this u' is u, and u <= max(u, q'). If q > u, it is q, so
+v' <= vmax(0) = 0: the robot stays, and max(u, q') = q. Any v' < 0 is the mirror: q' - D(-v') = q - F(-v') >= l', which
+is l where q >= l, and where q < l no such choice is in the interval. It begins at rest, wherever the robot is found:
+D(0) = 0, and l' <= q <= u'. QED
+
+**From outside** the way in is that of any request, because what is wanted lies in [l, u]: with V and A from the first
+tick on. As long as nothing is asked for, the robot stays where it was found.
 
 **What is wanted.** Let u_k be the request, clipped to [l, u], and w its own velocity, clipped to V. The guard wants
 w + sign(r) min(|r|, vmax(h |r|)) with r = (u_k - q) / h - w: it follows a moving request without lag, and meets one
@@ -87,10 +95,10 @@ class Limits:
         if not ((self.lower < self.upper) & (self.velocity > 1 / HUGE) & (self.acceleration > 1 / HUGE)).all():
             raise Refused("limits need lower < upper, and a positive velocity and acceleration")
         spacing = np.spacing(np.abs([self.lower, self.upper]).max(axis=0))
-        tick, change = self.velocity * self.period_s, self.acceleration * self.period_s * self.period_s
-        coarse = (spacing / 2 > SLACK * tick) | (3 / 2 * spacing > ACCELERATION * change)
+        coarse = spacing > finest(self)
         if coarse.any():
             i = coarse.argmax()
+            tick, change = self.velocity * self.period_s, self.acceleration * self.period_s * self.period_s
             raise Refused(
                 f"limits of joint {i}: float64 rounds its positions to {spacing[i]:.1g} rad, too coarsely for steps of "
                 f"{tick[i]:.1g} rad per period that change by {change[i]:.1g}; command more slowly, allow more, or "
@@ -133,10 +141,12 @@ class Guarded:
 
 
 class JointGuard:
-    """Remembers what was sent. ``reset`` before the first call, at the set-point that holds the robot where it is."""
+    """Remembers what was sent. ``reset`` before the first call, at the set-point that holds the robot where it is, also
+    where that is outside the limits. With ``inward`` the arm then goes in whatever is asked for; without, it may be
+    asked to stay, or to go a part of the way."""
 
-    def __init__(self, limits: Limits, rows: Sequence[int] = ()) -> None:
-        self.limits = limits
+    def __init__(self, limits: Limits, rows: Sequence[int] = (), inward: bool = True) -> None:
+        self.limits, self._inward = limits, inward
         self.shape = (*rows, len(limits.lower))
         step = limits.acceleration * limits.period_s  # A h, rad/s
 
@@ -148,6 +158,7 @@ class JointGuard:
         self._most, self._least = whole(limits.velocity), whole(-limits.velocity)
         self._step, self._h = whole(step), whole(limits.period_s)
         self._slack = whole(SLACK * np.minimum(step, limits.velocity))
+        self._finest = whole(finest(limits))
         # Distances to the upper limit, the lower one, and the target; for these, what `fastest` needs.
         self._free = np.zeros((3, *self.shape))
         self._braking = whole(2 / (step * limits.period_s), 3), whole(limits.period_s, 3), whole(step / 2, 3)
@@ -165,13 +176,14 @@ class JointGuard:
         return self._v.copy()
 
     def reset(self, q: Any, mask: Bools | None = None) -> Array:
-        """At rest at ``q`` (..., n), clipped to the limits; only the rows of ``mask``. Returns all set-points."""
+        """At rest at ``q`` (..., n), inside the limits or not; only the rows of ``mask``. Returns all set-points."""
         q = np.broadcast_to(np.asarray(q, np.float64), self.shape)
         rows = slice(None) if mask is None else mask
         if not np.isfinite(q[rows]).all():
             raise Refused(f"a guard begins at a position that is known, not at {q.tolist()}")
-        inside = np.minimum(np.maximum(q, self._lower), self._upper)
-        for mine, new in ((self._q, inside), (self._asked, inside), (self._v, np.zeros(self.shape))):
+        if (np.spacing(np.abs(q[rows])) > self._finest[rows]).any():
+            raise Refused(f"a guard begins where float64 is fine enough for its limits, not at {q.tolist()}")
+        for mine, new in ((self._q, q), (self._asked, q), (self._v, np.zeros(self.shape))):
             mine[rows] = new[rows]
         return self.q
 
@@ -181,13 +193,15 @@ class JointGuard:
         counts as 0, which brakes, because nobody knows what it was to allow."""
         asked, bad = self._understood(request)
         h, q, v, step, free = self._h, self._q, self._v, self._step, self._free
-        target = np.minimum(np.maximum(asked, self._lower), self._upper)
+        lower, upper = np.minimum(self._lower, q), np.maximum(self._upper, q)  # not farther outside than now
+        inside = (self._lower, self._upper) if self._inward else (lower, upper)
+        target = np.minimum(np.maximum(asked, inside[0]), inside[1])
         own = np.minimum(np.maximum((target - self._asked) / h, self._least), self._most)
         wish = (target - q) / h
         rest = wish - own
         size = np.abs(rest)
-        np.subtract(self._upper, q, out=free[0])
-        np.subtract(q, self._lower, out=free[1])
+        np.subtract(upper, q, out=free[0])
+        np.subtract(q, lower, out=free[1])
         np.multiply(h, size, out=free[2])
         fast = fastest(free, *self._braking)
         up, down, reach = fast[0], fast[1], fast[2]
@@ -207,7 +221,7 @@ class JointGuard:
         high = np.minimum(np.minimum(v + step, most), up)
         # Where rounding makes the interval empty the distance decides, so the limits of position are kept.
         chosen = np.maximum(np.minimum(want, high), np.minimum(low, up))
-        sent = np.minimum(np.maximum(q + h * chosen, self._lower), self._upper)
+        sent = np.minimum(np.maximum(q + h * chosen, lower), upper)
         asis = (want == wish) & (np.abs(chosen - wish) <= self._slack)
         np.copyto(sent, target, where=asis)
 
@@ -244,25 +258,37 @@ class JointGuard:
 
     def _understood(self, request: Any) -> tuple[Array, Bools]:
         """Numbers for every row, and which rows were not such; nothing that is asked raises."""
-        rows = self.shape[:-1]
-        try:
-            given = np.asarray(request)
-        except Exception:  # an object that fails at being an array, in whatever way
-            given = np.empty(0, object)
-        if given.shape != self.shape or given.dtype.kind not in "fiu":
+        rows, asked = self.shape[:-1], numbers(request, self.shape)
+        if asked is None:
             return self._q, np.ones(rows, bool)
-        # A copy, because who asks may write into the request at any time; after this line nobody does.
-        if given.dtype == np.float64:
-            asked = given.copy()
-        else:
-            with np.errstate(all="ignore"):  # what overflows, or is a signalling NaN, is found by the next line
-                asked = given.astype(np.float64)
         finite = np.isfinite(asked)
         if np.count_nonzero(finite) == finite.size:
             return asked, np.zeros(rows, bool)
         bad = ~np.logical_and.reduce(finite, axis=-1)
         asked[bad] = self._q[bad]
         return asked, bad
+
+
+def numbers(given: Any, shape: tuple[int, ...]) -> Array | None:
+    """The one way in for what anybody asks: real numbers of this shape as float64, which need not be finite, or None
+    where it is anything else. It raises nothing, whatever ``given`` does when it is read, and reads it once. A copy,
+    because who asks may write into it at any time."""
+    try:
+        found = np.asarray(given)
+    except Exception:  # an object that fails at being an array, in whatever way
+        return None
+    if found.shape != shape or found.dtype.kind not in "fiu":
+        return None
+    if found.dtype == np.float64:
+        return found.copy()
+    with np.errstate(all="ignore"):  # what overflows, or is a signalling NaN, is not finite afterwards
+        return found.astype(np.float64)
+
+
+def finest(limits: Limits) -> Array:
+    """So far apart may float64 be at a position, that the promise about rounding holds there."""
+    tick, change = limits.velocity * limits.period_s, limits.acceleration * limits.period_s * limits.period_s
+    return np.minimum(2 * SLACK * tick, 2 / 3 * ACCELERATION * change)
 
 
 def fastest(distance: Array, twice: Array, h: Array, half: Array) -> Array:

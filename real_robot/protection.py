@@ -10,12 +10,12 @@ is known to be free; and the *guard* says the last word, with what was really se
 requests. So positions, velocities and accelerations are kept whatever stands before it, correct or not.
 
 **Why the guard changes nothing that the fallback proposes.** A proposal q' with velocity v' is the first set-point of a
-path to rest within [l, u] with |v_i| <= V and |a_i| <= A. Let v' >= 0 (else mirror). On that path v_i >= v' - i A h, so
-until it first turns it leads on by at least D(v'), the travel of braking with all of A (`guard`). The path stays below
-u, hence q' + D(v') <= u, that is v' <= vmax(u - q); and |v'| <= V, |v' - v| <= A h. So v' lies in the guard's interval.
-A request that keeps the limits is sent as it is, so what is sent is what was verified. To rounding: where the guard
-does change the last bits, the fallback is told. Were it ever more (`ROUNDING_RAD`), or did the fallback fail, then it
-is broken, and the robot comes to rest by the guard alone (``lost``).
+path to rest within [l', u'], the limits of `guard`, with |v_i| <= V and |a_i| <= A. Let v' >= 0 (else mirror). On that
+path v_i >= v' - i A h, so until it first turns it leads on by at least D(v'), the travel of braking with all of A
+(`guard`). The path stays below u', hence q' + D(v') <= u', that is v' <= vmax(u' - q); and |v'| <= V, |v' - v| <= A h.
+So v' lies in the guard's interval. A request that keeps the limits is sent as it is, so what is sent is what was
+verified. To rounding: where the guard does change the last bits, the fallback is told. Were it ever more, by
+`ROUNDING_RAD`, or did the fallback fail, then it is broken, and the robot comes to rest by the guard alone (``lost``).
 
 **Why the rest holds.** By the induction of `fallback`: what is sent begins a stopping plan that was checked whole. A
 wish to be at rest, and a request that is no numbers, follow the plan in hand, which keeps the limit of jerk too. In the
@@ -69,6 +69,7 @@ class Protection:
         # So many ticks takes a stop at most.
         self.longest = int(float((limits.velocity / limits.acceleration).max()) / limits.period_s) + 3
         if jerk is not None or collision is not None:
+            self._guard = JointGuard(limits, inward=False)  # a path that is verified leads in
             self._fallback = Fallback(limits, jerk, [collision] if collision is not None else [])
             self._leader = JointGuard(limits)
             self.longest = max(self.longest, self._fallback.longest)

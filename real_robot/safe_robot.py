@@ -12,8 +12,8 @@ A robot is on one rung of a ladder, and each tick decides which:
     RAMP  the same for good: braking with the guard's acceleration, then the adapter's HOLD, and out of ACTIVE
 
 RAMP is entered where states are older than ``stale_ramp_s``, requests are bad many times in a row, deadlines are missed
-many times in a row, the arm does not follow its set-points, the emergency stop or a fault is reported, or a person asks
-for it. The way back is ``start``, called by somebody.
+many times in a row, the arm does not follow its set-points, a sensor hangs or a joint is stuck (`monitors`), the
+emergency stop or a fault is reported, or a person asks for it. The way back is ``start``, called by somebody.
 
 Below this stand the device's own watchdog, which ``start`` demands, and the supervisor's second channel; above it
 nothing is trusted. Time is only ever that of the clock: two commands are at least a period apart (less ``JITTER``),
@@ -41,7 +41,8 @@ import numpy as np
 from .adapter import Adapter, Command, Mode, Phase, RobotSpec, RobotState, Simulated, StopKind, Vector
 from .clock import SECOND, ns
 from .errors import DeviceFault, Refused, RobotError, StaleState
-from .guard import Intervention, Limits
+from .guard import Intervention, Limits, numbers
+from .monitors import Monitors
 from .protection import JERK, Protection
 from .reflex import reflex_of
 from .safety import Safety
@@ -106,6 +107,7 @@ class SafeRobot:
         own = reflex_of(adapter.spec, safety, adapter.clock)
         self._advisors = [one for one in (advisor, own) if one is not None]
         self._protection = Protection.of(adapter.spec, self.limits, safety)
+        self._monitors = Monitors(adapter.spec, safety)
         self._period_ns = ns(self.limits.period_s)
         self._rung = Rung.STOPPED
         self._bad = self._misses = self._seq = 0
@@ -129,7 +131,8 @@ class SafeRobot:
         return None if self._true is None else self._true.truth()
 
     def start(self) -> RobotState:
-        """Open what is closed, take hold of the robot where it is, without a bump, and be on the rung RUN."""
+        """Open what is closed, take hold of the robot where it is, without a bump, and be on the rung RUN. One that is
+        found a little outside its limits stays there until it is asked for something, and then goes in (`guard`)."""
         require_watchdog(self.spec, self.safety)
         if self._adapter.phase is Phase.UNCONFIGURED:
             self._adapter.configure()
@@ -137,21 +140,16 @@ class SafeRobot:
             state = self._adapter.read(self.safety.stale_ramp_s)
         except StaleState as error:
             raise StaleState(f"{error}; if that stays so, look at the robot, then call recover()") from error
-        beyond = np.maximum(self.limits.lower - state.q, state.q - self.limits.upper)
-        if beyond.max() > self.safety.outside_rad:
-            worst = self.spec.joints[int(beyond.argmax())].name
-            raise Refused(
-                f"{worst} of {self.spec.name} is {beyond.max():.3f} rad outside its limits; move it inside by hand"
-            )
         self._trouble_of(state)
-        self._protection.reset(state.q)  # what is refused here never gets power
+        self._take(state)  # what is refused here never gets power
         state = self._adapter.activate(Mode.JOINT_POSITION)
         try:
-            self._sent = self._protection.reset(state.q)
+            self._sent = self._take(state)
         except Refused:
             self._finish(StopKind.HOLD)
             raise
         now_ns = self.clock.now_ns()
+        self._monitors.begin(state, self._sent, self._adapter.strongest(), now_ns)
         self._state = state
         self._gripper = state.gripper
         self._bad = self._misses = 0
@@ -163,13 +161,18 @@ class SafeRobot:
 
     def step(self, request: Any, gripper: Any = None, *, late: bool = False) -> StepInfo:
         """One period: read, decide, guard, send. ``request`` is n joint angles in rad, or None for the wish to be at
-        rest; ``late`` says that the loop missed this period's deadline. Of what is asked nothing raises; what the
-        device does may (`DeviceFault`), and then the robot is in FAULT, stopped as well as its link allows."""
+        rest; ``gripper`` is a fraction of its width; ``late`` says that the loop missed this period's deadline. Of what
+        is asked nothing raises; what the device does may (`DeviceFault`), and then the robot is in FAULT, stopped as
+        well as its link allows."""
         if self._rung is Rung.STOPPED or self._state is None:
             raise Refused(f"{self.spec.name} is not started; call start()")
+        if request is not None:  # read once: what is looked at below is what is sent
+            asked = numbers(request, self._sent.shape)
+            request = np.full(self._sent.shape, np.nan) if asked is None else asked
+            request.flags.writeable = False  # an advisor looks at it too
         try:
             fresh = self._look()
-            self._climb(request, late)
+            self._climb(request, late, fresh)
             self._send(*self._wish(request), gripper)
         except DeviceFault as error:
             self._rung = Rung.STOPPED
@@ -239,10 +242,11 @@ class SafeRobot:
             return False
         return True
 
-    def _climb(self, request: Any, late: bool) -> None:
+    def _climb(self, request: Vector | None, late: bool, fresh: bool) -> None:
         """Which rung, from what is known now."""
         state, safety, now_ns = self._state, self.safety, self.clock.now_ns()
         assert state is not None
+        seen = self._monitors.see(state, self._sent, now_ns) if fresh else ""
         self._misses = self._misses + 1 if late else 0
         self.counts["late"] += late
         if self._rung is Rung.RAMP:
@@ -269,6 +273,7 @@ class SafeRobot:
                 now_ns - self._followed_ns > ns(safety.following_s),
                 lambda: f"the arm is more than {safety.following_rad:g} rad from its set-points",
             ),
+            (bool(seen), lambda: seen),
             (state.estop, lambda: "the emergency stop is pressed"),
             (state.fault is not None, lambda: f"the robot reports {state.fault}"),
         ]
@@ -277,11 +282,11 @@ class SafeRobot:
                 self.ramp(text())
                 return
 
-    def _wish(self, request: Any) -> tuple[Any, float]:
+    def _wish(self, request: Vector | None) -> tuple[Vector | None, float]:
         """What the guard is asked for, and how fast."""
         if self._rung in (Rung.HOLD, Rung.RAMP):
             return None, 1.0
-        if not self._asked_once:
+        if request is not None and not self._asked_once:
             self._meet(request)
         speed = 0.5 if self._rung is Rung.SLOW else 1.0
         blended_ns = self.clock.now_ns() - self._began_ns
@@ -291,17 +296,14 @@ class SafeRobot:
             speed = min(speed, self._advised(advisor, request))
         return (request, speed) if speed > 0 else (None, 1.0)
 
-    def _meet(self, request: Any) -> None:
+    def _meet(self, request: Vector) -> None:
         """The first request must be near the robot: a policy that thinks it is elsewhere is not followed."""
-        try:
-            gap = float(np.abs(np.asarray(request, np.float64) - self._sent).max())
-        except Exception:  # whatever it does when it is read: the guard says what it is
-            return
+        gap = float(np.abs(request - self._sent).max())
         if gap > self.safety.start_gap_rad:
             self.counts["gap"] += 1
             self.ramp(f"the first request is {gap:.2f} rad away, and {self.safety.start_gap_rad:g} are allowed")
 
-    def _advised(self, advisor: Advisor, request: Any) -> float:
+    def _advised(self, advisor: Advisor, request: Vector | None) -> float:
         """A share in [0, 1], whatever the advisor says."""
         assert self._state is not None
         try:
@@ -322,7 +324,7 @@ class SafeRobot:
             self._told_ns[kind] = now_ns
             self.note(kind, text)
 
-    def _send(self, request: Any, speed: float, gripper: Any) -> None:
+    def _send(self, request: Vector | None, speed: float, gripper: Any) -> None:
         if self._rung is Rung.RAMP:
             request = None
         sent = self._protection(request, speed)
@@ -358,16 +360,24 @@ class SafeRobot:
             return None
         now = self._gripper if self._gripper is not None else 0.0
         still = self._rung in (Rung.HOLD, Rung.RAMP)
-        try:
-            wanted = float(gripper) if gripper is not None and not still else now
-        except (TypeError, ValueError):
-            wanted = np.nan
-        if not np.isfinite(wanted):
+        asked = np.array(now) if gripper is None or still else numbers(gripper, ())
+        if asked is None or not np.isfinite(asked):
             self.counts["gripper"] += 1
-            wanted = now
+            asked = np.array(now)
         step = spec.speed_m_s / spec.width_m * self.limits.period_s
-        self._gripper = float(np.clip(np.clip(wanted, now - step, now + step), 0, 1))
+        self._gripper = float(np.clip(np.clip(asked, now - step, now + step), 0, 1))
         return self._gripper
+
+    def _take(self, state: RobotState) -> Vector:
+        """The set-point that holds the robot where it is; `Refused` where that is too far outside its limits."""
+        beyond = np.maximum(self.limits.lower - state.q, state.q - self.limits.upper)
+        if beyond.max() > self.safety.outside_rad:
+            worst = self.spec.joints[int(beyond.argmax())].name
+            raise Refused(
+                f"{worst} of {self.spec.name} is {beyond.max():.3f} rad outside its limits, and "
+                f"{self.safety.outside_rad:g} are allowed; move it inside by hand, or allow more (safety.outside_rad)"
+            )
+        return self._protection.reset(state.q)
 
     def _trouble_of(self, state: RobotState) -> None:
         if state.estop:

@@ -31,6 +31,11 @@ class Safety:
     ramp_after: int = 10
     following_rad: float = 0.35  # between set-point and measurement
     following_s: float = 0.3
+    frozen_rad: float = 0.15  # so far may set-points move while the measurement of a joint stands still (`monitors`)
+    frozen_s: float = 0.5
+    stall_rad: float = 0.05  # from its set-point, and so far a joint that is stuck may creep
+    stall_share: float = 0.8  # of the greatest effort of a joint
+    stall_s: float = 1.0
     no_device_watchdog: bool = False  # said aloud: if this program dies, the robot keeps its last set-point
 
     jerk: float = 0.0  # rad/s^3, of every joint, or less where the robot's own limit is less; 0: no limit
@@ -50,7 +55,8 @@ class Safety:
 
     def __post_init__(self) -> None:
         times = ("stale_hold_periods", "stale_ramp_s", "silent_ramp_s", "following_s", "reflex_budget_s")
-        for name in ("rate_hz", "start_gap_rad", "following_rad", *times):
+        monitored = ("frozen_rad", "frozen_s", "stall_rad", "stall_share", "stall_s")
+        for name in ("rate_hz", "start_gap_rad", "following_rad", *times, *monitored):
             if not 0 < getattr(self, name) < ENOUGH:
                 raise Refused(f"safety.{name}={getattr(self, name)} must be a positive number below {ENOUGH:g}")
         for name in ("outside_rad", "blend_s", "jerk", "margin_m"):

@@ -71,7 +71,8 @@ class Guarding:
     def begin(self, ctrl: Array, rows: Rows) -> None:
         mask = np.zeros(len(ctrl), bool)
         mask[rows] = True
-        self._guard.reset(ctrl, mask)
+        limits = self._guard.limits  # beyond them an actuator aims at the end of its range
+        self._guard.reset(np.clip(ctrl, limits.lower, limits.upper), mask)
         self.changed[rows] = 0
 
     def shape(self, ctrl: Array, rows: Rows | None) -> Array:

@@ -16,6 +16,7 @@ from guard_lab import (
     fewest_ticks,
     hostile_run,
     slow_tick,
+    somewhere,
 )
 
 import guard_limit_checks
@@ -37,8 +38,8 @@ def check_every_tick(guard: Any) -> None:
     """Against the slow tick, from wherever requests of all sorts have led; ``changed`` says whether it was changed."""
     rng = np.random.default_rng(11)
     for limits in (arm(guard), arm(guard, acceleration=np.linspace(100, 1000, 7), lower=np.full(7, -0.05))):
-        one, asked = guard.JointGuard(limits), np.zeros(7)
-        one.reset([0.0] * 7)
+        one, asked = guard.JointGuard(limits), np.append(np.zeros(5), [limits.lower[5] - 0.2, limits.upper[6] + 0.1])
+        one.reset(asked)
         for tick in range(70):
             request = one.q + rng.choice([0.0, 1e-4, 0.01, 1.0]) * rng.normal(size=7)
             if rng.random() < 0.15:
@@ -236,6 +237,56 @@ def check_after_bad_input(guard: Any) -> None:
     assert np.abs(one.v).min() > 0.1 and one(following).q.tobytes() == following.tobytes()
 
 
+def check_outside(guard: Any) -> None:
+    """An arm that is found outside stays there as long as nothing is asked, and goes in as fast as the limits allow and
+    no faster, from the first tick on, whatever is asked; once inside, a joint stays inside."""
+    rng, limits = np.random.default_rng(20), arm(guard)
+    middle, beyond = (limits.lower + limits.upper) / 2, np.array([1e-12, 1e-4, 0.01, 0.09, 0.3, 1.0, 2.0])
+    for sign in (1, -1):
+        start = np.where(sign > 0, limits.upper + beyond, limits.lower - beyond)
+        for request in (start, middle, start + sign, np.where(sign > 0, limits.upper, limits.lower)):
+            one = guard.JointGuard(limits)
+            excess = Excess(limits, one.reset(start))
+            assert (excess.q == start).all()
+            for _ in range(5):
+                held = one(None)
+                assert (held.q == start).all() and held.bad and (one.v == 0).all()
+            goal = np.clip(request, limits.lower, limits.upper)
+            bound = [
+                fewest_ticks(d, v, a, limits.period_s)
+                for d, v, a in zip(np.abs(goal - start), limits.velocity, limits.acceleration, strict=True)
+            ]
+            took = np.ones(7)
+            for tick in range(1, int(1.05 * max(bound)) + 4):
+                answer = one(request)
+                excess.add(answer.q)
+                assert (answer.changed or (answer.q == request).all()) and not answer.bad
+                took = np.where(answer.q == goal, took, tick + 1)
+            assert excess.holds(), vars(excess)
+            assert (took <= 1.05 * np.array(bound) + 1).all() and (took >= bound).all(), (took, bound)
+    # Farther outside than before is nowhere, under requests of all kinds and with changing shares of the speed.
+    one = guard.JointGuard(limits, (20,))
+    excess = Excess(limits, one.reset(somewhere(rng, limits, one.shape)))
+    for tick, request in enumerate(mixed(rng, limits, one.shape, 150)):
+        excess.add(one(request, float(rng.random()) if tick % 7 else 1.0).q)
+    assert excess.holds(), vars(excess)
+    # Who verifies a way in may go a part of it, to the bit, and stay; not farther out.
+    one, start = guard.JointGuard(limits, inward=False), limits.upper + 0.3
+    excess = Excess(limits, one.reset(start))
+    for goal, reached in ((start, start), (start + 0.1, start), (limits.upper + 0.1,) * 2, (middle, middle)):
+        for _ in range(300):
+            answer = one(goal)
+            excess.add(answer.q)
+        assert (answer.q == reached).all() and answer.changed == (goal[0] > start[0])
+    excess.add(one(start).q)
+    assert excess.holds() and (one(limits.upper).q <= limits.upper).all()
+    # One row that begins outside moves no other.
+    both = guard.JointGuard(limits, (2,))
+    both.reset(middle)
+    both.reset(limits.upper + 0.1, np.array([False, True]))
+    assert (both(np.stack([middle, middle])).q[0] == middle).all()
+
+
 def check_rows(guard: Any) -> None:
     """Each row as if it were alone, bit for bit, whatever the others get; ``reset`` touches only its rows."""
     rng, limits, rows = np.random.default_rng(4), arm(guard), (3, 4)
@@ -244,7 +295,7 @@ def check_rows(guard: Any) -> None:
     start = rng.uniform(limits.lower - 0.5, limits.upper + 0.5, together.shape)
     for index, one in alone.items():
         one.reset(start[index])
-    assert (together.reset(start) == np.clip(start, limits.lower, limits.upper)).all()
+    assert (together.reset(start) == start).all()
     some_bad = False
     for tick, request in enumerate(mixed(rng, limits, together.shape, 80, hold=6)):
         if tick % 9 == 8:

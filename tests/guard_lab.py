@@ -70,14 +70,15 @@ def slow_tick(limits: Any, q: Array, v: Array, asked: Array, request: Array, spe
             rest = (target - q[i]) / h - own
             want = own + float(np.sign(rest)) * min(abs(rest), fastest_by_bisection(h * abs(rest), step, h))
         share = max(speed * most, min(most, abs(v[i]) - step))
-        low = max(v[i] - step, -share, -fastest_by_bisection(q[i] - lower, step, h))
-        high = min(v[i] + step, share, fastest_by_bisection(upper - q[i], step, h))
+        low = max(v[i] - step, -share, -fastest_by_bisection(q[i] - min(lower, q[i]), step, h))
+        high = min(v[i] + step, share, fastest_by_bisection(max(upper, q[i]) - q[i], step, h))
         sent[i] = q[i] + h * min(max(want, low), high)
     return sent
 
 
 class Excess:
-    """The worst that positions by themselves show, relative to each limit; ``start`` is at rest."""
+    """The worst that positions by themselves show, relative to each limit; ``start`` is at rest. Outside, a position
+    exceeds by as much as it is farther outside than the one before."""
 
     def __init__(self, limits: Any, start: Array) -> None:
         self.limits, self.q, self.v = limits, start, np.zeros_like(start)
@@ -88,7 +89,8 @@ class Excess:
         v = (q - self.q) / h
         a = (v - self.v) / h
         self.finite &= bool(np.isfinite(q).all())
-        self.position_m = max(self.position_m, float((q - limits.upper).max()), float((limits.lower - q).max()))
+        low, high = np.minimum(limits.lower, self.q), np.maximum(limits.upper, self.q)
+        self.position_m = max(self.position_m, float((q - high).max()), float((low - q).max()))
         self.velocity = max(self.velocity, float((np.abs(v) / limits.velocity).max()) - 1)
         self.acceleration = max(self.acceleration, float((np.abs(a) / limits.acceleration).max()) - 1)
         self.q, self.v = q, v
@@ -97,14 +99,18 @@ class Excess:
         return self.finite and self.position_m == 0 and self.velocity <= 1e-9 and self.acceleration <= 1e-6
 
 
+def somewhere(rng: np.random.Generator, limits: Any, shape: tuple[int, ...]) -> Array:
+    """Of three joints one is inside, one at a limit, one outside, by anything between a nanoradian and the range."""
+    width = limits.upper - limits.lower
+    side = np.where(rng.random(shape) < 0.5, limits.lower, limits.upper)
+    beyond = side + np.sign(side - (limits.lower + limits.upper) / 2) * width * 10 ** rng.uniform(-9, 0, shape)
+    return np.choose(rng.integers(3, size=shape), [rng.uniform(limits.lower, limits.upper, shape), side, beyond])
+
+
 def hostile_run(guard: Any, rng: np.random.Generator, limits: Any, rows: tuple[int, ...], ticks: int) -> Excess:
-    """The guard under a mixed hostile stream, from rest somewhere, often at a limit."""
+    """The guard under a mixed hostile stream, from rest somewhere, often at a limit, often outside."""
     one = guard.JointGuard(limits, rows)
-    start = np.clip(
-        rng.uniform(2 * limits.lower - limits.upper, 2 * limits.upper - limits.lower, one.shape),
-        limits.lower,
-        limits.upper,
-    )
+    start = somewhere(rng, limits, one.shape)
     excess = Excess(limits, one.reset(start))
     assert (excess.q == start).all()
     for request in mixed(rng, limits, one.shape, ticks):
@@ -163,6 +169,7 @@ def lively(rng: np.random.Generator, one: Any) -> Array:
 def excesses(guard: Any, rng: np.random.Generator, limits: Any, ticks: int) -> tuple[Array, Array]:
     """By how much each joint exceeded its velocity and its acceleration; of its position, by nothing."""
     one = guard.JointGuard(limits, (8,))
+    one._finest[:] = np.inf  # of limits that are refused, every beginning would be
     q, v, h = one.reset(rng.uniform(limits.lower, limits.upper, one.shape)), np.zeros(one.shape), limits.period_s
     fast, strong = np.zeros(one.shape), np.zeros(one.shape)
     for _ in range(ticks // 4):

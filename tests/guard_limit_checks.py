@@ -51,6 +51,17 @@ def check_refusals(guard: Any) -> None:
     refused(guard, lambda: one.reset(start, np.array([False, True])), "position that is known")
     assert (one.reset(np.ones(7), np.array([True, False])) == np.array([[1.0], [0.0]])).all()
     assert (one.reset(np.ones(7, object)) == 1).all(), "numbers of whatever kind are a position"
+    # Far outside float64 is coarse: of joint 3, s / 2 is more than 0.9e-9 of V h from 2^18 on.
+    limits = arm(guard)
+    for far, fine in ((2.0**18 - 1, True), (2.0**18, False)):
+        start[1] = 0.0
+        start[1, 3] = far
+        assert (np.spacing(far) <= guard.finest(limits)[3]) == fine
+        if fine:
+            assert one.reset(start)[1, 3] == far
+        else:
+            refused(guard, lambda: one.reset(start), "fine enough")
+            assert (one.reset(start, np.array([True, False]))[0] == 0).all()
 
 
 def check_limits_stay(guard: Any) -> None:
@@ -59,7 +70,7 @@ def check_limits_stay(guard: Any) -> None:
     one = guard.JointGuard(limits)
     for values in (limits.lower, limits.upper, limits.velocity, limits.acceleration):
         values *= 3
-    excess = Excess(kept, one.reset(kept.lower * 2))
+    excess = Excess(kept, one.reset(kept.lower))
     for request in (kept.upper * 2, kept.lower * 2):
         for _ in range(450):
             excess.add(one(request).q)

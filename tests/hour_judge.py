@@ -117,7 +117,9 @@ class Judge:
             return
         self.counts["commands"] += 1
         v = (q - self.q) / self.h
-        middle, half = (self.upper + self.lower) / 2, (self.upper - self.lower) / 2
+        # An arm that is found outside goes in, and not farther out.
+        low, high = np.fmin(self.lower, self.q), np.fmax(self.upper, self.q)
+        middle, half = (high + low) / 2, (high - low) / 2
         with np.errstate(invalid="ignore"):
             shares = np.array(
                 [
@@ -163,7 +165,7 @@ class Judge:
             if away > self.start_rad:
                 self.fail(f"activated at set-points that are {away:.4f} rad from the arm")
             now_ns = self.clock.now_ns()
-            self.q, self.v, self.plan = np.clip(state.q, self.lower, self.upper), np.zeros_like(self.v), None
+            self.q, self.v, self.plan = state.q.copy(), np.zeros_like(self.v), None
             self.sent_ns, self.state_ns, self.followed_ns = 0, state.t_ns, now_ns
             self.stopped, self.why, self.blind = False, "", False
             self.counts["starts"] += 1

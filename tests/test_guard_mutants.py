@@ -81,8 +81,7 @@ SLOWER = "NumPy broadcasts it to the same, only more slowly"
 EQUIVALENT = {
     ": Array = NDArray[np.float64] -> pass": "annotations are not looked at",
     ": Bools = NDArray[np.bool_] -> pass": "annotations are not looked at",
-    "__post_init__: spacing / 2 > SLACK * tick -> spacing / 2 >= SLACK * tick": ONE_POINT,
-    "__post_init__: 3 / 2 * spacing > ACCELERATION * change -> 3 / 2 * spacing >= ACCELERATION * change": ONE_POINT,
+    "__post_init__: spacing > finest(self) -> spacing >= finest(self)": ONE_POINT,
     "__post_init__: self.lower -> self.upper (2)": "where all have the shape of one, they have that of the other",
     "of: upper - lower < 2 * quantum -> upper - lower <= 2 * quantum": ONE_POINT,
     "__init__: limits.lower -> limits.upper": "the other has the same length",
@@ -112,9 +111,9 @@ EQUIVALENT = {
     "rounded: q > (limits.lower + limits.upper) / 2 -> q >= (limits.lower + limits.upper) / 2": ONE_POINT,
     "why: np.abs(speed) > limits.velocity -> np.abs(speed) >= limits.velocity": ONE_POINT,
     "why: np.abs(speed - v) > self._step + self._slack -> np.abs(speed - v) >= self._step + self._slack": ONE_POINT,
-    "_understood: if given.dtype == np.float64:\n    asked = given.copy()\nelse:\n    with np.errstate(all='ignore'):\n"
-    "        asked = given.astype(np.float64) -> if False:\n    asked = given.copy()\nelse:\n"
-    "    with np.errstate(all='ignore'):\n        asked = given.astype(np.float64)": "the general way, only slower",
+    "numbers: if found.dtype == np.float64:\n    return found.copy() -> if False:\n    return found.copy()": (
+        "the general way, only slower"
+    ),
     "_understood: if np.count_nonzero(finite) == finite.size:\n    return (asked, np.zeros(rows, bool)) -> if False:\n"
     "    return (asked, np.zeros(rows, bool))": "the general way, only slower",
 }

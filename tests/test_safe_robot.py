@@ -278,8 +278,8 @@ def test_refusals_before_anything_moves():
         SafeRobot(outside, SAFETY).start()
     assert "activate" not in outside.calls
     nearly = Puppet()
-    nearly.q = np.array([1.05, 0.0])  # nearer than `outside_rad`: it begins at the limit
-    assert np.array_equal(ticks(running(robot=nearly)[0], 1, None)[0].sent, [1.0, 0.0])
+    nearly.q = np.array([1.05, 0.0])  # nearer than `outside_rad`: it begins where it is (test_outside_starts.py)
+    assert np.array_equal(ticks(running(robot=nearly)[0], 1, None)[0].sent, [1.05, 0.0])
     with pytest.raises(Refused, match="at 1 to 1000 Hz"):
         SafeRobot(Puppet(), replace(SAFETY, rate_hz=2000.0))
     with pytest.raises(Refused, match="not started"):

@@ -26,7 +26,7 @@ from ..adapter import Adapter, Command, GripperSpec, JointSpec, Mode, RobotSpec,
 from ..clock import SECOND, Clock, ns
 from ..errors import Refused, RobotError, StaleState
 from ..settings import settings
-from .calibration import QUANTUM_RAD, Calibration
+from .calibration import NEAR_TICKS, QUANTUM_RAD, Calibration
 from .port import Lost, Port, SerialWire, Wire, pyserial
 
 T = TypeVar("T")
@@ -118,6 +118,14 @@ class Servos(Protocol):
     """All of these raise `Lost` where an answer is missing, and `DeviceFault` where one says what is wrong."""
 
     fastest_rad_s: float  # without load
+
+    @property
+    def own(self) -> Sequence[tuple[int, int]]:
+        """Ticks between which each takes goals, known since `identify`, as is what it gives at most."""
+        ...
+
+    @property
+    def stall_nm(self) -> Sequence[float]: ...
 
     def connect(self, port: Port, ids: Sequence[int]) -> None: ...
     def identify(self, offsets: Sequence[int], ranges: Sequence[tuple[int, int]]) -> int:
@@ -247,21 +255,26 @@ class ServoArm(Adapter):
     def _configure(self) -> None:
         self._open(revive=False)
 
+    def strongest(self) -> Vector:
+        return np.array(self.servos.stall_nm[: len(self.spec.joints)], np.float64)
+
     def _activate(self, mode: Mode) -> RobotState:
         # A servo that was without power meanwhile does not say so, and what it kept only until then is another number.
         self._identify()
         _, reading = insist(lambda: self._measured(self._until(ANSWER_S)))
         low, high = np.array(self.calibration.ranges, np.float64).T
-        outside_rad = np.maximum(low - reading.ticks, reading.ticks - high) * QUANTUM_RAD
-        outside_rad = outside_rad[: len(self.spec.joints)]
-        if (outside_rad > self.config.outside_rad).any():
-            worst = self.spec.joints[int(outside_rad.argmax())].name
+        goal = np.clip(reading.ticks, *np.array(self.servos.own, np.float64).T)
+        n, config = len(self.spec.joints), self.config
+        outside_rad = (np.maximum(low - reading.ticks, reading.ticks - high) * QUANTUM_RAD)[:n]
+        refused = np.abs(goal - reading.ticks)[:n] > NEAR_TICKS
+        if (far := refused | (outside_rad > config.outside_rad)).any():
+            worst = int(np.where(far, outside_rad, 0).argmax())
+            why = "its servo takes no goals there" if refused[worst] else f"{config.outside_rad:g} are allowed"
             raise Refused(
-                f"joint {worst!r} is {outside_rad.max():.2f} rad outside its calibrated range; move it back by hand, "
-                "or calibrate again"
+                f"joint {self.spec.joints[worst].name!r} is {outside_rad[worst]:.3f} rad outside its calibrated range, "
+                f"and {why}; move it back by hand, or calibrate again"
             )
-        goal = np.clip(reading.ticks, low, high).astype(int).tolist()
-        config = self.config
+        goal = goal.astype(int).tolist()
         if self.spec.device_watchdog_s is not None:
             self.servos.arm(0.0)  # one that has run out keeps goals read-only
         velocity = [config.velocity * config.profile_share] * len(self.spec.joints)
@@ -285,12 +298,17 @@ class ServoArm(Adapter):
         raise AssertionError("unreachable")
 
     def _write(self, command: Command) -> Command:
-        goal = self.calibration.goal_ticks(command.target)
+        before = self._goal
+        assert before is not None  # since activate
+        goal = self.calibration.goal_ticks(command.target, before[: len(self.spec.joints)])
         sent_rad = self.calibration.radians(np.array(goal))
         fraction = None
         if self.calibration.gripper is not None:
-            assert self._goal is not None  # since activate
-            tick = self._goal[-1] if command.gripper is None else self._gripper_tick(command.gripper)
+            wanted = command.gripper
+            # One that is found closed or open beyond its range stays there until it is asked to leave.
+            tick = before[-1]
+            if wanted is not None and wanted != self._gripper_fraction(tick):
+                tick = self._gripper_tick(wanted)
             fraction = self._gripper_fraction(tick)
             goal = [*goal, tick]
         self.servos.send(goal, self._until(SEND_S))

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from ..errors import Refused
 
 TICKS = 4096  # per turn
 QUANTUM_RAD = 2 * math.pi / TICKS
+NEAR_TICKS = 2  # a goal may be moved by so much: the guard's promise for what is on the wire has room for three
 IDS = range(253)
 
 
@@ -108,15 +109,19 @@ class Calibration:
         """Not rounded."""
         return self._zero + self._direction * np.asarray(q_rad, np.float64) / QUANTUM_RAD
 
-    def goal_ticks(self, q_rad: Vector) -> list[int]:
-        """Rounded towards the middle of the range: never outside it, and as far apart as the set-points or less."""
+    def goal_ticks(self, q_rad: Vector, before: Sequence[int] | None = None) -> list[int]:
+        """Rounded towards the middle of the range: as far apart as the set-points or less, and never outside it, or
+        not farther than the goals ``before`` were."""
         low, high = np.array([(j.min_tick, j.max_tick) for j in self.joints], np.float64).T
+        middle = (low + high) / 2
+        if before is not None:
+            low, high = np.minimum(low, before), np.maximum(high, before)
         exact = self.ticks(q_rad)
         whole = np.rint(exact)
         exact = np.where(np.abs(exact - whole) < 1e-6, whole, exact)  # a tick that was turned into rad and back
-        if ((exact < low - 1) | (exact > high + 1)).any():
+        if ((exact < low - NEAR_TICKS) | (exact > high + NEAR_TICKS)).any():
             raise Refused(f"set-points {np.asarray(q_rad).tolist()} leave the calibrated range; nothing was sent")
-        inward = np.where(exact > (low + high) / 2, np.floor(exact), np.ceil(exact))
+        inward = np.where(exact > middle, np.floor(exact), np.ceil(exact))
         return np.clip(inward, low, high).astype(int).tolist()
 
     @property

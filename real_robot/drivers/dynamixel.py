@@ -49,16 +49,17 @@ ERRORS |= {6: "value beyond the configured limit", 7: "no access, as to EEPROM w
 @dataclass(frozen=True)
 class Model:
     name: str
-    effort_nm: float  # per unit of present current (or load), from stall torque and stall current of the data sheet
+    stall_nm: float  # of the data sheet, as is
+    stall_units: float  # of present current (or load) then
     fastest_rad_s: float  # without load, at the highest voltage
 
 
 MODELS = {
-    1190: Model("XL330-M077", 0.215 / 1470, 40.1),
-    1200: Model("XL330-M288", 0.52 / 1470, 10.9),
-    1060: Model("XL430-W250", 1.5 / 1000, 6.4),
-    1030: Model("XM430-W210", 3.0 / 2300 * 2.69, 8.1),
-    1020: Model("XM430-W350", 4.1 / 2300 * 2.69, 4.8),
+    1190: Model("XL330-M077", 0.215, 1470, 40.1),
+    1200: Model("XL330-M288", 0.52, 1470, 10.9),
+    1060: Model("XL430-W250", 1.5, 1000, 6.4),
+    1030: Model("XM430-W210", 3.0, 2300 / 2.69, 8.1),
+    1020: Model("XM430-W350", 4.1, 2300 / 2.69, 4.8),
 }
 
 
@@ -68,10 +69,19 @@ class DynamixelServos:
         self._clock = clock
         self._ids: list[int] = []
         self._models: list[Model] = []
+        self._own: list[tuple[int, int]] = []
         self._counted: tuple[int, int, list[int]] | None = None  # asked and answered at, and each servo's counter
         self._device_ms = 0
         self._watchdog = 0  # in units, while armed
         self._suspect_ns = 0
+
+    @property
+    def own(self) -> list[tuple[int, int]]:
+        return self._own
+
+    @property
+    def stall_nm(self) -> list[float]:
+        return [model.stall_nm for model in self._models]
 
     def load(self) -> Any:
         try:
@@ -90,7 +100,7 @@ class DynamixelServos:
         self._counted, self._watchdog = None, 0
 
     def identify(self, offsets: Sequence[int], ranges: Sequence[tuple[int, int]]) -> int:
-        self._models, delay_ns = [], 0
+        self._models, self._own, delay_ns = [], [], 0
         for i, offset, (low, high) in zip(self._ids, offsets, ranges, strict=True):
             number = insist(lambda i=i: self._ping(i))
             if number not in MODELS:
@@ -104,7 +114,9 @@ class DynamixelServos:
                 )
             if found != offset:
                 raise DeviceFault(f"servo {i} has homing offset {found}, and was calibrated with {offset}")
-            if self._get(i, MIN_POSITION) > low or self._get(i, MAX_POSITION) < high:
+            least, most = self._get(i, MIN_POSITION), self._get(i, MAX_POSITION)
+            self._own.append((least, most))
+            if least > low or most < high:
                 raise DeviceFault(f"servo {i} itself allows less than its calibrated range of {low} to {high} ticks")
             delay_ns += 2000 * self._get(i, RETURN_DELAY)
         self.fastest_rad_s = max(model.fastest_rad_s for model in self._models)
@@ -136,7 +148,7 @@ class DynamixelServos:
         return Reading(
             ticks=np.array([_number(block, 12, 4) for block in blocks], np.float64),
             speed_rad_s=np.array([_number(block, 8, 4) for block in blocks], np.float64) * RPM,
-            effort_nm=current * [model.effort_nm for model in self._models],
+            effort_nm=current * [model.stall_nm / model.stall_units for model in self._models],
             t_device_s=self._device_ms / 1000,
         )
 

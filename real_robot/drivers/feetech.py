@@ -26,7 +26,7 @@ from ..adapter import Adapter
 from ..clock import Clock, MonotonicClock, ns
 from ..errors import DeviceFault, Refused
 from .bus import ANSWER_S, CALM_S, SEND_S, ArmConfig, Reading, ServoArm, insist, prepared
-from .calibration import QUANTUM_RAD
+from .calibration import QUANTUM_RAD, TICKS
 from .port import LinkLost, Lost, Port, Wire
 
 MODEL_NUMBER = 777
@@ -52,9 +52,18 @@ class FeetechServos:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._ids: list[int] = []
+        self._own: list[tuple[int, int]] = []
         self._goals: list[int] = []
         self._complaint: tuple[int, int] | None = None  # of the last read: (id, error)
         self._unchanged: dict[int, tuple[int, bytes]] = {}
+
+    @property
+    def own(self) -> list[tuple[int, int]]:
+        return self._own
+
+    @property
+    def stall_nm(self) -> list[float]:
+        return [STALL_NM] * len(self._ids)
 
     def load(self) -> Any:
         try:
@@ -70,7 +79,7 @@ class FeetechServos:
         self._powered_ns: int | None = None  # when they were last known to be, while they should
 
     def identify(self, offsets: Sequence[int], ranges: Sequence[tuple[int, int]]) -> int:
-        delay_ns = 0
+        delay_ns, self._own = 0, []
         for i, offset, (low, high) in zip(self._ids, offsets, ranges, strict=True):
             model = self._get(i, (3, 2))
             if model != MODEL_NUMBER:
@@ -84,6 +93,7 @@ class FeetechServos:
             least, most = self._get(i, MIN_ANGLE), self._get(i, MAX_ANGLE)
             if (least or most) and (least > low or most < high):
                 raise DeviceFault(f"servo {i} itself allows less than its calibrated range of {low} to {high} ticks")
+            self._own.append((least, most) if least or most else (0, TICKS - 1))
             delay_ns += 2000 * self._get(i, RETURN_DELAY)
         return delay_ns
 

@@ -51,6 +51,8 @@ from ..camera import Frame, frame
 from ..clock import SECOND, Clock, ns
 from ..errors import DeviceFault, Refused, StaleState
 
+ROUNDING_RAD = 1e-9
+
 
 class Unit(StrEnum):
     DEGREES = "degrees"
@@ -166,6 +168,7 @@ class LeRobotBridge(Adapter):
         self._seq = 0
         self._before: RobotState | None = None
         self._aim: dict[str, float] | None = None  # the action sent last
+        self._target = (self._lower + self._upper) / 2  # and what it means, or where the arm was found
         self._gripper = 0.0
         self.frames: dict[str, Frame] = {}  # the newest picture of each camera
 
@@ -195,7 +198,17 @@ class LeRobotBridge(Adapter):
 
     def _activate(self, mode: Mode) -> RobotState:
         self._aim = None
-        return self._read(self.config.hang_s)
+        state = self._read(self.config.hang_s)
+        for motor, q in zip(self.config.motors, state.q.tolist(), strict=True):
+            low, high = sorted(motor.ends_rad or (-math.inf, math.inf))
+            if not low - ROUNDING_RAD <= q <= high + ROUNDING_RAD:
+                outside_rad = max(low - q, q - high)
+                raise Refused(
+                    f"{motor.joint.name} is {outside_rad:.3f} rad outside the range that motor {motor.name!r} was "
+                    "calibrated in, where LeRobot sends it to the end of that range; move it back by hand"
+                )
+        self._target = state.q.copy()
+        return state
 
     def _read(self, timeout_s: float) -> RobotState:
         if self._reading is None:
@@ -209,14 +222,14 @@ class LeRobotBridge(Adapter):
         return self._state(*reading.result())
 
     def _write(self, command: Command) -> Command:
-        target = command.target
-        if ((target < self._lower) | (target > self._upper)).any():
+        target, before = command.target, self._target  # an arm that is found outside goes in, and not farther out
+        if ((target < np.minimum(self._lower, before)) | (target > np.maximum(self._upper, before))).any():
             raise Refused(f"a target is outside the joints' limits: {target.tolist()} rad")
         if command.gripper is not None:
             self._gripper = command.gripper
         action = self._action(target)
         got = self._ask(lambda: self._robot.send_action(dict(action)))
-        self._aim = action
+        self._aim, self._target = action, target.copy()
         sent = {**action, **got} if isinstance(got, Mapping) else action
         return sent_as(command, self._angles(sent, "what was sent"))
 

@@ -127,12 +127,13 @@ class Twin(Adapter):
                 raise Refused(f"robot.start has {len(start)} numbers, which is no state of this model")
             mujoco.mj_setState(self.model, self.data, start, STATE)
         mujoco.mj_forward(self.model, self.data)
+        self._held()
         self._physics_ns = self._measured_ns = self.clock.now_ns()
         self._pass()
 
     def _activate(self, mode: Mode) -> RobotState:
         state = self._newest(0.1)
-        self._aim(self.data.qpos[self._q])  # the arm stays where it is, whatever was measured
+        self._aim(self._held())  # the arm stays where it is, whatever was measured
         self._powered, self._silent = True, False
         self._written_ns = self.clock.now_ns()
         return state
@@ -171,6 +172,12 @@ class Twin(Adapter):
     def truth(self) -> np.ndarray:
         """(n,) rad: where the joints are."""
         return self.data.qpos[self._q].copy()
+
+    def _held(self) -> np.ndarray:
+        """Where the joints are; an actuator whose range ends before that would pull there, so it is widened."""
+        here, ends = self.truth(), self.model.actuator_ctrlrange[self._u]
+        self.model.actuator_ctrlrange[self._u] = np.stack([np.fmin(ends[:, 0], here), np.fmax(ends[:, 1], here)], 1)
+        return here
 
     def _middle(self) -> np.ndarray:
         return (self.spec.column("lower") + self.spec.column("upper")) / 2

@@ -187,11 +187,12 @@ class UniversalRobot(Adapter):
         link.check()
         if trouble := self._trouble(active=True):
             raise trouble
-        if ((target < self._lower) | (target > self._upper)).any():
-            raise Refused(f"a target is outside the joints' limits: {target.tolist()} rad")
         assert self._sent is not None, "activate() has set it"
+        before = self._sent[1]  # an arm that is found outside goes in, and not farther out
+        if ((target < np.minimum(self._lower, before)) | (target > np.maximum(self._upper, before))).any():
+            raise Refused(f"a target is outside the joints' limits: {target.tolist()} rad")
         since_s = max((now_ns - self._sent[0]) / SECOND, 1 / self.config.rate_hz)
-        if (np.abs(target - self._sent[1]) > SWIFT * since_s * self._velocity).any():
+        if (np.abs(target - before) > SWIFT * since_s * self._velocity).any():
             raise Refused(f"a target is further than the joints can move in {since_s:.3f} s: {target.tolist()} rad")
         self._number += 1
         link.servo(self._number, target.tolist())
