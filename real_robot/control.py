@@ -23,7 +23,7 @@ from .errors import Refused, RobotError
 from .loop import ControlLoop
 from .safe_robot import SafeRobot, Safety
 from .scheduling import die_with_parent, hurry
-from .shared import Board, order_dtype, plan_dtype, state_dtype
+from .shared import Board, hold, order_dtype, plan_dtype, state_dtype
 from .watchman import WATCH, WATCH_KIND
 
 PLANS, ORDERS, STATES = "plans", "orders", "states"
@@ -39,6 +39,7 @@ class Job:
     priority: int = 50  # of the real-time scheduler; 0: do not ask for it
     core: int | None = None
     watch_s: float = 0.0  # so old may the watchman's heartbeat be; 0: there is none
+    parent: int | None = None  # the process that began this one, with which it ends; by default the one that it finds
 
     @classmethod
     def from_json(cls, text: str) -> Job:
@@ -53,7 +54,8 @@ def control(job: Job) -> int:
     leaving: list[int] = []
     for sign in (signal.SIGTERM, signal.SIGINT):
         signal.signal(sign, lambda number, frame: leaving.append(number))
-    die_with_parent()
+    die_with_parent(parent=job.parent)
+    hold(job.folder)
     adapter = make_adapter(job.robot, job.config)
     robot = SafeRobot(adapter, job.safety)
     boards = boards_of(job.folder, robot.spec)

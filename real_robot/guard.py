@@ -269,15 +269,15 @@ class JointGuard:
         return asked, bad
 
 
-def numbers(given: Any, shape: tuple[int, ...]) -> Array | None:
-    """The one way in for what anybody asks: real numbers of this shape as float64, which need not be finite, or None
+def numbers(given: Any, shape: tuple[int, ...] | None = None) -> Array | None:
+    """The one way in for what anybody asks: real numbers (of this shape) as float64, which need not be finite, or None
     where it is anything else. It raises nothing, whatever ``given`` does when it is read, and reads it once. A copy,
     because who asks may write into it at any time."""
     try:
         found = np.asarray(given)
     except Exception:  # an object that fails at being an array, in whatever way
         return None
-    if found.shape != shape or found.dtype.kind not in "fiu":
+    if shape not in (None, found.shape) or found.dtype.kind not in "fiu":
         return None
     if found.dtype == np.float64:
         return found.copy()

@@ -8,7 +8,7 @@ device, a test) sees no difference. Nothing here imports torch.
 from __future__ import annotations
 
 import json
-import shutil
+import os
 import subprocess
 import sys
 import time
@@ -24,11 +24,13 @@ from .clock import Clock, MonotonicClock, ns
 from .control import ORDERS as ORDERS_BOARD
 from .control import PLANS, READY, REPORT, STATES, Job, about, boards_of, left_by
 from .errors import Refused, RobotError
+from .guard import NUMBERS, numbers
 from .loop import ORDERS, PHASES, RUNGS, ControlLoop, Order
 from .safe_robot import Rung, SafeRobot, Safety
-from .shared import MOST, Board, blank, order_dtype, plan_dtype, shared_folder, state_dtype
+from .shared import MOST, Board, blank, order_dtype, plan_dtype, release, shared_folder, state_dtype
 from .watchman import WATCHED, Watch, on_duty
 
+LONGEST_S = 1e6  # between two rows of a plan
 PATIENCE_S = 20.0  # for the process to start, and for what an order asks to happen
 WAIT_NS = 5_000_000
 SETTLED = 200  # reports after which nothing more is expected of an order
@@ -119,9 +121,15 @@ class Link(ABC):
         obs_seq: int = -1,
     ) -> int:
         """(T, n) set-points, ``dt_s`` apart, from ``start_ns`` on (now by default). Returns the plan's number."""
-        targets = np.asarray(targets, np.float64)
-        if targets.ndim != 2 or targets.shape[1] != self._joints or not 0 < len(targets) <= MOST:
-            raise Refused(f"a plan is 1 to {MOST} rows of {self._joints} joint angles, got {targets.shape}")
+        rows = numbers(targets)
+        if rows is None or rows.ndim != 2 or rows.shape[1] != self._joints or not 0 < len(rows) <= MOST:
+            got = type(targets).__name__ if rows is None else rows.shape
+            raise Refused(f"a plan is 1 to {MOST} rows of {self._joints} joint angles, got {got}")
+        fractions = None if gripper is None else numbers(gripper, (len(rows),))
+        if gripper is not None and fractions is None:
+            raise Refused(f"the gripper of a plan of {len(rows)} rows is as many fractions of its width")
+        if not (isinstance(dt_s, NUMBERS) and 1e-9 <= dt_s < LONGEST_S):
+            raise Refused(f"dt_s of a plan must be a positive number of seconds below {LONGEST_S:g}")
         self._plan_seq += 1
         record = blank(
             self._plans.dtype,
@@ -129,13 +137,13 @@ class Link(ABC):
             obs_seq=obs_seq,
             t_start_ns=self.clock.now_ns() if start_ns is None else start_ns,
             dt_ns=ns(dt_s),
-            count=len(targets),
+            count=len(rows),
             linear=int(linear),
             gripper=np.nan,
         )
-        record["targets"][0, : len(targets)] = targets
-        if gripper is not None:
-            record["gripper"][0, : len(targets)] = gripper
+        record["targets"][0, : len(rows)] = rows
+        if fractions is not None:
+            record["gripper"][0, : len(rows)] = fractions
         self._plans.write(record)
         return self._plan_seq
 
@@ -145,7 +153,7 @@ class Link(ABC):
             self._left = self._end()
             for board in (self._plans, self._orders, self._states):
                 board.close()
-            shutil.rmtree(self.folder, ignore_errors=True)
+            release(self.folder)
             for call in self._afterwards:
                 call()
         return self._left
@@ -211,12 +219,14 @@ class RobotLink(Link):
         and how long he may be; 0: nobody watches."""
         folder = shared_folder()
         self.clock = MonotonicClock()
-        self._process = _begun("control", Job(robot, config, safety, folder, priority, core, watch_s).to_json())
+        self._process = _begun(
+            "control", Job(robot, config, safety, folder, priority, core, watch_s, os.getpid()).to_json()
+        )
         self.about = self._wait_for(folder / READY)
         super().__init__(folder, len(self.about["joints"]))
         self._watchman = None
         if watch_s > 0:
-            watch = Watch(folder, self.pid, self._joints, robot, config, watch_s)
+            watch = Watch(folder, self.pid, self._joints, robot, config, watch_s, parent=os.getpid())
             self._watchman = _begun("watchman", watch.to_json())
             while not on_duty(folder):
                 if self._watchman.poll() is not None:
@@ -268,10 +278,12 @@ class RobotLink(Link):
         while not path.exists():
             if not self.alive:
                 said = self._said()
-                shutil.rmtree(path.parent, ignore_errors=True)
+                release(path.parent)
                 raise Refused(said or "the control process ended at once")
             if time.monotonic() > deadline:
                 self._process.kill()
+                self._process.wait()
+                release(path.parent)
                 raise RobotError(f"the control process was not ready after {PATIENCE_S:g} s")
             time.sleep(0.005)
         return json.loads(path.read_text(encoding="utf-8"))

@@ -8,12 +8,16 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import select
 import signal
 import sys
+import threading
+import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 _LOCK_CURRENT, _LOCK_FUTURE = 1, 2
-_SET_PDEATHSIG = 1
+LOOK_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -35,11 +39,35 @@ def hurry(priority: int = 50, core: int | None = None) -> Obtained:
     return Obtained(_fifo(priority), _lock(), None if core is None else _pinned(core))
 
 
-def die_with_parent(sign: int = signal.SIGTERM) -> bool:
-    """Ask to be told when the parent dies, by ``sign``. False where the system cannot (macOS, Windows)."""
-    if not sys.platform.startswith("linux"):
+def die_with_parent(sign: int = signal.SIGTERM, parent: int | None = None) -> bool:
+    """This process gets ``sign`` when the one that began it (``parent``, or whoever it is now) is gone. False where the
+    system cannot tell (Windows). It is the process that is watched, by a thread that sleeps: Linux's own signal
+    (PR_SET_PDEATHSIG) comes when the *thread* ends that began this process, though the program lives on."""
+    if sys.platform == "win32":
         return False
-    return ctypes.CDLL(None, use_errno=True).prctl(_SET_PDEATHSIG, int(sign), 0, 0, 0) == 0
+    began = os.getppid() if parent is None else parent
+
+    def watch() -> None:
+        _outlive(began)
+        os.kill(os.getpid(), sign)
+
+    before = threading.stack_size(1 << 18)  # locked with the rest of the memory
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+    threading.stack_size(before)
+    return True
+
+
+def _outlive(parent: int) -> None:
+    """Returns when that process is not this one's parent any more."""
+    with suppress(AttributeError, OSError):  # no such call, an old kernel, or it is gone already
+        handle = os.pidfd_open(parent)
+        if os.getppid() == parent:  # so the handle is its own, and not of a later process of that number
+            waiting = select.poll()
+            waiting.register(handle, select.POLLIN)
+            waiting.poll()
+        os.close(handle)
+    while os.getppid() == parent:
+        time.sleep(LOOK_S)
 
 
 def _pinned(core: int) -> int | None:

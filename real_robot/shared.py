@@ -10,8 +10,10 @@ Records are NumPy structures of numbers: nothing that is read here can be anythi
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
+import shutil
 import tempfile
 import zlib
 from pathlib import Path
@@ -140,10 +142,59 @@ class Board:
         self._map.close()
 
 
-def shared_folder(prefix: str = "burnish-") -> Path:
-    """A new folder in memory, readable by this user alone."""
+PREFIX = "burnish-held-"
+_held: dict[Path, int] = {}  # folders of this process, and its lock on each
+
+
+def shared_folder(prefix: str = PREFIX) -> Path:
+    """A new folder in memory, readable by this user alone. It lasts until `release`, or until every process that holds
+    it is gone: then the next one that makes a folder removes it, because who was killed cannot."""
     memory = Path("/dev/shm")
-    return Path(tempfile.mkdtemp(prefix=prefix, dir=memory if memory.is_dir() else None))
+    place = memory if memory.is_dir() else Path(tempfile.gettempdir())
+    _sweep(place)
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
+        if hold(folder):
+            return folder
+
+
+def hold(folder: Path) -> bool:
+    """Keep a folder for as long as this process lives: the kernel ends a lock with the process that has it. False where
+    it has been removed meanwhile."""
+    try:
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    if os.fstat(lock).st_nlink == 0:
+        os.close(lock)
+        return False
+    _held[folder] = lock
+    return True
+
+
+def release(folder: Path) -> None:
+    """Remove it, whoever else looks into it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if folder in _held:
+        os.close(_held.pop(folder))
+
+
+def _sweep(place: Path) -> None:
+    """Remove this user's folders that nobody holds."""
+    for folder in place.glob(f"{PREFIX}*"):
+        try:
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:  # gone, no folder, or another user's
+            continue
+        try:
+            if os.fstat(lock).st_uid == os.getuid():
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:  # somebody holds it
+            continue
+        finally:
+            os.close(lock)
 
 
 def blank(dtype: np.dtype, **values: Any) -> np.ndarray:

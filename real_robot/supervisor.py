@@ -75,15 +75,13 @@ class Scripted:
 
 class Keyboard:
     """Keys of a terminal: s success, f failure, space stop, t take over and give back, and pairs of keys that move one
-    coordinate of the action each. The terminal is put back as it was by ``close``."""
+    coordinate of the action each, of the first seven. The terminal is put back as it was by ``close``."""
 
     moves = True
     PAIRS = ("ad", "ws", "qe", "zx", "ol", "km", "[]")  # of the first coordinates: minus, plus
 
     def __init__(self, coordinates: int, stream: TextIO | None = None, tell: TextIO | None = None) -> None:
         self._stream, self._tell = stream or sys.stdin, tell or sys.stderr
-        if coordinates > len(self.PAIRS):
-            raise Refused(f"a keyboard moves up to {len(self.PAIRS)} coordinates, and this robot has {coordinates}")
         self._moves = {
             key: (i, sign) for i, pair in enumerate(self.PAIRS) for key, sign in zip(pair, (-1, 1), strict=True)
         }
@@ -103,11 +101,12 @@ class Keyboard:
 
     def poll(self, obs: Mapping[str, Any]) -> Word:
         action = np.zeros(self._coordinates)
-        for key in self._keys():
+        keys = self._keys()
+        if " " in keys:  # whatever else was pressed with it
+            return Word(stop=True)
+        for key in keys:
             if key in "\n\r":
                 continue
-            if key == " ":
-                return Word(stop=True)
             if not self._holds and key in "sf":
                 return Word(success=key == "s")
             if key == "t":
@@ -120,7 +119,9 @@ class Keyboard:
     @property
     def manual(self) -> str:
         pairs = ", ".join(" ".join(pair) for pair in self.PAIRS[: self._coordinates])
-        return f"keys: s success, f failure, space stop, t take over and give back; then {pairs} move"
+        most = len(self.PAIRS)
+        few = f" the first {most} of {self._coordinates} numbers" if self._coordinates > most else ""
+        return f"keys: s success, f failure, space stop, t take over and give back; then {pairs} move{few}"
 
     def ready(self, what: str) -> None:
         self._holds = False

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, Protocol
 
@@ -257,7 +257,8 @@ def _think(make: Callable[[], Mind], pipe: Connection) -> None:
     """All that the process does. A Ctrl-C reaches it too, but what comes of that is decided by whoever moves the
     robot."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with_parent()
+    began = parent_process()
+    die_with_parent(parent=None if began is None else began.pid)
     try:
         mind = make()
     except Exception as error:

@@ -30,7 +30,7 @@ from .discovery import second_channel
 from .errors import RobotError
 from .loop import PHASES
 from .scheduling import die_with_parent, hurry
-from .shared import Board, blank, state_dtype
+from .shared import Board, blank, hold, state_dtype
 
 WATCH, WATCHED = "watch", "watched.json"
 PERIOD_S = 0.01
@@ -48,6 +48,7 @@ class Watch:
     config: Mapping[str, Any]
     limit_s: float = 0.1
     second_channel: bool = True  # whether it is used
+    parent: int | None = None  # as in `control.Job`
 
     @classmethod
     def from_json(cls, text: str) -> Watch:
@@ -137,9 +138,10 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, for all of its processes: the robot still moves
     orphaned: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: orphaned.append(number))
-    die_with_parent()
     try:
         watch = Watch.from_json(sys.stdin.readline())
+        die_with_parent(parent=watch.parent)
+        hold(watch.folder)
         stop_now = second_channel(watch.robot, watch.config) if watch.second_channel else None
         states = Board.open(watch.folder / "states", state_dtype(watch.joints))
         hurry(priority=55)  # above the loop: a machine that is busy is no reason to stop a robot

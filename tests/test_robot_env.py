@@ -309,8 +309,23 @@ def test_a_keyboard_says_what_is_pressed():
     with pytest.raises(Refused, match="nobody is at the keyboard"):
         board.ready("put the peg back")
     board.close()
-    with pytest.raises(Refused, match="up to 7 coordinates"):
-        Keyboard(8, stream)
+
+
+@pytest.mark.parametrize("coordinates", [1, 7, 8, 29])
+def test_a_keyboard_stops_a_robot_of_any_size(coordinates: int):
+    """It moves the first seven coordinates; the others stay."""
+    stream, writing = typed("t]")
+    board = Keyboard(coordinates, stream, told := io.StringIO())
+    action = board.poll({}).action
+    assert action is not None and action.shape == (coordinates,)
+    assert action.tolist() == [float(i == 6) for i in range(coordinates)]
+    for keys in (b" ", b"s ", b"td f"):  # with whatever else is pressed at the same time
+        os.write(writing, keys)
+        assert board.poll({}).stop
+    os.write(writing, b"\n")
+    board.ready("begin")
+    assert ("the first 7 of" in told.getvalue()) == (coordinates > 7)
+    os.close(writing)
 
 
 def test_a_gamepad_says_what_is_pressed(tmp_path):
