@@ -117,12 +117,23 @@ PARTS = (
     ),
     Part(
         "faults",
-        "every kind of fault for 5,000 ticks on both families of servos: nothing unhandled, nothing wrong accepted",
+        "every kind of fault for 5,000 ticks on both families of servos: nothing unhandled, nothing wrong accepted; "
+        "sensors that hang and joints that are stuck are noticed, and everyday motion is no alarm",
         6,
         (
             "tests/test_dynamixel.py::test_no_fault_is_unhandled_and_no_wrong_value_accepted",
             "tests/test_feetech.py::test_no_fault_is_unhandled_and_no_wrong_value_accepted",
+            "tests/test_monitors.py",
             "tests/test_second_channels.py::test_the_bus_of_servos_is_a_second_channel",
+        ),
+    ),
+    Part(
+        "outside",
+        "200 starts outside the range on every robot, one of them in real time: no limit broken, and no jump",
+        9,
+        (
+            "tests/test_outside_starts.py::test_starts_outside_the_range_break_no_limit",
+            "tests/test_outside_starts.py::test_a_limit_of_jerk_holds_from_outside_too",
         ),
     ),
     Part(

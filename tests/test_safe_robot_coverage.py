@@ -14,12 +14,22 @@ import pytest
 from burnish.real_robot import safe_robot
 
 HERE, THERE = Path(__file__).resolve().parent, Path(str(safe_robot.__file__)).parent
-MODULES = ("guard", "safe_robot", "safety", "protection", "fallback", "collision", "reflex")
-TESTS = ("guard", "safe_robot", "safe_robot_protected", "protection", "fallback", "collision", "reflex")
+MODULES = ("guard", "safe_robot", "safety", "protection", "fallback", "collision", "reflex", "monitors")
+TESTS = ("guard", "safe_robot", "safe_robot_protected", "protection", "fallback", "collision", "reflex", "monitors")
+TESTS += ("hostile_requests", "outside_starts")
 # Long ones, and what needs a process or a policy: they go over the same lines again.
 SPARED = (
     *("deploy", "control_process", "walks", "costs", "hostile", "each_kind", "thousand", "brute", "mujoco_is"),
-    *("makes_commands", "mutant", "our_arm", "whatever"),
+    *(
+        "makes_commands",
+        "mutant",
+        "our_arm",
+        "whatever",
+        "everyday",
+        "frozen_encoder",
+        "break_no_limit",
+        "stalled_joint_is",
+    ),
 )
 CONFIG = """
 [run]

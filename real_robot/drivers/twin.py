@@ -89,14 +89,17 @@ class Twin(Adapter):
             raise Refused("every joint of robot.joints needs an actuator in the model")
         self._u = np.array([actuators[j] for j in joints])
         low, high = self.model.jnt_range[joints].T
+        most = [min(-a, b) if on else 0.0 for (a, b), on in zip(
+            self.model.actuator_forcerange[self._u], self.model.actuator_forcelimited[self._u], strict=True
+        )]  # fmt: skip
         spec = RobotSpec(
             name="twin",
             joints=tuple(
                 JointSpec(
                     self.model.joint(j).name, float(a), float(b), config.velocity, config.acceleration,
-                    quantum=config.quantum,
+                    quantum=config.quantum, effort=float(force) if force > 0 else None,
                 )
-                for j, a, b in zip(joints, low, high, strict=True)
+                for j, a, b, force in zip(joints, low, high, most, strict=True)
             ),
             modes=frozenset({Mode.JOINT_POSITION}),
             rate_hz=(5.0, 100.0, 500.0),

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..clock import ns
-from .faults import NONE, Faults
+from .faults import NONE, Encoders, Faults
 from .line import GoalWrite, Line
 from .servo import QUANTUM_RAD, Drive, Plant, ProfilePlant
 
@@ -230,6 +230,7 @@ class DynamixelChain:
         self.log: list[GoalWrite] = []  # of goals in whole packets of the computer, whether a servo got them or not
         self.taken: list[GoalWrite] = []  # of goals that servos have made theirs
         self._tap, self._ears = Packets(), Packets()
+        self._encoders = Encoders()
         self._frozen: dict[int, bytes] = {}  # what a servo whose sensor hangs goes on saying
         self.now_ns = 0
 
@@ -360,7 +361,7 @@ class DynamixelChain:
         servo.set(PWM, round(885 * load[i]))
         servo.set(CURRENT, round(servo.get(38) * load[i]))
         servo.set(SPEED, round(v[i] / RPM))
-        servo.set(POSITION, self._ticks(servo, q[i]))
+        servo.set(POSITION, self._encoders(self.line.replies.faults, servo.number, self._ticks(servo, q[i])))
         table, faults = bytes(servo.table), self.line.replies.faults
         if not faults.frozen:
             self._frozen.clear()

@@ -30,6 +30,7 @@ class Faults:
     delay_s: float = 0.02
     mute: bool = False  # the device says nothing at all
     frozen: bool = False  # the device says again and again what it measured when this began
+    encoder: bool = False  # it says where it was when this began, and all else as it is
     unplugged: bool = False  # the link itself is gone
     only: frozenset[int] | None = None  # the devices that suffer, where they have numbers; None: all
 
@@ -45,6 +46,19 @@ class Faults:
 
 
 NONE = Faults()
+
+
+class Encoders:
+    """What the sensors of a chain say: those that hang, where they were when that began."""
+
+    def __init__(self) -> None:
+        self._said: dict[int, int] = {}
+
+    def __call__(self, faults: Faults, device: int, ticks: int) -> int:
+        if not (faults.encoder and faults.concerns(device)):
+            self._said.pop(device, None)
+            return ticks
+        return self._said.setdefault(device, ticks)
 
 
 class Spoiler:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..clock import ns
-from .faults import NONE, Faults
+from .faults import NONE, Encoders, Faults
 from .line import GoalWrite, Line
 from .servo import QUANTUM_RAD, TICKS, Drive, Plant, ProfilePlant
 
@@ -181,6 +181,7 @@ class FeetechChain:
         self.log: list[GoalWrite] = []  # of goals in whole packets of the computer, whether a servo got them or not
         self.taken: list[GoalWrite] = []  # of goals that servos have made theirs
         self._tap, self._ears = Packets(), Packets()
+        self._encoders = Encoders()
         self._frozen: dict[int, bytes] = {}  # what a servo whose sensor hangs goes on saying
 
     def feed(self, data: bytes, now_ns: int) -> None:
@@ -265,7 +266,7 @@ class FeetechChain:
     def _read(self, i: int, address: int, size: int) -> bytes:
         servo = self.servos[i]
         q, v, load = self.plant.motion()
-        servo.set(POSITION, self._ticks(servo, q[i]))
+        servo.set(POSITION, self._encoders(self.line.replies.faults, servo.get(ID), self._ticks(servo, q[i])))
         servo.set(PRESENT_SPEED, round(v[i] / QUANTUM_RAD))
         servo.set(LOAD, round(1000 * load[i]))
         servo.set(MOVING, int(v[i] != 0))

@@ -77,7 +77,12 @@ class ProfilePlant:
         self._q, self._v, self._goal = start, np.zeros_like(start), start.copy()
         self._velocity, self._acceleration = np.ones_like(start), np.ones_like(start)
         self._moving = False
+        self._blocked = np.zeros(len(start), bool)
         self._now_ns = now_ns
+
+    def block(self, index: int) -> None:
+        """Something stronger than the motor holds this joint from now on."""
+        self._blocked[index] = True
 
     def drive(self, index: int, drive: Drive) -> None:
         self._goal[index] = drive.goal_rad if drive.powered else self._q[index]
@@ -102,11 +107,13 @@ class ProfilePlant:
         reach = np.minimum(reach, np.abs(gap) / h)
         want = np.copysign(np.minimum(reach, self._velocity), gap)
         self._v = np.clip(want, self._v - push, self._v + push)
+        self._v[self._blocked] = 0.0
         self._q = self._q + h * self._v
         near = (np.abs(self._goal - self._q) < QUANTUM_RAD / 8) & (np.abs(self._v) <= push)
         self._q, self._v = np.where(near, self._goal, self._q), np.where(near, 0.0, self._v)
         self._moving = not near.all()
 
     def motion(self) -> tuple[Array, Array, Array]:
-        load = np.clip((self._goal - self._q) * 2 + 0.02 * np.sign(self._v), -1, 1)
+        stiffness = np.where(self._blocked, 50.0, 2.0)  # the error of a joint that moves is its profile's way to come
+        load = np.clip((self._goal - self._q) * stiffness + 0.02 * np.sign(self._v), -1, 1)
         return self._q, self._v, load
