@@ -16,7 +16,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .promises import PARTS, Make, Trial
+import numpy as np
+
+from .adapter import Mode, Phase
+from .errors import Refused
+from .promises import PARTS, TIMEOUT_S, Driver, Found, Make, Trial
 
 
 @dataclass(frozen=True)
@@ -44,11 +48,42 @@ class Conformance:
         return "\n".join([f"{self.robot}: {good} of {len(made)} checks passed", *self.failures()])
 
 
-def check(make: Make, *, amplitude_rad: float = 0.05, still_rad: float = 0.01) -> Conformance:
-    """``still_rad``: measured positions of a robot at rest differ by less than that."""
-    trial = Trial(make, amplitude_rad, still_rad)
+def outside(trial: Trial) -> Found:
+    """A robot that is found outside its limits is taken hold of where it is and let in, or refused without power."""
+    if trial.outside is None:
+        yield "outside: it stays where it is found", None, "no robot outside its limits was given"
+        return
+    robot = trial.outside()
+    robot.configure()
+    try:
+        found, low, high = robot.read(TIMEOUT_S).q, robot.spec.column("lower"), robot.spec.column("upper")
+        is_outside = ((found < low) | (found > high)).any()
+        yield "outside: it is", is_outside, f"{found.tolist()} rad is within the limits, so nothing is tried"
+        try:
+            driver = Driver(robot, robot.activate(Mode.JOINT_POSITION))
+        except Refused as error:
+            yield "outside: refused without power", robot.phase is Phase.INACTIVE, str(error)
+            return
+        driver.go(np.full_like(found, np.nan), 20)  # nothing is asked
+        moved = max(np.abs(state.q - found).max() for state in driver.states)
+        yield "outside: it stays where it is found", moved <= trial.still_rad, f"it moved by {moved:.4f} rad"
+        target = np.clip(found, low + trial.amplitude_rad, high - trial.amplitude_rad)
+        sent = driver.go(target, driver.ticks_for(float(np.abs(target - found).max()))).target
+        gap = np.abs(np.stack([sent, driver.state.q]) - target).max()
+        arrived = gap <= trial.still_rad + 2 * robot.spec.column("quantum").max()
+        yield "outside: it goes in when it is asked to", arrived, f"it is {gap:.4f} rad from there"
+    finally:
+        robot.close()
+
+
+def check(
+    make: Make, *, amplitude_rad: float = 0.05, still_rad: float = 0.01, found_outside: Make | None = None
+) -> Conformance:
+    """``still_rad``: measured positions of a robot at rest differ by less than that. ``found_outside`` makes the robot
+    where a joint is a little outside its limits, for those who can put it there."""
+    trial = Trial(make, amplitude_rad, still_rad, found_outside)
     checks: list[Check] = []
-    for part in PARTS:
+    for part in (*PARTS, outside):
         found = part(trial)
         while True:
             try:

@@ -31,6 +31,7 @@ class Trial:
     make: Make
     amplitude_rad: float
     still_rad: float  # so much is noise
+    outside: Make | None = None  # the robot where it is found outside its limits
 
 
 Found = Iterator[tuple[str, Any, str]]  # name, did it hold, and what was seen
@@ -47,7 +48,7 @@ def _active(trial: Trial) -> tuple[Adapter, RobotState]:
     return robot, robot.activate(Mode.JOINT_POSITION)
 
 
-class _Driver:
+class Driver:
     """Commands at the robot's usual rate, through a guard at a tenth of its limits."""
 
     def __init__(self, robot: Adapter, state: RobotState) -> None:
@@ -237,7 +238,7 @@ def states(trial: Trial) -> Found:
 def motion(trial: Trial) -> Found:
     robot, state = _active(trial)
     try:
-        driver = _Driver(robot, state)
+        driver = Driver(robot, state)
         start = state.q.copy()
         driver.go(start, 20)
         bump = max(np.abs(s.q - start).max() for s in driver.states)
@@ -276,7 +277,7 @@ def motion(trial: Trial) -> Found:
 def refusals(trial: Trial) -> Found:
     robot, state = _active(trial)
     try:
-        driver = _Driver(robot, state)
+        driver = Driver(robot, state)
         held = driver.go(state.q, 5).target
         n = len(held)
         cases: dict[str, dict[str, Any]] = {
@@ -309,7 +310,7 @@ def stops(trial: Trial) -> Found:
     for kind in StopKind:
         robot, state = _active(trial)
         try:
-            driver = _Driver(robot, state)
+            driver = Driver(robot, state)
             driver.go(state.q, 5)
             before_ns = robot.clock.now_ns()
             for _ in range(3):
@@ -346,7 +347,7 @@ def watchdog(trial: Trial) -> Found:
         if watchdog_s is None:
             yield "watchdog: it stops a robot that hears nothing", None, "this robot has none"
             return
-        driver = _Driver(robot, state)
+        driver = Driver(robot, state)
         low, high = robot.spec.column("lower"), robot.spec.column("upper")
         far = np.where(state.q > (low + high) / 2, -1, 1) * trial.amplitude_rad * 20
         driver.go(np.clip(state.q + far, low, high), 30)

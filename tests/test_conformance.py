@@ -13,7 +13,7 @@ from burnish.real_robot.conformance import check
 from burnish.real_robot.drivers.twin import Twin, TwinConfig
 from burnish.real_robot.drivers.universal import UniversalConfig, UniversalRobot
 from burnish.real_robot.emulators.universal import UniversalEmulator
-from burnish.real_robot.errors import IllegalTransition
+from burnish.real_robot.errors import IllegalTransition, Refused
 from bus_lab import Rig
 from robot_lab import ARM, LIMITS, Puppet
 from universal_lab import PATIENT, fresh_address
@@ -51,6 +51,39 @@ def test_so_does_an_arm_of_universal_robots(require):
     with UniversalEmulator(fresh_address(), {"unlock_after_s": 0.05}) as emulator:
         found = check(lambda: UniversalRobot(UniversalConfig(emulator.address, **PATIENT)))
     assert found.passed and len(found.checks) > 100, str(found)
+
+
+FREE = ARM.replace('damping="1"', 'damping="1" limited="false"')  # no stop of the model pushes the arm back in
+
+
+def found_outside(kind: type[Twin]) -> Twin:
+    arm = kind(replace(CONFIG, mjcf=FREE), VirtualClock())
+    arm.data.qpos[:] = [2.05, -2.58]
+    return arm
+
+
+def clips(arm: Twin) -> Twin:
+    """A device that goes to the end of its range, whatever it is told."""
+    aim = arm._aim
+    arm._aim = lambda target: aim(np.clip(target, arm.spec.column("lower"), arm.spec.column("upper")))
+    return arm
+
+
+def refuses(arm: Twin) -> Twin:
+    arm._activate = lambda mode: (_ for _ in ()).throw(Refused("0.05 rad outside"))
+    return arm
+
+
+def test_a_robot_that_is_found_outside_stays_or_is_refused():
+    def found(make) -> dict[str, bool | None]:
+        checks = check(lambda: Twin(CONFIG, VirtualClock()), found_outside=make).checks
+        return {c.name: c.passed for c in checks if c.name.startswith("outside")}
+
+    stays = "outside: it stays where it is found"
+    assert all(found(lambda: found_outside(Twin)).values()) and found(None) == {stays: None}
+    assert found(lambda: clips(found_outside(Twin)))[stays] is False
+    assert found(lambda: refuses(found_outside(Twin)))["outside: refused without power"]
+    assert found(lambda: Twin(CONFIG, VirtualClock()))["outside: it is"] is False
 
 
 class Bumps(Twin):

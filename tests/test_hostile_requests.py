@@ -112,9 +112,10 @@ def test_whatever_is_asked_nothing_escapes_and_limits_hold(asked: list[tuple[Any
 
 
 @pytest.mark.parametrize(
-    "bad", [10**400, Hostile(ZeroDivisionError), Float(OSError), "wide", "0.5", [1.0, 2.0], np.ones(1), 1j, np.nan, ...],
+    "bad",
+    [10**400, Hostile(ZeroDivisionError), Float(OSError), "wide", "0.5", [1.0, 2.0], np.ones(1), 1j, np.nan, ...],
     ids=range(10),
-)  # fmt: skip
+)
 def test_a_gripper_that_is_no_number_stays(bad: Any):
     safe, puppet = running()
     for wish in (0.9, bad, bad, 0.9):
