@@ -17,7 +17,6 @@ from ..policies.__main__ import (
     ACTING,
     WORLDS,
     TrialConfig,
-    fingerprint,
     origin_of,
     say,
     seen_by,
@@ -40,7 +39,7 @@ from ..policies.core.spec import EnvSpec, PolicySpec, agent_spec
 from ..policies.core.types import Controller, VecEnv
 from ..policies.core.wrapper import Wrapper
 from ..policies.data.episodes import Episodes
-from ..policies.data.lerobot import read_lerobot
+from ..policies.data.lerobot import fingerprint, read_lerobot
 from ..policies.flow import FlowConfig
 from ..policies.horizon import controller_for
 from ..policies.imitate import ImitateConfig, ImitationLearner, imitate

@@ -17,7 +17,8 @@ from pathlib import Path
 from ..policies.core import cli
 from ..policies.core.config import require_least, to_data
 from ..policies.core.files import refuse_link
-from .compare import CompareConfig, claim, contender
+from .compare import CompareConfig, claim
+from .contenders import contender
 
 SETTINGS = "quickstart.yaml"
 
@@ -58,6 +59,7 @@ def quickstart(config: QuickstartConfig) -> int:
         (
             "compare",
             f"base={base}",
+            f"data={data}",
             f"methods={','.join(config.methods)}",
             "seeds=1",
             f"budget={config.budget}",

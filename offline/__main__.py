@@ -19,7 +19,6 @@ from ..policies.__main__ import (
     Trial,
     TrialConfig,
     acting_policy,
-    fingerprint,
     origin_of,
     say,
     spec_of,
@@ -36,7 +35,7 @@ from ..policies.core.normalize import Scaling
 from ..policies.core.run import OnLog, Run, Unkept
 from ..policies.core.types import Metrics
 from ..policies.data.episodes import Episodes
-from ..policies.data.lerobot import read_lerobot
+from ..policies.data.lerobot import fingerprint, read_lerobot
 from ..policies.outside import OUTSIDE, identity
 from .build import OFFLINE, build, method_name
 from .dataset import BehindCut, decisions

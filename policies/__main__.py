@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -30,7 +29,7 @@ from .core.spec import PolicySpec, check_compatible
 from .core.types import VecEnv
 from .core.wrapper import state_names
 from .data.episodes import Episodes
-from .data.lerobot import read_lerobot
+from .data.lerobot import fingerprint, read_lerobot
 from .horizon import controller_for
 from .imitate import ImitateConfig, ImitationLearner, imitate
 from .outside import OUTSIDE, connect, place_of
@@ -143,6 +142,8 @@ def pretrain(config: PretrainConfig) -> int:
                     exam = trial(base, 0, start=True)
                 run.log(0, exam)
         finished = imitate(learner, run, evaluate=trial, origin=origin)
+        if finished and trial is not None:
+            trial.confirm(base, learner.average, learner.step)
     if not finished:
         say(f"stopped at step {learner.step} of {config.train.steps}; continue with resume=true")
         return 130
@@ -248,15 +249,6 @@ def shared_world(chosen: Any, origins: list[tuple[str, dict[str, Any] | None]]) 
         if other != world:
             raise BurnishError(f"{first} and {path} were trained for different worlds; name one to compare in: env=...")
     return world
-
-
-def fingerprint(data: str) -> str:
-    """Which dataset it is, wherever it lies: the hash of its description and of its table of episodes."""
-    digest = hashlib.sha256()
-    for path in sorted((Path(data) / "meta").rglob("*")):
-        if path.is_file():
-            digest.update(path.relative_to(data).as_posix().encode() + path.read_bytes())
-    return digest.hexdigest()
 
 
 def prepare(device: str, threads: int) -> torch.device:

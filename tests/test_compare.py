@@ -10,8 +10,10 @@ import pytest
 from numpy.typing import ArrayLike
 
 from burnish.finetune.build import METHODS, decision_ticks, prepare
-from burnish.finetune.compare import CompareConfig, Player, contender
-from burnish.finetune.comparison import Entry, area, joined, summarize, table, verdict
+from burnish.finetune.compare import CompareConfig, Player
+from burnish.finetune.comparison import SAID, Entry, area, joined, summarize, table, verdict
+from burnish.finetune.contenders import contender
+from burnish.finetune.free_baselines import steps_in
 from burnish.finetune.loops import OffPolicyConfig
 from burnish.policies.build import build_policy
 from burnish.policies.core.cli import main
@@ -213,7 +215,7 @@ def test_a_comparison_runs_fails_in_part_resumes_and_says_so(base, tmp_path, cap
     bad.write_text(small.format("residual_ppo") + "method: {bound: 7}\n")
     out = tmp_path / "out"
     words = [f"base={base}", f"methods={good},{bad}", "seeds=2", "budget=160", "episodes=6", "exams=2"]
-    words += ["exam_episodes=4", "worlds=4", "videos=0", "jobs=2", f"out={out}"]
+    words += ["exam_episodes=4", "confirm_episodes=4", "worlds=4", "videos=0", "jobs=2", f"out={out}"]
     assert main(["compare", *words]) == 0
     printed = capsys.readouterr()
     found = json.loads((out / "compare.json").read_text())
@@ -222,6 +224,12 @@ def test_a_comparison_runs_fails_in_part_resumes_and_says_so(base, tmp_path, cap
     assert states == {(name, seed): state for name, state in expected.items() for seed in (0, 1)}
     assert "bound=7" in next(row["error"] for row in found["runs"] if row["method"] == "broken")
     assert "steady" in printed.out and "broken-0 failed" in printed.err
+    # Nothing says what the base has imitated, so only what needs no recordings is there, and how to get the rest.
+    assert [row["label"] for row in found["free"]] == ["base_greedy"] and found["free"][0]["status"] == "finished"
+    assert "more_imitation, iql and best_of_n are missing" in printed.out and "data=FOLDER" in printed.out
+    steady = next(row for row in found["methods"] if row["method"] == "steady")
+    assert steady["standing"] and steady["delivered"] is not None and steady["gradient_steps"] > 0
+    assert steady["control_steps"] >= 160 and SAID[steady["standing"]].format("base_greedy") in printed.out
     assert set(json.loads((out / "evaluations" / "starts.json").read_text())["values"]) == {
         str(seed) for seed in Evaluation.load(out / "evaluations" / "base.json").seeds
     }
@@ -229,13 +237,38 @@ def test_a_comparison_runs_fails_in_part_resumes_and_says_so(base, tmp_path, cap
     assert main(["compare", *words]) == 2 and "resume=true continues it" in capsys.readouterr().err
     bad.write_text(good.read_text())
     before = (out / "evaluations" / "steady-0.json").stat().st_mtime_ns
-    assert main(["compare", *words, "resume=true"]) == 0
+    words += [f"data={base.parent}/data", "resume=true"]
+    assert main(["compare", *words]) == 0
     again = json.loads((out / "compare.json").read_text())
     assert {row["status"] for row in again["runs"]} == {"finished"}
     assert (out / "evaluations" / "steady-0.json").stat().st_mtime_ns == before
     # The same settings under two names and one seed are one result; other seeds are others.
     finals = {(row["method"], row["seed"]): (row["final"], row["curve"][-1][2]) for row in again["runs"]}
     assert finals["broken", 0] == finals["steady", 0]
+    free = {row["label"]: row for row in again["free"]}
+    assert set(free) == {
+        "base_greedy",
+        "more_imitation",
+        "more_imitation_greedy",
+        "iql",
+        "iql_greedy",
+        "best_of_n",
+    }
+    assert {row["status"] for row in free.values()} == {"finished"} and not again["lacking"]
+    for name in ("more_imitation", "iql", "best_of_n"):
+        plan = json.loads((out / "runs" / f"{name}-0.plan").read_text())
+        assert free[name]["gradient_steps"] == plan["steps"] and free[name]["control_steps"] == 0
     capsys.readouterr()
-    assert main(["compare", *words, "resume=true", "budget=320"]) == 2
-    assert "begun with another budget" in capsys.readouterr().err
+    for wrong, name in (("budget=320", "budget"), (f"data={tmp_path}", "data_sha256")):
+        assert main(["compare", *words, wrong]) == 2
+        assert f"begun with another {name}" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_updates_for_minutes_of_a_processor_are_found_by_a_probe(base):
+    """Of a tiny policy some hundred fit into a second, and four times the minutes hold about four times as many:
+    two probes on a busy machine differ by less than a factor of two."""
+    one, two = (steps_in(minutes, "more_imitation", base=base, data=base.parent / "data") for minutes in (0.1, 0.4))
+    assert one > 50 and 2 < two / one < 8
+    with pytest.raises(BurnishError, match="the probe of iql ended with status 2"):
+        steps_in(0.1, "iql", base=base.parent / "nothing", data=base.parent / "data")

@@ -16,7 +16,7 @@ from burnish.policies.imitate import ImitationLearner
 
 NET = ["policy=flow", "policy.net.mlp.hidden=[16]", "policy.steps=2"]
 TRAIN = ["train.steps=20", "train.batch=16", "train.log_every=5", "train.save_every=10", "trial.episodes=4"]
-TRAIN += ["train.warmup=1", "train.ema=0.5"]  # so that 20 steps lead somewhere
+TRAIN += ["trial.confirm=4", "train.warmup=1", "train.ema=0.5"]  # so that 20 steps lead somewhere
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +63,8 @@ def test_the_base_is_tried_first_and_best_holds_nothing_that_does_not_beat_it(la
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert rows[0]["step"] == 0 and "trial/success_rate" in rows[0]
     assert len(Evaluation.load(tmp_path / "run" / "start.json").seeds) >= 4
-    assert not (tmp_path / "run" / "best").exists()
-    assert "best: the policy that this began with" in capsys.readouterr().out
+    assert not (tmp_path / "run" / "best").exists() and (tmp_path / "run" / "confirm.json").exists()
+    assert "best: the policy that this run began with" in capsys.readouterr().out
 
 
 def test_more_imitation_resumes_exactly(lab, tmp_path, monkeypatch):
@@ -100,7 +100,14 @@ def test_more_imitation_of_other_weights_is_another_run(lab, tmp_path, capsys):
 
 def test_a_checkpoint_keeps_its_chunk_and_only_imitators_go_on(lab, tmp_path, capsys):
     refined = tmp_path / "refined"
-    words = [f"policy.path={lab}/base", "total=40", "worlds=4", "trial.episodes=2", "method.agent.hidden=[8]"]
+    words = [
+        f"policy.path={lab}/base",
+        "total=40",
+        "worlds=4",
+        "trial.episodes=2",
+        "trial.confirm=2",
+        "method.agent.hidden=[8]",
+    ]
     loop = "method.loop.decisions_per_update=10"
     assert main(["finetune", "method=residual_ppo", "policy=checkpoint", *words, loop, f"out={refined}"]) == 0
     for wrong, sentence in (

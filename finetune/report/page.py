@@ -33,7 +33,7 @@ def comparison_page(comparison: Comparison, videos_mib: float) -> str:
     for run in order:
         leaders.setdefault(run.method, run)
     labels = ["base", *dict.fromkeys(run.method for run in order)]
-    rows = comparison.runs + comparison.methods
+    rows = comparison.runs + comparison.rows
     scale = forest(comparison.measure, [(x.low, x.high) for x in rows], verdict.base_value(comparison))
     shown = {run.method: comparison.folders[run.name] for run in leaders.values() if run.name in comparison.folders}
     return _render(
@@ -44,7 +44,14 @@ def comparison_page(comparison: Comparison, videos_mib: float) -> str:
             "measure": comparison.measure,
             "styles": styles,
             "curves": of_comparison(comparison, styles),
-            "table": {"methods": comparison.methods, "runs": comparison.runs, "goal": comparison.goal},
+            "table": {
+                "methods": comparison.rows,
+                "runs": comparison.runs,
+                "goal": comparison.goal,
+                "free": comparison.best_free,
+                "failed": [entry for entry in comparison.free if not entry.finished],
+                "lacking": comparison.lacking,
+            },
             "scale": scale,
             "films": films(comparison.path / "videos", labels, int(videos_mib * MIB)),
             "field": field_of(comparison, [run.name for run in order]),

@@ -2,7 +2,7 @@
 
 Scores are the success of each run in the end, which has the same unit on every task. They are told of as Agarwal et al.
 (2021, arXiv 2108.13264) ask: by the interquartile mean over all runs, with an interval from a bootstrap that is
-stratified by task. A method is ranked only if it has finished runs on every task.
+stratified by task. A method is ranked only if it has finished runs on every task, and so is a free baseline.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ def named(comparisons: Sequence[Comparison]) -> dict[str, Comparison]:
 def scores_of(tasks: Mapping[str, Comparison]) -> dict[str, dict[str, list[float]]]:
     found: dict[str, dict[str, list[float]]] = {}
     for task, comparison in tasks.items():
-        for run in comparison.runs:
+        for run in comparison.runs + comparison.free:
             if run.finished and run.final is not None:
-                found.setdefault(run.method, {}).setdefault(task, []).append(run.final)
+                found.setdefault(run.label or run.method, {}).setdefault(task, []).append(run.final)
     return found
 
 
@@ -89,14 +89,15 @@ def pooled(comparisons: Sequence[Comparison]) -> dict[str, Any]:
     """What the page shows."""
     tasks = named(comparisons)
     scores = scores_of(tasks)
-    everyone = list(dict.fromkeys(run.method for comparison in tasks.values() for run in comparison.runs))
+    refined = list(dict.fromkeys(run.method for comparison in tasks.values() for run in comparison.runs))
+    everyone = [*refined, *dict.fromkeys(run.label for comparison in tasks.values() for run in comparison.free)]
     failed = Counter(run.method for comparison in tasks.values() for run in comparison.runs if not run.finished)
     rows = ranking(scores, list(tasks), failed)
     bases = [value for comparison in tasks.values() if (value := base_value(comparison)) is not None]
     base = statistics.mean(bases) if len(bases) == len(tasks) else None
     lacking = {method: [task for task in tasks if task not in scores.get(method, {})] for method in everyone}
     return {
-        "title": f"{plural(len(everyone), 'method')} on {plural(len(tasks), 'task')}",
+        "title": f"{plural(len(refined), 'method')} on {plural(len(tasks), 'task')}",
         "verdict": _verdict(rows, base, len(tasks)),
         "facts": [
             ("Tasks", str(len(tasks)), ", ".join(tasks)),
@@ -135,7 +136,7 @@ def _each(tasks: Mapping[str, Comparison], methods: Sequence[str]) -> dict[str, 
     base = [None if (value := base_value(x)) is None else Cell(value, None, None) for x in tasks.values()]
     rows: dict[str, list[Cell | None]] = {"base": base}
     for method in methods:
-        mine = [next((row for row in x.methods if row.method == method), None) for x in tasks.values()]
+        mine = [next((row for row in x.rows if row.method == method), None) for x in tasks.values()]
         rows[method] = [None if x is None or x.mean is None else Cell(x.mean, x.low, x.high) for x in mine]
     return rows
 

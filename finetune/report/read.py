@@ -55,6 +55,11 @@ class Entry:
     time_to_goal_s: float | None = None
     dip: float | None = None
     minutes: float | None = None
+    control_steps: float | None = None
+    gradient_steps: float | None = None
+    delivered: float | None = None
+    delivers: str | None = None  # its base, its last policy, or the best on the way
+    label: str = ""  # of a free baseline
     timing: dict[str, float | None] | None = None
 
     def __post_init__(self) -> None:
@@ -90,6 +95,14 @@ class MethodRow:
     time_to_goal_s: float | None = None
     dip: float | None = None
     minutes: float | None = None
+    control_steps: float | None = None
+    gradient_steps: float | None = None
+    delivered: float | None = None
+    standing: str | None = None  # against the best free baseline
+    over_free: float | None = None
+    over_free_low: float | None = None
+    over_free_high: float | None = None
+    free: bool = False  # it is a free baseline itself
 
 
 @dataclass(frozen=True)
@@ -156,6 +169,34 @@ class Comparison:
     starts: Starts
     evaluations: dict[str, Evaluation]  # "base" and names of runs; only those that are there
     folders: dict[str, RunFolder]  # of runs, likewise
+    free: list[Entry]  # the free baselines; older comparisons have none
+    lacking: str  # which of them are not there, and how to get them
+
+    @property
+    def best_free(self) -> Entry | None:
+        return max((x for x in self.free if x.final is not None), key=lambda x: x.final or 0.0, default=None)
+
+    @property
+    def rows(self) -> list[MethodRow]:
+        """Methods and free baselines, by their last policies."""
+        rows = self.methods + [_free_row(entry) for entry in self.free]
+        return sorted(rows, key=lambda row: (row.mean is None, -(row.mean or 0.0)))
+
+
+def _free_row(entry: Entry) -> MethodRow:
+    names = (
+        "low",
+        "high",
+        "difference",
+        "difference_low",
+        "difference_high",
+        "minutes",
+        "control_steps",
+        "gradient_steps",
+    )
+    numbers: dict[str, Any] = {name: getattr(entry, name) for name in names}
+    runs, name = int(entry.finished), entry.label or entry.method
+    return MethodRow(name, runs, 1 - runs, entry.final, free=True, **numbers)
 
 
 def read_run(path: Path) -> RunFolder:
@@ -200,6 +241,8 @@ def read_comparison(path: Path) -> Comparison:
         best=best,
         starts=Starts() if starts is None else _table(Starts, _json(starts), "starts.json"),
         evaluations=_evaluations(path, ["base", *names]),
+        free=[_table(Entry, x, f"free[{i}]") for i, x in enumerate(_list(data, "free"))],
+        lacking=str(data.get("lacking") or ""),
         folders={run.name: read_run(folder) for run in runs if (folder := _run_folder(path, run)) is not None},
     )
 

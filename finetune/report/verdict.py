@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ..comparison import BEATS, SAID
 from .curves import measure_of, trials
 from .read import Comparison, Entry, RunFolder
 from .words import duration, number, plural, probability
@@ -45,7 +46,20 @@ def of_comparison(comparison: Comparison) -> Verdict:
         sentence = f"No method improved on its base: the best, {best.method}, {reached}"
     else:
         sentence = f"No method is measurably better than its base: the best, {best.method}, {reached}"
-    return Verdict(sentence, f"{_difference(comparison, run)}{_selection(comparison, run)}{lost}")
+    beaten = _against_free(comparison, best.method)
+    return Verdict(sentence + beaten, f"{_difference(comparison, run)}{_selection(comparison, run)}{lost}")
+
+
+def _against_free(comparison: Comparison, method: str) -> str:
+    """Whether the chosen method beats what costs no episodes; where it does not, which others do."""
+    free, measure = comparison.best_free, comparison.measure
+    held = {row.method: row.standing for row in comparison.methods if row.standing in SAID}
+    if free is None or method not in held:
+        return ""
+    rival = f"{free.label} (the best without new episodes, {measure.value(free.final)})"
+    better = [name for name, standing in held.items() if standing == BEATS and name != method]
+    also = f"; that is beaten by {', '.join(better)}" if better and held[method] != BEATS else ""
+    return f" It {SAID[held[method] or ''].format(rival)}{also}."
 
 
 def _difference(comparison: Comparison, run: Entry) -> str:
@@ -79,6 +93,8 @@ def comparison_facts(comparison: Comparison) -> Facts:
         facts.append(("Best run", measure.value(run.final), measure.interval(run.low, run.high)))
         interval = measure.interval(run.difference_low, run.difference_high)
         facts.append(("Difference", measure.change(run.difference), f"{measure.unit_of_change} {interval}".strip()))
+    if (free := comparison.best_free) is not None:
+        facts.append(("Without new episodes", measure.value(free.final), free.label))
     if comparison.budget is not None:
         facts.append(("Budget", f"{comparison.budget:,.0f}", "control steps per run"))
     finished = sum(r.finished for r in comparison.runs)

@@ -6,6 +6,7 @@ action limits from the data, the final observation as a repetition of the last o
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from . import lerobot_layout as layout
 from .episodes import Episode, Episodes, action_limits
 from .lerobot_writer import LeRobotWriter, write_lerobot
 
-__all__ = ["LeRobotWriter", "read_extra", "read_lerobot", "write_lerobot"]
+__all__ = ["LeRobotWriter", "fingerprint", "read_extra", "read_lerobot", "write_lerobot"]
 
 # The features that become an observation, an action or the result of one; anything else is passed over with a note.
 RESULTS = set(layout.RESULT_FEATURES)
@@ -37,6 +38,15 @@ def read_lerobot(path: str | Path) -> Episodes:
 def read_extra(path: str | Path) -> list[dict[str, torch.Tensor]]:
     """``Episode.extra`` of each episode, without unpacking a picture; empty where the set has no further columns."""
     return _Reader(Path(path)).read_extra()
+
+
+def fingerprint(data: str | Path) -> str:
+    """Which dataset it is, wherever it lies: the hash of its description and of its table of episodes."""
+    digest = hashlib.sha256()
+    for path in sorted((Path(data) / "meta").rglob("*")):
+        if path.is_file():
+            digest.update(path.relative_to(data).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 class _Reader:
