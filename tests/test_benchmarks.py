@@ -68,6 +68,7 @@ KEYS = {
         "parity",
     },
     "rehearsal": {"simulation", "twin", "emulated", "gentle", "gentle_refined", "guarded"},
+    "residual_observations": {"insert_residual_ppo_gain"},
     "render_speed": {"over_renderer", "over_plain_renderer", "frames_per_s"},
     "sim_speed": {"of_raw", "over_async", "over_sync", "over_envpool", "half_cheetah_over_async"},
     "from_scratch": {f"{name}_over_sb3" for name in ("sac", "sac_normalized", "td3", "td3_normalized", "ppo")},

@@ -234,15 +234,15 @@ def worlds():
 
 
 @torch.no_grad()
-def test_a_residual_per_step_plays_as_it_did_on_the_view_it_was_trained_on():
-    policy = residual("step")
-    view = ResidualEnv(worlds(), ChunkController(policy.base, 3, seed=4), policy.config.bound)
-    assert policy.net.spec.inputs == agent_spec(view.spec).inputs
+def plays_as_on_its_view(policy, view, seen_otherwise=lambda seen: None):
+    """20 ticks with ends; ``seen_otherwise`` is an observation that the net must answer differently."""
     env, controller = worlds(), controller_for(policy, 3, seed=4)
     seen, obs = view.reset(), env.reset()
     controller.reset(torch.ones(3, dtype=torch.bool))
     for _ in range(20):
-        felt = view.step(policy.net.act(seen, greedy=True)[:, 0])
+        correction, other = policy.net.act(seen, greedy=True), seen_otherwise(seen)
+        assert other is None or not torch.equal(policy.net.act(other, greedy=True), correction)
+        felt = view.step(correction[:, 0])
         peeked = controller.peek(obs)
         action = controller.step(obs)
         assert torch.equal(action, peeked)
@@ -256,7 +256,13 @@ def test_a_residual_per_step_plays_as_it_did_on_the_view_it_was_trained_on():
             controller.reset(ended)
 
 
-@torch.no_grad()
+def test_a_residual_per_step_plays_as_it_did_on_the_view_it_was_trained_on():
+    policy = residual("step")
+    view = ResidualEnv(worlds(), ChunkController(policy.base, 3, seed=4), policy.config.bound)
+    assert policy.net.spec.inputs == agent_spec(view.spec).inputs
+    plays_as_on_its_view(policy, view)
+
+
 @pytest.mark.parametrize("observe", [[Hidden.phase], [Hidden.queue], list(Hidden)])
 def test_a_residual_that_observes_the_queue_of_its_base_is_deployed_and_saved_with_it(observe, tmp_path):
     """Also around another residual, whose base has the queue."""
@@ -267,22 +273,7 @@ def test_a_residual_that_observes_the_queue_of_its_base_is_deployed_and_saved_wi
     checkpoint.save(tmp_path / "p", config=describe(made), state=made.state_dict())
     policy, _ = load_policy(tmp_path / "p")
     assert policy.observe == observe
-    env, controller = worlds(), controller_for(policy, 3, seed=4)
-    seen, obs = view.reset(), env.reset()
-    controller.reset(torch.ones(3, dtype=torch.bool))
-    for _ in range(20):
-        felt = view.step(net.act(seen, greedy=True)[:, 0])
-        blind = {**seen, **{x.key: torch.zeros_like(seen[x.key]) + 0.3 for x in observe}}
-        assert not torch.equal(net.act(blind), net.act(seen)), "what is observed matters"
-        peeked, action = controller.peek(obs), controller.step(obs)
-        assert torch.equal(action, peeked)
-        torch.testing.assert_close(action, felt.info["executed"], rtol=0, atol=1e-6)
-        step = env.step(action)
-        ended = step.terminated | step.truncated
-        seen, obs = felt.obs, step.obs
-        if ended.any():
-            seen, obs = view.reset(ended), env.reset(ended)
-            controller.reset(ended)
+    plays_as_on_its_view(policy, view, lambda seen: {**seen, **{x.key: seen[x.key] + 0.3 for x in observe}})
 
 
 @torch.no_grad()
