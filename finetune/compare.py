@@ -103,7 +103,7 @@ class CompareConfig:
 def compare(config: CompareConfig) -> int:
     base, origin = load_policy(config.base)
     world, execute = origin.get("env"), base.spec.execute
-    task = config.task or (world or {}).get("name")
+    task = config.task or (world.get("name") if isinstance(world, Mapping) else None)
     chosen = {each.label: each for each in (contender(name, task, config.budget, execute) for name in config.methods)}
     for each in chosen.values():
         require(each.method, base)

@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from ..policies.core.cli import require_literal
 from ..policies.core.config import from_data
 from ..policies.core.errors import BurnishError, did_you_mean
 from ..policies.core.manifest import plain_yaml
+from ..policies.core.stored import plain_world
 from .build import CHOICES, decision_ticks
 
 MAIN = "import sys; from burnish.policies.core.cli import main; sys.exit(main())"  # a verb in a process of its own
@@ -35,14 +37,14 @@ def contender(name: str, task: str | None, budget: int, execute: int) -> Contend
         text, words, label = f"defaults: [override /method: {name}]", [f"method={name}"], name
     elif path.suffix in (".yaml", ".yml") and path.is_file():
         text, label = path.read_text(encoding="utf-8"), path.stem
-        words = list(_as_words(_parsed(text, name)))
+        words = _said(_parsed(text, name), name)
     else:
         raise BurnishError(
             f"methods={name} is neither an experiment of {task}, nor a method, nor a YAML file; "
             f"{did_you_mean(name, [*experiments, *CHOICES])}"
         )
     data = _parsed(text, name)
-    method = next((word.removeprefix("method=") for word in _as_words(data) if word.startswith("method=")), None)
+    method = next((word.removeprefix("method=") for word in _said(data, name) if word.startswith("method=")), None)
     if method is None or method not in CHOICES:
         raise BurnishError(f"{name} chooses no method: a line `- override /method: dsrl` under `defaults:` does")
     given = {key: x for key, x in data.get("method", {}).items() if key in ("execute", "view")}
@@ -52,9 +54,9 @@ def contender(name: str, task: str | None, budget: int, execute: int) -> Contend
 
 def _experiments(task: str | None) -> dict[str, str]:
     folder = resources.files("burnish.configs").joinpath("experiment")
-    if task is None or not folder.joinpath(task).is_dir():
-        return {}
-    files = (f for f in folder.joinpath(task).iterdir() if f.name.endswith(".yaml"))
+    # The name of the task may be a checkpoint's word: it is compared, and never joined to a path.
+    tasks = (inner for inner in folder.iterdir() if inner.name == task and inner.is_dir())
+    files = (f for inner in tasks for f in inner.iterdir() if f.name.endswith(".yaml"))
     return {f.name.removesuffix(".yaml"): f.read_text(encoding="utf-8") for f in files}
 
 
@@ -65,7 +67,7 @@ def world_words(name: str | None) -> list[str]:
     path = Path(name)
     if not path.is_file():
         raise BurnishError(f"world={name} is no file; it holds settings of env, as a file of methods= may")
-    words = list(_as_words(_parsed(path.read_text(encoding="utf-8"), name)))
+    words = _said(_parsed(path.read_text(encoding="utf-8"), name), name)
     if not any(word.startswith("env=") for word in words) or any(not word.startswith("env") for word in words):
         raise BurnishError(
             f"{name} must choose a world by a line `- override /env: insert` under `defaults:`, and say "
@@ -82,6 +84,17 @@ def _parsed(text: str, name: str) -> Mapping[str, Any]:
     if not isinstance(data, Mapping):
         raise BurnishError(f"{name} must hold settings as in configs/experiment, but it holds {data!r}")
     return data
+
+
+def _said(data: Mapping[str, Any], name: str) -> list[str]:
+    """The settings of the file ``name`` as words of a command line. It may be a stranger's: its words are literal, and
+    of a world they say no more than a checkpoint's may."""
+    try:
+        words = list(_as_words(data))
+        plain_world(data.get("env"), name)
+    except (AttributeError, RuntimeError, TypeError) as error:
+        raise BurnishError(f"{name} must hold settings as in configs/experiment: {error}") from error
+    return [require_literal(word, name) for word in words]
 
 
 def _as_words(data: Mapping[str, Any], place: str = "") -> Iterator[str]:

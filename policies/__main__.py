@@ -13,7 +13,7 @@ import torch
 from omegaconf import MISSING
 
 from ..offline.actors import trainable_imitator
-from ..sim.build import ENVS, env_name, make_env, world_from
+from ..sim.build import ENVS, make_env, named, world_from
 from .best import Best
 from .build import POLICIES, CheckpointConfig, build_policy, load_policy, weights_of
 from .core import files
@@ -269,9 +269,7 @@ def prepare(device: str, threads: int) -> torch.device:
 
 def origin_of(env: Any) -> dict[str, Any] | None:
     """A configured world as the plain data that datasets and checkpoints remember."""
-    if env is None:
-        return None
-    return {"name": env_name(env), "config": to_data(env)}
+    return None if env is None else named(env)
 
 
 def world_for(

@@ -30,7 +30,7 @@ from ..policies.core.types import Controller, VecEnv
 from ..policies.data.episodes import Episode
 from ..policies.data.lerobot_writer import LeRobotWriter
 from ..policies.horizon import controller_for
-from .build import ENVS, env_name, make_env, world_from
+from .build import ENVS, make_env, named, world_from
 from .collect import stream
 from .experts import make_expert
 from .two_mode import TwoModeConfig
@@ -146,7 +146,7 @@ def _scene(config: CollectConfig) -> Scene:
         env, controller = _seen_by(policy, raw), controller_for(policy, worlds)
     generator = {"burnish": burnish_version(), "task": getattr(raw, "version", None)}
     settings = {"seed": config.seed, **made_by, "sim_state": config.sim_state, "generator": generator}
-    return Scene(raw, env, controller, {"env": {"name": env_name(world), "config": to_data(world)}, **settings})
+    return Scene(raw, env, controller, {"env": named(world), **settings})
 
 
 def _state_of(scene: Scene) -> Any:

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from ..policies.core.config import from_data
+from ..policies.core.config import from_data, to_data
 from ..policies.core.errors import BurnishError, did_you_mean
+from ..policies.core.stored import plain_world
 from ..policies.core.types import VecEnv
 from .gym_env import GymConfig
 from .locomotion.settings import AntConfig, HalfCheetahConfig, HopperConfig, HumanoidConfig, Walker2dConfig
@@ -77,12 +78,25 @@ def env_config(name_or_config: Any) -> Any:
     return ENVS[name_or_config].config()
 
 
+class Named(dict[str, Any]):
+    """A world that the user named, as the plain data that datasets and checkpoints remember. It may say what a stored
+    one may not; anything that was read from a file is no ``Named``, and comes from nobody known."""
+
+
+def named(config: Any) -> Named:
+    return Named(name=env_name(config), config=to_data(config))
+
+
 def world_from(data: Mapping[str, Any]) -> Any:
     """The configuration that a dataset or a checkpoint remembers as ``{"name": ..., "config": {...}}``."""
-    name = data.get("name")
-    if name not in ENVS:
-        raise BurnishError(f"there is no environment {name!r}; {did_you_mean(str(name), ENVS)}")
-    return from_data(ENVS[name].config, data.get("config", {}), "env")
+    if not isinstance(data, Mapping):
+        raise BurnishError(f"the stored world must be a name and its settings, but it is {data!r:.80}; give env=...")
+    name, settings = data.get("name"), data.get("config", {})
+    if not isinstance(name, str) or name not in ENVS:
+        raise BurnishError(f"there is no environment {name!r:.80}; {did_you_mean(str(name)[:80], ENVS)}")
+    if not isinstance(data, Named):
+        plain_world(settings, "the world that is stored with the policy or the data")
+    return from_data(ENVS[name].config, settings, "env")
 
 
 def make_env(name_or_config: Any, num_envs: int, seed: int = 0, device: torch.device | str = "cpu") -> VecEnv:

@@ -129,6 +129,7 @@ def compose(verb: str, schema: type, groups: Mapping[str, Mapping[str, type]], o
             raise BurnishError(f"{word!r} is not a setting; write key=value, and see `burnish {verb} --help`")
         if word[0] in "+~":
             raise BurnishError(f"{word!r} adds or removes a setting, but settings can only be changed; write key=value")
+        require_literal(word)
         if re.match(r"hydra\b", word):
             raise BurnishError(f"{word!r} sets up Hydra, which only composes settings here; there is nothing to set")
         group = word.removesuffix("=null")
@@ -153,6 +154,17 @@ def compose(verb: str, schema: type, groups: Mapping[str, Mapping[str, type]], o
         raise BurnishError(_sentence(error, schema, groups, overrides)) from error
     finally:
         GlobalHydra.instance().hydra = outer
+
+
+def require_literal(word: str, where: str = "a setting") -> str:
+    """A setting is what it says. OmegaConf would look up ``${oc.env:KEY}``, and words may come from a stranger's file:
+    what lies in the environment would go into run folders, checkpoints and error sentences."""
+    if "${" in word:
+        raise BurnishError(
+            f"{where} holds '${{...}}' ({word!r:.120}), which is never looked up here; write the value itself, or let "
+            "the shell fill it in: out=$HOME/runs"
+        )
+    return word
 
 
 def _implied(
