@@ -8,11 +8,13 @@ bit for bit; the matrix products behind it may round otherwise when another numb
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from .core.patience import first_act
 from .core.seed import EpisodeSeeds, RowNoise
 from .core.tree import index, map_tree, where
 from .core.types import Controller, Obs, Policy
@@ -44,6 +46,7 @@ class ChunkController:
         self._left = torch.zeros(num_envs, dtype=torch.int64, device=device)  # actions still in the queue
         self._decision = torch.zeros_like(self._left)
         self._plan: Plan | None = None
+        self._acted = False  # before: its first act may be a stranger's, and has a limit of time
 
     def reset(self, mask: Tensor, seeds: Sequence[int] | None = None) -> None:
         self._seeds.begin(mask, seeds)
@@ -86,8 +89,9 @@ class ChunkController:
                 return self._plan.chunk
         ask = wanted.nonzero()[:, 0]
         noise = RowNoise(self._seeds.current[ask], self._decision[ask])
-        with torch.no_grad():
+        with torch.no_grad(), nullcontext() if self._acted else first_act():
             drawn = self.policy.act(index(obs, ask), greedy=self.greedy, generator=noise)
+        self._acted = True
         chunk = torch.zeros_like(self._queue) if self._plan is None else self._plan.chunk.clone()
         chunk[ask] = self.policy.spec.executed(drawn).to(chunk)
         # Worlds may reuse the memory of their observations, so the plan keeps its own copy.

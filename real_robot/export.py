@@ -24,6 +24,7 @@ from ..policies.core import manifest
 from ..policies.core.checkpoint import FILES
 from ..policies.core.config import to_data
 from ..policies.core.errors import BurnishError
+from ..policies.core.patience import first_act
 from ..policies.core.run import find_policy
 from ..policies.core.seed import RowNoise
 from ..policies.core.spec import PolicySpec, dtype_of
@@ -193,7 +194,7 @@ def network(policy: Any, shapes: Mapping[str, tuple[int, ...]], program: str) ->
     else:
         asked = _Given(None)
         try:
-            with torch.no_grad():
+            with torch.no_grad(), first_act():
                 planner(policy).act(blank, generator=asked)
         except BurnishError:
             raise

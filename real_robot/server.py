@@ -48,6 +48,7 @@ from torch import Tensor
 
 from ..policies.core.config import to_data
 from ..policies.core.files import remove
+from ..policies.core.patience import first_act
 from ..policies.core.scale import Scale
 from ..policies.core.schema import Code, Field, Refusal, Request, Schema
 from ..policies.core.seed import RowNoise
@@ -82,7 +83,7 @@ class PolicyServer:
         self.spec = replace(spec, horizon=spec.horizon - spec.start, start=0)
         self._scale = Scale(spec.action)
         blank = {k: torch.zeros(1, *s, dtype=dtype_of(k), device=self.device) for k, s in spec.inputs.shapes.items()}
-        with torch.no_grad():
+        with torch.no_grad(), first_act():
             policy.act(blank, greedy=True)  # who cannot answer with chunks is refused here, not in mid-flight
         self.schema = _schema(self.spec, config.batch)
         noise, hidden = (["noise"] if spec.noise_shape else []), (["hmac"] if key else [])
