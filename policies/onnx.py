@@ -6,7 +6,7 @@ actions (B, A), in the units of the actuators, or in [-1, 1] where ``unit`` says
 are asked one by one. A model with a `PolicySpec` as JSON under ``burnish.spec`` in its metadata is a policy as we
 understand it: its specification is that, and its actions are in [-1, 1].
 
-A model can run nothing but onnxruntime's own operators: libraries of others are never loaded, nor files beside it.
+A model can run nothing but onnxruntime's own operators, within bounds of time and memory (real_robot/network.py).
 Where only a checkpoint names a model (`outside.py`), it must lie in the checkpoint or below the folder that one stands
 in, and have the sha256 of the model that was refined.
 """
@@ -19,12 +19,12 @@ import os
 import stat
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..real_robot.network import Network
 from .core.errors import BurnishError
 from .core.scale import Scale
 from .core.seed import Noise
@@ -63,9 +63,9 @@ class OnnxPolicy:
     def __init__(self, config: OnnxConfig, world: EnvSpec) -> None:
         model, sha256 = _read(config)
         self.config, self.world = replace(config, sha256=sha256), world
-        self._session = _session(config, model)
-        self._inputs = {node.name: node for node in self._session.get_inputs()}
-        outputs = [node.name for node in self._session.get_outputs()]
+        self._network = _network(config, model)
+        self._inputs = {node.name: node for node in self._network.inputs}
+        outputs = [node.name for node in self._network.outputs]
         self._output = config.actions or outputs[0]
         if self._output not in outputs:
             raise BurnishError(f"policy.actions={self._output}, but the outputs of {config.path} are {outputs}")
@@ -80,7 +80,7 @@ class OnnxPolicy:
                 f"{config.path} takes {batches} rows at once; export it with a batch of 1 or of any size"
             )
         self._singly = bool(batches)
-        written = self._session.get_modelmeta().custom_metadata_map.get(SPEC)
+        written = self._network.metadata.get(SPEC)
         self.spec = self._tried() if written is None else self._as_written(written)
         self._scale = None if written is not None or config.unit else Scale(self.spec.action)
 
@@ -113,10 +113,10 @@ class OnnxPolicy:
         rows = len(next(iter(arrays.values())))
         parts = [slice(i, i + 1) for i in range(rows)] if self._singly else [slice(0, rows)]
         try:
-            answers = [self._session.run([self._output], {k: x[part] for k, x in arrays.items()}) for part in parts]
+            answers = [self._network.run(self._output, {k: x[part] for k, x in arrays.items()}) for part in parts]
         except Exception as error:  # the errors of onnxruntime have no other base
             raise BurnishError(f"{self.config.path} cannot be run: {_first_line(error)}") from error
-        actions = np.concatenate([np.asarray(answer[0]) for answer in answers])
+        actions = np.concatenate(answers)
         return actions[:, None] if actions.ndim == 2 else actions
 
     def _given(self, name: str, x: Tensor) -> np.ndarray:
@@ -206,18 +206,11 @@ def _read(config: OnnxConfig) -> tuple[bytes, str]:
     return content, found
 
 
-def _session(config: OnnxConfig, model: bytes) -> Any:
+def _network(config: OnnxConfig, model: bytes) -> Network:
     try:
-        import onnxruntime
+        return Network(model, config.threads)
     except ImportError as error:
         raise BurnishError("policy=onnx needs onnxruntime; pip install 'burnish[onnx]'") from error
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = config.threads, 1
-    options.log_severity_level = 4  # what goes wrong is raised, and said once
-    # Else weights that lie outside of the model would be looked for in the folder that the process stands in.
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)
-    try:
-        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # the errors of onnxruntime have no other base
         raise BurnishError(
             f"{config.path} is no model that onnxruntime can run by itself, without operators or files of others: "

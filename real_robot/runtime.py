@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from numpy.typing import NDArray
 
 from .bundle import ONNX, Bundle, is_image, read, stacked_by_history
 from .errors import Refused
+from .network import Network
 from .ops import Pinned, Program, prepare
 
 Array = NDArray[np.float32]
@@ -274,23 +274,16 @@ def load(folder: Path | str, *, network: bool = False) -> ExportedPolicy:
 def _network(
     model: bytes, file: str, inputs: Mapping[str, NDArray[Any]], shapes: Mapping[str, tuple[int, ...]], width: int
 ) -> Program:
-    """One call of onnxruntime in the place of operations. It loads neither operators of others nor files."""
+    """One call of onnxruntime in the place of operations."""
     try:
-        import onnxruntime
+        found = Network(model)
     except ImportError as error:
         raise Refused(f"{file} needs onnxruntime; pip install 'burnish[onnx]'") from error
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 4  # what goes wrong is raised, and said once
-    # Else weights that lie outside of the network would be looked for in the folder that the process stands in.
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)
-    try:
-        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # the errors of onnxruntime have no other base
         words = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise Refused(f"{file} is no network that onnxruntime can run by itself: {words}") from error
     feed = {}
-    for node in session.get_inputs():
+    for node in found.inputs:
         if node.name not in inputs:
             raise Refused(f"{file} reads {node.name[:60]!r}, which the bundle does not observe or draw")
         whole = inputs[node.name].reshape((1, *shapes.get(node.name, inputs[node.name].shape[1:])))  # a view
@@ -300,14 +293,14 @@ def _network(
                 f"{file} reads {node.name!r} as {node.type} of {node.shape}, and the bundle has {whole.shape}"
             )
         feed[node.name] = whole
-    outputs = session.get_outputs()
+    outputs = found.outputs
     if len(outputs) != 1:
         raise Refused(f"{file} makes {len(outputs)} outputs, and one is needed")
     output = np.zeros((1, width), np.float32)
 
     def run() -> None:
         try:
-            answer = np.asarray(session.run([outputs[0].name], feed)[0])
+            answer = found.run(outputs[0].name, feed)
         except Exception as error:
             raise Refused(f"{file} cannot be run: {str(error).splitlines()[:1]}") from error
         if answer.size != width:

@@ -91,6 +91,7 @@ POLICY_SIDE = tuple(
 PHYSICS_SIDE = tuple(f"real_robot.{name}" for name in ("collision", "drivers.twin", "emulators"))
 WALLS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("policies.core",), ("policies.core",)),
+    (("policies.onnx",), ("policies", "real_robot.network")),  # a leaf, as below
     (("policies",), ("policies",)),
     (("offline",), ("offline", "policies")),
     (("finetune",), ("finetune", "offline", "policies")),
@@ -109,7 +110,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "transformers": ("policies.vla",),
     "msgpack": ("policies.core.wire", "policies.core.schema"),
     "websockets": ("policies.core.connection", "real_robot.door"),
-    "onnxruntime": ("policies.onnx", "real_robot.runtime", "real_robot.parity"),
+    "onnxruntime": ("real_robot.network",),
     "dynamixel_sdk": ("real_robot.drivers",),
     "scservo_sdk": ("real_robot.drivers",),
     "rtde_control": ("real_robot.drivers",),
