@@ -40,7 +40,8 @@ VERSION = 1
 POLICY, TENSORS, PARITY = "policy.json", "policy.safetensors", "parity.json"
 ONNX = {"plan": "policy.onnx", "tick": "tick.onnx"}  # program -> file
 LIMITS = {POLICY: 16 * 2**20, TENSORS: 512 * 2**20, PARITY: 2**20, **dict.fromkeys(ONNX.values(), 512 * 2**20)}
-MAX_NUMBERS = 2**24  # of one observation, or of a chunk
+MAX_NUMBERS = 2**24  # of one observation, and of all noise of a decision
+MAX_CHUNK = 2**18
 
 Array = NDArray[np.float32]
 
@@ -75,12 +76,14 @@ class Schema:
             raise Refused(f"start={self.start} and execute={self.execute} exceed horizon={self.horizon} of the policy")
         if not (0 < len(self.low) == len(self.high) and all(a < b for a, b in zip(self.low, self.high, strict=True))):
             raise Refused("the limits of the policy's actions need low < high, number by number")
-        if not self.obs or self.horizon * len(self.low) > MAX_NUMBERS:
+        if not self.obs or self.horizon * len(self.low) > MAX_CHUNK:
             raise Refused("the policy observes nothing, or its chunk is beyond all sizes")
+        if sum(map(math.prod, self.obs.values())) > MAX_NUMBERS:
+            raise Refused(f"what the policy observes is too large: more than {MAX_NUMBERS} numbers at once")
         for key, shape in self.obs.items():
             stack = shape[:1] if stacked_by_history(key) and self.history > 1 else (self.history,)
-            if math.prod(shape) > MAX_NUMBERS or stack != (self.history,):
-                raise Refused(f"the observation {key!r} has the shape {shape}, which is too large or lacks its history")
+            if stack != (self.history,):
+                raise Refused(f"the observation {key!r} has the shape {shape}, which lacks its history")
         if self.control_hz is not None and not 0 < self.control_hz < math.inf:
             raise Refused(f"control_hz={self.control_hz} of the policy must be a positive number")
 
@@ -151,6 +154,8 @@ class Bundle:
     def __post_init__(self) -> None:
         if "plan" not in self.programs or not set(self.programs) <= set(ONNX) or not set(self.onnx) <= set(ONNX):
             raise Refused(f"the programs of a bundle are {' and '.join(ONNX)}, not {sorted(self.programs)[:10]}")
+        if sum(noise.rows * math.prod(noise.shape) for noise in self.noise) > MAX_NUMBERS:
+            raise Refused(f"the policy draws more than {MAX_NUMBERS} numbers of noise for one decision")
         for name, program in self.programs.items():
             if set(_object(program, name)) - {"ops", "output"} or not (program or name in self.onnx):
                 raise Refused(f"the program {name!r} of the bundle has neither operations nor a network, or more")

@@ -7,27 +7,22 @@ loops, branches or calls, so it ends, and how long it takes is known when it is 
 
 `prepare` reads the list once: it checks every name, shape and number, lays out all memory, and returns calls that need
 none. Whatever does not fit is refused by a sentence; nothing is ever executed that is not in this table.
-
-gelu needs the error function, which NumPy lacks: Abramowitz and Stegun 1964, formula 7.1.26, is off by 1.5e-7 at most.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from .activations import ACTIVATIONS, Array, Call
 from .errors import Refused
-
-Array = NDArray[np.float32]
-Call = Callable[[], Any]
 
 MAX_OPS = 50_000
 MAX_VALUES = 2**24  # numbers that all values of a program hold together: 64 MiB
+MAX_WORK = 2**36  # multiplications in all its matrix products: some seconds
 
 
 class Pinned:
@@ -40,12 +35,19 @@ class Pinned:
 class Item:
     """One operation while it is prepared; each of its settings must be asked for, and no other may be there."""
 
-    def __init__(self, number: int, data: Any, values: Mapping[str, Array], tensors: Mapping[str, Array]) -> None:
+    def __init__(
+        self,
+        number: int,
+        data: Any,
+        values: Mapping[str, Array],
+        tensors: Mapping[str, Array],
+        turned: dict[str, Array],
+    ) -> None:
         if not isinstance(data, dict) or not isinstance(data.get("op"), str):
             raise Refused(f"operation {number} of the program is no object that names its op")
         self.kind, self.name = data["op"], f"operation {number} ({data['op'][:40]})"
         self._left = {key: x for key, x in data.items() if key not in ("op", "in", "out")}
-        self._tensors = tensors
+        self._tensors, self._turned = tensors, turned
         if self.kind not in OPS:
             raise Refused(f"{self.name} is unknown; this version knows {', '.join(OPS)}")
         names, out = data.get("in"), data.get("out")
@@ -93,6 +95,13 @@ class Item:
         found = self._tensors[name]
         self.need(found.shape == shape, f"needs {key!r} of shape {shape}, and {name[:60]!r} has {found.shape}")
         return found
+
+    def transposed(self, key: str, *shape: int) -> Array:
+        """The steps of a generation share their weights, and a program of kilobytes can name a large one often."""
+        name, found = str(self._left.get(key)), self.tensor(key, *shape)
+        if name not in self._turned:
+            self._turned[name] = np.ascontiguousarray(found.T)
+        return self._turned[name]
 
     def has(self, key: str) -> bool:
         return self._left.get(key) is not None
@@ -142,7 +151,7 @@ def _linear(item: Item, _: Pinned) -> Made:
     """x W^T + bias, and a second value added: what other inputs of the same layer gave, before its bias."""
     x, *plus = item.count(1, 2)
     width = item.index("width")
-    weight = np.ascontiguousarray(item.tensor("weight", width, x.shape[1]).T)
+    weight = item.transposed("weight", width, x.shape[1])
     out = np.zeros((x.shape[0], width), np.float32)
     calls: list[Call] = [partial(np.dot, x, weight, out)]
     if item.has("bias"):
@@ -172,73 +181,6 @@ def _layernorm(item: Item, _: Pinned) -> Made:
         partial(np.multiply, out, weight, out),
         partial(np.add, out, bias, out),
     ]
-
-
-def _silu(x: Array, out: Array) -> list[Call]:
-    """x / (1 + exp(-x)) by way of tanh, which cannot overflow: x (1 + tanh(x / 2)) / 2."""
-    half = np.full_like(x, 0.5)
-    return [
-        partial(np.multiply, x, half, out),
-        partial(np.tanh, out, out),
-        partial(np.multiply, out, half, out),
-        partial(np.add, out, half, out),
-        partial(np.multiply, out, x, out),
-    ]
-
-
-def _mish(x: Array, out: Array) -> list[Call]:
-    """x tanh(log(1 + e)) with e = exp(x) is x n / (n + 2) with n = e (e + 2); from x = 20 on it is x in float32."""
-    two, top, more = np.full_like(x, 2), np.full_like(x, 20), np.zeros_like(x)
-    return [
-        partial(np.minimum, x, top, out=out),
-        partial(np.exp, out, out),
-        partial(np.add, out, two, more),
-        partial(np.multiply, out, more, out),
-        partial(np.add, out, two, more),
-        partial(np.divide, out, more, out),
-        partial(np.multiply, out, x, out),
-    ]
-
-
-_ERF = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
-
-
-def _gelu(x: Array, out: Array) -> list[Call]:
-    """x (1 + erf(x / sqrt 2)) / 2. In float64, so that the formula is what limits it."""
-    z, t, poly = (np.zeros(x.shape) for _ in range(3))
-    calls: list[Call] = [
-        partial(np.abs, x, z),
-        partial(np.multiply, z, math.sqrt(0.5), z),
-        partial(np.multiply, z, 0.3275911, t),
-        partial(np.add, t, 1.0, t),
-        partial(np.divide, 1.0, t, t),
-        partial(np.multiply, t, _ERF[0], poly),
-    ]
-    for coefficient in _ERF[1:]:
-        calls += [partial(np.add, poly, coefficient, poly), partial(np.multiply, poly, t, poly)]
-    return [
-        *calls,
-        partial(np.multiply, z, z, z),
-        partial(np.negative, z, z),
-        partial(np.exp, z, z),
-        partial(np.multiply, poly, z, poly),
-        partial(np.subtract, 1.0, poly, poly),  # erf of |x| / sqrt 2
-        partial(np.copysign, poly, x, poly),
-        partial(np.add, poly, 1.0, poly),
-        partial(np.multiply, poly, 0.5, poly),
-        partial(np.multiply, poly, x, out, casting="same_kind"),
-    ]
-
-
-ACTIVATIONS: Mapping[str, Callable[[Array, Array], list[Call]]] = {
-    "silu": _silu,
-    "relu": lambda x, out: [partial(np.maximum, x, np.zeros_like(x), out=out)],
-    "gelu": _gelu,
-    "mish": _mish,
-    "tanh": lambda x, out: [partial(np.tanh, x, out)],
-    "softplus": lambda x, out: [partial(np.logaddexp, x, np.zeros_like(x), out)],
-    "exp": lambda x, out: [partial(np.exp, x, out)],
-}
 
 
 def _activation(item: Item, _: Pinned) -> Made:
@@ -378,14 +320,18 @@ def prepare(
     """``inputs`` are the matrices that are filled before the calls are made."""
     if not isinstance(ops, list) or len(ops) > MAX_OPS:
         raise Refused(f"a program is a list of at most {MAX_OPS} operations")
-    values, calls, held = dict(inputs), [], 0
+    values, calls, held, work = dict(inputs), [], 0, 0
+    turned: dict[str, Array] = {}
     for number, data in enumerate(ops):
-        item = Item(number, data, values, tensors)
+        item = Item(number, data, values, tensors, turned)
         held += _planned(item)
         if held > MAX_VALUES:
             raise Refused(f"{item.name} makes the program hold more than {MAX_VALUES} numbers at once")
         made, more = OPS[item.kind](item, pinned)
         item.finish()
+        work += made.size * max((x.shape[1] for x in item.inputs), default=1) if item.kind == "linear" else made.size
+        if work > MAX_WORK:
+            raise Refused(f"{item.name} makes the program compute more than {MAX_WORK} products")
         values[item.out] = made
         calls += more
     if not isinstance(output, str) or output not in values:
