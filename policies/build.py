@@ -148,7 +148,7 @@ def restore_policy(
     if isinstance(base, str) and not _has_external(saved.config):
         raise BurnishError(f"policy.base={base} says where a policy is that is not ours, but {saved.path} refines none")
     try:
-        policy = _assemble(saved.config, str(saved.path), base, steps, guidance)
+        policy = _assemble(saved.config, str(saved.path), base, steps, guidance, state=saved.state)
     except BurnishError:
         raise
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
@@ -166,7 +166,17 @@ def restore_policy(
     return policy.to(device).eval()
 
 
-def _assemble(data: Any, where: str, base: Any, steps: int | None = None, guidance: float | None = None) -> Any:
+def _assemble(
+    data: Any,
+    where: str,
+    base: Any,
+    steps: int | None = None,
+    guidance: float | None = None,
+    *,
+    state: Mapping[str, Any],
+    prefix: str = "",
+) -> Any:
+    """``state`` is that of the whole policy; the names of this part of it begin with ``prefix``."""
     name = data.get("policy") if isinstance(data, Mapping) else None
     if name == EXTERNAL:
         spec = PolicySpec.from_dict(data.get("spec", {}))
@@ -181,13 +191,35 @@ def _assemble(data: Any, where: str, base: Any, steps: int | None = None, guidan
     kind = KINDS[name]
     settings = _adapted(from_data(kind.config, data.get("config", {}), "policy"), steps, guidance)
     if isinstance(kind, PolicyKind):
-        return build_policy(settings, PolicySpec.from_dict(data.get("spec", {})))
+        spec = PolicySpec.from_dict(data.get("spec", {}))
+        _require_tensors(_maker(kind), settings, spec, where, state, prefix)
+        return build_policy(settings, spec)
     parts = data.get("parts")
     given = set(parts) if isinstance(parts, Mapping) else set()
     if not set(kind.parts) <= given <= {*kind.parts, *kind.optional}:
         raise BurnishError(f"{where} holds a {name} policy, whose parts are {kind.parts}, but it lists {sorted(given)}")
-    made = {part: _assemble(description, where, base) for part, description in data["parts"].items()}
+    made = {
+        part: _assemble(description, where, base, state=state, prefix=f"{prefix}{part}.")
+        for part, description in data["parts"].items()
+    }
     return _maker(kind)(**made, **vars(settings))
+
+
+def _require_tensors(
+    make: Any, settings: Any, spec: PolicySpec, where: str, state: Mapping[str, Any], prefix: str
+) -> None:
+    """The sizes that a checkpoint declares are those of the tensors that lie in it. That is seen before anything of
+    these sizes is made: on the device "meta" a network consists of its shapes."""
+    with torch.device("meta"):
+        declared = make(spec, settings).state_dict()
+    for name, x in declared.items():
+        found = state.get(prefix + name)
+        if not isinstance(found, torch.Tensor) or found.shape != x.shape:
+            there = f"of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else "not there"
+            raise BurnishError(
+                f"the weights in {where} do not fit its config.yaml: {prefix}{name} is declared of shape "
+                f"{tuple(x.shape)}, and is {there}"
+            )
 
 
 def _has_external(data: Any) -> bool:
@@ -210,7 +242,8 @@ def load_policy(
     policy that is not ours, where such a one was refined, or the place where it is now."""
     saved = find_policy(path)
     policy = restore_policy(saved, device, steps=steps, guidance=guidance, base=base)
-    return policy, saved.config.get("origin", {})
+    origin = saved.config.get("origin", {})
+    return policy, origin if isinstance(origin, dict) else {}
 
 
 def _adapted(settings: Any, steps: int | None, guidance: float | None) -> Any:

@@ -24,10 +24,13 @@ import torch
 from torch import Tensor
 
 from .core.errors import BurnishError
+from .core.patience import go_on
 from .core.seed import Noise, normal
 from .core.spec import PolicySpec
 from .core.tree import check
 from .core.types import ChainPolicy, Normal, Prefix, Pull
+
+MOST_STEPS = 1000  # of one generation: as many as diffusion models were first published with
 
 # pin(x_k, k) puts already known actions, at the noise level of step k, back into the state of the chain.
 Pin = Callable[[Tensor, int], Tensor]
@@ -42,6 +45,11 @@ class Stage(NamedTuple):
     noise: float
     of_clean: float
     of_state: float
+
+
+def require_steps(steps: int) -> None:
+    if not 1 <= steps <= MOST_STEPS:
+        raise BurnishError(f"policy.steps={steps} must lie between 1 and {MOST_STEPS}: each is a pass of the network")
 
 
 def step_index(x: Tensor, k: int) -> Tensor:
@@ -62,6 +70,7 @@ def sample_chain(
     check(x, "B H A")
     states = [x]
     for k in range(policy.num_steps):
+        go_on()
         law = policy.transition(x, step_index(x, k), cond) if guide is None else guide(x, k, cond)
         x = law.sample(normal(x.shape, generator, device=x.device, dtype=x.dtype)) if inject else law.mean
         if pin is not None:

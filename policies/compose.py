@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from .chain import committed, start_noise, with_prefix
 from .core.errors import BurnishError
 from .core.seed import Noise, RowNoise
-from .core.spec import PolicySpec
+from .core.spec import PolicySpec, require_bytes
 from .core.tree import map_tree
 from .core.types import Controller, Obs, Policy, Prefix, Pull
 from .core.views import Hidden, ahead, require_chunks
@@ -36,6 +36,9 @@ from .nets.critic import QEnsemble
 from .relay import Relay
 
 __all__ = ["BestOf", "Every", "Relay", "Repeated", "Residual", "ResidualController", "Steered"]
+
+
+MOST_DRAWS, LARGEST_DRAWS = 1024, 1 << 28  # of one decision; bytes of the observations that they are asked about
 
 
 def _with_executed(spec: PolicySpec, chunk: Tensor, executed: Tensor, prefix: Prefix | None) -> Tensor:
@@ -277,6 +280,10 @@ class BestOf(nn.Module):
         super().__init__()
         self.base, self.critic, self.edit = base, critic, edit
         self.config = BestOfConfig(count, edit_bound)
+        self.draws: int = count * _draws(base)
+        if self.draws > MOST_DRAWS:
+            raise BurnishError(f"best_of.count={count} comes to {self.draws} draws in all, more than {MOST_DRAWS}")
+        require_bytes(self.draws * base.spec.inputs.nbytes, LARGEST_DRAWS, f"what {self.draws} draws observe")
         self.spec = replace(base.spec, noise_shape=None)
 
     def features(self, obs: Obs) -> Obs:
@@ -315,6 +322,13 @@ class BestOf(nn.Module):
         change = self.edit.act({**many, "base_action": executed}, greedy=greedy, generator=source)
         edited = _with_executed(self.spec, drawn, _corrected(executed, change, self.config.edit_bound), fixed)
         return torch.cat([x.unflatten(0, (batch, count)) for x in (drawn, edited)], 1)
+
+
+def _draws(policy: Any) -> int:
+    """Of the bases within each other, how many their draws come to."""
+    while policy is not None and not isinstance(policy, BestOf):
+        policy = getattr(policy, "base", None)
+    return 1 if policy is None else policy.draws
 
 
 def _split(source: Noise | None, batch: int, count: int) -> Noise | None:

@@ -29,8 +29,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .chain import Stage, committed, masked_mean, pin_prefix, pull_prefix, require_prefix, sample_chain, start_noise
+from .chain import (
+    Stage,
+    committed,
+    masked_mean,
+    pin_prefix,
+    pull_prefix,
+    require_prefix,
+    require_steps,
+    sample_chain,
+    start_noise,
+)
 from .core.errors import BurnishError
+from .core.patience import go_on
 from .core.seed import Noise, normal
 from .core.spec import PolicySpec
 from .core.tree import rows
@@ -39,6 +50,7 @@ from .nets.denoiser import Cond, Denoiser, DenoiserConfig
 from .schedule import Prediction, Spacing, clean_weights, kernel, noisy, target, train_indices
 
 SOLVER_MAX_SIGMA = 20.0
+MOST_LEVELS = 10_000  # noise levels in training, of which tables are made
 
 
 class Sampler(Enum):
@@ -67,7 +79,10 @@ class DiffusionConfig:
     net: DenoiserConfig = field(default_factory=DenoiserConfig)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.steps <= self.train_steps:
+        require_steps(self.steps)
+        if self.train_steps > MOST_LEVELS:
+            raise BurnishError(f"policy.train_steps={self.train_steps} must be at most {MOST_LEVELS}")
+        if not self.steps <= self.train_steps:
             raise BurnishError(
                 f"policy.steps={self.steps} must lie between 1 and policy.train_steps={self.train_steps}"
             )
@@ -152,8 +167,9 @@ class DiffusionPolicy(nn.Module):
         self.config = config
         self.net = Denoiser(spec, config.net)
         # The tables follow from the configuration, so none of them goes into a checkpoint.
-        self.register_buffer("levels", training_levels(config).to(torch.get_default_dtype()), persistent=False)
-        self._tabulate(config.steps)
+        with torch.device("cpu"):  # numbers, also where a network is asked for its shapes alone
+            self.register_buffer("levels", training_levels(config).to(torch.get_default_dtype()), persistent=False)
+            self._tabulate(config.steps)
 
     def _tabulate(self, steps: int) -> None:
         config, levels = self.config, self.levels.double()
@@ -246,6 +262,7 @@ class DiffusionPolicy(nn.Module):
         state = x_0 * float(solver.init_noise_sigma)
         # Heun lists its inner levels twice: once to predict, once to correct.
         for sigma, tick in zip(solver.sigmas.tolist(), solver.timesteps, strict=False):
+            go_on()
             level = torch.tensor(1 / (1 + sigma**2), dtype=torch.float64)
             x = solver.scale_model_input(state, tick)
             if prefix is not None:

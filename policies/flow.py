@@ -22,7 +22,7 @@ from enum import Enum
 import torch
 from torch import Tensor, nn
 
-from .chain import Stage, committed, masked_mean, pin_prefix, pull_prefix, sample_chain, start_noise
+from .chain import Stage, committed, masked_mean, pin_prefix, pull_prefix, require_steps, sample_chain, start_noise
 from .core.errors import BurnishError
 from .core.seed import Noise, normal
 from .core.spec import PolicySpec
@@ -50,8 +50,7 @@ class FlowConfig:
     net: DenoiserConfig = field(default_factory=DenoiserConfig)
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise BurnishError(f"policy.steps={self.steps}: a flow needs at least one Euler step")
+        require_steps(self.steps)
         if not 0 < self.shortcut_share < 1:
             raise BurnishError(f"policy.shortcut_share={self.shortcut_share} must lie between 0 and 1")
         for name in ("beta_a", "logit_std"):

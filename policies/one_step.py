@@ -13,13 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from .chain import start_noise, with_prefix
-from .core.errors import BurnishError
 from .core.seed import Noise
 from .core.spec import PolicySpec
 from .core.tree import check
 from .core.types import Obs, Prefix
 from .nets.encoder import EncoderConfig, ObsEncoder
-from .nets.mlp import MLP, Activation
+from .nets.mlp import MLP, Activation, require_widths
 
 
 @dataclass
@@ -30,8 +29,7 @@ class OneStepConfig:
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
 
     def __post_init__(self) -> None:
-        if any(width < 1 for width in self.hidden):
-            raise BurnishError(f"every width of hidden must be at least 1, got {self.hidden}")
+        require_widths("hidden", self.hidden)
 
 
 class OneStepPolicy(nn.Module):

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from . import onnx, remote
 from .core.config import from_data, to_data
 from .core.errors import BurnishError
-from .core.spec import ActionSpec, EnvSpec, ObsSpec
+from .core.spec import EnvSpec
 from .core.types import Obs
 from .installed import CallableConfig, InstalledPolicy
 from .onnx import OnnxConfig, OnnxPolicy
@@ -88,7 +88,7 @@ def reconnect(data: Mapping[str, Any], where: str, moved: str | None = None) -> 
         )
     try:
         config = from_data(kind.config, data.get("config", {}), "policy")
-        world = _world(data["world"])
+        world = EnvSpec.from_dict(data["world"])
     except (KeyError, TypeError) as error:
         raise BurnishError(f"{where} describes the policy that it refines in a malformed way: {error}") from error
     if moved is None and (doubt := kind.doubt(config, where)):
@@ -111,7 +111,3 @@ def reconnect(data: Mapping[str, Any], where: str, moved: str | None = None) -> 
 
 def _kind(config: Any) -> OutsideKind:
     return next(kind for kind in OUTSIDE.values() if type(config) is kind.config)
-
-
-def _world(data: Mapping[str, Any]) -> EnvSpec:
-    return EnvSpec(**{**data, "obs": ObsSpec(data["obs"]["shapes"]), "action": ActionSpec(**data["action"])})

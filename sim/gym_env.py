@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ..policies.core import tree
 from ..policies.core.errors import BurnishError
-from ..policies.core.spec import ActionSpec, EnvSpec
+from ..policies.core.spec import ActionSpec, EnvSpec, require_bytes
 from ..policies.core.types import Obs, Step
 from .gym_observation import Layout
 from .torch_world import Clock, restored
@@ -35,6 +35,7 @@ from .torch_world import Clock, restored
 PACKAGES = ("gymnasium_robotics", "ale_py", "metaworld")
 SUCCESS = ("success", "is_success")  # what environments call it in their info
 COMPATIBILITY = ("GymV21Environment", "GymV26Environment")  # they take the name of a module among their arguments
+LARGEST_PLAYED = 1 << 30  # bytes of the actions of all episodes under way, which are kept to save their state
 OURS = {"id": "env.id", "max_episode_steps": "env.max_steps"}  # what `gymnasium.make` takes beside the arguments
 
 
@@ -97,6 +98,10 @@ class GymEnv:
         mode = config.action_mode or f"gym:{config.id}"
         self.spec = EnvSpec(self._layout.spec, action, _control_hz(first, config), mode, _max_steps(first, config))
         self._rows = self._layout.room(num_envs)
+        require_bytes(
+            4 * num_envs * self.spec.max_steps * action.dim, LARGEST_PLAYED,
+            f"the actions of {num_envs} episodes of env.max_steps={self.spec.max_steps}",
+        )  # fmt: skip
         self._played = np.zeros((num_envs, self.spec.max_steps, action.dim), np.float32)
 
     def reset(self, mask: Tensor | None = None, seeds: Sequence[int] | None = None) -> Obs:

@@ -281,9 +281,39 @@ CHECKPOINTS = {
         b={"dtype": "F32", "shape": [16], "data_offsets": [0, 64]},
     ),
 }
+# What an environment holds is looked up by ``oc.env`` of OmegaConf, and these files become words of a command line.
+SECRETS = {
+    "environment": "${oc.env:CANARY_SECRET}",
+    "environment, hidden from the eye": "\\x24{oc.env:CANARY_SECRET}",
+    "environment, within words": "x-${oc.env:CANARY_SECRET}-y",
+    "environment, within another": "${oc.env:NONE,${oc.env:CANARY_SECRET}}",
+    "environment, decoded": "${oc.decode:${oc.env:CANARY_SECRET}}",
+    "created": "${oc.create:{a:1}}",
+    "deprecated": "${oc.deprecated:env.id}",
+    "keys of a mapping": "${oc.dict.keys:env}",
+    "of Hydra": "${hydra:runtime.cwd}",
+    "of itself": "${env.id}",
+}
+ASKED = {
+    "id": 'defaults: [{{override /env: gym}}]\nenv: {{id: "{}"}}\n',
+    "list": 'defaults: [{{override /env: reach}}]\nenv: {{cameras: ["{}"]}}\n',
+    "key": 'defaults: [{{override /env: gym}}]\nenv: {{"{}": 1}}\n',
+    "choice": 'defaults: [{{override /env: "{}"}}]\n',
+}
+TOLD = {
+    **{f"world: {name}": ("world.yaml", ASKED["id"].format(word)) for name, word in SECRETS.items()},
+    **{f"world: environment in a {where}": ("world.yaml", form.format(SECRETS["environment"]))
+       for where, form in ASKED.items()},
+    "method: environment": ("m.yaml", "defaults: [{override /method: dsrl}]\nout: '${oc.env:CANARY_SECRET}'\n"),
+    "method: choice": ("m.yaml", "defaults: [{override /method: '${oc.env:CANARY_SECRET}'}]\n"),
+    "world: path": ("world.yaml", ASKED["id"].format("x") + "env: {kwargs: {xml_file: ../outside/secret}}\n"),
+    "world: defaults that are none": ("world.yaml", "defaults: 5\nenv: {}\n"),
+    "world: a day": ("world.yaml", "defaults: [{override /env: gym}]\nenv: {id: 2026-01-01}\n"),
+}  # fmt: skip
 REPORT = ("report", "run={path}", "out={out}/report.html")
 RESUME = ("pretrain", "data={root}/good/dataset", "policy=flow", "out={path}", "resume=true")
 COMPARE = ("compare", "base={root}/good/checkpoint", "methods=dsrl", "world={path}/world.yaml", "out={out}/compare")
+BY_METHOD = ("compare", "base={root}/good/checkpoint", "methods={path}/m.yaml", "out={out}/compare")
 CLAIM = ("compare", "base={root}/good/checkpoint", "methods=dsrl", "resume=true", "out={path}")
 
 ARTEFACTS: dict[str, Artefact] = {
@@ -299,6 +329,12 @@ ARTEFACTS: dict[str, Artefact] = {
         f"run resumed: {name}": Artefact("run", change, "command", RESUME)
         for name, change in RUN.items()
         if name.startswith("config")
+    },
+    **{
+        f"settings: {name}": Artefact(
+            "run", text(file, words), "command", COMPARE if file == "world.yaml" else BY_METHOD
+        )
+        for name, (file, words) in TOLD.items()
     },
     "settings: world laughs": Artefact("run", text("world.yaml", LAUGHS), "command", COMPARE),
     "settings: world is deep": Artefact("run", text("world.yaml", DEEP), "command", COMPARE),

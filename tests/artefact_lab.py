@@ -118,6 +118,29 @@ def _checkpoint(path: str) -> Any:
     return load_policy(path)
 
 
+def _acted(path: str) -> Any:
+    """A policy is loaded, and asked once about an observation that shows nothing."""
+    import torch
+
+    from burnish.policies.build import load_policy
+    from burnish.policies.core.spec import dtype_of
+    from burnish.policies.horizon import controller_for
+
+    policy, _ = load_policy(path)
+    blank = {key: torch.zeros(1, *shape, dtype=dtype_of(key)) for key, shape in policy.spec.inputs.shapes.items()}
+    return controller_for(policy, 1).step(blank)
+
+
+def _played(path: str) -> Any:
+    """The same of a bundle."""
+    import numpy as np
+
+    from burnish.real_robot.runtime import load
+
+    policy = load(path)
+    return policy.act({key: np.zeros(shape, np.float32) for key, shape in policy.schema.obs.items()}, greedy=True)
+
+
 def _newest(path: str) -> Any:
     from burnish.policies.core import checkpoint
 
@@ -193,7 +216,7 @@ def _endless(path: str) -> Any:
 
 LOADERS = {
     "checkpoint": _checkpoint, "newest": _newest, "bundle": _bundle, "dataset": _dataset, "calibration": _calibration,
-    "states": _states,
+    "states": _states, "acted": _acted, "played": _played,
     "unpickled": _unpickled, "unsafe_yaml": _unsafe_yaml, "instantiated": _instantiated, "imported": _imported,
     "written": _written, "read": _read, "endless": _endless,
 }  # fmt: skip
@@ -210,7 +233,7 @@ def alone(watch: Watch, way: str, words: list[str], seconds: int, report: Path, 
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, size + MEMORY))
     resource.setrlimit(resource.RLIMIT_CPU, (seconds + int(time.process_time()) + 1,) * 2)
-    began, status = time.process_time(), -1
+    began, status, before = time.process_time(), -1, resident()
     watch.armed = True
     try:
         status = WAYS[way](words)
@@ -220,8 +243,14 @@ def alone(watch: Watch, way: str, words: list[str], seconds: int, report: Path, 
     watch.armed = False
     sys.stderr.flush()
     found = {"status": status, "acts": watch.acts, "cpu_s": time.process_time() - began}
+    found["grown"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
     report.write_text(json.dumps(found))
     os._exit(0)
+
+
+def resident() -> int:
+    """Bytes of memory that this process has now. Its maximum, which is asked for at the end, begins there."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def outcome(watch: Watch, root: Path, job: dict[str, Any]) -> dict[str, Any]:

@@ -188,7 +188,7 @@ def test_the_seed_decides_the_weights_and_the_global_generator_is_left_alone():
         ({"config": {"stesp": 3}}, "no setting 'stesp'; did you mean 'steps'"),
         ({"config": {"steps": "many"}}, "policy.steps must be int"),
         ({"config": {"net": {"body": "rnn"}}}, "policy.net.body='rnn' is not a choice"),
-        ({"config": {"steps": 0}}, "at least one Euler step"),
+        ({"config": {"steps": 0}}, "policy.steps=0 must lie between 1 and 1000"),
         ({"config": {"_target_": "os.system"}}, "no setting '_target_'"),
         ({"spec": {"horizon": 3}}, "specification is malformed"),
         ({"config": {"net": {"mlp": {"hidden": [8]}}}}, "do not fit its config.yaml"),

@@ -195,7 +195,7 @@ def test_step_count_may_change_after_training_within_reason():
         policy.num_steps = 3
     policy.num_steps = 128
     assert policy.step_size == 0
-    with pytest.raises(BurnishError, match="at least one"):
+    with pytest.raises(BurnishError, match="between 1 and 1000"):
         FlowConfig(steps=0)
 
 

@@ -18,10 +18,15 @@ import pytest
 
 import artefact_bombs
 import artefact_lab
+import artefact_limits
 import artefacts
 from artefacts import Payload
 
-ARTEFACTS = {**artefacts.ARTEFACTS, **artefact_bombs.ARTEFACTS}
+ARTEFACTS = {**artefacts.ARTEFACTS, **artefact_bombs.ARTEFACTS, **artefact_limits.ARTEFACTS}
+
+
+# Bytes of memory that one artefact may cost: a few times what the largest of the files below have.
+GROWN = 1 << 30
 
 
 class Watched:
@@ -33,6 +38,7 @@ class Watched:
             (root / name).mkdir()
         artefacts.good(root / "good")
         artefact_bombs.good(root / "good")
+        artefact_limits.good(root / "good")
         os.mkfifo(root / "out" / "pipe")
         (root / "outside" / "secret").write_text("SECRET")
         (root / "outside" / "evil.yaml").write_text("policy: {_target_: os.system, command: 'touch CANARY'}\n")
@@ -53,6 +59,8 @@ class Watched:
             ("command", ["report", f"run={good}/run", f"out={root}/out/warm.html"]),
             ("command", ["pretrain", f"data={good}/dataset", "policy=flow", f"out={good}/run", "resume=true"]),
             ("command", ["compare", f"base={good}/checkpoint", "methods=dsrl", "world=none"]),
+            ("acted", [f"{good}/checkpoint"]),
+            ("played", [f"{good}/bundle"]),
             ("dataset", [f"{good}/pictures"]),
             ("states", [f"{good}/pictures"]),
             ("bundle", [f"{good}/bundle"]),
@@ -120,7 +128,8 @@ def test_there_are_as_many_as_promised():
 def test_a_hostile_artefact_gets_one_sentence_and_does_nothing(watched: Watched, name: str):
     artefact = ARTEFACTS[name]
     path = watched.root / "made" / "it"
-    shutil.rmtree(path, ignore_errors=True)
+    for left in (path, watched.root / "out" / "compare"):
+        shutil.rmtree(left, ignore_errors=True)
     shutil.copytree(watched.root / "good" / artefact.of, path)
     artefact.change(path)
     known = {"path": str(path), "root": str(watched.root), "out": str(watched.root / "out")}
@@ -133,6 +142,9 @@ def test_a_hostile_artefact_gets_one_sentence_and_does_nothing(watched: Watched,
     lines = found["said"].strip().splitlines()
     assert (found["status"] == 2) <= len(lines) <= 1 and len(found["said"]) < 2500, found["said"]
     assert "Traceback" not in found["said"]
+    # Neither what lies outside nor what is in the environment is looked up; how it is called may be repeated.
+    assert "SECRET" not in found["said"].replace("CANARY_SECRET", "")
+    assert found["grown"] < GROWN, found
     assert not watched.canaries() and watched.outside() == watched.before
 
 

@@ -158,7 +158,7 @@ def test_what_cannot_be_a_column_is_one_sentence(extra, sentence, tmp_path):
         ([WISH], {"dtype": "string"}, "names a further column that is none"),
         ([WISH], {"shape": [-2]}, "names a further column that is none"),
         ([WISH], {"shape": [3]}, "another shape than"),
-        ([WISH], {"shape": [10**13]}, "GiB of memory"),
+        ([WISH], {"shape": [10**13]}, "of memory that there are"),
         ([WISH], {"dtype": "int64"}, ""),  # a harmless lie: rounded
         (["invented"], {"dtype": "float32", "shape": [2]}, "lacks the columns"),
     ],

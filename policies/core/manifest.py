@@ -12,9 +12,11 @@ import importlib.metadata
 import json
 import os
 import re
+import resource
 import stat
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +109,8 @@ def _verify(path: Path, entry: Any) -> None:
     size = path.stat().st_size
     if size != entry["size"]:
         raise BurnishError(f"{path} has {size} bytes, but {entry['size']} were written; the file is damaged")
+    if size > memory():
+        raise BurnishError(f"{path} has {size} bytes, more than the {memory()} of memory that this machine has")
     try:
         digest = _sha256(path)
     except OSError as error:
@@ -156,6 +160,14 @@ def _read_bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise BurnishError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def memory() -> int:
+    """Bytes of this machine, or as many of them as this process, or its container, may have."""
+    sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), resource.getrlimit(resource.RLIMIT_AS)[0]]
+    with suppress(OSError, ValueError):  # no such file, or the word "max"
+        sizes.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(size for size in sizes if size > 0)
 
 
 def _sha256(path: Path) -> str:

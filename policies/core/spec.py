@@ -5,14 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from .errors import BurnishError
 
-MOST = 2**31  # of any size in a specification
+T = TypeVar("T")
+# What somebody else's specification may ask for. Four cameras of 1920 x 1080 pixels are 25 MB, and a chunk of 50
+# actions of 32 numbers is 6 kB. The length counts by itself: a convolution over it has as many rows of its width.
+LARGEST_OBS, LARGEST_CHUNK, LONGEST_CHUNK = 1 << 25, 1 << 20, 1 << 12  # bytes, bytes, actions
+MOST_KEYS, MOST_AXES = 256, 8
+
+
+def require_bytes(size: int, most: int, what: str) -> None:
+    if size > most:
+        raise BurnishError(f"{what} would need {min(size, 10**30):.3g} bytes, and {most} are allowed")
 
 
 def stacked_by_history(key: str) -> bool:
@@ -34,6 +43,11 @@ class ObsSpec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shapes", {k: tuple(int(d) for d in s) for k, s in self.shapes.items()})
+
+    @property
+    def nbytes(self) -> int:
+        """Of one observation."""
+        return sum(dtype_of(key).itemsize * math.prod(shape) for key, shape in self.shapes.items())
 
     def check(self, obs: Mapping[str, Tensor]) -> int:
         """Refuse an observation of the wrong keys, shape or type; returns its batch size."""
@@ -95,6 +109,18 @@ class EnvSpec:
     max_steps: int
     pixels: str | None = None  # how cameras are drawn ("plain", "lavish"); None: without cameras, or unknown
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> EnvSpec:
+        """Of what somebody else has written."""
+        return _read(cls, data).checked()
+
+    def checked(self) -> EnvSpec:
+        require_obs(self.obs, 1)
+        if type(self.max_steps) is not int or self.max_steps < 1:
+            raise BurnishError(f"a specification is malformed: max_steps={self.max_steps!r:.40} is no number of steps")
+        _require_numbers(self.action, self.control_hz)
+        return self
+
 
 @dataclass(frozen=True)
 class PolicySpec:
@@ -142,27 +168,49 @@ class PolicySpec:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> PolicySpec:
-        try:
-            fields = dict(data)
-            fields["obs"] = ObsSpec(fields["obs"]["shapes"])
-            fields["action"] = ActionSpec(**fields["action"])
-            if fields.get("noise_shape") is not None:
-                fields["noise_shape"] = tuple(int(d) for d in fields["noise_shape"])
-            made = cls(**fields)
-        except (KeyError, TypeError) as error:
-            raise BurnishError(f"a policy specification is malformed: {error}") from error
-        made._require_sense()
+        made = _read(cls, data)
+        require_obs(made.obs, made.history)
+        sizes = [made.horizon, made.execute, made.start, *(made.noise_shape or ())]
+        if not all(type(x) is int and x >= 0 for x in sizes) or len(made.noise_shape or ()) > MOST_AXES:
+            raise BurnishError(f"a specification is malformed: {sizes!r:.200} must be whole numbers of at least 0")
+        if made.horizon > LONGEST_CHUNK:
+            raise BurnishError(f"a chunk of horizon={made.horizon} actions is longer than the {LONGEST_CHUNK} allowed")
+        require_bytes(4 * math.prod(made.chunk_shape), LARGEST_CHUNK, f"a chunk of horizon={made.horizon}")
+        require_bytes(4 * math.prod(made.noise_shape or ()), LARGEST_CHUNK, f"noise_shape={made.noise_shape}")
+        _require_numbers(made.action, made.control_hz)
         return made
 
-    def _require_sense(self) -> None:
-        """Of what somebody else has written."""
-        sizes = [self.horizon, self.execute, self.start, self.history, *(self.noise_shape or ())]
-        sizes += [d for shape in self.obs.shapes.values() for d in shape]
-        if not all(type(x) is int and 0 <= x < MOST for x in sizes):
-            raise BurnishError(f"a policy specification is malformed: {sizes} must be whole numbers below {MOST:g}")
-        numbers = [*self.action.low, *self.action.high, self.control_hz or 1.0]
-        if not all(map(math.isfinite, numbers)) or not (self.control_hz is None or self.control_hz > 0):
-            raise BurnishError(f"a policy specification is malformed: {numbers} must be finite, and its rate positive")
+
+def _read(kind: type[T], data: Any) -> T:
+    try:
+        fields = dict(data)
+        fields["obs"] = ObsSpec(fields["obs"]["shapes"])
+        fields["action"] = ActionSpec(**fields["action"])
+        if fields.get("noise_shape") is not None:
+            fields["noise_shape"] = tuple(int(d) for d in fields["noise_shape"])
+        return kind(**fields)
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, BurnishError):
+            raise
+        raise BurnishError(f"a specification is malformed: {error!r:.200}") from error
+
+
+def require_obs(obs: ObsSpec, history: int) -> None:
+    """One observation of somebody else's, with all frames of its history, has a size that one can have."""
+    if len(obs.shapes) > MOST_KEYS or max(map(len, obs.shapes.values()), default=0) > MOST_AXES:
+        raise BurnishError(f"an observation has more than {MOST_KEYS} keys, or one of more than {MOST_AXES} axes")
+    if not all(isinstance(key, str) for key in obs.shapes):
+        raise BurnishError("a specification is malformed: an observation is called by a name")
+    sizes = [history, *(d for shape in obs.shapes.values() for d in shape)]
+    if not all(type(x) is int and x >= 0 for x in sizes):
+        raise BurnishError(f"a specification is malformed: {sizes!r:.200} must be whole numbers of at least 0")
+    require_bytes(obs.with_history(history).nbytes, LARGEST_OBS, f"an observation of history={history}")
+
+
+def _require_numbers(action: ActionSpec, control_hz: float | None) -> None:
+    numbers = [*action.low, *action.high, 1.0 if control_hz is None else control_hz]
+    if not all(isinstance(x, (int, float)) and abs(x) <= 1e30 for x in numbers) or not numbers[-1] > 0:
+        raise BurnishError("a specification is malformed: its limits must be finite numbers, and its rate positive")
 
 
 def agent_spec(env: EnvSpec, execute: int = 1, history: int = 1) -> PolicySpec:

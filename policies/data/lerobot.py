@@ -16,6 +16,7 @@ import pyarrow as pa
 import torch
 
 from ..core.errors import BurnishError
+from ..core.manifest import memory
 from ..core.spec import EnvSpec, ObsSpec
 from . import lerobot_files as files
 from . import lerobot_images as images
@@ -167,10 +168,11 @@ class _Reader:
         sizes += [size * np.dtype(kind).itemsize for kind, size in self.extra.values()]
         action = 4 * layout.size_of(tuple(self.info["features"]["action"]["shape"]))
         width = sum(sizes) + action + RESULT + HEAD * sum(map(layout.is_image, self.shapes))
-        if min(sizes, default=0) < 0 or counts[1] * sum(sizes) > files.memory():
+        if min(sizes, default=0) < 0 or counts[1] * sum(sizes) > memory() // 2:
+            # A file is read beside the episodes that were made of others.
             raise self._error(
-                f"promises {counts[1]} frames of {sum(sizes)} bytes, more than the {files.memory() / 2**30:.0f} GiB of "
-                "memory that this machine has; train on a part of it"
+                f"promises {counts[1]} frames of {sum(sizes)} bytes, more than half of the {memory() / 2**30:.3g} GiB "
+                "of memory that there are; train on a part of it"
             )
         return counts[1], width
 

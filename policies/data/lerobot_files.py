@@ -9,7 +9,6 @@ is 2, offsets of lists 2 more), and ``ROOM`` beside it for names and small table
 from __future__ import annotations
 
 import json
-import os
 import re
 import stat
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..core.errors import BurnishError
+from ..core.manifest import memory
 
 LARGEST_INFO = 1 << 24  # bytes; parsed it may be thirty times as large
 SLACK, ROOM = 4, 1 << 26  # a factor; bytes
@@ -68,7 +68,7 @@ def read_table(
 ) -> pa.Table:
     """The columns ``needed``, or all, of one parquet file or of one row group in it. It may have ``SLACK`` times
     ``rows`` rows, of ``width`` bytes each in memory."""
-    largest = SLACK * rows * width + ROOM
+    largest = min(SLACK * rows * width + ROOM, memory() // 2)
     with pq.ParquetFile(regular(root, name), page_checksum_verification=True) as parquet:
         missing = sorted(set(needed or ()) - set(parquet.schema_arrow.names))
         if missing:
@@ -104,8 +104,3 @@ def _within(path: str, needed: Sequence[str]) -> bool:
 
 def _bomb(root: Path, name: str | Path, found: str, allowed: str) -> BurnishError:
     return BurnishError(f"the dataset {root} has a {name} that unpacks to {found}, but {allowed}")
-
-
-def memory() -> int:
-    """Bytes of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

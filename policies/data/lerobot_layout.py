@@ -147,10 +147,10 @@ def read_burnish_entry(entry: Any) -> tuple[EnvSpec, dict[str, str], dict[str, A
             action_mode=str(entry["action_mode"]),
             max_steps=int(entry["max_steps"]),
             pixels=entry.get("pixels"),
-        )
+        ).checked()
         columns = {key: str(entry["columns"][key]) for key in spec.obs.shapes}
         return spec, columns, dict(entry["meta"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (ArithmeticError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise BurnishError(f"the 'burnish' entry of info.json is malformed ({error!r})") from error
 
 

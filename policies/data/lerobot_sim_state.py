@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import BurnishError
+from ..core.manifest import memory
 from . import lerobot_files as files
 from . import lerobot_layout as layout
 
@@ -72,7 +73,7 @@ def read_sim_states(path: str | Path) -> list[State]:
     with _in_a_sentence(root):
         kept = _Kept(root)
         left = kept.most
-        if left * kept.width > files.memory():
+        if left * kept.width > memory() // 2:
             raise BurnishError(
                 f"{root} promises {left} simulator states of {kept.width} bytes, more than fit in memory"
             )

@@ -21,7 +21,7 @@ from ..core.spec import PolicySpec
 from ..core.tree import check
 from .encoder import EncoderConfig, ObsEncoder
 from .ensemble import EnsembleMLP
-from .mlp import MLP, Activation, require_widths
+from .mlp import MLP, WIDEST_TABLE, Activation, require_widths
 
 
 @dataclass
@@ -40,9 +40,11 @@ class CriticConfig:
         require_widths("critic.hidden", self.hidden)
         if self.members < 1:
             raise BurnishError(f"critic.members={self.members} must be at least 1")
-        if self.bins == 1 or self.bins < 0 or (self.bins and not self.low < self.high):
+        bins = self.bins == 0 or (2 <= self.bins <= WIDEST_TABLE and self.low < self.high)
+        if not bins:
             raise BurnishError(
-                f"critic.bins={self.bins} must be 0 or at least 2, and critic.low={self.low} below high={self.high}"
+                f"critic.bins={self.bins} must be 0 or 2 to {WIDEST_TABLE}, and critic.low={self.low} below "
+                f"high={self.high}"
             )
 
 
@@ -74,7 +76,7 @@ class QEnsemble(nn.Module):
             activation=config.activation,
             layer_norm=config.layer_norm,
         )
-        support = torch.linspace(config.low, config.high, max(config.bins, 1))
+        support = torch.linspace(config.low, config.high, max(config.bins, 1), device="cpu")
         self.register_buffer("support", support, persistent=False)
 
     def encode(self, obs: Mapping[str, Tensor]) -> Tensor:

@@ -23,7 +23,7 @@ from ..core.errors import BurnishError
 from ..core.spec import PolicySpec
 from ..core.tree import check
 from .encoder import EncoderConfig, ObsEncoder
-from .mlp import MLP, Activation, TimeEmbedding
+from .mlp import MLP, Activation, TimeEmbedding, require_widths
 from .unet1d import UNet1d, UNetConfig
 
 
@@ -41,8 +41,7 @@ class MlpBodyConfig:
     residual: bool = True
 
     def __post_init__(self) -> None:
-        if not self.hidden or min(self.hidden) < 1:
-            raise BurnishError(f"mlp.hidden needs at least one width, each at least 1, got {self.hidden}")
+        require_widths("mlp.hidden", self.hidden, least=1)
 
 
 @dataclass

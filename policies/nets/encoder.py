@@ -19,7 +19,7 @@ from ..core.normalize import Normalizer
 from ..core.spec import ObsSpec, PolicySpec
 from ..core.tree import check
 from ..core.types import Obs
-from .mlp import MLP, Activation
+from .mlp import MLP, Activation, require_widths
 from .vision import VisionConfig, VisionNet, random_shift
 
 
@@ -31,8 +31,7 @@ class EncoderConfig:
     activation: Activation = Activation.silu
 
     def __post_init__(self) -> None:
-        if any(width < 1 for width in self.trunk):
-            raise BurnishError(f"every width of encoder.trunk must be at least 1, got {self.trunk}")
+        require_widths("encoder.trunk", self.trunk)
 
 
 class Parts(NamedTuple):

@@ -41,8 +41,13 @@ _ACTIVATIONS: dict[Activation, Callable[[], nn.Module]] = {
 }
 
 
-def require_widths(name: str, hidden: Sequence[int]) -> None:
+DEEPEST, WIDEST_TABLE = 64, 1 << 16  # layers of a network; numbers of a table that follows from its settings alone
+
+
+def require_widths(name: str, hidden: Sequence[int], least: int = 0, most: int = DEEPEST) -> None:
     """Of the hidden layers of a network; none at all is a linear map."""
+    if not least <= len(hidden) <= most:
+        raise BurnishError(f"{name} has {len(hidden)} widths, and {least} to {most} are allowed")
     if any(width < 1 for width in hidden):
         raise BurnishError(f"every width of {name} must be at least 1, got {list(hidden)}")
 
@@ -100,11 +105,12 @@ class SinusoidalTime(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        if dim < 4 or dim % 2:
-            raise BurnishError(f"a time embedding needs an even dimension of at least 4, got {dim}")
+        if not 4 <= dim <= WIDEST_TABLE or dim % 2:
+            raise BurnishError(f"a time embedding needs an even dimension of 4 to {WIDEST_TABLE}, got {dim}")
         half = dim // 2
-        frequency = 1000.0 * torch.exp(-math.log(10000.0) * torch.arange(half) / (half - 1))
-        phase = torch.cat([torch.zeros(half), torch.full((half,), math.pi / 2)])
+        with torch.device("cpu"):  # numbers, also where a network is asked for its shapes alone
+            frequency = 1000.0 * torch.exp(-math.log(10000.0) * torch.arange(half) / (half - 1))
+            phase = torch.cat([torch.zeros(half), torch.full((half,), math.pi / 2)])
         # Constants, not state: they are not saved.
         self.register_buffer("frequency", frequency.repeat(2), persistent=False)
         self.register_buffer("phase", phase, persistent=False)

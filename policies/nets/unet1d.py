@@ -17,6 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..core.errors import BurnishError
+from .mlp import require_widths
+
+LEVELS = 12  # a chunk is padded to a multiple of 2^(levels - 1)
 
 
 @dataclass
@@ -27,7 +30,8 @@ class UNetConfig:
     time_dim: int = 64
 
     def __post_init__(self) -> None:
-        if not self.channels or self.groups < 1 or any(c < 1 or c % self.groups for c in self.channels):
+        require_widths("unet.channels", self.channels, least=1, most=LEVELS)
+        if self.groups < 1 or any(c < 1 or c % self.groups for c in self.channels):
             raise BurnishError(f"every entry of unet.channels must be a multiple of unet.groups={self.groups}")
         if self.kernel < 1 or self.kernel % 2 == 0:
             raise BurnishError(f"unet.kernel must be odd, so that convolutions keep the length; got {self.kernel}")

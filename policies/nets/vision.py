@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import BurnishError
+from .mlp import require_widths
 
 # Strided convolutions go on until the longer side of the feature map is at most this many pixels.
 SMALL = 6
@@ -29,8 +30,9 @@ class VisionConfig:
     shift: float = 0.05
 
     def __post_init__(self) -> None:
-        if self.features < 1 or not self.channels or min(self.channels) < 1:
-            raise BurnishError("vision.features and every entry of vision.channels must be at least 1")
+        require_widths("vision.channels", self.channels, least=1)
+        if self.features < 1:
+            raise BurnishError("vision.features must be at least 1")
         if not 0 <= self.shift < 0.5:
             raise BurnishError(f"vision.shift is a share of the image in [0, 0.5), got {self.shift}")
 
