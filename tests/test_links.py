@@ -39,7 +39,7 @@ FLOW = ["policy=flow", "policy.steps=2", "policy.net.mlp.hidden=[8]", "train.bat
 SMALL = ["method.critic.hidden=[8]", *TRIAL]
 STUDENT = ["train.steps=2", "train.save_every=1", "chunk.horizon=4", "chunk.execute=2"]
 FEW = ["budget=40", "episodes=2", "exams=1", "exam_episodes=2", "worlds=2", "videos=1", "jobs=1"]
-ROBOT = ["realtime=false", "episodes=1", "env.max_steps=3"]
+ROBOT = ["realtime=false", "episodes=1", "compare=false"]
 RANDOM = re.compile(r"[.-][0-9a-f]{8}(?![0-9a-f])")  # nobody can have planted a link at a name that is drawn
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
@@ -227,8 +227,8 @@ def snapshot(folder: Path) -> dict[str, tuple]:
 def unfinished(whole: Path, out: Path) -> None:
     """As if it had been killed before its last checkpoint, so that there is something to do."""
     shutil.copytree(whole, out)
-    for folder in out.rglob("checkpoints"):
-        shutil.rmtree(max(folder.iterdir()))
+    if (out / "checkpoints").is_dir():
+        shutil.rmtree(max((out / "checkpoints").iterdir()))
 
 
 def plant(out: Path, outside: Path, whole: Path, names: Sequence[str], kind: str, spared: set[str]) -> set[str]:
