@@ -152,9 +152,9 @@ WRITES_ELSEWHERE: dict[str, set[str]] = {
     "policies.data.lerobot_tables": {"ParquetWriter", "write_table"},
     "policies.data.lerobot_writer": {"write_table"},
     "real_robot.export": {"TemporaryDirectory"},
+    "finetune.free_baselines": {"TemporaryDirectory"},
     # The memory that a robot's processes share, and an emulated port: a new folder that this user alone can enter.
-    "real_robot.shared": {"open", "ftruncate", "mkdtemp"},
-    "real_robot.link": {"rmtree"},
+    "real_robot.shared": {"open", "ftruncate", "mkdtemp", "flock", "rmtree"},
     "real_robot.control": {"write_text", "replace"},
     "real_robot.timing": {"save"},
     "real_robot.watchman": {"write_text"},
