@@ -28,7 +28,7 @@ def base_scores(folder: Path, task: str, name: str) -> np.ndarray:
     return np.asarray(found.success if unit is None else np.asarray(found.returns) / unit, dtype=float)
 
 
-def against(scores: np.ndarray, base: np.ndarray) -> dict[str, float | None]:
+def against(scores: np.ndarray, base: np.ndarray) -> dict[str, float]:
     """The paired difference of all runs, (runs, seeds), from a base on those seeds. A single run has no interval."""
     middle, low, high = pooled_interval(scores - base)
     return {"": middle} | ({} if len(scores) == 1 else {"_low": low, "_high": high})

@@ -239,8 +239,8 @@ class PPO:
             if stopped:
                 break
         self.updates += 1
-        found = {**metrics, **before, **self.watch(rows), "lr": self.rates[0].clone(), "kl_stopped": float(stopped)}
-        return found | {"gradient_steps": self.gradient_steps}
+        found: Metrics = {**metrics, **before, **self.watch(rows), "lr": self.rates[0].clone(), "kl_stopped": float(stopped)}
+        return {**found, "gradient_steps": self.gradient_steps}
 
     @torch.no_grad()
     def _prepare(self, batch: dict[str, Any]) -> tuple[dict[str, Any], Metrics]:
