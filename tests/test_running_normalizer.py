@@ -279,7 +279,9 @@ def learnt_by_replay(algorithm: Algorithm, normalize: bool, seed: int = 0) -> fl
 
 @pytest.mark.parametrize("algorithm", list(Algorithm))
 def test_badly_scaled_observations_are_learnt_from_a_replay_with_it_and_not_without(algorithm):
-    assert learnt_by_replay(algorithm, True) > 0.5
+    """Recorded on seeds 0 to 2: with it SAC .83 to .91 and TD3 .41 to .92; without it both below -22. The threshold is
+    half of the lowest."""
+    assert all(learnt_by_replay(algorithm, True, seed) > 0.2 for seed in range(3))
     assert learnt_by_replay(algorithm, False) < 0
 
 
@@ -298,5 +300,6 @@ def learnt_by_ppo(normalize: bool, seed: int = 0) -> float:
 
 
 def test_badly_scaled_observations_are_learnt_by_ppo_with_it_and_not_without():
-    assert learnt_by_ppo(True) < 1.3
+    """Recorded on seeds 0 to 2: 1.01 to 1.03 with it, 65 to 296 without."""
+    assert all(learnt_by_ppo(True, seed) < 1.3 for seed in range(3))
     assert learnt_by_ppo(False) > 2
