@@ -194,8 +194,8 @@ class JointGuard:
         asked, bad = self._understood(request)
         h, q, v, step, free = self._h, self._q, self._v, self._step, self._free
         lower, upper = np.minimum(self._lower, q), np.maximum(self._upper, q)  # not farther outside than now
-        inside = (self._lower, self._upper) if self._inward else (lower, upper)
-        target = np.minimum(np.maximum(asked, inside[0]), inside[1])
+        low, high = (self._lower, self._upper) if self._inward else (lower, upper)
+        target = np.minimum(np.maximum(asked, low), high)
         own = np.minimum(np.maximum((target - self._asked) / h, self._least), self._most)
         wish = (target - q) / h
         rest = wish - own
