@@ -114,9 +114,19 @@ def test_a_page_says_what_module_dataclass_results_and_experiments_say(settings,
             assert f"| `{setting.name}` | {setting.default.replace('|', '')}" in text
         rows = [row for row in generate.measured() if generate.page_of(row["method"]) == name]
         assert ("nothing is claimed" in text) == (not rows)
-        assert all(f"| {row['task']} | {row['method']} | {row['seeds']} | {row['base']:.3f}" in text for row in rows)
-    measured = {generate.page_of(row["method"]) for row in generate.measured()}
-    assert {"dsrl", "residual_td3", "reinflow"} <= measured
+        assert all(
+            f"| {row['method']} | {row['budget']:,} | {row['seeds']} | {row['last']:.3f}" in text for row in rows
+        )
+
+
+def test_a_measured_row_stands_on_the_page_of_its_method_alone(generate, monkeypatch):
+    row = {"task": "push", "base": 1, "budget": 100_000, "method": "residual_sac", "seeds": 5, "last": 0.7}
+    row |= {"worst_last": 0.6, "gain": 0.3, "gain_low": 0.2, "over_greedy": 0.1, "over_greedy_low": None}
+    row |= {"delivered": 0.65, "gradient_steps": 5000, "minutes": 2.5}
+    monkeypatch.setattr(generate, "measured", lambda: [row])
+    line = "| push | residual_sac | 100,000 | 5 | 0.700 | 0.600 | +0.300 (at least +0.200) | +0.100 | 0.650 | 5,000 |"
+    assert line in generate.measured_table("residual_td3")
+    assert "nothing is claimed" in generate.measured_table("dsrl")
 
 
 def test_every_experiment_stands_on_one_page(generate):
