@@ -78,8 +78,8 @@ def test_noise_zero_is_free_and_often_better(rows):
 
 @pytest.mark.parametrize("effect", [0.0, 0.2])
 def test_a_method_must_beat_the_greedy_base_beyond_doubt(tables, effect):
-    """On runs that are made up: 5 of them on 512 seeds, and a base at noise 0 that succeeds on every other seed. Each run
-    loses a tenth of these seeds, and gains as many others or more."""
+    """Five runs that are made up, on 512 seeds, and a base at noise 0 that succeeds on every other seed. Each run loses
+    a tenth of these seeds, and gains as many others or more."""
     greedy = np.arange(512) % 2 == 0
     runs = [np.where(greedy, np.arange(512) % 20 != 2 * r, np.arange(512) % 20 == 2 * r + 1) for r in range(5)]
     runs = [run | (np.arange(512) % 10 < 10 * effect) for run in runs]
