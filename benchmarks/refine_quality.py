@@ -18,7 +18,7 @@ there are not repeated, and one that was killed goes on from its last checkpoint
 * **Free baselines**: the base with noise 0; more imitation, IQL and the best of 32 draws by the critic of IQL, each
   trained on the recordings for as long as the median run of the methods.
 * **Two numbers**: the last policy, and the policy that the run delivers (`policies/best.py`), each on 512 seeds of the
-  stream "refine_quality" that nobody trained, tuned or chose on, paired with the base and with the base at noise 0.
+  stream "refine_quality", unused for training, tuning or choice, paired with the base and with the base at noise 0.
   Intervals of a method are over its runs and those seeds together (`statistics.pooled_interval`).
 * **Running robots** report no success; what stands for it is the return over that of the expert of D4RL.
 
@@ -80,7 +80,7 @@ MAIN = "from burnish.policies.core.cli import main; raise SystemExit(main())"
 
 
 def examined(path: Path, episodes: int, *, stream: str = "refine_quality", greedy: bool = False) -> Evaluation:
-    """A policy on seeds that nobody trained, tuned or chose on."""
+    """A policy on seeds that were used for no training, tuning or choice."""
     policy, origin = load_policy(path)
     env = world_for(policy.spec, origin["env"], min(WORLDS, episodes), torch.device("cpu"))
     controller = controller_for(policy, env.num_envs, greedy=greedy)

@@ -239,7 +239,13 @@ class PPO:
             if stopped:
                 break
         self.updates += 1
-        found: Metrics = {**metrics, **before, **self.watch(rows), "lr": self.rates[0].clone(), "kl_stopped": float(stopped)}
+        found: Metrics = {
+            **metrics,
+            **before,
+            **self.watch(rows),
+            "lr": self.rates[0].clone(),
+            "kl_stopped": float(stopped),
+        }
         return {**found, "gradient_steps": self.gradient_steps}
 
     @torch.no_grad()

@@ -239,7 +239,7 @@ class Adapter(ABC):
         return sent
 
     def strongest(self) -> Vector:
-        """(n,) Nm, the greatest effort of each joint, NaN where nobody knows. A driver that learns it from the device
+        """(n,) Nm, the greatest effort of each joint, NaN where it is unknown. A driver that learns it from the device
         says it from ``configure`` on."""
         return self.spec.column("effort")
 

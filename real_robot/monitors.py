@@ -8,7 +8,7 @@ hangs and a joint that is blocked look alike from here, and the robot must stop 
 
 **Stalled.** A joint more than ``stall_rad`` from its set-point, with more than ``stall_share`` of its greatest effort,
 that comes no farther than ``stall_rad`` in ``stall_s``. Greatest efforts are those of `Adapter.strongest`; where the
-robot measures no effort, or nobody knows the greatest one, this says nothing, and `following` is what is left.
+robot measures no effort, or the greatest one is unknown, this says nothing, and `following` is what is left.
 
 **No false alarms.** The first needs set-points that move, the second an effort near the greatest one and a set-point
 that is not reached. So a joint that is to stand still and does is never frozen, with or without noise, and one that
@@ -35,7 +35,7 @@ class Monitors:
         self._step = spec.column("quantum") * (1 + ROUNDING)
 
     def begin(self, state: RobotState, sent: Vector, strongest: Vector, now_ns: int) -> None:
-        """At rest. ``strongest`` (n,) in Nm, NaN where nobody knows."""
+        """At rest. ``strongest`` (n,) in Nm, NaN where it is unknown."""
         self._enough = self._safety.stall_share * strongest
         self._low, self._high = state.q.copy(), state.q.copy()  # of what was measured since it was seen to move
         self._least, self._most = sent.copy(), sent.copy()  # and of the set-points since then

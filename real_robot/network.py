@@ -1,7 +1,7 @@
 """A network in an ONNX file, which may be a stranger's, run by onnxruntime within bounds of time and memory.
 
 It runs onnxruntime's own operators alone: libraries of others are never loaded, nor files beside it. Before anything
-of it is run, the graph is walked: what repeats other nodes is refused, whoever says how often, and so are functions
+of it is run, the graph is walked: what repeats other nodes is refused, whatever says how often, and so are functions
 that unfold to more than `MOST_NODES`. What is left is a list of operations, and ends. How long one of them takes is
 seen only by running it, so reading the file and the first run have `FIRST_S` seconds each, and all networks of a
 process have `MEMORY` bytes together. Constants are not worked out in advance, which nothing could stop.

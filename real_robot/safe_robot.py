@@ -13,7 +13,7 @@ A robot is on one rung of a ladder, and each tick decides which:
 
 RAMP is entered where states are older than ``stale_ramp_s``, requests are bad many times in a row, deadlines are missed
 many times in a row, the arm does not follow its set-points, a sensor hangs or a joint is stuck (`monitors`), the
-emergency stop or a fault is reported, or a person asks for it. The way back is ``start``, called by somebody.
+emergency stop or a fault is reported, or a person asks for it. The way back is a call of ``start``.
 
 Below this stand the device's own watchdog, which ``start`` demands, and the supervisor's second channel; above it
 nothing is trusted. Time is only ever that of the clock: two commands are at least a period apart (less ``JITTER``),

@@ -40,7 +40,7 @@ def hurry(priority: int = 50, core: int | None = None) -> Obtained:
 
 
 def die_with_parent(sign: int = signal.SIGTERM, parent: int | None = None) -> bool:
-    """This process gets ``sign`` when the one that began it (``parent``, or whoever it is now) is gone. False where the
+    """This process gets ``sign`` when the one that began it (``parent``, or today's parent) is gone. False where the
     system cannot tell (Windows). It is the process that is watched, by a thread that sleeps: Linux's own signal
     (PR_SET_PDEATHSIG) comes when the *thread* ends that began this process, though the program lives on."""
     if sys.platform == "win32":

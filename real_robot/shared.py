@@ -174,14 +174,14 @@ def hold(folder: Path) -> bool:
 
 
 def release(folder: Path) -> None:
-    """Remove it, whoever else looks into it."""
+    """Remove it, even while another process looks into it."""
     shutil.rmtree(folder, ignore_errors=True)
     if folder in _held:
         os.close(_held.pop(folder))
 
 
 def _sweep(place: Path) -> None:
-    """Remove this user's folders that nobody holds."""
+    """Remove this user's folders that no process holds."""
     for folder in place.glob(f"{PREFIX}*"):
         try:
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -191,7 +191,7 @@ def _sweep(place: Path) -> None:
             if os.fstat(lock).st_uid == os.getuid():
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
-        except OSError:  # somebody holds it
+        except OSError:  # a process holds it
             continue
         finally:
             os.close(lock)

@@ -80,7 +80,7 @@ def env_config(name_or_config: Any) -> Any:
 
 class Named(dict[str, Any]):
     """A world that the user named, as the plain data that datasets and checkpoints remember. It may say what a stored
-    one may not; anything that was read from a file is no ``Named``, and comes from nobody known."""
+    one may not; anything that was read from a file is no ``Named``."""
 
 
 def named(config: Any) -> Named:

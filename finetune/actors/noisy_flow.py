@@ -87,7 +87,7 @@ class NoiseNet(nn.Module):
             zero_last=True,
         )
         self.log_min = math.log(config.min_std)
-        self.decay = config.decay or 0  # null: until somebody says how long the run is, the bound stays
+        self.decay = config.decay or 0  # null: the bound stays until `plan` says how long the run is
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
         self.register_buffer("log_max", torch.tensor(math.log(config.max_std)))
 

@@ -58,7 +58,7 @@ def proof(key: str, role: str, theirs: bytes, ours: bytes) -> bytes:
 
 
 def ticket(key: str) -> str:
-    """For a header: whoever shows it is not taken for one of a crowd without the key."""
+    """For a header: a client that shows it is not taken for one of a crowd without the key."""
     nonce = secrets.token_bytes(NONCE)
     return f"{nonce.hex()}.{proof(key, 'ticket', nonce, b'').hex()}"
 

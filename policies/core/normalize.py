@@ -137,8 +137,8 @@ def merged(moments: Tensor, rows: Tensor) -> Tensor:
 class Running:
     """Fits all normalisers within ``parts`` to everything that was seen so far, as ``Scaling.standard`` would.
 
-    Saved with a policy are the numbers in its normalisers, so it acts alike wherever it is loaded, and only whoever
-    calls ``absorb`` changes them. The moments behind them are for whoever goes on learning.
+    Saved with a policy are the numbers in its normalisers, so it acts alike wherever it is loaded, and only
+    ``absorb`` changes them. The moments behind them are for learning on.
     """
 
     def __init__(self, *parts: nn.Module) -> None:

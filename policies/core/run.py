@@ -123,7 +123,7 @@ class Run:
                 from torch.utils.tensorboard import SummaryWriter  # takes seconds to import
 
                 purge = self.start + 1 if resumed else None
-                # Files of its own, which nobody can have named before.
+                # Files of its own, whose names could not be known before.
                 suffix = f".{secrets.token_hex(4)}"
                 folder = below(self.path, TENSORBOARD)
                 self._writer = SummaryWriter(str(folder), purge_step=purge, filename_suffix=suffix)

@@ -10,7 +10,7 @@ What comes out is good: arrays of the dtype and shape that the policy takes, wri
 A frame holds one row (arrays of exactly the shapes), or with ``batch`` = B so many rows of everything. Robots that were
 set up for a server of openpi send all that they observe, and a ``prompt``: of other names than the schema's, arrays,
 numbers and text may be there and mean nothing here, UNUSED of them and UNUSED_BYTES. A word of the protocol that this
-server does not take (`noise`) is refused, because whoever sends it relies on it.
+server does not take (`noise`) is refused, because a client that sends it relies on it.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ class _Walk:
         return _Raw(dtype, shape, data)
 
     def past(self) -> bool:
-        """An array, a number or a text that nobody wants. False where it is something else."""
+        """An array, a number or a text that is not used. False where it is something else."""
         kind = self.kind()
         if kind != "map":
             return kind in ("int", "float", "bool", "str") and self.take(kind) is not None

@@ -13,7 +13,7 @@ from torch import Tensor
 from .errors import BurnishError
 
 T = TypeVar("T")
-# What somebody else's specification may ask for. Four cameras of 1920 x 1080 pixels are 25 MB, and a chunk of 50
+# What a specification from a file may ask for. Four cameras of 1920 x 1080 pixels are 25 MB, and a chunk of 50
 # actions of 32 numbers is 6 kB. The length counts by itself: a convolution over it has as many rows of its width.
 LARGEST_OBS, LARGEST_CHUNK, LONGEST_CHUNK = 1 << 25, 1 << 20, 1 << 12  # bytes, bytes, actions
 MOST_KEYS, MOST_AXES = 256, 8
@@ -111,7 +111,7 @@ class EnvSpec:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> EnvSpec:
-        """Of what somebody else has written."""
+        """Of what a file or a server says."""
         return _read(cls, data).checked()
 
     def checked(self) -> EnvSpec:
@@ -196,7 +196,7 @@ def _read(kind: type[T], data: Any) -> T:
 
 
 def require_obs(obs: ObsSpec, history: int) -> None:
-    """One observation of somebody else's, with all frames of its history, has a size that one can have."""
+    """One observation of a foreign specification, with all frames of its history, has a size that one can have."""
     if len(obs.shapes) > MOST_KEYS or max(map(len, obs.shapes.values()), default=0) > MOST_AXES:
         raise BurnishError(f"an observation has more than {MOST_KEYS} keys, or one of more than {MOST_AXES} axes")
     if not all(isinstance(key, str) for key in obs.shapes):
