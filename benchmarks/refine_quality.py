@@ -349,7 +349,8 @@ def main() -> None:
         parser.error(f"no base of {', '.join(without)} yet; --bases --tasks {' '.join(without)} makes it")
     if not chosen.report:
         for case in {(case.task, case.base): case for case in cases}.values():
-            _of_base(case), _of_base(case, greedy=True)
+            _of_base(case)
+            _of_base(case, greedy=True)
         left = [case for case in cases if not case.result.exists()]
         play_all([case for case in left if family_of(case.method) != "free"], chosen.jobs)
         play_all([case for case in left if family_of(case.method) == "free"], chosen.jobs)  # they last as long

@@ -191,8 +191,8 @@ def measured_table(page: str) -> str:
         for row in rows
     ]
     legend = (
-        "Success rates on seeds that were used for no training or choice; of running robots, which know no success, the "
-        "return over that of D4RL's expert. *last* is the mean of the last policies, *gain* their paired difference from the "
+        "Success rates on seeds that were used for nothing else; of running robots, which know no success, the return "
+        "over that of D4RL's expert. *last* is the mean of the last policies, *gain* their paired difference from the "
         "base, *over noise 0* that from the base without noise, which costs nothing; *at least* is the lower end of "
         "the 95 % interval over runs and seeds. *delivered* is the policy that a run chooses, *updates* are gradient "
         "steps, *minutes* those of one core of the slowest run. All methods: [results](../results.md#refine_quality)."
