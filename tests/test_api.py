@@ -25,7 +25,7 @@ from burnish.policies.core.scale import ScaledEnv
 from burnish.sim.build import make_env
 from burnish.sim.point_reach import PointReachConfig
 
-TRIAL = {"episodes": 2, "worlds": 2}
+TRIAL = {"episodes": 2, "worlds": 2, "confirm": 2}
 RUN = {"worlds": 2, "total": 24, "log_every": 4, "save_every": 8, "trial": TRIAL}
 PPO = {"loop": {"decisions_per_update": 4}, "ppo": {"minibatch": 4, "epochs": 1}}
 SAC = {"critic": {"hidden": [8], "members": 2}, "agent": {"hidden": [8]}}

@@ -14,7 +14,7 @@ from burnish.policies.core.cli import main
 from burnish.policies.core.run import read_metrics
 from burnish.sim.build import make_env
 
-TRIAL = ["trial.episodes=2", "trial.worlds=2"]
+TRIAL = ["trial.episodes=2", "trial.worlds=2", "trial.confirm=2"]
 RUN = ["worlds=2", "total=24", "log_every=4", "save_every=8", *TRIAL]
 NEEDED = {"dppo": ["method.trained_steps=2"], "rpd": ["method.execute=2"]}
 SAC = ["method.sac.critic.hidden=[8]", "method.sac.critic.members=2", "method.sac.agent.hidden=[8]"]

@@ -174,7 +174,7 @@ def lab(tmp_path_factory):
     return folder
 
 
-TRIAL = ["trial.episodes=4", "trial.worlds=4"]
+TRIAL = ["trial.episodes=4", "trial.worlds=4", "trial.confirm=2"]
 SAC = ["method.sac.critic.hidden=[8]", "method.sac.critic.members=2", "method.sac.agent.hidden=[8]"]
 WORLD = ["env=reach", "env.max_steps=12", "env.reward=dense", *WORDS]
 

@@ -336,7 +336,15 @@ def bytes_of(checkpoint):
 
 def test_from_the_command_line(tmp_path, capsys):
     """A policy from nothing is refined in Gymnasium's pendulum, killed and resumed to the same end, and put to work."""
-    small = ["worlds=2", "total=36", "log_every=12", "save_every=12", "trial.episodes=2", "trial.worlds=2"]
+    small = [
+        "worlds=2",
+        "total=36",
+        "log_every=12",
+        "save_every=12",
+        "trial.episodes=2",
+        "trial.worlds=2",
+        "trial.confirm=2",
+    ]
     small += ["method.loop.warmup=8", "method.loop.batch=8", "method.sac.critic.hidden=[8]"]
     small += ["method.sac.critic.members=2", "method.sac.agent.hidden=[8]", "env.max_steps=10"]
     world = ["env=gym", "env.id=Pendulum-v1", "env.kwargs={g: 9.81}"]

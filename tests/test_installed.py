@@ -122,7 +122,14 @@ def test_the_verbs_take_a_name(package, tmp_path, capsys):
         "method.loop.warmup=8",
         "method.loop.batch=8",
     ]
-    few += ["method.loop.initial_updates=1", "log_every=4", "save_every=8", "trial.episodes=2", "trial.worlds=2"]
+    few += [
+        "method.loop.initial_updates=1",
+        "log_every=4",
+        "save_every=8",
+        "trial.episodes=2",
+        "trial.worlds=2",
+        "trial.confirm=2",
+    ]
     assert main(["finetune", "method=residual_td3", *base, *few, f"out={tmp_path}/run"]) == 0
     assert main(["evaluate", f"policy.path={tmp_path}/run", "trial.episodes=2"]) == 0
     assert read_metrics(tmp_path / "run")[0]["trial/success_rate"] == 1.0

@@ -32,7 +32,7 @@ from burnish.sim import view
 
 pytestmark = pytest.mark.sim
 BASE = Path(__file__).resolve().parents[1] / "benchmarks" / "bases" / "insert"
-TRIAL = ["trial.episodes=2", "trial.worlds=2"]
+TRIAL = ["trial.episodes=2", "trial.worlds=2", "trial.confirm=2"]
 RUN = ["worlds=2", "total=16", "log_every=4", "save_every=8", "eval_every=8", *TRIAL]
 LOOP = ["method.loop.warmup=8", "method.loop.batch=8", "method.loop.updates_per_decision=0.5"]
 FLOW = ["policy=flow", "policy.steps=2", "policy.net.mlp.hidden=[8]", "train.batch=8", *TRIAL]

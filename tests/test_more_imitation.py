@@ -15,7 +15,14 @@ from burnish.policies.core.evaluate import Evaluation
 from burnish.policies.imitate import ImitationLearner
 
 NET = ["policy=flow", "policy.net.mlp.hidden=[16]", "policy.steps=2"]
-TRAIN = ["train.steps=20", "train.batch=16", "train.log_every=5", "train.save_every=10", "trial.episodes=4"]
+TRAIN = [
+    "train.steps=20",
+    "train.batch=16",
+    "train.log_every=5",
+    "train.save_every=10",
+    "trial.episodes=4",
+    "trial.confirm=4",
+]
 TRAIN += ["trial.confirm=4", "train.warmup=1", "train.ema=0.5"]  # so that 20 steps lead somewhere
 
 

@@ -132,7 +132,7 @@ def test_a_real_run_is_repeated_by_the_command_on_its_page(tmp_path, capsys):
     """Every setting, strings and lists included, arrives again."""
     folder = tmp_path / "it's here"
     quoted = "'" + str(folder).replace("'", "\\'") + "'"
-    small = ["trial.episodes=4", "trial.worlds=2"]
+    small = ["trial.episodes=4", "trial.worlds=2", "trial.confirm=2"]
     assert main(["collect", "env=point_reach", "env.max_steps=12", "episodes=6", f"out={tmp_path}/data"]) == 0
     flow = ["pretrain", "policy=flow", "policy.steps=2", "policy.net.mlp.hidden=[8]", "train.steps=5", "train.batch=8"]
     assert main([*flow, f"data={tmp_path}/data", f"out={tmp_path}/flow", *small]) == 0

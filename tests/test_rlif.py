@@ -210,7 +210,7 @@ def test_what_it_cannot_do_is_said() -> None:
 
 # ---- the command line ----
 
-TRIAL = ["trial.episodes=2", "trial.worlds=2"]
+TRIAL = ["trial.episodes=2", "trial.worlds=2", "trial.confirm=2"]
 SMALL = ["worlds=2", "total=24", "log_every=4", "save_every=8", "method.loop.warmup=8", "method.loop.batch=8", *TRIAL]
 NETS = ["method.sac.critic.hidden=[8]", "method.sac.critic.members=2", "method.sac.agent.hidden=[8]"]
 WORDS = [

@@ -23,7 +23,7 @@ from burnish.sim.point_reach import PointReachConfig
 
 OFF = ("SAC", "TD3", "DDPG")
 PAIRS = [(algo.value, view.value) for algo in Algo for view in View]
-TRIAL = ["trial.episodes=2", "trial.worlds=2"]
+TRIAL = ["trial.episodes=2", "trial.worlds=2", "trial.confirm=2"]
 
 
 @pytest.fixture(autouse=True)

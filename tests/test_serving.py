@@ -100,7 +100,7 @@ def test_what_has_no_chunk_to_give_is_refused_before_anybody_asks():
 
 # ---- the verbs ----
 
-TRIAL = ["trial.episodes=2", "trial.worlds=2"]
+TRIAL = ["trial.episodes=2", "trial.worlds=2", "trial.confirm=2"]
 WORDS = ["env=point_reach", "env.max_steps=12"]
 FEW = ["worlds=2", "total=16", "log_every=4", "save_every=8", "method.loop.warmup=8", "method.loop.batch=8"]
 NETS = ["critic.hidden=[8]", "critic.members=2", "agent.hidden=[8]"]

@@ -186,7 +186,7 @@ def lab(tmp_path_factory):
     return folder
 
 
-TRIAL = ["trial.episodes=2", "trial.worlds=2"]
+TRIAL = ["trial.episodes=2", "trial.worlds=2", "trial.confirm=2"]
 VERBS = {
     "pretrain": ["policy=gaussian", "policy.hidden=[8]", "train.steps=4", "train.batch=8", "data={lab}/data"],
     "offline": ["method=iql", "method.critic.hidden=[8]", "data={lab}/data", "steps=4", "batch=8"],
