@@ -18,6 +18,7 @@ import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 SHARED = {"control_parts", "measure", "runners", "sim_peers", "envpool_loop"}
+SHARED |= {"refine_bases", "refine_settings", "refine_tables"}
 KEYS = {
     "bases": {
         "worst_clean_expert",

@@ -71,7 +71,9 @@ def riccati_error(damage, seed):
     """Relative error (root mean square over the inner states) of the critic of u = -K x + s e, which is worth
     -x'Px - (gamma q^2 tr(P) + s^2 (R + gamma B'PB)) / (1 - gamma): exploration costs too."""
     ppo = PPOConfig(epochs=4, minibatch=256, critic_lr=3e-3, critic_warmup=10_000, value=ValueConfig(hidden=[64, 64]))
-    config = GaussianPPOConfig(GaussianConfig(hidden=[], init_std=0.05), ppo=ppo, discount=Discount(GAMMA))
+    # The gain below is one of states as they are, which a normaliser would scale.
+    agent = GaussianConfig(hidden=[], init_std=0.05)
+    config = GaussianPPOConfig(agent, ppo=ppo, discount=Discount(GAMMA), normalize=False)
     view, learner = assembled(gaussian_ppo, config, None, ScaledEnv(make_env(LQR, 128)), seed=seed)
     (_, b, _, r), (p, gain) = lqr_matrices(LQR), lqr_solve(LQR, GAMMA)
     linear = learner.network.trunk.layers[0]
