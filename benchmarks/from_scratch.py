@@ -142,11 +142,11 @@ def sb3(case: Case) -> Callable[[], list[float]]:
     if case.algorithm == "ppo":
         env: Any = VecNormalize(make_vec_env(case.task, WORLDS, seed=case.seed, **unit), gamma=s["gamma"])
         common |= {"n_steps": s["rollout"], "n_epochs": s["epochs"], "max_grad_norm": s["grad_norm"]}
-        seen = lambda obs: env.normalize_obs(obs)  # noqa: E731
+        seen: Callable[[np.ndarray], np.ndarray] = env.normalize_obs
     else:
         env = make_vec_env(case.task, 1, seed=case.seed, **unit)
         common |= {"buffer_size": s["capacity"], "learning_starts": s["warmup"], "tau": s["tau"]}
-        seen = lambda obs: obs  # noqa: E731
+        seen = np.asarray
     if case.algorithm == "td3":
         size = env.action_space.shape[0]
         common["action_noise"] = NormalActionNoise(np.zeros(size), np.full(size, s["explore"]))
