@@ -148,7 +148,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if chosen.quick:
         chosen.tasks, chosen.levels = ["insert"], ["clean", "clumsy"]
-    episodes, demos, steps = (50, 20, 300) if chosen.quick else (256, 100, None)
+    episodes, demos, steps = (50, 20, 150) if chosen.quick else (256, 100, None)
     path = Path(chosen.out) / ("bases_quick.json" if chosen.quick else "bases.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = json.loads(path.read_text())["rows"] if path.exists() and not chosen.quick else []

@@ -159,7 +159,7 @@ def main() -> None:
     if chosen.threads < 1 or chosen.iterations < 1:
         parser.error("--threads and --iterations must be at least 1")
     torch.set_num_threads(chosen.threads)
-    decisions, iterations = (20, 1) if chosen.quick else (DECISIONS, chosen.iterations)
+    decisions, iterations = (8, 1) if chosen.quick else (DECISIONS, chosen.iterations)
     effort = Effort(worlds=(WORLDS,), rounds=1, block=0.1 if chosen.quick else 1.0, burn_in=50)
     ours = Ours("hopper", WORLDS, chosen.threads, effort)
     native = Limit(record(ours), compiled(), chosen.threads)

@@ -27,7 +27,7 @@ WHAT = {"plain": [], "seeing": ["phase", "queue"]}
 def trial(task: str, method: str, seed: int, quick: bool) -> dict[str, Any]:
     """One pair of refinements."""
     base, row = load(BASES / task / "policy"), {"task": task, "method": method, "seed": seed}
-    less: dict[str, Any] = {"total": 6000} if quick else {}
+    less: dict[str, Any] = {"total": 3000} if quick else {}
     start = time.perf_counter()
     for name, observe in WHAT.items():
         run = refine(base, experiment=f"{task}/{method}", observe=observe, seed=seed, threads=1, **less)

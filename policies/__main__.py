@@ -326,7 +326,8 @@ def trial_of(
     """None where no world is known."""
     if data is None:
         return None
-    return Trial(world_for(spec, data, min(config.worlds, config.episodes), device), config, device)
+    worlds = min(config.worlds, max(config.episodes, config.confirm))
+    return Trial(world_for(spec, data, worlds, device), config, device)
 
 
 def in_words(result: Evaluation) -> str:

@@ -34,6 +34,7 @@ from burnish.policies.core.cli import main
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.run import read_metrics
 from seam import replay_rows
+from soak import often
 
 # ---- death ----
 
@@ -93,8 +94,8 @@ def test_an_actor_that_is_killed_is_replaced_and_its_decisions_are_kept():
 
 
 @pytest.mark.slow
-def test_twenty_actors_are_killed():
-    killed_at_random(20, seed=1)
+def test_actors_are_killed_again_and_again():
+    killed_at_random(often(6, 20), seed=1)
 
 
 def test_who_is_let_go_moves_no_more():
@@ -173,9 +174,9 @@ def test_ctrl_c_in_the_terminal_stops_both_and_saves(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_twenty_learners_are_killed(tmp_path: Path):
+def test_learners_are_killed_again_and_again(tmp_path: Path):
     chance = random.Random(0)
-    for number in range(20):
+    for number in range(often(5, 20)):
         folder = tmp_path / str(number % 4)
         process, children, _ = begun(folder)
         time.sleep(chance.uniform(0, 0.3))

@@ -25,7 +25,7 @@ from burnish.real_robot.client import ClientConfig, PolicyClient
 from server_lab import process
 from soak import Progress, often
 
-FRAMES = often(20_000, 1_000_000)
+FRAMES = often(10_000, 1_000_000)
 PERIOD_S = 0.01
 CROWD = often(8, 16)  # a refusal takes 30 ms, so eight need 70 minutes for a million frames
 OBSERVATION = {"state": np.zeros((2, 3), np.float32)}
@@ -131,7 +131,7 @@ def test_some_strangers_are_turned_away(tmp_path):
 
 
 @pytest.mark.slow
-def test_twenty_thousand_strangers_hardly_delay_the_client(tmp_path):
+def test_thousands_of_strangers_hardly_delay_the_client(tmp_path):
     found = attacked(tmp_path, FRAMES, max(10, FRAMES // 10_000))
     check(found, FRAMES)
     assert found["p99_ms"]["attack"] <= 2 * found["p99_ms"]["decoy"]

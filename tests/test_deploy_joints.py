@@ -30,7 +30,7 @@ AHEAD = 8.0  # so far ahead were its set-points
 
 
 # A machine that is busy lets a policy wait for a second, and servos fall behind: none of that is looked at here.
-PATIENT = ["safety.share=0.4", "safety.following_s=3", "safety.silent_ramp_s=5"]
+PATIENT = ["safety.share=0.4", "safety.following_s=3", "safety.silent_ramp_s=5", "safety.stale_ramp_s=2"]
 
 
 def near(there: np.ndarray, bright: bool) -> bool:

@@ -50,6 +50,7 @@ class Play:
 
     words: Sequence[str]
     again: Sequence[str] = ()
+    depth: int = 99  # of the names at which links are planted
 
     @property
     def named(self) -> set[str]:
@@ -124,7 +125,8 @@ PLAYS = {
     ),
     "report": Play(["report", "run={out}/run"]),
     "report of a comparison": Play(["report", "compare={out}/comparison"]),
-    "quickstart": Play(["quickstart", "out={out}"]),
+    # What lies deeper is written by the verbs that it plays, each of which is played here by itself.
+    "quickstart": Play(["quickstart", "out={out}"], depth=1),
     "export": Play(["export", "policy.path={lab}/bc", "out={out}/bundle"]),
     "record": Play(
         ["record", "env=reach", "supervisor=expert", "realtime=false", "episodes=1", "out={out}/d"],
@@ -275,7 +277,7 @@ def test_links_at_every_output_lead_to_no_write_outside(name, lab, tmp_path, cap
     play, whole, root = PLAYS[name], tmp_path / "whole", tmp_path / "stranger"
     begun(name, lab, whole)
     names = WATCH.names(lambda: play(lab, whole), whole)
-    names = [name for name in names if name not in play.named]
+    names = [name for name in names if name not in play.named and name.count("/") < play.depth]
     assert names or name in ("report", "report of a comparison"), "it wrote nothing"
     refused: set[str] = set()
     for kind in KINDS:

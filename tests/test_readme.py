@@ -20,7 +20,13 @@ TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 FEW = {"trial": {"episodes": 2, "worlds": 2, "confirm": 2}}
 SHORTER = {
     "README.md": {"total=4_000": "total=48, **FEW", '"warmup": 1000': '"warmup": 16', "episodes=100": "episodes=4"},
-    "docs/python.md": {"total=20_000": "total=48, **FEW", "4_000": "16", "1000": "16", "episodes=100": "episodes=4"},
+    "docs/python.md": {
+        "total=20_000": "total=48, **FEW",
+        "total=5_000": 'loop={"warmup": 16}, total=48, **FEW',
+        "4_000": "16",
+        "1000": "16",
+        "episodes=100": "episodes=4",
+    },
 }
 
 

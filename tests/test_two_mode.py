@@ -32,7 +32,7 @@ def data(tmp_path_factory):
 @pytest.mark.parametrize("policy", ["flow", "shortcut", "diffusion", "least_squares"])
 def test_imitation_of_both_ways(policy, data, tmp_path):
     words = [f"policy={policy}", "experiment=two_mode", f"data={data}", f"out={tmp_path}/run", "trial.episodes=50"]
-    assert main(["pretrain", *words]) == 0
+    assert main(["pretrain", *words, "train.steps=4000"]) == 0
     where = [f"policy.path={tmp_path}/run", f"out={tmp_path}/eval", "trial.episodes=400"]
     assert main(["evaluate", *where]) == 0
     success = Evaluation.load(tmp_path / "eval/evaluation.json").summary()["success_rate"]
