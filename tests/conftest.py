@@ -9,14 +9,16 @@ from __future__ import annotations
 import importlib
 import os
 import sysconfig
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 import torch
 
-from soak import SOAK, say
+from soak import SOAK, TURN, in_turn, say
 
 torch.set_num_threads(1)  # Two pytest workers share two cores; more threads would only wait for each other.
 
@@ -59,6 +61,10 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(f"the wheel is to be tested, but burnish.policies comes from {policies.__file__}")
 
 
+def pytest_report_header() -> str:
+    return f"BURNISH_TURN={TURN} plays the same share of the rotating tests again"
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """The soak says what its tests have measured."""
     if SOAK and report.when == "call":
@@ -66,7 +72,19 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
             say(f"  {report.nodeid.partition('::')[2]}: {name} {value}")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of the cases of a ``rotating(n)`` test one in n is played, and all in the soak."""
+    cases: Counter[str] = Counter()
+    waiting = []
+    for item in items:
+        if (mark := item.get_closest_marker("rotating")) is not None:
+            test = item.nodeid.partition("[")[0]
+            if not in_turn(crc32(test.encode()) + cases[test], mark.args[0]):
+                waiting.append(item)
+            cases[test] += 1
+    if len(items) > 1 and waiting:  # one that is named alone is played
+        config.hook.pytest_deselected(items=waiting)
+        items[:] = [item for item in items if item not in set(waiting)]
     if not torch.cuda.is_available():
         for item in items:
             if "gpu" in item.keywords:

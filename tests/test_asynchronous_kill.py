@@ -93,6 +93,7 @@ def test_an_actor_that_is_killed_is_replaced_and_its_decisions_are_kept():
     killed_at_random(1, seed=0)
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.slow
 def test_actors_are_killed_again_and_again():
     killed_at_random(often(6, 20), seed=1)
@@ -173,6 +174,7 @@ def test_ctrl_c_in_the_terminal_stops_both_and_saves(tmp_path: Path):
     assert all_gone(children, 5) and newest_step(tmp_path / "run") >= saved
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.slow
 def test_learners_are_killed_again_and_again(tmp_path: Path):
     chance = random.Random(0)

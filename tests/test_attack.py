@@ -130,6 +130,7 @@ def test_some_strangers_are_turned_away(tmp_path):
     check(attacked(tmp_path, 400, 1), 400)
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.slow
 def test_thousands_of_strangers_hardly_delay_the_client(tmp_path):
     found = attacked(tmp_path, FRAMES, max(10, FRAMES // 10_000))

@@ -121,6 +121,7 @@ def test_a_restored_world_goes_on_bit_for_bit(name, mode):
     check_restore(name, mode, 25)
 
 
+@pytest.mark.rotating(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "mode"), CASES, ids=IDS)
 def test_a_restored_world_goes_on_bit_for_bit_for_500_steps(name, mode):
@@ -155,6 +156,7 @@ def test_random_resets_and_steps(name, mode):
     check_random_play(name, mode, 10, 20)
 
 
+@pytest.mark.rotating(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "mode"), CASES, ids=IDS)
 def test_ten_thousand_random_resets_and_steps(name, mode):

@@ -54,6 +54,7 @@ def test_the_benchmark_has_an_experiment_for_every_run(benchmark):
     assert {path.name.partition("-")[0] for path in bases.iterdir()} <= set(benchmark.TASKS)
 
 
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize("task", ["push", "hopper"])
 def test_every_method_has_the_same_search(benchmark, task):
     """As many different trials for each method, the first of them the shipped experiment, all of one discount."""

@@ -156,7 +156,7 @@ def test_a_free_baseline_is_trained_for_the_minutes_of_the_median_run(name, verb
     Player(config, tmp_path, Stop(), 1).play_free(entry, minutes=1.0)
     probe, training, *tried = typed.words
     assert probe[0] == training[0] == verb and set(words) <= set(training) and "threads=1" in probe
-    assert {word for word in probe if "steps=" in word} == {words[-1].replace("3000", "200")}
+    assert {word for word in probe if "steps=" in word} == {words[-1].replace("3000", str(free_baselines.PROBE))}
     greedy = ["trial.greedy=true" in each for each in tried]
     assert greedy == ([False] if name == "best_of_n" else [True, False])
     plan = json.loads((tmp_path / "runs" / f"{name}-0.plan").read_text())

@@ -59,6 +59,7 @@ def test_a_seed_is_a_trace(require, robot: str):
     assert first.digest != other.digest
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("robot", SDKS)
 def test_an_hour_with_faults(require, robot: str):

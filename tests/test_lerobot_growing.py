@@ -274,6 +274,7 @@ def killed(path: Path, operation: int, exchanges: bool, episodes: list[Episode])
 
 
 # From nothing: a first file, and the same grown. From one episode: the same grown, and a second file.
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize(("begun", "exchanges"), [(1, True), (0, False)], ids=["exchange", "two renames"])
 def test_death_before_each_single_file_operation_leaves_a_readable_set(
     begun, exchanges, tmp_path, monkeypatch, library, whole

@@ -136,6 +136,7 @@ PLAYS = {
     "deploy, shadow": Play(["deploy", f"policy.path={BASE}", *ROBOT, "shadow=true", "out={out}"]),
 }
 QUICK = ("collect", "finetune", "evaluate", "view", "report", "export")  # of each kind of writer one
+OTHERS = [pytest.mark.slow, pytest.mark.rotating(2)]
 ELSEWHERE = {"serve": "below, a socket", "doctor": "writes nothing"}
 KINDS = ("to a copy", "to where nothing is", "second name")
 
@@ -270,9 +271,7 @@ def named_in(said: str, out: Path, planted: set[str]) -> set[str]:
     return files or {name for name in planted for folder in folders if name.startswith(f"{folder}/")}
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in PLAYS]
-)
+@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=OTHERS) for name in PLAYS])
 def test_links_at_every_output_lead_to_no_write_outside(name, lab, tmp_path, capfd):
     play, whole, root = PLAYS[name], tmp_path / "whole", tmp_path / "stranger"
     begun(name, lab, whole)

@@ -94,10 +94,11 @@ def test_the_batches_are_what_the_way_says(way: str) -> None:
 # (cql, cal_ql); afterwards at most 0.15, 0.018, 0.003, 0.001, and 0.10, for these two stay conservative.
 LEVELS = {"iql": 0.2, "iql_best": 0.025, "td3_bc": 0.01, "fql": 0.01, "cql": 0.12, "cal_ql": 0.12}
 QUICK = ("td3_bc",)
+SLOW = [pytest.mark.slow, pytest.mark.rotating(3)]
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in LEVELS])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else SLOW) for n in LEVELS])
 def test_it_goes_on_learning(name: str, way: str) -> None:
     learner, data = trained(name, 0)
     before = aim_error(learner.policy)

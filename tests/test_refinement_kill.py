@@ -14,7 +14,7 @@ import pytest
 from burnish.policies.core.cli import main
 from burnish.policies.core.run import read_metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.sim]
+pytestmark = [pytest.mark.slow, pytest.mark.sim, pytest.mark.rotating(2)]
 
 CODE = "import sys, torch; torch.set_num_threads(1); from burnish.policies.core.cli import main; sys.exit(main())"
 SMALL = ["worlds=4", "trial.episodes=4", "trial.worlds=4", "trial.confirm=4", "policy.steps=2"]

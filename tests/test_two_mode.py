@@ -13,7 +13,8 @@ from burnish.policies.core.cli import main
 from burnish.policies.core.evaluate import Evaluation
 from burnish.policies.data.lerobot import read_lerobot
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.rotating(2)]
+STEPS = {"least_squares": 2000, "shortcut": 8000}  # of imitation; a shortcut learns two things
 
 
 def upper_share(path):
@@ -32,7 +33,7 @@ def data(tmp_path_factory):
 @pytest.mark.parametrize("policy", ["flow", "shortcut", "diffusion", "least_squares"])
 def test_imitation_of_both_ways(policy, data, tmp_path):
     words = [f"policy={policy}", "experiment=two_mode", f"data={data}", f"out={tmp_path}/run", "trial.episodes=50"]
-    assert main(["pretrain", *words, "train.steps=4000"]) == 0
+    assert main(["pretrain", *words, f"train.steps={STEPS.get(policy, 4000)}"]) == 0
     where = [f"policy.path={tmp_path}/run", f"out={tmp_path}/eval", "trial.episodes=400"]
     assert main(["evaluate", *where]) == 0
     success = Evaluation.load(tmp_path / "eval/evaluation.json").summary()["success_rate"]

@@ -141,7 +141,8 @@ GATE = 0.1
 # Those of a kind that another one shows as well are for the long run.
 ALIKE = set(Trouble) - {Trouble.MUTE, Trouble.FREEZE, Trouble.NAN_Q, Trouble.JUMP_Q, Trouble.GARBAGE, Trouble.STUCK}
 ALIKE |= {"drop 30004", "stop", "power off"}
-FAULTS = [pytest.param(fault, marks=[pytest.mark.slow] if fault in ALIKE else []) for fault in [*Trouble, *EVENTS]]
+SLOW = [pytest.mark.slow, pytest.mark.rotating(3)]
+FAULTS = [pytest.param(fault, marks=SLOW if fault in ALIKE else []) for fault in [*Trouble, *EVENTS]]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
