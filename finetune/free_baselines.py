@@ -38,7 +38,7 @@ ALSO_GREEDY = ("more_imitation", "iql")
 GREEDY = "trial.greedy=true"  # the word of `burnish evaluate` for it
 # A training chooses nothing on the way: it is seen in the end, on other episodes, what it is worth.
 UNTRIED = ["trial.episodes=1", "trial.worlds=1", "trial.confirm=1"]
-PROBE = 100  # updates, of which the second half is timed: the first one pays for what happens once
+PROBE = 200  # updates, of which the second half is timed: the first one pays for what happens once
 
 
 def free_baseline(
