@@ -50,6 +50,7 @@ class Place:
         return [
             "robot=feetech",
             "safety.no_device_watchdog=true",
+            "safety.stale_ramp_s=2",  # on a busy machine the emulated bus is silent for longer than a tenth of a second
             *(f"robot.device.{k}={x}" for k, x in device.items()),
         ]
 

@@ -53,7 +53,7 @@ def test_a_refined_policy_on_the_emulated_arm(tmp_path):
 @pytest.mark.parametrize("robot", ["twin", "so101_emulated"])
 def test_in_real_time_with_every_process(tmp_path, robot):
     """One episode: whether it succeeds depends on how busy the machine is, that it comes to rest does not."""
-    found = deployed(tmp_path, f"robot={robot}", "episodes=1", "compare=false")
+    found = deployed(tmp_path, f"robot={robot}", "episodes=1", "compare=false", "safety.stale_ramp_s=2")
     report = found["reports"][0]
     assert report["counts"]["start"] == 1 and "stopped" in report["counts"]
     assert not report["counts"].get("fault") and report["timing"]["ticks"] > 50
