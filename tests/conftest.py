@@ -61,8 +61,9 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(f"the wheel is to be tested, but burnish.policies comes from {policies.__file__}")
 
 
-def pytest_report_header() -> str:
-    return f"BURNISH_TURN={TURN} plays the same share of the rotating tests again"
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Also in a quiet run, which shows no header."""
+    terminalreporter.write_line(f"BURNISH_TURN={TURN} plays the same cases of the rotating tests again")
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -73,13 +74,14 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of the cases of a ``rotating(n)`` test one in n is played, and all in the soak."""
+    """Of the cases of a ``rotating(n)`` test one in n is played, with BURNISH_SOAK=1 all. ``case=`` numbers those that
+    belong together, whatever tests they are of."""
     cases: Counter[str] = Counter()
     waiting = []
     for item in items:
         if (mark := item.get_closest_marker("rotating")) is not None:
             test = item.nodeid.partition("[")[0]
-            if not in_turn(crc32(test.encode()) + cases[test], mark.args[0]):
+            if not in_turn(mark.kwargs.get("case", crc32(test.encode()) + cases[test]), mark.args[0]):
                 waiting.append(item)
             cases[test] += 1
     if len(items) > 1 and waiting:  # one that is named alone is played

@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from soak import in_turn
-
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 SHARED = {"control_parts", "measure", "runners", "sim_peers", "envpool_loop"}
 SHARED |= {"refine_bases", "refine_settings", "refine_tables"}
@@ -81,6 +79,14 @@ KEYS = {
 pytestmark = pytest.mark.slow
 
 
+def turn(name: str) -> pytest.MarkDecorator:
+    """All tests of a script's quick run are played together, by one run of the tests in three."""
+    return pytest.mark.rotating(3, case=list(KEYS).index(name))
+
+
+EACH = pytest.mark.parametrize("name", [pytest.param(name, marks=turn(name)) for name in KEYS])
+
+
 def run(name: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *options]
     variables = {**os.environ, **environment}
@@ -94,15 +100,12 @@ def result(stdout: str) -> dict[str, float]:
 
 
 class Quick(dict[str, tuple[Path, str]]):
-    """name -> (folder of the JSON files, stdout) of one quick run of a script, made when it is asked for. A run of the
-    tests plays one script in three."""
+    """name -> (folder of the JSON files, stdout) of one quick run of a script, made when it is asked for."""
 
     def __init__(self, made: pytest.TempPathFactory) -> None:
         self._made = made
 
     def __missing__(self, name: str) -> tuple[Path, str]:
-        if not in_turn(list(KEYS).index(name), 3):
-            pytest.skip("a quick run of another turn")
         folder = self._made.mktemp(name)
         (folder / f"{name}.json").write_text("a full result")
         process = run(name, "--quick", "--out", str(folder))
@@ -143,7 +146,7 @@ def test_every_script_is_known_here():
     assert {path.stem for path in BENCHMARKS.glob("*.py")} - SHARED == KEYS.keys()
 
 
-@pytest.mark.parametrize("name", KEYS)
+@EACH
 def test_the_last_line_is_the_result_and_so_is_the_file(quick: Quick, name: str):
     printed, written = result(quick[name][1]), report(quick, name)
     assert printed.keys() == KEYS[name]
@@ -153,17 +156,19 @@ def test_the_last_line_is_the_result_and_so_is_the_file(quick: Quick, name: str)
     assert {"processor", "cores", "threads", "torch"} <= written["machine"].keys()
 
 
-@pytest.mark.parametrize("name", KEYS)
+@EACH
 def test_a_quick_run_leaves_the_full_result_alone(quick: Quick, name: str):
     assert (quick[name][0] / f"{name}.json").read_text() == "a full result"
 
 
+@turn("bases")
 def test_nothing_fits_a_smaller_hole(quick: Quick):
     found = report(quick, "bases")["result"]
     assert found["smaller_hole_success"] == 0 and found["worst_clean_expert"] > 0.9
     assert found["insert_overlap_p99"] < 0.5 and found["insert_tight_overlap_p99"] < 0.75, "shares of the clearance"
 
 
+@turn("policy_speed")
 def test_policy_speed_counts_the_flops_of_an_update(quick: Quick):
     """By hand: each layer of a x b weights costs 2ab per row forward, again for the gradient of its weights, and again
     for that of its input, which the first layer does not need."""
@@ -173,6 +178,7 @@ def test_policy_speed_counts_the_flops_of_an_update(quick: Quick):
     assert row["flops_per_update"] == by_hand
 
 
+@turn("policy_speed")
 def test_policy_speed_is_consistent(quick: Quick):
     written = report(quick, "policy_speed")
     assert written["machine"]["threads"] == 1
@@ -192,6 +198,7 @@ def test_policy_speed_is_consistent(quick: Quick):
     }
 
 
+@turn("update_speed")
 def test_update_speed_counts_the_flops_of_an_update(quick: Quick):
     """By hand, SAC: the target (both networks forward), the critic (forward, weights, the input of its second layer),
     the actor (both forward, through the critic to its input, and the actor's own weights and inputs). The last layer
@@ -204,6 +211,7 @@ def test_update_speed_counts_the_flops_of_an_update(quick: Quick):
     assert row["flops_per_update"] == 2 * 256 * (target + of_critic + of_actor)
 
 
+@turn("update_speed")
 def test_update_speed_is_consistent(quick: Quick):
     written = report(quick, "update_speed")
     rows = {row["learner"]: row for row in written["rows"]}
@@ -220,6 +228,7 @@ def test_update_speed_is_consistent(quick: Quick):
     }
 
 
+@turn("sim_speed")
 def test_sim_speed_is_consistent(quick: Quick):
     written = report(quick, "sim_speed")
     rows = {row["task"]: row for row in written["rows"]}

@@ -9,12 +9,15 @@ import pytest
 import torch
 
 from burnish.policies import __main__ as verbs
+from burnish.policies.__main__ import TrialConfig
 from burnish.policies.best import Best
 from burnish.policies.build import build_policy, load_policy
 from burnish.policies.core.cli import main
 from burnish.policies.core.evaluate import Evaluation, compare
 from burnish.policies.core.run import find_policy
+from burnish.policies.core.spec import PolicySpec
 from burnish.policies.flow import FlowConfig
+from burnish.sim.build import make_env
 from latent_lab import SPEC
 
 COUNT = 40
@@ -192,3 +195,13 @@ def test_pretraining_keeps_its_best_too(tmp_path, bc, scripted, capsys):
     words = [f"data={bc.parent}/data", "policy=flow", "policy.steps=2", "policy.net.mlp.hidden=[8]", "train.batch=8"]
     assert main(["pretrain", *words, "train.steps=6", "train.eval_every=2", f"out={tmp_path}/run"]) == 0
     assert f"best: {tmp_path}/run/best, of step 4" in capsys.readouterr().out
+
+
+def test_a_confirmation_has_all_worlds_that_it_may_have():
+    """However few episodes the trials along the run have; and no more worlds than it has episodes."""
+    base = {"name": "point_reach", "config": {}}
+    seen = make_env("point_reach", 1).spec
+    spec = PolicySpec(seen.obs, seen.action, 4, 4)
+    for trial, worlds in ((TrialConfig(4, 50, confirm=256), 50), (TrialConfig(4, 50, confirm=20), 20)):
+        found = verbs.trial_of(base, spec, trial, torch.device("cpu"))
+        assert found is not None and found._env.num_envs == worlds

@@ -214,14 +214,14 @@ def test_a_comparison_runs_fails_in_part_resumes_and_says_so(base, tmp_path, cap
     good.write_text(small.format("residual_ppo") + "method: {loop: {decisions_per_update: 10}, agent: {hidden: [8]}}\n")
     bad.write_text(small.format("residual_ppo") + "method: {bound: 7}\n")
     out = tmp_path / "out"
-    words = [f"base={base}", f"methods={good},{bad}", "seeds=1", "budget=160", "episodes=6", "exams=2"]
+    words = [f"base={base}", f"methods={good},{bad}", "seeds=2", "budget=160", "episodes=6", "exams=2"]
     words += ["exam_episodes=4", "confirm_episodes=4", "worlds=4", "videos=0", "jobs=2", f"out={out}"]
     assert main(["compare", *words]) == 0
     printed = capsys.readouterr()
     found = json.loads((out / "compare.json").read_text())
     states = {(row["method"], row["seed"]): row["status"] for row in found["runs"]}
     expected = {"steady": "finished", "broken": "failed"}
-    assert states == {(name, 0): state for name, state in expected.items()}
+    assert states == {(name, seed): state for name, state in expected.items() for seed in (0, 1)}
     assert "bound=7" in next(row["error"] for row in found["runs"] if row["method"] == "broken")
     assert "steady" in printed.out and "broken-0 failed" in printed.err
     # Nothing says what the base has imitated, so only what needs no recordings is there, and how to get the rest.

@@ -14,7 +14,7 @@ from burnish.policies.core.evaluate import Evaluation
 from burnish.policies.data.lerobot import read_lerobot
 
 pytestmark = [pytest.mark.slow, pytest.mark.rotating(2)]
-STEPS = {"least_squares": 2000, "shortcut": 8000}  # of imitation; a shortcut learns two things
+STEPS = {"shortcut": 8000}  # of imitation; a shortcut learns two things
 
 
 def upper_share(path):
