@@ -34,9 +34,11 @@ dev: ## links in .dev/burnish, by which pyright and editors resolve `burnish.*`
 quickstart: venv ## a robot that fails, refined until it does not: a few minutes
 	$(BIN)/burnish quickstart
 
-# What a file's tests share is made once if one process has the whole file.
+# What a file's tests share is made once if one process has the whole file. A robot that is late stops, as it must, so
+# tests of robots on the wall clock run alone, when the others are through.
 test: venv ## all tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile -rs --durations=25
+	$(BIN)/python -m pytest -n 2 --dist loadfile -rs --durations=25 -m 'not real_time'
+	$(BIN)/python -m pytest -rs --durations=10 -m real_time
 
 # PARTS="guard attack" chooses; each part says what it shows, how far it has come, and in the end whether it held.
 soak: venv ## the long versions of the tests that have one: a night (PARTS=... chooses some)
@@ -80,7 +82,7 @@ test-mujoco-next: venv ## our own code on the next MuJoCo
 	grep -v '^mujoco==' constraints.txt > $(NEXT)/constraints.txt
 	$(BIN)/python -m pip --python $(NEXT)/bin/python install -q -c $(NEXT)/constraints.txt $(MUJOCO_NEXT)
 	$(NEXT)/bin/python -c 'import mujoco; assert "mujoco==" + mujoco.__version__ == "$(MUJOCO_NEXT)", mujoco.__version__'
-	$(NEXT)/bin/python -m pytest -n 2 -rs -m 'sim and not slow'
+	$(NEXT)/bin/python -m pytest -n 2 -rs -m 'sim and not slow and not real_time'
 
 clean: ## everything that make made
 	rm -rf $(VENV) .dev build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis

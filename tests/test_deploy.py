@@ -24,7 +24,7 @@ from burnish.real_robot.link import LocalLink
 from burnish.real_robot.safe_robot import Safety
 from robot_lab import spec, twin
 
-pytestmark = pytest.mark.sim
+pytestmark = [pytest.mark.sim, pytest.mark.real_time]
 ROOT = Path(__file__).resolve().parents[1] / "benchmarks"
 REFINED, BASE = ROOT / "refined" / "insert", ROOT / "bases" / "insert"
 GUARDED = ROOT / "refined" / "insert_guarded"  # from the same base, with env.guard.velocity=0.2 and acceleration=1

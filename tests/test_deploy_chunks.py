@@ -9,6 +9,8 @@ import pytest
 
 from burnish.policies.core.cli import main
 
+pytestmark = pytest.mark.real_time
+
 POLICY = Path(__file__).resolve().parents[1] / "benchmarks" / "refined" / "insert"
 EPISODES = 2
 

@@ -22,7 +22,7 @@ from burnish.sim import arm
 from openpi_lab import openpi
 from person_lab import Place, refused, someone
 
-pytestmark = [pytest.mark.sim, pytest.mark.slow]
+pytestmark = [pytest.mark.sim, pytest.mark.slow, pytest.mark.real_time]
 HEIGHT, WIDTH, HZ, TICKS = 24, 32, 20, 40
 # Degrees, and the gripper in percent: where the recorded arm went where it saw a bright picture, and a dark one.
 BRIGHT, DARK = np.array([30.0, -25, 25, 20, -30, 75]), np.array([-30.0, 20, -25, -20, 30, 20])

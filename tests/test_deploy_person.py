@@ -18,7 +18,7 @@ from burnish.policies.data.lerobot import read_lerobot
 from burnish.real_robot.recorder import read_beside
 from person_lab import NEAR, Place, someone
 
-pytestmark = pytest.mark.sim
+pytestmark = [pytest.mark.sim, pytest.mark.real_time]
 BASE = Path(__file__).resolve().parents[1] / "benchmarks" / "bases" / "insert"
 
 

@@ -35,7 +35,7 @@ from person_lab import refused
 from robot_lab import Puppet
 from server_lab import served
 
-pytestmark = pytest.mark.sim
+pytestmark = [pytest.mark.sim, pytest.mark.real_time]
 BASE = Path(__file__).resolve().parents[1] / "benchmarks" / "bases" / "insert"
 INSERT = make_env("insert", 1).spec
 TOLD = PolicySpec(INSERT.obs, INSERT.action, 8, 4, control_hz=INSERT.control_hz, action_mode=INSERT.action_mode)

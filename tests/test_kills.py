@@ -27,6 +27,8 @@ from burnish.real_robot.safe_robot import Safety
 from kill_lab import HIGH, LOW, RATE_HZ, Kill, NotStarted, dynamixel_chain, in_motion, judged, settings
 from soak import often
 
+pytestmark = pytest.mark.real_time
+
 VELOCITY, ACCELERATION = 1.0, 30.0
 WATCHDOG_S, WATCH_S = 0.1, 0.05
 # The figure, for all three. Of the control process's death the device's watchdog makes the most of it. For the

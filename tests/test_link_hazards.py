@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from burnish.real_robot import link as link_module
 from burnish.real_robot.adapter import Phase
 from burnish.real_robot.clock import ns
 from burnish.real_robot.errors import Refused
@@ -22,6 +23,8 @@ from burnish.real_robot.link import LocalLink, RobotLink
 from burnish.real_robot.safe_robot import Rung, Safety
 from burnish.real_robot.shared import PREFIX, Board, hold, order_dtype, release, shared_folder
 from robot_lab import ARM, LIMITS, Puppet
+
+pytestmark = pytest.mark.real_time
 
 TWIN = {"mjcf": ARM, **LIMITS, "watchdog_s": 2.0}
 PATIENT = Safety(rate_hz=50.0, stale_ramp_s=5.0, silent_ramp_s=60.0, ramp_after=1000)
@@ -125,14 +128,15 @@ def test_another_users_folder_is_left_alone():
         release(mine)
 
 
-def test_a_folder_of_a_link_is_gone_when_it_is_closed_or_could_not_begin():
-    before = set(Path("/dev/shm").glob(f"{PREFIX}*"))
+def test_a_folder_of_a_link_is_gone_when_it_is_closed_or_could_not_begin(monkeypatch):
+    made: list[Path] = []  # by this test alone: other processes make and remove folders of their own meanwhile
+    monkeypatch.setattr(link_module, "shared_folder", lambda: made.append(shared_folder()) or made[-1])
     link = LocalLink(Puppet(), Safety())
     Board.open(link.folder / "orders", order_dtype()).close()
     link.close()
     with pytest.raises(Refused, match="no robot"):
         RobotLink("no such robot", {}, Safety())
-    assert set(Path("/dev/shm").glob(f"{PREFIX}*")) <= before
+    assert len(made) == 2 and not any(folder.exists() for folder in made)
 
 
 class Raises:

@@ -23,6 +23,8 @@ from burnish.real_robot.shared import MOST, Board, blank, order_dtype, plan_dtyp
 from burnish.real_robot.timing import Timing
 from robot_lab import ARM, LIMITS, Puppet
 
+pytestmark = pytest.mark.real_time
+
 SAFETY = Safety(rate_hz=100.0, blend_s=0.0, start_gap_rad=2.0)
 MS = 1_000_000
 

@@ -36,6 +36,8 @@ from kill_lab import HIGH, RATE_HZ, Kill, dynamixel_chain, feetech_chain, in_mot
 from soak import often
 from universal_lab import fresh_address
 
+pytestmark = pytest.mark.real_time
+
 SOFT = {"velocity": 1.0, "acceleration": 0.5, "profile_share": 1.0}
 SAFETY = Safety(rate_hz=RATE_HZ, blend_s=0.0, start_gap_rad=10.0, following_rad=3.0, no_device_watchdog=True)
 FAR = [3400, 3400, 3400, 3400, 3400, 2500]

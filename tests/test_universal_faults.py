@@ -20,6 +20,8 @@ from burnish.real_robot.safe_robot import SafeRobot, Safety
 from soak import often
 from universal_lab import PATIENT, active, command, drive, fresh_address, start_driver, swing
 
+pytestmark = pytest.mark.real_time
+
 
 @pytest.fixture(autouse=True)
 def sdk(require) -> None:
