@@ -17,9 +17,9 @@ there are not repeated, and one that was killed goes on from its last checkpoint
   steps. Gradient steps and minutes of processor time (one thread, evaluations included) stand beside them.
 * **Free baselines**: the base with noise 0; more imitation, IQL and the best of 32 draws by the critic of IQL, each
   trained on the recordings for as long as the median run of the methods.
-* **Two numbers**: the last policy, and the policy that the run delivers (`policies/best.py`), each on 512 seeds of the
-  stream "refine_quality", unused for training, tuning or choice, paired with the base and with the base at noise 0.
-  Intervals of a method are over its runs and those seeds together (`statistics.pooled_interval`).
+* **Two numbers**: the last policy, and the policy that the run delivers (`policies/best.py`), each on 256 seeds of the
+  stream "refine_quality", unused for training, tuning or choice, paired with the base and with the base at noise 0,
+  which have 512 for their own rows. Intervals of a method are over its runs and those seeds together (`statistics.pooled_interval`).
 * **Running robots** report no success; what stands for it is the return over that of the expert of D4RL.
 
 RESULT, of the runs with 100,000 control steps from the first base: ``greedy_beaten``, the share of pairs of a method
@@ -73,7 +73,8 @@ from burnish.policies.core.evaluate import Evaluation, evaluate, evaluation_seed
 from burnish.policies.core.run import read_metrics
 from burnish.policies.horizon import controller_for
 
-WORLDS, TRIED, EPISODES, SELECTED = 64, 10, 512, 64
+WORLDS, TRIED, SELECTED = 64, 5, 64
+BASE_EPISODES, EPISODES = 512, 256  # each run is on the first of the seeds that the base was on
 SEARCH_SEED, SEARCH_EPISODES = 1000, 256
 QUICK = 0.01  # of the budget
 MAIN = "from burnish.policies.core.cli import main; raise SystemExit(main())"
@@ -228,7 +229,7 @@ def conclude(case: Case) -> dict[str, Any]:
     key = "trial/success_rate" if TASKS[case.task].unit is None else "trial/return_mean"
     unit = TASKS[case.task].unit or 1
     curve = [(row.get("control_steps", 0.0), row["time/elapsed_s"], row[key] / unit) for row in rows if key in row]
-    delivered = scores(case.task, _of_base(case)) if best.delivered is None else last
+    delivered = scores(case.task, _of_base(case))[: len(last)] if best.delivered is None else last
     if best.delivered is not None and best.delivered != _last_step(case):
         delivered = scores(case.task, examined(best.path, _episodes(case)))
     return found | {
@@ -255,7 +256,7 @@ def _of_base(case: Case, greedy: bool = False) -> Evaluation:
     name = ("base" if case.base == 1 else f"base{case.base}") + ("_greedy" if greedy else "")
     kept = case.results / case.task / f"{name}.json"
     if not kept.exists():
-        examined(base_folder(case.task, case.base), _episodes(case), greedy=greedy).save(kept)
+        examined(base_folder(case.task, case.base), 32 if case.quick else BASE_EPISODES, greedy=greedy).save(kept)
     return Evaluation.load(kept)
 
 

@@ -51,6 +51,7 @@ def rows_of(folder: Path, runs: Sequence[Run]) -> list[Row]:
         name = "base" if number == 1 else f"base{number}"
         base, greedy = (base_scores(folder / task, task, x) for x in (name, f"{name}_greedy"))
         last, delivered = (np.asarray([run[key] for run in found]) for key in ("last", "delivered"))
+        base, greedy = base[: last.shape[1]], greedy[: last.shape[1]]  # the same seeds
         beaten, gained = against(last, greedy), against(last, base)
         nothing = family_of(method) in NOTHING
         rows.append(
