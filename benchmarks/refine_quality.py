@@ -19,7 +19,8 @@ there are not repeated, and one that was killed goes on from its last checkpoint
   trained on the recordings for as long as the median run of the methods.
 * **Two numbers**: the last policy, and the policy that the run delivers (`policies/best.py`), each on 256 seeds of the
   stream "refine_quality", unused for training, tuning or choice, paired with the base and with the base at noise 0,
-  which have 512 for their own rows. Intervals of a method are over its runs and those seeds together (`statistics.pooled_interval`).
+  which have 512 for their own rows. Intervals of a method are over its runs and those seeds together
+  (`statistics.pooled_interval`).
 * **Running robots** report no success; what stands for it is the return over that of the expert of D4RL.
 
 RESULT, of the runs with 100,000 control steps from the first base: ``greedy_beaten``, the share of pairs of a method
