@@ -1,4 +1,6 @@
-"""Success and smoothness while thinking takes time: four ways to go from chunk to chunk (`real_robot/receding.py`).
+"""Success and smoothness while thinking takes time: four ways to go from chunk to chunk.
+
+The ways are those of `real_robot/inference/realtime_chunking.py`.
 
     python benchmarks/chunks.py [--quick] [--again]
 
@@ -40,21 +42,21 @@ from torch import Tensor
 
 from burnish.policies.__main__ import GROUPS, PretrainConfig, origin_of
 from burnish.policies.build import build_policy, describe, load_policy
-from burnish.policies.core.checkpoint import save
-from burnish.policies.core.cli import compose, to_object
+from burnish.policies.cli.cli import compose, to_object
 from burnish.policies.core.config import to_data
-from burnish.policies.core.evaluate import evaluate, evaluation_seeds
 from burnish.policies.core.scale import Scale, ScaledEnv
 from burnish.policies.core.spec import PolicySpec
-from burnish.policies.core.statistics import mean_interval, paired_difference, wilson
 from burnish.policies.core.types import Obs
 from burnish.policies.data.episodes import Episodes
 from burnish.policies.imitate import ImitationLearner
-from burnish.real_robot.chunks import Chunks, Hold, Mode
+from burnish.policies.measure.evaluate import evaluate, evaluation_seeds
+from burnish.policies.measure.statistics import mean_interval, paired_difference, wilson
+from burnish.policies.runs.checkpoint import save
 from burnish.real_robot.clock import VirtualClock, ns
-from burnish.real_robot.minds import PolicyMind
-from burnish.real_robot.receding import Receding
-from burnish.real_robot.thinking import Latency, Simulated
+from burnish.real_robot.inference.chunk_settings import Chunks, Hold, Mode
+from burnish.real_robot.inference.predictors import PolicyMind
+from burnish.real_robot.inference.realtime_chunking import Receding
+from burnish.real_robot.inference.worker import Latency, Simulated
 from burnish.sim.build import make_env
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -48,14 +48,14 @@ from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from burnish.policies.flow import FlowConfig
 from burnish.policies.nets.denoiser import DenoiserConfig, MlpBodyConfig
 from burnish.policies.nets.mlp import Activation
-from burnish.real_robot import bundle
 from burnish.real_robot.clock import ns
-from burnish.real_robot.control import TICKS
-from burnish.real_robot.export import assembled
-from burnish.real_robot.link import RobotLink
-from burnish.real_robot.runtime import ExportedPolicy, load
-from burnish.real_robot.safe_robot import Rung
-from burnish.real_robot.safety import Safety
+from burnish.real_robot.control.link import RobotLink
+from burnish.real_robot.control.process import TICKS
+from burnish.real_robot.export import bundle
+from burnish.real_robot.export.exporter import assembled
+from burnish.real_robot.export.runtime import ExportedPolicy, load
+from burnish.real_robot.safety.safe_robot import Rung
+from burnish.real_robot.safety.settings import Safety
 
 HERE = Path(__file__).resolve().parent
 ROBOTS = HERE.parent / "docs" / "robots.md"

@@ -38,9 +38,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
 from burnish.finetune.build import prepare
-from burnish.finetune.dppo import DPPOConfig
 from burnish.finetune.loops import OnPolicy
-from burnish.finetune.reinflow import ReinFlowConfig
+from burnish.finetune.methods.dppo import DPPOConfig
+from burnish.finetune.methods.reinflow import ReinFlowConfig
 from burnish.policies.build import build_policy
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import EnvSpec, agent_spec

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from burnish.finetune.build import prepare
-from burnish.finetune.gaussian_ppo import GaussianPPOConfig
 from burnish.finetune.loops import OnPolicy, OnPolicyConfig
+from burnish.finetune.methods.gaussian_ppo import GaussianPPOConfig
 from burnish.finetune.ppo import PPOConfig
 from burnish.offline.returns import Discount
+from burnish.policies.controllers import ChunkController
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.seed import derive
 from burnish.policies.data.episodes import Episodes
-from burnish.policies.horizon import ChunkController
 from burnish.sim.build import make_env
 from burnish.sim.collect import collect
 

@@ -32,10 +32,10 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
-from burnish.finetune.dsrl import DSRLConfig, Variant
-from burnish.finetune.dsrl import build as build_dsrl
-from burnish.finetune.reinflow import ReinFlowConfig
-from burnish.finetune.reinflow import build as build_reinflow
+from burnish.finetune.methods.dsrl import DSRLConfig, Variant
+from burnish.finetune.methods.dsrl import build as build_dsrl
+from burnish.finetune.methods.reinflow import ReinFlowConfig
+from burnish.finetune.methods.reinflow import build as build_reinflow
 from burnish.finetune.rollout import Rollout
 from burnish.offline.iql import IQL, IQLConfig
 from burnish.offline.replay import Replay

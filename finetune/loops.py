@@ -20,13 +20,13 @@ from ..offline.replay import Alone, Replay, sample_mixture
 from ..policies.core.errors import BurnishError
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.spec import EnvSpec
-from ..policies.core.stopwatch import Stopwatch
 from ..policies.core.tree import map_tree
 from ..policies.core.types import Learner, Metrics, Obs, Outcome
 from ..policies.core.wrapper import continues
+from ..policies.runs.stopwatch import Stopwatch
 from .diagnostics import q_against_return
+from .people.intervened_rows import TakeOvers, as_executed, by_others
 from .rollout import Rollout
-from .takeovers import TakeOvers, as_executed, by_others
 
 
 class DecisionEnv(Protocol):
@@ -173,7 +173,7 @@ class _Interaction:
 
 class OnPolicy(_Interaction):
     """An iteration is ``decisions_per_update`` decisions of every world, then one ``update`` on exactly those, of which
-    the learner leaves out what somebody else played (`takeovers.py`)."""
+    the learner leaves out what somebody else played (`people/intervened_rows.py`)."""
 
     def __init__(self, learner: Learner, env: DecisionEnv, *, decisions_per_update: int, seed: int = 0) -> None:
         super().__init__(learner, env, seed)

@@ -14,11 +14,11 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..policies.core import cli
+from ..policies.cli import cli
 from ..policies.core.config import require_least, to_data
 from ..policies.core.files import refuse_link
-from .compare import CompareConfig, claim
-from .contenders import contender
+from .compare.compare import CompareConfig, claim
+from .compare.entrants import contender
 
 SETTINGS = "quickstart.yaml"
 

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .chain import committed, start_noise, with_prefix
+from .controllers import ChunkController, controller_for
 from .core.errors import BurnishError
 from .core.seed import Noise, RowNoise
 from .core.spec import PolicySpec, require_bytes
@@ -31,9 +32,8 @@ from .core.tree import map_tree
 from .core.types import Controller, Obs, Policy, Prefix, Pull
 from .core.views import Hidden, ahead, require_chunks
 from .gaussian import GaussianPolicy
-from .horizon import ChunkController, controller_for
 from .nets.critic import QEnsemble
-from .relay import Relay
+from .split_chain import Relay
 
 __all__ = ["BestOf", "Every", "Relay", "Repeated", "Residual", "ResidualController", "Steered"]
 

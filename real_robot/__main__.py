@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,24 +18,24 @@ from omegaconf import MISSING
 
 from ..policies.__main__ import acting_policy, in_words, origin_of, prepare, say, seen_by, where_of
 from ..policies.build import CheckpointConfig
-from ..policies.core.cli import main
+from ..policies.cli.cli import main
+from ..policies.controllers import controller_for
 from ..policies.core.config import from_data, to_data
 from ..policies.core.errors import BurnishError
-from ..policies.core.evaluate import evaluate, evaluation_seeds
-from ..policies.core.files import fresh, replace, require_writable
-from ..policies.core.interrupt import interruptible
-from ..policies.core.manifest import burnish_version
+from ..policies.core.files import fresh, require_writable
 from ..policies.core.scale import ScaledEnv
 from ..policies.core.seed import derive
 from ..policies.core.types import VecEnv
-from ..policies.horizon import controller_for
-from ..policies.remote import API_KEY
+from ..policies.external.remote import API_KEY
+from ..policies.measure.evaluate import evaluate, evaluation_seeds
+from ..policies.runs.interrupt import interruptible
+from ..policies.runs.manifest import burnish_version
 from ..sim.build import ENVS, make_env, world_from
 from ..sim.experts import make_expert
 from ..sim.guard import GuardConfig
 from ..sim.mirror import Alone, Mirror
-from .acting import Acting, BundleConfig, ServedConfig, Still, exported, require_fit, served, thinking_ms
-from .chunks import Mode
+from .camera_observations import require_shown, sighted
+from .compatibility import narrower, stricter
 from .deployment import (
     PERSONS,
     AllowedChunks,
@@ -49,20 +48,32 @@ from .deployment import (
     in_sentences,
     kept,
     name_of,
+    numbers_in,
+    require_quick,
+    write_json,
 )
 from .env import RobotEnv
 from .errors import RobotError
-from .export import ExportConfig, source
-from .export import export as run_export
-from .eyes import require_shown, sighted
-from .fitting import narrower, stricter
-from .grasp import grasped
+from .export.exporter import ExportConfig, source
+from .export.exporter import export as run_export
+from .gripper_channel import grasped
+from .inference.action_sources import (
+    Acting,
+    BundleConfig,
+    ServedConfig,
+    Still,
+    exported,
+    require_fit,
+    served,
+    thinking_ms,
+)
+from .inference.chunk_settings import Mode
+from .inference.predictors import loaded
+from .inference.realtime_chunking import Receding
 from .joints import Joints, JointsConfig
-from .listening import ServerConfig
-from .minds import loaded
-from .receding import Receding
 from .recorder import Demonstrator, Nobody, play, recording
 from .robots import ROBOTS, Hardware, connection, inspected, spec_of, stage_for, with_model
+from .serving.listening import ServerConfig
 from .shadow import Log, ShadowEnv, page, summary, watch
 from .supervisor import Gamepad, Keyboard
 
@@ -101,7 +112,7 @@ class ExportVerb(ExportConfig):
 def serve(config: ServeConfig) -> int:
     device = prepare(config.device, config.threads)
     try:
-        from .server import PolicyServer
+        from .serving.server import PolicyServer
     except ImportError as error:
         raise BurnishError("serving needs websockets and msgpack; pip install 'burnish[serve]'") from error
     policy, _ = acting_policy(config.policy, device, None)
@@ -121,15 +132,9 @@ def serve(config: ServeConfig) -> int:
 def export(config: ExportVerb) -> int:
     policy, _ = acting_policy(config.policy, torch.device("cpu"), None)
     made = run_export(config, policy, source(config.policy.path))
-    worst = max(float(x) for x in _numbers(made.bundle.parity, "largest")) if made.bundle.parity else 0.0
+    worst = max(float(x) for x in numbers_in(made.bundle.parity, "largest")) if made.bundle.parity else 0.0
     say(f"{config.out}: answers as {config.policy.path} does, within {worst:.1e}; no torch is needed to run it")
     return 0
-
-
-def _numbers(data: Any, name: str) -> list[Any]:
-    if not isinstance(data, Mapping):
-        return []
-    return [x for key, x in data.items() if key == name] + [y for x in data.values() for y in _numbers(x, name)]
 
 
 def deploy(config: DeployConfig) -> int:
@@ -166,7 +171,7 @@ def _deployed(
         env = RobotEnv(body, stage, supervisor=supervisor)
         receding = None
         if config.chunks is None:
-            _require_quick(config, body, thinks)
+            require_quick(config.realtime, body, thinks)
             view, controller = acting.view, acting.make(1)
         else:
             view, receding = partial(seen_by, acting.spec), _ahead(config, acting, env, body, seeds[0])
@@ -191,7 +196,7 @@ def _deployed(
     say(kept(env.reports))
     if config.record is not None:
         say(f"recorded: {config.record}")
-    _write(config.out, "deploy.json", {**found, "seeds": seeds, "world": world})
+    write_json(config.out, "deploy.json", {**found, "seeds": seeds, "world": world})
     return 0
 
 
@@ -221,7 +226,7 @@ def _shadow(config: DeployConfig, acting: Acting, body: Any, seeds: list[int], t
     found = summary(env.log)
     for line in page(found, config.safety):
         say(line)
-    _write(config.out, "shadow.json", {**found, "thinking_ms": thinks, "seeds": seeds})
+    write_json(config.out, "shadow.json", {**found, "thinking_ms": thinks, "seeds": seeds})
     return 0
 
 
@@ -259,7 +264,7 @@ def record(config: RecordConfig) -> int:
                 say(note)
             seen, controller = ScaledEnv(taped), Nobody(body)
             if acting is not None:
-                _require_quick(config, body, _thinks(acting, body, seeds[0]))
+                require_quick(config.realtime, body, _thinks(acting, body, seeds[0]))
                 seen, controller = acting.view(taped), acting.make(1)
             play(seen, controller, seeds[begun:], begin, lambda: stop.requested)
             totals = writer.totals()
@@ -350,11 +355,6 @@ def _thinks(acting: Acting, body: Any, seed: int) -> dict[str, float]:
     return found
 
 
-def _require_quick(config: RobotVerb, body: Any, thinks: Mapping[str, float]) -> None:
-    if thinks["p50"] > 1e3 / body.spec.control_hz and config.realtime:
-        raise BurnishError("the policy is slower than its own control rate; export it, or run it on a faster machine")
-
-
 def _person(config: Any, body: Any) -> Keyboard | Gamepad:
     dim = body.spec.action.dim
     return Keyboard(dim) if config.supervisor == "keyboard" else Gamepad(dim, Path(config.gamepad))
@@ -373,11 +373,6 @@ def _supervisor(config: RecordConfig, body: Any, world: Mapping[str, Any] | None
     if isinstance(config.robot, Hardware):
         return person, lambda seed: None  # the stage asks, because there is something to lay out
     return person, lambda seed: person.ready("The next episode begins where the robot is put")
-
-
-def _write(folder: str | None, name: str, data: Mapping[str, Any]) -> None:
-    if folder is not None:
-        replace(Path(folder) / name, json.dumps(data, indent=1) + "\n")
 
 
 def _dry_run(config: DeployConfig, acting: Acting, body: Any, seed: int) -> int:

@@ -3,24 +3,27 @@ end, and words for what it did."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from ..policies.core.errors import BurnishError
-from .acting import Acting, Still
-from .chunks import Chunks
+from ..policies.core.files import replace as write
 from .discovery import make_adapter
 from .env import RobotEnv, joined, parted
 from .errors import RobotError
-from .receding import Receding, RobotTime
+from .inference.action_sources import Acting, Still
+from .inference.chunk_settings import Chunks
+from .inference.realtime_chunking import Receding, RobotTime
+from .inference.worker import Apart, Latency, Simulated
 from .robots import ROBOTS, Hardware
-from .safe_robot import CALLED, Safety
-from .thinking import Apart, Latency, Simulated
+from .safety.safe_robot import CALLED, Safety
 
 PERSONS = ("keyboard", "gamepad")
 DISPLACEMENTS = "ee_delta"  # the mode of actions that say how far to move
@@ -232,3 +235,21 @@ def kept(reports: Sequence[Mapping[str, Any]]) -> str:
     return (
         f"the control loop: {ticks} ticks, {misses} deadlines missed; {share}; the guard and the ladder: {words}{stops}"
     )
+
+
+def numbers_in(data: Any, name: str) -> list[Any]:
+    """Every value with the key ``name`` in nested mappings."""
+    if not isinstance(data, Mapping):
+        return []
+    return [x for key, x in data.items() if key == name] + [y for x in data.values() for y in numbers_in(x, name)]
+
+
+def require_quick(realtime: bool, body: Any, thinks: Mapping[str, float]) -> None:
+    """Refuses a policy that needs longer than a control tick; ``thinks`` in ms."""
+    if thinks["p50"] > 1e3 / body.spec.control_hz and realtime:
+        raise BurnishError("the policy is slower than its own control rate; export it, or run it on a faster machine")
+
+
+def write_json(folder: str | None, name: str, data: Mapping[str, Any]) -> None:
+    if folder is not None:
+        write(Path(folder) / name, json.dumps(data, indent=1) + "\n")

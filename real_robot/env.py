@@ -30,10 +30,10 @@ from ..policies.core.wrapper import Wrapper
 from .adapter import Phase
 from .camera import Sensor
 from .clock import Clock, ns
+from .control.link import Link, Snapshot
 from .errors import RobotError, StaleState
-from .guard import Limits
-from .link import Link, Snapshot
-from .safe_robot import Rung
+from .safety.guard import Limits
+from .safety.safe_robot import Rung
 from .supervisor import NOTHING, Supervisor, Word
 
 FULL_RANGES_PER_S = 0.1  # by a key that is held, of an action that says where to go

@@ -22,6 +22,8 @@ import numpy as np
 from ..policies.core.errors import BurnishError
 from .adapter import Adapter, RobotSpec
 from .clock import Clock, MonotonicClock, VirtualClock, ns
+from .compatibility import require_same_joints, require_start
+from .control.link import Link, LocalLink, RobotLink
 from .discovery import make_adapter, names
 from .drivers.bus import ArmConfig, ServoArm
 from .drivers.feetech import FeetechArm
@@ -32,9 +34,7 @@ from .emulators.pty import PtyProcess
 from .emulators.so101 import calibration, so101
 from .env import Body, Stage, each_anew, joined, parted
 from .errors import Refused
-from .fitting import require_same_joints, require_start
-from .link import Link, LocalLink, RobotLink
-from .safe_robot import SafeRobot, Safety, require_watchdog
+from .safety.safe_robot import SafeRobot, Safety, require_watchdog
 from .settings import settings
 from .supervisor import Supervisor
 

@@ -41,7 +41,7 @@ from artefacts import (
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec
 from burnish.policies.data.episodes import Episode, Episodes
 from burnish.policies.data.lerobot import write_lerobot
-from burnish.real_robot.bundle import write
+from burnish.real_robot.export.bundle import write
 from export_lab import by_hand
 
 SECRET = b"SECRET"  # what lies in root/outside/secret

@@ -17,7 +17,7 @@ from burnish.policies.gaussian import GaussianConfig
 from burnish.policies.nets.critic import CriticConfig, QEnsemble
 from burnish.policies.nets.denoiser import DenoiserConfig, MlpBodyConfig
 from burnish.policies.nets.mlp import Activation
-from burnish.real_robot.bundle import Bundle, NoiseInput, Schema
+from burnish.real_robot.export.bundle import Bundle, NoiseInput, Schema
 
 H, EXECUTE, A = 4, 2, 2
 SPEC = PolicySpec(ObsSpec({"state": (3,)}), ActionSpec((-0.5, 0.0), (1.5, 4.0)), H, EXECUTE, start=1, control_hz=20.0)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from burnish.finetune.loops import OnPolicy
+from burnish.policies.controllers import ChunkController
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec, agent_spec
 from burnish.policies.flow import FlowConfig, FlowPolicy
-from burnish.policies.horizon import ChunkController
 from burnish.policies.nets.denoiser import Body, DenoiserConfig, MlpBodyConfig
 from burnish.policies.nets.unet1d import UNetConfig
 from burnish.sim.build import make_env

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from aim_lab import Aim
-from burnish.finetune.dsrl import DSRLConfig, latent_sac
 from burnish.finetune.loops import OffPolicy, OffPolicyConfig
+from burnish.finetune.methods.dsrl import DSRLConfig, latent_sac
 from burnish.offline.replay import Replay
 from burnish.offline.sac import soft_agent
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from burnish.policies.core.types import Obs
-from burnish.policies.external import CallablePolicy
+from burnish.policies.external.policy import CallablePolicy
 from burnish.policies.nets.critic import CriticConfig
 from meaningless import Meaningless
 

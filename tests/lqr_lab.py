@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from burnish.finetune.loops import run_on_policy
+from burnish.policies.controllers import controller_for
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import agent_spec
-from burnish.policies.external import CallablePolicy
-from burnish.policies.horizon import controller_for
+from burnish.policies.external.policy import CallablePolicy
 from burnish.sim.build import make_env
 from burnish.sim.experts.toy import FeedbackExpert, lqr_law
 from burnish.sim.toy import LQRConfig

@@ -17,10 +17,10 @@ from burnish.policies.core.seed import RowNoise
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from burnish.policies.flow import FlowConfig
 from burnish.policies.nets.denoiser import DenoiserConfig, MlpBodyConfig
-from burnish.real_robot.chunks import Chunks
 from burnish.real_robot.clock import VirtualClock, ns
-from burnish.real_robot.receding import Receding
-from burnish.real_robot.thinking import Facts, Pulling, Question, Simulated
+from burnish.real_robot.inference.chunk_settings import Chunks
+from burnish.real_robot.inference.realtime_chunking import Receding
+from burnish.real_robot.inference.worker import Facts, Pulling, Question, Simulated
 
 HZ, PERIOD_S = 20.0, 0.05
 EVERYONE = torch.ones(1, dtype=torch.bool)

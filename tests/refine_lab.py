@@ -6,11 +6,11 @@ from typing import Any
 
 from burnish.finetune.loops import Assembly, run_off_policy
 from burnish.offline.replay import Replay
-from burnish.policies.core.evaluate import evaluate
+from burnish.policies.controllers import controller_for
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from burnish.policies.core.types import VecEnv
-from burnish.policies.horizon import controller_for
+from burnish.policies.measure.evaluate import evaluate
 from burnish.sim.build import make_env
 from burnish.sim.point_reach import PointReachConfig
 from meaningless import Meaningless

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from burnish.finetune.build import CHOICES, prepare, takeovers_of
 from burnish.finetune.loops import OffPolicy, OnPolicy
-from burnish.finetune.takeovers import TakeOvers
+from burnish.finetune.people.intervened_rows import TakeOvers
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec, agent_spec
 from burnish.policies.core.types import Obs, Step
 from burnish.policies.flow import FlowConfig, FlowPolicy

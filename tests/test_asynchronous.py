@@ -26,15 +26,15 @@ from asynchronous_lab import (
     together,
     within,
 )
-from burnish.finetune.acting import adopt
-from burnish.finetune.asynchronous import Asynchronous, AsynchronousConfig
 from burnish.finetune.build import METHODS, Needs, prepare
 from burnish.finetune.loops import OffPolicy, OffPolicyConfig
-from burnish.finetune.mailbox import Mailbox, pack, unpack
+from burnish.finetune.processes.actor_process import adopt
+from burnish.finetune.processes.asynchronous import Asynchronous, AsynchronousConfig
+from burnish.finetune.processes.mailbox import Mailbox, pack, unpack
 from burnish.offline.replay import Replay
 from burnish.policies.core.chunk import ChunkEnv
 from burnish.policies.core.seed import generator
-from burnish.policies.core.skeleton import encode
+from burnish.policies.runs.state_codec import encode
 from seam import EXECUTE, SeamWorld, Watched, checker, make_base, replay_rows, seam_env, seam_spec, shrunk
 
 # ---- what travels ----

@@ -27,12 +27,12 @@ from asynchronous_lab import (
     together,
     within,
 )
-from burnish.finetune.acting import GRACE_S
+from burnish.finetune.processes.actor_process import GRACE_S
 from burnish.offline.replay import Replay
-from burnish.policies.core.checkpoint import numbered
-from burnish.policies.core.cli import main
+from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.run import read_metrics
+from burnish.policies.runs.checkpoint import numbered
+from burnish.policies.runs.run import read_metrics
 from seam import replay_rows
 from soak import often
 
@@ -121,7 +121,7 @@ def test_an_actor_that_cannot_live_ends_the_run_in_a_sentence(trouble: str, live
 
 # ---- the command ----
 
-CODE = "import sys, torch; torch.set_num_threads(1); from burnish.policies.core.cli import main; sys.exit(main())"
+CODE = "import sys, torch; torch.set_num_threads(1); from burnish.policies.cli.cli import main; sys.exit(main())"
 TINY = ["method.loop.warmup=40", "method.loop.batch=8", "method.loop.updates_per_decision=0.5"]
 TINY += [f"method.sac.{word}" for word in ("critic.hidden=[8]", "critic.members=2", "agent.hidden=[8]")]
 RUN = ["finetune", "method=rlpd", "env=point_reach", "worlds=2", "total=400", "log_every=80", "save_every=80"]

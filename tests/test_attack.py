@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 import hostile_lab
-from burnish.real_robot.client import ClientConfig, PolicyClient
+from burnish.real_robot.inference.client import ClientConfig, PolicyClient
 from server_lab import process
 from soak import Progress, often
 

@@ -10,21 +10,21 @@ import pytest
 from numpy.typing import ArrayLike
 
 from burnish.finetune.build import METHODS, decision_ticks, prepare
-from burnish.finetune.compare import CompareConfig, Player
-from burnish.finetune.comparison import SAID, Entry, area, joined, summarize, table, verdict
-from burnish.finetune.contenders import contender
-from burnish.finetune.free_baselines import steps_in
+from burnish.finetune.compare.compare import CompareConfig, Player
+from burnish.finetune.compare.comparison import SAID, Entry, area, joined, summarize, table, verdict
+from burnish.finetune.compare.entrants import contender
+from burnish.finetune.compare.free_baselines import steps_in
 from burnish.finetune.loops import OffPolicyConfig
 from burnish.policies.build import build_policy
-from burnish.policies.core.cli import main
+from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.evaluate import Evaluation
-from burnish.policies.core.interrupt import Stop
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import PolicySpec
-from burnish.policies.core.statistics import interquartile_mean, stratified_bootstrap, wilson
 from burnish.policies.flow import FlowConfig
+from burnish.policies.measure.evaluate import Evaluation
+from burnish.policies.measure.statistics import interquartile_mean, stratified_bootstrap, wilson
 from burnish.policies.nets.denoiser import DenoiserConfig, MlpBodyConfig
+from burnish.policies.runs.interrupt import Stop
 from burnish.sim.point_reach import PointReach, PointReachConfig
 
 

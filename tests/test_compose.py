@@ -9,7 +9,7 @@ import torch
 
 from burnish.policies.build import COMPOSITES, build_policy, describe, load_policy
 from burnish.policies.compose import BestOf, Relay, Repeated, Residual, Steered
-from burnish.policies.core import checkpoint
+from burnish.policies.controllers import ChunkController, controller_for
 from burnish.policies.core.chunk import ChunkEnv
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import ScaledEnv
@@ -17,11 +17,11 @@ from burnish.policies.core.seed import RowNoise
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec, agent_spec
 from burnish.policies.core.views import BaseEnv, Hidden, ResidualEnv
 from burnish.policies.diffusion import DiffusionConfig, Sampler
-from burnish.policies.external import CallablePolicy
+from burnish.policies.external.policy import CallablePolicy
 from burnish.policies.flow import FlowConfig
 from burnish.policies.gaussian import GaussianConfig
-from burnish.policies.horizon import ChunkController, controller_for
 from burnish.policies.nets.critic import CriticConfig, QEnsemble
+from burnish.policies.runs import checkpoint
 from scripted import TERMINATED, TRUNCATED, ScriptedWorld
 
 B, H, EXECUTE, A = 4, 4, 2, 2

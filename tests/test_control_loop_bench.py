@@ -11,10 +11,10 @@ import pytest
 
 from burnish.real_robot.clock import VirtualClock
 from burnish.real_robot.conformance import check
-from burnish.real_robot.loop import ControlLoop, Order
-from burnish.real_robot.safe_robot import SafeRobot
-from burnish.real_robot.safety import Safety
-from burnish.real_robot.shared import Board, blank, order_dtype, plan_dtype, state_dtype
+from burnish.real_robot.control.loop import ControlLoop, Order
+from burnish.real_robot.control.shared_memory import Board, blank, order_dtype, plan_dtype, state_dtype
+from burnish.real_robot.safety.safe_robot import SafeRobot
+from burnish.real_robot.safety.settings import Safety
 
 PARTS = Path(__file__).resolve().parents[1] / "benchmarks" / "control_parts.py"
 MS = 1_000_000

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from burnish.policies.core.cli import main
+from burnish.policies.cli.cli import main
 
 pytestmark = pytest.mark.real_time
 

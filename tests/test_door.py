@@ -20,13 +20,13 @@ from dialling_lab import KINDS
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from burnish.policies.core.connection import HMAC_SUBPROTOCOL, TICKET, Connection, is_ticket, proof, ticket
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.spec import ObsSpec, PolicySpec
-from burnish.real_robot import door
-from burnish.real_robot.listening import ServerConfig, listen
-from burnish.real_robot.porch import Crowd, origin_of
-from burnish.real_robot.server import PolicyServer
+from burnish.policies.wire.connection import HMAC_SUBPROTOCOL, TICKET, Connection, is_ticket, proof, ticket
+from burnish.real_robot.serving import gateway as door
+from burnish.real_robot.serving.admission import Crowd, origin_of
+from burnish.real_robot.serving.listening import ServerConfig, listen
+from burnish.real_robot.serving.server import PolicyServer
 from hostile_lab import HELLO, framed, good
 from openpi_lab import content, frame
 from server_lab import LIMITS, flow, served

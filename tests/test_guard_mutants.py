@@ -24,7 +24,7 @@ from typing import Any
 import guard_checks
 import pytest
 
-from burnish.real_robot import guard
+from burnish.real_robot.safety import guard
 from soak import Progress, often
 
 SOURCE = Path(str(guard.__file__)).read_text(encoding="utf-8")

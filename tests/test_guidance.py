@@ -16,14 +16,14 @@ from burnish.policies.core.seed import RowNoise
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from burnish.policies.core.types import Pull
 from burnish.policies.diffusion import DiffusionConfig, Sampler
-from burnish.policies.external import CallablePolicy
+from burnish.policies.external.policy import CallablePolicy
 from burnish.policies.flow import FlowConfig
 from burnish.policies.gaussian import GaussianConfig
 from burnish.policies.nets.critic import CriticConfig, QEnsemble
 from burnish.policies.nets.denoiser import Body, DenoiserConfig, MlpBodyConfig
 from burnish.policies.nets.unet1d import UNetConfig
-from burnish.policies.relay import Relay
-from burnish.real_robot.chunks import fading
+from burnish.policies.split_chain import Relay
+from burnish.real_robot.inference.chunk_settings import fading
 from receding_lab import two_mode
 
 B, H, A = 400, 8, 1

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from burnish.policies.controllers import ChunkController
 from burnish.policies.core.seed import EpisodeSeeds, RowNoise, normal
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
-from burnish.policies.horizon import ChunkController
 
 
 class Counting:

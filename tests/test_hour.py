@@ -16,11 +16,11 @@ import pytest
 
 from burnish.real_robot.adapter import Phase, StopKind
 from burnish.real_robot.clock import ns
+from burnish.real_robot.control.link import LocalLink
 from burnish.real_robot.drivers.dynamixel import DynamixelServos
 from burnish.real_robot.errors import StaleState
-from burnish.real_robot.link import LocalLink
-from burnish.real_robot.protection import Protection
-from burnish.real_robot.safe_robot import SafeRobot
+from burnish.real_robot.safety.protection import Protection
+from burnish.real_robot.safety.safe_robot import SafeRobot
 from hour_lab import Lived, World
 from soak import often
 

@@ -8,20 +8,20 @@ import pytest
 import torch
 
 from burnish.policies.build import build_policy, describe, load_policy
+from burnish.policies.cli.cli import main
 from burnish.policies.compose import Residual
-from burnish.policies.core import checkpoint
-from burnish.policies.core.cli import main
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.run import read_metrics
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
+from burnish.policies.external.plugins import CallableConfig, InstalledPolicy
 from burnish.policies.gaussian import GaussianConfig
-from burnish.policies.installed import CallableConfig, InstalledPolicy
+from burnish.policies.runs import checkpoint
+from burnish.policies.runs.run import read_metrics
 from burnish.sim.build import make_env
 
 PACKAGE = '''
 import torch
 from burnish.policies.core.spec import PolicySpec
-from burnish.policies.external import CallablePolicy
+from burnish.policies.external.policy import CallablePolicy
 
 def towards(world):
     """Half-hearted, in [-1, 1]."""

@@ -21,9 +21,9 @@ import numpy as np
 import pytest
 
 from burnish.real_robot.clock import SECOND
+from burnish.real_robot.control.link import RobotLink
 from burnish.real_robot.emulators.pty import PtyProcess
-from burnish.real_robot.link import RobotLink
-from burnish.real_robot.safe_robot import Safety
+from burnish.real_robot.safety.safe_robot import Safety
 from kill_lab import HIGH, LOW, RATE_HZ, Kill, NotStarted, dynamixel_chain, in_motion, judged, settings
 from soak import often
 

@@ -15,12 +15,12 @@ import pytest
 
 from burnish.real_robot.adapter import Phase
 from burnish.real_robot.clock import VirtualClock, ns
+from burnish.real_robot.control.link import RobotLink
+from burnish.real_robot.control.loop import ORDERS, ControlLoop, Order, Plan
+from burnish.real_robot.control.shared_memory import MOST, Board, blank, order_dtype, plan_dtype, state_dtype
+from burnish.real_robot.control.timing import Timing
 from burnish.real_robot.errors import Refused, RobotError
-from burnish.real_robot.link import RobotLink
-from burnish.real_robot.loop import ORDERS, ControlLoop, Order, Plan
-from burnish.real_robot.safe_robot import Rung, SafeRobot, Safety
-from burnish.real_robot.shared import MOST, Board, blank, order_dtype, plan_dtype, state_dtype
-from burnish.real_robot.timing import Timing
+from burnish.real_robot.safety.safe_robot import Rung, SafeRobot, Safety
 from robot_lab import ARM, LIMITS, Puppet
 
 pytestmark = pytest.mark.real_time
@@ -248,8 +248,8 @@ def test_a_policy_that_falls_silent_or_dies_leaves_a_robot_at_rest():
 
 PARENT = """
 import sys, time
-from burnish.real_robot.link import RobotLink
-from burnish.real_robot.safe_robot import Safety
+from burnish.real_robot.control.link import RobotLink
+from burnish.real_robot.safety.safe_robot import Safety
 sys.path.insert(0, sys.argv[1])
 from robot_lab import ARM, LIMITS
 link = RobotLink("twin", {"mjcf": ARM, **LIMITS}, Safety(rate_hz=100.0))
@@ -287,7 +287,7 @@ def test_what_cannot_be_started_is_one_sentence():
 
 
 def test_the_control_process_imports_no_torch():
-    code = "import sys, burnish.real_robot.control, burnish.real_robot.link; sys.exit('torch' in sys.modules)"
+    code = "import sys\nfrom burnish.real_robot.control import link, process\nsys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

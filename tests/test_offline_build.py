@@ -13,13 +13,13 @@ from burnish.finetune.loops import OffPolicyConfig, run_off_policy
 from burnish.offline.build import OFFLINE, build, method_name
 from burnish.offline.replay import Replay
 from burnish.policies.build import build_policy, describe, load_policy
-from burnish.policies.core import checkpoint
 from burnish.policies.core.chunk import ChunkEnv
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import ActionSpec
-from burnish.policies.external import CallablePolicy
+from burnish.policies.external.policy import CallablePolicy
 from burnish.policies.gaussian import GaussianConfig
+from burnish.policies.runs import checkpoint
 from offline_lab import CHUNKED, CONFIGS, FLOW, SINGLE, a_batch, made, recorded, same
 from scripted import TERMINATED, TRUNCATED, ScriptedWorld
 

@@ -14,14 +14,14 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
+from burnish.policies.controllers import ChunkController
 from burnish.policies.core.chunk import ChunkEnv
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.outward import as_gymnasium, as_gymnasium_vector, as_sb3
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from burnish.policies.core.views import BaseEnv, ResidualEnv
 from burnish.policies.core.wrapper import Wrapper
-from burnish.policies.horizon import ChunkController
+from burnish.policies.gymnasium_adapters import as_gymnasium, as_gymnasium_vector, as_sb3
 from burnish.sim.build import make_env
 from burnish.sim.point_reach import PointReachConfig
 from burnish.sim.toy import LQRConfig

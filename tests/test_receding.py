@@ -7,20 +7,20 @@ import pytest
 import torch
 
 from burnish.policies.build import load_policy
+from burnish.policies.controllers import ChunkController
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.evaluate import evaluate, evaluation_seeds
 from burnish.policies.core.scale import ScaledEnv
-from burnish.policies.horizon import ChunkController
-from burnish.real_robot.chunks import Chunks, Hold, Mode, fading
+from burnish.policies.measure.evaluate import evaluate, evaluation_seeds
 from burnish.real_robot.clock import VirtualClock, ns
+from burnish.real_robot.control.link import LocalLink
 from burnish.real_robot.drivers.twin import Twin, TwinConfig
 from burnish.real_robot.env import RobotEnv, each_anew
 from burnish.real_robot.errors import Refused, RobotError
-from burnish.real_robot.link import LocalLink
-from burnish.real_robot.minds import PolicyMind
-from burnish.real_robot.receding import Receding, RobotTime
-from burnish.real_robot.safe_robot import Rung, Safety
-from burnish.real_robot.thinking import Facts, Latency, Pulling, Question, Simulated
+from burnish.real_robot.inference.chunk_settings import Chunks, Hold, Mode, fading
+from burnish.real_robot.inference.predictors import PolicyMind
+from burnish.real_robot.inference.realtime_chunking import Receding, RobotTime
+from burnish.real_robot.inference.worker import Facts, Latency, Pulling, Question, Simulated
+from burnish.real_robot.safety.safe_robot import Rung, Safety
 from burnish.sim.mirror import Mirror
 from burnish.sim.tasks.insert import InsertConfig
 from export_lab import EXECUTE, small

@@ -13,17 +13,17 @@ import pytest
 import torch
 
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.evaluate import evaluate, evaluation_seeds
 from burnish.policies.core.scale import ScaledEnv
+from burnish.policies.measure.evaluate import evaluate, evaluation_seeds
 from burnish.real_robot.adapter import Phase
 from burnish.real_robot.camera import FakeCamera, Watched
 from burnish.real_robot.clock import VirtualClock
+from burnish.real_robot.control.link import LocalLink
 from burnish.real_robot.drivers.twin import Twin, TwinConfig
 from burnish.real_robot.env import GuardedEnv, RobotEnv, Sighted, each_anew
 from burnish.real_robot.errors import Refused, StaleState
-from burnish.real_robot.guard import Limits
-from burnish.real_robot.link import LocalLink
-from burnish.real_robot.safe_robot import Rung, Safety
+from burnish.real_robot.safety.guard import Limits
+from burnish.real_robot.safety.safe_robot import Rung, Safety
 from burnish.real_robot.supervisor import NOTHING, Gamepad, Keyboard, Scripted, Word
 from burnish.sim import arm
 from burnish.sim.build import make_env

@@ -12,7 +12,7 @@ import pytest
 from burnish.real_robot.adapter import Fault, GripperSpec, Phase, StopKind
 from burnish.real_robot.clock import VirtualClock, ns
 from burnish.real_robot.errors import DeviceFault, Refused, StaleState
-from burnish.real_robot.safe_robot import Rung, SafeRobot, Safety
+from burnish.real_robot.safety.safe_robot import Rung, SafeRobot, Safety
 from robot_lab import Puppet, spec, twin
 
 SAFETY = Safety(rate_hz=100.0, blend_s=0.0, start_gap_rad=2.0)

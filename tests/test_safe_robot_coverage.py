@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from burnish.real_robot import safe_robot
+from burnish.real_robot.safety import safe_robot
 
 HERE, THERE = Path(__file__).resolve().parent, Path(str(safe_robot.__file__)).parent
 MODULES = ("guard", "safe_robot", "safety", "protection", "fallback", "collision", "reflex", "monitors")

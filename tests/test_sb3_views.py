@@ -13,17 +13,17 @@ from burnish.finetune.baselines import sb3 as door
 from burnish.finetune.baselines.sb3 import Algo, SB3Config, View, build, train
 from burnish.offline.returns import Discount
 from burnish.policies.build import build_policy
+from burnish.policies.controllers import controller_for
 from burnish.policies.core.chunk import HistoryEnv
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.evaluate import evaluate
-from burnish.policies.core.outward import as_sb3
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec, agent_spec
 from burnish.policies.core.views import Hidden
-from burnish.policies.external import CallablePolicy
+from burnish.policies.external.policy import CallablePolicy
 from burnish.policies.flow import FlowConfig
 from burnish.policies.gaussian import GaussianConfig
-from burnish.policies.horizon import controller_for
+from burnish.policies.gymnasium_adapters import as_sb3
+from burnish.policies.measure.evaluate import evaluate
 from burnish.policies.nets.encoder import EncoderConfig
 from burnish.policies.nets.vision import VisionConfig
 from burnish.sim.build import make_env

@@ -18,9 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from burnish.real_robot import link as link_module
 from burnish.real_robot.adapter import Command, Mode
 from burnish.real_robot.clock import ns
+from burnish.real_robot.control import link as link_module
+from burnish.real_robot.control.link import RobotLink
+from burnish.real_robot.control.watchdog import GONE_S, Watch
 from burnish.real_robot.discovery import second_channel
 from burnish.real_robot.drivers.bus import UNGUARDED, ArmConfig
 from burnish.real_robot.emulators.faults import Faults
@@ -28,9 +30,7 @@ from burnish.real_robot.emulators.line import Chain, Loopback
 from burnish.real_robot.emulators.pty import PtyProcess
 from burnish.real_robot.emulators.universal import UniversalEmulator
 from burnish.real_robot.errors import DeviceFault, Refused, StaleState
-from burnish.real_robot.link import RobotLink
-from burnish.real_robot.safe_robot import Safety
-from burnish.real_robot.watchman import GONE_S, Watch
+from burnish.real_robot.safety.safe_robot import Safety
 from bus_lab import CALIBRATION, Arms, Rig
 from kill_lab import HIGH, RATE_HZ, Kill, dynamixel_chain, feetech_chain, in_motion, judged, settings
 from soak import often

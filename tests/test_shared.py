@@ -9,15 +9,22 @@ import time
 import numpy as np
 import pytest
 
+from burnish.real_robot.control.shared_memory import (
+    HEADER,
+    Board,
+    blank,
+    plan_dtype,
+    shared_folder,
+    state_dtype,
+)
 from burnish.real_robot.errors import RobotError
-from burnish.real_robot.shared import HEADER, Board, blank, plan_dtype, shared_folder, state_dtype
 
 WIDE = np.dtype([("number", "<i8"), ("same", "<i8", (2000,))])
 
 WRITER = """
 import sys, numpy as np
 from pathlib import Path
-from burnish.real_robot.shared import Board, blank
+from burnish.real_robot.control.shared_memory import Board, blank
 kind = np.dtype([("number", "<i8"), ("same", "<i8", (2000,))])
 board = Board.open(Path(sys.argv[1]), kind)
 n = 0

@@ -12,19 +12,19 @@ import numpy as np
 import pytest
 import torch
 
-from burnish.finetune.acting import as_row, of_row
 from burnish.finetune.build import CHOICES
-from burnish.finetune.dagger import corrected
+from burnish.finetune.people.dagger import corrected
+from burnish.finetune.people.intervened_rows import TakeOvers, as_executed, by_others
 from burnish.finetune.ppo import PPO, RewardScale
+from burnish.finetune.processes.actor_process import as_row, of_row
 from burnish.finetune.rollout import Rollout
-from burnish.finetune.takeovers import TakeOvers, as_executed, by_others
 from burnish.offline.replay import Replay
 from burnish.policies.core.chunk import ChunkEnv
 from burnish.policies.core.execute import Execution
 from burnish.policies.core.scale import ScaledEnv
 from burnish.real_robot.env import RobotEnv
 from burnish.real_robot.robots import TwinRobot, stage_for
-from burnish.real_robot.safe_robot import Safety
+from burnish.real_robot.safety.safe_robot import Safety
 from burnish.real_robot.supervisor import NOTHING, Scripted, Word
 from burnish.sim.mirror import Mirror
 from burnish.sim.tasks.reach import ReachConfig

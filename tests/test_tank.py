@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from burnish.real_robot.errors import Refused
-from burnish.real_robot.tank import SetpointLimits, Tank, TankLimits, clip_setpoint, share_within, step
+from burnish.real_robot.safety.energy_tank import (
+    SetpointLimits,
+    Tank,
+    TankLimits,
+    clip_setpoint,
+    share_within,
+    step,
+)
 
 Policy = Callable[[np.ndarray, np.ndarray, int], np.ndarray]
 LIMITS = TankLimits(most_j=1.0, floor_j=0.1)

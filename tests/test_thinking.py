@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from burnish.policies.build import load_policy
-from burnish.real_robot.chunks import Chunks
 from burnish.real_robot.clock import SECOND, MonotonicClock, ns
 from burnish.real_robot.errors import Refused, RobotError
-from burnish.real_robot.minds import PolicyMind, loaded
-from burnish.real_robot.receding import Receding
-from burnish.real_robot.thinking import Apart, BundleMind, Question
+from burnish.real_robot.inference.chunk_settings import Chunks
+from burnish.real_robot.inference.predictors import PolicyMind, loaded
+from burnish.real_robot.inference.realtime_chunking import Receding
+from burnish.real_robot.inference.worker import Apart, BundleMind, Question
 from export_lab import small
 from receding_lab import EVERYONE, HZ, PERIOD_S, REFINED, Deciding, dying, refusing
 
@@ -85,11 +85,11 @@ def test_a_checkpoint_thinks_the_same_in_a_process_of_its_own():
 
 
 def test_a_bundle_thinks_without_torch(tmp_path):
-    from burnish.real_robot.export import ExportConfig, export
-    from burnish.real_robot.runtime import RowNoise, load
+    from burnish.real_robot.export.exporter import ExportConfig, export
+    from burnish.real_robot.export.runtime import RowNoise, load
 
     export(ExportConfig(out=str(tmp_path / "bundle"), samples=10), small(), {})
-    code = "import sys, burnish.real_robot.thinking; assert 'torch' not in sys.modules"
+    code = "import sys, burnish.real_robot.inference.worker; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path).returncode == 0
     mind, policy = BundleMind(str(tmp_path / "bundle")), load(tmp_path / "bundle")
     obs, prefix = {"state": np.full(3, 0.5, np.float32)}, np.zeros((1, 2), np.float32)
@@ -100,8 +100,8 @@ def test_a_bundle_thinks_without_torch(tmp_path):
 
 def test_a_server_answers_as_its_policy_does(require):
     require("websockets")
-    from burnish.real_robot.client import ClientConfig
-    from burnish.real_robot.minds import ClientMind
+    from burnish.real_robot.inference.client import ClientConfig
+    from burnish.real_robot.inference.predictors import ClientMind
     from server_lab import served
 
     with served(small()) as server:

@@ -6,8 +6,8 @@ import msgpack
 import numpy as np
 import pytest
 
-from burnish.policies.core import wire
 from burnish.policies.core.errors import BurnishError
+from burnish.policies.wire import codec as wire
 
 KINDS = ["bool", *(f"{s}int{b}" for s in ("", "u") for b in (8, 16, 32, 64)), "float16", "float32", "float64"]
 

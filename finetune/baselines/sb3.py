@@ -37,19 +37,19 @@ from ...offline.critics import adopt_normalizers
 from ...offline.returns import Discount
 from ...policies.build import build_policy
 from ...policies.compose import Every, Residual, Steered
+from ...policies.controllers import controller_for
 from ...policies.core.chunk import ChunkEnv
 from ...policies.core.config import LATER
 from ...policies.core.errors import BurnishError
-from ...policies.core.outward import as_sb3
 from ...policies.core.seed import derive
 from ...policies.core.spec import EnvSpec, agent_spec, check_compatible
 from ...policies.core.types import Obs, VecEnv
 from ...policies.core.views import BaseEnv, Hidden, ResidualEnv
 from ...policies.gaussian import GaussianPolicy
-from ...policies.horizon import controller_for
+from ...policies.gymnasium_adapters import as_sb3
 from ...policies.nets.encoder import EncoderConfig, ObsEncoder
-from ..latent import latent_view, steerable
 from ..loops import Assembly, Ledger
+from ..methods.latent import latent_view, steerable
 
 if TYPE_CHECKING:
     from .training import Training
