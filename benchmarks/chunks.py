@@ -15,7 +15,7 @@ both be right and not fit together. It plays the same fresh seeds (stream "chunk
 * ``guide``    and the next chunk is guided to all that is left of the old one.
 
 All chunks may be played to their end (``chunks.reach``). Worlds are simulated without a robot around them, so that
-differences come from chunks alone; each has a `Receding` and a virtual clock of its own, so a run replays.
+differences come from chunks alone; each has a `RealtimeChunking` and a virtual clock of its own, so a run replays.
 
 Success has Wilson's interval; ``lost`` is its paired difference to the queue without latency. An action is a
 displacement of the hand, so a change from one action to the next is an acceleration, in shares of half the actions'
@@ -54,8 +54,8 @@ from burnish.policies.measure.statistics import mean_interval, paired_difference
 from burnish.policies.runs.checkpoint import save
 from burnish.real_robot.clock import VirtualClock, ns
 from burnish.real_robot.inference.chunk_settings import Chunks, Hold, Mode
-from burnish.real_robot.inference.predictors import PolicyMind
-from burnish.real_robot.inference.realtime_chunking import Receding
+from burnish.real_robot.inference.predictors import PolicyPredictor
+from burnish.real_robot.inference.realtime_chunking import RealtimeChunking
 from burnish.real_robot.inference.worker import Latency, Simulated
 from burnish.sim.build import make_env
 
@@ -83,16 +83,16 @@ FULL, QUICK = Effort(200, 4000, 20, 200), Effort(10, 50, 5, 5)
 
 
 class Fleet:
-    """A controller of many worlds: for each a `Receding` with a clock of its own. It keeps what was played."""
+    """A controller of many worlds: for each a `RealtimeChunking` with a clock of its own. It keeps what was played."""
 
     def __init__(self, policy: Any, first: Obs, hz: float, ticks: int, chunks: Chunks) -> None:
         # A little less than whole ticks, so that an answer is there when its tick begins.
-        mind, latency = PolicyMind(policy), Latency(max(0.0, ticks - 0.1) / hz)
+        predictor, latency = PolicyPredictor(policy), Latency(max(0.0, ticks - 0.1) / hz)
         self._period_ns = ns(1 / hz)
-        self._members: list[tuple[Receding, VirtualClock]] = []
+        self._members: list[tuple[RealtimeChunking, VirtualClock]] = []
         for _ in range(len(next(iter(first.values())))):
             clock = VirtualClock()
-            self._members.append((Receding(Simulated(mind, clock, latency), chunks, hz), clock))
+            self._members.append((RealtimeChunking(Simulated(predictor, clock, latency), chunks, hz), clock))
             self._members[-1][0].warm_up({key: x[:1] for key, x in first.items()})
         self._now: list[list[Tensor]] = [[] for _ in self._members]
         self.played: dict[int, list[Tensor]] = {}  # by the seed of the episode; what follows on its end is not cut off

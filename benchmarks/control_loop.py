@@ -2,7 +2,7 @@
 
     python benchmarks/control_loop.py [--quick] [--core N] [--out FOLDER]
 
-**Loops.** The real control process (`SafeRobot`, guard, watchman, a device of seven joints that answers at once) gets a
+**Loops.** The real control process (`SafeRobot`, guard, watchdog, a device of seven joints that answers at once) gets a
 plan every 50 ms from this process, made by an exported policy out of what the robot reports. In turns with it a process
 with the same rights sleeps to the same deadlines and does nothing: what is late there is due to the machine.
 A deadline is as late as the tick that serves it begins; those that a loop skips count too, as late as the next tick. It

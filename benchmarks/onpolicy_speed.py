@@ -128,12 +128,12 @@ class Timed:
         clocks = (self.world, self.policy, self.update)
         for clock in clocks:
             clock.seconds = 0.0
-        ticks, begin = int(self.loop.ledger.ticks), time.perf_counter()
+        ticks, begin = int(self.loop.statistics.ticks), time.perf_counter()
         self.loop.iterate()
         total = time.perf_counter() - begin
         world_s, policy_s, update_s = (clock.seconds for clock in clocks)
         total -= 2 * PEAK_BLOCK  # the products beside the update
-        steps = int(self.loop.ledger.ticks) - ticks
+        steps = int(self.loop.statistics.ticks) - ticks
         return {
             "steps": steps,
             "steps_per_s": steps / total,

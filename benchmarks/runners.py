@@ -42,7 +42,7 @@ def recordings(config: Any, stages: Sequence[int], episodes: int, seed: int) -> 
     assert isinstance(loop, OnPolicy)
     found: list[Any] = []
     for stage in stages:
-        while int(loop.ledger.ticks) < stage:
+        while int(loop.statistics.ticks) < stage:
             loop.iterate()
         env = make_env(config, WORLDS)
         seeds = [derive(seed, "runners", stage, i) for i in range(episodes // len(stages))]

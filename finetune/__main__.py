@@ -153,7 +153,7 @@ def refinement(config: FinetuneConfig, base: Any = None, env: VecEnv | None = No
         },
         report=advised(training, say),
         iterations=planned(loop, config.total),
-        reached=lambda: loop.ledger.decisions,
+        reached=lambda: loop.statistics.decisions,
     )
     return work, loop
 

@@ -38,7 +38,7 @@ from .methods.rfs import RFSConfig
 from .methods.rlpd import RLPDConfig
 from .methods.rpd import RPDConfig
 from .people.dagger import DAggerConfig
-from .people.intervened_rows import TakeOvers
+from .people.intervened_rows import InterventionUse
 from .people.rlif import RLIFConfig
 
 
@@ -171,12 +171,16 @@ def method_name(config: Any) -> str:
     raise BurnishError(f"{type(config).__name__} is not the configuration of a refinement; {did_you_mean('', CHOICES)}")
 
 
-def takeovers_of(config: Any) -> TakeOvers:
+def intervention_use_of(config: Any) -> InterventionUse:
     """What becomes of decisions in which a person at a robot played."""
     if hasattr(config, "intervention"):
-        return TakeOvers.taught
+        return InterventionUse.taught
     stores_actions = CHOICES[method_name(config)].recorded in (Recorded.played, Recorded.executed)
-    return TakeOvers.executed if stores_actions and getattr(config, "reads_recordings", True) else TakeOvers.left_out
+    return (
+        InterventionUse.executed
+        if stores_actions and getattr(config, "reads_recordings", True)
+        else InterventionUse.left_out
+    )
 
 
 def decision_ticks(config: Any, execute: int | None) -> int:
@@ -271,7 +275,7 @@ def prepare(
     replay = Replay(config.loop.capacity, env.num_envs, seed=derive(seed, "replay"), device=device)
     if hasattr(learner, "lessons"):  # people teach by doing too: prior data that grows
         prior = learner.lessons(replay, prior)
-    return OffPolicy(learner, view, replay, config.loop, prior=prior, takeovers=takeovers_of(config), seed=seed)
+    return OffPolicy(learner, view, replay, config.loop, prior=prior, takeovers=intervention_use_of(config), seed=seed)
 
 
 class Prior(NamedTuple):

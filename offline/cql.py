@@ -130,7 +130,7 @@ class CQL:
         metrics = self._step_critic(batch["obs"], batch["next_obs"], columns)
         return metrics | self._step_actor(batch["obs"])
 
-    def worth(self, batch: dict[str, Any]) -> Tensor:
+    def q_values(self, batch: dict[str, Any]) -> Tensor:
         return self.critic(batch["obs"], batch["action"]).mean(0)
 
     def _draws(self, obs: Obs, count: int) -> tuple[Tensor, Tensor]:

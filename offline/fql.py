@@ -114,7 +114,7 @@ class FQL:
         columns = {name: batch[name] for name in ("action", "reward", "discount", "terminated", "steps")}
         return self._step(batch["obs"], batch["next_obs"], columns, played_around(batch))
 
-    def worth(self, batch: dict[str, Any]) -> Tensor:
+    def q_values(self, batch: dict[str, Any]) -> Tensor:
         return self.critic(batch["obs"], batch["action"]).mean(0)
 
     def critic_loss(self, obs: Obs, next_obs: Obs, columns: dict[str, Tensor]) -> tuple[Tensor, Tensor]:

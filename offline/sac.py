@@ -150,7 +150,7 @@ class SAC:
             metrics |= self._step_actor(obs)
         return metrics
 
-    def worth(self, batch: dict[str, Any]) -> Tensor:
+    def q_values(self, batch: dict[str, Any]) -> Tensor:
         return self.critic(batch["obs"], self.meaning(batch["obs"], batch["action"])).mean(0)
 
     def _target(self, next_obs: Obs, columns: dict[str, Tensor]) -> Tensor:

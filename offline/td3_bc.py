@@ -97,7 +97,7 @@ class TD3BC:
             self.critic.follow(self.config.tau)
         return metrics
 
-    def worth(self, batch: dict[str, Any]) -> Tensor:
+    def q_values(self, batch: dict[str, Any]) -> Tensor:
         return self.critic(batch["obs"], batch["action"]).mean(0)
 
     def _target(self, next_obs: Obs, columns: dict[str, Tensor]) -> Tensor:

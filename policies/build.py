@@ -33,7 +33,7 @@ from .nets.critic import CriticConfig
 from .one_step import OneStepConfig
 from .runs.checkpoint import Checkpoint
 from .runs.run import find_policy
-from .split_chain import RelayConfig
+from .split_chain import SplitChainConfig
 
 
 class PolicyKind(NamedTuple):
@@ -68,7 +68,7 @@ COMPOSITES: dict[str, CompositeKind] = {
     "steered": CompositeKind(SteeredConfig, ".compose:Steered", ("base", "latent")),
     "repeated": CompositeKind(RepeatedConfig, ".compose:Repeated", ("base",)),
     "best_of": CompositeKind(BestOfConfig, ".compose:BestOf", ("base", "critic"), ("edit",)),
-    "relay": CompositeKind(RelayConfig, ".split_chain:Relay", ("first", "last")),
+    "relay": CompositeKind(SplitChainConfig, ".split_chain:SplitChain", ("first", "last")),
 }
 # A part that is no policy itself.
 CRITIC = PolicyKind(CriticConfig, ".nets.critic:QEnsemble", "what the actions are worth")

@@ -18,11 +18,11 @@ from .core.types import ChainPolicy, Normal, Obs, Prefix
 
 
 @dataclass
-class RelayConfig:
+class SplitChainConfig:
     switch: int
 
 
-class Handover(NamedTuple):
+class SplitObservation(NamedTuple):
     """What both runners know of an observation."""
 
     first: Any
@@ -33,7 +33,7 @@ class Handover(NamedTuple):
         return self.last.given
 
 
-class Relay(nn.Module):
+class SplitChain(nn.Module):
     """A chain whose steps k < ``switch`` are those of ``first``, and the others those of ``last``."""
 
     def __init__(self, first: ChainPolicy, last: ChainPolicy, switch: int) -> None:
@@ -48,7 +48,7 @@ class Relay(nn.Module):
             config: Any = getattr(runner, "config", None)
             if not getattr(config, "gaussian_chain", True):
                 raise BurnishError(f"sampler={config.sampler.value} is not a chain that can be handed over; use ddim")
-        self.first, self.last, self.config = first, last, RelayConfig(switch)
+        self.first, self.last, self.config = first, last, SplitChainConfig(switch)
         self.spec = last.spec
 
     @property
@@ -58,10 +58,10 @@ class Relay(nn.Module):
     def features(self, obs: Obs) -> Obs:
         return obs
 
-    def encode(self, obs: Obs) -> Handover:
-        return Handover(self.first.encode(obs), self.last.encode(obs))
+    def encode(self, obs: Obs) -> SplitObservation:
+        return SplitObservation(self.first.encode(obs), self.last.encode(obs))
 
-    def transition(self, x: Tensor, k: Tensor, cond: Handover) -> Normal:
+    def transition(self, x: Tensor, k: Tensor, cond: SplitObservation) -> Normal:
         early = k < self.config.switch
         if bool(early.all()):
             return self.first.transition(x, k, cond.first)

@@ -33,8 +33,8 @@ from ..policies.runs.manifest import burnish_version
 from ..sim.build import ENVS, make_env, world_from
 from ..sim.experts import make_expert
 from ..sim.guard import GuardConfig
-from ..sim.mirror import Alone, Mirror
-from .camera_observations import require_shown, sighted
+from ..sim.mirror import EmptyDesk, Mirror
+from .camera_observations import require_shown, with_camera_observations
 from .compatibility import narrower, stricter
 from .deployment import (
     PERSONS,
@@ -58,10 +58,10 @@ from .export.exporter import ExportConfig, source
 from .export.exporter import export as run_export
 from .gripper_channel import grasped
 from .inference.action_sources import (
-    Acting,
+    ActionSource,
     BundleConfig,
     ServedConfig,
-    Still,
+    StillWorld,
     exported,
     require_fit,
     served,
@@ -69,9 +69,9 @@ from .inference.action_sources import (
 )
 from .inference.chunk_settings import Mode
 from .inference.predictors import loaded
-from .inference.realtime_chunking import Receding
+from .inference.realtime_chunking import RealtimeChunking
 from .joints import Joints, JointsConfig
-from .recorder import Demonstrator, Nobody, play, recording
+from .recorder import Demonstrator, HoldPosition, play, recording
 from .robots import ROBOTS, Hardware, connection, inspected, spec_of, stage_for, with_model
 from .serving.listening import ServerConfig
 from .shadow import Log, ShadowEnv, page, summary, watch
@@ -159,7 +159,7 @@ def deploy(config: DeployConfig) -> int:
 
 def _deployed(
     config: DeployConfig,
-    acting: Acting,
+    acting: ActionSource,
     body: Any,
     world: Mapping[str, Any] | None,
     seeds: list[int],
@@ -200,12 +200,12 @@ def _deployed(
     return 0
 
 
-def _ahead(config: DeployConfig, acting: Acting, env: RobotEnv, body: Any, seed: int) -> Receding:
+def _ahead(config: DeployConfig, acting: ActionSource, env: RobotEnv, body: Any, seed: int) -> RealtimeChunking:
     """Before the first motion it is known how long the policy thinks, and that it can do what ``chunks`` asks for."""
     found = ahead(acting, config.chunks, env, None if config.realtime else config.latency)
     body.begin(seed)
     try:
-        took = found.warm_up(seen_by(acting.spec, Still(body)).reset(None, [seed]))
+        took = found.warm_up(seen_by(acting.spec, StillWorld(body)).reset(None, [seed]))
     except RobotError:
         found.close()
         raise
@@ -213,7 +213,9 @@ def _ahead(config: DeployConfig, acting: Acting, env: RobotEnv, body: Any, seed:
     return found
 
 
-def _shadow(config: DeployConfig, acting: Acting, body: Any, seeds: list[int], thinks: Mapping[str, float]) -> int:
+def _shadow(
+    config: DeployConfig, acting: ActionSource, body: Any, seeds: list[int], thinks: Mapping[str, float]
+) -> int:
     connect, anew = connection(config.robot, body, config.realtime)
     safety = with_model(config.safety, spec_of(config.robot, body, config.realtime), body)
     if not anew:
@@ -262,7 +264,7 @@ def record(config: RecordConfig) -> int:
             say(NOT_SAFETY_RATED)
             if note:
                 say(note)
-            seen, controller = ScaledEnv(taped), Nobody(body)
+            seen, controller = ScaledEnv(taped), HoldPosition(body)
             if acting is not None:
                 require_quick(config.realtime, body, _thinks(acting, body, seeds[0]))
                 seen, controller = acting.view(taped), acting.make(1)
@@ -287,8 +289,8 @@ def _acting(config: RobotVerb, device: torch.device) -> Iterator[Any]:
     elif chosen is not None:
         policy, origin = acting_policy(chosen, device, config.env)
         make, view = partial(controller_for, policy), partial(seen_by, policy.spec)
-        mind = partial(loaded, partial(acting_policy, chosen, device, config.env), threads=config.threads)
-        acting = Acting(where_of(chosen), policy.spec, make, view, origin.get("env"), MOST, mind)
+        predictor = partial(loaded, partial(acting_policy, chosen, device, config.env), threads=config.threads)
+        acting = ActionSource(where_of(chosen), policy.spec, make, view, origin.get("env"), MOST, predictor)
     else:
         yield None
         return
@@ -299,13 +301,13 @@ def _acting(config: RobotVerb, device: torch.device) -> Iterator[Any]:
 
 
 @contextmanager
-def _body(config: RobotVerb, acting: Acting | None) -> Iterator[tuple[Any, Mapping[str, Any] | None]]:
+def _body(config: RobotVerb, acting: ActionSource | None) -> Iterator[tuple[Any, Mapping[str, Any] | None]]:
     """What the policy's numbers mean on this robot, with the cameras that it has; and of which world they are, if of
     any."""
     policy, world = None if acting is None else acting.known, None
     modelled = not isinstance(config.robot, Hardware)
     if isinstance(config.env, JointsConfig):
-        alone = Alone()
+        alone = EmptyDesk()
         itself = spec_of(config.robot, alone, config.realtime)
         body: Any = Joints(config.env, itself, policy, alone if modelled else None)
     else:
@@ -317,7 +319,7 @@ def _body(config: RobotVerb, acting: Acting | None) -> Iterator[tuple[Any, Mappi
             )
         mirror = Mirror(world_from(world), draws=modelled and not config.cameras)
         body = grasped(mirror, spec_of(config.robot, mirror, config.realtime))
-    with sighted(body, config.cameras, policy) as seeing:
+    with with_camera_observations(body, config.cameras, policy) as seeing:
         if acting is not None and acting.learn is not None:
             told = acting.learn(seeing.spec)
             require_shown(config.cameras, told)
@@ -336,7 +338,9 @@ def _itself(config: RobotVerb) -> dict[str, Any]:
     return {"joints": to_data(config.env)} if isinstance(config.env, JointsConfig) else {}
 
 
-def _inspected(config: RobotVerb, acting: Acting | None, body: Any, seeds: Sequence[int], moves: bool = True) -> str:
+def _inspected(
+    config: RobotVerb, acting: ActionSource | None, body: Any, seeds: Sequence[int], moves: bool = True
+) -> str:
     """Refuses a robot that is not the body's; of one that is and may do less, a note."""
     spec = inspected(config.robot, body, config.safety, config.realtime, seeds, moves)
     settings = None if acting is None else (acting.world or {}).get("config", {}).get("guard")
@@ -346,7 +350,7 @@ def _inspected(config: RobotVerb, acting: Acting | None, body: Any, seeds: Seque
     return stricter(acting.where, guard.limits(body.ranges), spec, config.safety)
 
 
-def _thinks(acting: Acting, body: Any, seed: int) -> dict[str, float]:
+def _thinks(acting: ActionSource, body: Any, seed: int) -> dict[str, float]:
     found = thinking_ms(acting, body, seed)
     say(
         f"{acting.where} thinks for {found['p50']:.1f} ms, {found['p99']:.1f} ms at worst in a hundred (the first time "
@@ -375,7 +379,7 @@ def _supervisor(config: RecordConfig, body: Any, world: Mapping[str, Any] | None
     return person, lambda seed: person.ready("The next episode begins where the robot is put")
 
 
-def _dry_run(config: DeployConfig, acting: Acting, body: Any, seed: int) -> int:
+def _dry_run(config: DeployConfig, acting: ActionSource, body: Any, seed: int) -> int:
     here, target, gripper = first_step(config.robot, acting, body, seed)
     say(f"the joints are at {here.round(3).tolist()} rad")
     say(f"the first set-points would be {target.round(3).tolist()}, {np.abs(target - here).max():.3f} rad away")

@@ -1,7 +1,7 @@
 """``cameras.<name>=...`` of the command line: the pictures that a policy sees, as "image.<name>".
 
 A policy is shown what it was trained on: pictures of its own size, so what a camera gives is turned upright and made
-to fit. Cameras are opened before anything moves, and a robot that cannot see stops (`env.Sighted`).
+to fit. Cameras are opened before anything moves, and a robot that cannot see stops (`env.CameraObservations`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..policies.core.errors import BurnishError
 from ..policies.core.spec import PolicySpec
 from .camera import CameraConfig, Fit, Fitted, OpenCVCamera, Sensor, Watched
 from .clock import MonotonicClock
-from .env import Sighted
+from .env import CameraObservations
 from .errors import Refused
 from .settings import settings
 
@@ -23,7 +23,7 @@ KEY = "image."
 
 
 @dataclass(frozen=True)
-class EyeConfig(CameraConfig):
+class CameraObservationConfig(CameraConfig):
     turn: int = 0  # degrees clockwise, of a camera that is mounted otherwise: 0, 90, 180 or 270
     fit: Fit = Fit.CROP
     size: Sequence[int] = ()  # [height, width], where no policy says; by default the camera's own
@@ -41,8 +41,9 @@ class EyeConfig(CameraConfig):
 
 
 @contextmanager
-def sighted(body: Any, cameras: Mapping[str, Any], policy: PolicySpec | None) -> Iterator[Any]:
-    """``body`` with the pictures of ``cameras`` (name -> settings of `EyeConfig`), of the sizes that a policy wants."""
+def with_camera_observations(body: Any, cameras: Mapping[str, Any], policy: PolicySpec | None) -> Iterator[Any]:
+    """``body`` with the pictures of ``cameras`` (name -> settings of `CameraObservationConfig`), in the sizes that the
+    policy wants."""
     configs = {name: _config(name, said) for name, said in cameras.items()}
     wanted = {} if policy is None else {k: s for k, s in policy.obs.shapes.items() if k.startswith(KEY)}
     drawn = body.spec.obs.shapes
@@ -67,7 +68,9 @@ def sighted(body: Any, cameras: Mapping[str, Any], policy: PolicySpec | None) ->
             if config.size and shape != tuple(config.size):
                 raise BurnishError(f"the policy wants pictures of {list(shape)}; leave out cameras.{name}.size")
             eyes[name] = Fitted(watched, config.turn, config.fit, (shape[0], shape[1]) if shape else None)
-        yield Sighted(body, eyes, MonotonicClock(), {name: config.oldest_s for name, config in configs.items()})
+        yield CameraObservations(
+            body, eyes, MonotonicClock(), {name: config.oldest_s for name, config in configs.items()}
+        )
 
 
 def require_shown(cameras: Mapping[str, Any], policy: PolicySpec) -> None:
@@ -77,9 +80,9 @@ def require_shown(cameras: Mapping[str, Any], policy: PolicySpec) -> None:
         raise BurnishError(f"policy.keys does not name image.{unseen[0]}, so nobody would see it; leave the camera out")
 
 
-def _config(name: str, said: Any) -> EyeConfig:
+def _config(name: str, said: Any) -> CameraObservationConfig:
     if not isinstance(said, Mapping):
         raise BurnishError(
             f"cameras.{name}={said!r} must be settings; give cameras.{name}.source=0, or the path of one"
         )
-    return settings(EyeConfig, said, f"camera {name!r}", place=f"cameras.{name}")
+    return settings(CameraObservationConfig, said, f"camera {name!r}", place=f"cameras.{name}")

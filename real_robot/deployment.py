@@ -18,10 +18,10 @@ from ..policies.core.files import replace as write
 from .discovery import make_adapter
 from .env import RobotEnv, joined, parted
 from .errors import RobotError
-from .inference.action_sources import Acting, Still
+from .inference.action_sources import ActionSource, StillWorld
 from .inference.chunk_settings import Chunks
-from .inference.realtime_chunking import Receding, RobotTime
-from .inference.worker import Apart, Latency, Simulated
+from .inference.realtime_chunking import RealtimeChunking, RobotTime
+from .inference.worker import Latency, Simulated, SubprocessWorker
 from .robots import ROBOTS, Hardware
 from .safety.safe_robot import CALLED, Safety
 
@@ -83,7 +83,9 @@ class RobotVerb:
     robot: Any
     policy: Any
     env: Any = None  # what the policy was trained for, by default; joints: the robot itself, without a task
-    cameras: dict[str, Any] = field(default_factory=dict)  # name -> settings of `eyes.EyeConfig`: source, fit, ...
+    cameras: dict[str, Any] = field(
+        default_factory=dict
+    )  # name -> settings of `eyes.CameraObservationConfig`: source, fit, ...
     safety: Allowed = field(default_factory=Allowed)
     episodes: int = 10
     seed: int = 0
@@ -158,18 +160,22 @@ class RecordConfig(RobotVerb):
             raise BurnishError(f"after={self.after} is when supervisor=expert takes over from a policy; give both")
 
 
-def ahead(acting: Acting, chunks: Chunks, env: RobotEnv, latency: Latency | None) -> Receding:
+def ahead(acting: ActionSource, chunks: Chunks, env: RobotEnv, latency: Latency | None) -> RealtimeChunking:
     """A controller that thinks while the robot moves: in a process of its own, or with a ``latency`` in the time of a
     robot that is a model."""
-    assert acting.mind is not None, "every policy of a command line has one"
+    assert acting.predictor is not None, "every policy of a command line has one"
     spec = env.spec
     if chunks.relative is None:
         chunks = replace(chunks, relative=spec.action_mode == DISPLACEMENTS)
-    thinker = Apart(acting.mind) if latency is None else Simulated(acting.mind(), RobotTime(env), latency)
+    inference = (
+        SubprocessWorker(acting.predictor)
+        if latency is None
+        else Simulated(acting.predictor(), RobotTime(env), latency)
+    )
     try:
-        return Receding(thinker, chunks, spec.control_hz)
+        return RealtimeChunking(inference, chunks, spec.control_hz)
     except RobotError:
-        thinker.close()
+        inference.close()
         raise
 
 
@@ -192,7 +198,9 @@ def name_of(robot: Any) -> str:
     return robot.name if isinstance(robot, Hardware) else known[0]
 
 
-def first_step(robot: Any, acting: Acting, body: Any, seed: int) -> tuple[np.ndarray, np.ndarray, list[float] | None]:
+def first_step(
+    robot: Any, acting: ActionSource, body: Any, seed: int
+) -> tuple[np.ndarray, np.ndarray, list[float] | None]:
     """(where the joints are, the first set-points that the policy asks for, in rad, and of the gripper). Hardware is
     read, a model begins where the episode does, and nothing is moved."""
     body.begin(seed)
@@ -206,7 +214,7 @@ def first_step(robot: Any, acting: Acting, body: Any, seed: int) -> tuple[np.nda
         finally:
             adapter.close()
     body.see(*joined(body, here, np.zeros_like(here), gripper))
-    controller, still = acting.make(1), Still(body)
+    controller, still = acting.make(1), StillWorld(body)
     seen = acting.view(still)
     controller.reset(torch.ones(1, dtype=torch.bool), [seed])
     seen.step(controller.step(seen.reset(None, [seed])))

@@ -248,7 +248,7 @@ def each_anew(connect: Callable[[np.ndarray], Link]) -> Stage:
     return stage
 
 
-class Sighted:
+class CameraObservations:
     """A body with eyes: what ``body`` observes, and the pictures of cameras that are open, as "image.<name>".
 
     The newest picture counts. Where none has come since, or a `Watched` camera is frozen, the one before does, until it

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from burnish.policies.build import build_policy
-from burnish.policies.compose import BestOf, Relay, Repeated, Residual, Steered
+from burnish.policies.compose import BestOf, Repeated, Residual, SplitChain, Steered
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from burnish.policies.diffusion import DiffusionConfig
 from burnish.policies.flow import FlowConfig
@@ -79,8 +79,8 @@ def ddim(**changes: Any) -> Any:
     return made(DiffusionConfig(**{"steps": 4, "net": DenoiserConfig(mlp=MlpBodyConfig([32, 32], 16)), **changes}))
 
 
-def relay() -> Relay:
-    return Relay(small(seed=1), small(seed=9), 2)
+def relay() -> SplitChain:
+    return SplitChain(small(seed=1), small(seed=9), 2)
 
 
 def repeated() -> Steered:

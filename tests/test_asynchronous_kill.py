@@ -74,13 +74,13 @@ def killed_at_random(kills: int, seed: int, **options: Any) -> None:
                 both.iterate()
             assert told[-1][0] - at < 1, "the learner did not notice"
             both._recent.clear()  # these are no accidents
-        while both.loop.ledger.decisions < total:
+        while both.loop.statistics.decisions < total:
             both.iterate()
         processes.append(both._lives[-1].process)
         both.close()
     assert len(told) == kills and all("another one begins" in line for _, line in told)
     assert not any(process.is_alive() or (process.pid and alive(process.pid)) for process in processes)
-    assert both.loop.ledger.decisions == len(both.replay) == total
+    assert both.loop.statistics.decisions == len(both.replay) == total
     assert both.updates_per_decision * (total - 8) == int(0.75 * (total - 8))
     intact(both.replay, kills + 1)
 

@@ -1,4 +1,4 @@
-"""`burnish deploy ... chunks=...`: thinking while the arm moves. What each mode does: tests/test_receding.py."""
+"""`burnish deploy ... chunks=...`: inference while the arm moves. Each mode: tests/test_realtime_chunking.py."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_burnish_deploy_keeps_above_the_floor(body, bounded, tmp_path, monkeypat
 
 
 def test_in_the_control_process_without_torch(body, monkeypatch):
-    """In real time, with every process: the shoulder is asked to lay the arm down. The watchman waits for a second,
+    """In real time, with every process: the shoulder is asked to lay the arm down. The watchdog waits for a second,
     since beside other tests the report was missing twice in four runs, which is what he leaves behind."""
     monkeypatch.setattr(robots, "RobotLink", partial(RobotLink, watch_s=1.0))
     safety = Safety(floor_m=FLOOR, blend_s=0.0, start_gap_rad=3.0)

@@ -25,7 +25,7 @@ from burnish.real_robot.errors import RobotError, StaleState
 from burnish.real_robot.export.exporter import ExportConfig, export, source
 from burnish.real_robot.export.runtime import ExportedPolicy
 from burnish.real_robot.inference import action_sources as acting
-from burnish.real_robot.inference.action_sources import BundleConfig, Still, exported
+from burnish.real_robot.inference.action_sources import BundleConfig, StillWorld, exported
 from burnish.real_robot.safety.safe_robot import Safety
 from burnish.real_robot.shadow import LOST, Log, ShadowEnv, summary, watch
 from burnish.sim.build import make_env
@@ -86,7 +86,7 @@ def test_a_bundle_knows_its_world_and_is_measured_before_it_moves(tmp_path, bund
 
 def test_a_look_ahead_changes_nothing(bundle):
     made = exported(BundleConfig(str(bundle)))
-    still = Still(Mirror(InsertConfig()))
+    still = StillWorld(Mirror(InsertConfig()))
     obs, controller, everyone = still.reset(), made.make(1), torch.ones(1, dtype=torch.bool)
     controller.reset(everyone, [7])
     path = []

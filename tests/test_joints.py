@@ -25,7 +25,7 @@ from burnish.real_robot.safety.safe_robot import Safety
 from burnish.real_robot.supervisor import Word
 from burnish.sim.build import make_env
 from burnish.sim.desk import ActionMode
-from burnish.sim.mirror import Alone, Mirror
+from burnish.sim.mirror import EmptyDesk, Mirror
 from burnish.sim.tasks.insert import InsertConfig
 from burnish.sim.tasks.reach import ReachConfig
 
@@ -165,7 +165,7 @@ class Pressed:
 
 
 FAR = 1.2  # rad: where the policy wants the first joint
-ALONE = Alone()
+ALONE = EmptyDesk()
 STILL = [0.0] * 6
 
 

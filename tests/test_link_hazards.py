@@ -43,7 +43,7 @@ def test_a_link_made_in_a_thread_that_ends_goes_on():
     """Linux's parent-death signal comes when the thread ends; the process is what counts."""
     with in_a_thread(lambda: RobotLink("twin", TWIN, PATIENT, watch_s=1.0)) as link:
         time.sleep(0.3)  # the signal would have come long ago
-        assert link.alive and link._watchman.poll() is None
+        assert link.alive and link._watchdog.poll() is None
         link.start()
         link.plan(np.full((30, 2), 0.2), 0.1)
         deadline = time.monotonic() + 20

@@ -200,7 +200,7 @@ def test_timing_counts_what_it_says():
 
 
 def test_whoever_brakes_in_the_end_gives_signs_of_life(bench, monkeypatch):
-    """A watchman waits for a tenth of a second; braking from full speed takes longer."""
+    """A watchdog waits for a tenth of a second; braking from full speed takes longer."""
     bench.order(Order.START)
     bench.run(1)
     bench.plan([[0.9, 0.9]] * 4, 10.0)
@@ -317,7 +317,7 @@ def test_a_control_process_that_hangs_is_killed():
 def test_without_a_watchman_the_robot_comes_to_rest():
     with linked(start_gap_rad=2.0) as link:
         moving(link)
-        os.kill(link.watchman_pid, signal.SIGKILL)
+        os.kill(link.watchdog_pid, signal.SIGKILL)
         deadline = time.monotonic() + 5
         while link.state().rung is not Rung.STOPPED and time.monotonic() < deadline:
             time.sleep(0.005)

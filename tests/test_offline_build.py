@@ -148,7 +148,7 @@ def test_learning_goes_on_in_the_world(name):
     metrics = run_off_policy(learner, ChunkEnv(ScaledEnv(world), 3, 0.9), replay, loop, total=24)
     assert len(replay) == 24 and all(bool(torch.as_tensor(x).isfinite().all()) for x in metrics.values())
     assert replay.latest()["action"].shape == (12, 2, 3, 2)
-    assert float(learner.worth(replay.sample(5)).isfinite().sum()) == 5
+    assert float(learner.q_values(replay.sample(5)).isfinite().sum()) == 5
 
 
 @pytest.mark.parametrize(

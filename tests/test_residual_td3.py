@@ -276,7 +276,7 @@ def test_who_is_trained_when() -> None:
     frozen, agent, critic = weights(base), weights(inner.agent), weights(inner.critic.online)
     for _ in range(9):
         loop.iterate()
-    assert loop.ledger.decisions == 32, "nothing is played while the critic learns from the warm-up"
+    assert loop.statistics.decisions == 32, "nothing is played while the critic learns from the warm-up"
     assert inner.updates == 6, "the initial updates, and no other yet"
     assert torch.equal(weights(inner.agent), agent), "the initial updates are for the critic"
     assert not torch.equal(weights(inner.critic.online), critic)

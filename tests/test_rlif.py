@@ -35,7 +35,7 @@ from burnish.policies.runs.state_codec import encode
 from burnish.sim.build import make_env
 from burnish.sim.collect import collect
 from burnish.sim.experts import make_expert
-from meaningless import Meaningless
+from negative_controls import NegativeControl
 from refine_lab import LINE, ON_LINE, mean_return
 
 WORLDS = 4
@@ -49,7 +49,7 @@ LEARNT = -2.0
 
 def world(seed: int = 0, meaningless: bool = False) -> VecEnv:
     env = ScaledEnv(make_env(OPEN, WORLDS, seed=seed))
-    return Meaningless(env, seed, scale=100.0) if meaningless else env
+    return NegativeControl(env, seed, scale=100.0) if meaningless else env
 
 
 def base() -> GaussianPolicy:

@@ -180,7 +180,7 @@ def test_what_was_remembered_does_not_lead_into_the_next_life():
     for _ in range(3):
         other.iterate()
     assert other.replay.latest()["ended"][:, 0].tolist() == [False] * 3 + [True] + [False] * 3
-    assert other.ledger.decisions == 7
+    assert other.statistics.decisions == 7
 
 
 # ---- take-overs ----

@@ -148,7 +148,7 @@ def test_statistics_are_those_of_all_that_was_acted_on_in_all_networks(kind):
     for _ in range(3 if kind == "ppo" else 60):
         loop.iterate()
     seen = torch.stack(env.shown[:-1])  # the last one is yet to be acted on
-    assert loop.ledger.decisions == len(seen.flatten(0, 1))
+    assert loop.statistics.decisions == len(seen.flatten(0, 1))
     found = scalers(loop.learner)
     assert len(found) == {"sac": 3, "td3": 4, "ppo": 2}[kind]
     for each in found:

@@ -1,4 +1,4 @@
-"""The second way to stop a robot, where the process that drives it has died or hangs: the drivers', the watchman's.
+"""The second way to stop a robot, where the process that drives it has died or hangs: the drivers', the watchdog's.
 
 The arms here brake softly (half a radian per second squared), so that one that is left alone goes on for a second.
 """
@@ -123,7 +123,7 @@ def test_a_channel_is_prepared_before_anything_moves():
         second_channel("feetech", {"port": "x"})
 
 
-# ---- the watchman, with all processes ----
+# ---- the watchdog, with all processes ----
 
 
 @contextmanager
@@ -151,7 +151,7 @@ def hung(device: PtyProcess, family: str) -> Kill:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["dynamixel", "feetech"])
 def test_a_control_process_that_hangs_is_replaced_by_the_second_channel(require, family: str, record_property):
-    """After what the watchman measured until he acted (``watch_s`` and two periods, where he got his turn), and what
+    """After what the watchdog measured until he acted (``watch_s`` and two periods, where he got his turn), and what
     he then needed, an arm brakes within 30 ms, with 1 rad/s and the hardest that the servos have."""
     require(SDKS[family])
     for _ in range(often(1, 20)):

@@ -155,9 +155,9 @@ def doors(module: Module) -> Iterator[str]:
     used = [(node.lineno, ast.unparse(node)) for node in nodes(module, ast.Attribute) if node.attr == "vector"]
     used = [(line, "gymnasium.vector") for line, text in used if text in ("gym.vector", "gymnasium.vector")]
     for line, name in [*module.imports(), *used]:
-        for package, door in DOORS.items():
-            if inside(name, (package,)) and not module.within(*door):
-                yield f"{line}: {package} may be imported in {door} only"
+        for package, gateway in DOORS.items():
+            if inside(name, (package,)) and not module.within(*gateway):
+                yield f"{line}: {package} may be imported in {gateway} only"
 
 
 def relative_imports(module: Module) -> Iterator[str]:

@@ -56,7 +56,7 @@ from .comparison import (
     table,
     verdict,
 )
-from .entrants import MAIN, Contender, contender, world_words
+from .entrants import MAIN, Entrant, entrant, world_words
 from .free_baselines import BASE_GREEDY
 
 GROUPS: dict[str, dict[str, type]] = {}  # no setting of this verb is a choice among configurations
@@ -104,7 +104,7 @@ def compare(config: CompareConfig) -> int:
     base, origin = load_policy(config.base)
     world, execute = origin.get("env"), base.spec.execute
     task = config.task or (world.get("name") if isinstance(world, Mapping) else None)
-    chosen = {each.label: each for each in (contender(name, task, config.budget, execute) for name in config.methods)}
+    chosen = {each.label: each for each in (entrant(name, task, config.budget, execute) for name in config.methods)}
     for each in chosen.values():
         require(each.method, base)
     if len(chosen) < len(config.methods):
@@ -190,7 +190,7 @@ class Player:
         self.common = [f"device={config.device}", "threads=1"]
         self.world = world_words(config.world)
 
-    def play(self, chosen: Contender, entry: Entry) -> None:
+    def play(self, chosen: Entrant, entry: Entry) -> None:
         """One run and its evaluation."""
         folder = self.out / entry.folder
 
@@ -263,7 +263,7 @@ class Player:
             if not self.stop.requested:
                 self._tell(entry, "is there")
 
-    def _settings(self, chosen: Contender, entry: Entry) -> list[str]:
+    def _settings(self, chosen: Entrant, entry: Entry) -> list[str]:
         config, total = self.config, chosen.decisions
         words = [f"seed={entry.seed}", f"total={total}", f"out={self.out / entry.folder}", "resume=true", *self.common]
         words += [f"eval_every={max(1, total // config.exams)}", f"save_every={max(1, total // 4)}"]

@@ -20,7 +20,7 @@ from ..build import CHOICES, decision_ticks
 MAIN = "import sys; from burnish.policies.cli.cli import main; sys.exit(main())"  # a verb in a process of its own
 
 
-class Contender(NamedTuple):
+class Entrant(NamedTuple):
     """A method under the name it has in the tables, and what is said of it on a command line."""
 
     label: str
@@ -29,7 +29,7 @@ class Contender(NamedTuple):
     decisions: int  # the budget, in the unit that a run counts in
 
 
-def contender(name: str, task: str | None, budget: int, execute: int) -> Contender:
+def entrant(name: str, task: str | None, budget: int, execute: int) -> Entrant:
     experiments, path = _experiments(task), Path(name)
     if name in experiments:
         text, words, label = experiments[name], [f"experiment={task}/{name}"], name
@@ -49,7 +49,7 @@ def contender(name: str, task: str | None, budget: int, execute: int) -> Contend
         raise BurnishError(f"{name} chooses no method: a line `- override /method: dsrl` under `defaults:` does")
     given = {key: x for key, x in data.get("method", {}).items() if key in ("execute", "view")}
     ticks = decision_ticks(from_data(CHOICES[method].config, given, "method"), execute)
-    return Contender(label, method, words, -(-budget // ticks))
+    return Entrant(label, method, words, -(-budget // ticks))
 
 
 def _experiments(task: str | None) -> dict[str, str]:

@@ -88,7 +88,7 @@ class AliasedLearner:
             metrics |= self._actor_step(batch["obs"])
         return metrics
 
-    def worth(self, batch: dict[str, Any]) -> Tensor:
+    def q_values(self, batch: dict[str, Any]) -> Tensor:
         return self.critic(batch["obs"], batch["executed"]).mean(0)
 
     @torch.no_grad()

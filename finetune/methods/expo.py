@@ -198,7 +198,7 @@ class EXPO:
             metrics |= self._step_actor(obs, columns["action"], columns["steps"], played_around(batch))
         return metrics
 
-    def worth(self, batch: dict[str, Any]) -> Tensor:
+    def q_values(self, batch: dict[str, Any]) -> Tensor:
         return self.critic(batch["obs"], self._played(batch)).mean(0)
 
     def _played(self, batch: dict[str, Any]) -> Tensor:

@@ -117,8 +117,8 @@ class LatentLearner:
             metrics |= {"residual/saturation": saturation(correction), "base_distance": _size(residual * correction)}
         return metrics
 
-    def worth(self, batch: dict[str, Any]) -> Tensor:
-        return self.inner.worth(batch)
+    def q_values(self, batch: dict[str, Any]) -> Tensor:
+        return self.inner.q_values(batch)
 
     def state_dict(self) -> dict[str, Any]:
         return self.inner.state_dict()

@@ -150,8 +150,8 @@ class ResidualLearner:
         played = self.inner.meaning(obs, self.inner.agent.act(obs, greedy=True))
         return distance(played, obs["base_action"][:, None])
 
-    def worth(self, batch: dict[str, Any]) -> Tensor:
-        return self.inner.worth(batch)
+    def q_values(self, batch: dict[str, Any]) -> Tensor:
+        return self.inner.q_values(batch)
 
     def state_dict(self) -> dict[str, Any]:
         return self.inner.state_dict()

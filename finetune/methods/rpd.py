@@ -103,7 +103,7 @@ def from_teacher(student: GaussianPolicy, rows: dict[str, Any]) -> Tensor:
     return diagnostics.distance(student.act(seen, greedy=True), seen["teacher_action"])
 
 
-class TaughtActor:
+class TeacherLabelledActor:
     """The student acts; what the teacher would have done is written down beside it. The update never asks."""
 
     def __init__(self, student: Actor, teacher: Policy, config: RPDConfig) -> None:
@@ -160,5 +160,5 @@ def build(config: RPDConfig, base: Any, env: VecEnv, *, seed: int = 0, device: t
     )
     for module in (student, learner.value):
         adopt_normalizers(module, base)
-    learner.actor = TaughtActor(learner.actor, base, config)
+    learner.actor = TeacherLabelledActor(learner.actor, base, config)
     return Assembly(view, learner)

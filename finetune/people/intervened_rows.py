@@ -32,7 +32,7 @@ from torch import Tensor
 from ...policies.core.types import Outcome
 
 
-class TakeOvers(Enum):
+class InterventionUse(Enum):
     """What a method makes of decisions in which somebody else played."""
 
     taught = "the method was made for them, and reads itself who played what"

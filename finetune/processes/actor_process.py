@@ -35,7 +35,7 @@ GRACE_S = 5.0
 Make = Callable[[Any, int], OffPolicy]
 
 
-class Orders(NamedTuple):
+class ActorConfig(NamedTuple):
     seed: int
     warm: int  # rows that the actor's prior plays, from the first
     ahead: int  # rows that may wait to be taken up before the actor waits; 0 for any number
@@ -55,7 +55,7 @@ class Running(Protocol):
     def kill(self) -> None: ...
 
 
-def act(mail: Mailbox, make: Make, config: Any, orders: Orders) -> None:
+def act(mail: Mailbox, make: Make, config: Any, orders: ActorConfig) -> None:
     """Play decisions until the learner says stop, or is gone."""
     loop = make(config, orders.seed)
     mail.send(READY)
@@ -65,10 +65,10 @@ def act(mail: Mailbox, make: Make, config: Any, orders: Orders) -> None:
     try:
         while not mail.closed:
             began = time.perf_counter()
-            while letter := mail.take(wait=age is None or played == orders.rows or 0 < orders.ahead <= played - taken):
-                taken += letter.kind == TAKEN
-                if letter.kind == WEIGHTS:
-                    news = letter.read()
+            while message := mail.take(wait=age is None or played == orders.rows or 0 < orders.ahead <= played - taken):
+                taken += message.kind == TAKEN
+                if message.kind == WEIGHTS:
+                    news = message.read()
                     age = int(news["updates"])
                     adopt(loop.learner.actor, news["actor"])
             if mail.closed or age is None:
@@ -123,7 +123,9 @@ def leave() -> None:
     timer.start()
 
 
-def apart(connection: Connection, make: Make, config: Any, orders: Orders, lost: Callable[[], None] = leave) -> None:
+def apart(
+    connection: Connection, make: Make, config: Any, orders: ActorConfig, lost: Callable[[], None] = leave
+) -> None:
     """All that the process does."""
     mail = Mailbox(connection, lost)
     try:
@@ -132,7 +134,7 @@ def apart(connection: Connection, make: Make, config: Any, orders: Orders, lost:
         mail.send(FAILED, {"why": str(error)})
 
 
-def spawned(make: Make, config: Any, orders: Orders) -> tuple[Running, Connection]:
+def spawned(make: Make, config: Any, orders: ActorConfig) -> tuple[Running, Connection]:
     """Signals are blocked in the child from its first instant: a Ctrl-C in the terminal reaches both processes, and the
     learner decides what comes of it."""
     context = get_context("spawn")

@@ -2,7 +2,7 @@
 
     acting process (`actor_process.py`)               learning process, which the user started
     worlds, the method's view, its actor              replay, learner, run folder
-        decisions of all worlds, one row a letter  ->
+        decisions of all worlds, one row a message  ->
         <-  a receipt for each row that is taken up; the actor's weights, every so many updates
 
 Nothing else is shared, so either side may die. If the actor dies, the learner keeps what was played, and starts another
@@ -33,7 +33,7 @@ from ...policies.core.errors import BurnishError
 from ...policies.core.seed import derive
 from ...policies.core.types import Metrics
 from ..loops import OffPolicy
-from .actor_process import FAILED, READY, ROW, TAKEN, WEIGHTS, Make, Orders, Running, gone, of_row, spawned
+from .actor_process import FAILED, READY, ROW, TAKEN, WEIGHTS, ActorConfig, Make, Running, gone, of_row, spawned
 from .mailbox import Mailbox
 
 DEATHS, WITHIN_S = 3, 60.0  # so many deaths within so many seconds are no accident
@@ -54,7 +54,7 @@ class AsynchronousConfig:
                 raise BurnishError(f"asynchronous.{name}={getattr(self, name)} must be at least {least}")
 
 
-class Life:
+class ActorHandle:
     """An acting process, as the learner sees it."""
 
     def __init__(self, process: Running, mail: Mailbox) -> None:
@@ -93,7 +93,7 @@ class Asynchronous:
         total: int | None = None,
         seed: int = 0,
         tell: Callable[[str], object] = _log.warning,
-        launch: Callable[[Make, Any, Orders], tuple[Running, Connection]] = spawned,
+        launch: Callable[[Make, Any, ActorConfig], tuple[Running, Connection]] = spawned,
     ) -> None:
         self.loop, self.terms, self.total = loop, terms, total
         self.learner, self.replay = loop.learner, loop.replay
@@ -102,7 +102,7 @@ class Asynchronous:
         self.deaths = 0
         self.updates = 0
         self._published = 0
-        self._lives: deque[Life] = deque()  # of a dead one there may be rows to take up before the next one's
+        self._lives: deque[ActorHandle] = deque()  # of a dead one there may be rows to take up before the next one's
         self._recent: deque[tuple[float, int]] = deque(maxlen=DEATHS)  # deaths: when, and after how many rows
         self._metrics: Metrics = {}
         self._tally = self._fresh_tally()
@@ -145,11 +145,11 @@ class Asynchronous:
         if life.rows == 0:
             # Its worlds began in fresh episodes: what came before, if anything did, was cut off.
             loop.replay.cut()
-            loop.ledger.abandon()
+            loop.statistics.abandon()
         life.rows += 1
         warm = loop.warm
         obs, action, columns, outcome = of_row(row, loop.env.device)
-        loop.ledger.note(outcome)
+        loop.statistics.note(outcome)
         loop.store(obs, action, columns, outcome, warm=warm)
         tally.acted_s += row["lasted_s"]
         tally.actor_waited_s += row["waited_s"]
@@ -157,42 +157,42 @@ class Asynchronous:
             tally.rows += 1
             tally.age += self.updates - row["updates"]
 
-    def _next_row(self) -> tuple[Life, dict[str, Any]]:
+    def _next_row(self) -> tuple[ActorHandle, dict[str, Any]]:
         while True:
             life = self._lives[0]
             began = time.perf_counter()
-            letter = life.mail.take(wait=True)
+            message = life.mail.take(wait=True)
             self._tally.waited_s += time.perf_counter() - began
-            if letter is None:  # it is dead, and nothing of it is left
+            if message is None:  # it is dead, and nothing of it is left
                 self._watch()
                 self._lives.popleft()
-            elif letter.kind == READY:
+            elif message.kind == READY:
                 life.ready = True
                 self._publish()
-            elif letter.kind == FAILED:
-                raise BurnishError(f"the acting process could not go on: {letter.read()['why']}")
+            elif message.kind == FAILED:
+                raise BurnishError(f"the acting process could not go on: {message.read()['why']}")
             else:
-                return life, letter.read()
+                return life, message.read()
 
     # ---- life and death of the actor ----
 
     def _begin(self) -> None:
         loop, worlds = self.loop, self.loop.env.num_envs
-        played = loop.ledger.decisions + worlds * sum(life.mail.waiting(ROW) for life in self._lives)
+        played = loop.statistics.decisions + worlds * sum(life.mail.waiting(ROW) for life in self._lives)
 
         def rows_until(decisions: int) -> int:
             return max(0, -(-(decisions - played) // worlds))
 
         self.begun += 1
-        orders = Orders(
+        orders = ActorConfig(
             seed=derive(self._seed, "acting", self.begun),
             warm=rows_until(loop.config.warmup),
             ahead=max(1, self.terms.backlog // worlds) if self.terms.backlog else 0,
             rows=None if self.total is None else rows_until(self.total),
         )
         process, connection = self._launch(self._make, self._config, orders)
-        self._lives.append(Life(process, Mailbox(connection)))
-        atexit.register(self.close)  # before multiprocessing would wait for a child that waits for letters
+        self._lives.append(ActorHandle(process, Mailbox(connection)))
+        atexit.register(self.close)  # before multiprocessing would wait for a child that waits for messages
 
     def _watch(self) -> None:
         """If the last life is over, begin another one."""
@@ -229,7 +229,7 @@ class Asynchronous:
         loop, worlds = self.loop, self.loop.env.num_envs
         warm = -(-loop.config.warmup // worlds) * worlds
         studied = loop.config.initial_updates - loop.study
-        return (self.updates - studied) / max(1, loop.ledger.decisions - warm)
+        return (self.updates - studied) / max(1, loop.statistics.decisions - warm)
 
     def report(self) -> Metrics:
         """Beside what every loop reports: the ratio that was reached, the updates between the weights that acted and
@@ -252,17 +252,17 @@ class Asynchronous:
         return {**loop.report(), **found}
 
     def _fresh_tally(self) -> Tally:
-        ledger = self.loop.ledger
-        return Tally(ledger.decisions, int(ledger.ticks), self.updates, time.perf_counter())
+        statistics = self.loop.statistics
+        return Tally(statistics.decisions, int(statistics.ticks), self.updates, time.perf_counter())
 
     def state_dict(self) -> dict[str, Any]:
         loop = self.loop
-        kept = {"learner": loop.learner.state_dict(), "ledger": loop.ledger.state_dict(), **loop.memory()}
+        kept = {"learner": loop.learner.state_dict(), "ledger": loop.statistics.state_dict(), **loop.memory()}
         return {**kept, "begun": self.begun, "updates": self.updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.loop.learner.load_state_dict(state["learner"])
-        self.loop.ledger.load_state_dict(state["ledger"])
+        self.loop.statistics.load_state_dict(state["ledger"])
         self.loop.load_memory(state)
         self.begun, self.updates = int(state["begun"]), int(state["updates"])
         self._published, self._tally = self.updates, self._fresh_tally()

@@ -1,7 +1,7 @@
 """Messages between two processes: each end has a thread that reads, so nobody waits until the other listens.
 
-A letter is a kind, one byte, and a body of tensors and plain data, written in the way of a checkpoint
-(`policies/runs/state_codec.py`): JSON, then safetensors. Nothing is pickled. Letters arrive once, whole and in the
+A message is a kind, one byte, and a body of tensors and plain data, written in the way of a checkpoint
+(`policies/runs/state_codec.py`): JSON, then safetensors. Nothing is pickled. Messages arrive once, whole and in the
 order in which they were sent; what was sent before a process died is still read after its death.
 """
 
@@ -19,7 +19,7 @@ import safetensors.torch
 from ...policies.runs.state_codec import decode, encode, separate
 
 
-class Letter(NamedTuple):
+class Message(NamedTuple):
     kind: bytes
     body: bytes
 
@@ -32,15 +32,15 @@ class Mailbox:
 
     def __init__(self, connection: Connection, lost: Callable[[], None] = lambda: None) -> None:
         self._connection, self._lost = connection, lost
-        self._letters: deque[Letter] = deque()
+        self._messages: deque[Message] = deque()
         self._news, self._writing = threading.Condition(), threading.Lock()
-        self.closed = False  # no letter will come but those that are waiting
+        self.closed = False  # no message will come but those that are waiting
         threading.Thread(target=self._read, name="mailbox", daemon=True).start()
 
     def waiting(self, kind: bytes | None = None) -> int:
-        """How many letters have come and were not taken, of one kind or in all."""
+        """How many messages have come and were not taken, of one kind or in all."""
         with self._news:
-            return len(self._letters) if kind is None else sum(letter.kind == kind for letter in self._letters)
+            return len(self._messages) if kind is None else sum(message.kind == kind for message in self._messages)
 
     def send(self, kind: bytes, content: dict[str, Any] | None = None) -> None:
         """To a process that is gone nothing is sent; ``closed`` tells."""
@@ -50,12 +50,12 @@ class Mailbox:
         """The last word: the other end reads no further, and hangs up."""
         self._write(b"")
 
-    def take(self, *, wait: bool) -> Letter | None:
-        """The oldest letter; nothing where none has come yet, or, having waited, where none will come any more."""
+    def take(self, *, wait: bool) -> Message | None:
+        """The oldest message; nothing where none has come yet, or, having waited, where none will come any more."""
         with self._news:
             if wait:
-                self._news.wait_for(lambda: self._letters or self.closed)
-            return self._letters.popleft() if self._letters else None
+                self._news.wait_for(lambda: self._messages or self.closed)
+            return self._messages.popleft() if self._messages else None
 
     def _write(self, data: bytes) -> None:
         try:
@@ -68,7 +68,7 @@ class Mailbox:
         try:
             while data := self._connection.recv_bytes():
                 with self._news:
-                    self._letters.append(Letter(data[:1], data[1:]))
+                    self._messages.append(Message(data[:1], data[1:]))
                     self._news.notify_all()
         except (EOFError, OSError):
             pass  # hung up, or killed

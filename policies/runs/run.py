@@ -236,13 +236,13 @@ class Run:
         return {}
 
 
-class Unkept(Run):
+class UnsavedRun(Run):
     """A run without a folder: what is logged is handed on, what would be saved is not."""
 
     def __init__(self, on_log: OnLog | None = None) -> None:
         super().__init__("", {}, tensorboard=False, on_log=on_log)
 
-    def __enter__(self) -> Unkept:
+    def __enter__(self) -> UnsavedRun:
         self._stop = self._exit.enter_context(interruptible())
         self._opened_s = time.perf_counter()
         return self

@@ -218,7 +218,7 @@ class RobotLink(Link):
         core: int | None = None,
         watch_s: float = 0.1,
     ) -> None:
-        """``watch_s`` is how long the control process may be silent before a watchman stops the robot by another way,
+        """``watch_s`` is how long the control process may be silent before a watchdog stops the robot by another way,
         and how long he may be; 0: nobody watches."""
         folder = shared_folder()
         self.clock = MonotonicClock()
@@ -227,14 +227,14 @@ class RobotLink(Link):
         )
         self.about = self._wait_for(folder / READY)
         super().__init__(folder, len(self.about["joints"]))
-        self._watchman = None
+        self._watchdog = None
         if watch_s > 0:
             watch = Watch(folder, self.pid, self._joints, robot, config, watch_s, parent=os.getpid())
-            self._watchman = _begun("watchdog", watch.to_json())
+            self._watchdog = _begun("watchdog", watch.to_json())
             while not on_duty(folder):
-                if self._watchman.poll() is not None:
+                if self._watchdog.poll() is not None:
                     self.close()
-                    raise RobotError("the watchman ended at once, so nothing is driven")
+                    raise RobotError("the watchdog ended at once, so nothing is driven")
                 time.sleep(0.005)
 
     @property
@@ -242,8 +242,8 @@ class RobotLink(Link):
         return self._process.pid
 
     @property
-    def watchman_pid(self) -> int | None:
-        return self._watchman.pid if self._watchman is not None else None
+    def watchdog_pid(self) -> int | None:
+        return self._watchdog.pid if self._watchdog is not None else None
 
     @property
     def alive(self) -> bool:
@@ -265,12 +265,12 @@ class RobotLink(Link):
                 self._process.kill()
                 self._process.wait()
         self._said()
-        if self._watchman is not None:
+        if self._watchdog is not None:
             try:
-                self._watchman.wait(1.0)
+                self._watchdog.wait(1.0)
             except subprocess.TimeoutExpired:
-                self._watchman.kill()
-                self._watchman.wait()
+                self._watchdog.kill()
+                self._watchdog.wait()
         found: dict[str, Any] = {}
         for path in (self.folder / WATCHED, self.folder / REPORT):
             found |= json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

@@ -70,7 +70,7 @@ class ControlLoop:
         states: Board,
         watched: Callable[[], bool] = lambda: True,
     ) -> None:
-        """``watched`` says whether the watchman is there; without him the robot comes to rest."""
+        """``watched`` says whether the watchdog is there; without him the robot comes to rest."""
         self._watched = watched
         self.robot, self.clock = robot, robot.clock
         self.timing = Timing()
@@ -96,7 +96,7 @@ class ControlLoop:
                 self.clock.sleep_until_ns(self._next_ns)
                 self.tick()
         finally:
-            self.robot.stop(each=lambda: self._tell(None))  # braking may take longer than a watchman waits
+            self.robot.stop(each=lambda: self._tell(None))  # braking may take longer than a watchdog waits
             self._tell(None)
 
     def run_until_ns(self, deadline_ns: int) -> None:

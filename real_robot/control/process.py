@@ -40,7 +40,7 @@ class Job:
     folder: Path
     priority: int = 50  # of the real-time scheduler; 0: do not ask for it
     core: int | None = None
-    watch_s: float = 0.0  # so old may the watchman's heartbeat be; 0: there is none
+    watch_s: float = 0.0  # so old may the watchdog's heartbeat be; 0: there is none
     parent: int | None = None  # the process that began this one, with which it ends; by default the one that it finds
 
     @classmethod
@@ -75,7 +75,7 @@ def control(job: Job) -> int:
 
 
 def watched_in(job: Job, clock: Clock) -> Callable[[], bool]:
-    """Is the watchman's heartbeat young enough? He begins once this process is ready, so his board comes later."""
+    """Is the watchdog's heartbeat young enough? He begins once this process is ready, so his board comes later."""
     board: list[Board] = []
 
     def watched() -> bool:

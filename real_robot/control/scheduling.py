@@ -21,7 +21,7 @@ LOOK_S = 0.02
 
 
 @dataclass(frozen=True)
-class Obtained:
+class SchedulingResult:
     scheduler: str  # "fifo 50", or "other"
     locked: bool  # the process's memory is never swapped out
     core: int | None
@@ -30,13 +30,13 @@ class Obtained:
         return asdict(self)
 
 
-def hurry(priority: int = 50, core: int | None = None) -> Obtained:
+def hurry(priority: int = 50, core: int | None = None) -> SchedulingResult:
     """The real-time scheduler, memory that stays, one core, no garbage collection in the middle of a period. Memory of
     before is frozen: it is not looked at again. Never raises; what cannot be had is missing in the answer."""
     gc.collect()
     gc.freeze()
     gc.disable()
-    return Obtained(_fifo(priority), _lock(), None if core is None else _pinned(core))
+    return SchedulingResult(_fifo(priority), _lock(), None if core is None else _pinned(core))
 
 
 def die_with_parent(sign: int = signal.SIGTERM, parent: int | None = None) -> bool:

@@ -1,13 +1,13 @@
 """The process that watches the control process, and stops the robot by another way when that one falls silent.
 
 A control loop can hang: in a driver, in the SDK, in the kernel. It tells its heartbeat in shared memory; when that is
-older than ``limit_s`` while the robot is active, the watchman kills the process: what hangs cannot be asked, might come
+older than ``limit_s`` while the robot is active, the watchdog kills the process: what hangs cannot be asked, might come
 to life again and send something, and may hold the only port that the device has. Once it is gone, the robot's second
 channel stops the robot, if it has one (`discovery.second_channel`): the dashboard of a controller, the bus of servos.
 It does so too where the control process died in motion by itself. Then the device's own watchdog is the last layer.
 
 It is watched in turn: its own heartbeat is a board, and a control loop that was told to expect it comes to rest
-without. Where the process that started both dies, the control process brings the robot to rest and ends; the watchman
+without. Where the process that started both dies, the control process brings the robot to rest and ends; the watchdog
 sees to that, and is the last to leave.
 """
 
@@ -59,7 +59,7 @@ class Watch:
         return json.dumps({**self.__dict__, "config": dict(self.config), "folder": str(self.folder)})
 
 
-class Watchman:
+class Watchdog:
     """``look`` every ``PERIOD_S``; it says when the watch is over, and why."""
 
     def __init__(
@@ -112,7 +112,7 @@ class Watchman:
 
 
 def on_duty(folder: Path) -> bool:
-    """Has the watchman of that folder looked yet?"""
+    """Has the watchdog of that folder looked yet?"""
     path = folder / WATCH
     return path.exists() and Board.open(path, WATCH_KIND).count > 0
 
@@ -150,9 +150,9 @@ def main() -> int:
         sys.stderr.write(f"{error}\n")
         return 2
     clock = MonotonicClock()
-    watchman, why = Watchman(watch, states, own, clock, stop_now, lambda: bool(orphaned)), None
+    watchdog, why = Watchdog(watch, states, own, clock, stop_now, lambda: bool(orphaned)), None
     while why is None:
-        why = watchman.look()
+        why = watchdog.look()
         clock.sleep_until_ns(clock.now_ns() + ns(PERIOD_S))
     if watch.folder.exists():
         (watch.folder / WATCHED).write_text(json.dumps({"why": why}), encoding="utf-8")

@@ -34,8 +34,8 @@ from ..clock import SECOND, Clock, MonotonicClock, ns
 from ..env import Body, observed
 from ..export.bundle import Schema, stacked_by_history
 from ..export.runtime import ChunkController, ExportedPolicy, RowNoise, load
-from .predictors import ClientMind
-from .worker import BundleMind, Mind
+from .predictors import ClientPredictor
+from .worker import BundlePredictor, Predictor
 
 REHEARSALS = 50  # decisions that are timed
 COLD = 10  # of these, the first, which are not counted
@@ -66,7 +66,7 @@ class ServedConfig:
 
 
 @dataclass
-class Acting:
+class ActionSource:
     """``view`` is a world as the controllers see it and act in it; ``make`` a controller of so many worlds."""
 
     where: str
@@ -75,7 +75,7 @@ class Acting:
     view: Callable[[VecEnv], VecEnv]
     world: Mapping[str, Any] | None = None  # for which it was trained, where it says so
     most: int = 1  # worlds that one controller has
-    mind: Callable[[], Mind] | None = None  # makes what thinks, also in another process
+    predictor: Callable[[], Predictor] | None = None  # makes what thinks, also in another process
     close: Callable[[], None] = field(default=lambda: None)
     learn: Callable[[EnvSpec], PolicySpec] | None = None  # of whoever says nothing of itself, and was not asked yet
 
@@ -86,21 +86,21 @@ class Acting:
         return self.known
 
 
-def exported(config: BundleConfig) -> Acting:
+def exported(config: BundleConfig) -> ActionSource:
     policy = load(config.path, network=config.network)
     origin = policy.bundle.about.get("origin")
     world = origin.get("env") if isinstance(origin, dict) else None
-    return Acting(
+    return ActionSource(
         config.path,
         spec_of(policy.schema),
         lambda worlds: BundleController(policy),
         lambda env: env,  # the runtime stacks its own history, and answers in actuator units
         world if isinstance(world, dict) else None,
-        mind=partial(BundleMind, config.path, network=config.network),
+        predictor=partial(BundlePredictor, config.path, network=config.network),
     )
 
 
-def served(config: ServedConfig, key: str | None = None, clock: Clock | None = None) -> Acting:
+def served(config: ServedConfig, key: str | None = None, clock: Clock | None = None) -> ActionSource:
     try:
         from .client import ClientConfig, PolicyClient
     except ImportError as error:
@@ -117,11 +117,13 @@ def served(config: ServedConfig, key: str | None = None, clock: Clock | None = N
 
     def learn(world: EnvSpec) -> PolicySpec:
         acting.known, acting.learn = client.learn(world), None
-        acting.mind = partial(ClientMind, settings, key, acting.known)
+        acting.predictor = partial(ClientPredictor, settings, key, acting.known)
         return acting.known
 
     known = None if client.silent else client.spec
-    acting = Acting(config.url, known, make, view, close=client.close, mind=partial(ClientMind, settings, key))
+    acting = ActionSource(
+        config.url, known, make, view, close=client.close, predictor=partial(ClientPredictor, settings, key)
+    )
     acting.learn = learn if client.silent else None
     return acting
 
@@ -145,7 +147,7 @@ def spec_of(schema: Schema) -> PolicySpec:
     )
 
 
-def require_fit(acting: Acting, body: EnvSpec) -> list[str]:
+def require_fit(acting: ActionSource, body: EnvSpec) -> list[str]:
     """Refuse what was made for another robot or another rate. Returns what the policy does not say, so that nobody
     could compare it."""
     spec = acting.spec
@@ -164,10 +166,10 @@ def require_fit(acting: Acting, body: EnvSpec) -> list[str]:
     return [name for name in ("control_hz", "action_mode") if getattr(spec, name) is None]
 
 
-def thinking_ms(acting: Acting, body: Body, seed: int) -> dict[str, float]:
+def thinking_ms(acting: ActionSource, body: Body, seed: int) -> dict[str, float]:
     """How long a decision takes here once everything is warm. Nothing moves."""
     body.begin(seed)
-    env, controller = acting.view(Still(body)), acting.make(1)
+    env, controller = acting.view(StillWorld(body)), acting.make(1)
     took = []
     for _ in range(REHEARSALS):
         obs = env.reset(None, [seed])
@@ -179,7 +181,7 @@ def thinking_ms(acting: Acting, body: Body, seed: int) -> dict[str, float]:
     return {"p50": float(np.percentile(warm, 50)), "p99": float(np.percentile(warm, 99)), "first": took[0]}
 
 
-class Still:
+class StillWorld:
     """A world in which the body stays as it is, whatever is asked of it."""
 
     num_envs, device = 1, torch.device("cpu")

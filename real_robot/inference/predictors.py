@@ -1,7 +1,8 @@
-"""What can answer where torch is: a policy of ours, and a policy server that is asked over a network.
+"""Predictors that need torch: a policy of ours, and a policy server over a network.
 
-``Apart(partial(loaded, partial(load_policy, path)))`` thinks with a checkpoint in a process of its own (`thinking`,
-which also has the mind for bundles), ``Apart(partial(ClientMind, config, key))`` with a server.
+``SubprocessWorker(partial(loaded, partial(load_policy, path)))`` runs a checkpoint in a process of its own
+(`worker.py`, which also has the predictor of bundles); ``SubprocessWorker(partial(ClientPredictor, config, key))`` asks
+a server.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def facts_of(spec: PolicySpec, continues: bool) -> Facts:
     return Facts(spec.horizon, spec.execute, spec.start, spec.action.dim, continues)
 
 
-class PolicyMind:
+class PolicyPredictor:
     def __init__(self, policy: Policy, *, greedy: bool = False, device: torch.device | str = "cpu") -> None:
         self.facts = facts_of(policy.spec, continues=True)._replace(guides=True)
         self._policy, self._greedy, self._device = policy, greedy, device
@@ -56,14 +57,14 @@ def loaded(
     greedy: bool = False,
     device: torch.device | str = "cpu",
     threads: int = 1,
-) -> PolicyMind:
+) -> PolicyPredictor:
     """For another process: ``load`` gives a policy and its origin, as `policies.build.load_policy` does."""
     if threads > 0:
         torch.set_num_threads(threads)
-    return PolicyMind(load()[0], greedy=greedy, device=device)
+    return PolicyPredictor(load()[0], greedy=greedy, device=device)
 
 
-class ClientMind:
+class ClientPredictor:
     """Its chunks come in the units of the actuators, and become [-1, 1] by the limits that the server announces. The
     noise is sent along, or a seed, where the server says that it takes them."""
 

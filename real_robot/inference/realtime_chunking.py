@@ -54,7 +54,7 @@ from ..control.link import Link
 from ..env import RobotEnv
 from ..errors import Refused, RobotError
 from .chunk_settings import Chunks, Hold, Mode, Report, fading, quantile
-from .worker import Answer, Chunk, Pulling, Question, Thinker
+from .worker import Chunk, InferenceRequest, InferenceResponse, InferenceWorker, Pulling
 
 REHEARSAL_S = 120.0  # a first inference may compile
 ROUNDING = 1e-6  # of a tick
@@ -80,11 +80,11 @@ class Asked(NamedTuple):
     delay: int  # ticks after which the answer takes over
 
 
-class Receding:
+class RealtimeChunking:
     """A `Controller` of one robot. ``warm_up`` comes before the first step."""
 
-    def __init__(self, thinker: Thinker, chunks: Chunks, control_hz: float, *, seed: int = 0) -> None:
-        facts = thinker.facts
+    def __init__(self, inference: InferenceWorker, chunks: Chunks, control_hz: float, *, seed: int = 0) -> None:
+        facts = inference.facts
         if chunks.mode is Mode.realtime and not facts.continues:
             raise Refused("this policy takes no prefix, so chunks.mode=realtime has nothing to offer; take queue")
         if chunks.hold is Hold.guide and not facts.guides:
@@ -100,7 +100,7 @@ class Receding:
                 "actions of a chunk from its observation on"
             )
         self.chunks, self.report = chunks, Report()
-        self._thinker, self._facts, self._period_s = thinker, facts, 1 / control_hz
+        self._inference, self._facts, self._period_s = inference, facts, 1 / control_hz
         self._every = chunks.every or (1 if chunks.mode is Mode.ensemble else min(facts.execute, self._reach))
         self._window: deque[float] = deque(maxlen=chunks.window)
         self.delay: int | None = None  # ticks in which an answer is expected; None: nobody knows
@@ -123,7 +123,7 @@ class Receding:
         nothing = np.zeros((self._facts.start + self._reach, self._facts.dim), np.float32)
         asked = self._prefix(nothing, 0)  # being guided takes longer
         for decision in range(self.chunks.rehearsals):
-            took.append(self._rehearse(Question(seen, asked, 0, decision)).took_s)
+            took.append(self._rehearse(InferenceRequest(seen, asked, 0, decision)).took_s)
         if self.chunks.mode is Mode.realtime:
             self._require_continuation(seen)
         kept = took[self.chunks.forget :]
@@ -145,7 +145,7 @@ class Receding:
         self._seeds.begin(mask, seeds)
         if self._asked is not None or self._ripening is not None:
             self.report.discarded += 1
-        self._thinker.discard()
+        self._inference.discard()
         self._begin()
 
     def step(self, obs: Obs) -> Tensor:
@@ -176,7 +176,7 @@ class Receding:
         raise BurnishError("a thought cannot be taken up in the middle; begin an episode")
 
     def close(self) -> None:
-        self._thinker.close()
+        self._inference.close()
 
     def _ask(self, obs: Obs) -> None:
         assert self.delay is not None
@@ -184,7 +184,7 @@ class Receding:
         # What is played until the answer is there cannot be more than there is.
         delay = min(self.delay, line.end - tick) if line is not None else 0
         prefix = self._left(line, delay) if self.chunks.mode is Mode.realtime and line is not None else None
-        self._thinker.ask(Question(_arrays(obs), prefix, int(self._seeds.current[0]), self._decision))
+        self._inference.ask(InferenceRequest(_arrays(obs), prefix, int(self._seeds.current[0]), self._decision))
         self._asked = Asked(tick, delay)
         self._decision += 1
         self.report.questions += 1
@@ -201,12 +201,12 @@ class Receding:
         return left[:committed] if committed else None
 
     def _hear(self) -> None:
-        answer = self._thinker.poll() if self._asked is not None else None
+        answer = self._inference.poll() if self._asked is not None else None
         if answer is not None:
             self._take(answer)
         self._take_over()
 
-    def _take(self, answer: Answer) -> None:
+    def _take(self, answer: InferenceResponse) -> None:
         """An answer to what was asked."""
         assert self._asked is not None and self.delay is not None
         asked, self._asked = self._asked, None
@@ -238,11 +238,11 @@ class Receding:
 
     def _wait(self, obs: Obs) -> None:
         """Nothing is left to play, and the arm is held by its loop."""
-        clock, first = self._thinker.clock, self._tick == 0
+        clock, first = self._inference.clock, self._tick == 0
         if self._asked is None:
             self._ask(obs)
         began_ns = clock.now_ns()
-        answer = self._thinker.wait(began_ns + ns(self.chunks.patience_s))
+        answer = self._inference.wait(began_ns + ns(self.chunks.patience_s))
         if answer is None:
             raise RobotError(
                 f"nothing is left to play, and no answer came within chunks.patience_s={self.chunks.patience_s:g}; the "
@@ -271,9 +271,9 @@ class Receding:
             self.report.seams.append(float(np.abs(action - self._past[-1]).max()))
         self._playing = self._lines[-1]
 
-    def _rehearse(self, question: Question) -> Answer:
-        self._thinker.ask(question)
-        answer = self._thinker.wait(self._thinker.clock.now_ns() + ns(REHEARSAL_S))
+    def _rehearse(self, question: InferenceRequest) -> InferenceResponse:
+        self._inference.ask(question)
+        answer = self._inference.wait(self._inference.clock.now_ns() + ns(REHEARSAL_S))
         if answer is None or answer.chunk is None:
             why = f"nothing came within {REHEARSAL_S:g} s" if answer is None else answer.why
             raise Refused(f"the policy was asked before the first motion, and there was no answer: {why}")
@@ -285,7 +285,7 @@ class Receding:
         length, rest = min(facts.start + 1, facts.horizon), []
         for value in (-0.5, 0.5):
             prefix = np.full((length, facts.dim), value, np.float32)
-            chunk = self._rehearse(Question(seen, self._prefix(prefix, length), 0, 0)).chunk
+            chunk = self._rehearse(InferenceRequest(seen, self._prefix(prefix, length), 0, 0)).chunk
             assert chunk is not None
             if not np.allclose(chunk[:length], prefix, atol=1e-5):
                 raise Refused("this policy does not keep to a prefix, which chunks.mode=realtime needs; take queue")

@@ -1,15 +1,16 @@
-"""Thinking while the arm moves: who answers a question, and where that is done.
+"""Inference while the arm moves.
 
-A `Mind` turns what was observed into a chunk of actions. A `Thinker` is where a mind works: it takes one question at a
-time, returns at once, and has the answer later. There are two:
+A `Predictor` maps observations to a chunk of actions. An `InferenceWorker` runs a predictor: it takes one request at a
+time, returns at once, and has the response later. There are two:
 
-* `Apart` thinks in a process of its own. A thread would share the interpreter's lock with the ticks, and a network in
-  Python asks for it at every layer; a process takes a free core, and if it dies that is heard. What it needs is a
-  function of a module that makes the mind over there, so weights are read where they are used.
-* `Simulated` thinks at once, and shows the answer when the latency that it simulates is over, on whatever clock it is
-  given. There is neither thread nor process, so a run replays bit for bit.
+* `SubprocessWorker` runs it in a process of its own. A thread would share the interpreter's lock with the control
+  ticks, and a network in Python takes that lock at every layer; a process takes a free core, and its death is noticed.
+  It is given a function of a module that makes the predictor in the new process, so weights are read where they are
+  used.
+* `Simulated` computes at once, and hands the response over when the simulated latency has passed, on the clock that it
+  is given. There is neither thread nor process, so a run replays bit for bit.
 
-Nothing here imports torch: a mind that is a bundle (`of_bundle`) thinks in a process without it.
+Nothing here imports torch: the predictor of a bundle (`BundlePredictor`) runs in a process without it.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Pulling(NamedTuple):
     weights: NDArray[np.float32]  # (p,)
 
 
-class Question(NamedTuple):
+class InferenceRequest(NamedTuple):
     """``obs`` has no leading 1; ``prefix`` (p, A) are actions that are committed, from the head of the chunk on; the
     noise of an answer belongs to (``seed``, ``decision``)."""
 
@@ -67,7 +68,7 @@ class Question(NamedTuple):
     decision: int
 
 
-class Answer(NamedTuple):
+class InferenceResponse(NamedTuple):
     """``chunk`` is None where there is none, and ``why`` says why."""
 
     chunk: Chunk | None
@@ -75,7 +76,7 @@ class Answer(NamedTuple):
     why: str = ""
 
 
-class Mind(Protocol):
+class Predictor(Protocol):
     @property
     def facts(self) -> Facts: ...
 
@@ -84,22 +85,22 @@ class Mind(Protocol):
     ) -> NDArray[Any]: ...
 
 
-class Thinker(Protocol):
+class InferenceWorker(Protocol):
     @property
     def clock(self) -> Clock: ...
 
     @property
     def facts(self) -> Facts: ...
 
-    def ask(self, question: Question) -> None:
+    def ask(self, question: InferenceRequest) -> None:
         """One at a time: the next one comes after the answer, or after ``discard``."""
         ...
 
-    def poll(self) -> Answer | None:
+    def poll(self) -> InferenceResponse | None:
         """The answer, once; None where it is not there yet."""
         ...
 
-    def wait(self, deadline_ns: int) -> Answer | None:
+    def wait(self, deadline_ns: int) -> InferenceResponse | None:
         """The same, having waited for it as long as until the deadline."""
         ...
 
@@ -110,11 +111,11 @@ class Thinker(Protocol):
     def close(self) -> None: ...
 
 
-def answered(mind: Mind, question: Question) -> tuple[Chunk | None, str]:
+def answered(predictor: Predictor, question: InferenceRequest) -> tuple[Chunk | None, str]:
     """A chunk that is one, or why there is none."""
-    facts = mind.facts
+    facts = predictor.facts
     try:
-        chunk = np.asarray(mind(*question), np.float32)
+        chunk = np.asarray(predictor(*question), np.float32)
     except Exception as error:  # of whatever library thinks there
         return None, str(error).strip() or type(error).__name__
     if chunk.shape != (facts.horizon, facts.dim) or not np.isfinite(chunk).all():
@@ -145,25 +146,25 @@ class Latency:
 class Simulated:
     """Answers in the time of ``clock``; where that is a robot's, waiting lets the robot go on."""
 
-    def __init__(self, mind: Mind, clock: Clock, latency: Callable[[int, int], float] | None = None) -> None:
-        self.clock, self.facts = clock, mind.facts
-        self._mind, self._latency = mind, latency or Latency()
-        self._answer: Answer | None = None
+    def __init__(self, predictor: Predictor, clock: Clock, latency: Callable[[int, int], float] | None = None) -> None:
+        self.clock, self.facts = clock, predictor.facts
+        self._mind, self._latency = predictor, latency or Latency()
+        self._answer: InferenceResponse | None = None
         self._due_ns = 0
 
-    def ask(self, question: Question) -> None:
+    def ask(self, question: InferenceRequest) -> None:
         took_s = self._latency(question.seed, question.decision)
         self._due_ns = self.clock.now_ns() + ns(took_s)
         chunk, why = answered(self._mind, question)
-        self._answer = Answer(chunk, took_s, why)
+        self._answer = InferenceResponse(chunk, took_s, why)
 
-    def poll(self) -> Answer | None:
+    def poll(self) -> InferenceResponse | None:
         if self._answer is None or self.clock.now_ns() < self._due_ns:
             return None
         found, self._answer = self._answer, None
         return found
 
-    def wait(self, deadline_ns: int) -> Answer | None:
+    def wait(self, deadline_ns: int) -> InferenceResponse | None:
         self.clock.sleep_until_ns(min(self._due_ns, deadline_ns))
         return self.poll()
 
@@ -174,10 +175,10 @@ class Simulated:
         self._answer = None
 
 
-class Apart:
+class SubprocessWorker:
     """``make`` is called in the new process, so it is a function of a module, or a ``partial`` of one."""
 
-    def __init__(self, make: Callable[[], Mind]) -> None:
+    def __init__(self, make: Callable[[], Predictor]) -> None:
         self.clock = MonotonicClock()
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
@@ -187,7 +188,7 @@ class Apart:
         self._number = 0  # of the latest question
         self._busy = False
         self._asked_ns = 0
-        self._next: Question | None = None  # waits for the answer to one that was discarded
+        self._next: InferenceRequest | None = None  # waits for the answer to one that was discarded
         said = self._heard() if self._pipe.poll(START_S) else f"it was not ready after {START_S:g} s"
         if not isinstance(said, Facts):
             self.close()
@@ -198,21 +199,21 @@ class Apart:
     def pid(self) -> int | None:
         return self._process.pid
 
-    def ask(self, question: Question) -> None:
+    def ask(self, question: InferenceRequest) -> None:
         if self._busy:
             self._next = question  # a second one would fill the pipe, and whoever writes would wait
         else:
             self._send(question)
 
-    def poll(self) -> Answer | None:
+    def poll(self) -> InferenceResponse | None:
         return self.wait(0)
 
-    def wait(self, deadline_ns: int) -> Answer | None:
+    def wait(self, deadline_ns: int) -> InferenceResponse | None:
         while self._busy and self._pipe.poll(max(deadline_ns - self.clock.now_ns(), 0) / SECOND):
             number, chunk, came_ns, why = self._heard()
             self._busy = False
             if number == self._number:
-                return Answer(chunk, (came_ns - self._asked_ns) / SECOND, why)
+                return InferenceResponse(chunk, (came_ns - self._asked_ns) / SECOND, why)
             if self._next is not None:
                 self._send(self._next)
         return None
@@ -230,7 +231,7 @@ class Apart:
             self._process.kill()
             self._process.join(LEAVE_S)
 
-    def _send(self, question: Question) -> None:
+    def _send(self, question: InferenceRequest) -> None:
         self._next, self._busy = None, True
         self._number += 1
         self._asked_ns = self.clock.now_ns()
@@ -253,29 +254,29 @@ class Apart:
         )
 
 
-def _think(make: Callable[[], Mind], pipe: Connection) -> None:
+def _think(make: Callable[[], Predictor], pipe: Connection) -> None:
     """All that the process does. A Ctrl-C reaches it too, but what comes of that is decided by whoever moves the
     robot."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     began = parent_process()
     die_with_parent(parent=None if began is None else began.pid)
     try:
-        mind = make()
+        predictor = make()
     except Exception as error:
         pipe.send(str(error).strip() or type(error).__name__)
         return
     # What is loaded now stays: a collection that walks all of torch holds an answer up for some 100 ms.
     gc.collect()
     gc.freeze()
-    pipe.send(mind.facts)
+    pipe.send(predictor.facts)
     with suppress(EOFError, OSError):  # whoever asked is gone
         while (asked := pipe.recv()) is not None:
             number, question = asked
-            chunk, why = answered(mind, question)
+            chunk, why = answered(predictor, question)
             pipe.send((number, chunk, time.monotonic_ns(), why))
 
 
-class BundleMind:
+class BundlePredictor:
     """An exported policy (`runtime`)."""
 
     def __init__(self, path: str, greedy: bool = False, network: bool = False) -> None:

@@ -34,7 +34,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class TankLimits:
+class EnergyTankLimits:
     most_j: float = 2.0  # no more is ever stored
     floor_j: float = 0.1  # below that nothing is let out
     returned: float = 0.9  # of what the spring gives back and of what is dissipated; the rest is a margin
@@ -47,7 +47,7 @@ class TankLimits:
 
 
 @dataclass(frozen=True)
-class Tank:
+class EnergyTank:
     """What is remembered between two set-points."""
 
     energy_j: float
@@ -62,7 +62,7 @@ class Tank:
 
 @dataclass(frozen=True)
 class Filtered:
-    tank: Tank  # holds the set-point and the stiffness to be sent
+    tank: EnergyTank  # holds the set-point and the stiffness to be sent
     share: float  # of the jump that was let through
     stiffness_share: float
     bad: bool  # not finite: nothing moved
@@ -79,8 +79,8 @@ def share_within(linear: float, quadratic: float, budget: float) -> float:
 
 
 def step(
-    tank: Tank,
-    limits: TankLimits,
+    tank: EnergyTank,
+    limits: EnergyTankLimits,
     x_m: Array,
     wanted_m: Array,
     *,
@@ -113,14 +113,14 @@ def step(
     # What is booked belongs to the set-point as it was rounded.
     after, before = reached - x_m, apart
     energy = _booked(energy, 0.5 * float(k @ (after**2 - before**2)) if g else 0.0, limits)
-    return Filtered(Tank(energy, reached, k), g, stiffer, False)
+    return Filtered(EnergyTank(energy, reached, k), g, stiffer, False)
 
 
 def _amount(energy_j: float) -> float:
     return energy_j if 0 < energy_j < np.inf else 0.0
 
 
-def _booked(energy_j: float, taken_j: float, limits: TankLimits) -> float:
+def _booked(energy_j: float, taken_j: float, limits: EnergyTankLimits) -> float:
     if taken_j > 0:
         return max(energy_j - taken_j, 0.0)
     return max(energy_j, min(energy_j - limits.returned * taken_j, limits.most_j))

@@ -61,7 +61,7 @@ class Constraint(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class FallbackResult:
     """What a request became."""
 
     q: Array  # (n,), to be sent
@@ -165,7 +165,7 @@ class Fallback:
         self._begin(q)
         return self.q
 
-    def __call__(self, request: Array, speed: float = 1.0) -> Held:
+    def __call__(self, request: Array, speed: float = 1.0) -> FallbackResult:
         """``request`` (n,) is what a guard has passed; what is not finite means to stop. ``speed`` in [0, 1] is the
         share of the velocity limits that may be used now."""
         asked = np.asarray(request, np.float64)
@@ -204,13 +204,13 @@ class Fallback:
         self._q, self._v = q.copy(), (q - start) / h
         self._a = (self._v - before) / h
 
-    def _send(self, path: Array, share: float, asked: Array) -> Held:
+    def _send(self, path: Array, share: float, asked: Array) -> FallbackResult:
         """The first set-point of a path whose remainder becomes the plan; at its end it stays."""
         q, h = path[0], self.limits.period_s
         v = (q - self._q) / h
         self._q, self._v, self._a = q, v, (v - self._v) / h
         self._plan = path[1:] if len(path) > 1 else path
-        return Held(q.copy(), share, not np.array_equal(q, asked))
+        return FallbackResult(q.copy(), share, not np.array_equal(q, asked))
 
     def _allowed(self, path: Array) -> bool:
         if not self.constraints:

@@ -35,7 +35,7 @@ import numpy as np
 
 from ..adapter import RobotSpec, Vector
 from ..errors import Refused
-from .fallback import Fallback, Held
+from .fallback import Fallback, FallbackResult
 from .guard import Intervention, JointGuard, Limits
 from .settings import Safety
 
@@ -131,7 +131,7 @@ class Protection:
             kinds = (*kinds, room.refused if room else self._smooth)
         return Protected(sent, bool(led.changed) or held.changed, bool(led.bad), kinds)
 
-    def _verified(self, request: Vector, speed: float) -> Held | None:
+    def _verified(self, request: Vector, speed: float) -> FallbackResult | None:
         assert self._fallback is not None
         try:
             return self._fallback(request, speed)

@@ -32,7 +32,7 @@ _TICKET = re.compile(rb"\r\n%s: *([^\r\n]*)\r\n" % TICKET.encode(), re.IGNORECAS
 T = TypeVar("T")
 
 
-class Crowd(Generic[T]):
+class UnprovenConnections(Generic[T]):
     """Strangers, ``most`` of them. Of more, the origin with most loses its eldest: no address crowds others out."""
 
     def __init__(self, most: int) -> None:
@@ -69,7 +69,7 @@ def origin_of(peer: Any) -> str:
     return str(ipaddress.ip_network(f"{address}/64", strict=False)) if ":" in address else address
 
 
-class Turnstile(sockets.socket):
+class AcceptedSockets(sockets.socket):
     """What asyncio takes for a listening socket. It accepts whom it is given."""
 
     def __init__(self) -> None:
@@ -98,14 +98,14 @@ class Turnstile(sockets.socket):
         super().close()
 
 
-class Porch:
+class Admission:
     """``turnstile`` lets those through who are next."""
 
     def __init__(self, listening: sockets.socket, key: str, handshake_s: float) -> None:
-        self.turnstile = Turnstile()
+        self.turnstile = AcceptedSockets()
         self._listening, self._key, self._handshake_s = listening, key, handshake_s
         self._loop = asyncio.get_running_loop()
-        self._silent: Crowd[sockets.socket] = Crowd(SILENT)
+        self._silent: UnprovenConnections[sockets.socket] = UnprovenConnections(SILENT)
         self._peers: dict[sockets.socket, tuple[Any, asyncio.TimerHandle]] = {}
         self._queue: deque[tuple[sockets.socket, Any]] = deque()
         self._next: asyncio.TimerHandle | None = None

@@ -39,7 +39,7 @@ from ...policies.core.errors import BurnishError
 from ...policies.wire.codec import pack, unpack
 from ...policies.wire.connection import HMAC_SUBPROTOCOL, NONCE, proof
 from ...policies.wire.schema import Code, Refusal
-from .admission import Crowd, Porch, origin_of
+from .admission import Admission, UnprovenConnections, origin_of
 from .listening import BACKLOG, ServerConfig
 
 POLICY_VIOLATION = 1008
@@ -60,15 +60,15 @@ _QUIET.propagate = False
 _QUIET.setLevel(logging.CRITICAL + 1)
 
 
-class Visitor(ServerConnection):
+class GatewayConnection(ServerConnection):
     """A connection whose peer must go on with what it began."""
 
-    def __init__(self, door: Door, *parts: Any, **options: Any) -> None:
+    def __init__(self, gateway: Gateway, *parts: Any, **options: Any) -> None:
         super().__init__(*parts, **options)
         self.let_in = False  # has shown the key, where there is one
         self.answering = False  # it waits for us, so its time does not run
         self.heard_s = self.loop.time()
-        self._door, self._chatter = door, 0
+        self._door, self._chatter = gateway, 0
         self._greeting = b""  # its last bytes
         self._pending = 0  # bytes of a frame that is not complete
         self._fragments = False  # of a message that is not complete
@@ -135,24 +135,26 @@ def _size(payload: int) -> int:
     return 6 + payload + (0 if payload < 126 else 2 if payload < 2**16 else 8)
 
 
-Answer = Callable[[Any], Awaitable[bytes]]
+InferenceResponse = Callable[[Any], Awaitable[bytes]]
 
 
-class Door:
+class Gateway:
     """``answer`` makes the reply to a frame, or raises a `Refusal`; ``greeting`` is sent to all who come in."""
 
-    def __init__(self, config: ServerConfig, key: str | None, greeting: bytes, limit: int, answer: Answer) -> None:
+    def __init__(
+        self, config: ServerConfig, key: str | None, greeting: bytes, limit: int, answer: InferenceResponse
+    ) -> None:
         self.config, self._key, self._greeting, self._limit = config, key, greeting, limit
         self._answer = answer
-        self._strangers: Crowd[Visitor] = Crowd(STRANGERS)
-        self._porch: Porch | None = None
-        self._inside: set[Visitor] = set()
+        self._strangers: UnprovenConnections[GatewayConnection] = UnprovenConnections(STRANGERS)
+        self._porch: Admission | None = None
+        self._inside: set[GatewayConnection] = set()
 
     async def open(self, socket: sockets.socket) -> Server:
         if self._key is not None:
-            self._porch = Porch(socket, self._key, self.config.handshake_s)
+            self._porch = Admission(socket, self._key, self.config.handshake_s)
             socket = self._porch.turnstile
-        made: Any = partial(Visitor, self)  # the library says "a class", and calls it
+        made: Any = partial(GatewayConnection, self)  # the library says "a class", and calls it
         server = await serve(
             self._converse,
             sock=socket,
@@ -184,12 +186,12 @@ class Door:
         for visitor in (*self._strangers.everybody(), *self._inside):
             visitor.transport.abort()
 
-    def dialled(self, visitor: Visitor) -> None:
+    def dialled(self, visitor: GatewayConnection) -> None:
         eldest = self._strangers.add(visitor, visitor.origin)
         if eldest is not None:
             eldest.transport.abort()
 
-    def left(self, visitor: Visitor) -> None:
+    def left(self, visitor: GatewayConnection) -> None:
         self._inside.discard(visitor)
         self._strangers.remove(visitor, visitor.origin)
 
@@ -201,7 +203,7 @@ class Door:
             return visitor.respond(HTTPStatus.UNAUTHORIZED, f"{Code.UNAUTHORIZED}: this server wants a key\n")
         return None
 
-    def _known(self, visitor: Visitor, request: Request) -> bool:
+    def _known(self, visitor: GatewayConnection, request: Request) -> bool:
         """Has shown the key, or offers to prove it in its first frame."""
         shown = request.headers.get_all("Authorization")
         if self._key is None:
@@ -213,7 +215,7 @@ class Door:
         offered = ",".join(request.headers.get_all("Sec-WebSocket-Protocol")).split(",")
         return visitor.let_in or (not shown and HMAC_SUBPROTOCOL in [name.strip() for name in offered])
 
-    def _place(self, visitor: Visitor) -> None:
+    def _place(self, visitor: GatewayConnection) -> None:
         """For one that has shown the key, or where there is none, asks. Places cannot be kept by silence: the client
         that was silent longest loses its own."""
         if visitor in self._inside:
@@ -250,7 +252,7 @@ class Door:
         except TimeoutError:
             visitor.transport.abort()
 
-    async def _requests(self, visitor: Visitor) -> None:
+    async def _requests(self, visitor: GatewayConnection) -> None:
         loop, begun, mistakes = asyncio.get_running_loop(), 0.0, 0
         while True:
             async with asyncio.timeout(self.config.idle_s):
@@ -274,11 +276,11 @@ class Door:
             await self._send(visitor, answer)
             visitor.answering, visitor.heard_s = False, loop.time()
 
-    async def _send(self, visitor: Visitor, frame: bytes | str) -> None:
+    async def _send(self, visitor: GatewayConnection, frame: bytes | str) -> None:
         async with asyncio.timeout(self.config.receive_s):
             await visitor.send(frame)
 
-    async def _challenge(self, visitor: Visitor) -> None:
+    async def _challenge(self, visitor: GatewayConnection) -> None:
         """Both sides prove that they know the key; nobody sends it."""
         assert self._key is not None
         nonce = secrets.token_bytes(NONCE)

@@ -56,7 +56,7 @@ from ...policies.core.time_limit import first_act
 from ...policies.core.types import Policy
 from ...policies.wire.codec import pack
 from ...policies.wire.schema import Code, Field, Refusal, Request, Schema
-from .gateway import Door
+from .gateway import Gateway
 from .listening import ServerConfig, listen
 
 GRACE_S = 3.0  # for a clean end
@@ -95,7 +95,7 @@ class PolicyServer:
             "schema_sha256": self.schema.sha256,
         }
         self._socket = listen(config, key)
-        self._door = Door(config, key, pack(self.metadata), self.schema.limit, self._reply)
+        self._door = Gateway(config, key, pack(self.metadata), self.schema.limit, self._reply)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = threading.Event()
         self._inference = Inference(self._answer, config.queue)

@@ -22,7 +22,7 @@ from .words import NOTHING, Measure, number, plural
 MEASURE = Measure(success=True)
 
 
-class Over(NamedTuple):
+class MethodOverTasks(NamedTuple):
     """One method over all tasks."""
 
     method: str
@@ -70,17 +70,19 @@ def scores_of(tasks: Mapping[str, Comparison]) -> dict[str, dict[str, list[float
     return found
 
 
-def over(method: str, scores: Mapping[str, Sequence[float]], failed: int = 0) -> Over:
+def over(method: str, scores: Mapping[str, Sequence[float]], failed: int = 0) -> MethodOverTasks:
     strata = list(scores.values())
     everything = [x for runs in strata for x in runs]
     means = {task: statistics.mean(runs) for task, runs in scores.items()}
     worst = min(means, key=lambda task: means[task])
     low, high = stratified_bootstrap(strata) if min(map(len, strata)) > 1 else (None, None)
     mean = statistics.mean(means.values())
-    return Over(method, len(everything), failed, interquartile_mean(everything), low, high, mean, means[worst], worst)
+    return MethodOverTasks(
+        method, len(everything), failed, interquartile_mean(everything), low, high, mean, means[worst], worst
+    )
 
 
-def ranking(scores: Scores, tasks: Sequence[str], failed: Mapping[str, int]) -> list[Over]:
+def ranking(scores: Scores, tasks: Sequence[str], failed: Mapping[str, int]) -> list[MethodOverTasks]:
     rows = [over(method, mine, failed.get(method, 0)) for method, mine in scores.items() if len(mine) == len(tasks)]
     return sorted(rows, key=lambda row: -row.iqm)
 
@@ -141,7 +143,7 @@ def _each(tasks: Mapping[str, Comparison], methods: Sequence[str]) -> dict[str, 
     return rows
 
 
-def _uneven(scores: Scores, rows: Sequence[Over]) -> list[str]:
+def _uneven(scores: Scores, rows: Sequence[MethodOverTasks]) -> list[str]:
     found = []
     for row in rows:
         counts = {task: len(runs) for task, runs in scores[row.method].items()}
@@ -159,7 +161,7 @@ def _budgets(tasks: Mapping[str, Comparison]) -> list[str]:
     return [f"The budgets differ: {told} control steps."]
 
 
-def _verdict(rows: Sequence[Over], base: float | None, tasks: int) -> Verdict:
+def _verdict(rows: Sequence[MethodOverTasks], base: float | None, tasks: int) -> Verdict:
     if not rows:
         return Verdict("No method finished on every task.", "")
     best = rows[0]

@@ -17,14 +17,14 @@ from burnish.real_robot.drivers.twin import Twin, TwinConfig
 from burnish.real_robot.env import RobotEnv, each_anew
 from burnish.real_robot.errors import Refused, RobotError
 from burnish.real_robot.inference.chunk_settings import Chunks, Hold, Mode, fading
-from burnish.real_robot.inference.predictors import PolicyMind
-from burnish.real_robot.inference.realtime_chunking import Receding, RobotTime
-from burnish.real_robot.inference.worker import Facts, Latency, Pulling, Question, Simulated
+from burnish.real_robot.inference.predictors import PolicyPredictor
+from burnish.real_robot.inference.realtime_chunking import RealtimeChunking, RobotTime
+from burnish.real_robot.inference.worker import Facts, InferenceRequest, Latency, Pulling, Simulated
 from burnish.real_robot.safety.safe_robot import Rung, Safety
 from burnish.sim.mirror import Mirror
 from burnish.sim.tasks.insert import InsertConfig
 from export_lab import EXECUTE, small
-from receding_lab import (
+from realtime_chunking_lab import (
     EVERYONE,
     HZ,
     PERIOD_S,
@@ -40,7 +40,9 @@ from receding_lab import (
 
 def test_with_no_latency_a_queue_is_the_chunk_controller_bit_for_bit():
     policy = small()
-    ours = Receding(Simulated(PolicyMind(policy), VirtualClock()), Chunks(rehearsals=2, forget=0), HZ, seed=3)
+    ours = RealtimeChunking(
+        Simulated(PolicyPredictor(policy), VirtualClock()), Chunks(rehearsals=2, forget=0), HZ, seed=3
+    )
     theirs, other = (ChunkController(policy, 1, seed=seed) for seed in (3, 4))
     source = torch.Generator().manual_seed(0)
     ours.warm_up({"state": torch.zeros(1, 3)})
@@ -74,7 +76,7 @@ def test_a_chunk_takes_over_at_the_action_whose_turn_it_is(mode, start):
 def test_naive_switching_would_be_seen():
     """The control of the test above: a controller that plays each chunk from its beginning."""
 
-    class Naive(Receding):
+    class Naive(RealtimeChunking):
         def _take_over(self):
             before = self._lines
             super()._take_over()
@@ -89,7 +91,7 @@ def test_naive_switching_would_be_seen():
 def test_the_prefix_is_what_is_played_meanwhile(start, overlap):
     lab = Lab(Telling(horizon=10, start=start), latency(1.9), mode=Mode.realtime, overlap=overlap).warm()
     played = lab.play(30)
-    first, *others = lab.mind.asked
+    first, *others = lab.predictor.asked
     assert first.prefix is None and len(others) == 7
     for question in others[:-1]:
         tick = int(question.obs["state"][0])
@@ -108,7 +110,7 @@ def test_what_guides_is_all_that_is_left(start, overlap):
         overlap=overlap,
     ).warm()
     played = lab.play(30)
-    first, *others = lab.mind.asked
+    first, *others = lab.predictor.asked
     assert first.prefix is None and len(others) == 7
     for question in others[:-1]:
         tick, (actions, weights) = int(question.obs["state"][0]), question.prefix
@@ -131,13 +133,13 @@ def test_being_guided_is_rehearsed_as_well():
     """It takes longer than to answer a first question, which is guided by nothing."""
     lab = Lab(Telling(guides=True), latency(1.9), mode=Mode.realtime, hold=Hold.guide)
     lab.controller.warm_up(lab.obs(0))
-    assert all(isinstance(question.prefix, Pulling) for question in lab.mind.asked)
+    assert all(isinstance(question.prefix, Pulling) for question in lab.predictor.asked)
 
 
-def _asked_by(mode: Mode, start: int) -> list[Question]:
+def _asked_by(mode: Mode, start: int) -> list[InferenceRequest]:
     lab = Lab(Telling(horizon=10, start=start), latency(1.9), mode=mode).warm()
     lab.play(30)
-    return lab.mind.asked
+    return lab.predictor.asked
 
 
 def test_what_came_early_does_not_move_the_switch_and_runs_replay():
@@ -201,7 +203,7 @@ def test_an_ensemble_is_the_mean_of_all_that_speak_of_a_tick_the_oldest_first():
 def test_an_ensemble_asks_again_as_soon_as_it_was_answered():
     lab = Lab(Telling(), latency(1.9), mode=Mode.ensemble, decay=0.0).warm()
     played = lab.play(20)
-    assert [int(q.obs["state"][0]) for q in lab.mind.asked] == [0, *range(1, 20, 2)]
+    assert [int(q.obs["state"][0]) for q in lab.predictor.asked] == [0, *range(1, 20, 2)]
     assert (played[:, 0] + played[:, 1]).tolist() == list(range(20)), "every chunk speaks of the same tick"
 
 
@@ -218,7 +220,7 @@ def test_what_a_flow_with_two_opinions_plays():
         "mean": {"mode": Mode.ensemble},
     }
     for name, way in ways.items():
-        lab = Lab(PolicyMind(policy), latency(1.9), blind=True, **way).warm()
+        lab = Lab(PolicyPredictor(policy), latency(1.9), blind=True, **way).warm()
         played = np.stack([lab.play(80, seed) for seed in range(1, 7)])[:, :, 0]
         changes[name] = (np.abs(np.diff(played, axis=1)) > 0.5).sum()
         off[name] = (np.abs(np.abs(played) - 0.5) > 0.3).mean()
@@ -285,11 +287,11 @@ def test_what_was_thought_for_another_episode_is_not_played():
         (lambda: Lab(Telling(continues=False), mode=Mode.realtime), "takes no prefix"),
         (lambda: Lab(Telling(), mode=Mode.realtime, hold=Hold.guide), "which bundles and servers do not give"),
         (
-            lambda: Lab(PolicyMind(small(steps=1)), mode=Mode.realtime, hold=Hold.guide).controller.warm_up(SEEN),
+            lambda: Lab(PolicyPredictor(small(steps=1)), mode=Mode.realtime, hold=Hold.guide).controller.warm_up(SEEN),
             "two steps",
         ),
         (lambda: Chunks(hold=Hold.guide), "is for realtime alone"),
-        (lambda: Lab(PolicyMind(small(steps=1)), mode=Mode.realtime).controller.warm_up(SEEN), "do not depend on"),
+        (lambda: Lab(PolicyPredictor(small(steps=1)), mode=Mode.realtime).controller.warm_up(SEEN), "do not depend on"),
         (lambda: Lab(Telling()).play(1), r"call warm_up\(obs\)"),
         (lambda: Lab(Telling(), latency(4.5)).warm(), "the 8 actions that are played of a chunk would be over"),
         (lambda: Lab(Telling(), reach=9), "at most 8"),
@@ -313,7 +315,7 @@ SEEN = {"state": torch.zeros(1, 3)}
 
 
 def test_a_prefix_that_is_continued_is_taken():
-    Lab(PolicyMind(small(steps=3)), mode=Mode.realtime).controller.warm_up(SEEN)
+    Lab(PolicyPredictor(small(steps=3)), mode=Mode.realtime).controller.warm_up(SEEN)
 
 
 # ---- on a robot that is a model ----
@@ -329,9 +331,9 @@ def twin() -> RobotEnv:
     return RobotEnv(mirror, each_anew(connect))
 
 
-def on_twin(env: RobotEnv, policy, latency=None, **chunks) -> Receding:
-    thinker = Simulated(PolicyMind(policy), RobotTime(env), latency)
-    controller = Receding(thinker, Chunks(**({"rehearsals": 3, "forget": 1} | chunks)), env.spec.control_hz)
+def on_twin(env: RobotEnv, policy, latency=None, **chunks) -> RealtimeChunking:
+    inference = Simulated(PolicyPredictor(policy), RobotTime(env), latency)
+    controller = RealtimeChunking(inference, Chunks(**({"rehearsals": 3, "forget": 1} | chunks)), env.spec.control_hz)
     controller.warm_up({"state": torch.zeros(1, *policy.spec.obs.shapes["state"])})
     return controller
 

@@ -9,7 +9,7 @@ from burnish.policies.core.types import Step, VecEnv
 from burnish.policies.core.wrapper import Wrapper
 
 
-class Meaningless(Wrapper):
+class NegativeControl(Wrapper):
     def __init__(self, env: VecEnv, seed: int = 0, scale: float = 1.0) -> None:
         super().__init__(env)
         self.source, self.scale = torch.Generator().manual_seed(seed), scale

@@ -1,5 +1,5 @@
-"""Minds for tests: one whose actions say where they come from, one with two opinions, and some that misbehave. They are
-found by name in another process too."""
+"""Predictors for tests: one whose actions say where they come from, one with two opinions, and some that misbehave.
+They are found by name in another process too."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from burnish.policies.flow import FlowConfig
 from burnish.policies.nets.denoiser import DenoiserConfig, MlpBodyConfig
 from burnish.real_robot.clock import VirtualClock, ns
 from burnish.real_robot.inference.chunk_settings import Chunks
-from burnish.real_robot.inference.realtime_chunking import Receding
-from burnish.real_robot.inference.worker import Facts, Pulling, Question, Simulated
+from burnish.real_robot.inference.realtime_chunking import RealtimeChunking
+from burnish.real_robot.inference.worker import Facts, InferenceRequest, Pulling, Simulated
 
 HZ, PERIOD_S = 20.0, 0.05
 EVERYONE = torch.ones(1, dtype=torch.bool)
@@ -33,10 +33,10 @@ class Telling:
         self, horizon: int = 8, execute: int = 4, start: int = 0, continues: bool = True, guides: bool = False
     ) -> None:
         self.facts = Facts(horizon, execute, start, 3, continues, guides)
-        self.asked: list[Question] = []
+        self.asked: list[InferenceRequest] = []
 
     def __call__(self, obs, prefix, seed, decision):
-        self.asked.append(Question(obs, prefix, seed, decision))
+        self.asked.append(InferenceRequest(obs, prefix, seed, decision))
         tick = float(obs["state"][0])
         rows = [(tick, j, decision) for j in range(self.facts.horizon)]
         chunk = np.array(rows, np.float32)
@@ -124,16 +124,23 @@ class Lab:
     """A controller on a virtual clock, of whose world nothing is known but the tick, and if ``blind`` not even that."""
 
     def __init__(
-        self, mind: Any, latency: Any = None, kind: type[Receding] = Receding, blind: bool = False, **chunks: Any
+        self,
+        predictor: Any,
+        latency: Any = None,
+        kind: type[RealtimeChunking] = RealtimeChunking,
+        blind: bool = False,
+        **chunks: Any,
     ) -> None:
-        self.clock, self.mind, self.blind = VirtualClock(), mind, blind
-        settings = Chunks(**({"rehearsals": 4, "forget": 1, "reach": mind.facts.horizon - mind.facts.start} | chunks))
-        self.controller = kind(Simulated(mind, self.clock, latency), settings, HZ)
+        self.clock, self.predictor, self.blind = VirtualClock(), predictor, blind
+        settings = Chunks(
+            **({"rehearsals": 4, "forget": 1, "reach": predictor.facts.horizon - predictor.facts.start} | chunks)
+        )
+        self.controller = kind(Simulated(predictor, self.clock, latency), settings, HZ)
 
     def warm(self) -> Lab:
         self.controller.warm_up(self.obs(0))
-        if hasattr(self.mind, "asked"):
-            self.mind.asked.clear()
+        if hasattr(self.predictor, "asked"):
+            self.predictor.asked.clear()
         return self
 
     def obs(self, tick: int) -> dict[str, torch.Tensor]:

@@ -26,7 +26,7 @@ from burnish.sim.build import make_env
 from burnish.sim.point_reach import PointReachConfig
 from burnish.sim.toy import LQRConfig
 from burnish.sim.two_mode import TwoModeConfig
-from meaningless import Meaningless
+from negative_controls import NegativeControl
 from scripted import TERMINATED, TRUNCATED, ScriptedWorld
 
 IMAGE = PointReachConfig(image=True, noise=0.1, max_steps=7)
@@ -326,7 +326,7 @@ class Stay:
 
 def plain(worlds, seed, meaningless):
     env = ScaledEnv(make_env(LINE, worlds, seed=seed))
-    return Meaningless(env, seed) if meaningless else env
+    return NegativeControl(env, seed) if meaningless else env
 
 
 def residual(worlds, seed, meaningless):

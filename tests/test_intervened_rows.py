@@ -14,7 +14,7 @@ import torch
 
 from burnish.finetune.build import CHOICES
 from burnish.finetune.people.dagger import corrected
-from burnish.finetune.people.intervened_rows import TakeOvers, as_executed, by_others
+from burnish.finetune.people.intervened_rows import InterventionUse, as_executed, by_others
 from burnish.finetune.ppo import PPO, RewardScale
 from burnish.finetune.processes.actor_process import as_row, of_row
 from burnish.finetune.rollout import Rollout
@@ -28,7 +28,7 @@ from burnish.real_robot.safety.safe_robot import Safety
 from burnish.real_robot.supervisor import NOTHING, Scripted, Word
 from burnish.sim.mirror import Mirror
 from burnish.sim.tasks.reach import ReachConfig
-from takeover_lab import (
+from intervention_lab import (
     CASES,
     CREDIT,
     DEED,
@@ -63,13 +63,13 @@ def test_no_choice_of_the_policy_is_credited_with_what_a_person_did(case, num_en
     kind = meaning(case)
     rich = torch.cat([rows["worth"] for rows in told]) > CREDIT
     # What was executed is learnt from where actions are what is learnt about, and nowhere else.
-    assert bool(rich.any()) == (kind is TakeOvers.executed)
-    assert report.get("q/return", 0.0) < CREDIT or kind is TakeOvers.executed
+    assert bool(rich.any()) == (kind is InterventionUse.executed)
+    assert report.get("q/return", 0.0) < CREDIT or kind is InterventionUse.executed
 
     secret = prepared(case, Robot(num_envs, told=False))
     told = listened(secret)
     assert "intervened" not in play(secret)
-    if kind is TakeOvers.executed and case != "rlpd" and case != "rlpd_td3":
+    if kind is InterventionUse.executed and case != "rlpd" and case != "rlpd_td3":
         return  # these read ``executed`` in any case
     assert credited(told), "the measure does not see a wrong credit"
 
@@ -77,7 +77,7 @@ def test_no_choice_of_the_policy_is_credited_with_what_a_person_did(case, num_en
 @pytest.mark.parametrize("case", sorted(TAUGHT))
 def test_who_was_made_for_take_overs_gets_them_as_they_are(case):
     loop = prepared(case, Robot())
-    assert loop.takeovers is TakeOvers.taught
+    assert loop.takeovers is InterventionUse.taught
     told = listened(loop)
     report = play(loop)
     rows = loop.replay.latest()
@@ -170,7 +170,7 @@ def test_while_a_person_plays_everything_nothing_is_learnt_and_afterwards_all_go
     told = listened(loop)
     report = play(loop, 32)
     assert report["intervened"] == 1
-    assert bool(told) == (meaning(case) is TakeOvers.executed)
+    assert bool(told) == (meaning(case) is InterventionUse.executed)
     world.taken = ()
     play(loop, 32)
     assert told and not credited(told)

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from burnish.finetune.build import CHOICES, prepare, takeovers_of
+from burnish.finetune.build import CHOICES, intervention_use_of, prepare
 from burnish.finetune.loops import OffPolicy, OnPolicy
-from burnish.finetune.people.intervened_rows import TakeOvers
+from burnish.finetune.people.intervened_rows import InterventionUse
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec, agent_spec
 from burnish.policies.core.types import Obs, Step
 from burnish.policies.flow import FlowConfig, FlowPolicy
@@ -122,8 +122,8 @@ def configured(case: str) -> Any:
     return changed(CHOICES[name].config(), settings)
 
 
-def meaning(case: str) -> TakeOvers:
-    return takeovers_of(configured(case))
+def meaning(case: str) -> InterventionUse:
+    return intervention_use_of(configured(case))
 
 
 def prepared(case: str, world: Any) -> Any:

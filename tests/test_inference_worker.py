@@ -14,11 +14,11 @@ from burnish.policies.build import load_policy
 from burnish.real_robot.clock import SECOND, MonotonicClock, ns
 from burnish.real_robot.errors import Refused, RobotError
 from burnish.real_robot.inference.chunk_settings import Chunks
-from burnish.real_robot.inference.predictors import PolicyMind, loaded
-from burnish.real_robot.inference.realtime_chunking import Receding
-from burnish.real_robot.inference.worker import Apart, BundleMind, Question
+from burnish.real_robot.inference.predictors import PolicyPredictor, loaded
+from burnish.real_robot.inference.realtime_chunking import RealtimeChunking
+from burnish.real_robot.inference.worker import BundlePredictor, InferenceRequest, SubprocessWorker
 from export_lab import small
-from receding_lab import EVERYONE, HZ, PERIOD_S, REFINED, Deciding, dying, refusing
+from realtime_chunking_lab import EVERYONE, HZ, PERIOD_S, REFINED, Deciding, dying, refusing
 
 
 class Pace:
@@ -39,8 +39,8 @@ class Pace:
 
 def test_thinking_for_two_ticks_does_not_stretch_them():
     """The median, since a busy machine may be late now and then. A fifth of a tick is a ninth of the thinking."""
-    thinker = Apart(partial(Deciding, 0.09))
-    controller = Receding(thinker, Chunks(reach=8, rehearsals=8, forget=2, share=0.5, patience_s=5), HZ)
+    inference = SubprocessWorker(partial(Deciding, 0.09))
+    controller = RealtimeChunking(inference, Chunks(reach=8, rehearsals=8, forget=2, share=0.5, patience_s=5), HZ)
     try:
         said = controller.warm_up({"state": torch.zeros(1, 1)})
         assert said["p50"] >= 90 and said["delay"] >= 2
@@ -53,35 +53,35 @@ def test_thinking_for_two_ticks_does_not_stretch_them():
         free.play(step, 41)
     finally:
         controller.close()
-    assert pids == {thinker.pid}
+    assert pids == {inference.pid}
     assert controller.report.answers >= 5, "nothing was thought meanwhile"
     assert np.median(free.took_s[1:]) < 0.2 * PERIOD_S
 
-    mind, blocking = Deciding(0.09), Pace()
-    blocking.play(lambda obs: mind({"state": obs["state"][0].numpy()}, None, 0, 0), 4)
+    predictor, blocking = Deciding(0.09), Pace()
+    blocking.play(lambda obs: predictor({"state": obs["state"][0].numpy()}, None, 0, 0), 4)
     assert min(blocking.took_s) > 1.5 * PERIOD_S, "the control does not block"
 
 
 def test_a_checkpoint_thinks_the_same_in_a_process_of_its_own():
     policy = load_policy(REFINED)[0]
-    thinker = Apart(partial(loaded, partial(load_policy, str(REFINED))))
+    inference = SubprocessWorker(partial(loaded, partial(load_policy, str(REFINED))))
     state = torch.randn(1, *policy.spec.obs.shapes["state"], generator=torch.Generator().manual_seed(0))
-    here = PolicyMind(policy)
+    here = PolicyPredictor(policy)
     try:
-        assert thinker.facts == here.facts
+        assert inference.facts == here.facts
         for decision, prefix in ((0, None), (1, np.full((2, 4), 0.25, np.float32))):
-            question = Question({"state": state[0].numpy()}, prefix, 7, decision)
-            thinker.ask(question)
-            answer = thinker.wait(thinker.clock.now_ns() + 20 * SECOND)
+            question = InferenceRequest({"state": state[0].numpy()}, prefix, 7, decision)
+            inference.ask(question)
+            answer = inference.wait(inference.clock.now_ns() + 20 * SECOND)
             assert np.array_equal(answer.chunk, here(*question))
         # A thought that nobody wants any more is not taken for the answer to the next question.
-        thinker.ask(question)
-        thinker.discard()
-        thinker.ask(question._replace(seed=8))
-        answer = thinker.wait(thinker.clock.now_ns() + 20 * SECOND)
-        assert np.array_equal(answer.chunk, here(*question._replace(seed=8))) and thinker.poll() is None
+        inference.ask(question)
+        inference.discard()
+        inference.ask(question._replace(seed=8))
+        answer = inference.wait(inference.clock.now_ns() + 20 * SECOND)
+        assert np.array_equal(answer.chunk, here(*question._replace(seed=8))) and inference.poll() is None
     finally:
-        thinker.close()
+        inference.close()
 
 
 def test_a_bundle_thinks_without_torch(tmp_path):
@@ -91,36 +91,36 @@ def test_a_bundle_thinks_without_torch(tmp_path):
     export(ExportConfig(out=str(tmp_path / "bundle"), samples=10), small(), {})
     code = "import sys, burnish.real_robot.inference.worker; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path).returncode == 0
-    mind, policy = BundleMind(str(tmp_path / "bundle")), load(tmp_path / "bundle")
+    predictor, policy = BundlePredictor(str(tmp_path / "bundle")), load(tmp_path / "bundle")
     obs, prefix = {"state": np.full(3, 0.5, np.float32)}, np.zeros((1, 2), np.float32)
-    assert mind.facts == PolicyMind(small()).facts._replace(guides=False), "it cannot follow a pull"
-    assert np.array_equal(mind(obs, prefix, 3, 4), policy.act(obs, prefix=prefix, source=RowNoise([3], [4])))
-    assert np.allclose(mind(obs, None, 3, 4), PolicyMind(small())(obs, None, 3, 4), atol=1e-5)
+    assert predictor.facts == PolicyPredictor(small()).facts._replace(guides=False), "it cannot follow a pull"
+    assert np.array_equal(predictor(obs, prefix, 3, 4), policy.act(obs, prefix=prefix, source=RowNoise([3], [4])))
+    assert np.allclose(predictor(obs, None, 3, 4), PolicyPredictor(small())(obs, None, 3, 4), atol=1e-5)
 
 
 def test_a_server_answers_as_its_policy_does(require):
     require("websockets")
     from burnish.real_robot.inference.client import ClientConfig
-    from burnish.real_robot.inference.predictors import ClientMind
+    from burnish.real_robot.inference.predictors import ClientPredictor
     from server_lab import served
 
     with served(small()) as server:
-        mind, obs = ClientMind(ClientConfig(server.url)), {"state": np.full(3, 0.5, np.float32)}
-        here = PolicyMind(small())(obs, None, 3, 4)
+        predictor, obs = ClientPredictor(ClientConfig(server.url)), {"state": np.full(3, 0.5, np.float32)}
+        here = PolicyPredictor(small())(obs, None, 3, 4)
         start = small().spec.start
-        assert not mind.facts.continues and mind.facts.horizon == len(here) - start
-        assert np.allclose(mind(obs, None, 3, 4), here[start:], atol=1e-5)
-        assert not np.allclose(mind(obs, None, 3, 5), here[start:], atol=1e-3), "the noise is not sent along"
+        assert not predictor.facts.continues and predictor.facts.horizon == len(here) - start
+        assert np.allclose(predictor(obs, None, 3, 4), here[start:], atol=1e-5)
+        assert not np.allclose(predictor(obs, None, 3, 5), here[start:], atol=1e-3), "the noise is not sent along"
 
 
 def test_a_process_that_dies_is_one_sentence():
-    thinker = Apart(dying)
-    thinker.ask(Question({"state": np.zeros(1)}, None, 0, 0))
+    inference = SubprocessWorker(dying)
+    inference.ask(InferenceRequest({"state": np.zeros(1)}, None, 0, 0))
     with pytest.raises(RobotError, match=r"has ended \(exit status 7\)"):
-        thinker.wait(thinker.clock.now_ns() + 20 * SECOND)
-    thinker.close()
+        inference.wait(inference.clock.now_ns() + 20 * SECOND)
+    inference.close()
 
 
 def test_a_policy_that_cannot_be_made_is_one_sentence():
     with pytest.raises(Refused, match="in a process of its own: the disk is gone"):
-        Apart(refusing)
+        SubprocessWorker(refusing)

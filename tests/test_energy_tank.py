@@ -10,16 +10,16 @@ import pytest
 
 from burnish.real_robot.errors import Refused
 from burnish.real_robot.safety.energy_tank import (
+    EnergyTank,
+    EnergyTankLimits,
     SetpointLimits,
-    Tank,
-    TankLimits,
     clip_setpoint,
     share_within,
     step,
 )
 
 Policy = Callable[[np.ndarray, np.ndarray, int], np.ndarray]
-LIMITS = TankLimits(most_j=1.0, floor_j=0.1)
+LIMITS = EnergyTankLimits(most_j=1.0, floor_j=0.1)
 
 
 class Spring:
@@ -45,7 +45,7 @@ def episode(
     policy: Policy, spring: Spring, ticks: int, filtered: bool = True, k: Any = None
 ) -> tuple[float, float, int]:
     """Greatest growth of the sum of energies at a set-point, greatest kinetic energy, and jumps that were cut."""
-    tank = Tank(0.5, spring.setpoint, spring.k)
+    tank = EnergyTank(0.5, spring.setpoint, spring.k)
     growth, kinetic, cuts, heat = -np.inf, 0.0, 0, 0.0
     for tick in range(ticks):
         before = spring.energy() + tank.energy_j + heat
@@ -139,7 +139,7 @@ def test_the_share_is_the_largest_that_fits():
 def test_the_books():
     """By hand: K = 100, from 0 to 0.1 m costs 0.5 J; back at 0.1 m it gives 0.5 J, of which 0.9 return."""
     x, k = np.zeros(3), np.full(3, 100.0)
-    out = step(Tank(0.9, np.zeros(3), k), LIMITS, x, np.array([0.1, 0, 0]))
+    out = step(EnergyTank(0.9, np.zeros(3), k), LIMITS, x, np.array([0.1, 0, 0]))
     assert out.share == 1 and out.tank.energy_j == pytest.approx(0.4) and out.tank.setpoint_m[0] == 0.1
     again = step(out.tank, LIMITS, x, np.array([0.2, 0, 0]))  # 0.3 J may be spent: (0.1 + 0.1 g)^2 50 = 0.8
     assert again.share == pytest.approx(10 * np.sqrt(0.016) - 1) and again.tank.energy_j == pytest.approx(0.1)
@@ -195,10 +195,10 @@ def test_setpoints_are_clipped():
 
 def test_it_refuses_nonsense():
     for make in (
-        lambda: TankLimits(most_j=0.1, floor_j=0.1),
-        lambda: TankLimits(returned=1.1),
-        lambda: Tank(np.nan, np.zeros(3), np.ones(3)),
-        lambda: Tank(1.0, np.zeros(3), -np.ones(3)),
+        lambda: EnergyTankLimits(most_j=0.1, floor_j=0.1),
+        lambda: EnergyTankLimits(returned=1.1),
+        lambda: EnergyTank(np.nan, np.zeros(3), np.ones(3)),
+        lambda: EnergyTank(1.0, np.zeros(3), -np.ones(3)),
         lambda: SetpointLimits(np.ones(3), np.zeros(3), 0.1, 1.0),
         lambda: SetpointLimits(np.zeros(3), np.ones(3), 0.1, 4.0),
     ):

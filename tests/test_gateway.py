@@ -24,7 +24,7 @@ from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.spec import ObsSpec, PolicySpec
 from burnish.policies.wire.connection import HMAC_SUBPROTOCOL, TICKET, Connection, is_ticket, proof, ticket
 from burnish.real_robot.serving import gateway as door
-from burnish.real_robot.serving.admission import Crowd, origin_of
+from burnish.real_robot.serving.admission import UnprovenConnections, origin_of
 from burnish.real_robot.serving.listening import ServerConfig, listen
 from burnish.real_robot.serving.server import PolicyServer
 from hostile_lab import HELLO, framed, good
@@ -239,7 +239,7 @@ def test_a_ticket_is_no_proof():
 
 
 def test_of_too_many_strangers_the_address_that_sends_most_loses_its_eldest():
-    crowd = Crowd(4)
+    crowd = UnprovenConnections(4)
     assert [crowd.add(*one) for one in (("x", "far"), (0, "near"), (1, "near"), (2, "near"))] == [None] * 4
     assert [crowd.add(3, "near"), crowd.add(4, "near"), crowd.add("y", "far")] == [0, 1, 2]
     crowd.remove("x", "far")
