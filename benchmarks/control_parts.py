@@ -39,7 +39,7 @@ SPEC = RobotSpec(
 )
 
 
-class StillWorld(Adapter):
+class StillAdapter(Adapter):
     """Is where it was sent at once, and writes down when the first command of each plan arrived."""
 
     def __init__(self, log: str | None = None) -> None:
@@ -76,8 +76,8 @@ class StillWorld(Adapter):
         pass
 
 
-def make(config: Mapping[str, Any]) -> StillWorld:
-    return StillWorld(**config)
+def make(config: Mapping[str, Any]) -> StillAdapter:
+    return StillAdapter(**config)
 
 
 class Idle:

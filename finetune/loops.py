@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..offline.loop import Hook, repeat
-from ..offline.replay import EmptyDesk, Replay, sample_mixture
+from ..offline.replay import ALONE, Replay, sample_mixture
 from ..policies.core.errors import BurnishError
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.spec import EnvSpec
@@ -246,7 +246,7 @@ class OffPolicy(_Interaction):
         # Facts of the outcome that a learner wants stored besides the base columns, such as "executed".
         self._wanted: tuple[str, ...] = tuple(getattr(learner, "outcome_columns", ()))
         # How many decisions before and after each it reads: imitation of whole chunks does.
-        self._around: tuple[int, int] = getattr(learner, "around", EmptyDesk)
+        self._around: tuple[int, int] = getattr(learner, "around", ALONE)
         self._observe = getattr(learner, "observe", None)
 
     @property

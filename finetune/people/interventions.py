@@ -33,7 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...offline.replay import Batch, EmptyDesk, Replay, joined
+from ...offline.replay import ALONE, Batch, Replay, joined
 from ...policies.core.chunk import ChunkEnv
 from ...policies.core.errors import BurnishError
 from ...policies.core.seed import EpisodeSeeds, RowNoise, derive
@@ -311,7 +311,7 @@ class Lessons:
         helped, ticks = self._latest.sum(0)
         return helped / ticks
 
-    def sample(self, batch: int, *, n_step: int = 1, around: tuple[int, int] = EmptyDesk) -> Batch:
+    def sample(self, batch: int, *, n_step: int = 1, around: tuple[int, int] = ALONE) -> Batch:
         """Like ``Replay.sample``. While nobody has taught anything, it is what the policy did itself."""
         found, count = self._found(), self._recorded
         if count + len(found) == 0:

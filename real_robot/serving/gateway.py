@@ -135,15 +135,13 @@ def _size(payload: int) -> int:
     return 6 + payload + (0 if payload < 126 else 2 if payload < 2**16 else 8)
 
 
-InferenceResponse = Callable[[Any], Awaitable[bytes]]
+Respond = Callable[[Any], Awaitable[bytes]]
 
 
 class Gateway:
     """``answer`` makes the reply to a frame, or raises a `Refusal`; ``greeting`` is sent to all who come in."""
 
-    def __init__(
-        self, config: ServerConfig, key: str | None, greeting: bytes, limit: int, answer: InferenceResponse
-    ) -> None:
+    def __init__(self, config: ServerConfig, key: str | None, greeting: bytes, limit: int, answer: Respond) -> None:
         self.config, self._key, self._greeting, self._limit = config, key, greeting, limit
         self._answer = answer
         self._strangers: UnprovenConnections[GatewayConnection] = UnprovenConnections(STRANGERS)
