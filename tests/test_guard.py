@@ -214,7 +214,7 @@ import sys, coverage
 seen = coverage.Coverage(branch=True, data_file=None, config_file=False, include=["*/real_robot/safety/guard.py"])
 seen.start()
 import guard_checks
-from burnish.real_robot import guard
+from burnish.real_robot.safety import guard
 for check in guard_checks.CHECKS:
     if check.__name__ not in sys.argv[1:]:
         check(guard)

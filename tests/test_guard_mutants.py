@@ -211,8 +211,8 @@ def mutants() -> Iterator[tuple[str, ast.Module]]:
 
 def module(tree: ast.Module) -> ModuleType:
     """The guard as this tree has it. The tree is our own source with one change; nothing else is ever executed here."""
-    made = ModuleType("burnish.real_robot.guard_mutant")
-    made.__package__ = "burnish.real_robot"
+    made = ModuleType("burnish.real_robot.safety.guard_mutant")
+    made.__package__ = "burnish.real_robot.safety"
     sys.modules[made.__name__] = made  # dataclasses look themselves up
     try:
         exec(compile(tree, "mutant", "exec"), made.__dict__)
