@@ -25,17 +25,17 @@ from measure import machine, markdown, options, page, publish, table
 
 from burnish.policies.__main__ import GROUPS, PretrainConfig
 from burnish.policies.build import build_policy
-from burnish.policies.core.cli import compose, to_object
+from burnish.policies.cli.cli import compose, to_object
+from burnish.policies.controllers import ChunkController
 from burnish.policies.core.config import to_data
-from burnish.policies.core.evaluate import evaluate, evaluation_seeds
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.seed import derive
 from burnish.policies.core.spec import PolicySpec
 from burnish.policies.core.threads import usable_cores
 from burnish.policies.core.types import Controller, VecEnv
 from burnish.policies.data.episodes import Episodes
-from burnish.policies.horizon import ChunkController
 from burnish.policies.imitate import ImitationLearner
+from burnish.policies.measure.evaluate import evaluate, evaluation_seeds
 from burnish.sim.__main__ import GROUPS as SIM_GROUPS
 from burnish.sim.__main__ import CollectConfig
 from burnish.sim.build import make_env

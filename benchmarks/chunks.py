@@ -1,4 +1,6 @@
-"""Success and smoothness while thinking takes time: four ways to go from chunk to chunk (`real_robot/receding.py`).
+"""Success and smoothness while thinking takes time: four ways to go from chunk to chunk.
+
+The ways are those of `real_robot/inference/realtime_chunking.py`.
 
     python benchmarks/chunks.py [--quick] [--again]
 
@@ -13,7 +15,7 @@ both be right and not fit together. It plays the same fresh seeds (stream "chunk
 * ``guide``    and the next chunk is guided to all that is left of the old one.
 
 All chunks may be played to their end (``chunks.reach``). Worlds are simulated without a robot around them, so that
-differences come from chunks alone; each has a `Receding` and a virtual clock of its own, so a run replays.
+differences come from chunks alone; each has a `RealtimeChunking` and a virtual clock of its own, so a run replays.
 
 Success has Wilson's interval; ``lost`` is its paired difference to the queue without latency. An action is a
 displacement of the hand, so a change from one action to the next is an acceleration, in shares of half the actions'
@@ -40,21 +42,21 @@ from torch import Tensor
 
 from burnish.policies.__main__ import GROUPS, PretrainConfig, origin_of
 from burnish.policies.build import build_policy, describe, load_policy
-from burnish.policies.core.checkpoint import save
-from burnish.policies.core.cli import compose, to_object
+from burnish.policies.cli.cli import compose, to_object
 from burnish.policies.core.config import to_data
-from burnish.policies.core.evaluate import evaluate, evaluation_seeds
 from burnish.policies.core.scale import Scale, ScaledEnv
 from burnish.policies.core.spec import PolicySpec
-from burnish.policies.core.statistics import mean_interval, paired_difference, wilson
 from burnish.policies.core.types import Obs
 from burnish.policies.data.episodes import Episodes
 from burnish.policies.imitate import ImitationLearner
-from burnish.real_robot.chunks import Chunks, Hold, Mode
+from burnish.policies.measure.evaluate import evaluate, evaluation_seeds
+from burnish.policies.measure.statistics import mean_interval, paired_difference, wilson
+from burnish.policies.runs.checkpoint import save
 from burnish.real_robot.clock import VirtualClock, ns
-from burnish.real_robot.minds import PolicyMind
-from burnish.real_robot.receding import Receding
-from burnish.real_robot.thinking import Latency, Simulated
+from burnish.real_robot.inference.chunk_settings import Chunks, Hold, Mode
+from burnish.real_robot.inference.predictors import PolicyPredictor
+from burnish.real_robot.inference.realtime_chunking import RealtimeChunking
+from burnish.real_robot.inference.worker import Latency, Simulated
 from burnish.sim.build import make_env
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -81,16 +83,16 @@ FULL, QUICK = Effort(200, 4000, 20, 200), Effort(10, 50, 5, 5)
 
 
 class Fleet:
-    """A controller of many worlds: for each a `Receding` with a clock of its own. It keeps what was played."""
+    """A controller of many worlds: for each a `RealtimeChunking` with a clock of its own. It keeps what was played."""
 
     def __init__(self, policy: Any, first: Obs, hz: float, ticks: int, chunks: Chunks) -> None:
         # A little less than whole ticks, so that an answer is there when its tick begins.
-        mind, latency = PolicyMind(policy), Latency(max(0.0, ticks - 0.1) / hz)
+        predictor, latency = PolicyPredictor(policy), Latency(max(0.0, ticks - 0.1) / hz)
         self._period_ns = ns(1 / hz)
-        self._members: list[tuple[Receding, VirtualClock]] = []
+        self._members: list[tuple[RealtimeChunking, VirtualClock]] = []
         for _ in range(len(next(iter(first.values())))):
             clock = VirtualClock()
-            self._members.append((Receding(Simulated(mind, clock, latency), chunks, hz), clock))
+            self._members.append((RealtimeChunking(Simulated(predictor, clock, latency), chunks, hz), clock))
             self._members[-1][0].warm_up({key: x[:1] for key, x in first.items()})
         self._now: list[list[Tensor]] = [[] for _ in self._members]
         self.played: dict[int, list[Tensor]] = {}  # by the seed of the episode; what follows on its end is not cut off

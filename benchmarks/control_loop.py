@@ -2,7 +2,7 @@
 
     python benchmarks/control_loop.py [--quick] [--core N] [--out FOLDER]
 
-**Loops.** The real control process (`SafeRobot`, guard, watchman, a device of seven joints that answers at once) gets a
+**Loops.** The real control process (`SafeRobot`, guard, watchdog, a device of seven joints that answers at once) gets a
 plan every 50 ms from this process, made by an exported policy out of what the robot reports. In turns with it a process
 with the same rights sleeps to the same deadlines and does nothing: what is late there is due to the machine.
 A deadline is as late as the tick that serves it begins; those that a loop skips count too, as late as the next tick. It
@@ -48,14 +48,14 @@ from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from burnish.policies.flow import FlowConfig
 from burnish.policies.nets.denoiser import DenoiserConfig, MlpBodyConfig
 from burnish.policies.nets.mlp import Activation
-from burnish.real_robot import bundle
 from burnish.real_robot.clock import ns
-from burnish.real_robot.control import TICKS
-from burnish.real_robot.export import assembled
-from burnish.real_robot.link import RobotLink
-from burnish.real_robot.runtime import ExportedPolicy, load
-from burnish.real_robot.safe_robot import Rung
-from burnish.real_robot.safety import Safety
+from burnish.real_robot.control.link import RobotLink
+from burnish.real_robot.control.process import TICKS
+from burnish.real_robot.export import bundle
+from burnish.real_robot.export.exporter import assembled
+from burnish.real_robot.export.runtime import ExportedPolicy, load
+from burnish.real_robot.safety.safe_robot import Rung
+from burnish.real_robot.safety.settings import Safety
 
 HERE = Path(__file__).resolve().parent
 ROBOTS = HERE.parent / "docs" / "robots.md"

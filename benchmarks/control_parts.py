@@ -23,10 +23,10 @@ import numpy as np
 
 from burnish.real_robot.adapter import Adapter, Command, JointSpec, Mode, RobotSpec, RobotState, StopKind
 from burnish.real_robot.clock import SECOND, MonotonicClock, ns
-from burnish.real_robot.guard import JointGuard, Limits
-from burnish.real_robot.runtime import ExportedPolicy, load
-from burnish.real_robot.scheduling import hurry
-from burnish.real_robot.shared import Board, blank, plan_dtype, shared_folder, state_dtype
+from burnish.real_robot.control.scheduling import hurry
+from burnish.real_robot.control.shared_memory import Board, blank, plan_dtype, shared_folder, state_dtype
+from burnish.real_robot.export.runtime import ExportedPolicy, load
+from burnish.real_robot.safety.guard import JointGuard, Limits
 
 JOINTS = 7
 CODE_RAD = 1e-6  # the last joint says which plan a command comes from: its number, in microradians
@@ -39,7 +39,7 @@ SPEC = RobotSpec(
 )
 
 
-class Still(Adapter):
+class StillAdapter(Adapter):
     """Is where it was sent at once, and writes down when the first command of each plan arrived."""
 
     def __init__(self, log: str | None = None) -> None:
@@ -76,8 +76,8 @@ class Still(Adapter):
         pass
 
 
-def make(config: Mapping[str, Any]) -> Still:
-    return Still(**config)
+def make(config: Mapping[str, Any]) -> StillAdapter:
+    return StillAdapter(**config)
 
 
 class Idle:

@@ -40,8 +40,8 @@ import torch
 from measure import machine, markdown, options, page, publish, table
 
 from burnish.finetune.api import evaluate, refine
-from burnish.policies.core.evaluate import evaluation_seeds
-from burnish.policies.core.statistics import interquartile_mean, stratified_bootstrap
+from burnish.policies.measure.evaluate import evaluation_seeds
+from burnish.policies.measure.statistics import interquartile_mean, stratified_bootstrap
 
 EPISODES, SEED = 20, 1000  # of the examination at the end
 WORLDS = 4  # of PPO

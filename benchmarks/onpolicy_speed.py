@@ -38,9 +38,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
 from burnish.finetune.build import prepare
-from burnish.finetune.dppo import DPPOConfig
 from burnish.finetune.loops import OnPolicy
-from burnish.finetune.reinflow import ReinFlowConfig
+from burnish.finetune.methods.dppo import DPPOConfig
+from burnish.finetune.methods.reinflow import ReinFlowConfig
 from burnish.policies.build import build_policy
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import EnvSpec, agent_spec
@@ -128,12 +128,12 @@ class Timed:
         clocks = (self.world, self.policy, self.update)
         for clock in clocks:
             clock.seconds = 0.0
-        ticks, begin = int(self.loop.ledger.ticks), time.perf_counter()
+        ticks, begin = int(self.loop.statistics.ticks), time.perf_counter()
         self.loop.iterate()
         total = time.perf_counter() - begin
         world_s, policy_s, update_s = (clock.seconds for clock in clocks)
         total -= 2 * PEAK_BLOCK  # the products beside the update
-        steps = int(self.loop.ledger.ticks) - ticks
+        steps = int(self.loop.statistics.ticks) - ticks
         return {
             "steps": steps,
             "steps_per_s": steps / total,

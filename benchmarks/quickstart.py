@@ -28,10 +28,10 @@ from typing import Any
 import torch
 from measure import machine, markdown, options, page, publish, table
 
-from burnish.finetune.compare import MAIN
+from burnish.finetune.compare.compare import MAIN
 from burnish.finetune.quickstart import SETTINGS
-from burnish.policies.core.manifest import plain_yaml
-from burnish.policies.core.statistics import wilson
+from burnish.policies.measure.statistics import wilson
+from burnish.policies.runs.manifest import plain_yaml
 
 RUNS = Path(__file__).resolve().parents[1] / "runs" / "quickstart_seeds"
 # Shows that every part works; nothing is learnt in so little time.

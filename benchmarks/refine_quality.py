@@ -64,21 +64,21 @@ from refine_settings import (
 from refine_tables import publish_tables, rows_of
 
 from burnish.finetune.__main__ import FinetuneConfig
-from burnish.finetune.free_baselines import free_baseline, steps_in
+from burnish.finetune.compare.free_baselines import free_baseline, steps_in
 from burnish.policies.__main__ import world_for
 from burnish.policies.best import Best
 from burnish.policies.build import load_policy
+from burnish.policies.controllers import controller_for
 from burnish.policies.core.config import to_data
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.evaluate import Evaluation, evaluate, evaluation_seeds
-from burnish.policies.core.run import read_metrics
-from burnish.policies.horizon import controller_for
+from burnish.policies.measure.evaluate import Evaluation, evaluate, evaluation_seeds
+from burnish.policies.runs.run import read_metrics
 
 WORLDS, TRIED, SELECTED = 64, 5, 64
 BASE_EPISODES, EPISODES = 512, 256  # each run is on the first of the seeds that the base was on
 SEARCH_SEED, SEARCH_EPISODES = 1000, 256
 QUICK = 0.01  # of the budget
-MAIN = "from burnish.policies.core.cli import main; raise SystemExit(main())"
+MAIN = "from burnish.policies.cli.cli import main; raise SystemExit(main())"
 
 
 def examined(path: Path, episodes: int, *, stream: str = "refine_quality", greedy: bool = False) -> Evaluation:
@@ -192,7 +192,7 @@ def play(case: Case) -> None:
         words = [
             sys.executable,
             "-c",
-            "from burnish.policies.core.cli import main; raise SystemExit(main())",
+            "from burnish.policies.cli.cli import main; raise SystemExit(main())",
             *case.command(),
         ]
         process = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT)

@@ -12,8 +12,8 @@ import torch
 from measure import embed, machine, markdown, page, publish, table
 from refine_settings import BUDGET, RANKED, TASKS, family_of
 
-from burnish.policies.core.evaluate import Evaluation
-from burnish.policies.core.statistics import mean_interval, pooled_interval
+from burnish.policies.measure.evaluate import Evaluation
+from burnish.policies.measure.statistics import mean_interval, pooled_interval
 
 CHOOSING = Path(__file__).resolve().parent.parent / "docs" / "choosing.md"
 NOTHING = ("from nothing",)  # families whose runs have no base to be worse than

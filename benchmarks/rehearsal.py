@@ -40,8 +40,8 @@ from measure import RESULTS, embed, machine, markdown, options, page, publish, t
 
 from burnish.policies.__main__ import origin_of
 from burnish.policies.build import describe
-from burnish.policies.core.checkpoint import save
-from burnish.policies.core.run import find_policy
+from burnish.policies.runs.checkpoint import save
+from burnish.policies.runs.run import find_policy
 
 HERE = Path(__file__).resolve().parent
 REFINED, GUARDED = HERE / "refined" / "insert", HERE / "refined" / "insert_guarded"

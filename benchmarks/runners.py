@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from burnish.finetune.build import prepare
-from burnish.finetune.gaussian_ppo import GaussianPPOConfig
 from burnish.finetune.loops import OnPolicy, OnPolicyConfig
+from burnish.finetune.methods.gaussian_ppo import GaussianPPOConfig
 from burnish.finetune.ppo import PPOConfig
 from burnish.offline.returns import Discount
+from burnish.policies.controllers import ChunkController
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.seed import derive
 from burnish.policies.data.episodes import Episodes
-from burnish.policies.horizon import ChunkController
 from burnish.sim.build import make_env
 from burnish.sim.collect import collect
 
@@ -42,7 +42,7 @@ def recordings(config: Any, stages: Sequence[int], episodes: int, seed: int) -> 
     assert isinstance(loop, OnPolicy)
     found: list[Any] = []
     for stage in stages:
-        while int(loop.ledger.ticks) < stage:
+        while int(loop.statistics.ticks) < stage:
             loop.iterate()
         env = make_env(config, WORLDS)
         seeds = [derive(seed, "runners", stage, i) for i in range(episodes // len(stages))]

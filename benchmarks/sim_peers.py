@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
 
-from burnish.policies.core.outward import as_gymnasium
+from burnish.policies.gymnasium_adapters import as_gymnasium
 from burnish.sim.batch import BatchedMujoco
 from burnish.sim.build import ENVS
 

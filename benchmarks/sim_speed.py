@@ -54,7 +54,7 @@ FULL = Effort(worlds=(16, 64, 256), rounds=7, block=0.5, burn_in=50)
 QUICK = Effort(worlds=(16,), rounds=2, block=0.1, burn_in=5)
 
 
-class Contender(Protocol):
+class Entrant(Protocol):
     def play(self) -> float:
         """One turn; returns steps per second, of all worlds together."""
         ...
@@ -226,12 +226,12 @@ class Rollout:
         self._pool.close()
 
 
-def contenders(
+def entrants(
     name: str, num_worlds: int, threads: int, effort: Effort, native: ctypes.CDLL, envpool: bool
-) -> dict[str, Contender]:
+) -> dict[str, Entrant]:
     # Gymnasium first: it forks, which is best before other threads are there.
     fns: list[Callable[[], gymnasium.Env]] = [partial(single, name)] * num_worlds
-    found: dict[str, Contender] = {"async": Gymnasium(AsyncVectorEnv(fns), effort)}
+    found: dict[str, Entrant] = {"async": Gymnasium(AsyncVectorEnv(fns), effort)}
     found["sync"] = Gymnasium(SyncVectorEnv(fns), effort)
     if envpool and name in GYMNASIUM:
         found["envpool"] = Envpool(name, num_worlds, threads, effort)
@@ -248,13 +248,13 @@ def contenders(
 
 def measure(name: str, num_worlds: int, threads: int, effort: Effort, native: ctypes.CDLL, envpool: bool) -> dict:
     """One row; what was not measured is None."""
-    playing = contenders(name, num_worlds, threads, effort, native, envpool)
+    playing = entrants(name, num_worlds, threads, effort, native, envpool)
     speeds: dict[str, list[float]] = {key: [] for key in playing}
     for _ in range(effort.rounds):
-        for key, contender in playing.items():
-            speeds[key].append(contender.play())
-    for contender in playing.values():
-        contender.close()
+        for key, entrant in playing.items():
+            speeds[key].append(entrant.play())
+    for entrant in playing.values():
+        entrant.close()
 
     def ratio(key: str, other: str) -> float | None:
         if not (speeds.get(key) and speeds.get(other)):

@@ -16,15 +16,15 @@ from measure import machine, options, publish, table
 
 from burnish.policies.__main__ import GROUPS, PretrainConfig
 from burnish.policies.build import build_policy
-from burnish.policies.core.cli import compose, to_object
+from burnish.policies.cli.cli import compose, to_object
+from burnish.policies.controllers import ChunkController
 from burnish.policies.core.config import to_data
-from burnish.policies.core.evaluate import evaluation_seeds
 from burnish.policies.core.seed import derive
 from burnish.policies.core.spec import PolicySpec
-from burnish.policies.core.statistics import wilson
 from burnish.policies.data.episodes import Episodes
-from burnish.policies.horizon import ChunkController
 from burnish.policies.imitate import ImitationLearner
+from burnish.policies.measure.evaluate import evaluation_seeds
+from burnish.policies.measure.statistics import wilson
 from burnish.sim.build import make_env
 from burnish.sim.collect import collect
 from burnish.sim.experts import make_expert

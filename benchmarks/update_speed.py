@@ -32,10 +32,10 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
-from burnish.finetune.dsrl import DSRLConfig, Variant
-from burnish.finetune.dsrl import build as build_dsrl
-from burnish.finetune.reinflow import ReinFlowConfig
-from burnish.finetune.reinflow import build as build_reinflow
+from burnish.finetune.methods.dsrl import DSRLConfig, Variant
+from burnish.finetune.methods.dsrl import build as build_dsrl
+from burnish.finetune.methods.reinflow import ReinFlowConfig
+from burnish.finetune.methods.reinflow import build as build_reinflow
 from burnish.finetune.rollout import Rollout
 from burnish.offline.iql import IQL, IQLConfig
 from burnish.offline.replay import Replay
@@ -77,7 +77,7 @@ class Place(NamedTuple):
     effort: Effort
 
 
-class Still:
+class StillWorld:
     """A world of the right shapes, in which nothing is ever played."""
 
     def __init__(self, state: int, action: int, device: torch.device) -> None:
@@ -118,7 +118,7 @@ def from_memory(learner: Any, replay: Replay) -> Callable[[], Any]:
 
 
 def cheetah(place: Place) -> PolicySpec:
-    return agent_spec(Still(STATE, ACTION, place.device).spec)
+    return agent_spec(StillWorld(STATE, ACTION, place.device).spec)
 
 
 # ---- the rows ----
@@ -151,7 +151,7 @@ def iql(place: Place) -> Callable[[], Any]:
 
 
 def hopper_flow(device: torch.device) -> Any:
-    spec = replace(agent_spec(Still(HOPPER_STATE, HOPPER_ACTION, device).spec), horizon=CHUNK, execute=CHUNK)
+    spec = replace(agent_spec(StillWorld(HOPPER_STATE, HOPPER_ACTION, device).spec), horizon=CHUNK, execute=CHUNK)
     net = DenoiserConfig(mlp=MlpBodyConfig(hidden=[512, 512, 512]))
     return build_policy(FlowConfig(steps=4, net=net), spec, device=device)
 
@@ -159,7 +159,7 @@ def hopper_flow(device: torch.device) -> Any:
 def dsrl_aliased(place: Place) -> Callable[[], Any]:
     """Noise of the hopper's flow; every update asks the flow for the chunks of its noises."""
     base = hopper_flow(place.device)
-    env: Any = Still(HOPPER_STATE, HOPPER_ACTION, place.device)
+    env: Any = StillWorld(HOPPER_STATE, HOPPER_ACTION, place.device)
     view, learner = build_dsrl(DSRLConfig(Variant.aliased), base, env, device=place.device)
     spec = agent_spec(view.spec)
     return from_memory(learner, memory(spec, place.device, executed=(CHUNK, HOPPER_ACTION)))
@@ -167,7 +167,7 @@ def dsrl_aliased(place: Place) -> Callable[[], Any]:
 
 def ppo_flow(place: Place) -> Callable[[], Any]:
     base = hopper_flow(place.device)
-    env: Any = Still(HOPPER_STATE, HOPPER_ACTION, place.device)
+    env: Any = StillWorld(HOPPER_STATE, HOPPER_ACTION, place.device)
     usual = ReinFlowConfig()
     config = replace(usual, ppo=replace(usual.ppo, epochs=1, execution=place.execution))
     _, learner = build_reinflow(config, base, env, device=place.device)

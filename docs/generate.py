@@ -26,12 +26,12 @@ from burnish.finetune.build import CHOICES, Needs, Recorded, has
 from burnish.offline.__main__ import OfflineConfig
 from burnish.offline.build import OFFLINE
 from burnish.policies.build import build_policy
-from burnish.policies.core.manifest import plain_yaml
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from burnish.policies.diffusion import DiffusionConfig
-from burnish.policies.external import CallablePolicy
+from burnish.policies.external.policy import CallablePolicy
 from burnish.policies.flow import FlowConfig
 from burnish.policies.gaussian import GaussianConfig
+from burnish.policies.runs.manifest import plain_yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = ROOT / "benchmarks"
@@ -66,7 +66,7 @@ def methods() -> dict[str, Method]:
         found[name] = Method(module, f"finetune method={name}", row.config, row.doc, row.needs, row.recorded)
         if name == "dsrl":
             found["dsrl_aliased"] = found[name]._replace(
-                module="burnish.finetune.dsrl_aliased",
+                module="burnish.finetune.methods.dsrl_aliased",
                 words="finetune method=dsrl method.variant=aliased",
                 config=None,
                 doc="DSRL whose critic knows actions, so that it can learn from recordings",
@@ -76,7 +76,7 @@ def methods() -> dict[str, Method]:
         module = "burnish.offline" + row.build.partition(":")[0]
         found[name] = Method(module, f"offline method={name}", row.config, row.doc)
     doc = "several policies into one, or a refined one with its base into one piece"
-    found["distill"] = Method("burnish.finetune.distill", "distill", DistillConfig, doc)
+    found["distill"] = Method("burnish.finetune.methods.distill", "distill", DistillConfig, doc)
     return found
 
 

@@ -13,26 +13,14 @@ import torch
 from omegaconf import MISSING
 
 from ..offline.__main__ import Work, identity_of, improve, recordings, starting_policy
-from ..policies.__main__ import (
-    ACTING,
-    WORLDS,
-    TrialConfig,
-    origin_of,
-    say,
-    seen_by,
-    trial_of,
-    where_of,
-    world_for,
-)
+from ..policies.__main__ import ACTING, WORLDS, TrialConfig, origin_of, say, seen_by, trial_of, where_of, world_for
 from ..policies.__main__ import prepare as prepare_machine
 from ..policies.build import POLICIES, CheckpointConfig, load_policy
-from ..policies.core.cli import main
+from ..policies.cli.cli import main
+from ..policies.controllers import controller_for
 from ..policies.core.config import require_least, to_data
 from ..policies.core.errors import BurnishError
-from ..policies.core.evaluate import Evaluation, evaluate, evaluation_seeds
 from ..policies.core.files import replacing
-from ..policies.core.interrupt import interruptible
-from ..policies.core.run import OnLog, Run
 from ..policies.core.scale import ScaledEnv
 from ..policies.core.seed import derive
 from ..policies.core.spec import EnvSpec, PolicySpec, agent_spec
@@ -41,19 +29,20 @@ from ..policies.core.wrapper import Wrapper
 from ..policies.data.episodes import Episodes
 from ..policies.data.lerobot import fingerprint, read_lerobot
 from ..policies.flow import FlowConfig
-from ..policies.horizon import controller_for
 from ..policies.imitate import ImitateConfig, ImitationLearner, imitate
+from ..policies.measure.evaluate import Evaluation, evaluate, evaluation_seeds
+from ..policies.runs.interrupt import interruptible
+from ..policies.runs.run import OnLog, Run
 from ..sim.build import make_env, world_from
 from ..sim.collect import stream
 from ..sim.experts import make_expert
 from .advice import advised
-from .asynchronous import Asynchronous, AsynchronousConfig
 from .baselines.sb3 import SB3Config, View
 from .build import CHOICES, METHODS, method_name, prepare, prior_data, require
-from .distill import Distillation, innermost, student_of
-from .intervention import supervisor_of
 from .loops import OffPolicy, OffPolicyConfig, planned
-from .teaching import (
+from .methods.distill import Distillation, innermost, student_of
+from .people.interventions import supervisor_of
+from .people.teachers import (
     Keep,
     StudentChunk,
     Teacher,
@@ -65,6 +54,7 @@ from .teaching import (
     shared_spec,
     student_spec,
 )
+from .processes.asynchronous import Asynchronous, AsynchronousConfig
 
 GROUPS: dict[str, dict[str, dict[str, type]]] = {
     "finetune": {
@@ -163,7 +153,7 @@ def refinement(config: FinetuneConfig, base: Any = None, env: VecEnv | None = No
         },
         report=advised(training, say),
         iterations=planned(loop, config.total),
-        reached=lambda: loop.ledger.decisions,
+        reached=lambda: loop.statistics.decisions,
     )
     return work, loop
 

@@ -29,18 +29,18 @@ from torch import Tensor
 from ..policies.__main__ import ACTING, WORLDS, EvaluateConfig, TrialConfig, origin_of, seen_by, world_for
 from ..policies.__main__ import GROUPS as POLICY_GROUPS
 from ..policies.build import CheckpointConfig, describe, load_policy
-from ..policies.core import checkpoint
-from ..policies.core.cli import choices, compose, to_object
+from ..policies.cli.cli import choices, compose, to_object
+from ..policies.controllers import controller_for
 from ..policies.core.config import to_data
 from ..policies.core.errors import BurnishError
-from ..policies.core.evaluate import Evaluation, evaluation_seeds
-from ..policies.core.evaluate import evaluate as play
-from ..policies.core.run import OnLog, find_policy
 from ..policies.core.scale import ScaledEnv
 from ..policies.core.spec import EnvSpec
 from ..policies.core.types import VecEnv
 from ..policies.core.wrapper import Wrapper
-from ..policies.horizon import controller_for
+from ..policies.measure.evaluate import Evaluation, evaluation_seeds
+from ..policies.measure.evaluate import evaluate as play
+from ..policies.runs import checkpoint
+from ..policies.runs.run import OnLog, find_policy
 from .__main__ import GROUPS, FinetuneConfig, carry_out, refinement
 from .build import CHOICES, method_name
 
@@ -145,8 +145,8 @@ def evaluate(
     greedy: bool = False,
 ) -> Evaluation:
     """What ``burnish evaluate`` reports: one episode for each of the same seeds, so that two of these are paired
-    (``burnish.policies.core.evaluate.compare``). ``policy`` and ``env`` are as in ``refine``, ``worlds`` are stepped at
-    once, and ``greedy`` acts from noise 0."""
+    (``burnish.policies.measure.evaluate.compare``). ``policy`` and ``env`` are as in ``refine``, ``worlds`` are stepped
+    at once, and ``greedy`` acts from noise 0."""
     trial = TrialConfig(episodes, worlds, greedy)
     actor = load(policy) if isinstance(policy, (str, Path)) else policy
     if not hasattr(actor, "spec"):

@@ -24,22 +24,22 @@ from ..policies.core.types import Controller, Obs, VecEnv
 from ..policies.data.episodes import Episodes
 from ..policies.gaussian import GaussianPolicy
 from .baselines.sb3 import SB3Config, View
-from .dagger import DAggerConfig
-from .dppo import DPPOConfig
-from .dsrl import DSRLConfig
-from .dsrl_aliased import recorded_for
-from .expo import EXPOConfig
-from .flow_sde import FlowSDEConfig
-from .gaussian_ppo import GaussianPPOConfig
 from .loops import OffPolicy, OnPolicy, OnPolicyConfig
-from .reinflow import ReinFlowConfig
-from .residual_ppo import ResidualPPOConfig
-from .residual_td3 import ResidualTD3Config
-from .rfs import RFSConfig
-from .rlif import RLIFConfig
-from .rlpd import RLPDConfig
-from .rpd import RPDConfig
-from .takeovers import TakeOvers
+from .methods.dppo import DPPOConfig
+from .methods.dsrl import DSRLConfig
+from .methods.dsrl_aliased import recorded_for
+from .methods.expo import EXPOConfig
+from .methods.flow_sde import FlowSDEConfig
+from .methods.gaussian_ppo import GaussianPPOConfig
+from .methods.reinflow import ReinFlowConfig
+from .methods.residual_ppo import ResidualPPOConfig
+from .methods.residual_td3 import ResidualTD3Config
+from .methods.rfs import RFSConfig
+from .methods.rlpd import RLPDConfig
+from .methods.rpd import RPDConfig
+from .people.dagger import DAggerConfig
+from .people.intervened_rows import InterventionUse
+from .people.rlif import RLIFConfig
 
 
 class Needs(Enum):
@@ -75,47 +75,83 @@ class Method(NamedTuple):
 
 METHODS: dict[str, Method] = {
     "dppo": Method(
-        DPPOConfig, ".dppo:build", Needs.chain, Recorded.unused, "PPO through the last steps of a diffusion or flow"
+        DPPOConfig,
+        ".methods.dppo:build",
+        Needs.chain,
+        Recorded.unused,
+        "PPO through the last steps of a diffusion or flow",
     ),
     "reinflow": Method(
-        ReinFlowConfig, ".reinflow:build", Needs.flow, Recorded.unused, "PPO on a flow with learnt noise, dropped later"
+        ReinFlowConfig,
+        ".methods.reinflow:build",
+        Needs.flow,
+        Recorded.unused,
+        "PPO on a flow with learnt noise, dropped later",
     ),
     "flow_sde": Method(
-        FlowSDEConfig, ".flow_sde:build", Needs.flow, Recorded.unused, "PPO on one random step of a flow made an SDE"
+        FlowSDEConfig,
+        ".methods.flow_sde:build",
+        Needs.flow,
+        Recorded.unused,
+        "PPO on one random step of a flow made an SDE",
     ),
     "gaussian_ppo": Method(
-        GaussianPPOConfig, ".gaussian_ppo:build", Needs.gaussian, Recorded.unused, "plain PPO, refining or from scratch"
+        GaussianPPOConfig,
+        ".methods.gaussian_ppo:build",
+        Needs.gaussian,
+        Recorded.unused,
+        "plain PPO, refining or from scratch",
     ),
     "residual_ppo": Method(
-        ResidualPPOConfig, ".residual_ppo:build", Needs.actions, Recorded.unused, "PPO on a bounded correction per tick"
+        ResidualPPOConfig,
+        ".methods.residual_ppo:build",
+        Needs.actions,
+        Recorded.unused,
+        "PPO on a bounded correction per tick",
     ),
     "rpd": Method(
-        RPDConfig, ".rpd:build", Needs.actions, Recorded.unused, "PPO on a small student near a large teacher"
+        RPDConfig, ".methods.rpd:build", Needs.actions, Recorded.unused, "PPO on a small student near a large teacher"
     ),
     "dsrl": Method(
-        DSRLConfig, ".dsrl:build", Needs.noise, Recorded.executed, "SAC in the noise of a base that stays as it is"
+        DSRLConfig,
+        ".methods.dsrl:build",
+        Needs.noise,
+        Recorded.executed,
+        "SAC in the noise of a base that stays as it is",
     ),
     "residual_td3": Method(
         ResidualTD3Config,
-        ".residual_td3:build",
+        ".methods.residual_td3:build",
         Needs.actions,
         Recorded.corrections,
         "TD3 or SAC on a bounded correction per tick",
     ),
     "rfs": Method(
-        RFSConfig, ".rfs:build", Needs.noise, Recorded.unused, "noise and a correction of the chunk, chosen together"
+        RFSConfig,
+        ".methods.rfs:build",
+        Needs.noise,
+        Recorded.unused,
+        "noise and a correction of the chunk, chosen together",
     ),
     "expo": Method(
-        EXPOConfig, ".expo:build", Needs.imitator, Recorded.played, "the best of edited draws; the base only imitates"
+        EXPOConfig,
+        ".methods.expo:build",
+        Needs.imitator,
+        Recorded.played,
+        "the best of edited draws; the base only imitates",
     ),
     "rlpd": Method(
-        RLPDConfig, ".rlpd:build", Needs.squashed, Recorded.played, "SAC or TD3, half of each batch recordings"
+        RLPDConfig, ".methods.rlpd:build", Needs.squashed, Recorded.played, "SAC or TD3, half of each batch recordings"
     ),
     "rlif": Method(
-        RLIFConfig, ".rlif:build", Needs.squashed, Recorded.played, "RLPD, paid -1 where somebody takes over: expert="
+        RLIFConfig,
+        ".people.rlif:build",
+        Needs.squashed,
+        Recorded.played,
+        "RLPD, paid -1 where somebody takes over: expert=",
     ),
     "dagger": Method(
-        DAggerConfig, ".dagger:build", Needs.imitator, Recorded.played, "imitates whoever takes over: expert="
+        DAggerConfig, ".people.dagger:build", Needs.imitator, Recorded.played, "imitates whoever takes over: expert="
     ),
 }
 
@@ -135,12 +171,16 @@ def method_name(config: Any) -> str:
     raise BurnishError(f"{type(config).__name__} is not the configuration of a refinement; {did_you_mean('', CHOICES)}")
 
 
-def takeovers_of(config: Any) -> TakeOvers:
+def intervention_use_of(config: Any) -> InterventionUse:
     """What becomes of decisions in which a person at a robot played."""
     if hasattr(config, "intervention"):
-        return TakeOvers.taught
+        return InterventionUse.taught
     stores_actions = CHOICES[method_name(config)].recorded in (Recorded.played, Recorded.executed)
-    return TakeOvers.executed if stores_actions and getattr(config, "reads_recordings", True) else TakeOvers.left_out
+    return (
+        InterventionUse.executed
+        if stores_actions and getattr(config, "reads_recordings", True)
+        else InterventionUse.left_out
+    )
 
 
 def decision_ticks(config: Any, execute: int | None) -> int:
@@ -235,7 +275,7 @@ def prepare(
     replay = Replay(config.loop.capacity, env.num_envs, seed=derive(seed, "replay"), device=device)
     if hasattr(learner, "lessons"):  # people teach by doing too: prior data that grows
         prior = learner.lessons(replay, prior)
-    return OffPolicy(learner, view, replay, config.loop, prior=prior, takeovers=takeovers_of(config), seed=seed)
+    return OffPolicy(learner, view, replay, config.loop, prior=prior, takeovers=intervention_use_of(config), seed=seed)
 
 
 class Prior(NamedTuple):

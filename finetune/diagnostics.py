@@ -24,13 +24,13 @@ def q_against_return(learner: Any, replay: Replay, rows: int = 512) -> Metrics:
     critic adds entropy, the return does not. ``learner.worth(batch)`` -> (B,) is the value of stored decisions; without
     it there is no such diagnostic.
     """
-    if not hasattr(learner, "worth") or len(replay) == 0:
+    if not hasattr(learner, "q_values") or len(replay) == 0:
         return {}
     recent = replay.latest(-(-rows // replay.num_envs))
     shape = recent["ended"].shape
     flat: dict[str, Any] = {key: x.flatten(0, 1) for key, x in recent.items() if isinstance(x, Tensor)}
     flat["obs"] = map_tree(lambda x: x.flatten(0, 1), recent["obs"])
-    q = learner.worth(flat).view(shape)
+    q = learner.q_values(flat).view(shape)
     cut = recent["ended"] & (recent["discount"] > 0)
     # (Q - r) / d at a cut is what the critic takes to follow, without asking an actor what it would do there.
     follows = torch.where(cut, (q - recent["reward"]) / recent["discount"].clamp(min=1e-9), torch.zeros_like(q))

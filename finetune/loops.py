@@ -16,17 +16,17 @@ import torch
 from torch import Tensor
 
 from ..offline.loop import Hook, repeat
-from ..offline.replay import Alone, Replay, sample_mixture
+from ..offline.replay import ALONE, Replay, sample_mixture
 from ..policies.core.errors import BurnishError
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.spec import EnvSpec
-from ..policies.core.stopwatch import Stopwatch
 from ..policies.core.tree import map_tree
 from ..policies.core.types import Learner, Metrics, Obs, Outcome
 from ..policies.core.wrapper import continues
+from ..policies.runs.stopwatch import Stopwatch
 from .diagnostics import q_against_return
+from .people.intervened_rows import InterventionUse, as_executed, by_others
 from .rollout import Rollout
-from .takeovers import TakeOvers, as_executed, by_others
 
 
 class DecisionEnv(Protocol):
@@ -61,7 +61,7 @@ class OnPolicyConfig:
             raise BurnishError(f"loop.decisions_per_update={self.decisions_per_update} must be at least 1 (per world)")
 
 
-class Ledger:
+class EpisodeStatistics:
     """Counts what was played, and the episodes that ended since the last report."""
 
     def __init__(self, num_envs: int, device: torch.device) -> None:
@@ -128,7 +128,7 @@ class _Interaction:
     def __init__(self, learner: Learner, env: DecisionEnv, seed: int) -> None:
         self.learner: Any = learner  # a Learner, with whatever else its method has
         self.env = env
-        self.ledger = Ledger(env.num_envs, env.device)
+        self.statistics = EpisodeStatistics(env.num_envs, env.device)
         self.watch = Stopwatch()
         self.generator = named_generator(seed, "act", device=env.device)
         self.obs: Obs | None = None
@@ -143,20 +143,20 @@ class _Interaction:
             action, columns = self.learner.actor.act(before, warm=warm, generator=self.generator)
         with self.watch("playing"):  # the worlds, and in a view on a base that base
             outcome = self.env.step(action)
-        self.ledger.note(outcome)
+        self.statistics.note(outcome)
         self.obs = outcome.obs
         return before, action, columns, outcome
 
     def report(self) -> Metrics:
         """What happened since the last report, and the seconds since the beginning; asked when something is logged, not
         in every iteration."""
-        return {**self.ledger.report(), **self.watch.metrics()}
+        return {**self.statistics.report(), **self.watch.metrics()}
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "learner": self.learner.state_dict(),
             "env": self.env.state_dict(),
-            "ledger": self.ledger.state_dict(),
+            "ledger": self.statistics.state_dict(),
             "generator": self.generator.get_state(),
             "obs": None if self.obs is None or not continues(self.env) else map_tree(torch.clone, self.obs),
         }
@@ -164,16 +164,16 @@ class _Interaction:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.learner.load_state_dict(state["learner"])
         self.env.load_state_dict(state["env"])
-        self.ledger.load_state_dict(state["ledger"])
+        self.statistics.load_state_dict(state["ledger"])
         self.generator.set_state(state["generator"].cpu())
         self.obs = state["obs"]
         if self.obs is None:
-            self.ledger.abandon()
+            self.statistics.abandon()
 
 
 class OnPolicy(_Interaction):
     """An iteration is ``decisions_per_update`` decisions of every world, then one ``update`` on exactly those, of which
-    the learner leaves out what somebody else played (`takeovers.py`)."""
+    the learner leaves out what somebody else played (`people/intervened_rows.py`)."""
 
     def __init__(self, learner: Learner, env: DecisionEnv, *, decisions_per_update: int, seed: int = 0) -> None:
         super().__init__(learner, env, seed)
@@ -235,7 +235,7 @@ class OffPolicy(_Interaction):
         config: OffPolicyConfig,
         *,
         prior: Replay | None = None,
-        takeovers: TakeOvers = TakeOvers.left_out,
+        takeovers: InterventionUse = InterventionUse.left_out,
         seed: int = 0,
     ) -> None:
         super().__init__(learner, env, seed)
@@ -246,7 +246,7 @@ class OffPolicy(_Interaction):
         # Facts of the outcome that a learner wants stored besides the base columns, such as "executed".
         self._wanted: tuple[str, ...] = tuple(getattr(learner, "outcome_columns", ()))
         # How many decisions before and after each it reads: imitation of whole chunks does.
-        self._around: tuple[int, int] = getattr(learner, "around", Alone)
+        self._around: tuple[int, int] = getattr(learner, "around", ALONE)
         self._observe = getattr(learner, "observe", None)
 
     @property
@@ -262,7 +262,7 @@ class OffPolicy(_Interaction):
     @property
     def warm(self) -> bool:
         """Whether the next decision is one of the warm-up."""
-        return self.ledger.decisions < self.config.warmup
+        return self.statistics.decisions < self.config.warmup
 
     def iterate(self) -> Metrics:
         if count := self.to_study():
@@ -290,11 +290,11 @@ class OffPolicy(_Interaction):
         """Remember it, and what is owed for it."""
         if self._observe is not None:
             self._observe(obs)
-        others = None if self.takeovers is TakeOvers.taught else by_others(outcome)
+        others = None if self.takeovers is InterventionUse.taught else by_others(outcome)
         stored = self.env.num_envs
         if others is not None:
             self.replay.cut(others)
-            if self.takeovers is TakeOvers.left_out:
+            if self.takeovers is InterventionUse.left_out:
                 stored -= int(others.sum())
             elif "executed" not in columns:  # else the learner reads that
                 action = as_executed(action, outcome, others)
@@ -322,7 +322,7 @@ class OffPolicy(_Interaction):
     def report(self) -> Metrics:
         found = {**super().report(), **q_against_return(self.learner, self.replay)}
         found["gradient_steps"] = self.gradient_steps
-        if self.takeovers is TakeOvers.taught:
+        if self.takeovers is InterventionUse.taught:
             found.pop("intervened", None)  # such a learner says it itself, of the latest ticks that it remembers
         return found
 

@@ -9,7 +9,7 @@ observations are encoded once. Advantages are normalised once per update by defa
 deviation are noise; ``normalize=minibatch`` is the published way. Gradients are clipped to a norm of 1 (DPPO and
 ReinFlow: not at all, but for two tasks). On a CPU a minibatch passes in slices whose gradients add up to its own: what
 a slice leaves for the way back stays in the caches, and its memory is used again instead of asked for anew. Decisions
-in which somebody else played teach nothing, and end the sum over later rewards (`takeovers.py`).
+in which somebody else played teach nothing, and end the sum over later rewards (`people/intervened_rows.py`).
 """
 
 from __future__ import annotations
@@ -26,17 +26,8 @@ from torch import Tensor, nn
 
 from ..offline.critics import explained_variance
 from ..offline.returns import gae
-from ..offline.surrogate import (
-    Reduction,
-    clip_fraction,
-    clipped_surrogate,
-    divisor,
-    effective_clip,
-    kl_k3,
-)
 from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution, execution
-from ..policies.core.keep import restore, state_of
 from ..policies.core.normalize import Running
 from ..policies.core.seed import derive
 from ..policies.core.seed import generator as named_generator
@@ -44,8 +35,10 @@ from ..policies.core.tree import index
 from ..policies.core.types import Actor, Decision, Metrics, Obs
 from ..policies.nets.critic import ValueConfig, ValueNet
 from ..policies.nets.encoder import require_shift, shifted
+from ..policies.runs.module_state import restore, state_of
 from .reward_scale import RewardScale
 from .rollout import flat
+from .surrogate import Reduction, clip_fraction, clipped_surrogate, divisor, effective_clip, kl_k3
 
 # A further loss per row: (obs of the minibatch, the minibatch) -> (B,). Its mean is added, weighted by the method.
 Auxiliary = Callable[[Obs, dict[str, Any]], Tensor]

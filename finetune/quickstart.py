@@ -14,11 +14,11 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..policies.core import cli
+from ..policies.cli import cli
 from ..policies.core.config import require_least, to_data
 from ..policies.core.files import refuse_link
-from .compare import CompareConfig, claim
-from .contenders import contender
+from .compare.compare import CompareConfig, claim
+from .compare.entrants import entrant
 
 SETTINGS = "quickstart.yaml"
 
@@ -43,7 +43,7 @@ class QuickstartConfig:
         # What would be refused after minutes of collecting and imitating is refused now.
         CompareConfig("base", self.methods, episodes=self.episodes, videos=self.videos)
         for name in self.methods:
-            contender(name, "insert", self.budget, execute=1)
+            entrant(name, "insert", self.budget, execute=1)
 
 
 def quickstart(config: QuickstartConfig) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..policies.core.tree import Tree, index, map_tree
 from ..policies.core.types import Obs, Outcome
-from .takeovers import by_others
+from .people.intervened_rows import by_others
 
 FACTS = ("reward", "discount", "ended", "terminated", "steps")
 

@@ -27,16 +27,16 @@ from ..policies.__main__ import (
 from ..policies.__main__ import prepare as prepare_machine
 from ..policies.best import Best
 from ..policies.build import CheckpointConfig, describe, weights_of
-from ..policies.core.cli import main
+from ..policies.cli.cli import main
 from ..policies.core.config import require_least, to_data
-from ..policies.core.drive import drive
 from ..policies.core.errors import BurnishError
 from ..policies.core.normalize import Scaling
-from ..policies.core.run import OnLog, Run, Unkept
 from ..policies.core.types import Metrics
 from ..policies.data.episodes import Episodes
 from ..policies.data.lerobot import fingerprint, read_lerobot
-from ..policies.outside import OUTSIDE, identity
+from ..policies.external.table import OUTSIDE, identity
+from ..policies.runs.run import OnLog, Run, UnsavedRun
+from ..policies.runs.training_loop import drive
 from .build import OFFLINE, build, method_name
 from .dataset import BehindCut, decisions
 from .loop import Offline, Training
@@ -179,7 +179,7 @@ def improve(
     free = {"resume", "threads", "out", "data", "track", "policy.path", "policy.base"}
     free |= {f"policy.{name}" for kind in OUTSIDE.values() for name in kind.free}
     options: dict[str, Any] = {"resume": config.resume, "changeable": free, "trackers": config.track}
-    kept = Run(config.out, settings, progress_every_s=10, on_log=on_log, **options) if keep else Unkept(on_log)
+    kept = Run(config.out, settings, progress_every_s=10, on_log=on_log, **options) if keep else UnsavedRun(on_log)
     with kept as run:
         latest = run.latest()
         if trial is not None and keep:

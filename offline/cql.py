@@ -33,12 +33,12 @@ from torch import Tensor
 
 from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution, execution
-from ..policies.core.keep import restore, state_of
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.tree import check, index
 from ..policies.core.types import Metrics, Obs
 from ..policies.gaussian import GaussianConfig, GaussianPolicy
 from ..policies.nets.critic import CriticConfig
+from ..policies.runs.module_state import restore, state_of
 from .actors import PolicyActor, trainable_tanh_gaussian
 from .critics import adopt_normalizers, fresh_critic, spread
 from .descent import adam, descend
@@ -130,7 +130,7 @@ class CQL:
         metrics = self._step_critic(batch["obs"], batch["next_obs"], columns)
         return metrics | self._step_actor(batch["obs"])
 
-    def worth(self, batch: dict[str, Any]) -> Tensor:
+    def q_values(self, batch: dict[str, Any]) -> Tensor:
         return self.critic(batch["obs"], batch["action"]).mean(0)
 
     def _draws(self, obs: Obs, count: int) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,6 @@ from torch import Tensor
 from ..policies.build import build_policy
 from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution, execution
-from ..policies.core.keep import restore, state_of
 from ..policies.core.seed import derive, normal
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.types import Metrics, Obs
@@ -34,6 +33,7 @@ from ..policies.nets.critic import CriticConfig
 from ..policies.nets.denoiser import DenoiserConfig, MlpBodyConfig
 from ..policies.nets.mlp import Activation
 from ..policies.one_step import OneStepConfig, OneStepPolicy
+from ..policies.runs.module_state import restore, state_of
 from .actors import PolicyActor, trainable_imitator
 from .critics import adopt_normalizers, fresh_critic, spread
 from .descent import adam, descend
@@ -114,7 +114,7 @@ class FQL:
         columns = {name: batch[name] for name in ("action", "reward", "discount", "terminated", "steps")}
         return self._step(batch["obs"], batch["next_obs"], columns, played_around(batch))
 
-    def worth(self, batch: dict[str, Any]) -> Tensor:
+    def q_values(self, batch: dict[str, Any]) -> Tensor:
         return self.critic(batch["obs"], batch["action"]).mean(0)
 
     def critic_loss(self, obs: Obs, next_obs: Obs, columns: dict[str, Tensor]) -> tuple[Tensor, Tensor]:

@@ -33,7 +33,6 @@ from torch import Tensor
 from ..policies.compose import BestOf
 from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution, execution
-from ..policies.core.keep import restore, state_of
 from ..policies.core.seed import derive
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.types import Metrics, Obs
@@ -41,6 +40,7 @@ from ..policies.flow import FlowConfig
 from ..policies.gaussian import GaussianConfig
 from ..policies.nets.critic import CriticConfig, ValueConfig, ValueNet
 from ..policies.nets.mlp import Activation
+from ..policies.runs.module_state import restore, state_of
 from .actors import PolicyActor, trainable_imitator
 from .critics import adopt_normalizers, explained_variance, fresh_critic, spread
 from .descent import descend
@@ -150,7 +150,7 @@ class IQL:
         columns = {name: batch[name] for name in ("action", "reward", "discount", "terminated", "steps")}
         return self._step(batch["obs"], batch["next_obs"], columns, played_around(batch))
 
-    def worth(self, batch: dict[str, Any]) -> Tensor:
+    def q_values(self, batch: dict[str, Any]) -> Tensor:
         return self.critic(batch["obs"], batch["action"]).mean(0)
 
     def _descend(self, obs: Obs, next_obs: Obs, columns: dict[str, Tensor], around: dict[str, Tensor]) -> Metrics:

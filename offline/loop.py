@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ..policies.core.types import Learner, Metrics
-from .replay import Alone, Replay
+from .replay import ALONE, Replay
 
 # Called after each iteration with its number and metrics; a true answer ends the loop.
 Hook = Callable[[int, Metrics], bool | None]
@@ -28,7 +28,7 @@ class Offline:
 
     def __init__(self, learner: Learner, replay: Replay, *, batch: int, n_step: int = 1) -> None:
         self.learner, self.replay, self.batch, self.n_step = learner, replay, batch, n_step
-        self.around: tuple[int, int] = getattr(learner, "around", Alone)
+        self.around: tuple[int, int] = getattr(learner, "around", ALONE)
 
     def iterate(self) -> Metrics:
         return self.learner.update(self.replay.sample(self.batch, n_step=self.n_step, around=self.around))

@@ -26,7 +26,7 @@ from .returns import n_step as sum_of
 BASE = ("action", "reward", "discount", "ended", "terminated", "steps")
 OBSERVED = ("obs", "next_obs")
 Batch = dict[str, Any]  # columns (B, ...), and "obs" and "next_obs", each an Obs
-Alone = (0, 0)  # a decision without its neighbours in time
+ALONE = (0, 0)  # a decision without its neighbours in time
 
 
 class Replay:
@@ -168,7 +168,7 @@ class Replay:
 
     # ---- reading ----
 
-    def sample(self, batch: int, *, n_step: int = 1, sequence: int = 1, around: tuple[int, int] = Alone) -> Batch:
+    def sample(self, batch: int, *, n_step: int = 1, sequence: int = 1, around: tuple[int, int] = ALONE) -> Batch:
         """``batch`` decisions, uniformly (or by ``reweigh``), each with where it led.
 
         ``n_step`` sums up to so many decisions: reward, discount and next_obs are those of the sum, ``decisions`` says
@@ -181,11 +181,11 @@ class Replay:
             raise BurnishError("a sample is a sum over n_step decisions or a sequence of them, not both")
         return self.gather(self._draw(batch), n_step=n_step, sequence=sequence, around=around)
 
-    def gather(self, flat: Tensor, *, n_step: int = 1, sequence: int = 1, around: tuple[int, int] = Alone) -> Batch:
+    def gather(self, flat: Tensor, *, n_step: int = 1, sequence: int = 1, around: tuple[int, int] = ALONE) -> Batch:
         """The decisions at (B,) flat positions age * N + world, where age 0 is the oldest row."""
         age, world = flat // self.num_envs, flat % self.num_envs
         out = self._gathered(age, world, n_step, sequence)
-        if around != Alone:
+        if around != ALONE:
             out["around"] = self._around(age, world, *around)
         return out
 
@@ -337,7 +337,7 @@ def sample_mixture(
     *,
     share: float | None = 0.5,
     n_step: int = 1,
-    around: tuple[int, int] = Alone,
+    around: tuple[int, int] = ALONE,
 ) -> Batch:
     """``share`` of the batch from ``prior``, the rest from ``online`` (Ball et al. 2023, RLPD, arXiv 2302.02948). With
     ``share`` None every decision of both is as likely, as if they lay in one replay (FQL, arXiv 2502.02538).

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution, execution
-from ..policies.core.keep import restore, state_of
 from ..policies.core.normalize import Running
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.seed import normal
@@ -31,6 +30,7 @@ from ..policies.gaussian import GaussianConfig, GaussianLoss, GaussianPolicy
 from ..policies.nets.critic import CriticConfig
 from ..policies.nets.encoder import require_shift, shifted
 from ..policies.nets.mlp import Activation
+from ..policies.runs.module_state import restore, state_of
 from .critics import fresh_critic, saturation, spread
 from .descent import adam, descend
 from .soft import Meaning, Warm, as_it_is, polyak, smoothed, uniform
@@ -158,7 +158,7 @@ class TD3:
             self.critic.follow(self.config.tau)
         return metrics
 
-    def worth(self, batch: dict[str, Any]) -> Tensor:
+    def q_values(self, batch: dict[str, Any]) -> Tensor:
         return self.critic(batch["obs"], self.meaning(batch["obs"], batch["action"])).mean(0)
 
     def _target(self, next_obs: Obs, columns: dict[str, Tensor]) -> Tensor:

@@ -21,12 +21,12 @@ from torch import Tensor
 
 from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution, execution
-from ..policies.core.keep import restore, state_of
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.seed import normal
 from ..policies.core.types import Metrics, Obs
 from ..policies.gaussian import GaussianConfig, GaussianPolicy
 from ..policies.nets.critic import CriticConfig
+from ..policies.runs.module_state import restore, state_of
 from .actors import PolicyActor, trainable_tanh_gaussian
 from .critics import adopt_normalizers, fresh_critic, spread
 from .descent import adam, descend
@@ -97,7 +97,7 @@ class TD3BC:
             self.critic.follow(self.config.tau)
         return metrics
 
-    def worth(self, batch: dict[str, Any]) -> Tensor:
+    def q_values(self, batch: dict[str, Any]) -> Tensor:
         return self.critic(batch["obs"], batch["action"]).mean(0)
 
     def _target(self, next_obs: Obs, columns: dict[str, Tensor]) -> Tensor:

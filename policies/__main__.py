@@ -16,23 +16,23 @@ from ..offline.actors import trainable_imitator
 from ..sim.build import ENVS, make_env, named, world_from
 from .best import Best
 from .build import POLICIES, CheckpointConfig, build_policy, load_policy, weights_of
+from .cli.cli import main
+from .controllers import controller_for
 from .core import files
 from .core.chunk import HistoryEnv
-from .core.cli import main
 from .core.config import to_data
 from .core.errors import BurnishError, plain_text
-from .core.evaluate import Evaluation, compare, evaluation_seeds
-from .core.evaluate import evaluate as run_evaluation
-from .core.run import Run
 from .core.scale import ScaledEnv
 from .core.spec import PolicySpec, check_compatible
 from .core.types import VecEnv
 from .core.wrapper import state_names
 from .data.episodes import Episodes
 from .data.lerobot import fingerprint, read_lerobot
-from .horizon import controller_for
+from .external.table import OUTSIDE, connect, place_of
 from .imitate import ImitateConfig, ImitationLearner, imitate
-from .outside import OUTSIDE, connect, place_of
+from .measure.evaluate import Evaluation, compare, evaluation_seeds
+from .measure.evaluate import evaluate as run_evaluation
+from .runs.run import Run
 
 # Hydra groups of each verb below: verb -> group -> choice -> dataclass.
 WORLDS = {name: kind.config for name, kind in ENVS.items()}

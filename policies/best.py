@@ -30,10 +30,10 @@ from typing import Any
 from torch import nn
 
 from .build import describe, load_policy
-from .core.checkpoint import load, save
 from .core.errors import BurnishError
-from .core.evaluate import Evaluation, compare
 from .core.files import refuse_link, replace
+from .measure.evaluate import Evaluation, compare
+from .runs.checkpoint import load, save
 
 BEST, CANDIDATE, START, CONFIRMED = "best", "candidate", "start.json", "confirm.json"
 ERROR = 0.05  # share of runs without any progress that may deliver something other than their start, either way

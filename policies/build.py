@@ -4,8 +4,8 @@ A policy's checkpoint is a folder that holds everything needed to act: which pol
 its weights and normalisers. Nothing in it can run code: the name must be in the table, the settings must fit.
 
 A policy that is put together from others (`compose.py`) describes its parts beside its settings, each in the same way
-and so on down. What is not ours is described as ``external``: its specification, and what `outside.py` needs to find it
-again; what only a program can make is handed in at loading.
+and so on down. A policy that is not ours is described as ``external``: its specification, and the settings by which
+`external/table.py` finds it again; a policy that only a program can make is handed in at loading.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ import torch
 from torch import nn
 
 from .compose import BestOfConfig, RepeatedConfig, ResidualConfig, SteeredConfig
-from .core.checkpoint import Checkpoint
 from .core.config import from_data, to_data
 from .core.errors import BurnishError, did_you_mean
-from .core.run import find_policy
 from .core.seed import derive
 from .core.spec import PolicySpec
 from .diffusion import DiffusionConfig
+from .external.table import described, reconnect
 from .flow import FlowConfig
 from .gaussian import GaussianConfig
 from .nets.critic import CriticConfig
 from .one_step import OneStepConfig
-from .outside import described, reconnect
-from .relay import RelayConfig
+from .runs.checkpoint import Checkpoint
+from .runs.run import find_policy
+from .split_chain import SplitChainConfig
 
 
 class PolicyKind(NamedTuple):
@@ -68,7 +68,7 @@ COMPOSITES: dict[str, CompositeKind] = {
     "steered": CompositeKind(SteeredConfig, ".compose:Steered", ("base", "latent")),
     "repeated": CompositeKind(RepeatedConfig, ".compose:Repeated", ("base",)),
     "best_of": CompositeKind(BestOfConfig, ".compose:BestOf", ("base", "critic"), ("edit",)),
-    "relay": CompositeKind(RelayConfig, ".relay:Relay", ("first", "last")),
+    "relay": CompositeKind(SplitChainConfig, ".split_chain:SplitChain", ("first", "last")),
 }
 # A part that is no policy itself.
 CRITIC = PolicyKind(CriticConfig, ".nets.critic:QEnsemble", "what the actions are worth")

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from .core.errors import BurnishError
-from .core.patience import go_on
 from .core.seed import Noise, normal
 from .core.spec import PolicySpec
+from .core.time_limit import go_on
 from .core.tree import check
 from .core.types import ChainPolicy, Normal, Prefix, Pull
 

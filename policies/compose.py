@@ -3,7 +3,7 @@
 ``Residual``  the base, corrected: a + bound * net(obs, a), per control tick or per chunk.
 ``Steered``   the base, whose noise an agent chooses (and, if it likes, a correction of the chunk on top).
 ``BestOf``    the best of several draws of the base in the eyes of a critic, each also in an edited version.
-``Relay``     one generation chain whose first steps are one policy's, the others another's.
+``SplitChain``     one generation chain whose first steps are one policy's, the others another's.
 ``Repeated``  the base, with one noise vector for all of its rows: a smaller space to steer in.
 
 Each is a ``Policy`` itself, so they nest. Exploration noise that training added is not deployed: a correction is always
@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .chain import committed, start_noise, with_prefix
+from .controllers import ChunkController, controller_for
 from .core.errors import BurnishError
 from .core.seed import Noise, RowNoise
 from .core.spec import PolicySpec, require_bytes
@@ -31,11 +32,10 @@ from .core.tree import map_tree
 from .core.types import Controller, Obs, Policy, Prefix, Pull
 from .core.views import Hidden, ahead, require_chunks
 from .gaussian import GaussianPolicy
-from .horizon import ChunkController, controller_for
 from .nets.critic import QEnsemble
-from .relay import Relay
+from .split_chain import SplitChain
 
-__all__ = ["BestOf", "Every", "Relay", "Repeated", "Residual", "ResidualController", "Steered"]
+__all__ = ["BestOf", "Every", "Repeated", "Residual", "ResidualController", "SplitChain", "Steered"]
 
 
 MOST_DRAWS, LARGEST_DRAWS = 1024, 1 << 28  # of one decision; bytes of the observations that they are asked about

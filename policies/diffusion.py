@@ -41,9 +41,9 @@ from .chain import (
     start_noise,
 )
 from .core.errors import BurnishError
-from .core.patience import go_on
 from .core.seed import Noise, normal
 from .core.spec import PolicySpec
+from .core.time_limit import go_on
 from .core.tree import rows
 from .core.types import Normal, Obs, Prefix, Pull
 from .nets.denoiser import Cond, Denoiser, DenoiserConfig

@@ -17,15 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from .build import describe
-from .core.drive import drive
 from .core.errors import BurnishError
 from .core.execute import Execution, Precision, autocast, execution
 from .core.normalize import Scaling
-from .core.run import Run
 from .core.seed import generator
 from .core.types import Metrics, Obs
 from .data.episodes import Episodes, Pad, Windows
 from .nets.ema import Ema
+from .runs.run import Run
+from .runs.training_loop import drive
 
 
 class Schedule(Enum):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,24 +18,24 @@ from omegaconf import MISSING
 
 from ..policies.__main__ import acting_policy, in_words, origin_of, prepare, say, seen_by, where_of
 from ..policies.build import CheckpointConfig
-from ..policies.core.cli import main
+from ..policies.cli.cli import main
+from ..policies.controllers import controller_for
 from ..policies.core.config import from_data, to_data
 from ..policies.core.errors import BurnishError
-from ..policies.core.evaluate import evaluate, evaluation_seeds
-from ..policies.core.files import fresh, replace, require_writable
-from ..policies.core.interrupt import interruptible
-from ..policies.core.manifest import burnish_version
+from ..policies.core.files import fresh, require_writable
 from ..policies.core.scale import ScaledEnv
 from ..policies.core.seed import derive
 from ..policies.core.types import VecEnv
-from ..policies.horizon import controller_for
-from ..policies.remote import API_KEY
+from ..policies.external.remote import API_KEY
+from ..policies.measure.evaluate import evaluate, evaluation_seeds
+from ..policies.runs.interrupt import interruptible
+from ..policies.runs.manifest import burnish_version
 from ..sim.build import ENVS, make_env, world_from
 from ..sim.experts import make_expert
 from ..sim.guard import GuardConfig
-from ..sim.mirror import Alone, Mirror
-from .acting import Acting, BundleConfig, ServedConfig, Still, exported, require_fit, served, thinking_ms
-from .chunks import Mode
+from ..sim.mirror import EmptyDesk, Mirror
+from .camera_observations import require_shown, with_camera_observations
+from .compatibility import narrower, stricter
 from .deployment import (
     PERSONS,
     AllowedChunks,
@@ -49,20 +48,32 @@ from .deployment import (
     in_sentences,
     kept,
     name_of,
+    numbers_in,
+    require_quick,
+    write_json,
 )
 from .env import RobotEnv
 from .errors import RobotError
-from .export import ExportConfig, source
-from .export import export as run_export
-from .eyes import require_shown, sighted
-from .fitting import narrower, stricter
-from .grasp import grasped
+from .export.exporter import ExportConfig, source
+from .export.exporter import export as run_export
+from .gripper_channel import grasped
+from .inference.action_sources import (
+    ActionSource,
+    BundleConfig,
+    ServedConfig,
+    StillWorld,
+    exported,
+    require_fit,
+    served,
+    thinking_ms,
+)
+from .inference.chunk_settings import Mode
+from .inference.predictors import loaded
+from .inference.realtime_chunking import RealtimeChunking
 from .joints import Joints, JointsConfig
-from .listening import ServerConfig
-from .minds import loaded
-from .receding import Receding
-from .recorder import Demonstrator, Nobody, play, recording
+from .recorder import Demonstrator, HoldPosition, play, recording
 from .robots import ROBOTS, Hardware, connection, inspected, spec_of, stage_for, with_model
+from .serving.listening import ServerConfig
 from .shadow import Log, ShadowEnv, page, summary, watch
 from .supervisor import Gamepad, Keyboard
 
@@ -101,7 +112,7 @@ class ExportVerb(ExportConfig):
 def serve(config: ServeConfig) -> int:
     device = prepare(config.device, config.threads)
     try:
-        from .server import PolicyServer
+        from .serving.server import PolicyServer
     except ImportError as error:
         raise BurnishError("serving needs websockets and msgpack; pip install 'burnish[serve]'") from error
     policy, _ = acting_policy(config.policy, device, None)
@@ -121,15 +132,9 @@ def serve(config: ServeConfig) -> int:
 def export(config: ExportVerb) -> int:
     policy, _ = acting_policy(config.policy, torch.device("cpu"), None)
     made = run_export(config, policy, source(config.policy.path))
-    worst = max(float(x) for x in _numbers(made.bundle.parity, "largest")) if made.bundle.parity else 0.0
+    worst = max(float(x) for x in numbers_in(made.bundle.parity, "largest")) if made.bundle.parity else 0.0
     say(f"{config.out}: answers as {config.policy.path} does, within {worst:.1e}; no torch is needed to run it")
     return 0
-
-
-def _numbers(data: Any, name: str) -> list[Any]:
-    if not isinstance(data, Mapping):
-        return []
-    return [x for key, x in data.items() if key == name] + [y for x in data.values() for y in _numbers(x, name)]
 
 
 def deploy(config: DeployConfig) -> int:
@@ -154,7 +159,7 @@ def deploy(config: DeployConfig) -> int:
 
 def _deployed(
     config: DeployConfig,
-    acting: Acting,
+    acting: ActionSource,
     body: Any,
     world: Mapping[str, Any] | None,
     seeds: list[int],
@@ -166,7 +171,7 @@ def _deployed(
         env = RobotEnv(body, stage, supervisor=supervisor)
         receding = None
         if config.chunks is None:
-            _require_quick(config, body, thinks)
+            require_quick(config.realtime, body, thinks)
             view, controller = acting.view, acting.make(1)
         else:
             view, receding = partial(seen_by, acting.spec), _ahead(config, acting, env, body, seeds[0])
@@ -191,16 +196,16 @@ def _deployed(
     say(kept(env.reports))
     if config.record is not None:
         say(f"recorded: {config.record}")
-    _write(config.out, "deploy.json", {**found, "seeds": seeds, "world": world})
+    write_json(config.out, "deploy.json", {**found, "seeds": seeds, "world": world})
     return 0
 
 
-def _ahead(config: DeployConfig, acting: Acting, env: RobotEnv, body: Any, seed: int) -> Receding:
+def _ahead(config: DeployConfig, acting: ActionSource, env: RobotEnv, body: Any, seed: int) -> RealtimeChunking:
     """Before the first motion it is known how long the policy thinks, and that it can do what ``chunks`` asks for."""
     found = ahead(acting, config.chunks, env, None if config.realtime else config.latency)
     body.begin(seed)
     try:
-        took = found.warm_up(seen_by(acting.spec, Still(body)).reset(None, [seed]))
+        took = found.warm_up(seen_by(acting.spec, StillWorld(body)).reset(None, [seed]))
     except RobotError:
         found.close()
         raise
@@ -208,7 +213,9 @@ def _ahead(config: DeployConfig, acting: Acting, env: RobotEnv, body: Any, seed:
     return found
 
 
-def _shadow(config: DeployConfig, acting: Acting, body: Any, seeds: list[int], thinks: Mapping[str, float]) -> int:
+def _shadow(
+    config: DeployConfig, acting: ActionSource, body: Any, seeds: list[int], thinks: Mapping[str, float]
+) -> int:
     connect, anew = connection(config.robot, body, config.realtime)
     safety = with_model(config.safety, spec_of(config.robot, body, config.realtime), body)
     if not anew:
@@ -221,7 +228,7 @@ def _shadow(config: DeployConfig, acting: Acting, body: Any, seeds: list[int], t
     found = summary(env.log)
     for line in page(found, config.safety):
         say(line)
-    _write(config.out, "shadow.json", {**found, "thinking_ms": thinks, "seeds": seeds})
+    write_json(config.out, "shadow.json", {**found, "thinking_ms": thinks, "seeds": seeds})
     return 0
 
 
@@ -257,9 +264,9 @@ def record(config: RecordConfig) -> int:
             say(NOT_SAFETY_RATED)
             if note:
                 say(note)
-            seen, controller = ScaledEnv(taped), Nobody(body)
+            seen, controller = ScaledEnv(taped), HoldPosition(body)
             if acting is not None:
-                _require_quick(config, body, _thinks(acting, body, seeds[0]))
+                require_quick(config.realtime, body, _thinks(acting, body, seeds[0]))
                 seen, controller = acting.view(taped), acting.make(1)
             play(seen, controller, seeds[begun:], begin, lambda: stop.requested)
             totals = writer.totals()
@@ -282,8 +289,8 @@ def _acting(config: RobotVerb, device: torch.device) -> Iterator[Any]:
     elif chosen is not None:
         policy, origin = acting_policy(chosen, device, config.env)
         make, view = partial(controller_for, policy), partial(seen_by, policy.spec)
-        mind = partial(loaded, partial(acting_policy, chosen, device, config.env), threads=config.threads)
-        acting = Acting(where_of(chosen), policy.spec, make, view, origin.get("env"), MOST, mind)
+        predictor = partial(loaded, partial(acting_policy, chosen, device, config.env), threads=config.threads)
+        acting = ActionSource(where_of(chosen), policy.spec, make, view, origin.get("env"), MOST, predictor)
     else:
         yield None
         return
@@ -294,13 +301,13 @@ def _acting(config: RobotVerb, device: torch.device) -> Iterator[Any]:
 
 
 @contextmanager
-def _body(config: RobotVerb, acting: Acting | None) -> Iterator[tuple[Any, Mapping[str, Any] | None]]:
+def _body(config: RobotVerb, acting: ActionSource | None) -> Iterator[tuple[Any, Mapping[str, Any] | None]]:
     """What the policy's numbers mean on this robot, with the cameras that it has; and of which world they are, if of
     any."""
     policy, world = None if acting is None else acting.known, None
     modelled = not isinstance(config.robot, Hardware)
     if isinstance(config.env, JointsConfig):
-        alone = Alone()
+        alone = EmptyDesk()
         itself = spec_of(config.robot, alone, config.realtime)
         body: Any = Joints(config.env, itself, policy, alone if modelled else None)
     else:
@@ -312,7 +319,7 @@ def _body(config: RobotVerb, acting: Acting | None) -> Iterator[tuple[Any, Mappi
             )
         mirror = Mirror(world_from(world), draws=modelled and not config.cameras)
         body = grasped(mirror, spec_of(config.robot, mirror, config.realtime))
-    with sighted(body, config.cameras, policy) as seeing:
+    with with_camera_observations(body, config.cameras, policy) as seeing:
         if acting is not None and acting.learn is not None:
             told = acting.learn(seeing.spec)
             require_shown(config.cameras, told)
@@ -331,7 +338,9 @@ def _itself(config: RobotVerb) -> dict[str, Any]:
     return {"joints": to_data(config.env)} if isinstance(config.env, JointsConfig) else {}
 
 
-def _inspected(config: RobotVerb, acting: Acting | None, body: Any, seeds: Sequence[int], moves: bool = True) -> str:
+def _inspected(
+    config: RobotVerb, acting: ActionSource | None, body: Any, seeds: Sequence[int], moves: bool = True
+) -> str:
     """Refuses a robot that is not the body's; of one that is and may do less, a note."""
     spec = inspected(config.robot, body, config.safety, config.realtime, seeds, moves)
     settings = None if acting is None else (acting.world or {}).get("config", {}).get("guard")
@@ -341,18 +350,13 @@ def _inspected(config: RobotVerb, acting: Acting | None, body: Any, seeds: Seque
     return stricter(acting.where, guard.limits(body.ranges), spec, config.safety)
 
 
-def _thinks(acting: Acting, body: Any, seed: int) -> dict[str, float]:
+def _thinks(acting: ActionSource, body: Any, seed: int) -> dict[str, float]:
     found = thinking_ms(acting, body, seed)
     say(
         f"{acting.where} thinks for {found['p50']:.1f} ms, {found['p99']:.1f} ms at worst in a hundred (the first time "
         f"{found['first']:.0f} ms); a control tick is {1e3 / body.spec.control_hz:.0f} ms"
     )
     return found
-
-
-def _require_quick(config: RobotVerb, body: Any, thinks: Mapping[str, float]) -> None:
-    if thinks["p50"] > 1e3 / body.spec.control_hz and config.realtime:
-        raise BurnishError("the policy is slower than its own control rate; export it, or run it on a faster machine")
 
 
 def _person(config: Any, body: Any) -> Keyboard | Gamepad:
@@ -375,12 +379,7 @@ def _supervisor(config: RecordConfig, body: Any, world: Mapping[str, Any] | None
     return person, lambda seed: person.ready("The next episode begins where the robot is put")
 
 
-def _write(folder: str | None, name: str, data: Mapping[str, Any]) -> None:
-    if folder is not None:
-        replace(Path(folder) / name, json.dumps(data, indent=1) + "\n")
-
-
-def _dry_run(config: DeployConfig, acting: Acting, body: Any, seed: int) -> int:
+def _dry_run(config: DeployConfig, acting: ActionSource, body: Any, seed: int) -> int:
     here, target, gripper = first_step(config.robot, acting, body, seed)
     say(f"the joints are at {here.round(3).tolist()} rad")
     say(f"the first set-points would be {target.round(3).tolist()}, {np.abs(target - here).max():.3f} rad away")

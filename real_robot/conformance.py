@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from .adapter import Mode, Phase
+from .adapter_checks import PARTS, TIMEOUT_S, Driver, Found, Make, Trial
 from .errors import Refused
-from .promises import PARTS, TIMEOUT_S, Driver, Found, Make, Trial
 
 
 @dataclass(frozen=True)

@@ -3,24 +3,27 @@ end, and words for what it did."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from ..policies.core.errors import BurnishError
-from .acting import Acting, Still
-from .chunks import Chunks
+from ..policies.core.files import replace as write
 from .discovery import make_adapter
 from .env import RobotEnv, joined, parted
 from .errors import RobotError
-from .receding import Receding, RobotTime
+from .inference.action_sources import ActionSource, StillWorld
+from .inference.chunk_settings import Chunks
+from .inference.realtime_chunking import RealtimeChunking, RobotTime
+from .inference.worker import Latency, Simulated, SubprocessWorker
 from .robots import ROBOTS, Hardware
-from .safe_robot import CALLED, Safety
-from .thinking import Apart, Latency, Simulated
+from .safety.safe_robot import CALLED, Safety
 
 PERSONS = ("keyboard", "gamepad")
 DISPLACEMENTS = "ee_delta"  # the mode of actions that say how far to move
@@ -80,7 +83,9 @@ class RobotVerb:
     robot: Any
     policy: Any
     env: Any = None  # what the policy was trained for, by default; joints: the robot itself, without a task
-    cameras: dict[str, Any] = field(default_factory=dict)  # name -> settings of `eyes.EyeConfig`: source, fit, ...
+    cameras: dict[str, Any] = field(
+        default_factory=dict
+    )  # name -> settings of `eyes.CameraObservationConfig`: source, fit, ...
     safety: Allowed = field(default_factory=Allowed)
     episodes: int = 10
     seed: int = 0
@@ -155,18 +160,22 @@ class RecordConfig(RobotVerb):
             raise BurnishError(f"after={self.after} is when supervisor=expert takes over from a policy; give both")
 
 
-def ahead(acting: Acting, chunks: Chunks, env: RobotEnv, latency: Latency | None) -> Receding:
+def ahead(acting: ActionSource, chunks: Chunks, env: RobotEnv, latency: Latency | None) -> RealtimeChunking:
     """A controller that thinks while the robot moves: in a process of its own, or with a ``latency`` in the time of a
     robot that is a model."""
-    assert acting.mind is not None, "every policy of a command line has one"
+    assert acting.predictor is not None, "every policy of a command line has one"
     spec = env.spec
     if chunks.relative is None:
         chunks = replace(chunks, relative=spec.action_mode == DISPLACEMENTS)
-    thinker = Apart(acting.mind) if latency is None else Simulated(acting.mind(), RobotTime(env), latency)
+    inference = (
+        SubprocessWorker(acting.predictor)
+        if latency is None
+        else Simulated(acting.predictor(), RobotTime(env), latency)
+    )
     try:
-        return Receding(thinker, chunks, spec.control_hz)
+        return RealtimeChunking(inference, chunks, spec.control_hz)
     except RobotError:
-        thinker.close()
+        inference.close()
         raise
 
 
@@ -189,7 +198,9 @@ def name_of(robot: Any) -> str:
     return robot.name if isinstance(robot, Hardware) else known[0]
 
 
-def first_step(robot: Any, acting: Acting, body: Any, seed: int) -> tuple[np.ndarray, np.ndarray, list[float] | None]:
+def first_step(
+    robot: Any, acting: ActionSource, body: Any, seed: int
+) -> tuple[np.ndarray, np.ndarray, list[float] | None]:
     """(where the joints are, the first set-points that the policy asks for, in rad, and of the gripper). Hardware is
     read, a model begins where the episode does, and nothing is moved."""
     body.begin(seed)
@@ -203,7 +214,7 @@ def first_step(robot: Any, acting: Acting, body: Any, seed: int) -> tuple[np.nda
         finally:
             adapter.close()
     body.see(*joined(body, here, np.zeros_like(here), gripper))
-    controller, still = acting.make(1), Still(body)
+    controller, still = acting.make(1), StillWorld(body)
     seen = acting.view(still)
     controller.reset(torch.ones(1, dtype=torch.bool), [seed])
     seen.step(controller.step(seen.reset(None, [seed])))
@@ -232,3 +243,21 @@ def kept(reports: Sequence[Mapping[str, Any]]) -> str:
     return (
         f"the control loop: {ticks} ticks, {misses} deadlines missed; {share}; the guard and the ladder: {words}{stops}"
     )
+
+
+def numbers_in(data: Any, name: str) -> list[Any]:
+    """Every value with the key ``name`` in nested mappings."""
+    if not isinstance(data, Mapping):
+        return []
+    return [x for key, x in data.items() if key == name] + [y for x in data.values() for y in numbers_in(x, name)]
+
+
+def require_quick(realtime: bool, body: Any, thinks: Mapping[str, float]) -> None:
+    """Refuses a policy that needs longer than a control tick; ``thinks`` in ms."""
+    if thinks["p50"] > 1e3 / body.spec.control_hz and realtime:
+        raise BurnishError("the policy is slower than its own control rate; export it, or run it on a faster machine")
+
+
+def write_json(folder: str | None, name: str, data: Mapping[str, Any]) -> None:
+    if folder is not None:
+        write(Path(folder) / name, json.dumps(data, indent=1) + "\n")

@@ -30,10 +30,10 @@ from ..policies.core.wrapper import Wrapper
 from .adapter import Phase
 from .camera import Sensor
 from .clock import Clock, ns
+from .control.link import Link, Snapshot
 from .errors import RobotError, StaleState
-from .guard import Limits
-from .link import Link, Snapshot
-from .safe_robot import Rung
+from .safety.guard import Limits
+from .safety.safe_robot import Rung
 from .supervisor import NOTHING, Supervisor, Word
 
 FULL_RANGES_PER_S = 0.1  # by a key that is held, of an action that says where to go
@@ -248,7 +248,7 @@ def each_anew(connect: Callable[[np.ndarray], Link]) -> Stage:
     return stage
 
 
-class Sighted:
+class CameraObservations:
     """A body with eyes: what ``body`` observes, and the pictures of cameras that are open, as "image.<name>".
 
     The newest picture counts. Where none has come since, or a `Watched` camera is frozen, the one before does, until it

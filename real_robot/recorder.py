@@ -146,7 +146,7 @@ def play(
     return len(seeds)
 
 
-class Nobody:
+class HoldPosition:
     """No policy: the robot stays where it was sent last."""
 
     def __init__(self, body: Any) -> None:
@@ -194,14 +194,14 @@ class Demonstrator:
         pass
 
 
-class Beside(NamedTuple):
+class EpisodeExtras(NamedTuple):
     """What an episode holds beside its executed actions."""
 
     requested: Tensor  # (T, A) in actuator units: of the policy, or of nobody
     intervened: Tensor  # (T,) bool: somebody else played
 
 
-def read_beside(folder: str | Path) -> list[Beside]:
+def read_beside(folder: str | Path) -> list[EpisodeExtras]:
     """One per episode of a set that was recorded here, in its order."""
     found, names = read_extra(folder), (POLICY_ACTION, INTERVENTION)
     if not found and kept_in(folder):
@@ -210,7 +210,7 @@ def read_beside(folder: str | Path) -> list[Beside]:
     if not all(set(names) <= set(kept) for kept in found or [{}]):
         raise BurnishError(f"{folder} holds nothing beside its actions: `burnish record` did not write it")
     requested, intervened = names
-    return [Beside(kept[requested], kept[intervened].reshape(-1)) for kept in found]
+    return [EpisodeExtras(kept[requested], kept[intervened].reshape(-1)) for kept in found]
 
 
 def _copied(obs: Obs) -> Obs:

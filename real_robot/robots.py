@@ -22,6 +22,8 @@ import numpy as np
 from ..policies.core.errors import BurnishError
 from .adapter import Adapter, RobotSpec
 from .clock import Clock, MonotonicClock, VirtualClock, ns
+from .compatibility import require_same_joints, require_start
+from .control.link import Link, LocalLink, RobotLink
 from .discovery import make_adapter, names
 from .drivers.bus import ArmConfig, ServoArm
 from .drivers.feetech import FeetechArm
@@ -32,9 +34,7 @@ from .emulators.pty import PtyProcess
 from .emulators.so101 import calibration, so101
 from .env import Body, Stage, each_anew, joined, parted
 from .errors import Refused
-from .fitting import require_same_joints, require_start
-from .link import Link, LocalLink, RobotLink
-from .safe_robot import SafeRobot, Safety, require_watchdog
+from .safety.safe_robot import SafeRobot, Safety, require_watchdog
 from .settings import settings
 from .supervisor import Supervisor
 
@@ -43,7 +43,7 @@ SETTLE_S, STILL_RAD = 0.15, 1e-3
 GENTLE = 0.2  # of the velocity limits, on the way to where an episode begins
 
 
-class Modelled(Body, Protocol):
+class ModelledBody(Body, Protocol):
     """A body whose robot exists as a MuJoCo model."""
 
     mjcf: str
@@ -127,7 +127,7 @@ def spec_of(robot: Any, body: Any, realtime: bool) -> RobotSpec:
 
 
 def inspected(
-    robot: Any, body: Modelled, safety: Safety, realtime: bool, seeds: Sequence[int], moves: bool
+    robot: Any, body: ModelledBody, safety: Safety, realtime: bool, seeds: Sequence[int], moves: bool
 ) -> RobotSpec:
     """The spec of a robot that may be used as ``body`` is, for episodes of these seeds; `Refused` if not. Nothing is
     opened. ``moves`` is whether it will be moved."""
@@ -156,7 +156,7 @@ def allowed(robot: Any, safety: Safety) -> Safety:
     return replace(safety, no_device_watchdog=True) if isinstance(robot, So101Emulated) else safety
 
 
-def with_model(safety: Safety, spec: RobotSpec, body: Modelled) -> Safety:
+def with_model(safety: Safety, spec: RobotSpec, body: ModelledBody) -> Safety:
     """Where a model of the arm is needed, and neither a person nor its driver names one, the body's will do: its joints
     are the robot's, in their order (`require_same_joints`), whatever the robot calls them."""
     if not safety.bounded or safety.model or spec.mjcf is not None or not body.mjcf:
@@ -178,26 +178,26 @@ def stage_for(robot: Any, body: Any, safety: Safety, realtime: bool, supervisor:
     return _in_person(connect, supervisor)
 
 
-def _twin_settings(robot: TwinRobot, body: Modelled, start: np.ndarray) -> dict[str, Any]:
+def _twin_settings(robot: TwinRobot, body: ModelledBody, start: np.ndarray) -> dict[str, Any]:
     return {"mjcf": body.mjcf, "joints": list(body.joints), "start": start.tolist(), **robot.device}
 
 
-def _twin(robot: TwinRobot, body: Modelled, start: np.ndarray, clock: Clock) -> Twin:
+def _twin(robot: TwinRobot, body: ModelledBody, start: np.ndarray, clock: Clock) -> Twin:
     return Twin(settings(TwinConfig, _twin_settings(robot, body, start), "a twin"), clock)
 
 
-def _twin_link(robot: TwinRobot, body: Modelled, safety: Safety, realtime: bool, start: np.ndarray) -> Link:
+def _twin_link(robot: TwinRobot, body: ModelledBody, safety: Safety, realtime: bool, start: np.ndarray) -> Link:
     if realtime:
         return RobotLink("twin", _twin_settings(robot, body, start), safety)
     return LocalLink(_twin(robot, body, start, VirtualClock()), safety)
 
 
-def _chain(robot: So101Emulated, body: Modelled, start: np.ndarray) -> Callable[[], FeetechChain]:
+def _chain(robot: So101Emulated, body: ModelledBody, start: np.ndarray) -> Callable[[], FeetechChain]:
     return partial(so101, body.mjcf, start.tolist(), loss=robot.loss, corruption=robot.corruption, seed=robot.seed)
 
 
 def _so101(
-    robot: So101Emulated, body: Modelled, start: np.ndarray, clock: Clock
+    robot: So101Emulated, body: ModelledBody, start: np.ndarray, clock: Clock
 ) -> tuple[FeetechArm, Callable[[], FeetechChain]]:
     """The driver, and the servos at the other end of its bus, which are there once it is opened."""
     chain = cache(_chain(robot, body, start))
@@ -206,7 +206,7 @@ def _so101(
     return FeetechArm(config, clock, lambda: Loopback(chain(), clock)), chain
 
 
-def _so101_link(robot: So101Emulated, body: Modelled, safety: Safety, realtime: bool, start: np.ndarray) -> Link:
+def _so101_link(robot: So101Emulated, body: ModelledBody, safety: Safety, realtime: bool, start: np.ndarray) -> Link:
     if realtime:
         known = calibration(body.mjcf).joints
         joints = {joint.name: {k: x for k, x in asdict(joint).items() if k != "name"} for joint in known}

@@ -27,9 +27,9 @@ from .adapter import Adapter, RobotState, Vector
 from .clock import ns
 from .env import Body, joined, observed, parted
 from .errors import RobotError, StaleState
-from .guard import JointGuard
 from .robots import Connect
-from .safe_robot import SafeRobot, Safety
+from .safety.guard import JointGuard
+from .safety.safe_robot import SafeRobot, Safety
 
 READ_S = 0.5  # so long is a new state waited for
 LOST = 20  # states in a row that may be missing

@@ -16,20 +16,20 @@ from typing import Any, NamedTuple
 import torch
 
 from ..policies.build import CheckpointConfig, load_policy
+from ..policies.cli.cli import main
+from ..policies.controllers import controller_for
 from ..policies.core.chunk import HistoryEnv
-from ..policies.core.cli import main
 from ..policies.core.config import to_data
 from ..policies.core.errors import BurnishError
 from ..policies.core.files import require_writable
-from ..policies.core.interrupt import interruptible
-from ..policies.core.manifest import burnish_version
-from ..policies.core.run import progress_bar
 from ..policies.core.seed import derive
 from ..policies.core.spec import check_compatible, stacked_by_history
 from ..policies.core.types import Controller, VecEnv
 from ..policies.data.episodes import Episode
 from ..policies.data.lerobot_writer import LeRobotWriter
-from ..policies.horizon import controller_for
+from ..policies.runs.interrupt import interruptible
+from ..policies.runs.manifest import burnish_version
+from ..policies.runs.run import progress_bar
 from .build import ENVS, make_env, named, world_from
 from .collect import stream
 from .experts import make_expert

@@ -11,8 +11,8 @@ import torch
 
 from ..policies.core.config import from_data, to_data
 from ..policies.core.errors import BurnishError, did_you_mean
-from ..policies.core.stored import plain_world
 from ..policies.core.types import VecEnv
+from ..policies.runs.stored_world import plain_world
 from .gym_env import GymConfig
 from .locomotion.settings import AntConfig, HalfCheetahConfig, HopperConfig, HumanoidConfig, Walker2dConfig
 from .point_reach import PointReachConfig

@@ -94,7 +94,7 @@ def scene(things: str, *, timestep: float, arm_body: str | None = None) -> str:
 </mujoco>"""
 
 
-class Hand:
+class TaskArm:
     """The arm of N worlds as a task drives it: ``axes`` are the coordinates of the tool that an action moves."""
 
     def __init__(
@@ -203,7 +203,7 @@ class DeskTask:
     derive: tuple[str, ...] = ("mj_kinematics",)  # poses are those of the end of the tick
     autoreset = False
 
-    def __init__(self, config: DeskConfig, hand: Hand, facts: Sequence[str]) -> None:
+    def __init__(self, config: DeskConfig, hand: TaskArm, facts: Sequence[str]) -> None:
         self.config, self.hand = config, hand
         self.frame_skip = round(1 / (config.control_hz * self.timestep))
         if abs(self.frame_skip * self.timestep * config.control_hz - 1) > 1e-9:

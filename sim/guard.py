@@ -1,9 +1,10 @@
 """A robot's guard in simulated worlds: ``env.guard.velocity=2 env.guard.acceleration=10``.
 
-On a robot a guard stands between policy and motors and changes set-points that are too fast (`real_robot/guard.py`). A
-policy that never met it meets it there for the first time. Here the same code, not a copy, stands before the actuators
-of N worlds, with set-points as often as a robot's control loop sends them, so that refinement learns and evaluation
-measures with the limits active. It is part of a world's settings, so whatever remembers a world remembers its guard.
+On a robot a guard stands between policy and motors and changes set-points that are too fast
+(`real_robot/safety/guard.py`). A policy that never met it meets it there for the first time. Here the same code, not
+a copy, stands before the actuators of N worlds, with set-points as often as a robot's control loop sends them, so that
+refinement learns and evaluation measures with the limits active. It is part of a world's settings,
+so whatever remembers a world remembers its guard.
 
 What a task observes as commanded is what was asked, as on a robot (`sim/mirror.py`); ``info["executed"]`` is the action
 within its limits, because a guarded set-point is in general no action. Positions are limited to the actuators' ranges.
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..policies.core.errors import BurnishError
-from ..real_robot.guard import JointGuard, Limits
+from ..real_robot.safety.guard import JointGuard, Limits
 
 if TYPE_CHECKING:
     from .physics import Array, Rows

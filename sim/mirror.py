@@ -29,7 +29,7 @@ MOVING = "insert, reach or avoid"
 
 
 class Mirror:
-    """``draws``: pictures are those of the model. Without, somebody else adds them (`real_robot.env.Sighted`)."""
+    """``draws``: pictures are those of the model. Otherwise `real_robot.env.CameraObservations` adds them."""
 
     joints = arm.JOINTS
     grips = False
@@ -113,7 +113,7 @@ class Mirror:
         return self._task.judge(action[None])
 
 
-class Alone:
+class EmptyDesk:
     """The arm on an empty desk, for bodies that have no task (`real_robot.joints`)."""
 
     joints = arm.JOINTS

@@ -76,7 +76,7 @@ class Column:
             self._memory[self._index[rows]] = value[rows]
 
 
-class Crew:
+class WorkerThreads:
     """Threads that wait for work. Two queues do less than an executor's futures, and a tick of few worlds is so short
     that this shows."""
 
@@ -144,7 +144,7 @@ class Physics:
         self.models = [model] * num_worlds
         self.data = [mujoco.MjData(model) for _ in range(num_worlds)]
         self.threads = max(1, min(threads or usable_cores(), num_worlds))
-        self._crew = Crew(self.threads - 1)
+        self._crew = WorkerThreads(self.threads - 1)
         self._everyone = list(range(num_worlds))
         self._state_size = mujoco.mj_stateSize(model, STATE)
         self._ctrl = self.column("ctrl") if model.nu else None

@@ -16,12 +16,12 @@ from typing import Any
 from torch import Tensor
 
 from ..policies.core.errors import BurnishError
-from ..policies.core.evaluate import Evaluation, evaluate
 from ..policies.core.files import require_writable
 from ..policies.core.scale import ScaledEnv
 from ..policies.core.seed import derive
 from ..policies.core.types import Controller, Obs, Step, VecEnv
 from ..policies.core.wrapper import Rendered, pictures
+from ..policies.measure.evaluate import Evaluation, evaluate
 from .build import env_name
 
 

@@ -90,7 +90,7 @@ class Watch:
 
 
 def by_command(words: list[str]) -> int:
-    from burnish.policies.core.cli import main
+    from burnish.policies.cli.cli import main
 
     return main(words)
 
@@ -123,8 +123,8 @@ def _acted(path: str) -> Any:
     import torch
 
     from burnish.policies.build import load_policy
+    from burnish.policies.controllers import controller_for
     from burnish.policies.core.spec import dtype_of
-    from burnish.policies.horizon import controller_for
 
     policy, _ = load_policy(path)
     blank = {key: torch.zeros(1, *shape, dtype=dtype_of(key)) for key, shape in policy.spec.inputs.shapes.items()}
@@ -135,20 +135,20 @@ def _played(path: str) -> Any:
     """The same of a bundle."""
     import numpy as np
 
-    from burnish.real_robot.runtime import load
+    from burnish.real_robot.export.runtime import load
 
     policy = load(path)
     return policy.act({key: np.zeros(shape, np.float32) for key, shape in policy.schema.obs.items()}, greedy=True)
 
 
 def _newest(path: str) -> Any:
-    from burnish.policies.core import checkpoint
+    from burnish.policies.runs import checkpoint
 
     return checkpoint.newest(path)
 
 
 def _bundle(path: str) -> Any:
-    from burnish.real_robot.runtime import load
+    from burnish.real_robot.export.runtime import load
 
     return load(path)
 

@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from artefact_bombs import WORLD, external, network, with_file
 from artefacts import Artefact, settings
 from burnish.policies.build import build_policy, describe
 from burnish.policies.chain import MOST_STEPS
-from burnish.policies.core import checkpoint
 from burnish.policies.core.spec import LARGEST_OBS, LONGEST_CHUNK, ActionSpec, ObsSpec, PolicySpec
 from burnish.policies.gaussian import GaussianConfig
 from burnish.policies.nets.mlp import DEEPEST, WIDEST_TABLE
-from burnish.real_robot.bundle import MAX_CHUNK, MAX_NUMBERS, NoiseInput, write
+from burnish.policies.runs import checkpoint
+from burnish.real_robot.export.bundle import MAX_CHUNK, MAX_NUMBERS, NoiseInput, write
+from decompression_bombs import WORLD, external, network, with_file
 from export_lab import by_hand, small
 
 SIDE = int((LARGEST_OBS / 3) ** 0.5)  # of the largest square picture

@@ -23,12 +23,12 @@ import torch
 import yaml
 
 from burnish.policies.build import describe
-from burnish.policies.core import checkpoint
-from burnish.policies.core.manifest import MANIFEST, write_manifest
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec
 from burnish.policies.data.episodes import Episode, Episodes
 from burnish.policies.data.lerobot import write_lerobot
-from burnish.real_robot.bundle import write
+from burnish.policies.runs import checkpoint
+from burnish.policies.runs.manifest import MANIFEST, write_manifest
+from burnish.real_robot.export.bundle import write
 from export_lab import by_hand, small
 
 CONFIG, STATE, TENSORS = checkpoint.FILES
@@ -118,7 +118,7 @@ def manifest(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
     """Listed, and sealed over it."""
 
     def apply(folder: Path) -> None:
-        from burnish.policies.core.manifest import _seal
+        from burnish.policies.runs.manifest import _seal
 
         data = json.loads((folder / MANIFEST).read_text())
         change(data)

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 import control_lab
-from burnish.finetune.acting import apart
-from burnish.finetune.asynchronous import Asynchronous, AsynchronousConfig
 from burnish.finetune.loops import OffPolicy, OffPolicyConfig
+from burnish.finetune.processes.actor_process import apart
+from burnish.finetune.processes.asynchronous import Asynchronous, AsynchronousConfig
 from burnish.offline.replay import Replay
 from burnish.offline.sac import SAC, SACConfig, soft_agent
 from burnish.policies.build import build_policy

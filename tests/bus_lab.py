@@ -33,7 +33,7 @@ from burnish.real_robot.emulators.feetech import FeetechChain
 from burnish.real_robot.emulators.line import GoalWrite, Loopback
 from burnish.real_robot.emulators.servo import ProfilePlant
 from burnish.real_robot.errors import DeviceFault, RobotError, StaleState
-from burnish.real_robot.guard import JointGuard, Limits
+from burnish.real_robot.safety.guard import JointGuard, Limits
 from hostile import mixed
 from soak import Progress
 from soak import often as often

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mujoco
 import numpy as np
 
-from burnish.real_robot.guard import Limits
+from burnish.real_robot.safety.guard import Limits
 
 # Four joints and a post to run into; every shape is a capsule, so the oracle needs only distances of segments.
 CAPSULES = """

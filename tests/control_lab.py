@@ -16,7 +16,7 @@ from burnish.policies.core.spec import PolicySpec, agent_spec
 from burnish.policies.core.types import Obs
 from burnish.sim.experts.toy import lqr_law
 from burnish.sim.toy import LQR, LQRConfig
-from meaningless import Meaningless
+from negative_controls import NegativeControl
 
 GAMMA = 0.95
 # Two axes, because one gain of either sign is soon guessed. The optimal gain seldom asks for more than 4 m/s^2.
@@ -25,7 +25,7 @@ CONFIG = LQRConfig(axes=2, limit=4.0, max_steps=25)
 
 def world(num_envs: int, seed: int = 0, *, meaningless: bool = False) -> ChunkEnv:
     env = ScaledEnv(LQR(num_envs, CONFIG, seed=seed))
-    return ChunkEnv(Meaningless(env, seed) if meaningless else env, 1, GAMMA)
+    return ChunkEnv(NegativeControl(env, seed) if meaningless else env, 1, GAMMA)
 
 
 def spec() -> PolicySpec:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from burnish.policies.core.evaluate import Evaluation, evaluate, evaluation_seeds
 from burnish.policies.core.scale import ScaledEnv
+from burnish.policies.measure.evaluate import Evaluation, evaluate, evaluation_seeds
 from burnish.sim.batch import BatchedMujoco
 from burnish.sim.build import ENVS, make_env
 from burnish.sim.desk import Reward

@@ -9,20 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from burnish.finetune.distill import Distillation
-from burnish.finetune.teaching import Keep, StudentChunk, Teacher, record, scenes, shared_spec, student_spec
+from burnish.finetune.methods.distill import Distillation
+from burnish.finetune.people.teachers import Keep, StudentChunk, Teacher, record, scenes, shared_spec, student_spec
 from burnish.policies.build import build_policy
+from burnish.policies.controllers import controller_for
 from burnish.policies.core.chunk import HistoryEnv
-from burnish.policies.core.evaluate import evaluate
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import PolicySpec, agent_spec
 from burnish.policies.core.types import Obs
 from burnish.policies.data.episodes import Episodes
 from burnish.policies.data.lerobot import read_lerobot
-from burnish.policies.external import CallablePolicy
+from burnish.policies.external.policy import CallablePolicy
 from burnish.policies.gaussian import GaussianConfig, GaussianLoss
-from burnish.policies.horizon import controller_for
 from burnish.policies.imitate import ImitateConfig
+from burnish.policies.measure.evaluate import evaluate
 from burnish.sim.build import make_env
 from burnish.sim.collect import stream
 from burnish.sim.point_reach import PointReachConfig

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from burnish.policies.build import build_policy
-from burnish.policies.compose import BestOf, Relay, Repeated, Residual, Steered
+from burnish.policies.compose import BestOf, Repeated, Residual, SplitChain, Steered
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from burnish.policies.diffusion import DiffusionConfig
 from burnish.policies.flow import FlowConfig
@@ -17,7 +17,7 @@ from burnish.policies.gaussian import GaussianConfig
 from burnish.policies.nets.critic import CriticConfig, QEnsemble
 from burnish.policies.nets.denoiser import DenoiserConfig, MlpBodyConfig
 from burnish.policies.nets.mlp import Activation
-from burnish.real_robot.bundle import Bundle, NoiseInput, Schema
+from burnish.real_robot.export.bundle import Bundle, NoiseInput, Schema
 
 H, EXECUTE, A = 4, 2, 2
 SPEC = PolicySpec(ObsSpec({"state": (3,)}), ActionSpec((-0.5, 0.0), (1.5, 4.0)), H, EXECUTE, start=1, control_hz=20.0)
@@ -79,8 +79,8 @@ def ddim(**changes: Any) -> Any:
     return made(DiffusionConfig(**{"steps": 4, "net": DenoiserConfig(mlp=MlpBodyConfig([32, 32], 16)), **changes}))
 
 
-def relay() -> Relay:
-    return Relay(small(seed=1), small(seed=9), 2)
+def relay() -> SplitChain:
+    return SplitChain(small(seed=1), small(seed=9), 2)
 
 
 def repeated() -> Steered:

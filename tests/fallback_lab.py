@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from guard_lab import Excess
 
-from burnish.real_robot.guard import Limits
+from burnish.real_robot.safety.guard import Limits
 
 JERK = np.linspace(80, 200, 7)
 

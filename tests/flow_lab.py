@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from burnish.finetune.loops import OnPolicy
+from burnish.policies.controllers import ChunkController
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec, agent_spec
 from burnish.policies.flow import FlowConfig, FlowPolicy
-from burnish.policies.horizon import ChunkController
 from burnish.policies.nets.denoiser import Body, DenoiserConfig, MlpBodyConfig
 from burnish.policies.nets.unet1d import UNetConfig
 from burnish.sim.build import make_env
 from burnish.sim.point_reach import PointReachConfig
-from meaningless import Meaningless
+from negative_controls import NegativeControl
 
 A = 2
 # name -> horizon, execute, start, and settings of the flow
@@ -91,7 +91,7 @@ def learnt(
         torch.manual_seed(seed)
         net = DenoiserConfig(mlp=MlpBodyConfig(hidden=[32, 32], time_dim=16))
         base = FlowPolicy(spec, FlowConfig(steps=3, net=net))
-    env, learner = build(config, base, Meaningless(world) if noise else world, seed=seed)
+    env, learner = build(config, base, NegativeControl(world) if noise else world, seed=seed)
     yield score(base)
     loop = OnPolicy(learner, env, decisions_per_update=config.loop.decisions_per_update, seed=seed)
     for _ in range(iterations):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from burnish.real_robot.guard import Limits
+from burnish.real_robot.safety.guard import Limits
 from hostile import mixed
 
 Array = np.ndarray

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.random import Generator
 
-from burnish.real_robot.guard import Limits
+from burnish.real_robot.safety.guard import Limits
 from soak import SOAK as SOAK
 
 Shape = tuple[int, ...]

@@ -19,9 +19,9 @@ import numpy as np
 
 from burnish.real_robot.adapter import Adapter, RobotState, StopKind
 from burnish.real_robot.clock import SECOND, ns
+from burnish.real_robot.control.loop import ControlLoop
 from burnish.real_robot.errors import RobotError, StaleState
-from burnish.real_robot.loop import ControlLoop
-from burnish.real_robot.safe_robot import JITTER, Safety
+from burnish.real_robot.safety.safe_robot import JITTER, Safety
 
 PROMISED = Safety()  # ages and distances; a robot that is set up otherwise is judged by these all the same
 WIRE_NS = (

@@ -15,9 +15,9 @@ import numpy as np
 
 from burnish.real_robot.adapter import Phase
 from burnish.real_robot.clock import ns
+from burnish.real_robot.control.link import LocalLink
 from burnish.real_robot.errors import RobotError
-from burnish.real_robot.link import LocalLink
-from burnish.real_robot.safe_robot import Rung, Safety
+from burnish.real_robot.safety.safe_robot import Rung, Safety
 from hour_judge import Failure, Judge
 from hour_stands import STANDS, Weather
 

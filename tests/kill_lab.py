@@ -49,7 +49,7 @@ class Kill:
     late_s: float  # of which a process of ours waited for its turn
     drift_rad: float  # after it came to rest
     watched_s: float  # for so long
-    why: str  # what the watchman had to say
+    why: str  # what the watchdog had to say
 
 
 def judged(device: PtyProcess, at_ns: int, why: str = "") -> Kill:

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from aim_lab import Aim
-from burnish.finetune.dsrl import DSRLConfig, latent_sac
 from burnish.finetune.loops import OffPolicy, OffPolicyConfig
+from burnish.finetune.methods.dsrl import DSRLConfig, latent_sac
 from burnish.offline.replay import Replay
 from burnish.offline.sac import soft_agent
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from burnish.policies.core.types import Obs
-from burnish.policies.external import CallablePolicy
+from burnish.policies.external.policy import CallablePolicy
 from burnish.policies.nets.critic import CriticConfig
-from meaningless import Meaningless
+from negative_controls import NegativeControl
 
 SPEC = PolicySpec(ObsSpec({"state": (1,)}), ActionSpec((-1.0,), (1.0,)), 2, 2, noise_shape=(2, 1))
 SMALL = {"agent": soft_agent(hidden=[32, 32]), "critic": CriticConfig(hidden=[32, 32]), "lr": 1e-2, "actor_lr": 1e-2}
@@ -55,7 +55,7 @@ def loop_of(assembly: Any, config: Any, seed: int = 0, prior: Replay | None = No
 
 def learnt(build: Any, config: Any, base: Any, *, seed: int, iterations: int, noise: bool = False) -> Any:
     """What is deployed after so many decisions of 16 worlds."""
-    world = Meaningless(Aim(16, seed=seed), seed, 0.4) if noise else Aim(16, seed=seed)
+    world = NegativeControl(Aim(16, seed=seed), seed, 0.4) if noise else Aim(16, seed=seed)
     assembly = build(config, base, world, seed=seed)
     loop = loop_of(assembly, config, seed)
     for _ in range(iterations):

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 
 from burnish.finetune.loops import run_on_policy
+from burnish.policies.controllers import controller_for
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import agent_spec
-from burnish.policies.external import CallablePolicy
-from burnish.policies.horizon import controller_for
+from burnish.policies.external.policy import CallablePolicy
 from burnish.sim.build import make_env
 from burnish.sim.experts.toy import FeedbackExpert, lqr_law
 from burnish.sim.toy import LQRConfig
-from meaningless import Meaningless
+from negative_controls import NegativeControl
 
 CONFIG = LQRConfig(limit=5.0, max_steps=20, noise=0.05)
 GAMMA = 0.9
@@ -56,7 +56,7 @@ def assembled(method: Any, *arguments: Any, **options: Any) -> Any:
 
 
 def learnt(build, config, base, *, seed, updates, noise=False, count=32):
-    world = Meaningless(worlds(count, seed), seed) if noise else worlds(count, seed)
+    world = NegativeControl(worlds(count, seed), seed) if noise else worlds(count, seed)
     env, learner = build(config, base, world, seed=seed)
     length = config.loop.decisions_per_update
     run_on_policy(learner, env, decisions_per_update=length, total=updates * length * count, seed=seed)

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from burnish.finetune.surrogate import Reduction
 from burnish.offline import returns, soft
-from burnish.offline.surrogate import Reduction
 from burnish.policies.core import chunk
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from scripted import TERMINATED, TRUNCATED, ScriptedWorld

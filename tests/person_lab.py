@@ -15,7 +15,7 @@ import numpy as np
 from conftest import demand
 
 import burnish.real_robot.__main__ as verbs
-from burnish.policies.core.cli import main
+from burnish.policies.cli.cli import main
 from burnish.real_robot import robots
 from burnish.real_robot.emulators.pty import PtyProcess
 from burnish.real_robot.emulators.so101 import calibration, so101

@@ -6,14 +6,14 @@ from typing import Any
 
 from burnish.finetune.loops import Assembly, run_off_policy
 from burnish.offline.replay import Replay
-from burnish.policies.core.evaluate import evaluate
+from burnish.policies.controllers import controller_for
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from burnish.policies.core.types import VecEnv
-from burnish.policies.horizon import controller_for
+from burnish.policies.measure.evaluate import evaluate
 from burnish.sim.build import make_env
 from burnish.sim.point_reach import PointReachConfig
-from meaningless import Meaningless
+from negative_controls import NegativeControl
 
 EXECUTE = 2
 ON_LINE = PolicySpec(ObsSpec({"state": (2,)}), ActionSpec((-1.0,), (1.0,)), EXECUTE, EXECUTE)
@@ -22,7 +22,7 @@ LINE = PointReachConfig(dim=1, goal_in_state=True, control_hz=5.0, max_steps=8)
 
 def line(num_envs: int, *, seed: int = 0, meaningless: bool = False) -> VecEnv:
     env = ScaledEnv(make_env(LINE, num_envs, seed=seed))
-    return Meaningless(env, seed) if meaningless else env
+    return NegativeControl(env, seed) if meaningless else env
 
 
 def mean_return(policy: Any, episodes: int = 64) -> float:

@@ -15,11 +15,11 @@ import yaml
 from burnish.finetune.__main__ import FinetuneConfig
 from burnish.finetune.build import CHOICES
 from burnish.policies.build import CheckpointConfig
-from burnish.policies.core.cli import main
+from burnish.policies.cli.cli import main
 from burnish.policies.core.config import to_data
-from burnish.policies.core.evaluate import Evaluation, compare, evaluation_seeds
-from burnish.policies.core.statistics import wilson
-from burnish.policies.core.video import write_mp4
+from burnish.policies.measure.evaluate import Evaluation, compare, evaluation_seeds
+from burnish.policies.measure.statistics import wilson
+from burnish.policies.measure.video import write_mp4
 from burnish.sim.build import ENVS
 
 EPISODES, EXAM, BUDGET = 200, 64, 100_000

@@ -22,7 +22,7 @@ from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import PolicySpec, agent_spec
 from burnish.policies.core.types import Obs, Outcome, Step
 from burnish.policies.diffusion import DiffusionConfig
-from burnish.policies.external import CallablePolicy
+from burnish.policies.external.policy import CallablePolicy
 from burnish.policies.flow import FlowConfig
 from burnish.policies.gaussian import GaussianConfig
 from burnish.policies.nets.denoiser import DenoiserConfig, MlpBodyConfig

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from burnish.policies.build import build_policy, describe
-from burnish.policies.core import checkpoint
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from burnish.policies.flow import FlowConfig
-from burnish.real_robot.listening import ServerConfig
-from burnish.real_robot.server import PolicyServer
+from burnish.policies.runs import checkpoint
+from burnish.real_robot.serving.listening import ServerConfig
+from burnish.real_robot.serving.server import PolicyServer
 from diffusion_lab import small_net
 
 LIMITS = ActionSpec((-0.5, 0.0), (1.5, 4.0))

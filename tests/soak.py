@@ -93,7 +93,7 @@ PARTS = (
         "crowd",
         "1,000 connections without the key dial all the time: the owner of the key gets in every time within 2 s",
         1,
-        ("tests/test_door.py::test_a_thousand_diallers_without_the_key_do_not_keep_the_owner_out",),
+        ("tests/test_gateway.py::test_a_thousand_diallers_without_the_key_do_not_keep_the_owner_out",),
         alone=True,
     ),
     Part(
@@ -169,7 +169,7 @@ PARTS = (
         "hours",
         "an hour with faults on the twin, and one on each family of servos: every invariant held at every command",
         6,
-        ("tests/test_hour.py::test_an_hour_with_faults",),
+        ("tests/test_simulated_hours.py::test_an_hour_with_faults",),
     ),
 )
 

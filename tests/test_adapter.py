@@ -7,16 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from burnish.real_robot.adapter import (
-    API_VERSION,
-    CALLS,
-    TRANSITIONS,
-    Command,
-    JointSpec,
-    Mode,
-    Phase,
-    StopKind,
-)
+from burnish.real_robot.adapter import API_VERSION, CALLS, TRANSITIONS, Command, JointSpec, Mode, Phase, StopKind
 from burnish.real_robot.errors import DeviceFault, IllegalTransition, Refused, RobotError, StaleState
 from robot_lab import Puppet, spec
 

@@ -10,18 +10,18 @@ from torch import Tensor
 
 from burnish.finetune.advice import advised, entropy_trap
 from burnish.finetune.build import prepare
-from burnish.finetune.dsrl import DSRLConfig, latent_sac
 from burnish.finetune.loops import OffPolicy, OffPolicyConfig
-from burnish.finetune.residual_td3 import ResidualTD3Config
+from burnish.finetune.methods.dsrl import DSRLConfig, latent_sac
+from burnish.finetune.methods.residual_td3 import ResidualTD3Config
 from burnish.offline.returns import Discount, Per
 from burnish.offline.sac import soft_agent
-from burnish.policies.core.evaluate import evaluate, evaluation_seeds
+from burnish.policies.controllers import controller_for
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import PolicySpec
 from burnish.policies.core.types import Obs, Step
 from burnish.policies.core.wrapper import Wrapper
-from burnish.policies.external import CallablePolicy
-from burnish.policies.horizon import controller_for
+from burnish.policies.external.policy import CallablePolicy
+from burnish.policies.measure.evaluate import evaluate, evaluation_seeds
 from burnish.policies.nets.critic import CriticConfig
 from burnish.sim.point_reach import PointReach, PointReachConfig, Reward
 

@@ -16,12 +16,12 @@ import yaml
 from burnish.finetune import Refined, api, evaluate, load, refine, save
 from burnish.finetune.__main__ import FinetuneConfig
 from burnish.finetune.build import CHOICES
-from burnish.finetune.residual_ppo import ResidualPPOConfig
-from burnish.policies.core.cli import main
+from burnish.finetune.methods.residual_ppo import ResidualPPOConfig
+from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.evaluate import Evaluation, compare
-from burnish.policies.core.run import read_metrics
 from burnish.policies.core.scale import ScaledEnv
+from burnish.policies.measure.evaluate import Evaluation, compare
+from burnish.policies.runs.run import read_metrics
 from burnish.sim.build import make_env
 from burnish.sim.point_reach import PointReachConfig
 

@@ -26,15 +26,15 @@ from asynchronous_lab import (
     together,
     within,
 )
-from burnish.finetune.acting import adopt
-from burnish.finetune.asynchronous import Asynchronous, AsynchronousConfig
 from burnish.finetune.build import METHODS, Needs, prepare
 from burnish.finetune.loops import OffPolicy, OffPolicyConfig
-from burnish.finetune.mailbox import Mailbox, pack, unpack
+from burnish.finetune.processes.actor_process import adopt
+from burnish.finetune.processes.asynchronous import Asynchronous, AsynchronousConfig
+from burnish.finetune.processes.mailbox import Mailbox, pack, unpack
 from burnish.offline.replay import Replay
 from burnish.policies.core.chunk import ChunkEnv
 from burnish.policies.core.seed import generator
-from burnish.policies.core.skeleton import encode
+from burnish.policies.runs.state_codec import encode
 from seam import EXECUTE, SeamWorld, Watched, checker, make_base, replay_rows, seam_env, seam_spec, shrunk
 
 # ---- what travels ----
@@ -56,8 +56,8 @@ def test_nobody_waits_until_the_other_listens():
                 end.send(b"x", {"number": number, "weights": torch.zeros(250_000)})
         ends[0].stop()
         heard = []
-        while letter := ends[1].take(wait=True):
-            heard.append(letter.read()["number"])
+        while message := ends[1].take(wait=True):
+            heard.append(message.read()["number"])
     assert heard == list(range(8)) and ends[1].closed
     ends[1].send(b"x")  # nobody is there any more, which is no error
 
@@ -147,7 +147,7 @@ def test_the_ratio_is_never_exceeded_and_exact_in_the_end(ratio: float, backlog:
         made = int(loop.learner.weights) + 1
         assert len(loop.replay) >= warm, "nothing is learnt in the warm-up"
         assert made - study <= ratio * (len(loop.replay) - warm), "more updates than are owed"
-        ahead.append(threads.launched[0].loop.ledger.decisions - loop.ledger.decisions)
+        ahead.append(threads.launched[0].loop.statistics.decisions - loop.statistics.decisions)
 
     loop.learner.before = before
     total = 160
@@ -157,7 +157,7 @@ def test_the_ratio_is_never_exceeded_and_exact_in_the_end(ratio: float, backlog:
         report = both.report()
         both.close()
     made, owed = int(loop.learner.weights) - study, ratio * (total - warm)
-    assert loop.ledger.decisions == total and report["asynchronous/updates_per_decision"] == made / (total - warm)
+    assert loop.statistics.decisions == total and report["asynchronous/updates_per_decision"] == made / (total - warm)
     if backlog:
         assert made == int(owed)
         assert 0 < max(ahead) <= max(backlog, 2) + 2  # what waits, and the row that is being learnt from
@@ -190,7 +190,7 @@ def test_what_is_reported_is_what_happened():
     assert set(heard.tolist()) - {0}, "no weights were heard of"
     assert report["asynchronous/deaths"] == 0 and 0 < report["asynchronous/staleness"] < 5 + 0.75 * (4 + 2 + 2)
     assert report["time/learner_waits"] > 0.5 > report["time/actor_waits"]  # updates cost nothing here
-    steps = float(both.loop.ledger.ticks)
+    steps = float(both.loop.statistics.ticks)
     assert report["time/control_steps_per_s"] / report["time/decisions_per_s"] == pytest.approx(steps / 80)
 
 

@@ -27,12 +27,12 @@ from asynchronous_lab import (
     together,
     within,
 )
-from burnish.finetune.acting import GRACE_S
+from burnish.finetune.processes.actor_process import GRACE_S
 from burnish.offline.replay import Replay
-from burnish.policies.core.checkpoint import numbered
-from burnish.policies.core.cli import main
+from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.run import read_metrics
+from burnish.policies.runs.checkpoint import numbered
+from burnish.policies.runs.run import read_metrics
 from seam import replay_rows
 from soak import often
 
@@ -74,13 +74,13 @@ def killed_at_random(kills: int, seed: int, **options: Any) -> None:
                 both.iterate()
             assert told[-1][0] - at < 1, "the learner did not notice"
             both._recent.clear()  # these are no accidents
-        while both.loop.ledger.decisions < total:
+        while both.loop.statistics.decisions < total:
             both.iterate()
         processes.append(both._lives[-1].process)
         both.close()
     assert len(told) == kills and all("another one begins" in line for _, line in told)
     assert not any(process.is_alive() or (process.pid and alive(process.pid)) for process in processes)
-    assert both.loop.ledger.decisions == len(both.replay) == total
+    assert both.loop.statistics.decisions == len(both.replay) == total
     assert both.updates_per_decision * (total - 8) == int(0.75 * (total - 8))
     intact(both.replay, kills + 1)
 
@@ -121,7 +121,7 @@ def test_an_actor_that_cannot_live_ends_the_run_in_a_sentence(trouble: str, live
 
 # ---- the command ----
 
-CODE = "import sys, torch; torch.set_num_threads(1); from burnish.policies.core.cli import main; sys.exit(main())"
+CODE = "import sys, torch; torch.set_num_threads(1); from burnish.policies.cli.cli import main; sys.exit(main())"
 TINY = ["method.loop.warmup=40", "method.loop.batch=8", "method.loop.updates_per_decision=0.5"]
 TINY += [f"method.sac.{word}" for word in ("critic.hidden=[8]", "critic.members=2", "agent.hidden=[8]")]
 RUN = ["finetune", "method=rlpd", "env=point_reach", "worlds=2", "total=400", "log_every=80", "save_every=80"]

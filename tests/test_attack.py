@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 import hostile_lab
-from burnish.real_robot.client import ClientConfig, PolicyClient
+from burnish.real_robot.inference.client import ClientConfig, PolicyClient
 from server_lab import process
 from soak import Progress, often
 
@@ -31,7 +31,7 @@ CROWD = often(8, 16)  # a refusal takes 30 ms, so eight need 70 minutes for a mi
 OBSERVATION = {"state": np.zeros((2, 3), np.float32)}
 
 
-class Crowd:
+class UnprovenConnections:
     """Strangers before one server, in a process of their own."""
 
     def __init__(self, url, seed):
@@ -79,7 +79,7 @@ def attacked(folder, frames, rounds):
     report, longest = {}, (0.0, "")
     with process(folder, *words) as server, process(folder, *words) as decoy:
         client = PolicyClient(ClientConfig(server.url, timeout_s=5))
-        with Crowd(server.url, 0) as before, Crowd(decoy.url, 1) as beside:
+        with UnprovenConnections(server.url, 0) as before, UnprovenConnections(decoy.url, 1) as beside:
             for crowd in (before, beside):  # everything has been used once before anything is measured
                 crowd.begin(CROWD)
                 latencies(client, crowd.ended)

@@ -12,11 +12,11 @@ from burnish.policies import __main__ as verbs
 from burnish.policies.__main__ import TrialConfig
 from burnish.policies.best import Best
 from burnish.policies.build import build_policy, load_policy
-from burnish.policies.core.cli import main
-from burnish.policies.core.evaluate import Evaluation, compare
-from burnish.policies.core.run import find_policy
+from burnish.policies.cli.cli import main
 from burnish.policies.core.spec import PolicySpec
 from burnish.policies.flow import FlowConfig
+from burnish.policies.measure.evaluate import Evaluation, compare
+from burnish.policies.runs.run import find_policy
 from burnish.sim.build import make_env
 from latent_lab import SPEC
 

@@ -11,12 +11,12 @@ import torch
 import yaml
 
 from burnish.policies.build import POLICIES, build_policy, describe, load_policy, policy_name
-from burnish.policies.core import checkpoint
 from burnish.policies.core.config import from_data, to_data
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.seed import RowNoise
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec, PolicySpec, check_compatible
-from burnish.policies.outside import OUTSIDE
+from burnish.policies.external.table import OUTSIDE
+from burnish.policies.runs import checkpoint
 
 SPEC = PolicySpec(
     ObsSpec({"state": (3,), "image.top": (3, 16, 16), "goal": (2,)}),

@@ -13,10 +13,19 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from burnish.real_robot import bundle as bundles
-from burnish.real_robot.bundle import LIMITS, PARITY, POLICY, TENSORS, decode_tensors, encode_tensors, read, write
 from burnish.real_robot.errors import Refused
-from burnish.real_robot.runtime import load
+from burnish.real_robot.export import bundle as bundles
+from burnish.real_robot.export.bundle import (
+    LIMITS,
+    PARITY,
+    POLICY,
+    TENSORS,
+    decode_tensors,
+    encode_tensors,
+    read,
+    write,
+)
+from burnish.real_robot.export.runtime import load
 from export_lab import by_hand
 
 OBS = {"state": np.array([0.1, -0.2, 0.3], np.float32)}

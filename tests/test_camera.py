@@ -14,11 +14,11 @@ import torch
 
 from burnish.real_robot.camera import CameraConfig, FakeCamera, OpenCVCamera, Watched
 from burnish.real_robot.clock import VirtualClock
+from burnish.real_robot.control.link import LocalLink
 from burnish.real_robot.drivers.twin import Twin, TwinConfig
 from burnish.real_robot.env import each_anew
 from burnish.real_robot.errors import DeviceFault, Refused, StaleState
-from burnish.real_robot.link import LocalLink
-from burnish.real_robot.safe_robot import Safety
+from burnish.real_robot.safety.safe_robot import Safety
 from burnish.sim.mirror import Mirror
 from burnish.sim.tasks.reach import ReachConfig
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from burnish.finetune.actors.denoising import DenoisingActor
+from burnish.finetune.surrogate import clipped_surrogate
 from burnish.offline.returns import returns_to_go
-from burnish.offline.surrogate import clipped_surrogate
 from burnish.policies.core.chunk import ChunkEnv
 from burnish.policies.core.seed import generator, normal
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec, PolicySpec

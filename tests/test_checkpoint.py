@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from burnish.policies.core import manifest
-from burnish.policies.core.checkpoint import load, newest, number, numbered, prune, save
 from burnish.policies.core.errors import BurnishError
+from burnish.policies.runs import manifest
+from burnish.policies.runs.checkpoint import load, newest, number, numbered, prune, save
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),

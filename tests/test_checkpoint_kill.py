@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from burnish.policies.core import checkpoint
-from burnish.policies.core.checkpoint import load, newest, number, numbered, prune, save
+from burnish.policies.runs import checkpoint
+from burnish.policies.runs.checkpoint import load, newest, number, numbered, prune, save
 
 
 def save_until_killed(folder: Path) -> None:

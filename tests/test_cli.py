@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from burnish.policies.core.cli import VERBS, main
-from burnish.policies.core.evaluate import Evaluation
+from burnish.policies.cli.cli import VERBS, main
+from burnish.policies.measure.evaluate import Evaluation
 
 SMALL = ["policy.net.mlp.hidden=[16]", "train.steps=20", "train.save_every=10", "trial.episodes=4", "train.batch=16"]
 
@@ -249,7 +249,7 @@ def test_help_lists_groups_choices_and_settings(capsys):
 
 def test_the_installed_command_exits_with_status_2():
     """Through a real process, because an exit status is what scripts see."""
-    code = "import sys; from burnish.policies.core.cli import main; sys.exit(main())"
+    code = "import sys; from burnish.policies.cli.cli import main; sys.exit(main())"
     result = subprocess.run(
         [sys.executable, "-c", code, "pretrain", "train.lrr=1"], capture_output=True, text=True, check=False, cwd="/"
     )

@@ -16,9 +16,9 @@ from burnish.policies.core.config import to_data
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import Scale
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec
-from burnish.real_robot.client import Chunk, ClientConfig, Latencies, PolicyClient, PolicyUnavailable
 from burnish.real_robot.clock import SECOND, VirtualClock
 from burnish.real_robot.errors import Refused
+from burnish.real_robot.inference.client import Chunk, ClientConfig, Latencies, PolicyClient, PolicyUnavailable
 from openpi_lab import Drop, Fail, frame, openpi
 from server_lab import LIMITS, SPEC, flow, served
 

@@ -87,11 +87,11 @@ def test_refusals():
     endless = env.step
     env.step = lambda action, active=None: endless(action, active)._replace(truncated=never)  # type: ignore[method-assign]
 
-    class Still:
+    class StillWorld:
         def reset(self, mask, seeds=None): ...
 
         def step(self, obs):
             return torch.zeros(2, 1)
 
     with pytest.raises(BurnishError, match="max_steps=3"):
-        collect(env, Still(), [1, 2])  # type: ignore[arg-type]
+        collect(env, StillWorld(), [1, 2])  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ import torch
 
 import burnish.sim.__main__ as verbs
 import lerobot_v3_reader
-from burnish.policies.core.cli import main
+from burnish.policies.cli.cli import main
 from burnish.policies.data import lerobot_writer
 from burnish.policies.data.lerobot import read_lerobot
 

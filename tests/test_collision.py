@@ -9,10 +9,10 @@ import mujoco
 import numpy as np
 import pytest
 
-from burnish.real_robot.collision import LOOKS, RESOLUTION_M, Collision, Workspace
 from burnish.real_robot.errors import Refused
-from burnish.real_robot.fallback import Fallback
-from burnish.real_robot.guard import JointGuard, Limits
+from burnish.real_robot.safety.collision import LOOKS, RESOLUTION_M, Collision, Workspace
+from burnish.real_robot.safety.fallback import Fallback
+from burnish.real_robot.safety.guard import JointGuard, Limits
 from burnish.sim import arm
 from burnish.sim.desk import scene
 from collision_lab import BOX, CAPSULES, LIMITS, MARGIN, START, Oracle

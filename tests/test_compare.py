@@ -10,21 +10,21 @@ import pytest
 from numpy.typing import ArrayLike
 
 from burnish.finetune.build import METHODS, decision_ticks, prepare
-from burnish.finetune.compare import CompareConfig, Player
-from burnish.finetune.comparison import SAID, Entry, area, joined, summarize, table, verdict
-from burnish.finetune.contenders import contender
-from burnish.finetune.free_baselines import steps_in
+from burnish.finetune.compare.compare import CompareConfig, Player
+from burnish.finetune.compare.comparison import SAID, Entry, area, joined, summarize, table, verdict
+from burnish.finetune.compare.entrants import entrant
+from burnish.finetune.compare.free_baselines import steps_in
 from burnish.finetune.loops import OffPolicyConfig
 from burnish.policies.build import build_policy
-from burnish.policies.core.cli import main
+from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.evaluate import Evaluation
-from burnish.policies.core.interrupt import Stop
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import PolicySpec
-from burnish.policies.core.statistics import interquartile_mean, stratified_bootstrap, wilson
 from burnish.policies.flow import FlowConfig
+from burnish.policies.measure.evaluate import Evaluation
+from burnish.policies.measure.statistics import interquartile_mean, stratified_bootstrap, wilson
 from burnish.policies.nets.denoiser import DenoiserConfig, MlpBodyConfig
+from burnish.policies.runs.interrupt import Stop
 from burnish.sim.point_reach import PointReach, PointReachConfig
 
 
@@ -133,7 +133,7 @@ def test_other_seeds_are_other_runs_and_other_episodes(tmp_path, monkeypatch):
     player = Player(config, tmp_path, Stop(), 1)
     player.evaluate("b", tmp_path / "base.json")
     player.film({"base": "b"})
-    player.play(contender("dsrl", "insert", 1000, 4), Entry("dsrl", 7))
+    player.play(entrant("dsrl", "insert", 1000, 4), Entry("dsrl", 7))
     assert [words[0] for words in typed[:3]] == ["evaluate", "evaluate", "finetune"]
     assert all("seed=7" in words for words in typed)
 
@@ -147,25 +147,25 @@ def test_episodes_of_several_runs_are_pooled():
 
 
 def test_names_are_experiments_then_methods_then_files(tmp_path):
-    shipped = contender("dsrl", "insert", 100_000, 4)
+    shipped = entrant("dsrl", "insert", 100_000, 4)
     assert (shipped.words, shipped.decisions, shipped.method) == (["experiment=insert/dsrl"], 25_000, "dsrl")
-    assert contender("residual_sac", "insert", 1001, 4).decisions == 1001  # one tick is one decision
-    plain = contender("dsrl", "two_mode", 1001, 4)
+    assert entrant("residual_sac", "insert", 1001, 4).decisions == 1001  # one tick is one decision
+    plain = entrant("dsrl", "two_mode", 1001, 4)
     assert (plain.words, plain.decisions) == (["method=dsrl"], 251)
-    assert contender("rpd", "insert", 100, 8).decisions == 25  # the experiment's student executes 4
+    assert entrant("rpd", "insert", 100, 8).decisions == 25  # the experiment's student executes 4
     path = tmp_path / "mine.yaml"
     path.write_text(
         "defaults: [override /method: residual_ppo]\nworlds: 8\n"
         "method: {discount: {gamma: 0.9}, ppo: {target_kl: null}}\n"
     )
-    mine = contender(str(path), "insert", 100, 4)
+    mine = entrant(str(path), "insert", 100, 4)
     words = ["method=residual_ppo", "worlds=8", "method.discount.gamma=0.9", "method.ppo.target_kl=null"]
     assert (mine.label, mine.words, mine.decisions) == ("mine", words, 100)
     with pytest.raises(BurnishError, match="neither an experiment of insert, nor a method, nor a YAML file; did"):
-        contender("dsrrl", "insert", 100, 4)
+        entrant("dsrrl", "insert", 100, 4)
     path.write_text("worlds: 8\n")
     with pytest.raises(BurnishError, match="chooses no method"):
-        contender(str(path), "insert", 100, 4)
+        entrant(str(path), "insert", 100, 4)
 
 
 @pytest.mark.parametrize("name", ["dsrl", "rfs", "reinflow", "dppo", "residual_td3", "residual_ppo", "rpd"])
@@ -180,7 +180,7 @@ def test_decisions_last_as_long_as_the_budget_counts(name):
     loop = prepare(config, base, env, probe=False)
     for _ in range(3):
         loop.decide(warm=True)
-    assert int(loop.ledger.ticks) == loop.ledger.decisions * decision_ticks(config, 3)
+    assert int(loop.statistics.ticks) == loop.statistics.decisions * decision_ticks(config, 3)
 
 
 def test_bad_input_is_one_sentence_before_anything_is_played(tmp_path, capsys):

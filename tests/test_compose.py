@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from burnish.policies.build import COMPOSITES, build_policy, describe, load_policy
-from burnish.policies.compose import BestOf, Relay, Repeated, Residual, Steered
-from burnish.policies.core import checkpoint
+from burnish.policies.compose import BestOf, Repeated, Residual, SplitChain, Steered
+from burnish.policies.controllers import ChunkController, controller_for
 from burnish.policies.core.chunk import ChunkEnv
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import ScaledEnv
@@ -17,11 +17,11 @@ from burnish.policies.core.seed import RowNoise
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec, agent_spec
 from burnish.policies.core.views import BaseEnv, Hidden, ResidualEnv
 from burnish.policies.diffusion import DiffusionConfig, Sampler
-from burnish.policies.external import CallablePolicy
+from burnish.policies.external.policy import CallablePolicy
 from burnish.policies.flow import FlowConfig
 from burnish.policies.gaussian import GaussianConfig
-from burnish.policies.horizon import ChunkController, controller_for
 from burnish.policies.nets.critic import CriticConfig, QEnsemble
+from burnish.policies.runs import checkpoint
 from scripted import TERMINATED, TRUNCATED, ScriptedWorld
 
 B, H, EXECUTE, A = 4, 4, 2, 2
@@ -65,9 +65,9 @@ MAKERS = {
     "repeated": lambda: Steered(Repeated(base()), agent((1, A)), 1.5),
     "best_of": lambda: BestOf(base(), critic(), 5),
     "best_of_edits": lambda: BestOf(base(), critic(), 5, agent((EXECUTE, A), (EXECUTE, A)), 0.2),
-    "relay": lambda: Relay(base(1), base(9), 2),
+    "relay": lambda: SplitChain(base(1), base(9), 2),
     "nested": lambda: residual(under=steered()),
-    "deep": lambda: BestOf(residual(under=Relay(base(1), base(9), 1)), critic(), 3),
+    "deep": lambda: BestOf(residual(under=SplitChain(base(1), base(9), 1)), critic(), 3),
 }
 
 
@@ -164,7 +164,7 @@ def test_neutral_parts_leave_the_base_as_it_is_bit_for_bit():
     )
     assert not torch.equal(residual().act(OBS, generator=RowNoise([1, 2, 3, 4], [0] * 4)), expected), "control"
     for switch in (0, 1, 3):
-        relay = Relay(base(), base(), switch)
+        relay = SplitChain(base(), base(), switch)
         assert torch.equal(relay.act(OBS, generator=RowNoise([1, 2, 3, 4], [0] * 4)), expected)
     alone = BestOf(plain, critic(), 1)
     assert torch.equal(alone.act(OBS, greedy=True), plain.act(OBS, greedy=True))
@@ -179,17 +179,17 @@ def test_the_best_candidate_wins_by_the_pessimistic_value_and_only_what_is_execu
     assert (drawn[:, :5, 1:3] - drawn[:, 5:, 1:3]).abs().max() <= 0.2 + 1e-6
     chosen = policy.act(OBS, generator=RowNoise([1, 2, 3, 4], [0] * 4))
     for row in range(B):
-        worth = [
+        q_values = [
             min(policy.critic({"state": OBS["state"][[row]]}, c[None, 1:3])[e, 0].item() for e in range(2))
             for c in drawn[row]
         ]
-        assert torch.equal(chosen[row], drawn[row, worth.index(max(worth))])
+        assert torch.equal(chosen[row], drawn[row, q_values.index(max(q_values))])
 
 
 @torch.no_grad()
 def test_a_relay_hands_over_at_the_switch():
     first, last = base(1), base(9)
-    relay, x = Relay(first, last, 2), torch.randn(B, H, A, generator=torch.Generator().manual_seed(4))
+    relay, x = SplitChain(first, last, 2), torch.randn(B, H, A, generator=torch.Generator().manual_seed(4))
     assert relay.num_steps == 3
     k, cond = torch.tensor([0, 1, 2, 1]), relay.encode(OBS)
     mixed = relay.transition(x, k, cond).mean
@@ -208,15 +208,15 @@ def test_a_relay_of_diffusion_policies_injects_the_same_noise():
     config = DiffusionConfig(train_steps=20, steps=4, sampler=Sampler.ddpm)
     same = [build_policy(config, SPEC, seed=1).eval() for _ in range(2)]
     expected = same[0].act(OBS, generator=torch.Generator().manual_seed(3))
-    assert torch.equal(Relay(same[0], same[1], 2).act(OBS, generator=torch.Generator().manual_seed(3)), expected)
+    assert torch.equal(SplitChain(same[0], same[1], 2).act(OBS, generator=torch.Generator().manual_seed(3)), expected)
     heun = build_policy(DiffusionConfig(train_steps=20, steps=4, sampler=Sampler.heun), SPEC).eval()
     with pytest.raises(BurnishError, match="sampler=heun"):
-        Relay(same[0], heun, 2)
+        SplitChain(same[0], heun, 2)
 
 
 def test_impossible_compositions_are_refused():
     with pytest.raises(BurnishError, match="switch=4"):
-        Relay(base(), base(), 4)
+        SplitChain(base(), base(), 4)
     with pytest.raises(BurnishError, match="takes noise"):
         Steered(BestOf(base(), critic(), 2), agent((1, 8)), 1.5)
     with pytest.raises(BurnishError, match="the agent chooses"):

@@ -11,10 +11,10 @@ import pytest
 
 from burnish.real_robot.clock import VirtualClock
 from burnish.real_robot.conformance import check
-from burnish.real_robot.loop import ControlLoop, Order
-from burnish.real_robot.safe_robot import SafeRobot
-from burnish.real_robot.safety import Safety
-from burnish.real_robot.shared import Board, blank, order_dtype, plan_dtype, state_dtype
+from burnish.real_robot.control.loop import ControlLoop, Order
+from burnish.real_robot.control.shared_memory import Board, blank, order_dtype, plan_dtype, state_dtype
+from burnish.real_robot.safety.safe_robot import SafeRobot
+from burnish.real_robot.safety.settings import Safety
 
 PARTS = Path(__file__).resolve().parents[1] / "benchmarks" / "control_parts.py"
 MS = 1_000_000
@@ -41,7 +41,7 @@ def test_a_deadline_that_was_skipped_is_as_late_as_the_next_tick(parts):
 def test_a_loop_that_stalls_is_counted_as_late(parts, tmp_path, monkeypatch):
     """From the loop itself: 23 ms in one tick at 200 Hz are four deadlines that nobody served in time, and the share of
     deadlines is of all that there were, not of the ticks."""
-    robot = SafeRobot(parts.Still(), SAFETY)
+    robot = SafeRobot(parts.StillAdapter(), SAFETY)
     clock = robot._adapter.clock = robot.clock = VirtualClock()
     kinds = (plan_dtype(7), order_dtype(), state_dtype(7))
     boards = [Board.create(tmp_path / str(i), kind) for i, kind in enumerate(kinds)]
@@ -63,7 +63,7 @@ def test_a_loop_that_stalls_is_counted_as_late(parts, tmp_path, monkeypatch):
 
 
 def test_the_device_knows_which_plan_a_command_comes_from(parts, tmp_path):
-    device = parts.Still(str(tmp_path / "log.npy"))
+    device = parts.StillAdapter(str(tmp_path / "log.npy"))
     robot = SafeRobot(device, SAFETY)
     robot.start()
     for code in (1, 1, 2, 5, 5):
@@ -75,5 +75,5 @@ def test_the_device_knows_which_plan_a_command_comes_from(parts, tmp_path):
 
 
 def test_the_device_keeps_the_rules_of_devices(parts):
-    report = check(parts.Still)
+    report = check(parts.StillAdapter)
     assert report.passed, str(report)

@@ -12,25 +12,25 @@ import torch
 from torch import Tensor
 
 from burnish.finetune.build import prepare
-from burnish.finetune.dagger import DAgger, DAggerConfig, build, corrected, corrected_around
-from burnish.finetune.intervention import InterventionConfig, Rule
 from burnish.finetune.loops import OffPolicy, OffPolicyConfig
+from burnish.finetune.people.dagger import DAgger, DAggerConfig, build, corrected, corrected_around
+from burnish.finetune.people.interventions import InterventionConfig, Rule
 from burnish.offline.dataset import decisions
 from burnish.offline.imitation import imitation_chunk
 from burnish.offline.replay import Replay
 from burnish.policies.build import build_policy, load_policy
-from burnish.policies.core.cli import main
+from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.evaluate import evaluation_seeds
-from burnish.policies.core.run import read_metrics
 from burnish.policies.core.scale import ScaledEnv
-from burnish.policies.core.skeleton import encode
 from burnish.policies.core.spec import PolicySpec
 from burnish.policies.core.types import Controller, Obs
-from burnish.policies.external import CallablePolicy
+from burnish.policies.external.policy import CallablePolicy
 from burnish.policies.flow import FlowConfig, FlowPolicy
 from burnish.policies.gaussian import GaussianConfig, GaussianLoss
+from burnish.policies.measure.evaluate import evaluation_seeds
 from burnish.policies.nets.denoiser import DenoiserConfig, MlpBodyConfig
+from burnish.policies.runs.run import read_metrics
+from burnish.policies.runs.state_codec import encode
 from burnish.sim.build import make_env
 from burnish.sim.collect import collect
 from burnish.sim.experts import make_expert

@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from burnish.policies.core.cli import main
+from burnish.policies.cli.cli import main
 from burnish.real_robot.clock import ns
+from burnish.real_robot.compatibility import stricter
+from burnish.real_robot.control.link import LocalLink
 from burnish.real_robot.deployment import kept
-from burnish.real_robot.fitting import stricter
-from burnish.real_robot.guard import Limits
-from burnish.real_robot.link import LocalLink
-from burnish.real_robot.safe_robot import Safety
+from burnish.real_robot.safety.guard import Limits
+from burnish.real_robot.safety.safe_robot import Safety
 from robot_lab import spec, twin
 
 pytestmark = [pytest.mark.sim, pytest.mark.real_time]
@@ -146,7 +146,7 @@ def test_an_export_runs_without_torch(tmp_path):
     assert main(["export", f"policy.path={BASE}", f"out={tmp_path / 'bundle'}", "samples=200"]) == 0
     code = f"""
 import sys
-from burnish.real_robot.runtime import ChunkController, load
+from burnish.real_robot.export.runtime import ChunkController, load
 policy = load({str(tmp_path / "bundle")!r})
 controller = ChunkController(policy)
 controller.reset(1)

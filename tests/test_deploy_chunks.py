@@ -1,4 +1,4 @@
-"""`burnish deploy ... chunks=...`: thinking while the arm moves. What each mode does: tests/test_receding.py."""
+"""`burnish deploy ... chunks=...`: inference while the arm moves. Each mode: tests/test_realtime_chunking.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from burnish.policies.core.cli import main
+from burnish.policies.cli.cli import main
 
 pytestmark = pytest.mark.real_time
 

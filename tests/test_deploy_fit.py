@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from conftest import demand
 
-from burnish.policies.core.cli import main
+from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
 from burnish.real_robot import discovery
 from burnish.real_robot.adapter import GripperSpec
+from burnish.real_robot.compatibility import SAME_RAD, narrower, require_same_joints
 from burnish.real_robot.deployment import Allowed
 from burnish.real_robot.drivers.bus import ArmConfig
 from burnish.real_robot.drivers.calibration import QUANTUM_RAD, Calibration
@@ -23,9 +24,8 @@ from burnish.real_robot.drivers.twin import TwinConfig
 from burnish.real_robot.drivers.universal import UniversalConfig, make, spec_of
 from burnish.real_robot.emulators.so101 import calibration
 from burnish.real_robot.errors import Refused
-from burnish.real_robot.fitting import SAME_RAD, narrower, require_same_joints
 from burnish.real_robot.robots import Hardware, inspected
-from burnish.real_robot.safe_robot import Safety
+from burnish.real_robot.safety.safe_robot import Safety
 from burnish.real_robot.settings import settings
 from burnish.sim.mirror import Mirror
 from burnish.sim.tasks.insert import InsertConfig

@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 from conftest import demand
 
-from burnish.policies.core.cli import main
+from burnish.policies.cli.cli import main
 from burnish.real_robot import robots
 from burnish.real_robot.clock import ns
+from burnish.real_robot.control.link import RobotLink
 from burnish.real_robot.drivers.bus import ServoArm
 from burnish.real_robot.emulators.so101 import calibration
 from burnish.real_robot.errors import Refused
-from burnish.real_robot.link import RobotLink
 from burnish.real_robot.robots import Hardware, So101Emulated, inspected, stage_for, with_model
-from burnish.real_robot.safe_robot import SafeRobot, Safety
+from burnish.real_robot.safety.safe_robot import SafeRobot, Safety
 from burnish.sim.mirror import Mirror
 from burnish.sim.tasks.insert import InsertConfig
 from robot_lab import ARM, Puppet, spec
@@ -89,7 +89,7 @@ def test_burnish_deploy_keeps_above_the_floor(body, bounded, tmp_path, monkeypat
 
 
 def test_in_the_control_process_without_torch(body, monkeypatch):
-    """In real time, with every process: the shoulder is asked to lay the arm down. The watchman waits for a second,
+    """In real time, with every process: the shoulder is asked to lay the arm down. The watchdog waits for a second,
     since beside other tests the report was missing twice in four runs, which is what he leaves behind."""
     monkeypatch.setattr(robots, "RobotLink", partial(RobotLink, watch_s=1.0))
     safety = Safety(floor_m=FLOOR, blend_s=0.0, start_gap_rad=3.0)

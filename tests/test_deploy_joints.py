@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from burnish.policies.core.cli import main
+from burnish.policies.cli.cli import main
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec
 from burnish.policies.data.episodes import Episode, Episodes
 from burnish.policies.data.lerobot import read_lerobot

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from burnish.policies.core.cli import main
-from burnish.policies.core.evaluate import evaluation_seeds
+from burnish.policies.cli.cli import main
 from burnish.policies.core.seed import derive
 from burnish.policies.data.lerobot import read_lerobot
+from burnish.policies.measure.evaluate import evaluation_seeds
 from burnish.real_robot.recorder import read_beside
 from person_lab import NEAR, Place, someone
 

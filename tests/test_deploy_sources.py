@@ -14,18 +14,19 @@ import pytest
 import torch
 
 from burnish.policies.build import load_policy
-from burnish.policies.core.cli import main
+from burnish.policies.cli.cli import main
 from burnish.policies.core.config import to_data
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec, PolicySpec
 from burnish.policies.data.lerobot import read_lerobot
-from burnish.real_robot import acting, robots
-from burnish.real_robot.acting import BundleConfig, Still, exported
+from burnish.real_robot import robots
 from burnish.real_robot.clock import VirtualClock
 from burnish.real_robot.drivers.twin import Twin, TwinConfig
 from burnish.real_robot.errors import RobotError, StaleState
-from burnish.real_robot.export import ExportConfig, export, source
-from burnish.real_robot.runtime import ExportedPolicy
-from burnish.real_robot.safe_robot import Safety
+from burnish.real_robot.export.exporter import ExportConfig, export, source
+from burnish.real_robot.export.runtime import ExportedPolicy
+from burnish.real_robot.inference import action_sources as acting
+from burnish.real_robot.inference.action_sources import BundleConfig, StillWorld, exported
+from burnish.real_robot.safety.safe_robot import Safety
 from burnish.real_robot.shadow import LOST, Log, ShadowEnv, summary, watch
 from burnish.sim.build import make_env
 from burnish.sim.mirror import Mirror
@@ -85,7 +86,7 @@ def test_a_bundle_knows_its_world_and_is_measured_before_it_moves(tmp_path, bund
 
 def test_a_look_ahead_changes_nothing(bundle):
     made = exported(BundleConfig(str(bundle)))
-    still = Still(Mirror(InsertConfig()))
+    still = StillWorld(Mirror(InsertConfig()))
     obs, controller, everyone = still.reset(), made.make(1), torch.ones(1, dtype=torch.bool)
     controller.reset(everyone, [7])
     path = []

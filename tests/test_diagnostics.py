@@ -18,7 +18,7 @@ class Critic:
     def __init__(self, value):
         self.value = value
 
-    def worth(self, batch):
+    def q_values(self, batch):
         return self.value(batch["obs"]["left"][:, 0])
 
 

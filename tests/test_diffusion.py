@@ -12,14 +12,7 @@ from torch import Tensor, nn
 
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.seed import RowNoise, generator
-from burnish.policies.diffusion import (
-    DiffusionConfig,
-    DiffusionPolicy,
-    Prediction,
-    Sampler,
-    Schedule,
-    training_levels,
-)
+from burnish.policies.diffusion import DiffusionConfig, DiffusionPolicy, Prediction, Sampler, Schedule, training_levels
 from burnish.policies.nets.denoiser import DenoiserConfig, MlpBodyConfig
 from burnish.policies.nets.mlp import Activation
 from diffusion_lab import ACTION, HORIZON, make_policy, make_spec, observe, stub

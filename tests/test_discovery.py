@@ -70,7 +70,7 @@ DRIVE = """
 import sys
 from burnish.real_robot.discovery import make_adapter, names
 assert "shaker" in names() and "shaker" not in sys.modules, "listing imported it"
-from burnish.real_robot.safe_robot import SafeRobot, Safety
+from burnish.real_robot.safety.safe_robot import SafeRobot, Safety
 robot = SafeRobot(make_adapter("shaker", {}), Safety(rate_hz=50, blend_s=0, start_gap_rad=1))
 robot.start()
 for _ in range(60):

@@ -14,12 +14,12 @@ import pytest
 import torch
 from distill_lab import LINE, as_teacher, fresh, law, modes, recorded, spec_of, states, successes, teacher, trained
 
-from burnish.finetune.distill import innermost
-from burnish.finetune.teaching import Keep, Relabelled, StudentChunk, record, require_rounds, scenes, shared_spec
-from burnish.finetune.teaching import student_spec as spec_for
+from burnish.finetune.methods.distill import innermost
+from burnish.finetune.people.teachers import Keep, Relabelled, StudentChunk, record, require_rounds, scenes, shared_spec
+from burnish.finetune.people.teachers import student_spec as spec_for
 from burnish.policies.build import build_policy, load_policy
+from burnish.policies.cli.cli import main
 from burnish.policies.compose import Every, Repeated, Residual, Steered
-from burnish.policies.core.cli import main
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import Scale
 from burnish.policies.core.spec import agent_spec

@@ -20,9 +20,9 @@ import yaml
 from conftest import demand
 
 from burnish.finetune.build import BASELINES, METHODS
-from burnish.finetune.dsrl import DSRLConfig
+from burnish.finetune.methods.dsrl import DSRLConfig
 from burnish.offline.build import OFFLINE
-from burnish.policies.core.cli import VERBS, main
+from burnish.policies.cli.cli import VERBS, main
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -139,8 +139,13 @@ def test_every_experiment_stands_on_one_page(generate):
 
 
 def test_departures_beneath_a_method_are_found_by_its_imports(generate):
-    assert generate.beneath("burnish.finetune.dppo") == ["burnish.finetune.actors.denoising", "burnish.finetune.ppo"]
-    assert generate.beneath("burnish.finetune.dsrl") == ["burnish.offline.sac"], "dsrl_aliased has a page of its own"
+    assert generate.beneath("burnish.finetune.methods.dppo") == [
+        "burnish.finetune.actors.denoising",
+        "burnish.finetune.ppo",
+    ]
+    assert generate.beneath("burnish.finetune.methods.dsrl") == ["burnish.offline.sac"], (
+        "dsrl_aliased has a page of its own"
+    )
 
 
 # ---- what is promised to a reader ----

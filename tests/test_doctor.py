@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from burnish.policies.core import doctor as module
-from burnish.policies.core.doctor import Finding
+from burnish.policies.cli import doctor as module
+from burnish.policies.cli.doctor import Finding
 
 
 def test_only_required_things_set_the_exit_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from aim_lab import Aim, aim_error, blind_base
-from burnish.finetune import dppo
 from burnish.finetune.actors.denoising import DenoisingActor
-from burnish.finetune.dppo import DPPOConfig
 from burnish.finetune.loops import OnPolicy, OnPolicyConfig
+from burnish.finetune.methods import dppo
+from burnish.finetune.methods.dppo import DPPOConfig
 from burnish.finetune.ppo import PPOConfig
-from burnish.offline.surrogate import Reduction, clipped_surrogate
+from burnish.finetune.surrogate import Reduction, clipped_surrogate
 from burnish.policies.build import build_policy, describe
 from burnish.policies.chain import sample_chain
 from burnish.policies.core.errors import BurnishError

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from aim_lab import Aim, aim_error
-from burnish.finetune.dsrl import DSRLConfig, Variant, build, latent_sac
-from burnish.finetune.dsrl_aliased import distillation_loss, recorded_for
+from burnish.finetune.methods.dsrl import DSRLConfig, Variant, build, latent_sac
+from burnish.finetune.methods.dsrl_aliased import distillation_loss, recorded_for
 from burnish.offline.replay import Replay
 from burnish.offline.returns import Discount, Per
 from burnish.policies.build import build_policy, describe
@@ -20,7 +20,7 @@ from burnish.policies.core.execute import Execution
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.seed import generator
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
-from burnish.policies.external import CallablePolicy
+from burnish.policies.external.policy import CallablePolicy
 from burnish.policies.flow import FlowConfig
 from latent_lab import LOOP, SMALL, SPEC, Strict, dsrl, learnt, loop_of, tanh_base
 from scripted import TERMINATED, TRUNCATED, ScriptedWorld

@@ -10,16 +10,12 @@ import pytest
 import torch
 
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.evaluate import (
-    Evaluation,
-    evaluate,
-    evaluation_seeds,
-)
 from burnish.policies.core.seed import EpisodeSeeds, RowNoise, derive
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec
-from burnish.policies.core.statistics import mean_interval, wilson
 from burnish.policies.core.types import Step
-from burnish.policies.core.video import write_mp4
+from burnish.policies.measure.evaluate import Evaluation, evaluate, evaluation_seeds
+from burnish.policies.measure.statistics import mean_interval, wilson
+from burnish.policies.measure.video import write_mp4
 
 SEEDS = [11, 4, 25, 7, 0, 90, 3, 18, 6, 41, 2]
 

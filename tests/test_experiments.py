@@ -9,7 +9,7 @@ import pytest
 from burnish import configs
 from burnish.finetune.__main__ import GROUPS, FinetuneConfig
 from burnish.finetune.build import method_name
-from burnish.policies.core.cli import compose, to_object
+from burnish.policies.cli.cli import compose, to_object
 from burnish.policies.core.errors import BurnishError
 from burnish.sim.build import env_name
 

@@ -3,8 +3,8 @@
 import pytest
 
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.evaluate import evaluate, evaluation_seeds
 from burnish.policies.core.scale import ScaledEnv
+from burnish.policies.measure.evaluate import evaluate, evaluation_seeds
 from burnish.sim.build import ENVS, make_env
 from burnish.sim.desk import ActionMode
 from burnish.sim.experts import SCRIPTED, make_expert

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from burnish.finetune.expo import EXPO, EXPOConfig, Select, build, edited
 from burnish.finetune.loops import OffPolicy, OffPolicyConfig
+from burnish.finetune.methods.expo import EXPO, EXPOConfig, Select, build, edited
 from burnish.offline.dataset import decisions
 from burnish.offline.replay import Replay
 from burnish.offline.sac import soft_agent
@@ -20,7 +20,7 @@ from burnish.policies.compose import BestOf
 from burnish.policies.core.chunk import ChunkEnv
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.data.episodes import Episode, Episodes
-from burnish.policies.external import CallablePolicy
+from burnish.policies.external.policy import CallablePolicy
 from burnish.policies.flow import FlowConfig
 from burnish.policies.gaussian import GaussianConfig
 from burnish.policies.nets.critic import CriticConfig

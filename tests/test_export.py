@@ -11,7 +11,6 @@ import torch
 
 from burnish.policies.build import build_policy, describe, load_policy
 from burnish.policies.compose import Residual
-from burnish.policies.core import checkpoint
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from burnish.policies.core.views import Hidden
@@ -25,13 +24,14 @@ from burnish.policies.nets.mlp import Activation
 from burnish.policies.nets.unet1d import UNetConfig
 from burnish.policies.nets.vision import VisionConfig
 from burnish.policies.one_step import OneStepConfig
+from burnish.policies.runs import checkpoint
 from burnish.policies.schedule import Prediction, Spacing
-from burnish.real_robot import parity
-from burnish.real_robot.bundle import read
 from burnish.real_robot.errors import Refused
-from burnish.real_robot.export import ExportConfig, assembled, export, source
-from burnish.real_robot.parity import TOLERANCE, report
-from burnish.real_robot.runtime import ExportedPolicy, RowNoise, load
+from burnish.real_robot.export import parity
+from burnish.real_robot.export.bundle import read
+from burnish.real_robot.export.exporter import ExportConfig, assembled, export, source
+from burnish.real_robot.export.parity import TOLERANCE, report
+from burnish.real_robot.export.runtime import ExportedPolicy, RowNoise, load
 from export_lab import (
     GOALS,
     SPEC,

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from burnish.policies.build import build_policy
+from burnish.policies.controllers import ChunkController, controller_for
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.seed import RowNoise
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
-from burnish.policies.external import CallablePolicy
+from burnish.policies.external.policy import CallablePolicy
 from burnish.policies.flow import FlowConfig
-from burnish.policies.horizon import ChunkController, controller_for
 from scripted import TRUNCATED, ScriptedWorld
 
 SHAPE = (4, 2)

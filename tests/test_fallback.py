@@ -11,8 +11,8 @@ import pytest
 from guard_lab import arm
 
 from burnish.real_robot.errors import Refused
-from burnish.real_robot.fallback import Fallback, brake
-from burnish.real_robot.guard import JointGuard
+from burnish.real_robot.safety.fallback import Fallback, brake
+from burnish.real_robot.safety.guard import JointGuard
 from fallback_lab import JERK, JerkExcess, random_limits
 from hostile import SOAK, mixed
 

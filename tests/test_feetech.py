@@ -16,7 +16,7 @@ from burnish.real_robot.drivers.calibration import QUANTUM_RAD, Calibration, Joi
 from burnish.real_robot.drivers.feetech import FeetechArm, make
 from burnish.real_robot.drivers.port import Port
 from burnish.real_robot.emulators import feetech as device
-from burnish.real_robot.emulators.faults import Faults, Spoiler
+from burnish.real_robot.emulators.faults import FaultInjector, Faults
 from burnish.real_robot.emulators.feetech import FeetechChain
 from burnish.real_robot.emulators.line import Loopback
 from burnish.real_robot.emulators.pty import PtyServer
@@ -172,7 +172,7 @@ def test_noise_passes_the_sum_and_not_the_driver(sdk):
     assert wrong > 0
 
 
-class Bursts(Spoiler):
+class Bursts(FaultInjector):
     """Bends an answer until its sum, its header and its length are right all the same, and counts how often it tried:
     what does not get past the SDK needs no driver to refuse it, and takes 255 of 256 parts of the time."""
 

@@ -146,18 +146,18 @@ WRITES = re.compile(
 WRITES_AS = {"os.remove", "os.replace", "os.fdopen", "shutil.move", "np.save", "json.dump", "pq.ParquetWriter"}
 WRITES_ELSEWHERE: dict[str, set[str]] = {
     # Libraries that open paths themselves, in a folder that was made a moment before, or under a name just made free.
-    "policies.core.checkpoint": {"save_file"},
-    "policies.core.run": {"SummaryWriter"},
-    "policies.core.video": {"open"},
+    "policies.runs.checkpoint": {"save_file"},
+    "policies.runs.run": {"SummaryWriter"},
+    "policies.measure.video": {"open"},
     "policies.data.lerobot_tables": {"ParquetWriter", "write_table"},
     "policies.data.lerobot_writer": {"write_table"},
-    "real_robot.export": {"TemporaryDirectory"},
-    "finetune.free_baselines": {"TemporaryDirectory"},
+    "real_robot.export.exporter": {"TemporaryDirectory"},
+    "finetune.compare.free_baselines": {"TemporaryDirectory"},
     # The memory that a robot's processes share, and an emulated port: a new folder that this user alone can enter.
-    "real_robot.shared": {"open", "ftruncate", "mkdtemp", "flock", "rmtree"},
-    "real_robot.control": {"write_text", "replace"},
-    "real_robot.timing": {"save"},
-    "real_robot.watchman": {"write_text"},
+    "real_robot.control.shared_memory": {"open", "ftruncate", "mkdtemp", "flock", "rmtree"},
+    "real_robot.control.process": {"write_text", "replace"},
+    "real_robot.control.timing": {"save"},
+    "real_robot.control.watchdog": {"write_text"},
     "real_robot.emulators.pty": {"TemporaryDirectory", "unlink", "symlink_to"},
 }
 
@@ -217,8 +217,8 @@ def test_each_exception_is_needed():
         ("sim/a.py", "from shutil import rmtree\nrmtree(path)", True),
         ("sim/a.py", "path.parent.mkdir(exist_ok=True)", True),
         ("sim/a.py", "av.open(path, 'w', format='mp4')", True),
-        ("policies/core/run.py", "SummaryWriter(folder)", False),
-        ("policies/core/run.py", "path.unlink()", True),
+        ("policies/runs/run.py", "SummaryWriter(folder)", False),
+        ("policies/runs/run.py", "path.unlink()", True),
         ("policies/core/files.py", "path.unlink()", False),
         ("sim/a.py", "open(path)\nopen(path, 'rb')\npath.open(encoding='utf-8')", False),
         ("sim/a.py", "'a'.replace('b', 'c')\nreplace(config, out=1)\nx.copy()", False),

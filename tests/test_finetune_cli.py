@@ -10,8 +10,8 @@ from burnish.finetune.build import CHOICES, METHODS, Recorded
 from burnish.finetune.loops import OnPolicyConfig
 from burnish.offline.build import OFFLINE
 from burnish.policies.build import load_policy
-from burnish.policies.core.cli import main
-from burnish.policies.core.run import read_metrics
+from burnish.policies.cli.cli import main
+from burnish.policies.runs.run import read_metrics
 from burnish.sim.build import make_env
 
 TRIAL = ["trial.episodes=2", "trial.worlds=2", "trial.confirm=2"]

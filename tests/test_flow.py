@@ -173,7 +173,7 @@ def test_drawing_for_two_equals_drawing_for_four():
     policy, (obs, _) = make(), batch(4)
     four = policy.act(obs, generator=RowNoise([5, 6, 7, 8], [0, 0, 1, 3]))
     two = policy.act({"state": obs["state"][[3, 1]]}, generator=RowNoise([8, 6], [3, 0]))
-    # The noise is equal bit for bit (test_horizon); a matrix product may round otherwise for another batch size.
+    # The noise is equal bit for bit (test_controllers); a matrix product may round otherwise for another batch size.
     torch.testing.assert_close(two, four[[3, 1]], rtol=0, atol=1e-6)
     assert (four[0] - four[1]).abs().max() > 0.01
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import flow_lab as lab
-from burnish.finetune import flow_sde
 from burnish.finetune.actors.sde_flow import SDEConfig, SDEFlowActor, random_step
-from burnish.finetune.flow_sde import FlowSDEConfig
 from burnish.finetune.loops import OnPolicy, OnPolicyConfig
+from burnish.finetune.methods import flow_sde
+from burnish.finetune.methods.flow_sde import FlowSDEConfig
 from burnish.finetune.ppo import PPOConfig
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.seed import RowNoise

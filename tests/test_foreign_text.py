@@ -7,13 +7,13 @@ import json
 import pytest
 
 from burnish.policies.__main__ import say
-from burnish.policies.core.cli import main
-from burnish.policies.core.connection import Connection, ServerBusy, ServerRefused
+from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import LINES, LONGEST, BurnishError, plain, plain_text
 from burnish.policies.core.spec import EnvSpec, ObsSpec
-from burnish.policies.remote import RemoteConfig, RemotePolicy
-from burnish.real_robot.client import ClientConfig, PolicyClient, PolicyUnavailable
+from burnish.policies.external.remote import RemoteConfig, RemotePolicy
+from burnish.policies.wire.connection import Connection, ServerBusy, ServerRefused
 from burnish.real_robot.errors import RobotError
+from burnish.real_robot.inference.client import ClientConfig, PolicyClient, PolicyUnavailable
 from openpi_lab import Fail, openpi
 from server_lab import LIMITS
 

@@ -8,15 +8,24 @@ from pathlib import Path
 import pytest
 
 import report_lab
-from burnish.finetune import free_baselines
-from burnish.finetune.compare import CompareConfig, Player
-from burnish.finetune.comparison import BEATS, UNCLEAR, WORSE, Entry, delivered_by, summarize, table, verdict
-from burnish.policies.core.checkpoint import save
-from burnish.policies.core.cli import main
+from burnish.finetune.compare import free_baselines
+from burnish.finetune.compare.compare import CompareConfig, Player
+from burnish.finetune.compare.comparison import (
+    BEATS,
+    UNCLEAR,
+    WORSE,
+    Entry,
+    delivered_by,
+    summarize,
+    table,
+    verdict,
+)
+from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.evaluate import Evaluation
-from burnish.policies.core.interrupt import Stop
-from burnish.policies.core.statistics import paired_difference, pooled_interval
+from burnish.policies.measure.evaluate import Evaluation
+from burnish.policies.measure.statistics import paired_difference, pooled_interval
+from burnish.policies.runs.checkpoint import save
+from burnish.policies.runs.interrupt import Stop
 
 N = 40
 

@@ -8,18 +8,18 @@ import pytest
 import torch
 from torch.distributions import Normal
 
-from burnish.finetune import gaussian_ppo
-from burnish.finetune.gaussian_ppo import GaussianPPOConfig, entropy
 from burnish.finetune.loops import OnPolicy, OnPolicyConfig
+from burnish.finetune.methods import gaussian_ppo
+from burnish.finetune.methods.gaussian_ppo import GaussianPPOConfig, entropy
 from burnish.finetune.ppo import PPOConfig
 from burnish.offline.returns import Discount, Per
 from burnish.policies.build import build_policy, describe, load_policy
-from burnish.policies.core.checkpoint import save
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.spec import agent_spec
 from burnish.policies.flow import FlowConfig
 from burnish.policies.gaussian import GaussianConfig
 from burnish.policies.nets.critic import ValueConfig
+from burnish.policies.runs.checkpoint import save
 from burnish.sim.toy import lqr_solve
 from lqr_lab import CONFIG, GAMMA, assembled, excess, learnt, weak, worlds
 

@@ -20,9 +20,9 @@ import pytest
 from conftest import Require
 from guard_lab import Excess, admissible, arm, braking_travel, excesses, fastest, hostile_run
 
-from burnish.real_robot import guard
 from burnish.real_robot.errors import Refused
-from burnish.real_robot.guard import JointGuard, Limits
+from burnish.real_robot.safety import guard
+from burnish.real_robot.safety.guard import JointGuard, Limits
 from hostile import KINDS, mixed, random_limits
 from soak import Progress, often
 
@@ -211,10 +211,10 @@ def test_a_call_costs_little(record_property: Callable[[str, object], None]):
 
 COVERED = """
 import sys, coverage
-seen = coverage.Coverage(branch=True, data_file=None, config_file=False, include=["*/real_robot/guard.py"])
+seen = coverage.Coverage(branch=True, data_file=None, config_file=False, include=["*/real_robot/safety/guard.py"])
 seen.start()
 import guard_checks
-from burnish.real_robot import guard
+from burnish.real_robot.safety import guard
 for check in guard_checks.CHECKS:
     if check.__name__ not in sys.argv[1:]:
         check(guard)
@@ -231,5 +231,5 @@ def test_no_branch_goes_untested(without: list[str], require: Require):
     slow = ["check_hostile_streams", "check_every_tick", "check_step_response", "check_speed", "check_transparency"]
     command = [sys.executable, "-c", COVERED, *slow, *without]
     ran = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
-    assert "real_robot/guard.py" in ran.stderr
+    assert "real_robot/safety/guard.py" in ran.stderr
     assert (ran.returncode == 0) == (not without), ran.stderr

@@ -24,7 +24,7 @@ from typing import Any
 import guard_checks
 import pytest
 
-from burnish.real_robot import guard
+from burnish.real_robot.safety import guard
 from soak import Progress, often
 
 SOURCE = Path(str(guard.__file__)).read_text(encoding="utf-8")
@@ -211,8 +211,8 @@ def mutants() -> Iterator[tuple[str, ast.Module]]:
 
 def module(tree: ast.Module) -> ModuleType:
     """The guard as this tree has it. The tree is our own source with one change; nothing else is ever executed here."""
-    made = ModuleType("burnish.real_robot.guard_mutant")
-    made.__package__ = "burnish.real_robot"
+    made = ModuleType("burnish.real_robot.safety.guard_mutant")
+    made.__package__ = "burnish.real_robot.safety"
     sys.modules[made.__name__] = made  # dataclasses look themselves up
     try:
         exec(compile(tree, "mutant", "exec"), made.__dict__)

@@ -16,17 +16,17 @@ import numpy as np
 import pytest
 import torch
 
-from burnish.finetune.compare import CompareConfig, Player
+from burnish.finetune.compare.compare import CompareConfig, Player
 from burnish.policies.__main__ import origin_of
 from burnish.policies.build import load_policy
-from burnish.policies.core.cli import main
+from burnish.policies.cli.cli import main
+from burnish.policies.controllers import controller_for
 from burnish.policies.core.config import LATER, from_data, to_data
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.evaluate import Evaluation
-from burnish.policies.core.run import read_metrics
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.views import ResidualEnv
-from burnish.policies.horizon import controller_for
+from burnish.policies.measure.evaluate import Evaluation
+from burnish.policies.runs.run import read_metrics
 from burnish.real_robot.env import GuardedEnv
 from burnish.sim.build import make_env, world_from
 from burnish.sim.desk import ActionMode, Reward
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.sim
 
 GUARD = GuardConfig(velocity=0.5, acceleration=4.0)
 WORDS = ["env.guard.velocity=0.5", "env.guard.acceleration=4"]
-# What rounding may add to a velocity and to an acceleration, of their limits (docstring of real_robot/guard.py).
+# What rounding may add to a velocity and to an acceleration, of their limits (docstring of real_robot/safety/guard.py).
 MORE = (1e-9, 1e-6)
 
 
@@ -265,7 +265,7 @@ def test_a_state_of_guarded_worlds_is_for_guarded_worlds():
         guarded.load_state_dict(free.state_dict())
 
 
-CODE = "import sys, torch; torch.set_num_threads(1); from burnish.policies.core.cli import main; sys.exit(main())"
+CODE = "import sys, torch; torch.set_num_threads(1); from burnish.policies.cli.cli import main; sys.exit(main())"
 
 
 @pytest.mark.slow

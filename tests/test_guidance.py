@@ -16,15 +16,15 @@ from burnish.policies.core.seed import RowNoise
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from burnish.policies.core.types import Pull
 from burnish.policies.diffusion import DiffusionConfig, Sampler
-from burnish.policies.external import CallablePolicy
+from burnish.policies.external.policy import CallablePolicy
 from burnish.policies.flow import FlowConfig
 from burnish.policies.gaussian import GaussianConfig
 from burnish.policies.nets.critic import CriticConfig, QEnsemble
 from burnish.policies.nets.denoiser import Body, DenoiserConfig, MlpBodyConfig
 from burnish.policies.nets.unet1d import UNetConfig
-from burnish.policies.relay import Relay
-from burnish.real_robot.chunks import fading
-from receding_lab import two_mode
+from burnish.policies.split_chain import SplitChain
+from burnish.real_robot.inference.chunk_settings import fading
+from realtime_chunking_lab import two_mode
 
 B, H, A = 400, 8, 1
 SPEC = PolicySpec(ObsSpec({"state": (1,)}), ActionSpec((-1.0,), (1.0,)), H, 4, control_hz=20.0)
@@ -177,7 +177,7 @@ def composites() -> dict[str, Any]:
 
     torch.manual_seed(0)
     return {
-        "relay": Relay(small(), small(seed=5), 4),
+        "relay": SplitChain(small(), small(seed=5), 4),
         "residual": Residual(small(), agent(4, True), 0.2, "chunk"),
         "repeated": Repeated(small()),
         "steered": Steered(small(), agent(H * A), 1.5),

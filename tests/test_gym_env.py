@@ -13,7 +13,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from burnish.policies.core.cli import main
+from burnish.policies.cli.cli import main
 from burnish.policies.core.config import from_data, to_data
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.types import VecEnv

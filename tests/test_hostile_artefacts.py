@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-import artefact_bombs
 import artefact_lab
 import artefact_limits
 import artefacts
+import decompression_bombs
 from artefacts import Payload
 
-ARTEFACTS = {**artefacts.ARTEFACTS, **artefact_bombs.ARTEFACTS, **artefact_limits.ARTEFACTS}
+ARTEFACTS = {**artefacts.ARTEFACTS, **decompression_bombs.ARTEFACTS, **artefact_limits.ARTEFACTS}
 
 
 # Bytes of memory that one artefact may cost: a few times what the largest of the files below have.
@@ -37,7 +37,7 @@ class Watched:
         for name in ("good", "made", "out", "outside"):
             (root / name).mkdir()
         artefacts.good(root / "good")
-        artefact_bombs.good(root / "good")
+        decompression_bombs.good(root / "good")
         artefact_limits.good(root / "good")
         os.mkfifo(root / "out" / "pipe")
         (root / "outside" / "secret").write_text("SECRET")

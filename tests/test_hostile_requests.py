@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from burnish.real_robot.adapter import GripperSpec
-from burnish.real_robot.guard import numbers
-from burnish.real_robot.safe_robot import Rung, SafeRobot, Safety
+from burnish.real_robot.safety.guard import numbers
+from burnish.real_robot.safety.safe_robot import Rung, SafeRobot, Safety
 from robot_lab import Puppet, spec
 
 ERRORS = [ValueError, TypeError, OverflowError, ZeroDivisionError, RecursionError, MemoryError, RuntimeError, OSError]

@@ -12,11 +12,9 @@ import pytest
 import torch
 
 from burnish.policies.build import build_policy, load_policy
-from burnish.policies.core.checkpoint import newest
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.execute import Execution, Precision
 from burnish.policies.core.normalize import Scaling
-from burnish.policies.core.run import Run
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec, PolicySpec
 from burnish.policies.data.episodes import Episode, Episodes
 from burnish.policies.diffusion import DiffusionConfig
@@ -24,6 +22,8 @@ from burnish.policies.flow import FlowConfig
 from burnish.policies.gaussian import GaussianConfig
 from burnish.policies.imitate import ImitateConfig, ImitationLearner, Schedule, imitate, learning_rate
 from burnish.policies.nets.denoiser import DenoiserConfig, MlpBodyConfig
+from burnish.policies.runs.checkpoint import newest
+from burnish.policies.runs.run import Run
 
 NET = DenoiserConfig(mlp=MlpBodyConfig(hidden=[16], time_dim=8))
 CONFIGS = {

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from burnish.policies.build import load_policy
-from burnish.policies.core.cli import main
+from burnish.policies.cli.cli import main
 
 pytestmark = pytest.mark.slow
 
-CODE = "import sys, torch; torch.set_num_threads(1); from burnish.policies.core.cli import main; sys.exit(main())"
+CODE = "import sys, torch; torch.set_num_threads(1); from burnish.policies.cli.cli import main; sys.exit(main())"
 WORDS = ["policy=flow", "policy.net.mlp.hidden=[32]", "train.steps=1500", "train.save_every=100", "train.log_every=10"]
 WORDS += ["train.batch=32", "trial.episodes=4"]
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from burnish.finetune import intervention
-from burnish.finetune.intervention import InterventionConfig, InterventionEnv, Lessons, Rule, SupervisedEnv
+from burnish.finetune.people import interventions as intervention
+from burnish.finetune.people.interventions import InterventionConfig, InterventionEnv, Lessons, Rule, SupervisedEnv
 from burnish.offline.replay import Replay
 from burnish.policies.core.chunk import ChunkEnv, HistoryEnv
 from burnish.policies.core.errors import BurnishError

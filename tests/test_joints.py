@@ -17,15 +17,15 @@ from burnish.real_robot.adapter import GripperSpec, JointSpec, Mode, RobotSpec
 from burnish.real_robot.drivers.calibration import Calibration
 from burnish.real_robot.env import RobotEnv
 from burnish.real_robot.errors import Refused
-from burnish.real_robot.grasp import Grasp, grasped
+from burnish.real_robot.gripper_channel import Grasp, grasped
 from burnish.real_robot.joints import Joints, JointsConfig, Units
 from burnish.real_robot.robots import TwinRobot, stage_for
 from burnish.real_robot.robots import spec_of as spec_of_robot
-from burnish.real_robot.safe_robot import Safety
+from burnish.real_robot.safety.safe_robot import Safety
 from burnish.real_robot.supervisor import Word
 from burnish.sim.build import make_env
 from burnish.sim.desk import ActionMode
-from burnish.sim.mirror import Alone, Mirror
+from burnish.sim.mirror import EmptyDesk, Mirror
 from burnish.sim.tasks.insert import InsertConfig
 from burnish.sim.tasks.reach import ReachConfig
 
@@ -165,7 +165,7 @@ class Pressed:
 
 
 FAR = 1.2  # rad: where the policy wants the first joint
-ALONE = Alone()
+ALONE = EmptyDesk()
 STILL = [0.0] * 6
 
 

@@ -1,4 +1,4 @@
-"""`kill -9` of the policy's, the control and the watchman's process while a Dynamixel arm moves: it comes to rest.
+"""`kill -9` of the policy's, the control and the watchdog's process while a Dynamixel arm moves: it comes to rest.
 
 All of it is real but the device: the processes of `RobotLink`, the vendor's SDK, a terminal.
 """
@@ -21,9 +21,9 @@ import numpy as np
 import pytest
 
 from burnish.real_robot.clock import SECOND
+from burnish.real_robot.control.link import RobotLink
 from burnish.real_robot.emulators.pty import PtyProcess
-from burnish.real_robot.link import RobotLink
-from burnish.real_robot.safe_robot import Safety
+from burnish.real_robot.safety.safe_robot import Safety
 from kill_lab import HIGH, LOW, RATE_HZ, Kill, NotStarted, dynamixel_chain, in_motion, judged, settings
 from soak import often
 
@@ -43,7 +43,7 @@ def policy(path: str) -> None:
     config = settings(path, velocity=VELOCITY, acceleration=ACCELERATION, watchdog_s=WATCHDOG_S)
     link = RobotLink("dynamixel", config, Safety(rate_hz=RATE_HZ, blend_s=0.0, start_gap_rad=10.0), watch_s=WATCH_S)
     link.start()
-    names = {"policy": os.getpid(), "control": link.pid, "watchman": link.watchman_pid, "folder": str(link.folder)}
+    names = {"policy": os.getpid(), "control": link.pid, "watchdog": link.watchdog_pid, "folder": str(link.folder)}
     sys.stdout.write(json.dumps(names) + "\n")
     sys.stdout.flush()
     turn_s = 0.8 * (HIGH - LOW).min() / VELOCITY
@@ -84,7 +84,7 @@ def _said(found: dict[str, Any]) -> str:
     return json.loads(path.read_text(encoding="utf-8"))["why"] if path.exists() else ""
 
 
-@pytest.mark.parametrize("who", ["policy", "control", "watchman"])
+@pytest.mark.parametrize("who", ["policy", "control", "watchdog"])
 def test_whoever_is_killed_the_arm_comes_to_rest(require, who: str, record_property):
     require("dynamixel_sdk", "the SDK of Dynamixel servos is not installed")
     rng, found = np.random.default_rng(1), []

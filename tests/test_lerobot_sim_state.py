@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import lerobot_v3_reader
-from burnish.policies.core.cli import main
+from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.data import lerobot_writer
 from burnish.policies.data.episodes import Episode, Episodes

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 import lerobot_v3_reader
-from burnish.policies.core.cli import main
+from burnish.policies.cli.cli import main
 from burnish.policies.data import lerobot_writer
 from burnish.policies.data.lerobot import read_lerobot
 from lerobot_v3_reader import Violation

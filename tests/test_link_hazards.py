@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from burnish.real_robot import link as link_module
 from burnish.real_robot.adapter import Phase
 from burnish.real_robot.clock import ns
+from burnish.real_robot.control import link as link_module
+from burnish.real_robot.control.link import LocalLink, RobotLink
+from burnish.real_robot.control.shared_memory import PREFIX, Board, hold, order_dtype, release, shared_folder
 from burnish.real_robot.errors import Refused
-from burnish.real_robot.link import LocalLink, RobotLink
-from burnish.real_robot.safe_robot import Rung, Safety
-from burnish.real_robot.shared import PREFIX, Board, hold, order_dtype, release, shared_folder
+from burnish.real_robot.safety.safe_robot import Rung, Safety
 from robot_lab import ARM, LIMITS, Puppet
 
 pytestmark = pytest.mark.real_time
@@ -43,7 +43,7 @@ def test_a_link_made_in_a_thread_that_ends_goes_on():
     """Linux's parent-death signal comes when the thread ends; the process is what counts."""
     with in_a_thread(lambda: RobotLink("twin", TWIN, PATIENT, watch_s=1.0)) as link:
         time.sleep(0.3)  # the signal would have come long ago
-        assert link.alive and link._watchman.poll() is None
+        assert link.alive and link._watchdog.poll() is None
         link.start()
         link.plan(np.full((30, 2), 0.2), 0.1)
         deadline = time.monotonic() + 20
@@ -55,7 +55,7 @@ def test_a_link_made_in_a_thread_that_ends_goes_on():
 
 HOLDER = """
 import sys, time
-from burnish.real_robot.shared import PREFIX, Board, order_dtype, shared_folder
+from burnish.real_robot.control.shared_memory import PREFIX, Board, order_dtype, shared_folder
 folder = shared_folder()
 Board.create(folder / "orders", order_dtype())
 print(folder, flush=True)
@@ -95,12 +95,13 @@ def test_a_control_process_holds_its_folder_when_the_program_is_gone():
     link = LocalLink(Puppet(), Safety())
     folder = link.folder
     other = subprocess.Popen(
-        [sys.executable, "-c", f"from pathlib import Path\nfrom burnish.real_robot.shared import hold\nimport time\n"
+        [sys.executable, "-c", "from pathlib import Path\nfrom burnish.real_robot.control.shared_memory import hold\n"
+         "import time\n"
          f"print(hold(Path({str(folder)!r})), flush=True)\ntime.sleep(60)"],
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert other.stdout is not None and other.stdout.readline() == "True\n"
-    from burnish.real_robot import shared
+    from burnish.real_robot.control import shared_memory as shared
 
     os.close(shared._held.pop(folder))  # as if this process were gone
     release(shared_folder())

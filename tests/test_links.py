@@ -22,12 +22,13 @@ from types import SimpleNamespace
 import pytest
 from test_finetune_cli import SAC
 
-from burnish.finetune import compare, quickstart
-from burnish.policies.core import cli
-from burnish.policies.core.cli import VERBS, main
+from burnish.finetune import quickstart
+from burnish.finetune.compare import compare
+from burnish.policies.cli import cli
+from burnish.policies.cli.cli import VERBS, main
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.manifest import MANIFEST
-from burnish.real_robot.listening import ServerConfig, listen
+from burnish.policies.runs.manifest import MANIFEST
+from burnish.real_robot.serving.listening import ServerConfig, listen
 from burnish.sim import view
 
 pytestmark = pytest.mark.sim
@@ -320,7 +321,7 @@ def test_a_socket_takes_no_links_place(tmp_path, kind):
 
 def test_the_harness_sees_a_writer_that_follows_links(lab, tmp_path, monkeypatch, capfd):
     """Control: a page that is written as it used to be."""
-    from burnish.finetune.report import __main__ as report
+    from burnish.finetune.compare.report import __main__ as report
 
     monkeypatch.setattr(report, "replace", lambda path, text: Path(path).write_text(text))
     with pytest.raises(AssertionError, match="to a copy: "):

@@ -14,8 +14,8 @@ import torch
 
 from burnish.policies.core.config import to_data
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.evaluate import evaluate
 from burnish.policies.core.scale import ScaledEnv
+from burnish.policies.measure.evaluate import evaluate
 from burnish.sim.batch import BatchedMujoco
 from burnish.sim.build import ENVS, make_env, world_from
 from burnish.sim.collect import collect

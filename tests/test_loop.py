@@ -15,12 +15,12 @@ import pytest
 
 from burnish.real_robot.adapter import Phase
 from burnish.real_robot.clock import VirtualClock, ns
+from burnish.real_robot.control.link import RobotLink
+from burnish.real_robot.control.loop import ORDERS, ControlLoop, Order, Plan
+from burnish.real_robot.control.shared_memory import MOST, Board, blank, order_dtype, plan_dtype, state_dtype
+from burnish.real_robot.control.timing import Timing
 from burnish.real_robot.errors import Refused, RobotError
-from burnish.real_robot.link import RobotLink
-from burnish.real_robot.loop import ORDERS, ControlLoop, Order, Plan
-from burnish.real_robot.safe_robot import Rung, SafeRobot, Safety
-from burnish.real_robot.shared import MOST, Board, blank, order_dtype, plan_dtype, state_dtype
-from burnish.real_robot.timing import Timing
+from burnish.real_robot.safety.safe_robot import Rung, SafeRobot, Safety
 from robot_lab import ARM, LIMITS, Puppet
 
 pytestmark = pytest.mark.real_time
@@ -200,7 +200,7 @@ def test_timing_counts_what_it_says():
 
 
 def test_whoever_brakes_in_the_end_gives_signs_of_life(bench, monkeypatch):
-    """A watchman waits for a tenth of a second; braking from full speed takes longer."""
+    """A watchdog waits for a tenth of a second; braking from full speed takes longer."""
     bench.order(Order.START)
     bench.run(1)
     bench.plan([[0.9, 0.9]] * 4, 10.0)
@@ -248,8 +248,8 @@ def test_a_policy_that_falls_silent_or_dies_leaves_a_robot_at_rest():
 
 PARENT = """
 import sys, time
-from burnish.real_robot.link import RobotLink
-from burnish.real_robot.safe_robot import Safety
+from burnish.real_robot.control.link import RobotLink
+from burnish.real_robot.safety.safe_robot import Safety
 sys.path.insert(0, sys.argv[1])
 from robot_lab import ARM, LIMITS
 link = RobotLink("twin", {"mjcf": ARM, **LIMITS}, Safety(rate_hz=100.0))
@@ -287,7 +287,7 @@ def test_what_cannot_be_started_is_one_sentence():
 
 
 def test_the_control_process_imports_no_torch():
-    code = "import sys, burnish.real_robot.control, burnish.real_robot.link; sys.exit('torch' in sys.modules)"
+    code = "import sys\nfrom burnish.real_robot.control import link, process\nsys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -317,7 +317,7 @@ def test_a_control_process_that_hangs_is_killed():
 def test_without_a_watchman_the_robot_comes_to_rest():
     with linked(start_gap_rad=2.0) as link:
         moving(link)
-        os.kill(link.watchman_pid, signal.SIGKILL)
+        os.kill(link.watchdog_pid, signal.SIGKILL)
         deadline = time.monotonic() + 5
         while link.state().rung is not Rung.STOPPED and time.monotonic() < deadline:
             time.sleep(0.005)

@@ -22,8 +22,8 @@ from burnish.real_robot.emulators.faults import Faults
 from burnish.real_robot.emulators.line import Loopback
 from burnish.real_robot.emulators.so101 import calibration, so101
 from burnish.real_robot.errors import Refused
-from burnish.real_robot.monitors import Monitors
-from burnish.real_robot.safe_robot import Rung, SafeRobot, Safety
+from burnish.real_robot.safety.monitors import Monitors
+from burnish.real_robot.safety.safe_robot import Rung, SafeRobot, Safety
 from bus_lab import Rig
 from robot_lab import ARM, LIMITS, Puppet, spec
 from soak import often

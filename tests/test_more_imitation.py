@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from burnish.policies.build import load_policy
-from burnish.policies.core.cli import main
-from burnish.policies.core.evaluate import Evaluation
+from burnish.policies.cli.cli import main
 from burnish.policies.imitate import ImitationLearner
+from burnish.policies.measure.evaluate import Evaluation
 
 NET = ["policy=flow", "policy.net.mlp.hidden=[16]", "policy.steps=2"]
 TRAIN = [

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import pytest
 from mutant_checks import CHECKS
 
-from burnish.offline import returns, soft, surrogate, td
+from burnish.finetune import surrogate
+from burnish.offline import returns, soft, td
 from burnish.policies import chain
 from burnish.policies.core import chunk
 

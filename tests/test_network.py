@@ -11,11 +11,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec
-from burnish.policies.onnx import OnnxConfig, OnnxPolicy
-from burnish.real_robot import network
+from burnish.policies.external.onnx import OnnxConfig, OnnxPolicy
 from burnish.real_robot.errors import Refused
-from burnish.real_robot.network import Network, check_graph
-from burnish.real_robot.runtime import _network
+from burnish.real_robot.export import network
+from burnish.real_robot.export.network import Network, check_graph
+from burnish.real_robot.export.runtime import _network
 
 FLOAT, INT, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 STATE = {"state": np.zeros((1, 2), np.float32)}

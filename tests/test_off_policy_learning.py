@@ -55,7 +55,7 @@ def test_a_truncation_is_no_termination(kind: str):
         loop = OffPolicy(learner, env, Replay(400, 4), config)
         for _ in range(75):
             loop.iterate()
-        values[end] = learner.worth(loop.replay.sample(64)).detach()
+        values[end] = learner.q_values(loop.replay.sample(64)).detach()
         q_error = loop.report()["q/error"]
         assert float(q_error) < 0.5 if end is End.truncate else float(q_error) > 0.5
     assert float((values[End.truncate] - 5).abs().max()) < 0.5
@@ -68,7 +68,7 @@ def test_updates_are_owed_per_stored_decision(num_envs: int):
     learner = make("sac", control_lab.spec())
     config = OffPolicyConfig(capacity=100, warmup=20, initial_updates=3, updates_per_decision=0.5, batch=8)
     loop = OffPolicy(learner, control_lab.world(num_envs), Replay(100, num_envs), config)
-    while loop.ledger.decisions < 60:
+    while loop.statistics.decisions < 60:
         loop.iterate()
     assert learner.updates == 3 + 20
 

@@ -13,13 +13,13 @@ from burnish.finetune.loops import OffPolicyConfig, run_off_policy
 from burnish.offline.build import OFFLINE, build, method_name
 from burnish.offline.replay import Replay
 from burnish.policies.build import build_policy, describe, load_policy
-from burnish.policies.core import checkpoint
 from burnish.policies.core.chunk import ChunkEnv
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import ActionSpec
-from burnish.policies.external import CallablePolicy
+from burnish.policies.external.policy import CallablePolicy
 from burnish.policies.gaussian import GaussianConfig
+from burnish.policies.runs import checkpoint
 from offline_lab import CHUNKED, CONFIGS, FLOW, SINGLE, a_batch, made, recorded, same
 from scripted import TERMINATED, TRUNCATED, ScriptedWorld
 
@@ -148,7 +148,7 @@ def test_learning_goes_on_in_the_world(name):
     metrics = run_off_policy(learner, ChunkEnv(ScaledEnv(world), 3, 0.9), replay, loop, total=24)
     assert len(replay) == 24 and all(bool(torch.as_tensor(x).isfinite().all()) for x in metrics.values())
     assert replay.latest()["action"].shape == (12, 2, 3, 2)
-    assert float(learner.worth(replay.sample(5)).isfinite().sum()) == 5
+    assert float(learner.q_values(replay.sample(5)).isfinite().sum()) == 5
 
 
 @pytest.mark.parametrize(

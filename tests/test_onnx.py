@@ -12,18 +12,18 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from burnish.policies import onnx as onnx_policy
 from burnish.policies.build import build_policy, describe, load_policy
+from burnish.policies.cli.cli import main
 from burnish.policies.compose import Residual
-from burnish.policies.core import checkpoint
-from burnish.policies.core.cli import main
 from burnish.policies.core.config import to_data
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import Scale
 from burnish.policies.core.seed import RowNoise
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec, PolicySpec
+from burnish.policies.external import onnx as onnx_policy
+from burnish.policies.external.onnx import OnnxConfig, OnnxPolicy
 from burnish.policies.gaussian import GaussianConfig
-from burnish.policies.onnx import OnnxConfig, OnnxPolicy
+from burnish.policies.runs import checkpoint
 
 LIMITS = ActionSpec((-0.5, 0.0), (1.5, 4.0))
 WORLD = EnvSpec(ObsSpec({"state": (3,), "goal": (2,), "image.top": (3, 4, 5)}), LIMITS, 10.0, "test", 20)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.evaluate import (
+from burnish.policies.measure.evaluate import (
     Comparison,
     Evaluation,
     ReturnComparison,
@@ -14,7 +14,7 @@ from burnish.policies.core.evaluate import (
     compare_returns,
     compare_two,
 )
-from burnish.policies.core.statistics import mcnemar_exact, mean_interval, paired_difference, wilson
+from burnish.policies.measure.statistics import mcnemar_exact, mean_interval, paired_difference, wilson
 
 
 def outcome(success):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from burnish.policies.core.errors import BurnishError
-from burnish.sim.physics import Column, Crew, Physics
+from burnish.sim.physics import Column, Physics, WorkerThreads
 
 pytestmark = pytest.mark.sim
 
@@ -211,7 +211,7 @@ def test_every_world_is_stepped_once_by_any_number_of_threads():
     for threads in range(4):
         for count in range(6):
             done: list[int] = []
-            Crew(threads).share(done.extend, range(count))
+            WorkerThreads(threads).share(done.extend, range(count))
             assert sorted(done) == list(range(count))
 
 
@@ -228,7 +228,7 @@ def test_an_idle_thread_takes_what_another_has_left():
             if i == 1:
                 second.set()
 
-    Crew(1).share(work, range(4))
+    WorkerThreads(1).share(work, range(4))
     assert order.index(1) < order.index(0)
 
 
@@ -245,7 +245,7 @@ def test_an_error_in_another_thread_is_raised_here():
                 raise RuntimeError("the solver is lost")
 
     entered = threading.Event()
-    crew = Crew(1)
+    crew = WorkerThreads(1)
     with pytest.raises(RuntimeError, match="the solver is lost"):
         crew.share(work, range(4))
     done: list[int] = []

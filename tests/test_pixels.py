@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from burnish.policies.core.cli import main
+from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.evaluate import evaluate
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import agent_spec, check_compatible
 from burnish.policies.data.lerobot_layout import burnish_entry, read_burnish_entry
+from burnish.policies.measure.evaluate import evaluate
 from burnish.sim import gl
 from burnish.sim.build import make_env
 from burnish.sim.desk import Observe

@@ -15,15 +15,15 @@ from torch import nn
 
 import burnish.policies.nets.encoder as encoder
 from burnish.finetune.build import METHODS, has, prepare
-from burnish.finetune.expo import EXPOConfig
 from burnish.finetune.loops import OffPolicy
+from burnish.finetune.methods.expo import EXPOConfig
 from burnish.finetune.ppo import PPOConfig
 from burnish.offline.sac import SACConfig
 from burnish.offline.td3 import TD3Config
+from burnish.policies.controllers import ChunkController
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import agent_spec
-from burnish.policies.horizon import ChunkController
 from burnish.policies.nets.vision import VisionNet
 from burnish.sim.build import make_env
 from burnish.sim.point_reach import PointReachConfig

@@ -8,12 +8,11 @@ import math
 import pytest
 import torch
 
-from burnish.finetune import residual_ppo
 from burnish.finetune.loops import OnPolicy
+from burnish.finetune.methods import residual_ppo
 from burnish.finetune.ppo import PPO, Normalize, PPOConfig
 from burnish.finetune.rollout import Rollout, flat
 from burnish.policies.build import build_policy
-from burnish.policies.core.checkpoint import load, save
 from burnish.policies.core.chunk import ChunkEnv
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.spec import agent_spec
@@ -21,6 +20,7 @@ from burnish.policies.flow import FlowConfig
 from burnish.policies.gaussian import GaussianConfig
 from burnish.policies.nets.critic import ValueConfig
 from burnish.policies.nets.denoiser import DenoiserConfig, MlpBodyConfig
+from burnish.policies.runs.checkpoint import load, save
 from lqr_lab import assembled
 from scripted import TERMINATED, TRUNCATED, ScriptedWorld
 from seam import SeamWorld, seam_env

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from burnish.finetune import gaussian_ppo
-from burnish.finetune.gaussian_ppo import GaussianPPOConfig
+from burnish.finetune.methods import gaussian_ppo
+from burnish.finetune.methods.gaussian_ppo import GaussianPPOConfig
 from burnish.finetune.ppo import PPO, Normalize, PPOConfig
 from burnish.finetune.rollout import Rollout
 from burnish.offline.returns import Discount

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from burnish.finetune.ppo import RewardScale
-from burnish.offline.returns import Discount, Per, gae, lambda_returns, returns_to_go
-from burnish.offline.surrogate import (
+from burnish.finetune.surrogate import (
     Reduction,
     clip_fraction,
     clip_schedule,
@@ -20,6 +19,7 @@ from burnish.offline.surrogate import (
     effective_clip,
     kl_k3,
 )
+from burnish.offline.returns import Discount, Per, gae, lambda_returns, returns_to_go
 
 pytestmark = pytest.mark.usefixtures("float64")
 

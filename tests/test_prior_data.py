@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from burnish.finetune.build import METHODS, Recorded, has, prepare, prior_data
-from burnish.finetune.dsrl import DSRLConfig, Variant
+from burnish.finetune.methods.dsrl import DSRLConfig, Variant
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.spec import ActionSpec
 from burnish.policies.data.episodes import Episode, Episodes

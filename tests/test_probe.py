@@ -13,7 +13,7 @@ from burnish.finetune.probe import probe, require_noise, require_steerable
 from burnish.policies.build import build_policy
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.diffusion import DiffusionConfig, Sampler
-from burnish.policies.external import CallablePolicy
+from burnish.policies.external.policy import CallablePolicy
 from burnish.policies.flow import FlowConfig
 from latent_lab import SPEC, tanh_base
 from seam import SeamWorld, seam_env, seam_spec, shrunk

@@ -11,8 +11,8 @@ import pytest
 from guard_lab import Excess, arm
 
 from burnish.real_robot.errors import Refused
-from burnish.real_robot.guard import JointGuard, rounded
-from burnish.real_robot.protection import Protection
+from burnish.real_robot.safety.guard import JointGuard, rounded
+from burnish.real_robot.safety.protection import Protection
 from fallback_lab import JERK, JerkExcess, random_limits
 from hostile import SOAK, mixed
 

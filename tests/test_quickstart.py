@@ -12,8 +12,8 @@ import pytest
 
 from burnish.finetune.__main__ import GROUPS, FinetuneConfig
 from burnish.finetune.quickstart import QuickstartConfig, quickstart
-from burnish.policies.core import cli
-from burnish.policies.core.cli import compose, to_object
+from burnish.policies.cli import cli
+from burnish.policies.cli.cli import compose, to_object
 from burnish.policies.core.config import differences, to_data
 from burnish.policies.core.errors import BurnishError
 

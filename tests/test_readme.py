@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from burnish.policies.core.cli import VERBS, main
+from burnish.policies.cli.cli import VERBS, main
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")

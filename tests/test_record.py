@@ -15,7 +15,7 @@ import torch
 
 import burnish.real_robot.__main__ as verbs
 import lerobot_v3_reader
-from burnish.policies.core.cli import main
+from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec
 from burnish.policies.core.types import Step

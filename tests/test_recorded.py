@@ -11,14 +11,14 @@ from torch import Tensor
 from burnish.offline.dataset import decisions
 from burnish.offline.recorded import episodes_of, label_with_base
 from burnish.policies.build import build_policy
+from burnish.policies.controllers import ChunkController
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.seed import derive
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec, PolicySpec
 from burnish.policies.core.views import Hidden, ahead
 from burnish.policies.data.episodes import Episode, Episodes
-from burnish.policies.external import CallablePolicy
+from burnish.policies.external.policy import CallablePolicy
 from burnish.policies.flow import FlowConfig
-from burnish.policies.horizon import ChunkController
 from burnish.policies.nets.denoiser import DenoiserConfig, MlpBodyConfig
 
 LIMITS = ActionSpec((-2.0, 0.0), (2.0, 1.0))

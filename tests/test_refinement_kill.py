@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from burnish.policies.core.cli import main
-from burnish.policies.core.run import read_metrics
+from burnish.policies.cli.cli import main
+from burnish.policies.runs.run import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.sim, pytest.mark.rotating(2)]
 
-CODE = "import sys, torch; torch.set_num_threads(1); from burnish.policies.core.cli import main; sys.exit(main())"
+CODE = "import sys, torch; torch.set_num_threads(1); from burnish.policies.cli.cli import main; sys.exit(main())"
 SMALL = ["worlds=4", "trial.episodes=4", "trial.worlds=4", "trial.confirm=4", "policy.steps=2"]
 METHODS = {
     "reinflow": ["total=2400", "save_every=160", "log_every=80", "method.loop.decisions_per_update=10"],

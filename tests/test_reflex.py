@@ -10,11 +10,18 @@ import pytest
 from guard_lab import Excess, arm
 
 from burnish.real_robot.adapter import RobotState
-from burnish.real_robot.bundle import encode_tensors
 from burnish.real_robot.clock import VirtualClock
 from burnish.real_robot.errors import Refused
-from burnish.real_robot.guard import JointGuard
-from burnish.real_robot.reflex import Advice, MlpCritic, Reflex, ReflexSettings, read_critic, write_critic
+from burnish.real_robot.export.bundle import encode_tensors
+from burnish.real_robot.safety.guard import JointGuard
+from burnish.real_robot.safety.reflex import (
+    Advice,
+    MlpCritic,
+    Reflex,
+    ReflexSettings,
+    read_critic,
+    write_critic,
+)
 from hostile import mixed
 
 STATE = RobotState(0, 0, np.zeros(7), np.zeros(7))

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import flow_lab as lab
-from burnish.finetune import reinflow
 from burnish.finetune.actors.noisy_flow import NoiseConfig, NoisyFlowActor
 from burnish.finetune.loops import OnPolicy, OnPolicyConfig
+from burnish.finetune.methods import reinflow
+from burnish.finetune.methods.reinflow import ReinFlowConfig
 from burnish.finetune.ppo import PPOConfig
-from burnish.finetune.reinflow import ReinFlowConfig
-from burnish.offline.surrogate import Reduction
+from burnish.finetune.surrogate import Reduction
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.normalize import Scaling
 from burnish.policies.core.spec import agent_spec

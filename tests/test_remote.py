@@ -13,16 +13,16 @@ import torch
 
 from burnish.policies.build import build_policy, describe, load_policy
 from burnish.policies.compose import Residual
-from burnish.policies.core import checkpoint
 from burnish.policies.core.config import to_data
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import Scale
 from burnish.policies.core.seed import RowNoise
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec, PolicySpec, agent_spec
-from burnish.policies.external import CallablePolicy
+from burnish.policies.external.policy import CallablePolicy
+from burnish.policies.external.remote import RemoteConfig, RemotePolicy
+from burnish.policies.external.table import connect, reconnect
 from burnish.policies.gaussian import GaussianConfig
-from burnish.policies.outside import connect, reconnect
-from burnish.policies.remote import RemoteConfig, RemotePolicy
+from burnish.policies.runs import checkpoint
 from openpi_lab import Drop, Fail, frame, openpi
 
 LIMITS = ActionSpec((-0.5, 0.0), (1.5, 4.0))
@@ -306,7 +306,7 @@ def test_a_checkpoint_leads_to_no_other_machine(url, monkeypatch):
         asked.append(url)
         raise BurnishError("asked after all")
 
-    monkeypatch.setattr("burnish.policies.core.connection.Connection", connected)
+    monkeypatch.setattr("burnish.policies.wire.connection.Connection", connected)
     config = {"kind": "remote", "config": {"url": url}, "world": to_data(WORLD)}
     with pytest.raises(BurnishError, match=r"policy\.base="):
         reconnect(config, "runs/p")

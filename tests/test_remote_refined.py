@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from aim_lab import Aim, aim_error
-from burnish.finetune.dsrl import build as build_dsrl
 from burnish.finetune.loops import OffPolicyConfig
-from burnish.finetune.residual_td3 import ResidualTD3Config
-from burnish.finetune.residual_td3 import build as build_residual
+from burnish.finetune.methods.dsrl import build as build_dsrl
+from burnish.finetune.methods.residual_td3 import ResidualTD3Config
+from burnish.finetune.methods.residual_td3 import build as build_residual
 from burnish.offline.td3 import TD3Config, deterministic_agent
 from burnish.policies.core.scale import Scale
 from burnish.policies.core.spec import ActionSpec
-from burnish.policies.external import CallablePolicy
+from burnish.policies.external.policy import CallablePolicy
+from burnish.policies.external.remote import RemoteConfig, RemotePolicy
 from burnish.policies.nets.critic import CriticConfig
-from burnish.policies.remote import RemoteConfig, RemotePolicy
 from latent_lab import dsrl, tanh_base
 from latent_lab import learnt as learnt_latent
 from openpi_lab import openpi

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from burnish.offline.replay import Replay, sample_mixture
-from burnish.policies.core import checkpoint
 from burnish.policies.core.chunk import ChunkEnv
 from burnish.policies.core.errors import BurnishError
+from burnish.policies.runs import checkpoint
 from scripted import TERMINATED, TRUNCATED, ScriptedWorld
 
 

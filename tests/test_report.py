@@ -16,13 +16,13 @@ import yaml
 
 import report_lab
 from burnish.finetune.__main__ import GROUPS, FinetuneConfig
-from burnish.finetune.report import words
-from burnish.finetune.report.read import read_comparison, read_run
-from burnish.finetune.report.settings import from_defaults
-from burnish.finetune.report.starts import field_of
-from burnish.policies.core.cli import compose, main, to_object
+from burnish.finetune.compare.report import words
+from burnish.finetune.compare.report.read import read_comparison, read_run
+from burnish.finetune.compare.report.settings import from_defaults
+from burnish.finetune.compare.report.starts import field_of
+from burnish.policies.cli.cli import compose, main, to_object
 from burnish.policies.core.config import to_data
-from burnish.policies.core.evaluate import Evaluation
+from burnish.policies.measure.evaluate import Evaluation
 from report_lab import page
 
 

@@ -13,7 +13,7 @@ import pytest
 from conftest import demand
 
 import report_lab
-from burnish.policies.core.cli import main
+from burnish.policies.cli.cli import main
 
 QUIET = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 QUIET += ["--disable-component-update", "--disable-sync"]

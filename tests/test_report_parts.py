@@ -9,9 +9,9 @@ import shutil
 import pytest
 
 import report_lab
-from burnish.finetune.report import health, words
-from burnish.finetune.report.charts import axis, finite, spread, ticks, together
-from burnish.finetune.report.films import films
+from burnish.finetune.compare.report import health, words
+from burnish.finetune.compare.report.charts import axis, finite, spread, ticks, together
+from burnish.finetune.compare.report.films import films
 from report_lab import page
 
 

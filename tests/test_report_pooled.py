@@ -8,10 +8,10 @@ import shutil
 import pytest
 
 import report_lab
-from burnish.finetune.report.pooled import over, pooled, ranking
-from burnish.finetune.report.read import read_comparison
-from burnish.policies.core.cli import main
-from burnish.policies.core.statistics import interquartile_mean
+from burnish.finetune.compare.report.pooled import over, pooled, ranking
+from burnish.finetune.compare.report.read import read_comparison
+from burnish.policies.cli.cli import main
+from burnish.policies.measure.statistics import interquartile_mean
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from burnish.finetune import residual_ppo
 from burnish.finetune.loops import OnPolicy, OnPolicyConfig
+from burnish.finetune.methods import residual_ppo
+from burnish.finetune.methods.residual_ppo import ResidualPPOConfig
 from burnish.finetune.ppo import PPOConfig
-from burnish.finetune.residual_ppo import ResidualPPOConfig
 from burnish.offline.returns import Discount
 from burnish.policies.build import build_policy, describe, load_policy
-from burnish.policies.core.checkpoint import save
+from burnish.policies.controllers import ChunkController, controller_for
 from burnish.policies.core.chunk import ChunkEnv
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import ScaledEnv
@@ -23,9 +23,9 @@ from burnish.policies.core.spec import agent_spec
 from burnish.policies.core.views import ResidualEnv
 from burnish.policies.flow import FlowConfig
 from burnish.policies.gaussian import GaussianConfig
-from burnish.policies.horizon import ChunkController, controller_for
 from burnish.policies.nets.critic import ValueConfig
 from burnish.policies.nets.denoiser import DenoiserConfig, MlpBodyConfig
+from burnish.policies.runs.checkpoint import save
 from burnish.sim.build import make_env
 from burnish.sim.experts.toy import FeedbackExpert, point_reach_law
 from burnish.sim.point_reach import PointReachConfig

@@ -12,21 +12,21 @@ from torch import Tensor
 
 from burnish.finetune.__main__ import GROUPS, FinetuneConfig
 from burnish.finetune.loops import Assembly, OffPolicy, OffPolicyConfig
-from burnish.finetune.residual_td3 import Algorithm, ResidualTD3Config, build
+from burnish.finetune.methods.residual_td3 import Algorithm, ResidualTD3Config, build
 from burnish.offline.replay import Replay
 from burnish.offline.sac import SACConfig, soft_agent
 from burnish.offline.td3 import TD3Config, deterministic_agent
 from burnish.policies.build import build_policy
-from burnish.policies.core.cli import compose, to_object
+from burnish.policies.cli.cli import compose, to_object
+from burnish.policies.controllers import ChunkController, controller_for
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from burnish.policies.core.types import Step
 from burnish.policies.core.views import Hidden
 from burnish.policies.core.wrapper import Wrapper
-from burnish.policies.external import CallablePolicy
+from burnish.policies.external.policy import CallablePolicy
 from burnish.policies.flow import FlowConfig
-from burnish.policies.horizon import ChunkController, controller_for
 from burnish.policies.nets.critic import CriticConfig
 from burnish.policies.nets.denoiser import DenoiserConfig, MlpBodyConfig
 from refine_lab import EXECUTE, ON_LINE, learnt, line, mean_return
@@ -276,7 +276,7 @@ def test_who_is_trained_when() -> None:
     frozen, agent, critic = weights(base), weights(inner.agent), weights(inner.critic.online)
     for _ in range(9):
         loop.iterate()
-    assert loop.ledger.decisions == 32, "nothing is played while the critic learns from the warm-up"
+    assert loop.statistics.decisions == 32, "nothing is played while the critic learns from the warm-up"
     assert inner.updates == 6, "the initial updates, and no other yet"
     assert torch.equal(weights(inner.agent), agent), "the initial updates are for the critic"
     assert not torch.equal(weights(inner.critic.online), critic)

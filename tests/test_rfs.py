@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from aim_lab import Aim, aim_error
-from burnish.finetune.dsrl import latent_sac
-from burnish.finetune.rfs import RFSConfig, build
+from burnish.finetune.methods.dsrl import latent_sac
+from burnish.finetune.methods.rfs import RFSConfig, build
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.seed import generator
-from burnish.policies.external import CallablePolicy
+from burnish.policies.external.policy import CallablePolicy
 from latent_lab import LOOP, SMALL, SPEC, Strict, learnt, loop_of, tanh_base
 
 

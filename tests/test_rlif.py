@@ -12,30 +12,30 @@ import torch
 
 from burnish.finetune.__main__ import FinetuneConfig, intervener
 from burnish.finetune.build import prepare
-from burnish.finetune.intervention import InterventionConfig, Rule
 from burnish.finetune.loops import OffPolicy, OffPolicyConfig
-from burnish.finetune.rlif import RLIFConfig, paid_for_peace
-from burnish.finetune.rlpd import Algorithm
+from burnish.finetune.methods.rlpd import Algorithm
+from burnish.finetune.people.interventions import InterventionConfig, Rule
+from burnish.finetune.people.rlif import RLIFConfig, paid_for_peace
 from burnish.offline.dataset import decisions
 from burnish.offline.replay import Replay
 from burnish.offline.sac import soft_agent
 from burnish.offline.td3 import deterministic_agent
 from burnish.policies.build import build_policy, load_policy
-from burnish.policies.core.cli import main
+from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.evaluate import evaluation_seeds
-from burnish.policies.core.run import read_metrics
 from burnish.policies.core.scale import ScaledEnv
-from burnish.policies.core.skeleton import encode
 from burnish.policies.core.spec import ActionSpec
 from burnish.policies.core.types import VecEnv
 from burnish.policies.flow import FlowConfig
 from burnish.policies.gaussian import GaussianConfig, GaussianPolicy
+from burnish.policies.measure.evaluate import evaluation_seeds
 from burnish.policies.nets.critic import CriticConfig
+from burnish.policies.runs.run import read_metrics
+from burnish.policies.runs.state_codec import encode
 from burnish.sim.build import make_env
 from burnish.sim.collect import collect
 from burnish.sim.experts import make_expert
-from meaningless import Meaningless
+from negative_controls import NegativeControl
 from refine_lab import LINE, ON_LINE, mean_return
 
 WORLDS = 4
@@ -49,7 +49,7 @@ LEARNT = -2.0
 
 def world(seed: int = 0, meaningless: bool = False) -> VecEnv:
     env = ScaledEnv(make_env(OPEN, WORLDS, seed=seed))
-    return Meaningless(env, seed, scale=100.0) if meaningless else env
+    return NegativeControl(env, seed, scale=100.0) if meaningless else env
 
 
 def base() -> GaussianPolicy:

@@ -12,13 +12,13 @@ import control_lab
 from burnish.finetune.__main__ import GROUPS, FinetuneConfig
 from burnish.finetune.build import prepare, prior_data
 from burnish.finetune.loops import OffPolicy, OffPolicyConfig
-from burnish.finetune.rlpd import Algorithm, RLPDConfig, build
+from burnish.finetune.methods.rlpd import Algorithm, RLPDConfig, build
 from burnish.offline.replay import Replay
 from burnish.offline.returns import Discount
 from burnish.offline.sac import SACConfig, soft_agent
 from burnish.offline.td3 import TD3Config, deterministic_agent
 from burnish.policies.build import build_policy
-from burnish.policies.core.cli import compose, to_object
+from burnish.policies.cli.cli import compose, to_object
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec

@@ -13,17 +13,17 @@ import pytest
 import torch
 
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.evaluate import evaluate, evaluation_seeds
 from burnish.policies.core.scale import ScaledEnv
+from burnish.policies.measure.evaluate import evaluate, evaluation_seeds
 from burnish.real_robot.adapter import Phase
 from burnish.real_robot.camera import FakeCamera, Watched
 from burnish.real_robot.clock import VirtualClock
+from burnish.real_robot.control.link import LocalLink
 from burnish.real_robot.drivers.twin import Twin, TwinConfig
-from burnish.real_robot.env import GuardedEnv, RobotEnv, Sighted, each_anew
+from burnish.real_robot.env import CameraObservations, GuardedEnv, RobotEnv, each_anew
 from burnish.real_robot.errors import Refused, StaleState
-from burnish.real_robot.guard import Limits
-from burnish.real_robot.link import LocalLink
-from burnish.real_robot.safe_robot import Rung, Safety
+from burnish.real_robot.safety.guard import Limits
+from burnish.real_robot.safety.safe_robot import Rung, Safety
 from burnish.real_robot.supervisor import NOTHING, Gamepad, Keyboard, Scripted, Word
 from burnish.sim import arm
 from burnish.sim.build import make_env
@@ -118,7 +118,7 @@ class Seen:
             settings = {"mjcf": mirror.mjcf, "joints": mirror.joints, "start": start.tolist()}
             return LocalLink(Twin(TwinConfig(**settings), self.clock), SAFETY)
 
-        body = Sighted(mirror, {"front": Watched(self.camera, frozen_after=3)}, self.clock, oldest_s=0.2)
+        body = CameraObservations(mirror, {"front": Watched(self.camera, frozen_after=3)}, self.clock, oldest_s=0.2)
         self.env = RobotEnv(body, each_anew(connect))
         self.obs = [self.env.reset(seeds=[1])]
         self.zero = torch.zeros(1, self.env.spec.action.dim)

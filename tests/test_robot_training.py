@@ -13,10 +13,10 @@ import torch
 
 from burnish.finetune import refine
 from burnish.finetune.build import prepare
-from burnish.finetune.dagger import DAggerConfig, corrected
-from burnish.finetune.intervention import InterventionConfig, Rule
 from burnish.finetune.loops import OffPolicy, OffPolicyConfig
-from burnish.finetune.rlif import RLIFConfig
+from burnish.finetune.people.dagger import DAggerConfig, corrected
+from burnish.finetune.people.interventions import InterventionConfig, Rule
+from burnish.finetune.people.rlif import RLIFConfig
 from burnish.offline.sac import SACConfig, soft_agent
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import ScaledEnv
@@ -27,10 +27,10 @@ from burnish.policies.flow import FlowConfig, FlowPolicy
 from burnish.policies.nets.critic import CriticConfig
 from burnish.policies.nets.denoiser import DenoiserConfig, MlpBodyConfig
 from burnish.real_robot.clock import VirtualClock, ns
+from burnish.real_robot.control.link import LocalLink
 from burnish.real_robot.drivers.twin import Twin, TwinConfig
 from burnish.real_robot.env import RobotEnv, each_anew
-from burnish.real_robot.link import LocalLink
-from burnish.real_robot.safe_robot import Safety
+from burnish.real_robot.safety.safe_robot import Safety
 from burnish.real_robot.supervisor import NOTHING, Scripted, Supervisor, Word
 from burnish.sim.mirror import Mirror
 from burnish.sim.tasks.reach import ReachConfig
@@ -180,7 +180,7 @@ def test_what_was_remembered_does_not_lead_into_the_next_life():
     for _ in range(3):
         other.iterate()
     assert other.replay.latest()["ended"][:, 0].tolist() == [False] * 3 + [True] + [False] * 3
-    assert other.ledger.decisions == 7
+    assert other.statistics.decisions == 7
 
 
 # ---- take-overs ----

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
 
-from burnish.finetune import rpd
 from burnish.finetune.loops import OnPolicy, OnPolicyConfig
+from burnish.finetune.methods import rpd
+from burnish.finetune.methods.rpd import Distance, RPDConfig
 from burnish.finetune.ppo import PPOConfig
 from burnish.finetune.rollout import Rollout
-from burnish.finetune.rpd import Distance, RPDConfig
 from burnish.offline.returns import Discount
 from burnish.policies.build import build_policy
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.spec import agent_spec
-from burnish.policies.external import CallablePolicy
+from burnish.policies.external.policy import CallablePolicy
 from burnish.policies.gaussian import GaussianConfig
 from burnish.policies.nets.critic import ValueConfig
 from burnish.sim.toy import lqr_solve

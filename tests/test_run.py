@@ -17,10 +17,10 @@ import pytest
 import torch
 import yaml
 
-from burnish.policies.core.checkpoint import numbered
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.interrupt import interruptible
-from burnish.policies.core.run import Run, find_policy, read_metrics
+from burnish.policies.runs.checkpoint import numbered
+from burnish.policies.runs.interrupt import interruptible
+from burnish.policies.runs.run import Run, find_policy, read_metrics
 
 
 class Learner:

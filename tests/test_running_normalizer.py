@@ -11,28 +11,28 @@ from torch import Tensor
 
 import control_lab
 import lqr_lab
-from burnish.finetune import gaussian_ppo
 from burnish.finetune.build import prepare
-from burnish.finetune.gaussian_ppo import GaussianPPOConfig
 from burnish.finetune.loops import OffPolicy, OffPolicyConfig, OnPolicy, OnPolicyConfig
+from burnish.finetune.methods import gaussian_ppo
+from burnish.finetune.methods.gaussian_ppo import GaussianPPOConfig
+from burnish.finetune.methods.rlpd import Algorithm, RLPDConfig
+from burnish.finetune.people.rlif import RLIFConfig
 from burnish.finetune.ppo import PPOConfig
-from burnish.finetune.rlif import RLIFConfig
-from burnish.finetune.rlpd import Algorithm, RLPDConfig
 from burnish.offline.replay import Replay
 from burnish.offline.returns import Discount
 from burnish.offline.sac import SACConfig, soft_agent
 from burnish.offline.td3 import TD3Config, deterministic_agent
 from burnish.policies.build import build_policy, describe, load_policy
-from burnish.policies.core.checkpoint import load, save
-from burnish.policies.core.evaluate import evaluate
+from burnish.policies.controllers import controller_for
 from burnish.policies.core.normalize import FLOOR, Normalizer, Running, Scaling
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import ObsSpec, agent_spec
 from burnish.policies.core.types import Obs, Step, VecEnv
 from burnish.policies.core.wrapper import Wrapper
 from burnish.policies.gaussian import GaussianConfig
-from burnish.policies.horizon import controller_for
+from burnish.policies.measure.evaluate import evaluate
 from burnish.policies.nets.critic import CriticConfig, ValueConfig
+from burnish.policies.runs.checkpoint import load, save
 from burnish.sim.toy import LQR
 
 SPEC = ObsSpec({"state": (3,), "goal": (2,), "image.top": (3, 8, 8)})
@@ -148,7 +148,7 @@ def test_statistics_are_those_of_all_that_was_acted_on_in_all_networks(kind):
     for _ in range(3 if kind == "ppo" else 60):
         loop.iterate()
     seen = torch.stack(env.shown[:-1])  # the last one is yet to be acted on
-    assert loop.ledger.decisions == len(seen.flatten(0, 1))
+    assert loop.statistics.decisions == len(seen.flatten(0, 1))
     found = scalers(loop.learner)
     assert len(found) == {"sac": 3, "td3": 4, "ppo": 2}[kind]
     for each in found:

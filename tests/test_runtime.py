@@ -12,14 +12,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from burnish.policies.controllers import controller_for
 from burnish.policies.core import seed as torch_seed
 from burnish.policies.core.scale import Scale
-from burnish.policies.horizon import controller_for
-from burnish.real_robot.bundle import Schema, write
 from burnish.real_robot.errors import Refused
-from burnish.real_robot.export import assembled
-from burnish.real_robot.ops import ACTIVATIONS, Pinned, prepare
-from burnish.real_robot.runtime import ChunkController, ExportedPolicy, RowNoise, derive
+from burnish.real_robot.export.bundle import Schema, write
+from burnish.real_robot.export.exporter import assembled
+from burnish.real_robot.export.ops import ACTIVATIONS, Pinned, prepare
+from burnish.real_robot.export.runtime import ChunkController, ExportedPolicy, RowNoise, derive
 from export_lab import GOALS, by_hand, one_step_flow, residual, small
 
 STATE = np.array([0.1, -0.2, 0.3], np.float32)
@@ -111,7 +111,7 @@ def test_each_operation_against_plain_numpy(name):
 PROBE = """
 import sys, time
 begin = time.process_time()
-import burnish.real_robot.runtime as runtime
+import burnish.real_robot.export.runtime as runtime
 imported_s = time.process_time() - begin
 import json
 import numpy as np

@@ -12,7 +12,7 @@ import pytest
 from burnish.real_robot.adapter import Fault, GripperSpec, Phase, StopKind
 from burnish.real_robot.clock import VirtualClock, ns
 from burnish.real_robot.errors import DeviceFault, Refused, StaleState
-from burnish.real_robot.safe_robot import Rung, SafeRobot, Safety
+from burnish.real_robot.safety.safe_robot import Rung, SafeRobot, Safety
 from robot_lab import Puppet, spec, twin
 
 SAFETY = Safety(rate_hz=100.0, blend_s=0.0, start_gap_rad=2.0)
@@ -349,7 +349,7 @@ def makers(tree: ast.AST) -> bool:
 
 
 def test_nothing_else_makes_commands():
-    """`promises` tries adapters without a robot to be safe for; it is run by those who write them."""
+    """`adapter_checks` tries adapters without a robot to be safe for; it is run by those who write them."""
     files = {path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py") if makers(ast.parse(path.read_text()))}
-    assert files - {"promises.py"} == {"safe_robot.py"}
+    assert files - {"adapter_checks.py"} == {"safety/safe_robot.py"}
     assert makers(ast.parse("adapter.Command(1)")) and not makers(ast.parse("x: Command"))

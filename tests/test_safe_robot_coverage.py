@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from burnish.real_robot import safe_robot
+from burnish.real_robot.safety import safe_robot
 
 HERE, THERE = Path(__file__).resolve().parent, Path(str(safe_robot.__file__)).parent
-MODULES = ("guard", "safe_robot", "safety", "protection", "fallback", "collision", "reflex", "monitors")
+MODULES = ("guard", "safe_robot", "settings", "protection", "fallback", "collision", "reflex", "monitors")
 TESTS = ("guard", "safe_robot", "safe_robot_protected", "protection", "fallback", "collision", "reflex", "monitors")
 TESTS += ("hostile_requests", "outside_starts")
 # Long ones, and what needs a process or a policy: they go over the same lines again.

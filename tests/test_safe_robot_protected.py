@@ -17,15 +17,15 @@ import numpy as np
 import pytest
 from guard_lab import Excess
 
-from burnish.policies.core.cli import main
+from burnish.policies.cli.cli import main
 from burnish.real_robot.adapter import Command, JointSpec, sent_as
 from burnish.real_robot.clock import ns
-from burnish.real_robot.control import Job
+from burnish.real_robot.control.link import RobotLink
+from burnish.real_robot.control.process import Job
 from burnish.real_robot.drivers.twin import Twin
 from burnish.real_robot.errors import Refused
-from burnish.real_robot.link import RobotLink
-from burnish.real_robot.reflex import write_critic
-from burnish.real_robot.safe_robot import Rung, SafeRobot, Safety
+from burnish.real_robot.safety.reflex import write_critic
+from burnish.real_robot.safety.safe_robot import Rung, SafeRobot, Safety
 from collision_lab import BOX, CAPSULES, MARGIN, START, Oracle
 from hostile import mixed
 from robot_lab import ARM, Puppet, spec
@@ -273,11 +273,11 @@ def test_in_the_control_process_without_torch(tmp_path):
 def test_mujoco_is_imported_only_for_a_model():
     code = """
 import sys
-import burnish.real_robot.control
+import burnish.real_robot.control.process
 from burnish.real_robot.adapter import *
-from burnish.real_robot.guard import Limits
-from burnish.real_robot.protection import Protection
-from burnish.real_robot.safety import Safety
+from burnish.real_robot.safety.guard import Limits
+from burnish.real_robot.safety.protection import Protection
+from burnish.real_robot.safety.settings import Safety
 spec = RobotSpec("r", (JointSpec("j", -1, 1, 2, 10),), frozenset({Mode.JOINT_POSITION}), (1, 100, 1000))
 Protection.of(spec, Limits.of(spec, 100), Safety(jerk=200)).reset([0.0])
 sys.exit("mujoco" in sys.modules or "torch" in sys.modules)

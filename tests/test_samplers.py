@@ -10,13 +10,7 @@ from torch import Tensor
 from burnish.policies.chain import step_index
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.seed import generator
-from burnish.policies.diffusion import (
-    DiffusionPolicy,
-    Prediction,
-    Sampler,
-    Spacing,
-    training_levels,
-)
+from burnish.policies.diffusion import DiffusionPolicy, Prediction, Sampler, Spacing, training_levels
 from burnish.policies.schedule import noisy, target
 from diffusion_lab import ACTION, HORIZON, Stub, make_policy, observe, stub
 

@@ -12,12 +12,12 @@ import torch
 from burnish.finetune.baselines.sb3 import Algo, SB3Config, View, build
 from burnish.finetune.build import BASELINES, CHOICES, METHODS, prepare
 from burnish.policies.build import load_policy
-from burnish.policies.core.cli import main
+from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.run import read_metrics
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
-from burnish.policies.external import CallablePolicy
+from burnish.policies.external.policy import CallablePolicy
+from burnish.policies.runs.run import read_metrics
 from burnish.sim.build import make_env
 from burnish.sim.point_reach import PointReachConfig
 

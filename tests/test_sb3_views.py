@@ -9,21 +9,21 @@ import pytest
 import torch
 
 from aim_lab import Aim
-from burnish.finetune.baselines import sb3 as door
+from burnish.finetune.baselines import sb3 as gateway
 from burnish.finetune.baselines.sb3 import Algo, SB3Config, View, build, train
 from burnish.offline.returns import Discount
 from burnish.policies.build import build_policy
+from burnish.policies.controllers import controller_for
 from burnish.policies.core.chunk import HistoryEnv
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.evaluate import evaluate
-from burnish.policies.core.outward import as_sb3
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec, agent_spec
 from burnish.policies.core.views import Hidden
-from burnish.policies.external import CallablePolicy
+from burnish.policies.external.policy import CallablePolicy
 from burnish.policies.flow import FlowConfig
 from burnish.policies.gaussian import GaussianConfig
-from burnish.policies.horizon import controller_for
+from burnish.policies.gymnasium_adapters import as_sb3
+from burnish.policies.measure.evaluate import evaluate
 from burnish.policies.nets.encoder import EncoderConfig
 from burnish.policies.nets.vision import VisionConfig
 from burnish.sim.build import make_env
@@ -31,7 +31,7 @@ from burnish.sim.point_reach import PointReachConfig
 from burnish.sim.toy import ConstantRewardConfig
 from diffusion_lab import small_net
 from latent_lab import tanh_base
-from meaningless import Meaningless
+from negative_controls import NegativeControl
 from scripted import TERMINATED, TRUNCATED, ScriptedWorld
 
 OFF, N = (Algo.SAC, Algo.TD3, Algo.DDPG), 4
@@ -119,7 +119,7 @@ def test_what_is_deployed_earns_what_their_actor_earns_on_the_view(view):
     seeds, base = [11, 12, 13, 14], None if view is View.plain else flow()
     bound = {} if view is View.plain else {"bound": 0.7}
     config = SB3Config(Algo.PPO, view, discount=Discount(1.0), **bound)
-    face = as_sb3(door.prepare_view(config, base, point(), None, 0).view)
+    face = as_sb3(gateway.prepare_view(config, base, point(), None, 0).view)
     face.seed(11)
     observed, returns, running = face.reset(), np.zeros(4), np.ones(4, bool)
     while running.any():
@@ -247,7 +247,7 @@ def test_slices_are_one_long_lesson(algo):
         sliced.iterate()
         assert np.random.rand() < 1 > torch.rand(1)  # whoever else draws, draws from other generators
     other.learn(count * other.decisions_per_iteration)
-    assert sliced.model.num_timesteps == whole.model.num_timesteps == sliced.ledger.decisions
+    assert sliced.model.num_timesteps == whole.model.num_timesteps == sliced.statistics.decisions
     assert torch.equal(weights(sliced), weights(whole)) and not torch.equal(weights(whole), weights(other))
 
 
@@ -280,7 +280,7 @@ def test_callbacks_of_sb3_are_called_as_ever(tmp_path):
             calls.append("end")
 
     config = SB3Config(Algo.SAC, settings=settings(Algo.SAC))
-    view = door.prepare_view(config, flow(), point(), None, 0).view
+    view = gateway.prepare_view(config, flow(), point(), None, 0).view
     exam = callbacks.EvalCallback(VecMonitor(as_sb3(view)), n_eval_episodes=4, eval_freq=5, verbose=0)
     keep = callbacks.CheckpointCallback(5, str(tmp_path))
     training = train(config, flow(), point(), 40, callbacks=[Listening(), exam, keep], seed=1)
@@ -328,7 +328,7 @@ LESSONS = {
 
 def lesson(name, seed, noise=False):
     config, has_base, total, _ = LESSONS[name]
-    world = Meaningless(Aim(16, seed=seed), seed, 0.4) if noise else Aim(16, seed=seed)
+    world = NegativeControl(Aim(16, seed=seed), seed, 0.4) if noise else Aim(16, seed=seed)
     return earned(train(config, tanh_base() if has_base else None, world, total, seed=seed).policy)
 
 

@@ -17,15 +17,15 @@ from typing import Any
 
 import pytest
 
-from burnish.real_robot.link import RobotLink
-from burnish.real_robot.safe_robot import Safety
+from burnish.real_robot.control.link import RobotLink
+from burnish.real_robot.safety.safe_robot import Safety
 from robot_lab import ARM, LIMITS
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the others have none of this")
 
 CHILD = """
 import gc, json, os, resource, sys
-from burnish.real_robot.scheduling import hurry
+from burnish.real_robot.control.scheduling import hurry
 {before}
 said = hurry({arguments}).to_dict()
 kernel = {{"policy": os.sched_getscheduler(0), "priority": os.sched_getparam(0).sched_priority}}
@@ -129,7 +129,7 @@ sys.stdin.read()
 """
 ORPHAN = """
 import time
-from burnish.real_robot.scheduling import die_with_parent
+from burnish.real_robot.control.scheduling import die_with_parent
 print({call}, flush=True)
 time.sleep(60)
 """

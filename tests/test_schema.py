@@ -11,8 +11,8 @@ import pytest
 
 import hostile_lab
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.schema import SLACK, UNUSED_BYTES, Code, Field, Refusal, Schema
-from burnish.policies.core.wire import pack, unpack
+from burnish.policies.wire.codec import pack, unpack
+from burnish.policies.wire.schema import SLACK, UNUSED_BYTES, Code, Field, Refusal, Schema
 
 FLOATS = ("<f4", "<f8")
 FIELDS = {

@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 import torch
 
-from burnish.finetune import dsrl, residual_td3, rlpd
 from burnish.finetune.build import METHODS, Recorded, has, prepare
 from burnish.finetune.loops import OffPolicy, OffPolicyConfig, OnPolicy
+from burnish.finetune.methods import dsrl, residual_td3, rlpd
 from burnish.finetune.rollout import Rollout
 from burnish.offline.build import OFFLINE
 from burnish.offline.build import build as build_offline
 from burnish.offline.replay import Replay
 from burnish.offline.returns import Discount, Per
+from burnish.policies.controllers import ChunkController
 from burnish.policies.core.chunk import ChunkEnv
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.types import Outcome
-from burnish.policies.horizon import ChunkController
 from seam import (
     EXECUTE,
     HORIZON,

@@ -1,4 +1,4 @@
-"""The second way to stop a robot, where the process that drives it has died or hangs: the drivers', the watchman's.
+"""The second way to stop a robot, where the process that drives it has died or hangs: the drivers', the watchdog's.
 
 The arms here brake softly (half a radian per second squared), so that one that is left alone goes on for a second.
 """
@@ -18,9 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from burnish.real_robot import link as link_module
 from burnish.real_robot.adapter import Command, Mode
 from burnish.real_robot.clock import ns
+from burnish.real_robot.control import link as link_module
+from burnish.real_robot.control.link import RobotLink
+from burnish.real_robot.control.watchdog import GONE_S, Watch
 from burnish.real_robot.discovery import second_channel
 from burnish.real_robot.drivers.bus import UNGUARDED, ArmConfig
 from burnish.real_robot.emulators.faults import Faults
@@ -28,9 +30,7 @@ from burnish.real_robot.emulators.line import Chain, Loopback
 from burnish.real_robot.emulators.pty import PtyProcess
 from burnish.real_robot.emulators.universal import UniversalEmulator
 from burnish.real_robot.errors import DeviceFault, Refused, StaleState
-from burnish.real_robot.link import RobotLink
-from burnish.real_robot.safe_robot import Safety
-from burnish.real_robot.watchman import GONE_S, Watch
+from burnish.real_robot.safety.safe_robot import Safety
 from bus_lab import CALIBRATION, Arms, Rig
 from kill_lab import HIGH, RATE_HZ, Kill, dynamixel_chain, feetech_chain, in_motion, judged, settings
 from soak import often
@@ -123,7 +123,7 @@ def test_a_channel_is_prepared_before_anything_moves():
         second_channel("feetech", {"port": "x"})
 
 
-# ---- the watchman, with all processes ----
+# ---- the watchdog, with all processes ----
 
 
 @contextmanager
@@ -151,7 +151,7 @@ def hung(device: PtyProcess, family: str) -> Kill:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["dynamixel", "feetech"])
 def test_a_control_process_that_hangs_is_replaced_by_the_second_channel(require, family: str, record_property):
-    """After what the watchman measured until he acted (``watch_s`` and two periods, where he got his turn), and what
+    """After what the watchdog measured until he acted (``watch_s`` and two periods, where he got his turn), and what
     he then needed, an arm brakes within 30 ms, with 1 rad/s and the hardest that the servos have."""
     require(SDKS[family])
     for _ in range(often(1, 20)):

@@ -17,10 +17,10 @@ import torch
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from burnish.policies.core.connection import Connection
-from burnish.policies.core.schema import UNUSED, UNUSED_BYTES
 from burnish.policies.core.spec import ObsSpec, PolicySpec
-from burnish.real_robot import door
+from burnish.policies.wire.connection import Connection
+from burnish.policies.wire.schema import UNUSED, UNUSED_BYTES
+from burnish.real_robot.serving import gateway as door
 from openpi_lab import content, frame
 from server_lab import LIMITS, flow, process, served
 

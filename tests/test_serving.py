@@ -10,17 +10,17 @@ import torch
 from websockets.sync.client import connect as dial
 
 from burnish.policies.build import build_policy, load_policy
+from burnish.policies.cli.cli import main
 from burnish.policies.compose import Residual
-from burnish.policies.core.cli import main
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.run import read_metrics
 from burnish.policies.core.scale import Scale
 from burnish.policies.core.seed import RowNoise
 from burnish.policies.core.spec import EnvSpec, ObsSpec, PolicySpec
+from burnish.policies.external.remote import RemoteConfig, RemotePolicy
 from burnish.policies.gaussian import GaussianConfig
-from burnish.policies.remote import RemoteConfig, RemotePolicy
-from burnish.real_robot.listening import ServerConfig
-from burnish.real_robot.server import PolicyServer
+from burnish.policies.runs.run import read_metrics
+from burnish.real_robot.serving.listening import ServerConfig
+from burnish.real_robot.serving.server import PolicyServer
 from openpi_lab import content, frame
 from server_lab import LIMITS, SPEC, flow, served
 

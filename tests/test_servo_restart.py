@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from burnish.real_robot.adapter import TRANSITIONS, Mode, Phase, StopKind
+from burnish.real_robot.control.link import LocalLink
 from burnish.real_robot.drivers.calibration import QUANTUM_RAD
 from burnish.real_robot.emulators import dynamixel, feetech
 from burnish.real_robot.emulators.faults import Faults
 from burnish.real_robot.errors import DeviceFault, IllegalTransition, RobotError
-from burnish.real_robot.link import LocalLink
-from burnish.real_robot.safe_robot import Rung, SafeRobot, Safety
+from burnish.real_robot.safety.safe_robot import Rung, SafeRobot, Safety
 from bus_lab import Rig
 
 SDKS = {"dynamixel": "dynamixel_sdk", "feetech": "scservo_sdk"}

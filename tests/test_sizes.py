@@ -12,19 +12,20 @@ import torch
 from artefacts import good
 from burnish.policies.build import build_policy, load_policy
 from burnish.policies.compose import LARGEST_DRAWS, MOST_DRAWS, BestOf
-from burnish.policies.core import manifest, patience
+from burnish.policies.controllers import controller_for
+from burnish.policies.core import time_limit as patience
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.spec import LARGEST_OBS, ActionSpec, EnvSpec, ObsSpec, PolicySpec
 from burnish.policies.data import lerobot, lerobot_files
 from burnish.policies.data.lerobot import read_lerobot
 from burnish.policies.diffusion import MOST_LEVELS, DiffusionConfig
 from burnish.policies.flow import FlowConfig
-from burnish.policies.horizon import controller_for
 from burnish.policies.nets.critic import CriticConfig
 from burnish.policies.nets.unet1d import LEVELS, UNetConfig
-from burnish.real_robot import ops
+from burnish.policies.runs import manifest
 from burnish.real_robot.errors import Refused
-from burnish.real_robot.ops import Pinned, prepare
+from burnish.real_robot.export import ops
+from burnish.real_robot.export.ops import Pinned, prepare
 from burnish.sim.gym_env import LARGEST_PLAYED, GymConfig, GymEnv
 from export_lab import small
 

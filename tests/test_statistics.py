@@ -8,13 +8,7 @@ import pytest
 from scipy import stats
 
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.statistics import (
-    mcnemar_exact,
-    mean_interval,
-    paired_difference,
-    pooled_interval,
-    wilson,
-)
+from burnish.policies.measure.statistics import mcnemar_exact, mean_interval, paired_difference, pooled_interval, wilson
 
 
 @pytest.mark.parametrize("confidence", [0.8, 0.95, 0.999])

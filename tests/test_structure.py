@@ -83,21 +83,27 @@ def nodes(module: Module, kind: type) -> Iterator:
 POLICY_SIDE = tuple(
     f"real_robot.{name}"
     for name in (
-        *("env", "export", "lowering", "lowering_policies", "parity", "recorder", "robots"),
-        *("server", "door", "porch", "listening", "client", "acting", "deployment", "shadow", "minds", "receding"),
-        *("eyes", "joints"),
+        *("env", "recorder", "robots", "joints", "deployment", "shadow", "camera_observations", "serving"),
+        *(f"export.{module}" for module in ("exporter", "lowering", "lowering_policies", "parity")),
+        *(f"inference.{module}" for module in ("client", "action_sources", "predictors", "realtime_chunking")),
     )
 )
-PHYSICS_SIDE = tuple(f"real_robot.{name}" for name in ("collision", "drivers.twin", "emulators"))
+PHYSICS_SIDE = tuple(f"real_robot.{name}" for name in ("safety.collision", "drivers.twin", "emulators"))
+# The rooms of `policies` that hold no policy.
+SHARED = tuple(f"policies.{room}" for room in ("core", "data", "measure", "runs", "wire", "cli"))
 WALLS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("policies.core",), ("policies.core",)),
-    (("policies.onnx",), ("policies", "real_robot.network")),  # a leaf, as below
+    (("policies.measure",), ("policies.core", "policies.measure")),
+    (("policies.wire",), ("policies.core", "policies.wire")),
+    (("policies.runs",), ("policies.core", "policies.measure", "policies.runs")),
+    (("policies.cli",), ("policies.core", "policies.runs", "policies.cli")),
+    (("policies.external.onnx",), ("policies", "real_robot.export.network")),  # a leaf, as below
     (("policies",), ("policies",)),
     (("offline",), ("offline", "policies")),
     (("finetune",), ("finetune", "offline", "policies")),
-    (("sim.guard",), ("sim", "policies.core", "policies.data", "real_robot.guard")),  # a leaf
-    (("sim",), ("sim", "policies.core", "policies.data")),
-    (POLICY_SIDE, ("real_robot", "policies.core", "policies.data")),
+    (("sim.guard",), ("sim", *SHARED, "real_robot.safety.guard")),  # a leaf
+    (("sim",), ("sim", *SHARED)),
+    (POLICY_SIDE, ("real_robot", *SHARED)),
     (("real_robot",), ("real_robot", "policies.core.files")),  # which imports the standard library alone
     (("configs",), ()),
 )
@@ -108,21 +114,21 @@ DOORS: dict[str, tuple[str, ...]] = {
     "mani_skill": ("sim", *PHYSICS_SIDE),
     "diffusers": ("policies.diffusion",),
     "transformers": ("policies.vla",),
-    "msgpack": ("policies.core.wire", "policies.core.schema"),
-    "websockets": ("policies.core.connection", "real_robot.door"),
-    "onnxruntime": ("real_robot.network",),
+    "msgpack": ("policies.wire.codec", "policies.wire.schema"),
+    "websockets": ("policies.wire.connection", "real_robot.serving.gateway"),
+    "onnxruntime": ("real_robot.export.network",),
     "dynamixel_sdk": ("real_robot.drivers",),
     "scservo_sdk": ("real_robot.drivers",),
     "rtde_control": ("real_robot.drivers",),
     "rtde_receive": ("real_robot.drivers",),
     "cv2": ("real_robot.camera",),
-    "hydra": ("policies.core.cli",),
-    "omegaconf": ("policies.core.cli",),
-    "stable_baselines3": ("policies.core.outward", "finetune.baselines"),
-    "gymnasium.vector": ("policies.core.outward", "finetune.baselines"),
-    "wandb": ("policies.core.tracking",),
-    "trackio": ("policies.core.tracking",),
-    "rerun": ("policies.core.tracking",),
+    "hydra": ("policies.cli.cli",),
+    "omegaconf": ("policies.cli.cli",),
+    "stable_baselines3": ("policies.gymnasium_adapters", "finetune.baselines"),
+    "gymnasium.vector": ("policies.gymnasium_adapters", "finetune.baselines"),
+    "wandb": ("policies.runs.tracking",),
+    "trackio": ("policies.runs.tracking",),
+    "rerun": ("policies.runs.tracking",),
 }
 
 
@@ -149,9 +155,9 @@ def doors(module: Module) -> Iterator[str]:
     used = [(node.lineno, ast.unparse(node)) for node in nodes(module, ast.Attribute) if node.attr == "vector"]
     used = [(line, "gymnasium.vector") for line, text in used if text in ("gym.vector", "gymnasium.vector")]
     for line, name in [*module.imports(), *used]:
-        for package, door in DOORS.items():
-            if inside(name, (package,)) and not module.within(*door):
-                yield f"{line}: {package} may be imported in {door} only"
+        for package, gateway in DOORS.items():
+            if inside(name, (package,)) and not module.within(*gateway):
+                yield f"{line}: {package} may be imported in {gateway} only"
 
 
 def relative_imports(module: Module) -> Iterator[str]:
@@ -166,7 +172,7 @@ def relative_imports(module: Module) -> Iterator[str]:
 PICKLES = ("pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve")
 EXECUTES = ("torch.load", "torch.save", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "eval", "exec", "__import__")
 VAGUE = {"utils", "util", "common", "misc", "helpers", "helper"}
-GYMNASIUM_FACES = ("policies.core.outward", "sim.gym_env")
+GYMNASIUM_FACES = ("policies.gymnasium_adapters", "sim.gym_env")
 
 
 def executes_nothing(module: Module) -> Iterator[str]:
@@ -185,7 +191,7 @@ def executes_nothing(module: Module) -> Iterator[str]:
             yield f"{node.lineno}: _target_ would name code in a configuration"
 
 
-YAML_DOOR = "policies.core.manifest"
+YAML_DOOR = "policies.runs.manifest"
 
 
 def reads_plain_yaml(module: Module) -> Iterator[str]:
@@ -281,37 +287,37 @@ CONTROLS: list[tuple[Rule, str, str, bool]] = [
     (walls, "offline/a.py", "from ..finetune import ppo", True),
     (walls, "finetune/a.py", "from .. import sim", True),
     (walls, "finetune/a.py", "from ..offline.td import td_target", False),
-    (walls, "real_robot/guard.py", "from ..policies.core import types", True),
-    (walls, "real_robot/guard.py", "import torch", True),
-    (walls, "real_robot/bundle.py", "from ..policies.core.files import replace", False),
-    (walls, "real_robot/loop.py", "from .server import Server", True),
+    (walls, "real_robot/safety/guard.py", "from ...policies.core import types", True),
+    (walls, "real_robot/safety/guard.py", "import torch", True),
+    (walls, "real_robot/export/bundle.py", "from ..policies.core.files import replace", False),
+    (walls, "real_robot/control/loop.py", "from ..serving.server import Server", True),
     (walls, "real_robot/drivers/a.py", "from ..adapter import Adapter", False),
     (walls, "real_robot/env.py", "import torch\nfrom ..policies.core.types import Obs", False),
     (walls, "real_robot/env.py", "from ..policies.flow import FlowPolicy", True),
-    (walls, "sim/guard.py", "from ..real_robot.guard import JointGuard", False),
-    (walls, "sim/batch.py", "from ..real_robot.guard import JointGuard", True),
+    (walls, "sim/guard.py", "from ..real_robot.safety.guard import JointGuard", False),
+    (walls, "sim/batch.py", "from ..real_robot.safety.guard import JointGuard", True),
     (walls, "configs/__init__.py", "from ..policies import core", True),
     (doors, "policies/flow.py", "import mujoco", True),
-    (doors, "policies/core/doctor.py", "from importlib import import_module\nimport_module('mujoco')", True),
+    (doors, "policies/cli/doctor.py", "from importlib import import_module\nimport_module('mujoco')", True),
     (doors, "sim/tasks/a.py", "import mujoco.viewer", False),
     (doors, "sim/a.py", "import mujoco_other", False),
-    (doors, "real_robot/guard.py", "import mujoco", True),
+    (doors, "real_robot/safety/guard.py", "import mujoco", True),
     (doors, "real_robot/emulators/a.py", "import mujoco", False),
     (doors, "policies/flow.py", "def f():\n    from diffusers import DDPMScheduler", True),
     (doors, "policies/diffusion.py", "from diffusers import DDPMScheduler", False),
     (doors, "policies/nets/a.py", "import transformers", True),
-    (doors, "policies/remote.py", "def f():\n    from websockets.sync.client import connect", True),
-    (doors, "policies/core/connection.py", "from websockets.sync.client import connect", False),
-    (doors, "policies/external.py", "import onnxruntime", True),
-    (doors, "policies/onnx.py", "from .core.errors import BurnishError", False),
-    (doors, "policies/core/run.py", "from omegaconf import OmegaConf", True),
+    (doors, "policies/external/remote.py", "def f():\n    from websockets.sync.client import connect", True),
+    (doors, "policies/wire/connection.py", "from websockets.sync.client import connect", False),
+    (doors, "policies/external/policy.py", "import onnxruntime", True),
+    (doors, "policies/external/onnx.py", "from .core.errors import BurnishError", False),
+    (doors, "policies/runs/run.py", "from omegaconf import OmegaConf", True),
     (doors, "sim/__main__.py", "import hydra", False),
-    (doors, "policies/core/run.py", "def f():\n    import wandb", True),
-    (doors, "policies/core/tracking.py", "import rerun", False),
+    (doors, "policies/runs/run.py", "def f():\n    import wandb", True),
+    (doors, "policies/runs/tracking.py", "import rerun", False),
     (doors, "finetune/ppo.py", "import stable_baselines3", True),
     (doors, "sim/a.py", "import gymnasium as gym\ngym.vector.SyncVectorEnv", True),
     (doors, "sim/a.py", "from gymnasium import vector", True),
-    (doors, "policies/core/outward.py", "from gymnasium.vector import VectorEnv", False),
+    (doors, "policies/gymnasium_adapters.py", "from gymnasium.vector import VectorEnv", False),
     (relative_imports, "sim/a.py", "from burnish.policies.core import types", True),
     (relative_imports, "sim/a.py", "import policies.core", True),
     (relative_imports, "sim/a.py", "from ..policies.core import types\nimport simple", False),
@@ -328,7 +334,7 @@ CONTROLS: list[tuple[Rule, str, str, bool]] = [
     (reads_plain_yaml, "sim/a.py", "import yaml\nyaml.safe_load('1')", True),
     (reads_plain_yaml, "sim/a.py", "from yaml import safe_load as read", True),
     (reads_plain_yaml, "sim/a.py", "parse(path, yaml.safe_load)", True),
-    (reads_plain_yaml, "policies/core/manifest.py", "class Plain(yaml.SafeLoader): ...", False),
+    (reads_plain_yaml, "policies/runs/manifest.py", "class Plain(yaml.SafeLoader): ...", False),
     (reads_plain_yaml, "sim/a.py", "yaml.safe_dump({})\nplain_yaml('1')", False),
     (silent, "sim/a.py", "print(1)", True),
     (silent, "sim/a.py", "'print(1)'", False),

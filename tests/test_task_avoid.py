@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.evaluate import evaluate, evaluation_seeds
 from burnish.policies.core.scale import ScaledEnv
+from burnish.policies.measure.evaluate import evaluate, evaluation_seeds
 from burnish.sim.desk import ActionMode
 from burnish.sim.experts import make_expert
 from burnish.sim.experts.avoid import AvoidScript

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from burnish.policies.core.cli import compose, to_object
+from burnish.policies.cli.cli import compose, to_object
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.evaluate import evaluate, evaluation_seeds
 from burnish.policies.core.scale import Scale, ScaledEnv
+from burnish.policies.measure.evaluate import evaluate, evaluation_seeds
 from burnish.sim.__main__ import GROUPS, CollectConfig
 from burnish.sim.batch import BatchedMujoco
 from burnish.sim.desk import ActionMode, Reward

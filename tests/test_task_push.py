@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.evaluate import evaluate, evaluation_seeds
 from burnish.policies.core.scale import ScaledEnv
+from burnish.policies.measure.evaluate import evaluate, evaluation_seeds
 from burnish.sim.batch import BatchedMujoco
 from burnish.sim.desk import ActionMode
 from burnish.sim.experts import make_expert

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.evaluate import evaluation_seeds
 from burnish.policies.core.scale import ScaledEnv
+from burnish.policies.measure.evaluate import evaluation_seeds
 from burnish.sim.experts import make_expert
 from burnish.sim.experts.reach import ReachScript
 from burnish.sim.tasks.reach import START, ReachConfig

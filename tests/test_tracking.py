@@ -17,11 +17,11 @@ import yaml
 from burnish.finetune.__main__ import DistillConfig, FinetuneConfig
 from burnish.offline.__main__ import OfflineConfig
 from burnish.policies.__main__ import PretrainConfig
-from burnish.policies.core import tracking
-from burnish.policies.core.cli import main
+from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.run import read_metrics
-from burnish.policies.core.tracking import TRACKERS, TrackerKind
+from burnish.policies.runs import tracking
+from burnish.policies.runs.run import read_metrics
+from burnish.policies.runs.tracking import TRACKERS, TrackerKind
 from tracking_lab import train
 
 

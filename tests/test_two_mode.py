@@ -9,9 +9,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from burnish.policies.core.cli import main
-from burnish.policies.core.evaluate import Evaluation
+from burnish.policies.cli.cli import main
 from burnish.policies.data.lerobot import read_lerobot
+from burnish.policies.measure.evaluate import Evaluation
 
 pytestmark = [pytest.mark.slow, pytest.mark.rotating(2)]
 STEPS = {"shortcut": 8000}  # of imitation; a shortcut learns two things

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from burnish.policies.core.cli import main
+from burnish.policies.cli.cli import main
 from burnish.sim import view
 
 mujoco = pytest.importorskip("mujoco")

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from burnish.policies.build import build_policy
+from burnish.policies.controllers import ChunkController
 from burnish.policies.core.chunk import ChunkEnv
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import ScaledEnv
@@ -13,7 +14,6 @@ from burnish.policies.core.seed import normal
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from burnish.policies.core.views import BaseEnv, Hidden, ResidualEnv
 from burnish.policies.flow import FlowConfig
-from burnish.policies.horizon import ChunkController
 from scripted import TERMINATED, TRUNCATED, ScriptedWorld
 
 N, EXECUTE = 3, 2

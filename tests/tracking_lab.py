@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from burnish.policies.core.run import Run
+from burnish.policies.runs.run import Run
 
 
 def train(out: Path, total: int = 6, *, stop_at: int = 0, crash_at: int = 0, trackers=("recorder",), **config: Any):

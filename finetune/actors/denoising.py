@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from ...policies.chain import executed_sum, step_index
-from ...policies.compose import Relay
+from ...policies.compose import SplitChain
 from ...policies.core.errors import BurnishError
 from ...policies.core.seed import Noise, normal
 from ...policies.core.tree import check
@@ -77,7 +77,7 @@ class DenoisingActor(nn.Module):
     def deployed(self) -> Any:
         """The policy to keep: the base's own sampler, with the trained weights. It follows every update of them."""
         trained = _with_weights(self.frozen, self.trained)
-        return trained if self.switch == 0 else Relay(self.frozen, trained, self.switch)
+        return trained if self.switch == 0 else SplitChain(self.frozen, trained, self.switch)
 
     def noisy_base(self) -> ChainPolicy:
         """The frozen weights under the sampler of training: what this actor was before its first update."""

@@ -23,7 +23,7 @@ def heed(model: Any) -> None:
     model.__class__ = patient(type(model))
 
 
-class Hearing(BaseCallback):
+class OutcomeCallback(BaseCallback):
     """Rollouts of SB3 are not told what the worlds said; with this callback they are."""
 
     def _on_step(self) -> bool:

@@ -37,19 +37,19 @@ from ...offline.critics import adopt_normalizers
 from ...offline.returns import Discount
 from ...policies.build import build_policy
 from ...policies.compose import Every, Residual, Steered
+from ...policies.controllers import controller_for
 from ...policies.core.chunk import ChunkEnv
 from ...policies.core.config import LATER
 from ...policies.core.errors import BurnishError
-from ...policies.core.outward import as_sb3
 from ...policies.core.seed import derive
 from ...policies.core.spec import EnvSpec, agent_spec, check_compatible
 from ...policies.core.types import Obs, VecEnv
 from ...policies.core.views import BaseEnv, Hidden, ResidualEnv
 from ...policies.gaussian import GaussianPolicy
-from ...policies.horizon import controller_for
+from ...policies.gymnasium_adapters import as_sb3
 from ...policies.nets.encoder import EncoderConfig, ObsEncoder
-from ..latent import latent_view, steerable
-from ..loops import Assembly, Ledger
+from ..loops import Assembly, EpisodeStatistics
+from ..methods.latent import latent_view, steerable
 
 if TYPE_CHECKING:
     from .training import Training
@@ -172,8 +172,8 @@ def build(
         raise BurnishError(
             "method=sb3 needs Stable-Baselines3, which is not installed; pip install 'burnish[sb3]'"
         ) from error
-    ledger = Ledger(env.num_envs, env.device)
-    made = prepare_view(config, base, training.Noted(env, ledger), samples, seed)
+    statistics = EpisodeStatistics(env.num_envs, env.device)
+    made = prepare_view(config, base, training.Noted(env, statistics), samples, seed)
     spec = agent_spec(made.view.spec, 1, made.history)
     randomness = training.Randomness(derive(seed, "sb3"))
     with randomness.at_work():
@@ -185,7 +185,7 @@ def build(
     agent = build_policy(actor.settings_like(model), spec, device=device)
     view = made.view if isinstance(made.view, BaseEnv) else ChunkEnv(made.view, 1, made.gamma)
     about = f"{config.algo.value} on view={config.view.value}, discount {made.gamma:.4g} per decision, {made.about}"
-    return Assembly(view, training.Training(model, view, agent, made.deployed(agent), ledger, randomness, about))
+    return Assembly(view, training.Training(model, view, agent, made.deployed(agent), statistics, randomness, about))
 
 
 def keys(spec: EnvSpec) -> dict[str, str]:

@@ -25,17 +25,17 @@ from ...policies.core.errors import BurnishError
 from ...policies.core.types import Metrics, Outcome, Step, VecEnv
 from ...policies.core.wrapper import Wrapper, continues
 from ...policies.gaussian import GaussianPolicy
-from ..loops import DecisionEnv, Ledger
+from ..loops import DecisionEnv, EpisodeStatistics
 from .actor import copy_actor
-from .own import Hearing
+from .own import OutcomeCallback
 
 
 class Noted(Wrapper):
     """Tells the ledger of every control tick, below whatever view SB3 trains on."""
 
-    def __init__(self, env: VecEnv, ledger: Ledger) -> None:
+    def __init__(self, env: VecEnv, statistics: EpisodeStatistics) -> None:
         super().__init__(env)
-        self.ledger = ledger
+        self.statistics = statistics
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         step = self.env.step(action, active)
@@ -45,7 +45,7 @@ class Noted(Wrapper):
         info = {key: playing & x.bool() for key, x in step.info.items() if key in ("success", "intervened")}
         steps = playing.long()
         # Of an outcome the ledger reads no more than rewards, ends, steps, success and who played.
-        self.ledger.note(Outcome(step.obs, step.obs, reward, reward, ended, ended, steps, action[:, None], info))
+        self.statistics.note(Outcome(step.obs, step.obs, reward, reward, ended, ended, steps, action[:, None], info))
         return step
 
 
@@ -104,11 +104,11 @@ class Training:
         view: DecisionEnv,
         agent: GaussianPolicy,
         policy: Any,
-        ledger: Ledger,
+        statistics: EpisodeStatistics,
         randomness: Randomness,
         about: str,
     ) -> None:
-        self.model, self.env, self.agent, self.ledger, self.randomness = model, view, agent, ledger, randomness
+        self.model, self.env, self.agent, self.statistics, self.randomness = model, view, agent, statistics, randomness
         self._policy, self._about = policy, about
         self.numbers = Numbers()
         model.set_logger(Logger(None, [self.numbers]))
@@ -145,14 +145,14 @@ class Training:
     def learn(self, total: int, callbacks: Sequence[Any] = ()) -> None:
         """``total`` more decisions in one call of SB3's ``learn``."""
         with self.randomness.at_work():
-            self.model.learn(total, [Hearing(), *callbacks], log_interval=None, reset_num_timesteps=False)
-        self.ledger.decisions = self.model.num_timesteps
+            self.model.learn(total, [OutcomeCallback(), *callbacks], log_interval=None, reset_num_timesteps=False)
+        self.statistics.decisions = self.model.num_timesteps
 
     def report(self) -> Metrics:
         """Ours, and under its own names whatever SB3 has logged since the last report."""
         self.numbers.latest = {}
         self.model.dump_logs()
-        return {**self.ledger.report(), **self.numbers.latest}
+        return {**self.statistics.report(), **self.numbers.latest}
 
     def state_dict(self) -> dict[str, Any]:
         model = self.model
@@ -165,7 +165,7 @@ class Training:
             "randomness": self.randomness.state_dict(),
             "replay": None if self.on_policy else _replay_state(model.replay_buffer),
             "playing": None if model._last_obs is None or not continues(self.env) else self._playing(),
-            "ledger": self.ledger.state_dict(),
+            "ledger": self.statistics.state_dict(),
             "env": self.env.state_dict(),
         }
 
@@ -195,9 +195,9 @@ class Training:
             _load_replay(model.replay_buffer, state["replay"])
         if state["playing"] is not None:
             self._play_on(state["playing"])
-        self.ledger.load_state_dict(state["ledger"])
+        self.statistics.load_state_dict(state["ledger"])
         if state["playing"] is None:
-            self.ledger.abandon()
+            self.statistics.abandon()
         self.env.load_state_dict(state["env"])
 
     def _play_on(self, state: dict[str, Any]) -> None:

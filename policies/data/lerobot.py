@@ -16,8 +16,8 @@ import pyarrow as pa
 import torch
 
 from ..core.errors import BurnishError
-from ..core.manifest import memory
 from ..core.spec import EnvSpec, ObsSpec
+from ..runs.manifest import memory
 from . import lerobot_files as files
 from . import lerobot_images as images
 from . import lerobot_layout as layout

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..core.errors import BurnishError
-from ..core.manifest import memory
+from ..runs.manifest import memory
 
 LARGEST_INFO = 1 << 24  # bytes; parsed it may be thirty times as large
 SLACK, ROOM = 4, 1 << 26  # a factor; bytes

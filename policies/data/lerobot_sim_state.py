@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import BurnishError
-from ..core.manifest import memory
+from ..runs.manifest import memory
 from . import lerobot_files as files
 from . import lerobot_layout as layout
 

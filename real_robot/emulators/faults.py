@@ -1,7 +1,7 @@
 """What goes wrong between a computer and a device: messages are lost, bent, cut, repeated or late, by a seeded chance.
 
-`Faults` is plain data and says how often; `Spoiler` rolls the dice. All emulators use them, each for its own messages
-(a status packet, a frame of a stream), once for either direction.
+`Faults` is plain data and says how often; `FaultInjector` rolls the dice. All emulators use them, each for its own
+messages (a status packet, a frame of a stream), once for either direction.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Encoders:
         return self._said.setdefault(device, ticks)
 
 
-class Spoiler:
+class FaultInjector:
     """Turns a message into what arrives: pairs of a delay in ns and bytes."""
 
     def __init__(self, faults: Faults = NONE, seed: int = 0) -> None:

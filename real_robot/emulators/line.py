@@ -13,7 +13,7 @@ from itertools import count
 from typing import Protocol
 
 from ..clock import SECOND, Clock
-from .faults import NONE, Faults, Spoiler
+from .faults import NONE, FaultInjector, Faults
 from .servo import Plant
 
 
@@ -48,7 +48,7 @@ class Line:
         self, baudrate: int = 1_000_000, requests: Faults = NONE, replies: Faults = NONE, seed: int = 0
     ) -> None:
         self.byte_ns = 10 * SECOND // baudrate  # eight bits, a start and a stop
-        self.requests, self.replies = Spoiler(requests, 2 * seed), Spoiler(replies, 2 * seed + 1)
+        self.requests, self.replies = FaultInjector(requests, 2 * seed), FaultInjector(replies, 2 * seed + 1)
         self._busy_until_ns = 0
         self._queue: list[tuple[int, int, bytes]] = []
         self._order = count()

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from ..clock import SECOND, Clock, MonotonicClock
+from ..control.scheduling import hurry
 from ..errors import DeviceFault
-from ..scheduling import hurry
 from .line import Chain
 
 PATIENCE_S = 60.0  # for an answer: a spawned process on a busy machine imports for some of these

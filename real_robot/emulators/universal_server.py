@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..clock import SECOND, MonotonicClock, ns
-from ..scheduling import hurry
+from ..control.scheduling import hurry
 from . import rtde
 from .polyscope import STEP_S, ArmSettings, Controller
 from .universal import Trouble

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ...policies.core.evaluate import evaluate, evaluation_seeds
 from ...policies.core.scale import ScaledEnv
+from ...policies.measure.evaluate import evaluate, evaluation_seeds
 from ..batch import BatchedMujoco
 from ..physics import Array, Rows
 from ..tasks.insert import DOWN, REACH, Insert, InsertConfig, turned

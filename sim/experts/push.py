@@ -100,7 +100,7 @@ class PushScript:
         turn = np.maximum(np.abs(error[..., 2]) / task.config.angle_rad - 0.5, 0)
         return weight[..., 0] * shift + weight[..., 1] * turn + lost
 
-    def worth(self, task: Push, error: Array, weight: Array) -> Array:
+    def q_values(self, task: Push, error: Array, weight: Array) -> Array:
         """The cost of ``error`` (N, ..., 3), or that after the best next push."""
         after = self.cost(task, pushed(error[..., None, None, :], LED), weight)
         return np.minimum(self.cost(task, error, weight), PUSH_COST + after.min(axis=(-2, -1)))
@@ -117,9 +117,9 @@ class PushScript:
             spots = t[choosing, None, :2] + turned(ON - (BALL + 0.01) * INTO, t[choosing, 2, None])
             way = np.hypot(*np.moveaxis(spots - tcp[choosing, None, :2], -1, 0))
             far = ~(within_reach(spots, LOW) & within_reach(spots, LIFT))
-            worth = self.worth(task, pushed(error[choosing, None, None], LED), weight[choosing]).min(axis=2)
-            vain = worth > self.worth(task, error[choosing], weight[choosing])[:, None] - GAIN
-            best = np.argmin(worth + WAY_COST * way + 10.0 * vain + 100.0 * far, axis=1)
+            q_values = self.q_values(task, pushed(error[choosing, None, None], LED), weight[choosing]).min(axis=2)
+            vain = q_values > self.q_values(task, error[choosing], weight[choosing])[:, None] - GAIN
+            best = np.argmin(q_values + WAY_COST * way + 10.0 * vain + 100.0 * far, axis=1)
             further[choosing] = 4 * (best - place[choosing]) + 1
 
         on = ON[place] + self.beside_m * np.stack([-INTO[place, 1], INTO[place, 0]], axis=1)
@@ -128,8 +128,8 @@ class PushScript:
         pushing = np.flatnonzero(stage == PUSH)
         ended = np.zeros(len(t), bool)
         if len(pushing):
-            options = self.worth(task, pushed(error[pushing, None], LED[place[pushing]]), weight[pushing])
-            now = self.worth(task, error[pushing], weight[pushing])
+            options = self.q_values(task, pushed(error[pushing, None], LED[place[pushing]]), weight[pushing])
+            now = self.q_values(task, error[pushing], weight[pushing])
             ended[pushing] = (options.min(axis=1) > now - GAIN) | (ticks[pushing] > 25)
             speed[pushing] = np.clip(0.5 * LENGTHS[options.argmin(axis=1)], 0.003, 0.008)
         gap = np.where(stage == PUSH, np.clip(gap, 0.0, 0.006) - speed, 0.010)

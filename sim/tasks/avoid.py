@@ -14,7 +14,7 @@ import numpy as np
 
 from ...policies.core.errors import BurnishError
 from .. import arm
-from ..desk import DeskConfig, DeskTask, Hand, scene
+from ..desk import DeskConfig, DeskTask, TaskArm, scene
 from ..rewards import tolerance
 from ..task import Draw, Verdict
 
@@ -51,7 +51,7 @@ class AvoidConfig(DeskConfig):
 class Avoid(DeskTask):
     def __init__(self, config: AvoidConfig) -> None:
         low, high = (START_X - 0.01, -HALF_WIDTH, HEIGHT, 0, 0), (FINISH_X + 0.01, HALF_WIDTH, HEIGHT, 2, 0)
-        super().__init__(config, Hand(config.action, ("x", "y"), step_m=0.008, low=low, high=high), FACTS)
+        super().__init__(config, TaskArm(config.action, ("x", "y"), step_m=0.008, low=low, high=high), FACTS)
         self.config: AvoidConfig = config
 
     def mjcf(self) -> str:

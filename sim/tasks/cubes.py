@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .. import arm
-from ..desk import Hand
+from ..desk import TaskArm
 from ..rewards import tolerance
 from ..task import Draw
 
@@ -102,7 +102,7 @@ def azimuth(position: Array) -> Array:
     return np.arctan2(position[:, 1], position[:, 0] - arm.PAN_X)
 
 
-def closing(hand: Hand) -> Array:
+def closing(hand: TaskArm) -> Array:
     """(N, 2) the direction in the desk in which the moving finger opens. Pointing down, the roll turns it against the
     pan: both together give its angle."""
     q = hand.arm.q()
@@ -110,7 +110,7 @@ def closing(hand: Hand) -> Array:
     return np.stack([np.cos(angle), np.sin(angle)], axis=1)
 
 
-def in_hand(hand: Hand, cube: Cube) -> Array:
+def in_hand(hand: TaskArm, cube: Cube) -> Array:
     """(N, 3) metres from the tool to the cube: along the direction of closing, across it, and up."""
     away, along = cube.position() - hand.arm.tcp(), closing(hand)
     return np.stack(
@@ -123,7 +123,7 @@ def in_hand(hand: Hand, cube: Cube) -> Array:
     )
 
 
-def held(hand: Hand, cube: Cube) -> np.ndarray:
+def held(hand: TaskArm, cube: Cube) -> np.ndarray:
     """(N,) bool: the gripper would close further, and the cube is what keeps it from that."""
     place, gripper = np.abs(in_hand(hand, cube)), hand.arm.q()[:, 5]
     stopped = (np.abs(gripper - arm.PINCH) < 0.05) & (hand.arm.target[:, 5] < gripper)
@@ -135,7 +135,7 @@ FACTS += ("goal x from cube", "goal y from cube", "goal z from cube", "goal x", 
 FACTS += ("cube turned, cos",)
 
 
-def facts(hand: Hand, cube: Cube, goal: Array) -> Array:
+def facts(hand: TaskArm, cube: Cube, goal: Array) -> Array:
     """(N, 12): where the cube is from the tool, in the frames of the desk and of the hand, how far it is turned from
     the fingers, and where its goal (N, 3) is. In units of 5 cm, and no more than 10 of them: a cube can fall off the
     desk."""
@@ -147,7 +147,7 @@ def facts(hand: Hand, cube: Cube, goal: Array) -> Array:
     return np.concatenate([np.clip(20 * metres, -10, 10), angles], axis=1)
 
 
-def distance(hand: Hand, cube: Cube) -> Array:
+def distance(hand: TaskArm, cube: Cube) -> Array:
     """(N,) metres from the tool to the cube's centre."""
     return _length(cube.position() - hand.arm.tcp())
 
@@ -158,12 +158,12 @@ def at_goal(cube: Cube, goal: Array, radius: float) -> np.ndarray:
     return (_length(away[:, :2]) <= radius) & (np.abs(away[:, 2]) <= LEVEL)
 
 
-def placed(hand: Hand, cube: Cube, goal: Array, radius: float) -> np.ndarray:
+def placed(hand: TaskArm, cube: Cube, goal: Array, radius: float) -> np.ndarray:
     """(N,) bool: it lies still at its goal, and the fingers have left it."""
     return at_goal(cube, goal, radius) & cube.at_rest() & (distance(hand, cube) >= RELEASED)
 
 
-def progress(hand: Hand, cube: Cube, goal: Array, radius: float) -> Array:
+def progress(hand: TaskArm, cube: Cube, goal: Array, radius: float) -> Array:
     """(N,) in [0, 0.9]: first for going to the cube, then for holding it, lifting it, carrying it over the goal and
     lowering it, then, where it is at its goal, for letting go."""
     position = cube.position()

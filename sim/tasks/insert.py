@@ -21,7 +21,7 @@ import numpy as np
 
 from ...policies.core.errors import BurnishError
 from .. import arm
-from ..desk import DeskConfig, DeskTask, Hand, scene
+from ..desk import DeskConfig, DeskTask, TaskArm, scene
 from ..rewards import tolerance
 from ..task import Draw, Verdict
 
@@ -100,7 +100,7 @@ class Insert(DeskTask):
     timestep = 0.00125  # s; a servo's jerk moves the peg at 0.2 m/s, and so far into a wall before it is felt
 
     def __init__(self, config: InsertConfig) -> None:
-        hand = Hand(
+        hand = TaskArm(
             config.action,
             ("x", "y", "z", "roll"),
             step_m=0.003,

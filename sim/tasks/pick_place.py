@@ -12,7 +12,7 @@ import numpy as np
 
 from ...policies.core.errors import BurnishError
 from .. import arm
-from ..desk import DeskConfig, DeskTask, Hand, scene
+from ..desk import DeskConfig, DeskTask, TaskArm, scene
 from ..task import Draw, Verdict
 from . import cubes
 
@@ -40,7 +40,7 @@ class PickPlaceConfig(DeskConfig):
 
 class PickPlace(DeskTask):
     def __init__(self, config: PickPlaceConfig) -> None:
-        super().__init__(config, Hand(config.action, ("x", "y", "z", "roll", "gripper")), cubes.FACTS)
+        super().__init__(config, TaskArm(config.action, ("x", "y", "z", "roll", "gripper")), cubes.FACTS)
         self.config: PickPlaceConfig = config
 
     def mjcf(self) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...policies.core.errors import BurnishError
 from .. import arm
-from ..desk import DeskConfig, DeskTask, Hand, scene
+from ..desk import DeskConfig, DeskTask, TaskArm, scene
 from ..rewards import tolerance
 from ..task import Draw, Verdict
 
@@ -68,7 +68,7 @@ def t_shape(height: float, middle: float, attributes: str) -> str:
 
 class Push(DeskTask):
     def __init__(self, config: PushConfig) -> None:
-        hand = Hand(
+        hand = TaskArm(
             config.action, ("x", "y", "z"), step_m=0.009, low=(0.12, -0.16, LOW, 0, 0), high=(0.35, 0.16, 0.08, 2, 0)
         )
         super().__init__(config, hand, FACTS)

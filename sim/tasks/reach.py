@@ -9,7 +9,7 @@ import numpy as np
 
 from ...policies.core.errors import BurnishError
 from .. import arm
-from ..desk import DeskConfig, DeskTask, Hand, scene
+from ..desk import DeskConfig, DeskTask, TaskArm, scene
 from ..rewards import tolerance
 from ..task import Draw, Verdict
 
@@ -35,7 +35,7 @@ class ReachConfig(DeskConfig):
 
 class Reach(DeskTask):
     def __init__(self, config: ReachConfig) -> None:
-        super().__init__(config, Hand(config.action, ("x", "y", "z")), FACTS)
+        super().__init__(config, TaskArm(config.action, ("x", "y", "z")), FACTS)
         self.config: ReachConfig = config
 
     def mjcf(self) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...policies.core.errors import BurnishError
-from ..desk import DeskConfig, DeskTask, Hand, scene
+from ..desk import DeskConfig, DeskTask, TaskArm, scene
 from ..task import Draw, Verdict
 from . import cubes
 
@@ -34,7 +34,7 @@ class StackConfig(DeskConfig):
 
 class Stack(DeskTask):
     def __init__(self, config: StackConfig) -> None:
-        super().__init__(config, Hand(config.action, ("x", "y", "z", "roll", "gripper")), cubes.FACTS)
+        super().__init__(config, TaskArm(config.action, ("x", "y", "z", "roll", "gripper")), cubes.FACTS)
         self.config: StackConfig = config
 
     def mjcf(self) -> str:

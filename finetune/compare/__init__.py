@@ -1,0 +1,1 @@
+"""`burnish compare` and its report."""

@@ -1,0 +1,329 @@
+"""Every method from one checkpoint, at one budget of control steps, on the same seeds: ``burnish compare``.
+
+Nothing here trains. A run is the command that a person would type, `burnish finetune policy.path=BASE experiment=...`,
+in a process of its own, and then `burnish evaluate` of what it left; this file decides which commands, keeps the cores
+busy with them, and reads what they wrote (`comparison.py`). So a run that fails costs no other, and a comparison that
+was stopped goes on from the checkpoints of its runs.
+
+What costs no episodes is always there too (`free_baselines.py`): the base from noise 0, and with ``data=``, for as long
+as the median run was trained, more imitation and offline learning of the recordings that the base has imitated.
+
+A name in ``methods`` is a shipped experiment of the task (``configs/experiment/TASK``), else a method with its default
+settings, else a file: YAML as in ``configs/experiment``, for settings of one's own. Curves are on the seeds kept for
+selection, by which the best run is chosen; what is said in the end is on other seeds, paired with the base: of the
+last policy of each run, and of the one that it delivers (`policies/best.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ...policies.best import BEST
+from ...policies.build import load_policy, weights_of
+from ...policies.core import files
+from ...policies.core.config import differences, require_least, to_data
+from ...policies.core.errors import BurnishError, plain_text
+from ...policies.core.threads import usable_cores
+from ...policies.data.lerobot import fingerprint
+from ...policies.runs.interrupt import Stop, interruptible
+from ...policies.runs.manifest import parse, plain_yaml
+from ..build import require
+from . import free_baselines
+from .comparison import (
+    BASE,
+    COMPARISON,
+    DELIVERED,
+    EVALUATIONS,
+    GREEDY,
+    RUNS,
+    Entry,
+    delivered_by,
+    summarize,
+    table,
+    verdict,
+)
+from .entrants import MAIN, Entrant, entrant, world_words
+from .free_baselines import BASE_GREEDY
+
+GROUPS: dict[str, dict[str, type]] = {}  # no setting of this verb is a choice among configurations
+PLAN = ".plan"  # how long a free baseline is trained
+VIDEOS = "videos"
+ABOUT = "about.json"  # the world that was evaluated in; older comparisons have none
+CHANGEABLE = {"methods", "seeds", "jobs", "videos", "goal", "out", "resume", "base", "data"}
+POLL_S = 0.2
+
+
+@dataclass
+class CompareConfig:
+    base: str = ""  # the checkpoint from which every method begins
+    methods: list[str] = field(default_factory=list)  # experiments of the task, methods, or files like an experiment
+    seeds: int = 3
+    seed: int = 0  # of the first run, and of the episodes in the end
+    budget: int = 100_000  # control steps of each run
+    data: str | None = None  # the recordings that the base has imitated, for the free baselines that learn from them
+    task: str | None = None  # whose shipped experiments the names mean; null: the world of the base
+    world: str | None = None  # a file like an experiment, whose env is that of all of them; null: the world of the base
+    episodes: int = 200  # of the base and of each result in the end
+    exams: int = 10  # trials along each run
+    exam_episodes: int = 64
+    confirm_episodes: int = 256  # fresh ones, on which each run decides in the end what it delivers
+    worlds: int = 50  # of trials, stepped at once
+    goal: float = 0.9  # success of which the time is told
+    videos: int = 3  # seeds on which the base and each method's best run are filmed
+    jobs: int = 0  # runs at a time; 0: one per core
+    device: str = "cpu"
+    out: str = "runs/compare"
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.base or not self.methods:
+            raise BurnishError("base=... must name a checkpoint, and methods=... at least one method; see --help")
+        positive = ("seeds", "budget", "episodes", "exams", "exam_episodes", "confirm_episodes", "worlds")
+        require_least(self, {**dict.fromkeys(positive, 1), "seed": 0, "videos": 0, "jobs": 0})
+        if self.videos > self.episodes:
+            raise BurnishError(
+                f"videos={self.videos} are filmed of the first of episodes={self.episodes}; ask for fewer"
+            )
+
+
+def compare(config: CompareConfig) -> int:
+    base, origin = load_policy(config.base)
+    world, execute = origin.get("env"), base.spec.execute
+    task = config.task or (world.get("name") if isinstance(world, Mapping) else None)
+    chosen = {each.label: each for each in (entrant(name, task, config.budget, execute) for name in config.methods)}
+    for each in chosen.values():
+        require(each.method, base)
+    if len(chosen) < len(config.methods):
+        raise BurnishError(f"methods={','.join(config.methods)} names something twice, and one name is one row")
+    if taken := [label for label in chosen if label in (BASE, *free_baselines.NAMES)]:
+        raise BurnishError(f"methods={taken[0]} has the name of another row; give the file another name")
+    if config.data is not None and not Path(config.data).is_dir():
+        raise BurnishError(f"there is no dataset at {config.data}; data=... names what the base has imitated")
+    out = Path(config.out)
+    _claim(config)
+    for name in (RUNS, EVALUATIONS, VIDEOS):
+        files.refuse_link(out / name)
+    seeds = range(config.seed, config.seed + config.seeds)
+    entries = [Entry(label, seed) for seed in seeds for label in chosen]
+    free = [Entry(name, config.seed) for name in free_baselines.NAMES if config.data is not None or name == BASE_GREEDY]
+    with interruptible() as stop:
+        player = Player(config, out, stop, len(entries) + len(free))
+        player.evaluate(config.base, out / EVALUATIONS / f"{BASE}.json")
+        with ThreadPoolExecutor(config.jobs or usable_cores()) as pool:
+            list(pool.map(lambda entry: player.play(chosen[entry.method], entry), entries))
+            ended = [out / entry.folder for entry in entries if (out / entry.evaluation).exists()]
+            if ended:
+                minutes = free_baselines.median_minutes(ended)
+                list(pool.map(lambda entry: player.play_free(entry, minutes), free))
+        if stop.requested:
+            sys.stderr.write(f"{out}: stopped; the same command with resume=true goes on\n")
+            return 130
+        found = summarize(out, entries, free, budget=config.budget, goal=config.goal)
+        about = out / EVALUATIONS / ABOUT
+        found["world"] = json.loads(about.read_text(encoding="utf-8"))["world"] if about.exists() else world
+        found["base"]["path"] = config.base
+        found["command"] = shlex.join(["burnish", "compare", *_words(config)])
+        found["burnish"] = version("burnish")
+        files.replace(out / COMPARISON, json.dumps(found, indent=1) + "\n")
+        best = {row["method"]: str(out / row["folder"]) for row in found["methods"] if row["runs"]}
+        player.film({BASE: config.base, **best})
+    lines = f"{table(found)}\n\n{verdict(found)}\n{out / COMPARISON}  (burnish report compare={out})\n"
+    sys.stdout.write(plain_text(lines))
+    return 0 if found["best"] is not None else 1
+
+
+def _words(config: CompareConfig) -> list[str]:
+    """The command that repeats this comparison, without what is as it is by default."""
+    usual = to_data(CompareConfig(base="-", methods=["-"]))
+    shown = {key: x for key, x in to_data(config).items() if x != usual[key] and key != "resume"}
+    return [f"{key}={','.join(x) if isinstance(x, list) else x}" for key, x in shown.items()]
+
+
+# ---- playing them ----
+
+
+def claim(path: Path, mine: Mapping[str, Any], usual: Mapping[str, Any], free: Collection[str] = ()) -> None:
+    """The folder of the file ``path`` is what it was begun as: settings other than those kept there are refused, but
+    for the names in ``free``. ``usual`` stands for settings that came later than the file."""
+    if path.exists():
+        kept = parse(path, plain_yaml)
+        if not isinstance(kept, Mapping):
+            raise BurnishError(f"{path} is malformed: it holds no settings; choose another out=...")
+        theirs = {**usual, **kept}
+        other = [name for name, *_ in differences(theirs, mine) if name.partition(".")[0] not in free]
+        if other:
+            raise BurnishError(f"{path.parent} was begun with another {', '.join(other)}; choose another out=...")
+    files.replace(files.named(path.parent) / path.name, yaml.safe_dump(dict(mine), sort_keys=False))
+
+
+def _claim(config: CompareConfig) -> None:
+    path = Path(config.out) / "config.yaml"
+    if path.exists() and not config.resume:
+        raise BurnishError(f"{config.out} holds a comparison; resume=true continues it, or choose another out=...")
+    mine = to_data(config) | {"base_sha256": weights_of(config.base), "world": world_words(config.world) or None}
+    mine["data_sha256"] = None if config.data is None else fingerprint(config.data)
+    # Recordings may be named later, but not be others than those that were learnt from.
+    learnt = any((Path(config.out) / RUNS).glob(f"*{PLAN}"))
+    claim(path, mine, to_data(CompareConfig("-", ["-"])), CHANGEABLE | (set() if learnt else {"data_sha256"}))
+
+
+class Player:
+    """Plays what is not there yet, and tells how far it is."""
+
+    def __init__(self, config: CompareConfig, out: Path, stop: Stop, total: int) -> None:
+        self.config, self.out, self.stop, self.total = config, out, stop, total
+        self.ended, self.played, self.began = 0, 0, time.perf_counter()
+        self.common = [f"device={config.device}", "threads=1"]
+        self.world = world_words(config.world)
+
+    def play(self, chosen: Entrant, entry: Entry) -> None:
+        """One run and its evaluation."""
+        folder = self.out / entry.folder
+
+        def refine() -> None:
+            words = ["finetune", f"policy.path={self.config.base}", *chosen.words, *self._settings(chosen, entry)]
+            self._burnish(words, folder.with_suffix(".log"))
+            if self.stop.requested:
+                return
+            if delivered_by(folder) == BEST:
+                self.evaluate(str(folder / BEST), self.out / entry._replace(how=DELIVERED).evaluation)
+            self.evaluate(str(folder), self.out / entry.evaluation)
+
+        self._attempt(entry, refine)
+
+    def play_free(self, entry: Entry, minutes: float) -> None:
+        """A free baseline, trained for so many minutes, and its evaluation."""
+        folder, name, config = self.out / entry.folder, entry.method, self.config
+
+        def train() -> None:
+            if name == BASE_GREEDY:
+                return self.evaluate(config.base, self.out / entry.evaluation, free_baselines.GREEDY)
+            assert config.data is not None, "only those that need no recordings are played without"
+            usual = [f"seed={entry.seed}", *free_baselines.UNTRIED, *self.common, *self.world]
+            steps = self._planned(entry, minutes, usual)
+            words = free_baselines.free_baseline(name, base=config.base, data=config.data, steps=steps)
+            self._burnish([*words, *usual, f"out={folder}", "resume=true"], folder.with_suffix(".log"))
+            if self.stop.requested:
+                return
+            if name in free_baselines.ALSO_GREEDY:
+                greedy = entry._replace(how=GREEDY)
+                self.evaluate(str(folder), self.out / greedy.evaluation, free_baselines.GREEDY)
+            self.evaluate(str(folder), self.out / entry.evaluation)
+
+        self._attempt(entry, train)
+
+    def _planned(self, entry: Entry, minutes: float, words: Sequence[str]) -> int:
+        """How many updates a baseline makes. It is found once: a run that is resumed must not become another one."""
+        path, config = (self.out / entry.folder).with_suffix(PLAN), self.config
+        if not path.exists():
+            scratch = path.with_name(f".{entry.name}")
+            files.remove(scratch)
+            play = partial(self._burnish, log=path.with_suffix(".log"))
+            where = {"base": config.base, "data": config.data or ""}
+            rate = free_baselines.probe(entry.method, play, scratch, **where, words=words)
+            files.remove(scratch)
+            plan = {"minutes": minutes, "updates_per_s": rate, "steps": free_baselines.steps_for(minutes, rate)}
+            files.replace(path, json.dumps(plan) + "\n")
+        steps = json.loads(path.read_text(encoding="utf-8"))["steps"]
+        sys.stderr.write(f"{entry.name}: {steps:,} updates fit into the {minutes:.1f} minutes of the median run\n")
+        return steps
+
+    def _attempt(self, entry: Entry, work: Callable[[], None]) -> None:
+        """A failure is written down, and costs no other run."""
+        failed = (self.out / entry.folder).with_suffix(".failed")
+        if self.stop.requested:
+            return
+        if (self.out / entry.evaluation).exists():
+            self.ended += 1
+            return
+        files.remove(failed)
+        try:
+            files.refuse_link(self.out / entry.folder)
+            work()
+        except BurnishError as error:
+            if self.stop.requested:
+                return
+            files.replace(files.named(failed.parent) / failed.name, f"{error}\n")
+            self._tell(entry, f"failed: {str(error).splitlines()[-1]}")
+        else:
+            if not self.stop.requested:
+                self._tell(entry, "is there")
+
+    def _settings(self, chosen: Entrant, entry: Entry) -> list[str]:
+        config, total = self.config, chosen.decisions
+        words = [f"seed={entry.seed}", f"total={total}", f"out={self.out / entry.folder}", "resume=true", *self.common]
+        words += [f"eval_every={max(1, total // config.exams)}", f"save_every={max(1, total // 4)}"]
+        words += [f"log_every={max(1, total // 100)}", f"trial.confirm={config.confirm_episodes}"]
+        return [*words, f"trial.episodes={config.exam_episodes}", f"trial.worlds={config.worlds}", *self.world]
+
+    def evaluate(self, policy: str, file: Path, *more: str) -> None:
+        """On the seeds that nothing is chosen on."""
+        if file.exists():
+            return
+        scratch, config = files.below(file.parent, file.stem), self.config
+        words = ["evaluate", f"policy.path={policy}", f"trial.episodes={config.episodes}", f"out={scratch}", *more]
+        words += [f"trial.worlds={config.worlds}", f"seed={config.seed}", *self.world]
+        self._burnish([*words, *self.common], file.with_suffix(".log"))
+        if not (scratch / "evaluation.json").exists():
+            return  # stopped
+        for name in ("starts.json", ABOUT):
+            files.move(scratch / name, file.parent / name)  # the same in every evaluation
+        files.move(scratch / "evaluation.json", file)
+        files.remove(scratch)
+
+    def film(self, policies: Mapping[str, str]) -> None:
+        """All of them on the same first seeds. What cannot be filmed is left out."""
+        count = self.config.videos
+        for name, policy in policies.items():
+            target, scratch = self.out / VIDEOS / name, self.out / VIDEOS / f".{name}"
+            if count == 0 or target.exists() or self.stop.requested:
+                continue
+            words = [
+                "evaluate",
+                f"policy.path={policy}",
+                f"trial.episodes={count}",
+                f"videos={count}",
+                f"seed={self.config.seed}",
+                f"out={scratch}",
+            ]
+            try:
+                files.refuse_link(scratch)
+                self._burnish([*words, f"trial.worlds={count}", *self.world, *self.common], self.out / "videos.log")
+                files.move(scratch / "videos", target)
+            except (BurnishError, OSError) as error:
+                sys.stderr.write(f"no films of {name}: {error}\n")
+            files.remove(scratch)
+
+    def _burnish(self, words: Sequence[str], log: Path) -> None:
+        """A verb in a process of its own. It hears of a Ctrl-C by itself, but not of a SIGTERM to this one."""
+        with files.fresh(files.named(log.parent) / log.name) as file:
+            process = subprocess.Popen([sys.executable, "-c", MAIN, *words], stdout=file, stderr=subprocess.STDOUT)
+            told = False
+            while process.poll() is None:
+                if self.stop.requested and not told:
+                    process.send_signal(signal.SIGTERM)
+                    told = True
+                time.sleep(POLL_S)
+        if process.returncode and not self.stop.requested:
+            said = log.read_text(encoding="utf-8").strip().splitlines()[-3:]
+            raise BurnishError(f"`burnish {words[0]}` ended with status {process.returncode}: " + " ".join(said))
+
+    def _tell(self, entry: Entry, how: str) -> None:
+        self.ended, self.played = self.ended + 1, self.played + 1
+        minutes = (time.perf_counter() - self.began) / 60
+        left = minutes / self.played * (self.total - self.ended)
+        sys.stderr.write(f"{entry.name} {how} ({self.ended} of {self.total}; about {left:.0f} minutes left)\n")

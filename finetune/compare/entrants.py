@@ -1,0 +1,110 @@
+"""Which command refines by a method: its name as an experiment of a task, as a method, or as a file of one's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from ...policies.cli.cli import require_literal
+from ...policies.core.config import from_data
+from ...policies.core.errors import BurnishError, did_you_mean
+from ...policies.runs.manifest import plain_yaml
+from ...policies.runs.stored_world import plain_world
+from ..build import CHOICES, decision_ticks
+
+MAIN = "import sys; from burnish.policies.cli.cli import main; sys.exit(main())"  # a verb in a process of its own
+
+
+class Entrant(NamedTuple):
+    """A method under the name it has in the tables, and what is said of it on a command line."""
+
+    label: str
+    method: str
+    words: list[str]
+    decisions: int  # the budget, in the unit that a run counts in
+
+
+def entrant(name: str, task: str | None, budget: int, execute: int) -> Entrant:
+    experiments, path = _experiments(task), Path(name)
+    if name in experiments:
+        text, words, label = experiments[name], [f"experiment={task}/{name}"], name
+    elif name in CHOICES:
+        text, words, label = f"defaults: [override /method: {name}]", [f"method={name}"], name
+    elif path.suffix in (".yaml", ".yml") and path.is_file():
+        text, label = path.read_text(encoding="utf-8"), path.stem
+        words = _said(_parsed(text, name), name)
+    else:
+        raise BurnishError(
+            f"methods={name} is neither an experiment of {task}, nor a method, nor a YAML file; "
+            f"{did_you_mean(name, [*experiments, *CHOICES])}"
+        )
+    data = _parsed(text, name)
+    method = next((word.removeprefix("method=") for word in _said(data, name) if word.startswith("method=")), None)
+    if method is None or method not in CHOICES:
+        raise BurnishError(f"{name} chooses no method: a line `- override /method: dsrl` under `defaults:` does")
+    given = {key: x for key, x in data.get("method", {}).items() if key in ("execute", "view")}
+    ticks = decision_ticks(from_data(CHOICES[method].config, given, "method"), execute)
+    return Entrant(label, method, words, -(-budget // ticks))
+
+
+def _experiments(task: str | None) -> dict[str, str]:
+    folder = resources.files("burnish.configs").joinpath("experiment")
+    # The name of the task may be a checkpoint's word: it is compared, and never joined to a path.
+    tasks = (inner for inner in folder.iterdir() if inner.name == task and inner.is_dir())
+    files = (f for inner in tasks for f in inner.iterdir() if f.name.endswith(".yaml"))
+    return {f.name.removesuffix(".yaml"): f.read_text(encoding="utf-8") for f in files}
+
+
+def world_words(name: str | None) -> list[str]:
+    """What is said of the world on each command line; nothing where it is the base's."""
+    if name is None:
+        return []
+    path = Path(name)
+    if not path.is_file():
+        raise BurnishError(f"world={name} is no file; it holds settings of env, as a file of methods= may")
+    words = _said(_parsed(path.read_text(encoding="utf-8"), name), name)
+    if not any(word.startswith("env=") for word in words) or any(not word.startswith("env") for word in words):
+        raise BurnishError(
+            f"{name} must choose a world by a line `- override /env: insert` under `defaults:`, and say "
+            f"nothing else than its settings under `env:`"
+        )
+    return words
+
+
+def _parsed(text: str, name: str) -> Mapping[str, Any]:
+    try:
+        data = plain_yaml(text)
+    except yaml.YAMLError as error:
+        raise BurnishError(f"{name} is not YAML: {str(error).splitlines()[0]}") from error
+    if not isinstance(data, Mapping):
+        raise BurnishError(f"{name} must hold settings as in configs/experiment, but it holds {data!r}")
+    return data
+
+
+def _said(data: Mapping[str, Any], name: str) -> list[str]:
+    """The settings of the file ``name`` as words of a command line. It may be a stranger's: its words are literal, and
+    of a world they say no more than a checkpoint's may."""
+    try:
+        words = list(_as_words(data))
+        plain_world(data.get("env"), name)
+    except (AttributeError, RuntimeError, TypeError) as error:
+        raise BurnishError(f"{name} must hold settings as in configs/experiment: {error}") from error
+    return [require_literal(word, name) for word in words]
+
+
+def _as_words(data: Mapping[str, Any], place: str = "") -> Iterator[str]:
+    """Settings as one would type them: the choices under ``defaults`` first, then every number with its dotted name."""
+    for choice in data.get("defaults", []) if not place else []:
+        group, option = next(iter(choice.items())) if isinstance(choice, Mapping) else (choice, None)
+        if option is not None:
+            yield f"{str(group).removeprefix('override ').lstrip('/')}={option}"
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            yield from _as_words(value, f"{place}{key}.")
+        elif place or key != "defaults":
+            yield f"{place}{key}={'null' if value is None else json.dumps(value)}"

@@ -1,0 +1,79 @@
+"""Which settings differ: of a run from the defaults of its method, and of runs from each other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ....offline.build import OFFLINE
+from ....policies.core.config import differences, to_data
+from ...build import CHOICES
+from .read import RunFolder
+
+# What every run has for itself, and what only says where and how fast it ran.
+OWN = ("seed", "out", "resume", "threads", "device", "identity", "method", "policy.path")
+TABLES = {**CHOICES, **OFFLINE}
+
+
+class Change(NamedTuple):
+    name: str  # dotted
+    usual: str
+    value: str
+
+
+class Row(NamedTuple):
+    name: str
+    values: list[str]  # one per column
+
+
+class Table(NamedTuple):
+    columns: list[str]
+    rows: list[Row]
+
+
+def from_defaults(run: RunFolder) -> list[Change] | str:
+    """What was set for the method of a run, or the sentence why that cannot be said."""
+    if run.method not in TABLES:
+        return "the defaults of this kind of run are not known here; its config.yaml holds every setting."
+    usual, mine = to_data(TABLES[run.method].config()), run.config.get("method")
+    found = [Change(f"method.{name}", shown(a), shown(b)) for name, a, b in differences(usual, mine)]
+    return found or "every setting is as it is by default."
+
+
+def between(runs: Mapping[str, RunFolder]) -> Table:
+    """Settings outside of the method in which runs differ."""
+    flat = {name: dict(leaves(run.config)) for name, run in runs.items()}
+    return _table({name: {k: v for k, v in settings.items() if not _own(k)} for name, settings in flat.items()})
+
+
+def within(runs: Mapping[str, RunFolder]) -> Table:
+    """Settings of the method in which its own runs differ, which ought to be none."""
+    return _table({name: dict(leaves(run.config.get("method"), "method")) for name, run in runs.items()})
+
+
+def leaves(data: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(data, Mapping) and data:
+        for key, value in data.items():
+            yield from leaves(value, f"{place}.{key}" if place else str(key))
+    elif place:
+        yield place, data
+
+
+def shown(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError):  # "nothing", and the dates that YAML knows
+        return str(value)
+
+
+def _own(name: str) -> bool:
+    return any(name == own or name.startswith(f"{own}.") for own in OWN)
+
+
+def _table(settings: Mapping[str, Mapping[str, Any]]) -> Table:
+    names = list(dict.fromkeys(name for each in settings.values() for name in each))
+    rows = [Row(name, [shown(each[name]) if name in each else "" for each in settings.values()]) for name in names]
+    return Table(list(settings), [row for row in rows if len(set(row.values)) > 1])

@@ -1,0 +1,1 @@
+"""Methods of refinement, one file each."""

@@ -1,0 +1,100 @@
+"""PPO on a Gaussian policy: the control that every method for generative policies is compared with.
+
+Schulman et al. 2017 (arXiv 1707.06347), on the chunks of a ``GaussianPolicy`` that was trained by imitation, or on a
+fresh one. The entropy bonus is that of equation 9. With ``normalize`` a fresh one scales observations by the mean and
+deviation of all rollouts so far, as most implementations do; a base keeps its own scaling.
+
+**Departures.** The paper does not scale observations. Ours changes the scaling only between two updates, where the
+usual wrapper changes it at every step: a likelihood is then evaluated under the scaling it was drawn with. Of a
+squashed policy the entropy is that of the Gaussian before the tanh, which has a closed form; it pushes the spread
+alike. The copy acts as the base does: by its mean if it was fitted by least squares, by draws otherwise, and by its
+mean in either case when asked to be greedy.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...offline.critics import adopt_normalizers
+from ...offline.returns import Discount
+from ...policies.build import build_policy
+from ...policies.core.chunk import ChunkEnv
+from ...policies.core.errors import BurnishError
+from ...policies.core.spec import agent_spec, check_compatible
+from ...policies.core.types import Obs, VecEnv
+from ...policies.gaussian import GaussianConfig, GaussianPolicy
+from ..diagnostics import distance_to_base, sampled
+from ..loops import Assembly, OnPolicyConfig
+from ..ppo import PPO, PPOConfig
+
+
+@dataclass
+class GaussianPPOConfig:
+    agent: GaussianConfig = field(default_factory=lambda: GaussianConfig(hidden=[256, 256]))  # of a fresh policy
+    execute: int = 1  # actions per decision of a fresh policy; a base keeps its own
+    std: float | None = None  # where the exploration of a base starts; null: at the spread that it has
+    entropy_coef: float = 0.0
+    ppo: PPOConfig = field(default_factory=PPOConfig)
+    loop: OnPolicyConfig = field(default_factory=OnPolicyConfig)
+    discount: Discount = field(default_factory=Discount)
+    normalize: bool = True  # a fresh policy, by all that it saw; a base keeps its own scaling
+
+    def __post_init__(self) -> None:
+        if self.execute < 1:
+            raise BurnishError(f"execute={self.execute}: a decision needs at least one action")
+        if not 0 <= self.entropy_coef < math.inf:
+            raise BurnishError(f"entropy_coef={self.entropy_coef} must be at least 0; it rewards spread")
+        if self.std is not None and not 0 < self.std < math.inf:
+            raise BurnishError(f"std={self.std} must be positive; leave it out to keep the spread of the base")
+
+
+def entropy(actor: GaussianPolicy, obs: Obs) -> Tensor:
+    """(B,): of the executed actions, before any squashing."""
+    law = actor.law(obs)
+    each = torch.log(law.std.expand_as(law.mean)) + 0.5 * math.log(2 * math.pi * math.e)
+    return actor.spec.executed(each).sum((1, 2))
+
+
+def explore_from(actor: GaussianPolicy, std: float) -> None:
+    """Widen or narrow a policy in place; its mean stays as it is."""
+    if actor.config.state_dependent_std:
+        raise BurnishError(f"std={std} cannot be set for a base whose spread depends on its state; leave std out")
+    actor.config = replace(actor.config, init_std=std)
+    torch.nn.init.zeros_(actor.raw_std)
+
+
+def build(
+    config: GaussianPPOConfig, base: Any, env: VecEnv, *, seed: int = 0, device: torch.device | str = "cpu"
+) -> Assembly:
+    if base is None:
+        actor = build_policy(config.agent, agent_spec(env.spec, config.execute), seed=seed, device=device)
+    elif isinstance(base, GaussianPolicy):
+        check_compatible(base.spec, env.spec)
+        actor = copy.deepcopy(base).to(device).requires_grad_(True)
+        actor.raw_std.requires_grad_(not actor.config.state_dependent_std)  # else the head has a bias for it
+        if config.std is not None:
+            explore_from(actor, config.std)
+    else:
+        raise BurnishError(
+            f"method=gaussian_ppo trains a Gaussian policy, or a fresh one without a base, but the base is a "
+            f"{type(base).__name__}; try method=residual_ppo or rpd with any base, dppo or reinflow with a chain"
+        )
+    execute = actor.spec.execute
+    auxiliary = {}
+    if config.entropy_coef > 0:
+        auxiliary["entropy_loss"] = (config.entropy_coef, lambda obs, rows: -entropy(actor, obs))
+    options: dict[str, Any] = {"normalize": config.normalize and base is None}
+    if base is not None:
+        frozen = copy.deepcopy(actor).requires_grad_(False)
+        options["watch"] = lambda rows: {"base_distance": distance_to_base(actor, frozen, sampled(rows["obs"]))}
+    learner = PPO(
+        actor, actor, config.ppo, num_envs=env.num_envs, auxiliary=auxiliary, seed=seed, device=device, **options
+    )
+    adopt_normalizers(learner.value, actor)
+    return Assembly(ChunkEnv(env, execute, config.discount.per_step(execute)), learner)

@@ -1,0 +1,138 @@
+"""What the methods share that choose a base's noise: their view, their agent, a prior that is the base, diagnostics.
+
+``BaseEnv`` multiplies what an agent says by the bound, so an agent that says N(0, I) / bound plays the base exactly.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...offline.critics import adopt_normalizers, saturation
+from ...offline.soft import Warm
+from ...policies.build import build_policy
+from ...policies.compose import Repeated
+from ...policies.core.chunk import ChunkEnv
+from ...policies.core.errors import BurnishError
+from ...policies.core.seed import derive
+from ...policies.core.spec import agent_spec
+from ...policies.core.types import Metrics, Obs, Step, VecEnv
+from ...policies.core.views import BaseEnv
+from ...policies.core.wrapper import Wrapper
+from ...policies.gaussian import GaussianConfig, GaussianPolicy
+from ..diagnostics import sampled
+from ..probe import Steerability, require_noise, require_steerable
+
+
+class RewardOffset(Wrapper):
+    """Each control tick costs ``offset``: a sparse reward of 1 becomes -1 until success."""
+
+    def __init__(self, env: VecEnv, offset: float) -> None:
+        super().__init__(env)
+        self.offset = offset
+
+    def step(self, action: Tensor, active: Tensor | None = None) -> Step:
+        step = self.env.step(action, active)
+        return step._replace(reward=step.reward - self.offset)
+
+
+def steerable(
+    base: Any, method: str, repeat: bool, samples: Obs | None, bound: float
+) -> tuple[Any, Steerability | None]:
+    """The base as it will be steered, and how far, or a refusal. Without ``samples`` the base is not asked."""
+    require_noise(base, method)
+    base = Repeated(base) if repeat else base
+    return base, None if samples is None else require_steerable(base, samples, method=method, bound=bound)
+
+
+def latent_view(
+    base: Any,
+    env: VecEnv,
+    gamma: float,
+    *,
+    latent: float,
+    residual: float | None = None,
+    reward_offset: float = 0.0,
+    seed: int = 0,
+) -> BaseEnv:
+    world = RewardOffset(env, reward_offset) if reward_offset else env
+    chunked = ChunkEnv(world, base.spec.execute, gamma)
+    return BaseEnv(chunked, base, latent=latent, residual=residual, seed=derive(seed, "base"))
+
+
+def latent_agent(
+    config: GaussianConfig, view: BaseEnv, *, seed: int = 0, device: torch.device | str = "cpu"
+) -> GaussianPolicy:
+    spec = agent_spec(view.spec, history=view.base.spec.history)
+    agent = build_policy(config, spec, seed=derive(seed, "agent"), device=device)
+    adopt_normalizers(agent, view.base)
+    return agent
+
+
+def as_the_base(view: BaseEnv, bound: float) -> Warm:
+    """The warm-up: noise from N(0, I) and no correction, which is exactly the base. Nothing is clipped: the replay
+    holds, and the critic sees, actions beyond [-1, 1] that the agent itself cannot say."""
+
+    def play(obs: Obs, generator: torch.Generator) -> Tensor:
+        count = len(next(iter(obs.values())))
+        out = torch.zeros(count, 1, view.action_dim, device=generator.device)
+        w = torch.randn(count, view.latent_dim, generator=generator, device=generator.device)
+        out[:, 0, : view.latent_dim] = w / bound
+        return out
+
+    return play
+
+
+class LatentLearner:
+    """A learner of choices, which adds how far these are from the base: from noise N(0, I), and no correction."""
+
+    def __init__(self, inner: Any, view: BaseEnv, found: Steerability | None) -> None:
+        self.inner, self.actor, self.policy = inner, inner.actor, inner.policy
+        self.outcome_columns: tuple[str, ...] = getattr(inner, "outcome_columns", ())
+        self.found, self._latent_dim = found, view.latent_dim
+        self._bounds = view.latent or 0.0, view.residual or 0.0
+
+    def describe(self) -> str:
+        return "the base was not probed" if self.found is None else f"probe of the base: {self.found.sentence()}"
+
+    def update(self, batch: dict[str, Any]) -> Metrics:
+        metrics = self.inner.update(batch)
+        return metrics | self._choices(sampled(batch["obs"])) if "actor_loss" in metrics else metrics
+
+    @torch.no_grad()
+    def _choices(self, obs: Obs) -> Metrics:
+        agent, device = self.inner.agent, next(iter(obs.values())).device
+        mean = agent.act(obs, greedy=True)[:, 0]
+        drawn = agent.act(obs, generator=torch.Generator(device).manual_seed(0))[:, 0]
+        latent, residual = self._bounds
+        metrics: Metrics = {
+            "latent/saturation": saturation(mean[:, : self._latent_dim]),
+            "latent/shift": _size(latent * mean[:, : self._latent_dim]),  # 0 in the base
+            "latent/size": _size(latent * drawn[:, : self._latent_dim]),  # 1 in the base
+        }
+        if residual:
+            correction = mean[:, self._latent_dim :]
+            metrics |= {"residual/saturation": saturation(correction), "base_distance": _size(residual * correction)}
+        return metrics
+
+    def q_values(self, batch: dict[str, Any]) -> Tensor:
+        return self.inner.q_values(batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state)
+
+
+def _size(x: Tensor) -> Tensor:
+    """Root mean square per coordinate."""
+    return x.square().mean().sqrt()
+
+
+def require_positive(**numbers: float) -> None:
+    for name, number in numbers.items():
+        if not 0 < number < float("inf"):
+            raise BurnishError(f"{name}={number} must be a positive number")

@@ -1,0 +1,136 @@
+"""ResiP: a small closed-loop correction of a frozen chunked policy, learnt by PPO.
+
+Ankile et al. 2024, "From Imitation to Refinement" (arXiv 2407.16677). The base plays its chunks as ever; at every
+control step a Gaussian network sees the state and the base's next action, with ``observe=[phase,queue]`` also where the
+base is in its chunk and what is left of it, and what is executed is base + bound * correction. It starts at a mean of
+exactly 0, so refinement starts at the base's own success. The likelihood is that of the unscaled correction, so the
+bound does not change a ratio.
+
+**Departures.** The correction is clipped to [-1, 1] before it is scaled, so that the bound is one (published: soft, but
+at a deviation of exp(-1) only 0.7 % of the draws reach it). Truncations bootstrap, from an observation with the base
+action that would have followed; the queue of the base belongs to each world, and looking at it pops nothing.
+Observations are scaled as the base scales them, without the clip at 3 deviations. The last layer keeps its bias, which
+starts at 0 like its weights; the critic's last layer has the usual weights beside the published bias. Published are
+1024 worlds of 700 steps that begin anew in each iteration, up to 50 epochs on all rows at once, and a critic rate of
+5e-3 with a cosine; for some dozens of worlds the defaults here take 10 epochs of minibatches of 1024 and 1e-3.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ...offline.critics import adopt_normalizers, saturation
+from ...offline.returns import Discount
+from ...policies.build import build_policy
+from ...policies.controllers import controller_for
+from ...policies.core.chunk import ChunkEnv
+from ...policies.core.config import LATER
+from ...policies.core.errors import BurnishError
+from ...policies.core.spec import agent_spec, check_compatible
+from ...policies.core.types import Metrics, VecEnv
+from ...policies.core.views import Hidden, ResidualEnv
+from ...policies.gaussian import GaussianConfig, GaussianPolicy
+from ...policies.nets.critic import ValueConfig
+from ...policies.nets.mlp import Activation
+from ..diagnostics import distance, sampled
+from ..loops import Assembly, OnPolicyConfig
+from ..ppo import PPO, Auxiliary, PPOConfig, Watch
+
+
+def _agent() -> GaussianConfig:
+    return GaussianConfig(hidden=[256, 256], activation=Activation.relu, init_std=math.exp(-1), zero_last=True)
+
+
+def _ppo() -> PPOConfig:
+    return PPOConfig(
+        epochs=10,
+        minibatch=1024,
+        target_kl=0.1,
+        value_coef=1.0,
+        scale_reward=True,
+        reward_clip=5.0,
+        value=ValueConfig(activation=Activation.relu, bias=0.25),
+    )
+
+
+@dataclass
+class ResidualPPOConfig:
+    bound: float = 0.1  # of the correction, in units of the action range [-1, 1]
+    observe: list[Hidden] = field(default_factory=list, metadata=LATER)  # [phase,queue]: what the base's chunk hides
+    agent: GaussianConfig = field(default_factory=_agent)
+    learn_std: bool = False
+    l1: float = 0.0  # price of the mean correction, per coordinate, before the bound scales it
+    l2: float = 0.0
+    ppo: PPOConfig = field(default_factory=_ppo)
+    loop: OnPolicyConfig = field(default_factory=lambda: OnPolicyConfig(decisions_per_update=256))
+    discount: Discount = field(default_factory=lambda: Discount(0.999))
+
+    def __post_init__(self) -> None:
+        if not 0 < self.bound <= 2:
+            raise BurnishError(
+                f"bound={self.bound} must lie in (0, 2]; at 2 the correction can turn any action into any other"
+            )
+        for name in ("l1", "l2"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise BurnishError(f"{name}={getattr(self, name)} must be at least 0; it is the price of a correction")
+
+
+def penalty(actor: GaussianPolicy, power: int) -> Auxiliary:
+    """(B,): mean |m|^power of the mean correction."""
+    return lambda obs, rows: actor.law(obs).mean.abs().pow(power).mean((1, 2))
+
+
+def watched(actor: GaussianPolicy, bound: float) -> Watch:
+    """How often a drawn correction meets its bound, and how far what is deployed, the mean, is from the base."""
+
+    @torch.no_grad()
+    def watch(rows: dict[str, Any]) -> Metrics:
+        obs = sampled(rows["obs"])
+        base = obs["base_action"][:, None]
+        played = (base + bound * actor.act(obs, greedy=True)).clamp(-1, 1)
+        return {"saturation": saturation(rows["action"]), "base_distance": distance(played, base)}
+
+    return watch
+
+
+def build(
+    config: ResidualPPOConfig, base: Any, env: VecEnv, *, seed: int = 0, device: torch.device | str = "cpu"
+) -> Assembly:
+    """``base`` is a policy, or a controller that is ready to drive the worlds of ``env``."""
+    from ...policies.compose import Residual
+
+    if hasattr(base, "peek"):
+        controller, policy = base, getattr(base, "policy", None)
+    elif hasattr(base, "act"):
+        controller, policy = controller_for(base, env.num_envs, seed=seed, device=env.device), base
+    else:
+        raise BurnishError(
+            f"method=residual_ppo corrects a base, but got {type(base).__name__}; give policy=checkpoint, anything "
+            "that can act, or a controller; without a base use method=gaussian_ppo"
+        )
+    history = 1
+    if policy is not None:
+        check_compatible(policy.spec, env.spec)
+        history = policy.spec.history
+    view = ChunkEnv(ResidualEnv(env, controller, config.bound, config.observe), 1, config.discount.per_step(1))
+    actor = build_policy(config.agent, agent_spec(view.spec, 1, history), seed=seed, device=device)
+    actor.raw_std.requires_grad_(config.learn_std)
+    prices = {"l1": (config.l1, penalty(actor, 1)), "l2": (config.l2, penalty(actor, 2))}
+    learner = PPO(
+        actor,
+        # A controller that has no policy to take along leaves the correction alone, which acts on the same view.
+        actor if policy is None else Residual(policy, actor, config.bound, "step"),
+        config.ppo,
+        num_envs=env.num_envs,
+        auxiliary={name: price for name, price in prices.items() if price[0] > 0},
+        watch=watched(actor, config.bound),
+        seed=seed,
+        device=device,
+    )
+    for module in (actor, learner.value):
+        adopt_normalizers(module, policy)
+    return Assembly(view, learner)

@@ -1,0 +1,198 @@
+"""A bounded correction of a frozen base at every control tick, learnt off-policy; the base may be a black box.
+
+Ankile et al. 2025 (ResFiT, arXiv 2509.19301): TD3 on a residual, with the recipe of RLPD (Ball et al. 2023, arXiv
+2302.02948): critics with layer norm whose losses are averaged, a minimum over them in the target, their mean for the
+actor, several critic updates per actor update, half of each batch from recordings
+(``offline.recorded.label_with_base``). The base plays its chunks open loop and is never differentiated; the agent sees
+its action of the tick, and with ``observe=[phase,queue]`` where the base is in its chunk and what is left of it
+(without them the problem is not quite Markov, `views.py`). It begins as a correction of exactly zero. ``algorithm=sac``
+learns the same correction with SAC.
+
+    executed = clip(base_action + bound * action, -1, 1)        the critic sees Q(obs, executed)
+
+One formula for what is played, what is valued and what the target is, clip included. Training begins with the base and
+uniform noise around it, then with updates of the critic alone (``loop.initial_updates``).
+
+There are two presets, and a setting that is given wins over both. ``method=residual_td3`` is for a CPU, which finishes
+100,000 steps in minutes; ``method=residual_td3_published`` is ResFiT's, which takes a GPU (days on a CPU):
+
+                                                cpu              published
+    hidden layers of actor and critics          256, 256         1024, 1024, the actor's with layer norm too
+    critics; of which the target's minimum      2; both          10; a random pair
+    learning rate of critics, of the actor      3e-4, 3e-4       1e-4, 1e-6 (sac: 1e-4)
+    critic updates per step, per actor update   0.05, 2 (sac 1)  4, 4
+    warm-up, then updates of the critic alone   4000, 1000       10,000, 10,000
+
+**Departures.** The published agent explores, and smooths its targets, with noise in units of the action range that may
+carry it beyond its bound; here noise is in units of the agent's action (the defaults are the published .05 and .3 at
+bound .1) and the sum stays within the bound. Only the uniform noise of the warm-up, and recordings, may lie further
+from the base than the agent can go. The agent looks through its own encoder instead of the critic's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...offline.critics import adopt_normalizers
+from ...offline.returns import Discount
+from ...offline.sac import SAC, SACConfig, soft_agent
+from ...offline.soft import Meaning, Warm
+from ...offline.td3 import TD3, TD3Config, deterministic_agent
+from ...policies.build import build_policy
+from ...policies.compose import Residual
+from ...policies.controllers import controller_for
+from ...policies.core.chunk import ChunkEnv
+from ...policies.core.config import LATER
+from ...policies.core.errors import BurnishError
+from ...policies.core.seed import derive
+from ...policies.core.spec import agent_spec
+from ...policies.core.types import Metrics, Obs, VecEnv
+from ...policies.core.views import Hidden, ResidualEnv
+from ...policies.gaussian import GaussianPolicy
+from ...policies.nets.critic import CriticConfig
+from ..diagnostics import distance
+from ..loops import Assembly, OffPolicyConfig
+
+
+class Algorithm(Enum):
+    td3 = "td3"
+    sac = "sac"
+
+
+def _td3() -> TD3Config:
+    return TD3Config(
+        explore_std=0.5,
+        target_std=0.5,
+        target_clip=3.0,
+        actor_mean=True,
+        delay_targets=False,
+        max_grad_norm=1.0,
+        agent=deterministic_agent(zero_last=True),
+        critic=CriticConfig(average=True),
+    )
+
+
+def _sac() -> SACConfig:
+    return SACConfig(
+        alpha=0.1,
+        entropy_per_dim=-0.5,
+        backup_entropy=False,
+        actor_mean=True,
+        max_grad_norm=1.0,
+        agent=soft_agent(zero_last=True),
+        critic=CriticConfig(average=True),
+    )
+
+
+@dataclass
+class ResidualTD3Config:
+    algorithm: Algorithm = Algorithm.td3
+    bound: float = 0.1  # of the correction, in units of the action range [-1, 1]
+    warm_noise: float = 0.2  # uniform around the base during the warm-up, in the same units
+    observe: list[Hidden] = field(default_factory=list, metadata=LATER)  # [phase,queue]: what the base's chunk hides
+    discount: Discount = field(default_factory=Discount)
+    loop: OffPolicyConfig = field(
+        default_factory=lambda: OffPolicyConfig(
+            capacity=300_000, warmup=4000, initial_updates=1000, updates_per_decision=0.05, n_step=3
+        )
+    )
+    td3: TD3Config = field(default_factory=_td3)
+    sac: SACConfig = field(default_factory=_sac)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.bound <= 2:
+            raise BurnishError(
+                f"bound={self.bound} must lie in (0, 2]: it limits the correction, and 2 is the whole action range"
+            )
+        if self.warm_noise < 0:
+            raise BurnishError(f"warm_noise={self.warm_noise} must not be negative; 0 warms up with the base alone")
+
+
+def executed_by(bound: float) -> Meaning:
+    """What a correction (B, 1, A) comes to, by the very operations of ``ResidualEnv``."""
+
+    def executed(obs: Obs, action: Tensor) -> Tensor:
+        return (obs["base_action"][:, None] + bound * action).clamp(-1, 1)
+
+    return executed
+
+
+def around_base(noise: float, bound: float) -> Warm:
+    """Corrections such that what is played is uniform within ``noise`` of the base."""
+
+    def play(obs: Obs, generator: torch.Generator) -> Tensor:
+        base = obs["base_action"][:, None]
+        u = torch.rand(base.shape, generator=generator, device=generator.device, dtype=base.dtype)
+        return (2 * u - 1) * (noise / bound)
+
+    return play
+
+
+class ResidualLearner:
+    """TD3 or SAC on the correction; it adds how far the refined policy is from its base."""
+
+    def __init__(self, inner: TD3 | SAC) -> None:
+        self.inner, self.actor, self.policy = inner, inner.actor, inner.policy
+
+    def update(self, batch: dict[str, Any]) -> Metrics:
+        metrics = self.inner.update(batch)
+        if "actor_loss" in metrics:
+            metrics |= {"base_distance": self._distance(batch["obs"])}
+        return metrics
+
+    @torch.no_grad()
+    def _distance(self, obs: Obs) -> Tensor:
+        played = self.inner.meaning(obs, self.inner.agent.act(obs, greedy=True))
+        return distance(played, obs["base_action"][:, None])
+
+    def q_values(self, batch: dict[str, Any]) -> Tensor:
+        return self.inner.q_values(batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state)
+
+
+def build(
+    config: ResidualTD3Config, base: Any, env: VecEnv, *, seed: int = 0, device: torch.device | str = "cpu"
+) -> Assembly:
+    """``base`` is any policy, or a controller that is ready to play (then what is saved is the correction alone, unless
+    the controller names its ``policy``)."""
+    if hasattr(base, "act"):
+        policy: Any = base
+        controller: Any = controller_for(base, env.num_envs, seed=derive(seed, "base"), device=env.device)
+    elif hasattr(base, "peek"):
+        policy, controller = getattr(base, "policy", None), base
+    else:
+        raise BurnishError(
+            f"a residual corrects a policy or a controller, but the base is a {type(base).__name__}; "
+            "wrap a function in CallablePolicy"
+        )
+    view = ChunkEnv(ResidualEnv(env, controller, config.bound, config.observe), 1, config.discount.per_step(1))
+    spec = agent_spec(view.spec, history=1 if policy is None else policy.spec.history)
+    inner = config.td3 if config.algorithm is Algorithm.td3 else config.sac
+    agent: GaussianPolicy = build_policy(inner.agent, spec, seed=derive(seed, "agent"), device=device)
+    adopt_normalizers(agent, policy)
+    deployed = agent if policy is None else Residual(policy, agent, config.bound, "step")
+    options: dict[str, Any] = {
+        "policy": deployed,
+        "meaning": executed_by(config.bound),
+        "warm": around_base(config.warm_noise, config.bound),
+        "seed": seed,
+        "device": device,
+    }
+    # The updates at the end of the warm-up are for the critic: a correction that follows a fresh one runs astray.
+    alone = max(inner.critic_warmup, config.loop.initial_updates)
+    if config.algorithm is Algorithm.td3:
+        learner: TD3 | SAC = TD3(agent, replace(config.td3, critic_warmup=alone), **options)
+    else:
+        learner = SAC(agent, replace(config.sac, critic_warmup=alone), **options)
+    adopt_normalizers(learner.critic, policy)
+    return Assembly(view, ResidualLearner(learner))

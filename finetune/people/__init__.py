@@ -1,0 +1,1 @@
+"""People who intervene: recordings of interventions, DAgger, RLIF, teachers."""

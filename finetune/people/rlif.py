@@ -1,0 +1,130 @@
+"""RLIF: an agent that learns to be left alone. The only reward is -1 where somebody takes the robot over.
+
+Luo et al. 2023 (RLIF, arXiv 2311.12996), algorithm 2: RLPD (``rlpd.py``) with reward -1 for the decision before an
+intervention and 0 everywhere else; the task's own reward is never read. Nothing is imitated, so the agent may become
+better than whoever intervenes, as long as these know *when* to. Half of each batch is recordings, at reward 0, and what
+the interveners played (``intervention.Lessons``). Critics are those of RLPD, without entropy in the target; five
+updates per decision.
+
+    who played       action that the critic is shown      reward
+    policy           executed                             0, and -1 if somebody takes over with the next decision
+    policy, expert   the chunk that was asked for         -1: asked for this, somebody stepped in
+    expert           executed                             0
+
+**Departures.** The published simulation judges the action that the policy is about to take and blames the one before;
+here the tick that was played is judged, so that with ``late=0`` the blame falls on what caused it
+(``interventions.py``). The published code also puts -1 on transitions within an intervention, the paper only before it,
+and so do we. The reward of a chunk is not discounted inside it. **An end that is a failure must not look like peace**:
+behind a termination nobody intervenes any more, so where a task terminates on failure, somebody must step in before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...offline.replay import Replay
+from ...offline.returns import Discount
+from ...offline.sac import SAC, SACConfig, soft_agent
+from ...offline.td3 import TD3, TD3Config
+from ...policies.core.errors import BurnishError
+from ...policies.core.tree import rows
+from ...policies.core.types import Controller, Metrics, VecEnv
+from ...policies.gaussian import GaussianPolicy
+from ...policies.nets.critic import CriticConfig
+from ..loops import Assembly, OffPolicyConfig
+from ..methods import rlpd
+from ..methods.rlpd import Algorithm, RLPDConfig
+from .interventions import InterventionConfig, Lessons, supervised
+
+
+def _critic() -> CriticConfig:
+    return CriticConfig(members=10, hidden=[256, 256, 256])
+
+
+def _sac() -> SACConfig:
+    hidden = soft_agent(hidden=[256, 256, 256])
+    usual: dict[str, Any] = {"entropy_per_dim": -0.5, "subset": 2, "actor_mean": True, "backup_entropy": False}
+    return SACConfig(**usual, actor_every=5, agent=hidden, critic=_critic())
+
+
+def _td3() -> TD3Config:
+    return TD3Config(subset=2, actor_mean=True, actor_every=5, delay_targets=False, critic=_critic())
+
+
+@dataclass
+class RLIFConfig:
+    intervention: InterventionConfig = field(default_factory=InterventionConfig)
+    algorithm: Algorithm = Algorithm.sac
+    execute: int = 1  # actions per decision of an actor from scratch; a base brings its own, and its history
+    history: int = 1
+    discount: Discount = field(default_factory=Discount)
+    loop: OffPolicyConfig = field(default_factory=lambda: OffPolicyConfig(warmup=1000, updates_per_decision=5))
+    sac: SACConfig = field(default_factory=_sac)
+    td3: TD3Config = field(default_factory=_td3)
+    normalize: bool = True  # of an actor from scratch, as in rlpd
+
+    def __post_init__(self) -> None:
+        self.as_rlpd()  # which checks what it shares with it
+        if self.loop.n_step != 1:
+            raise BurnishError(
+                f"loop.n_step={self.loop.n_step}: rlif pays single decisions, the one before an intervention; take 1"
+            )
+
+    def as_rlpd(self) -> RLPDConfig:
+        return RLPDConfig(
+            self.algorithm, self.execute, self.history, self.discount, self.loop, self.sac, self.td3, self.normalize
+        )
+
+
+def paid_for_peace(batch: dict[str, Any]) -> dict[str, Any]:
+    """A batch as RLIF reads it, by the table above: without the reward of the task."""
+    called: Tensor = batch["called"]
+    asked, executed = batch["action"], batch["executed"]
+    action = torch.where(rows(called, asked), asked, executed)
+    return {**batch, "action": action, "reward": -called.to(batch["reward"].dtype)}
+
+
+class RLIF:
+    """SAC or TD3 on what people let pass."""
+
+    outcome_columns = ("executed", "intervened", "called")
+
+    def __init__(self, inner: SAC | TD3, seed: int = 0) -> None:
+        self.inner, self.actor, self.policy, self.observe = inner, inner.actor, inner.policy, inner.observe
+        self._seed, self._lessons = seed, None
+
+    def lessons(self, replay: Replay, recordings: Replay | None) -> Lessons:
+        """What the other half of each batch is drawn from."""
+        self._lessons = Lessons(replay, recordings, seed=self._seed)
+        return self._lessons
+
+    def update(self, batch: dict[str, Any]) -> Metrics:
+        metrics = self.inner.update(paid_for_peace(batch))
+        return metrics if self._lessons is None else {**metrics, "intervened": self._lessons.share}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state)
+
+
+def build(
+    config: RLIFConfig,
+    base: GaussianPolicy | None,
+    env: VecEnv,
+    *,
+    expert: Controller | None = None,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+) -> Assembly:
+    """``expert`` takes over, in the units of ``env``, or the supervisor of the robot that ``env`` is; without either
+    nobody does, and there is nothing to learn from."""
+    learner = rlpd.build(config.as_rlpd(), base, env, seed=seed, device=device).learner
+    spec = learner.policy.spec
+    view = supervised(config, env, expert, execute=spec.execute, history=spec.history, seed=seed)
+    return Assembly(view, RLIF(learner, seed))

@@ -1,0 +1,1 @@
+"""Actors and learner in processes of their own."""

@@ -1,0 +1,159 @@
+"""The acting process of `asynchronous.py`: worlds, a method's view and its actor, which plays what it last heard of.
+
+It begins with orders, sends each row of decisions as soon as it is played, and reads between two of them whether there
+are weights. It lives as long as its learner: when that stops it or is gone, however that came, it plays no further
+decision, closes its worlds, and leaves; one that hangs is ended after ``GRACE_S``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing import get_context, resource_tracker
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ...policies.core.errors import BurnishError
+from ...policies.core.tree import to
+from ...policies.core.types import Actor, Obs, Outcome
+from ...policies.runs.state_codec import encode
+from ..loops import OffPolicy
+from .mailbox import Mailbox
+
+READY, ROW, FAILED = b"h", b"r", b"f"  # what the actor writes
+WEIGHTS, TAKEN = b"w", b"t"  # what it is written; the second says that one more row was taken up
+GRACE_S = 5.0
+
+# Module-level, so that another process finds it by name. It builds the method from plain configuration and the seed of
+# its own worlds; of the loop, the actor and the view are used.
+Make = Callable[[Any, int], OffPolicy]
+
+
+class ActorConfig(NamedTuple):
+    seed: int
+    warm: int  # rows that the actor's prior plays, from the first
+    ahead: int  # rows that may wait to be taken up before the actor waits; 0 for any number
+    rows: int | None  # in all, behind which the actor stands still; None for any number
+
+
+class Running(Protocol):
+    """A process, as ``multiprocessing`` has it."""
+
+    @property
+    def exitcode(self) -> int | None: ...
+
+    def is_alive(self) -> bool: ...
+
+    def join(self, timeout: float | None = None) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+def act(mail: Mailbox, make: Make, config: Any, orders: ActorConfig) -> None:
+    """Play decisions until the learner says stop, or is gone."""
+    loop = make(config, orders.seed)
+    mail.send(READY)
+    age: int | None = None  # the updates behind the weights; with those that it was built with nothing is played
+    played = taken = 0
+    left = time.perf_counter()
+    try:
+        while not mail.closed:
+            began = time.perf_counter()
+            while message := mail.take(wait=age is None or played == orders.rows or 0 < orders.ahead <= played - taken):
+                taken += message.kind == TAKEN
+                if message.kind == WEIGHTS:
+                    news = message.read()
+                    age = int(news["updates"])
+                    adopt(loop.learner.actor, news["actor"])
+            if mail.closed or age is None:
+                return
+            waited_s = time.perf_counter() - began
+            decision = loop.played(warm=played < orders.warm)
+            played += 1
+            now = time.perf_counter()
+            facts = {"updates": age, "waited_s": waited_s, "lasted_s": now - left}
+            mail.send(ROW, {**as_row(*decision), **facts})
+            left = now
+    finally:
+        release(loop.env)
+
+
+def as_row(obs: Obs, action: Tensor, columns: dict[str, Tensor], outcome: Outcome) -> dict[str, Any]:
+    """Where new episodes begin is left out, since the next row says it; of ``info`` a loop reads success and who played
+    alone; what a view adds to its outcomes is among the columns, if anybody wants it."""
+    facts = {name: getattr(outcome, name) for name in Outcome._fields if name not in ("obs", "info")}
+    info = {name: x for name, x in outcome.info.items() if name in ("success", "intervened")}
+    return {"obs": obs, "action": action, "columns": columns, "facts": facts, "info": info}
+
+
+def of_row(row: dict[str, Any], device: torch.device) -> tuple[Obs, Tensor, dict[str, Tensor], Outcome]:
+    facts = dict(row["facts"])
+    led_to = to(facts.pop("next_obs"), device)
+    outcome = Outcome(obs=led_to, next_obs=led_to, info=to(row["info"], device), **to(facts, device))
+    return to(row["obs"], device), row["action"].to(device), to(row["columns"], device), outcome
+
+
+@torch.no_grad()
+def adopt(actor: Actor, state: dict[str, Any]) -> None:
+    """In place: what a ``state_dict`` hands out is the memory of the weights themselves."""
+    mine, theirs = encode(actor.state_dict())[1], encode(state)[1]
+    for name, x in mine.items():
+        x.copy_(theirs[name])
+
+
+def release(env: Any) -> None:
+    """Close whatever world wants to be closed: a robot is to stand still when nobody commands it any more."""
+    while env is not None:
+        if hasattr(env, "close"):
+            env.close()
+            return
+        env = getattr(env, "env", None)
+
+
+def leave() -> None:
+    """Soon, whatever the rest of the process does: a world that hangs must not outlive its learner."""
+    timer = threading.Timer(GRACE_S, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
+
+
+def apart(
+    connection: Connection, make: Make, config: Any, orders: ActorConfig, lost: Callable[[], None] = leave
+) -> None:
+    """All that the process does."""
+    mail = Mailbox(connection, lost)
+    try:
+        act(mail, make, config, orders)
+    except BurnishError as error:
+        mail.send(FAILED, {"why": str(error)})
+
+
+def spawned(make: Make, config: Any, orders: ActorConfig) -> tuple[Running, Connection]:
+    """Signals are blocked in the child from its first instant: a Ctrl-C in the terminal reaches both processes, and the
+    learner decides what comes of it."""
+    context = get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=apart, args=(theirs, make, config, orders), name="acting")
+    resource_tracker.ensure_running()  # else the start would begin it, which unblocks signals
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    theirs.close()  # the only other end is in the child, so its death is heard here
+    return process, ours
+
+
+def gone(process: Running) -> int | None:
+    """Its exit status, once it has left or was made to."""
+    process.join(GRACE_S)
+    if process.is_alive():
+        process.kill()
+        process.join(GRACE_S)
+    return process.exitcode

@@ -1,0 +1,91 @@
+"""Messages between two processes: each end has a thread that reads, so nobody waits until the other listens.
+
+A message is a kind, one byte, and a body of tensors and plain data, written in the way of a checkpoint
+(`policies/runs/state_codec.py`): JSON, then safetensors. Nothing is pickled. Messages arrive once, whole and in the
+order in which they were sent; what was sent before a process died is still read after its death.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import deque
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import safetensors.torch
+
+from ...policies.runs.state_codec import decode, encode, separate
+
+
+class Message(NamedTuple):
+    kind: bytes
+    body: bytes
+
+    def read(self) -> dict[str, Any]:
+        return unpack(self.body)
+
+
+class Mailbox:
+    """One end of a pipe. ``lost`` is called, in the reading thread, once nothing more can arrive."""
+
+    def __init__(self, connection: Connection, lost: Callable[[], None] = lambda: None) -> None:
+        self._connection, self._lost = connection, lost
+        self._messages: deque[Message] = deque()
+        self._news, self._writing = threading.Condition(), threading.Lock()
+        self.closed = False  # no message will come but those that are waiting
+        threading.Thread(target=self._read, name="mailbox", daemon=True).start()
+
+    def waiting(self, kind: bytes | None = None) -> int:
+        """How many messages have come and were not taken, of one kind or in all."""
+        with self._news:
+            return len(self._messages) if kind is None else sum(message.kind == kind for message in self._messages)
+
+    def send(self, kind: bytes, content: dict[str, Any] | None = None) -> None:
+        """To a process that is gone nothing is sent; ``closed`` tells."""
+        self._write(kind + (b"" if content is None else pack(content)))
+
+    def stop(self) -> None:
+        """The last word: the other end reads no further, and hangs up."""
+        self._write(b"")
+
+    def take(self, *, wait: bool) -> Message | None:
+        """The oldest message; nothing where none has come yet, or, having waited, where none will come any more."""
+        with self._news:
+            if wait:
+                self._news.wait_for(lambda: self._messages or self.closed)
+            return self._messages.popleft() if self._messages else None
+
+    def _write(self, data: bytes) -> None:
+        try:
+            with self._writing:
+                self._connection.send_bytes(data)
+        except OSError:
+            pass  # the reading thread sees the same end, and says so
+
+    def _read(self) -> None:
+        try:
+            while data := self._connection.recv_bytes():
+                with self._news:
+                    self._messages.append(Message(data[:1], data[1:]))
+                    self._news.notify_all()
+        except (EOFError, OSError):
+            pass  # hung up, or killed
+        with self._writing:
+            self._connection.close()
+        with self._news:
+            self.closed = True
+            self._news.notify_all()
+        self._lost()
+
+
+def pack(content: dict[str, Any]) -> bytes:
+    skeleton, tensors = encode(content)
+    head = json.dumps(skeleton).encode()
+    return len(head).to_bytes(8, "little") + head + safetensors.torch.save(separate(tensors))
+
+
+def unpack(body: bytes) -> dict[str, Any]:
+    start = 8 + int.from_bytes(body[:8], "little")
+    return decode(json.loads(body[8:start]), safetensors.torch.load(body[start:]))

@@ -1,0 +1,334 @@
+"""`burnish <verb> key=value group=choice ...`: typed, composable, and every mistake is one sentence with exit status 2.
+
+Configuration is composed by Hydra from the YAML of ``burnish.configs`` over the dataclasses of the code, converted once
+to those dataclasses, and handed to the verb: nothing below an entry point sees Hydra or OmegaConf. (``@hydra.main`` is
+not used, because it exits with status 1 and prints tracebacks for a misspelt key.)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from importlib import import_module, resources
+from typing import Any, NamedTuple
+
+from ..core.errors import BurnishError, did_you_mean, plain
+
+
+class Verb(NamedTuple):
+    entry: str  # "module:function"; the annotation of its parameter `config` is the schema
+    doc: str
+
+
+VERBS: dict[str, Verb] = {
+    "collect": Verb("burnish.sim.__main__:collect", "record demonstrations of a scripted expert or of a policy"),
+    "view": Verb("burnish.sim.__main__:view", "watch an expert or a policy: in a window, or as films without a screen"),
+    "pretrain": Verb("burnish.policies.__main__:pretrain", "train a policy by imitation"),
+    "offline": Verb("burnish.offline.__main__:offline", "improve a policy, or make one, from recordings with rewards"),
+    "finetune": Verb("burnish.finetune.__main__:finetune", "refine a policy by letting it act"),
+    "distill": Verb(
+        "burnish.finetune.__main__:distill", "several policies, or a refined one with its base, into a single policy"
+    ),
+    "compare": Verb(
+        "burnish.finetune.compare.compare:compare", "every method from one checkpoint: same budget, same seeds"
+    ),
+    "evaluate": Verb(
+        "burnish.policies.__main__:evaluate", "success of a policy on fixed seeds, alone or against another"
+    ),
+    "serve": Verb(
+        "burnish.real_robot.__main__:serve", "a policy behind a websocket, for robots that speak openpi's protocol"
+    ),
+    "export": Verb("burnish.real_robot.__main__:export", "a policy as a bundle that a robot runs without torch"),
+    "deploy": Verb("burnish.real_robot.__main__:deploy", "a policy on a robot, on its twin or on an emulated one"),
+    "record": Verb("burnish.real_robot.__main__:record", "episodes of a person or an expert on a robot, as a dataset"),
+    "report": Verb(
+        "burnish.finetune.compare.report.__main__:report",
+        "one page to look at, of a run, a comparison, or comparisons of several tasks",
+    ),
+    "quickstart": Verb("burnish.finetune.quickstart:quickstart", "a robot that fails, refined until it does not"),
+    "doctor": Verb("burnish.policies.cli.doctor:doctor", "check this machine and say what to install"),
+}
+
+# Nodes of the schema are stored beside the YAML choices under this ending, and never shown.
+SCHEMA = "_schema"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help", "help"):
+        sys.stdout.write(overview())
+        return 0
+    verb, overrides = words[0], words[1:]
+    try:
+        return run(verb, overrides)
+    except BurnishError as error:
+        sys.stderr.write(f"burnish {verb}: {error}\n")
+        return 2
+    except OSError as error:
+        # A full disk, a folder that is a file, no right to write: the system's own words name the place.
+        place = f": {error.filename}" if error.filename else ""
+        sys.stderr.write(f"burnish {verb}: {plain(f'{error.strerror or error}{place}')}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write(f"burnish {verb}: interrupted\n")
+        return 130
+
+
+def run(verb: str, overrides: Sequence[str]) -> int:
+    if verb not in VERBS:
+        raise BurnishError(f"there is no verb {verb!r}; {did_you_mean(verb, VERBS)}")
+    module_name, _, name = VERBS[verb].entry.partition(":")
+    module = import_module(module_name)
+    entry: Callable[..., int] = getattr(module, name)
+    schema = typing.get_type_hints(entry).get("config")
+    wants_help = any(word in ("-h", "--help") for word in overrides)
+    if schema is None:
+        if wants_help:
+            sys.stdout.write(f"burnish {verb}: {VERBS[verb].doc}. It takes no settings.\n")
+            return 0
+        if overrides:
+            raise BurnishError(f"takes no settings, but got {' '.join(overrides)}")
+        return entry()
+    groups: Mapping[str, Mapping[str, type]] = module.GROUPS.get(verb, {})
+    words = [word for word in overrides if word not in ("-h", "--help")]
+    if wants_help:
+        sys.stdout.write(usage(verb, compose(verb, schema, groups, words), groups))
+        return 0
+    config = to_object(compose(verb, schema, groups, words))
+    for group, kinds in groups.items():
+        chosen = getattr(config, group, None)
+        if chosen is not None and type(chosen) not in kinds.values():
+            raise BurnishError(f"this choice of {group} is not for this verb; choices: {', '.join(kinds)}")
+    return entry(config)
+
+
+def overview() -> str:
+    width = max(map(len, VERBS))
+    lines = [f"  {name:<{width}}  {verb.doc}" for name, verb in VERBS.items()]
+    return "\n".join(["usage: burnish <verb> [key=value] [group=choice] ... [--help]", "", *lines, ""])
+
+
+def compose(verb: str, schema: type, groups: Mapping[str, Mapping[str, type]], overrides: Sequence[str]) -> Any:
+    """The configuration of a verb as OmegaConf composed and checked it."""
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_module
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf import errors
+
+    store = ConfigStore.instance()
+    store.store(name=verb + SCHEMA, node=schema)
+    for group, kinds in groups.items():
+        for name, kind in kinds.items():
+            store.store(group=group, name=name + SCHEMA, node=kind)
+    for word in overrides:
+        if "=" not in word:
+            raise BurnishError(f"{word!r} is not a setting; write key=value, and see `burnish {verb} --help`")
+        if word[0] in "+~":
+            raise BurnishError(f"{word!r} adds or removes a setting, but settings can only be changed; write key=value")
+        require_literal(word)
+        if re.match(r"hydra\b", word):
+            raise BurnishError(f"{word!r} sets up Hydra, which only composes settings here; there is nothing to set")
+        group = word.removesuffix("=null")
+        if group != word and group in groups:
+            raise BurnishError(f"{word!r} chooses nothing; leave it out, or choose one of {', '.join(groups[group])}")
+    overrides = [_listed(word, schema) for word in overrides]
+    implied = [
+        f"{group}={chosen}"
+        for group, names in choices(groups).items()
+        if (chosen := _implied(group, names, groups, overrides))
+        and not any(word.startswith(f"{group}=") for word in overrides)
+    ]
+    overrides = [*implied, *overrides]
+    # The keys of a mapping are the user's own: Hydra has to add them, and does so where it is told with two signs.
+    words = [f"++{word}" if _is_mapping(word, schema, groups) else word for word in overrides]
+    outer = GlobalHydra.instance().hydra  # of a program that uses Hydra itself
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_module("burnish.configs", version_base="1.3"):
+            return hydra_compose(verb, overrides=words)
+    except (HydraException, errors.OmegaConfBaseException) as error:
+        raise BurnishError(_sentence(error, schema, groups, overrides)) from error
+    finally:
+        GlobalHydra.instance().hydra = outer
+
+
+def require_literal(word: str, where: str = "a setting") -> str:
+    """A setting is what it says. OmegaConf would look up ``${oc.env:KEY}``, and words may come from a stranger's file:
+    what lies in the environment would go into run folders, checkpoints and error sentences."""
+    if "${" in word:
+        raise BurnishError(
+            f"{where} holds '${{...}}' ({word!r:.120}), which is never looked up here; write the value itself, or let "
+            "the shell fill it in: out=$HOME/runs"
+        )
+    return word
+
+
+def _implied(
+    group: str, names: Sequence[str], groups: Mapping[str, Mapping[str, type]], overrides: Sequence[str]
+) -> str | None:
+    """A setting of a group that has but one choice chooses it, and those of a checkpoint choose that."""
+    given = {word.partition("=")[0].removeprefix(f"{group}.") for word in overrides if word.startswith(f"{group}.")}
+    if not given or len(names) == 1:
+        return names[0] if given else None
+    usual = groups.get(group, {}).get("checkpoint")
+    fits = usual is not None and given <= {field.name for field in dataclasses.fields(usual)}
+    return "checkpoint" if fits else None
+
+
+def _listed(word: str, schema: type) -> str:
+    """``key=a,b`` of a setting that is a list, as ``key=[a,b]``: Hydra would take it for a sweep."""
+    key, _, value = word.partition("=")
+    kind = typing.get_type_hints(schema).get(key)
+    return f"{key}=[{value}]" if typing.get_origin(kind) is list and not value.startswith("[") else word
+
+
+def _is_mapping(word: str, schema: type, groups: Mapping[str, Mapping[str, type]]) -> bool:
+    """Of the verb or of a group's choice; as a whole, or one of its entries."""
+    first, _, path = word.partition("=")[0].partition(".")
+    name = path.partition(".")[0]
+    places = [(schema, first), *((kind, name) for kind in groups.get(first, {}).values())]
+    return any(typing.get_origin(typing.get_type_hints(kind).get(name)) is dict for kind, name in places)
+
+
+def to_object(composed: Any) -> Any:
+    """Real dataclasses; their ``__post_init__`` checks ranges and relations."""
+    from omegaconf import OmegaConf, errors
+
+    try:
+        missing = sorted(OmegaConf.missing_keys(composed))
+        if missing:
+            raise BurnishError(f"{missing[0]}=... must be given; see --help")
+        return OmegaConf.to_object(composed)
+    except errors.OmegaConfBaseException as error:
+        raise BurnishError(_first_line(error)) from error
+
+
+def usage(verb: str, composed: Any, groups: Mapping[str, Mapping[str, type]]) -> str:
+    """Groups with their choices, then every setting with its value as composed so far."""
+    lines = [f"usage: burnish {verb} [key=value] [group=choice] ...", "", f"  {VERBS[verb].doc}", ""]
+    text = resources.files("burnish.configs").joinpath(f"{verb}.yaml").read_text()
+    used = {str(key) for key in composed} | ({"experiment"} if "experiment:" in text else set())
+    shown = {group: names for group, names in choices(groups).items() if group in used}
+    if shown:
+        lines += ["groups"]
+        lines += [f"  {group}={'|'.join(names)}" for group, names in sorted(shown.items())]
+        lines += [f"  (choose a group first to see its settings: burnish {verb} policy=... --help)", ""]
+    lines += ["settings", *(f"  {key}={text}" for key, text in _leaves(composed, ""))]
+    return "\n".join(lines) + "\n"
+
+
+def choices(groups: Mapping[str, Mapping[str, type]]) -> dict[str, list[str]]:
+    """Group -> names of its YAML files; in a group of the verb only those that stand on one of its dataclasses."""
+    from ..runs.manifest import plain_yaml
+
+    found: dict[str, list[str]] = {}
+    for folder in resources.files("burnish.configs").iterdir():
+        if not folder.is_dir():
+            continue
+        # Experiments on a task stand in a folder of its own.
+        folders = {"": folder, **{f"{inner.name}/": inner for inner in folder.iterdir() if inner.is_dir()}}
+        texts = {
+            path + f.name.removesuffix(".yaml"): f.read_text()
+            for path, inner in folders.items()
+            for f in inner.iterdir()
+            if f.name.endswith(".yaml")
+        }
+
+        def root(name: str, texts: Mapping[str, str] = texts) -> str:
+            while name in texts:
+                name = str(plain_yaml(texts[name])["defaults"][0])
+            return name.removesuffix(SCHEMA)
+
+        kinds = groups.get(folder.name)
+        names = sorted(name for name in texts if kinds is None or root(name) in kinds)
+        if folder.name == "experiment":  # those that choose a method are for the verbs that have one
+            names = [name for name in names if ("override /method" in texts[name]) == ("method" in groups)]
+        if names:
+            found[folder.name] = names
+    return found
+
+
+def _leaves(node: Any, path: str) -> list[tuple[str, str]]:
+    from omegaconf import DictConfig, OmegaConf
+
+    out: list[tuple[str, str]] = []
+    for key in node:
+        name = f"{path}.{key}" if path else str(key)
+        if OmegaConf.is_missing(node, key):
+            out.append((name, "???  (must be given)"))
+            continue
+        value = node[key]
+        if isinstance(value, DictConfig) and len(value):
+            out += _leaves(value, name)
+        elif isinstance(value, Enum):
+            out.append((name, f"{value.name}  ({'|'.join(type(value).__members__)})"))
+        else:
+            out.append((name, "null" if value is None else str(value)))
+    return out
+
+
+def _sentence(
+    error: Exception, schema: type, groups: Mapping[str, Mapping[str, type]], overrides: Sequence[str]
+) -> str:
+    """What Hydra and OmegaConf say in several lines of their own vocabulary, as one sentence of ours."""
+    from hydra.errors import MissingConfigException, OverrideParseException
+    from omegaconf import errors
+
+    if isinstance(error, OverrideParseException):
+        return f"cannot read {error.override!r}: {_first_line(error)}"
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        group, _, choice = str(error.missing_cfg_file).partition("/")
+        if group and choice.endswith(SCHEMA):
+            return f"this choice of {group} is not for this verb; choices: {', '.join(groups[group])}"
+        if group:
+            return f"{group}={choice} is not a choice; {did_you_mean(choice, choices(groups).get(group, []))}"
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, errors.OmegaConfBaseException):
+        cause = cause.__cause__
+    key = getattr(cause, "full_key", None) or _key_of(error, overrides)
+    if isinstance(cause, (errors.ConfigKeyError, errors.ConfigAttributeError)) or "not in struct" in str(error):
+        return f"there is no setting {key!r}; {_nearest(key, schema, groups, overrides)}"
+    if isinstance(cause, errors.ValidationError):
+        return f"{key}: {_first_line(cause)}"
+    return _first_line(error)
+
+
+def _key_of(error: Exception, overrides: Sequence[str]) -> str:
+    for word in overrides:
+        name = word.partition("=")[0].lstrip("+~")
+        if f"'{name}'" in str(error):
+            return name
+    return ""
+
+
+def _nearest(key: str, schema: type, groups: Mapping[str, Mapping[str, type]], overrides: Sequence[str]) -> str:
+    known = {name for name, _ in _fields(schema, "")}
+    picked = dict(word.split("=", 1) for word in overrides)
+    for group, kinds in groups.items():
+        for name, kind in kinds.items():
+            if picked.get(group, name) == name:
+                known |= {field for field, _ in _fields(kind, group)}
+    if key in known or any(name.startswith(f"{key}.") for name in known):
+        group = key.partition(".")[0]
+        return f"choose {group}=... first ({'|'.join(choices(groups).get(group, []))})"
+    return did_you_mean(key, known)
+
+
+def _fields(schema: type, path: str) -> list[tuple[str, Any]]:
+    hints, out = typing.get_type_hints(schema), []
+    for field in dataclasses.fields(schema):
+        name = f"{path}.{field.name}" if path else field.name
+        kind = hints[field.name]
+        nested = isinstance(kind, type) and dataclasses.is_dataclass(kind)
+        out += _fields(kind, name) if nested else [(name, kind)]
+    return out
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0].rstrip(".")

@@ -1,0 +1,1 @@
+"""Policies that other programs own: plugins, ONNX files, servers."""

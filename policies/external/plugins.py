@@ -1,0 +1,76 @@
+"""``policy=callable``: a policy of an installed package, by the name under which the package announces it.
+
+    [project.entry-points."burnish.policies"]
+    my_policy = "my_package.policies:make"        # make(world: EnvSpec) -> Policy
+
+A configuration or a checkpoint can only choose among what is installed here; it names no module and no function. What
+is behind the name is a black box: it acts, and its weights are nobody's business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from torch import Tensor
+
+from ..core.errors import BurnishError, did_you_mean
+from ..core.seed import Noise
+from ..core.spec import EnvSpec, PolicySpec
+from ..core.types import Obs, Policy, Prefix
+from .policy import checked
+
+GROUP = "burnish.policies"
+
+
+@dataclass
+class CallableConfig:
+    name: str  # of an entry point of the group burnish.policies
+
+
+class InstalledPolicy:
+    def __init__(self, config: CallableConfig, world: EnvSpec) -> None:
+        self.config, self.world = config, world
+        entry = _entry(config.name)
+        try:
+            make = entry.load()
+        except (ImportError, AttributeError) as error:
+            raise BurnishError(f"policy.name={config.name} leads to {entry.value}, which is broken: {error}") from error
+        self._policy: Policy = make(world)
+        spec = getattr(self._policy, "spec", None)
+        if not isinstance(spec, PolicySpec) or not hasattr(self._policy, "act"):
+            raise BurnishError(
+                f"{entry.value} made a {type(self._policy).__name__}, which is no policy: it needs act and a "
+                "PolicySpec as spec; wrap a function in burnish.policies.external.policy.CallablePolicy"
+            )
+        self.spec = spec
+
+    def features(self, obs: Obs) -> Obs:
+        return obs
+
+    def act(
+        self,
+        obs: Obs,
+        *,
+        noise: Tensor | None = None,
+        prefix: Prefix | None = None,
+        greedy: bool = False,
+        generator: Noise | None = None,
+    ) -> Tensor:
+        first = next(iter(obs.values()))
+        answer: Any = self._policy.act(obs, noise=noise, prefix=prefix, greedy=greedy, generator=generator)
+        return checked(answer, (len(first), *self.spec.chunk_shape), first.device).clamp(-1, 1)
+
+
+def _entry(name: str) -> EntryPoint:
+    entries = entry_points(group=GROUP)
+    found = {entry.value: entry for entry in entries if entry.name == name}
+    if not found:
+        raise BurnishError(
+            f"no installed package announces a policy as {name!r} (entry points of the group {GROUP}); "
+            f"{did_you_mean(name, entries.names)}"
+        )
+    if len(found) > 1:
+        raise BurnishError(f"policy.name={name} is ambiguous: it is {' and '.join(sorted(found))}; uninstall one")
+    return next(iter(found.values()))

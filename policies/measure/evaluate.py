@@ -1,0 +1,332 @@
+"""Fixed seeds, one episode each: success with its interval, and two controllers compared on the same seeds.
+
+An episode depends on its seed and on nothing else: not on the number of worlds, not on the world that played it, not
+on what the other worlds did (up to the rounding of a network's matrix products, which know how many rows they have).
+Two evaluations over one seed list are therefore paired, episode by episode.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core import tree
+from ..core.errors import BurnishError
+from ..core.files import named, replace
+from ..core.seed import derive
+from ..core.types import Controller, VecEnv
+from .statistics import mcnemar_exact, mean_interval, paired_difference, wilson
+from .video import Film
+
+
+def evaluation_seeds(count: int, *, stream: str = "evaluate", base: int = 0) -> list[int]:
+    """The first ``count`` seeds of a named stream. Choose checkpoints on "select" and report on "evaluate": streams
+    are 63-bit hashes of their name, so they share no seed with each other or with what training derives."""
+    return [derive(base, "episode", stream, i) for i in range(count)]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One row per seed, in the order of ``seeds``. The two success lists are None where the world reports none."""
+
+    seeds: list[int]
+    returns: list[float]  # undiscounted
+    lengths: list[int]  # control steps
+    terminated: list[bool]
+    truncated: list[bool]
+    success: list[bool] | None = None  # at any step of the episode
+    success_at_end: list[bool] | None = None  # at its last step
+
+    def __post_init__(self) -> None:
+        columns = {f.name: getattr(self, f.name) for f in fields(self)}
+        sizes = {name: len(x or ()) for name, x in columns.items() if x is not None or not name.startswith("success")}
+        if not self.seeds or len(set(sizes.values())) > 1:
+            raise BurnishError(f"an evaluation needs one value per seed and at least one seed, got lengths {sizes}")
+        if not all(map(math.isfinite, self.returns)):
+            raise BurnishError("an evaluation holds a return that is not finite, so it has no mean")
+
+    def summary(self, confidence: float = 0.95) -> dict[str, float]:
+        """Plain numbers. A number that is not known has no key: success where the world reports none, and the
+        interval of the mean return after a single episode."""
+        count = len(self.seeds)
+        result: dict[str, float] = {"episodes": count}
+        if self.success is not None:
+            result["success_rate"] = sum(self.success) / count
+            result["success_low"], result["success_high"] = wilson(sum(self.success), count, confidence)
+        if self.success_at_end is not None:
+            result["success_at_end_rate"] = sum(self.success_at_end) / count
+        result["return_mean"] = math.fsum(self.returns) / count
+        if count > 1:
+            result["return_low"], result["return_high"] = mean_interval(self.returns, confidence)
+        result["length_mean"] = sum(self.lengths) / count
+        return result
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Evaluation:
+        try:
+            return cls(**data)
+        except TypeError as error:
+            raise BurnishError(f"a stored evaluation is malformed: {error}") from error
+
+    def save(self, path: Path | str) -> None:
+        """JSON, atomic: a reader sees the old file or the new one."""
+        path, text = Path(path), json.dumps(self.to_dict(), allow_nan=False)
+        replace(named(path.parent) / path.name, text)
+
+    @classmethod
+    def load(cls, path: Path | str) -> Evaluation:
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise BurnishError(f"the evaluation {path} cannot be read: {error}") from error
+        if not isinstance(data, dict):
+            raise BurnishError(f"the evaluation {path} is malformed: it holds no table of lists")
+        return cls.from_dict(data)
+
+
+@torch.no_grad()
+def evaluate(
+    env: VecEnv,
+    controller: Controller,
+    seeds: Sequence[int],
+    *,
+    video: Path | str | None = None,
+    video_seeds: Sequence[int] = (),
+    progress: Callable[[int, int], None] | None = None,
+) -> Evaluation:
+    """Play every seed once. ``env`` takes actions as the controller gives them (in [-1, 1] behind ``ScaledEnv``).
+
+    The worlds work through the list: who is finished takes the next seed, and who finds none waits inactive. With a
+    folder ``video``, each episode of ``video_seeds`` becomes ``seed_<n>_success.mp4`` or ``seed_<n>_failure.mp4``
+    there. ``progress`` is told (episodes finished, episodes in all).
+    """
+    if not hasattr(controller, "step"):
+        raise BurnishError(f"a {type(controller).__name__} is not a controller; wrap a policy in ChunkController")
+    seeds = [int(s) for s in seeds]
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise BurnishError(
+            "an evaluation needs at least one seed, and no seed twice: a repeated episode is no evidence"
+        )
+    film = Film(env, video, video_seeds, seeds)
+    try:
+        return _play(env, controller, seeds, film, progress or (lambda finished, total: None))
+    finally:
+        film.close()
+
+
+def _play(
+    env: VecEnv, controller: Controller, seeds: list[int], film: Film, progress: Callable[[int, int], None]
+) -> Evaluation:
+    worlds, device = env.num_envs, env.device
+    waiting = iter(range(len(seeds)))
+    episode = [next(waiting, None) for _ in range(worlds)]  # which row of the result each world plays, None: none
+    world_seeds = [seeds[i % len(seeds)] for i in range(worlds)]  # idle worlds are reset too, so all rows are defined
+    active = torch.tensor([e is not None for e in episode], device=device)
+
+    everyone = torch.ones(worlds, dtype=torch.bool, device=device)
+    obs = env.reset(everyone, world_seeds)
+    controller.reset(everyone, world_seeds)
+    _refuse_non_finite(obs, active, world_seeds)
+    film.shoot(world_seeds, active)
+
+    returns = torch.zeros(worlds, dtype=torch.float64, device=device)
+    lengths = torch.zeros(worlds, dtype=torch.int64, device=device)
+    succeeded = torch.zeros(worlds, dtype=torch.bool, device=device)
+    never = torch.zeros(worlds, dtype=torch.bool, device=device)
+    reports_success, finished = False, 0
+    rows: list[tuple[float, int, bool, bool, bool, bool]] = [(math.nan, 0, False, False, False, False)] * len(seeds)
+
+    while finished < len(seeds):
+        action = controller.step(obs)
+        _refuse_non_finite({"action": action}, active, world_seeds)
+        step = env.step(action, active)
+        reports_success = reports_success or "success" in step.info
+        success = step.info.get("success", never)
+        _refuse_non_finite({**step.obs, "reward": step.reward, "success": success}, active, world_seeds)
+
+        # Rows outside `active` are undefined: every read below is masked, and the observation keeps its last good row.
+        obs = tree.where(active, step.obs, obs)
+        returns = returns + torch.where(active, step.reward, 0.0)
+        lengths = lengths + active
+        succeeded = succeeded | (active & success.bool())
+        ended = active & (step.terminated | step.truncated)
+        film.shoot(world_seeds, active)
+        if not ended.any():
+            _refuse_endless(lengths, active, env.spec.max_steps, world_seeds)
+            continue
+
+        columns = (returns, lengths, step.terminated, step.truncated, succeeded, success.bool())
+        table = list(zip(*(column.tolist() for column in columns), strict=True))
+        fresh = torch.zeros(worlds, dtype=torch.bool)
+        for world in ended.nonzero().flatten().tolist():
+            row = episode[world]
+            assert row is not None, "only active worlds end"
+            rows[row], finished = table[world], finished + 1
+            film.cut(seeds[row], rows[row][4] if reports_success else None)
+            following = episode[world] = next(waiting, None)
+            if following is not None:
+                fresh[world], world_seeds[world] = True, seeds[following]
+        progress(finished, len(seeds))
+
+        begins = fresh.to(device)
+        active = (active & ~ended) | begins
+        if fresh.any():
+            controller.reset(begins, world_seeds)
+            obs = tree.where(begins, env.reset(begins, world_seeds), obs)
+            _refuse_non_finite(obs, begins, world_seeds)
+            returns, lengths = returns.masked_fill(begins, 0.0), lengths.masked_fill(begins, 0)
+            succeeded = succeeded & ~begins
+            film.shoot(world_seeds, begins)
+
+    by_seed = [list(column) for column in zip(*rows, strict=True)]
+    returned, length, terminated, truncated, once, at_end = by_seed
+    if not reports_success:
+        return Evaluation(seeds, returned, length, terminated, truncated)
+    return Evaluation(seeds, returned, length, terminated, truncated, once, at_end)
+
+
+def _refuse_non_finite(values: Mapping[str, Tensor], active: Tensor, world_seeds: Sequence[int]) -> None:
+    """A single NaN would spread into every mean, so the culprit is named instead."""
+    names = [key for key, x in values.items() if x.is_floating_point()]
+    if not names:
+        return
+    bad = torch.stack([~values[key].isfinite().reshape(len(active), -1).all(1) for key in names]) & active
+    if bad.any():
+        name, world = bad.nonzero()[0].tolist()
+        raise BurnishError(
+            f"{names[name]!r} is not finite in the episode of seed {world_seeds[world]}, so it cannot be evaluated"
+        )
+
+
+def _refuse_endless(lengths: Tensor, active: Tensor, max_steps: int, world_seeds: Sequence[int]) -> None:
+    late = active & (lengths > max_steps)
+    if late.any():
+        seed = world_seeds[int(late.nonzero()[0])]
+        raise BurnishError(
+            f"the episode of seed {seed} runs past its max_steps={max_steps}; "
+            "the world must report `truncated` there, or promise more steps"
+        )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """``a`` against ``b`` on the same seeds. A win is a seed on which only ``a`` succeeded."""
+
+    episodes: int
+    confidence: float
+    a_rate: float
+    a_low: float
+    a_high: float
+    b_rate: float
+    b_low: float
+    b_high: float
+    difference: float  # a minus b, with the interval of the pairs
+    difference_low: float
+    difference_high: float
+    wins: int
+    losses: int
+    ties: int
+    p_value: float  # exact McNemar, two-sided
+
+    def to_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+    def sentence(self, a: str = "a", b: str = "b") -> str:
+        return (
+            f"{a} succeeds in {self.a_rate:.1%} [{self.a_low:.1%}, {self.a_high:.1%}] and {b} in {self.b_rate:.1%} "
+            f"[{self.b_low:.1%}, {self.b_high:.1%}] of {self.episodes} paired seeds: difference {self.difference:+.1%} "
+            f"[{self.difference_low:+.1%}, {self.difference_high:+.1%}], {self.wins} wins, {self.losses} losses, "
+            f"{self.ties} ties, exact McNemar p = {self.p_value:.2g} ({self.confidence:.0%} intervals)"
+        )
+
+
+@dataclass(frozen=True)
+class ReturnComparison:
+    """``a`` against ``b`` on the same seeds by undiscounted returns, with Student's intervals."""
+
+    episodes: int
+    confidence: float
+    a_mean: float
+    a_low: float
+    a_high: float
+    b_mean: float
+    b_low: float
+    b_high: float
+    difference: float  # a minus b, with the interval of the mean of the pairs' differences
+    difference_low: float
+    difference_high: float
+
+    def to_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+    def sentence(self, a: str = "a", b: str = "b") -> str:
+        return (
+            f"{a} returns {self.a_mean:.4g} [{self.a_low:.4g}, {self.a_high:.4g}] and {b} {self.b_mean:.4g} "
+            f"[{self.b_low:.4g}, {self.b_high:.4g}] over {self.episodes} paired seeds: difference "
+            f"{self.difference:+.4g} [{self.difference_low:+.4g}, {self.difference_high:+.4g}] "
+            f"({self.confidence:.0%} intervals)"
+        )
+
+
+def compare(a: Evaluation, b: Evaluation, confidence: float = 0.95) -> Comparison | ReturnComparison:
+    """By success if both report it, else by returns."""
+    paired = a.success is not None and b.success is not None
+    return compare_two(a, b, confidence) if paired else compare_returns(a, b, confidence)
+
+
+def compare_returns(a: Evaluation, b: Evaluation, confidence: float = 0.95) -> ReturnComparison:
+    _require_paired(a, b)
+    if len(a.seeds) < 2:
+        raise BurnishError("a comparison of returns needs at least 2 seeds: one episode says nothing of the spread")
+    each = [x - y for x, y in zip(a.returns, b.returns, strict=True)]
+    numbers = []
+    for values in (a.returns, b.returns, each):
+        numbers += [math.fsum(values) / len(values), *mean_interval(values, confidence)]
+    return ReturnComparison(len(each), confidence, *numbers)
+
+
+def _require_paired(a: Evaluation, b: Evaluation) -> None:
+    if a.seeds != b.seeds:
+        raise BurnishError(
+            f"the two evaluations ran different seed lists ({len(a.seeds)} and {len(b.seeds)} seeds, "
+            f"{len(set(a.seeds) & set(b.seeds))} in common), so they are not paired; run both on one list"
+        )
+
+
+def compare_two(a: Evaluation, b: Evaluation, confidence: float = 0.95) -> Comparison:
+    """By success."""
+    _require_paired(a, b)
+    if a.success is None or b.success is None:
+        raise BurnishError("a comparison needs success, which the world of these evaluations does not report")
+    pairs = list(zip(a.success, b.success, strict=True))
+    wins, losses = sum(x and not y for x, y in pairs), sum(y and not x for x, y in pairs)
+    a_low, a_high = wilson(sum(a.success), len(pairs), confidence)
+    b_low, b_high = wilson(sum(b.success), len(pairs), confidence)
+    difference, low, high = paired_difference(a.success, b.success, confidence)
+    return Comparison(
+        episodes=len(pairs),
+        confidence=confidence,
+        a_rate=sum(a.success) / len(pairs),
+        a_low=a_low,
+        a_high=a_high,
+        b_rate=sum(b.success) / len(pairs),
+        b_low=b_low,
+        b_high=b_high,
+        difference=difference,
+        difference_low=low,
+        difference_high=high,
+        wins=wins,
+        losses=losses,
+        ties=len(pairs) - wins - losses,
+        p_value=mcnemar_exact(wins, losses),
+    )

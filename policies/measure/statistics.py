@@ -1,0 +1,160 @@
+"""Intervals and tests for success rates and returns, in closed form.
+
+``wilson`` is the score interval of Wilson (1927); ``paired_difference`` is method 10 of Newcombe (1998, Statistics in
+Medicine 17:2635-2650), square-and-add of two Wilson intervals with a corrected phi; ``mcnemar_exact`` is the exact
+conditional form of McNemar (1947); ``mean_interval`` is Student's (1908), and ``pooled_interval`` adds two of them in
+squares, for runs and seeds that are crossed; ``interquartile_mean`` with
+``stratified_bootstrap`` is what Agarwal et al. (2021, arXiv 2108.13264) report of few runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ..core.errors import BurnishError
+
+
+def _check_confidence(confidence: float) -> None:
+    if not 0.0 < confidence < 1.0:
+        raise BurnishError(f"confidence={confidence} must lie strictly between 0 and 1; the usual choice is 0.95")
+
+
+def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
+    """(low, high) for a probability. Stays in [0, 1], and has width even at 0 of n and n of n."""
+    _check_confidence(confidence)
+    if trials < 1 or not 0 <= successes <= trials:
+        raise BurnishError(
+            f"{successes} successes of {trials} trials give no success rate; at least one trial is needed"
+        )
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    rate = successes / trials
+    centre = rate + z * z / (2 * trials)
+    half = z * math.sqrt(rate * (1 - rate) / trials + z * z / (4 * trials * trials))
+    scale = 1 + z * z / trials
+    # At the borders one limit is the rate itself, which rounding would miss by an ulp.
+    low = 0.0 if successes == 0 else (centre - half) / scale
+    high = 1.0 if successes == trials else (centre + half) / scale
+    return low, high
+
+
+def mcnemar_exact(wins: int, losses: int) -> float:
+    """Two-sided p of at least so uneven a split if each discordant pair were a fair coin. 1 without such pairs."""
+    if wins < 0 or losses < 0:
+        raise BurnishError(f"wins={wins} and losses={losses} are counts and cannot be negative")
+    pairs = wins + losses
+    term = tail = 1  # binomial coefficients as exact integers: no underflow, however many pairs there are
+    for k in range(min(wins, losses)):
+        term = term * (pairs - k) // (k + 1)
+        tail += term
+    return min(1.0, 2 * tail / 2**pairs)
+
+
+def _phi(both: int, only_a: int, only_b: int, neither: int) -> float:
+    """Correlation of the pairs, shrunk towards zero by half a pair where it is positive; 0 where it is undefined."""
+    margins = (both + only_a) * (only_b + neither) * (both + only_b) * (only_a + neither)
+    if margins == 0:
+        return 0.0
+    product = both * neither - only_a * only_b
+    if product > 0:
+        product = max(product - (both + only_a + only_b + neither) / 2, 0.0)
+    return product / math.sqrt(margins)
+
+
+def paired_difference(
+    a: Sequence[bool] | np.ndarray, b: Sequence[bool] | np.ndarray, confidence: float = 0.95
+) -> tuple[float, float, float]:
+    """(difference, low, high) of P(a) - P(b), where a[i] and b[i] are two outcomes on the same seed."""
+    x, y = np.asarray(a, dtype=bool), np.asarray(b, dtype=bool)
+    if x.ndim != 1 or x.shape != y.shape or len(x) == 0:
+        raise BurnishError(f"pairs need two lists of one length, at least 1; got shapes {x.shape} and {y.shape}")
+    n, in_a, in_b, both = len(x), int(x.sum()), int(y.sum()), int((x & y).sum())
+    phi = _phi(both, in_a - both, in_b - both, n - in_a - in_b + both)
+    (low_a, high_a), (low_b, high_b) = wilson(in_a, n, confidence), wilson(in_b, n, confidence)
+    rate_a, rate_b, difference = in_a / n, in_b / n, (in_a - in_b) / n
+    down_a, up_a, down_b, up_b = rate_a - low_a, high_a - rate_a, rate_b - low_b, high_b - rate_b
+    # Law of cosines: two half widths combine with the cosine phi. Rounding may leave a tiny negative square at phi = 1.
+    low = difference - math.sqrt(max(down_a**2 + up_b**2 - 2 * phi * down_a * up_b, 0.0))
+    high = difference + math.sqrt(max(up_a**2 + down_b**2 - 2 * phi * up_a * down_b, 0.0))
+    return difference, low, high
+
+
+def _t_quantile(confidence: float, degrees: int) -> float:
+    """t with P(|T| < t) = confidence, from the finite series for whole degrees of freedom in theta = atan(t / sqrt(nu))
+    (Abramowitz and Stegun 1964, equations 26.7.3 and 26.7.4), inverted by bisection over theta."""
+    odd = degrees % 2
+    # Coefficients of cos^(odd), cos^(odd + 2), ...: 1, 2/3, (2 4)/(3 5), ... or 1, 1/2, (1 3)/(2 4), ...
+    k = np.arange(1, degrees // 2)
+    coefficients = np.concatenate([[1.0], np.cumprod((2 * k - 1 + odd) / (2 * k + odd))])[: degrees // 2]
+    powers = odd + 2 * np.arange(len(coefficients))
+
+    def inside(theta: float) -> float:
+        series = math.sin(theta) * float(coefficients @ math.cos(theta) ** powers)
+        return (theta + series) * 2 / math.pi if odd else series
+
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):  # pi / 2^61 is below the resolution of theta in float64
+        middle = (low + high) / 2
+        low, high = (middle, high) if inside(middle) < confidence else (low, middle)
+    return math.sqrt(degrees) * math.tan((low + high) / 2)
+
+
+def mean_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[float, float]:
+    """(low, high) for the mean of independent values. A single value says nothing of its spread: (-inf, inf)."""
+    _check_confidence(confidence)
+    x = np.asarray(values, dtype=np.float64)
+    if x.ndim != 1 or len(x) == 0 or not np.isfinite(x).all():
+        raise BurnishError("a mean needs a list of at least one number, all of them finite")
+    if len(x) == 1:
+        return -math.inf, math.inf
+    mean = float(x.mean())
+    half = _t_quantile(confidence, len(x) - 1) * float(x.std(ddof=1)) / math.sqrt(len(x))
+    return mean - half, mean + half
+
+
+def pooled_interval(scores: ArrayLike, confidence: float = 0.95) -> tuple[float, float, float]:
+    """(mean, low, high) over runs and episodes together, from ``scores`` (R, S): run r on the seed s of an episode.
+
+    For paired comparisons the scores are differences from the baseline on the same seed. Runs and seeds are crossed,
+    and both are samples: the half width adds in squares that of the mean over runs (Student, R - 1 degrees of freedom)
+    and that of the mean over seeds. The noise of a single episode counts in both, so the interval is rather too wide.
+    A single run says nothing of other runs: its bounds are infinite."""
+    x = np.asarray(scores, dtype=np.float64)
+    if x.ndim != 2 or x.size == 0 or not np.isfinite(x).all():
+        raise BurnishError(f"a pooled interval needs finite scores of shape (runs, seeds), got shape {x.shape}")
+    mean = float(x.mean())
+    half = math.hypot(*(mean - mean_interval(x.mean(axis), confidence)[0] for axis in (0, 1)))
+    return mean, mean - half, mean + half
+
+
+def interquartile_mean(scores: ArrayLike) -> float:
+    """The mean of the middle half: a quarter of the scores, rounded down, is left out at either end."""
+    x = np.sort(np.asarray(scores, dtype=np.float64), axis=None)
+    if len(x) == 0 or not np.isfinite(x).all():
+        raise BurnishError("a mean needs at least one score, all of them finite")
+    cut = len(x) // 4
+    return float(x[cut : len(x) - cut].mean())
+
+
+def stratified_bootstrap(
+    strata: Sequence[ArrayLike],
+    statistic: Callable[[ArrayLike], float] = interquartile_mean,
+    *,
+    confidence: float = 0.95,
+    draws: int = 2000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """(low, high) of a statistic of all scores together, by percentiles over ``draws`` in which each stratum (the runs
+    on one task) is drawn anew from itself, with replacement. A stratum of one run says nothing of its spread."""
+    _check_confidence(confidence)
+    given = [np.asarray(x, dtype=np.float64) for x in strata]
+    if not given or any(x.ndim != 1 or len(x) == 0 for x in given):
+        raise BurnishError("a bootstrap needs at least one stratum, and at least one score in each")
+    random = np.random.default_rng(seed)
+    found = [statistic(np.concatenate([x[random.integers(0, len(x), len(x))] for x in given])) for _ in range(draws)]
+    low, high = np.quantile(found, [0.5 - confidence / 2, 0.5 + confidence / 2])
+    return float(low), float(high)

@@ -1,0 +1,1 @@
+"""Folders of runs: checkpoints, manifests, resuming, tracking."""

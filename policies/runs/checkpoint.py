@@ -1,0 +1,203 @@
+"""A checkpoint is a folder of plain files, whole or absent. Pickle is never read or written.
+
+    config.yaml          how to build the thing again: plain data
+    state.json           its state; each tensor is replaced by its name in state.safetensors
+    state.safetensors    the tensors
+    manifest.json        schema version, size and sha256 of every file, versions of the code, metrics
+    <child>/             a complete checkpoint in itself, which can be copied away and loaded alone
+
+``save`` writes beside the target, fsyncs and renames: a process killed at any instant leaves either the whole
+checkpoint or a scratch folder, which every reader ignores and ``prune`` removes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+import yaml
+
+from ..core.config import to_data
+from ..core.errors import BurnishError
+from ..core.files import move, named, new, remove, sync, write_new
+from .manifest import (
+    LARGEST_TEXT,
+    LARGEST_YAML,
+    MANIFEST,
+    check_child,
+    parse,
+    plain_yaml,
+    read_manifest,
+    write_manifest,
+)
+from .state_codec import decode, encode, separate
+
+CONFIG, STATE, TENSORS = FILES = "config.yaml", "state.json", "state.safetensors"
+SCRATCH = ".scratch-"
+# The names and shapes of all tensors, some hundred bytes each. A header of zeroes of them would be read for minutes.
+LARGEST_HEADER = 1 << 22  # bytes
+
+_NUMBER = re.compile(r"[0-9]{8}|[1-9][0-9]{8,}")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    config: dict[str, Any]
+    state: dict[str, Any]
+    metrics: dict[str, Any]
+    children: dict[str, Checkpoint]
+    path: Path
+
+
+def save(
+    path: Path | str,
+    *,
+    config: Any,
+    state: Mapping[str, Any],
+    metrics: Mapping[str, Any] | None = None,
+    children: Mapping[str, Mapping[str, Any]] | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """``config`` is a dataclass or plain data. ``children`` maps a folder name to the ``config=``, ``state=`` (and
+    ``metrics=``, ``children=``) of a checkpoint inside this one.
+
+    ``overwrite`` moves the old checkpoint aside first; a kill between the two renames leaves both under scratch names.
+    """
+    path = Path(path).absolute()
+    if os.path.lexists(path):
+        if not overwrite:
+            raise BurnishError(f"{path} exists already and is not overwritten; choose another name")
+        if path.is_symlink() or not (path / MANIFEST).is_file():
+            raise BurnishError(f"{path} is not a checkpoint, so it is not overwritten; choose another name")
+    scratch, aside = _scratch(path), None
+    try:
+        named(path.parent)
+        _write(scratch, config=config, state=state, metrics=metrics, children=children)
+        if overwrite and os.path.lexists(path):
+            aside = move(path, _scratch(path))
+        move(scratch, path)
+        sync(path.parent)
+    except OSError as error:
+        raise BurnishError(f"the checkpoint {path} could not be written: {error}") from error
+    finally:
+        remove(scratch)
+    if aside is not None:
+        remove(aside)
+    return path
+
+
+def load(path: Path | str, device: torch.device | str = "cpu") -> Checkpoint:
+    """Everything is verified before anything is believed. ``device`` moves every tensor, also the states of random
+    generators, which torch wants on the CPU: the default is right for whatever goes through ``load_state_dict``."""
+    path = Path(path)
+    manifest, children = read_manifest(path, FILES)
+    config = parse(path / CONFIG, plain_yaml)
+    skeleton = parse(path / STATE, json.loads)
+    _check_header(path / TENSORS)
+    try:
+        # Cloned, because the format packs tensors without alignment, and arithmetic on unaligned memory may take
+        # another path and round differently: resuming would no longer be exact.
+        loaded = safetensors.torch.load_file(path / TENSORS, device=str(device))
+        tensors = {name: x.clone() for name, x in loaded.items()}
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        raise BurnishError(f"{path / TENSORS} is malformed: {error}") from error
+    try:
+        state = decode(skeleton, tensors)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise BurnishError(f"{path / STATE} is malformed: {error}") from error
+    for name, content in ((CONFIG, config), (STATE, state)):
+        if not isinstance(content, dict):
+            raise BurnishError(f"{path / name} is malformed: it must hold a mapping")
+    return Checkpoint(config, state, manifest["metrics"], {name: load(path / name, device) for name in children}, path)
+
+
+def _check_header(path: Path) -> None:
+    """A safetensors file begins with the length of its header; all else about it is checked by the package."""
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+    if length > LARGEST_HEADER:
+        raise BurnishError(f"{path} is malformed: its header has {length} bytes, and {LARGEST_HEADER} are read at most")
+
+
+def number(step: int) -> str:
+    """The folder name of a numbered checkpoint."""
+    return f"{step:08d}"
+
+
+def numbered(folder: Path | str) -> list[Path]:
+    """Checkpoints named by their step, such as ``00001000``, newest last; anything else in the folder is ignored."""
+    folder = Path(folder)
+    found = [p for p in folder.iterdir() if _NUMBER.fullmatch(p.name) and p.is_dir()] if folder.is_dir() else []
+    return sorted(found, key=lambda p: int(p.name))
+
+
+def newest(folder: Path | str, device: torch.device | str = "cpu", child: str = "") -> Checkpoint | None:
+    """The newest readable checkpoint, or its ``child``; None if there are none. A broken one is passed over with a
+    warning; if all are broken that is an error, because starting again silently would be worse."""
+    broken: list[BurnishError] = []
+    for path in reversed(numbered(folder)):
+        try:
+            return load(path / child, device)
+        except BurnishError as error:
+            _log.warning("passing over a broken checkpoint: %s", error)
+            broken.append(error)
+    if broken:
+        raise BurnishError(f"none of the {len(broken)} checkpoints in {folder} is readable: {broken[0]}")
+    return None
+
+
+def prune(folder: Path | str, keep: int) -> None:
+    """Remove all but the last ``keep`` numbered checkpoints, and what killed processes left behind. To be called only
+    by the one process that writes here: the scratch folder of another would look abandoned."""
+    if keep < 1:
+        raise BurnishError(f"keep={keep} would remove every checkpoint; it must be at least 1")
+    for path in numbered(folder)[:-keep]:
+        move(path, _scratch(path))  # first out of sight, so that a half-removed checkpoint never looks like one
+    for path in Path(folder).glob(f"{SCRATCH}*"):
+        remove(path)
+
+
+def _scratch(path: Path) -> Path:
+    return path.with_name(f"{SCRATCH}{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
+
+
+def _write(
+    folder: Path,
+    *,
+    config: Any,
+    state: Mapping[str, Any],
+    metrics: Mapping[str, Any] | None = None,
+    children: Mapping[str, Mapping[str, Any]] | None = None,
+) -> None:
+    new(folder)
+    skeleton, tensors = encode(dict(state))
+    try:
+        for name, text, largest in (
+            (CONFIG, yaml.safe_dump(to_data(config), sort_keys=False, allow_unicode=True), LARGEST_YAML),
+            (STATE, json.dumps(skeleton), LARGEST_TEXT),
+        ):
+            if len(text) > largest:
+                raise ValueError(f"{name} would have {len(text)} characters, and {largest} are read at most")
+            write_new(folder / name, text)
+        safetensors.torch.save_file(separate(tensors), folder / TENSORS)
+        _check_header(folder / TENSORS)
+        sync(folder / TENSORS)
+        for name, child in (children or {}).items():
+            check_child(name)
+            _write(folder / name, **child)
+        write_manifest(folder, FILES, list(children or ()), to_data(metrics or {}))
+    except BurnishError:
+        raise
+    except (yaml.YAMLError, safetensors.SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise BurnishError(f"a checkpoint cannot hold this: {error}") from error

@@ -1,0 +1,87 @@
+"""Nested state <-> JSON and named tensors: how a checkpoint holds a ``state_dict`` without pickle.
+
+The round trip is exact: bits of tensors, integers of any size, NaN, tuples, and keys that are not strings. Types that
+would come back as something else are refused when they are written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from ..core.errors import BurnishError
+
+
+def encode(state: Any) -> tuple[Any, dict[str, Tensor]]:
+    """JSON for ``state``, and its tensors under their dotted paths.
+
+    What JSON lacks is an object with one key that begins with "$". A dict that has such a key itself, or keys that are
+    not strings, is written as a list of pairs under "$dict".
+    """
+    tensors: dict[str, Tensor] = {}
+    return _encode(state, (), tensors), tensors
+
+
+def _encode(value: Any, where: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:
+    kind = type(value)
+    if value is None or kind in (bool, int, str):
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    if isinstance(value, Tensor):
+        name = ".".join(where)
+        while name in tensors or name == "__metadata__":  # the latter is reserved by the format
+            name += "~"
+        tensors[name] = value
+        return {"$tensor": name}
+    if kind in (list, tuple):
+        items = [_encode(item, (*where, str(i)), tensors) for i, item in enumerate(value)]
+        return items if kind is list else {"$tuple": items}
+    place = f"the state at {'.'.join(where)!r}"
+    if isinstance(value, dict):
+        for key in value:
+            if type(key) not in (str, int, bool, type(None)):
+                raise BurnishError(f"{place} has the key {key!r}, but a checkpoint holds only keys that are str or int")
+        pairs = [(key, _encode(item, (*where, str(key)), tensors)) for key, item in value.items()]
+        plain = all(isinstance(key, str) and not key.startswith("$") for key in value)
+        return dict(pairs) if plain else {"$dict": pairs}
+    raise BurnishError(
+        f"{place} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot hold; "
+        "use tensors, numbers, str, None, and dict, list or tuple of these"
+    )
+
+
+def decode(node: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(node, list):
+        return [decode(item, tensors) for item in node]
+    if not isinstance(node, dict):
+        return node
+    tag = next((key for key in node if key.startswith("$")), None)
+    if tag is None:
+        return {key: decode(item, tensors) for key, item in node.items()}
+    body = node[tag]
+    if tag == "$tensor":
+        return tensors[body]
+    if tag == "$float":
+        return float(body)
+    if tag == "$tuple":
+        return tuple(decode(item, tensors) for item in body)
+    if tag == "$dict":
+        return {key: decode(item, tensors) for key, item in body}
+    raise ValueError(f"it has the unknown mark {tag!r}")
+
+
+def separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous CPU tensors of which no two share memory, which the format forbids; copies only where it must."""
+    result: dict[str, Tensor] = {}
+    owned: set[int] = set()
+    for name, tensor in tensors.items():
+        data = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
+        if data.untyped_storage().data_ptr() in owned:
+            data = data.clone()
+        owned.add(data.untyped_storage().data_ptr())
+        result[name] = data
+    return result

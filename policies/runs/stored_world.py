@@ -1,0 +1,90 @@
+"""How much a stored thing may say of its world: a checkpoint, a dataset or a bundle may be a stranger's.
+
+Plain settings alone: numbers within bounds, truth values, short names, short lists of these. A path is none of them.
+Of the arguments of a Gymnasium environment only those of a list may be said: ``xml_file`` would open any file, wait at
+a pipe for ever, or ask for more memory than there is. What the user types may say more.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ..core.errors import BurnishError
+
+# Of the environments of Gymnasium, Gymnasium-Robotics, ALE and Meta-World: what changes rewards, starts, physics and
+# what is observed, and names no file, no module and no other environment.
+_ARGUMENTS = """
+    camera_id camera_name height render_mode width
+    contact_cost_range contact_cost_weight contact_force_range ctrl_cost_weight forward_reward_weight
+    healthy_angle_range
+    healthy_reward healthy_state_range healthy_z_range impact_cost_range impact_cost_weight reward_control_weight
+    reward_dist_weight reward_near_weight uph_cost_weight
+    exclude_current_positions_from_observation include_cfrc_ext_in_observation include_cinert_in_observation
+    include_cvel_in_observation include_qfrc_actuator_in_observation terminate_when_unhealthy use_contact_forces
+    frame_skip main_body reset_noise_scale
+    continuous domain_randomize enable_wind g goal_velocity gravity hardcore lap_complete_percent turbulence_power
+    wind_power
+    continuing_task position_noise_range reset_target reward_type
+    continuous_action_threshold difficulty frameskip full_action_space mode obs_type repeat_action_probability
+    env_name reward_function_version
+"""
+ARGUMENTS = frozenset(_ARGUMENTS.split())
+LARGEST = 1e6  # of any number; the sizes and counts below cost memory or time
+LARGEST_OF = {"max_steps": 100_000, "control_hz": 10_000, "image_size": 1024, "width": 1024, "height": 1024,
+              "dim": 1024, "axes": 64, "frame_skip": 1000, "frameskip": 1000}  # fmt: skip
+LONGEST, DEEPEST = 16, 4  # entries of a list; mappings and lists within each other
+_WORD, _ID = (
+    re.compile(r"[A-Za-z0-9_][A-Za-z0-9_ .:+-]{0,79}"),
+    re.compile(r"[A-Za-z0-9_.-]{1,60}(/[A-Za-z0-9_.-]{1,60})?"),
+)
+
+
+def plain_world(settings: Any, where: str) -> None:
+    """Refuse settings of a world that are not plain; ``where`` names in the sentence who says so."""
+    found = _strange(settings, "env", 0)
+    if found:
+        raise BurnishError(
+            f"{where} says {found}; of a world it may say numbers, truth values and short names alone, as it may be a "
+            "stranger's. Where you trust it, say it yourself, for example env=gym env.id=... 'env.kwargs={...}'"
+        )
+
+
+def _strange(value: Any, name: str, depth: int) -> str:
+    """What is not plain, in words; empty where all is."""
+    last = name.rpartition(".")[2]
+    if value is None or type(value) is bool:
+        return ""
+    if depth > DEEPEST:
+        return f"{name}, which is nested too deeply"
+    if type(value) in (int, float):
+        most = LARGEST_OF.get(last, LARGEST)
+        endless = value in (math.inf, -math.inf) and last.endswith("_range")  # a limit that is none
+        return "" if abs(value) <= most or endless else f"{name}={_shown(value)}, which is beyond {most:g}"
+    if isinstance(value, str):
+        return (
+            "" if (_ID if name == "env.id" else _WORD).fullmatch(value) else f"{name}={_shown(value)}, which is no name"
+        )
+    if isinstance(value, (list, tuple)):
+        if len(value) > LONGEST:
+            return f"{name} of {len(value)} entries, more than {LONGEST}"
+        return next(filter(None, (_strange(item, name, depth + 1) for item in value)), "")
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if not (isinstance(key, str) and _WORD.fullmatch(key)):
+                return f"{name}.{key!r:.80}, which is no name"
+            if name == "env.kwargs" and key not in ARGUMENTS:
+                return f"{name}.{key}={_shown(item)}, which is not known to be harmless"
+            if found := _strange(item, f"{name}.{key}", depth + 1):
+                return found
+        return ""
+    return f"{name}={_shown(value)}, which is no plain value"
+
+
+def _shown(value: Any) -> str:
+    try:
+        return f"{value!r:.120}"
+    except ValueError:  # a number of thousands of digits
+        return "a number without end"

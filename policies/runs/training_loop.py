@@ -1,0 +1,43 @@
+"""What every long training does between its updates: log, evaluate, save, notice a Ctrl-C; and how long that took."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..core.types import Metrics
+from .run import Run
+
+
+def drive(
+    run: Run,
+    total: int,
+    step: Callable[[], Metrics],
+    children: Callable[[], Mapping[str, Mapping[str, Any]]],
+    *,
+    log_every: int,
+    save_every: int,
+    eval_every: int = 0,
+    evaluate: Callable[[int], Metrics] | None = None,
+    report: Callable[[], Metrics] | None = None,
+) -> bool:
+    """Call ``step`` until ``total``; False if it was interrupted (saved; resuming continues exactly).
+
+    ``children`` gives what a checkpoint holds. ``eval_every`` 0 evaluates at the end only; an evaluation is logged.
+    ``report`` is asked for more whenever something is logged: what is too dear, or adds up, between two lines.
+    """
+    finished = run.start >= total
+    for number in run.steps(total):
+        metrics = step()
+        last = number == total
+        exam = last or (eval_every > 0 and number % eval_every == 0)
+        if exam and evaluate is not None:
+            with run.watch("exams"):
+                metrics = {**metrics, **evaluate(number)}
+        if exam or number % log_every == 0:
+            run.log(number, {**metrics, **(report() if report is not None else {})})
+        if last or run.stopping or number % save_every == 0:
+            with run.watch("saving"):
+                run.save(number, children())
+        finished = last
+    return finished

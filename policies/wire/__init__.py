@@ -1,0 +1,1 @@
+"""What policy servers speak: messages, connections, schemas."""

@@ -1,0 +1,1 @@
+"""The control loop, its process, its link to policies, and its watchdog."""

@@ -1,0 +1,131 @@
+"""The control process: `python -m burnish.real_robot.control.process`.
+
+One JSON line on standard input says what to control:
+
+    {"robot": "twin", "config": {...}, "safety": {"rate_hz": 100}, "folder": "...", "priority": 50, "core": null}
+
+It imports NumPy and the robot's SDK, nothing else. When it has been asked to quit, has lost its parent, or fails, the
+robot is brought to rest first. What it did is left as ``control.json`` in the folder, and when as ``ticks.npy``.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..adapter import RobotSpec
+from ..clock import Clock, ns
+from ..discovery import make_adapter
+from ..errors import Refused, RobotError
+from ..safety.safe_robot import SafeRobot, Safety
+from .loop import ControlLoop
+from .scheduling import die_with_parent, hurry
+from .shared_memory import Board, hold, order_dtype, plan_dtype, state_dtype
+from .watchdog import WATCH, WATCH_KIND
+
+PLANS, ORDERS, STATES = "plans", "orders", "states"
+READY, REPORT, TICKS = "ready.json", "control.json", "ticks.npy"
+
+
+@dataclass(frozen=True)
+class Job:
+    robot: str
+    config: Mapping[str, Any]
+    safety: Safety
+    folder: Path
+    priority: int = 50  # of the real-time scheduler; 0: do not ask for it
+    core: int | None = None
+    watch_s: float = 0.0  # so old may the watchdog's heartbeat be; 0: there is none
+    parent: int | None = None  # the process that began this one, with which it ends; by default the one that it finds
+
+    @classmethod
+    def from_json(cls, text: str) -> Job:
+        data = json.loads(text)
+        return cls(**{**data, "safety": Safety(**data["safety"]), "folder": Path(data["folder"])})
+
+    def to_json(self) -> str:
+        return json.dumps({**asdict(self), "config": dict(self.config), "folder": str(self.folder)})
+
+
+def control(job: Job) -> int:
+    leaving: list[int] = []
+    for sign in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(sign, lambda number, frame: leaving.append(number))
+    die_with_parent(parent=job.parent)
+    hold(job.folder)
+    adapter = make_adapter(job.robot, job.config)
+    robot = SafeRobot(adapter, job.safety)
+    boards = boards_of(job.folder, robot.spec)
+    obtained = hurry(job.priority, job.core) if job.priority else None
+    loop = ControlLoop(robot, *boards, **({"watched": watched_in(job, robot.clock)} if job.watch_s > 0 else {}))
+    said = about(robot) | {"scheduling": obtained.to_dict() if obtained else None}
+    _put(job.folder / READY, said)
+    try:
+        loop.run(lambda: bool(leaving))
+    finally:
+        robot.close()
+        loop.timing.save(job.folder / TICKS)
+        _put(job.folder / REPORT, said | left_by(loop))
+    return 0
+
+
+def watched_in(job: Job, clock: Clock) -> Callable[[], bool]:
+    """Is the watchdog's heartbeat young enough? He begins once this process is ready, so his board comes later."""
+    board: list[Board] = []
+
+    def watched() -> bool:
+        if not board and (job.folder / WATCH).exists():
+            board.append(Board.open(job.folder / WATCH, WATCH_KIND))
+        record = board[0].read() if board else None
+        return record is not None and clock.now_ns() - int(record["heartbeat_ns"][0]) <= ns(job.watch_s)
+
+    return watched
+
+
+def boards_of(folder: Path, spec: RobotSpec) -> tuple[Board, Board, Board]:
+    """New ones, for plans, orders and states."""
+    joints = len(spec.joints)
+    kinds = {PLANS: plan_dtype(joints), ORDERS: order_dtype(), STATES: state_dtype(joints)}
+    plans, orders, states = (Board.create(folder / name, kind) for name, kind in kinds.items())
+    return plans, orders, states
+
+
+def about(robot: SafeRobot) -> dict[str, Any]:
+    return {
+        "name": robot.spec.name,
+        "joints": [asdict(joint) for joint in robot.spec.joints],
+        "rate_hz": robot.safety.rate_hz,
+        "device_watchdog_s": robot.spec.device_watchdog_s,
+    }
+
+
+def left_by(loop: ControlLoop) -> dict[str, Any]:
+    """What a loop that has ended has left to say."""
+    robot = loop.robot
+    events = [asdict(event) for event in robot.events]
+    setpoints = {"asked": loop.asked, "changed": loop.changed}
+    return {"timing": loop.timing.summary(), "setpoints": setpoints, "counts": dict(robot.counts), "events": events}
+
+
+def _put(path: Path, data: Mapping[str, Any]) -> None:
+    """Whole or not at all: somebody waits for it."""
+    beside = path.with_suffix(".new")
+    beside.write_text(json.dumps(data), encoding="utf-8")
+    beside.replace(path)
+
+
+def main() -> int:
+    try:
+        return control(Job.from_json(sys.stdin.readline()))
+    except (RobotError, ValueError, KeyError, TypeError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 2 if isinstance(error, Refused) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Policies as bundles that run without torch."""

@@ -1,0 +1,1 @@
+"""Policies beside the control loop: workers, chunks, real-time chunking."""

@@ -1,0 +1,277 @@
+"""The robot's end of the policy server: asks for a chunk, believes nothing, and never waits for long.
+
+A reply is as hostile as a request: it must be small, hold a finite chunk of exactly the announced shape, and name the
+observation that it answers. Whatever else comes is a `PolicyUnavailable`, after which the robot plays what it has, or
+stops; nobody is asked again about an observation that is old by then. A connection that was lost is made anew at the
+next request, at most once in ``backoff_s``, which doubles with every failure in a row.
+
+`Latencies` tells what to expect of a request. The first answers of a connection are left out: they hold what happens
+once (a first inference, a cold cache), and a controller that plans with the p99 would plan with that.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...policies.core.errors import BurnishError
+from ...policies.core.spec import EnvSpec, PolicySpec, dtype_of
+from ...policies.wire.connection import Connection, ServerRefused, same
+from ...policies.wire.server_spec import announced, sent, shown, wanted
+from ..clock import SECOND, Clock, MonotonicClock, ns
+from ..errors import Refused, RobotError
+
+FIRST_S = 120.0  # for the first answer of all, before which a server may compile
+LARGEST_REPLY = 2**20  # bytes; a chunk of 50 actions of 32 joints in double precision has 13 kB
+
+
+class PolicyUnavailable(RobotError):
+    """No chunk, for the reason given. The client may be asked again."""
+
+
+@dataclass
+class ClientConfig:
+    url: str = "ws://127.0.0.1:8000"  # or wss://..., or unix:/path
+    timeout_s: float = 1.0  # of a reply; connecting may take as long
+    backoff_s: float = 0.1  # after the first failure
+    longest_backoff_s: float = 5.0
+    warmup: int = 8  # answers of a connection that are no latencies
+    window: int = 512  # latencies that are remembered
+    send_key: bool = False  # in a header, to servers that know no proof of it
+    keys: dict[str, str] = field(default_factory=dict)  # our name of an observation: theirs; empty: all, as they are
+    prompt: str | None = None
+    execute: int | None = None  # actions of a chunk that are played; null: as announced, or all
+
+    def __post_init__(self) -> None:
+        if not 0 < self.timeout_s < float("inf") or not 0 < self.backoff_s <= self.longest_backoff_s < float("inf"):
+            raise Refused("timeout_s must be positive, and backoff_s positive and at most longest_backoff_s")
+        if self.execute is not None and self.execute < 1:
+            raise Refused(f"execute={self.execute} must be at least 1")
+        if self.warmup < 0 or self.window < 1:
+            raise Refused(f"warmup={self.warmup} must be at least 0, and window={self.window} at least 1")
+
+
+@dataclass
+class Chunk:
+    actions: NDArray[np.float64]  # (H, A), in the units of the actuators; the first is for the time of the observation
+    obs_seq: int  # of the observation that it answers
+    asked_ns: int
+    came_ns: int
+    server_ms: float | None = None  # what the server says that it took
+
+
+@dataclass
+class Latencies:
+    """Of the last ``window`` answers, without the first ``warmup`` of each connection."""
+
+    warmup: int
+    window: int
+    count: int = 0  # answers of this connection
+    _kept_s: deque[float] = field(default_factory=deque)
+
+    def connected(self) -> None:
+        self.count = 0
+
+    def add(self, latency_s: float) -> None:
+        self.count += 1
+        if self.count > self.warmup:
+            self._kept_s.append(latency_s)
+            if len(self._kept_s) > self.window:
+                self._kept_s.popleft()
+
+    @property
+    def warm(self) -> bool:
+        return len(self._kept_s) > 0
+
+    def quantile_s(self, share: float) -> float:
+        """The smallest of which at least ``share`` of the answers took no longer: never one that did not occur."""
+        if not self._kept_s:
+            raise Refused(f"no latency is known before {self.warmup + 1} answers; ask for some chunks first")
+        return float(np.quantile(self._kept_s, share, method="inverted_cdf"))
+
+    @property
+    def p95_s(self) -> float:
+        return self.quantile_s(0.95)
+
+    @property
+    def p99_s(self) -> float:
+        return self.quantile_s(0.99)
+
+
+class PolicyClient:
+    """``expected`` is what the robot was set up for; a server of another policy is refused. ``key`` is never sent but
+    proven, unless the settings say otherwise.
+
+    A server that announces no specification (openpi's own, or another library's) can be used once `learn` has asked it
+    about an observation, or with what somebody else has ``learnt`` so; until then nobody knows its ``spec``."""
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        expected: PolicySpec | None = None,
+        *,
+        key: str | None = None,
+        clock: Clock | None = None,
+        learnt: PolicySpec | None = None,
+    ) -> None:
+        self.config, self._key, self._clock = config, key, clock or MonotonicClock()
+        self.latencies = Latencies(config.warmup, config.window)
+        self._connection: Connection | None = None
+        self._failures, self._not_before_ns, self._obs_seq = 0, 0, 0
+        self._connect()
+        assert self._connection is not None
+        self.metadata = self._connection.metadata
+        self._spec = self._announced(self.metadata.get("policy_spec")) or learnt
+        if expected is not None and self._spec != expected:
+            raise Refused(f"the server at {config.url} has another policy than the robot was set up for")
+
+    @property
+    def spec(self) -> PolicySpec:
+        self._require_known()
+        assert self._spec is not None
+        return self._spec
+
+    @property
+    def silent(self) -> bool:
+        """It announces nothing, and has not been asked."""
+        return self._spec is None
+
+    def learn(self, world: EnvSpec) -> PolicySpec:
+        """What an answer about ``world`` shows; its actions are in the units of that."""
+        names, shapes = wanted(self.config.keys, world), world.obs.shapes
+        blank = {key: np.zeros(shapes[key], str(dtype_of(key)).removeprefix("torch.")) for key in names}
+        assert self._connection is not None, "the settings were checked by connecting"
+        with self._connection.patient(FIRST_S):
+            reply = self._exchange(self._message({key: sent(key, x) for key, x in blank.items()}))
+        actions = reply.get("actions")
+        if not isinstance(actions, np.ndarray):
+            raise Refused(f"{self._where} answers without actions, but with {sorted(map(str, reply))}")
+        self._spec = self._settled(shown(actions, world, names, self._where))
+        return self._spec
+
+    def act(self, observation: Mapping[str, NDArray[Any]], **extensions: Any) -> Chunk:
+        """The chunk for one observation, under our names, pictures as (H, W, 3). ``extensions``: ``noise`` or ``seed``,
+        as announced."""
+        self._require_known()
+        unknown = sorted(set(extensions) - set(self.extensions))
+        if unknown:
+            raise Refused(f"the server at {self.config.url} does not announce {unknown}")
+        self._obs_seq += 1
+        asked_ns = self._clock.now_ns()
+        reply = self._exchange({**self._message(observation), **extensions, **self._numbered()})
+        came_ns = self._clock.now_ns()
+        try:
+            chunk = Chunk(self._actions(reply), self._obs_seq, asked_ns, came_ns, _timing(reply))
+        except PolicyUnavailable:
+            self._lost()  # who answers wrongly once is not in step with us
+            raise
+        self._failures = 0
+        self.latencies.add((came_ns - asked_ns) / SECOND)
+        return chunk
+
+    def reset(self) -> None:
+        """A new episode begins. A server that does not know the word remembers nothing."""
+        if "reset" in self.extensions and self._exchange({"reset": True}).get("reset") is not True:
+            self._lost()
+            raise PolicyUnavailable(f"the server at {self.config.url} did not confirm a reset")
+
+    @property
+    def extensions(self) -> list[str]:
+        said: Any = self.metadata.get("extensions")
+        return [x for x in said if isinstance(x, str)] if isinstance(said, list) else []
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _numbered(self) -> dict[str, int]:
+        return {"obs_seq": self._obs_seq} if "obs_seq" in self.extensions else {}
+
+    def _exchange(self, message: dict[str, Any]) -> dict[str, Any]:
+        self._connect()
+        assert self._connection is not None
+        try:
+            return self._connection.exchange(message)
+        except ServerRefused as error:  # busy, or our mistake: we are in step still
+            raise PolicyUnavailable(str(error)) from error
+        except BurnishError as error:
+            self._lost()
+            raise PolicyUnavailable(str(error)) from error
+
+    def _connect(self) -> None:
+        if self._connection is not None:
+            return
+        wait_ns = self._not_before_ns - self._clock.now_ns()
+        if wait_ns > 0:
+            raise PolicyUnavailable(f"{self.config.url} failed and is dialled again in {wait_ns / SECOND:.2f} s")
+        try:
+            made = Connection(
+                self.config.url,
+                timeout_s=self.config.timeout_s,
+                api_key=self._key,
+                prove=not self.config.send_key,
+                limit=LARGEST_REPLY,
+            )
+            if self._failures and not same(made.metadata, self.metadata):
+                made.close()
+                raise BurnishError(f"the server at {self.config.url} came back as another one; start anew")
+        except BurnishError as error:
+            self._lost()
+            raise PolicyUnavailable(str(error)) from error
+        self._connection = made
+        self.latencies.connected()
+
+    def _lost(self) -> None:
+        if self._connection is not None:
+            self._connection.abort()
+            self._connection = None
+        pause_s = min(self.config.backoff_s * 2 ** min(self._failures, 30), self.config.longest_backoff_s)
+        self._failures += 1
+        self._not_before_ns = self._clock.now_ns() + ns(pause_s)
+
+    @property
+    def _where(self) -> str:
+        return f"the server at {self.config.url}"
+
+    def _announced(self, told: Any) -> PolicySpec | None:
+        try:
+            return None if told is None else self._settled(announced(told, self.config.keys, self._where))
+        except BurnishError as error:
+            raise Refused(str(error)) from error
+
+    def _require_known(self) -> None:
+        if self.silent:
+            raise Refused(f"{self._where} does not announce its policy, and has not been asked about a world yet")
+
+    def _settled(self, spec: PolicySpec) -> PolicySpec:
+        return spec if self.config.execute is None else replace(spec, execute=self.config.execute)
+
+    def _message(self, observation: Mapping[str, Any]) -> dict[str, Any]:
+        message = {self.config.keys.get(key, key): x for key, x in observation.items()}
+        return message if self.config.prompt is None else {**message, "prompt": self.config.prompt}
+
+    def _actions(self, reply: dict[str, Any]) -> NDArray[np.float64]:
+        actions, place = reply.get("actions"), self._where
+        if not isinstance(actions, np.ndarray) or actions.dtype not in (np.float32, np.float64):
+            raise PolicyUnavailable(f"{place} answered without actions in floating point")
+        if actions.shape != self.spec.chunk_shape:
+            found, needed = str(actions.shape)[:60], self.spec.chunk_shape
+            raise PolicyUnavailable(f"{place} answered with actions of shape {found}, but {needed} is announced")
+        if not np.isfinite(actions).all():
+            raise PolicyUnavailable(f"{place} answered with actions that are not finite")
+        if self._numbered() and (type(seq := reply.get("obs_seq")) is not int or seq != self._obs_seq):
+            raise PolicyUnavailable(f"{place} answered about another observation than {self._obs_seq}")
+        return actions.astype(np.float64)
+
+
+def _timing(reply: dict[str, Any]) -> float | None:
+    """For the log; nothing depends on it, so what makes no sense is no timing."""
+    said = reply.get("server_timing")
+    taken = said.get("infer_ms") if isinstance(said, dict) else None
+    return float(taken) if isinstance(taken, float) and 0 <= taken < 1e9 else None

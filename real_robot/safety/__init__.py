@@ -1,0 +1,1 @@
+"""Guard, monitors, fallback and the robot that has them all."""

@@ -1,0 +1,1 @@
+"""A policy server and its gateway."""

@@ -1,0 +1,298 @@
+"""The door of the policy server: who is let in, how much each may say, and how long anybody may take.
+
+Behind it nobody meets a stranger's bytes but `Schema.read`. In front of it everybody is a stranger, also on this
+machine: a web page can dial 127.0.0.1 (so requests that name an Origin are refused), and so can any user of the machine
+(so there are sockets with mode 0600). An address beyond this machine needs a key; `policies/wire/connection.py` has the
+two ways to show it. Neither hides what is said: TLS or SSH does.
+
+    a place                   there are ``clients`` of them, for who has shown the key, or where there is none, has
+                              asked something; one that asked nothing for SILENT_S goes to the next who wants one
+    a stranger                handshake_s to show the key; STRANGERS of them, and of more, the address that sends most
+                              loses its eldest. `admission.py` stands before this where there is a key
+    a frame                   schema bytes at most; receive_s from its first byte to its last, rate_hz of them
+    a refusal                 comes late (REFUSAL_S), and after MISTAKES in a row it is the end
+    between frames            idle_s
+    our answer                receive_s to take it
+
+Everything here runs in one event loop that only waits, reads and writes; inference has its own thread (`server.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import secrets
+import socket as sockets
+from collections.abc import Awaitable, Callable
+from functools import partial
+from http import HTTPStatus
+from typing import Any
+
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+from websockets.frames import Opcode
+from websockets.http11 import Request, Response
+
+from ...policies.core.errors import BurnishError
+from ...policies.wire.codec import pack, unpack
+from ...policies.wire.connection import HMAC_SUBPROTOCOL, NONCE, proof
+from ...policies.wire.schema import Code, Refusal
+from .admission import Admission, UnprovenConnections, origin_of
+from .listening import BACKLOG, ServerConfig
+
+POLICY_VIOLATION = 1008
+STRANGERS = 64  # connections without a place
+SILENT_S = 1.0  # so long a client that asks nothing keeps its place when others want one
+CHATTER = 64  # control frames and fragments between two messages
+REFUSAL_S = 0.03  # every refusal takes so long, and costs us nothing: who is always wrong is not often wrong
+CLOSE_S = 0.25  # for the other side to say goodbye too
+MISTAKES = 16  # in a row, after which a connection ends
+MESSAGES = (Opcode.TEXT, Opcode.BINARY, Opcode.CONT)
+END = b"\r\n\r\n"  # of a greeting
+PROOF = 512  # bytes of the frame with a proof
+
+# What strangers do is no event for the operator: the library would log a traceback for each broken handshake.
+_QUIET = logging.getLogger("burnish.door")
+_QUIET.addHandler(logging.NullHandler())
+_QUIET.propagate = False
+_QUIET.setLevel(logging.CRITICAL + 1)
+
+
+class GatewayConnection(ServerConnection):
+    """A connection whose peer must go on with what it began."""
+
+    def __init__(self, gateway: Gateway, *parts: Any, **options: Any) -> None:
+        super().__init__(*parts, **options)
+        self.let_in = False  # has shown the key, where there is one
+        self.answering = False  # it waits for us, so its time does not run
+        self.heard_s = self.loop.time()
+        self._door, self._chatter = gateway, 0
+        self._greeting = b""  # its last bytes
+        self._pending = 0  # bytes of a frame that is not complete
+        self._fragments = False  # of a message that is not complete
+        self._overdue: asyncio.TimerHandle | None = None
+        self._unknown: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.origin = origin_of(transport.get_extra_info("peername"))
+        self._unknown = self.loop.call_later(self._door.config.handshake_s, transport.abort)
+        self._door.dialled(self)
+
+    def recognised(self) -> None:
+        """It is no stranger any more, and has the time of a client."""
+        self.let_in = True
+        if self._unknown is not None:
+            self._unknown.cancel()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._overdue, self._unknown):
+            if timer is not None:
+                timer.cancel()
+        self._door.left(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.request is None:
+            self._greeting = self._greeting[-3:] + data
+        heard_s, self._pending = self.heard_s, self._pending + len(data)
+        super().data_received(data)
+        if self.request is None:  # handshake_s holds
+            return
+        waits = self._pending > 0 or self._fragments
+        if self._overdue is not None and (not waits or self.heard_s > heard_s):
+            self._overdue.cancel()
+            self._overdue = None
+        if waits and self._overdue is None:
+            self._overdue = self.loop.call_later(self._door.config.receive_s, self._cut)
+
+    def process_event(self, event: Any) -> None:
+        if isinstance(event, Request):
+            self._pending = len(self._greeting) - self._greeting.find(END) - len(END)
+            self._greeting = b""
+        else:
+            self._pending -= _size(len(event.data))
+        if isinstance(event, Request) or (event.opcode in MESSAGES and event.fin):
+            self._chatter, self._fragments, self.heard_s = 0, False, self.loop.time()
+        else:
+            self._chatter, self._fragments = self._chatter + 1, self._fragments or event.opcode in MESSAGES
+            if self._chatter > CHATTER:
+                self.transport.abort()
+                return
+        super().process_event(event)
+
+    def _cut(self) -> None:
+        if self.answering:  # we may have stopped reading ourselves
+            self._overdue = self.loop.call_later(self._door.config.receive_s, self._cut)
+        else:
+            self.transport.abort()
+
+
+def _size(payload: int) -> int:
+    """Bytes of a client's frame: two, a longer length where it needs one, the mask, the payload."""
+    return 6 + payload + (0 if payload < 126 else 2 if payload < 2**16 else 8)
+
+
+Respond = Callable[[Any], Awaitable[bytes]]
+
+
+class Gateway:
+    """``answer`` makes the reply to a frame, or raises a `Refusal`; ``greeting`` is sent to all who come in."""
+
+    def __init__(self, config: ServerConfig, key: str | None, greeting: bytes, limit: int, answer: Respond) -> None:
+        self.config, self._key, self._greeting, self._limit = config, key, greeting, limit
+        self._answer = answer
+        self._strangers: UnprovenConnections[GatewayConnection] = UnprovenConnections(STRANGERS)
+        self._porch: Admission | None = None
+        self._inside: set[GatewayConnection] = set()
+
+    async def open(self, socket: sockets.socket) -> Server:
+        if self._key is not None:
+            self._porch = Admission(socket, self._key, self.config.handshake_s)
+            socket = self._porch.turnstile
+        made: Any = partial(GatewayConnection, self)  # the library says "a class", and calls it
+        server = await serve(
+            self._converse,
+            sock=socket,
+            backlog=1,  # accepted in a turn of the event loop, so that those who are here get on
+            create_connection=made,
+            process_request=self._admit,
+            select_subprotocol=self._subprotocol,
+            origins=[None],  # browsers name where a page comes from
+            compression=None,
+            max_size=self._limit,
+            max_queue=1,
+            open_timeout=self.config.handshake_s,
+            close_timeout=CLOSE_S,
+            ping_interval=None,  # idle_s does
+            server_header=None,
+            logger=_QUIET,
+        )
+        socket.listen(BACKLOG)  # how many the kernel holds meanwhile; asyncio has one word for both
+        return server
+
+    async def close(self, server: Server, within_s: float) -> None:
+        """Everybody is told; who does not go is cut off."""
+        if self._porch is not None:
+            self._porch.close()
+        server.close(reason="the server stops")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await server.wait_closed()
+        for visitor in (*self._strangers.everybody(), *self._inside):
+            visitor.transport.abort()
+
+    def dialled(self, visitor: GatewayConnection) -> None:
+        eldest = self._strangers.add(visitor, visitor.origin)
+        if eldest is not None:
+            eldest.transport.abort()
+
+    def left(self, visitor: GatewayConnection) -> None:
+        self._inside.discard(visitor)
+        self._strangers.remove(visitor, visitor.origin)
+
+    async def _admit(self, visitor: Any, request: Request) -> Response | None:
+        if request.path == "/healthz":
+            return visitor.respond(HTTPStatus.OK, "OK\n")
+        if not self._known(visitor, request):
+            await asyncio.sleep(REFUSAL_S)
+            return visitor.respond(HTTPStatus.UNAUTHORIZED, f"{Code.UNAUTHORIZED}: this server wants a key\n")
+        return None
+
+    def _known(self, visitor: GatewayConnection, request: Request) -> bool:
+        """Has shown the key, or offers to prove it in its first frame."""
+        shown = request.headers.get_all("Authorization")
+        if self._key is None:
+            visitor.recognised()
+        elif len(shown) == 1:
+            theirs = shown[0].encode("utf-8", "surrogateescape")
+            if hmac.compare_digest(theirs, f"Api-Key {self._key}".encode()):
+                visitor.recognised()
+        offered = ",".join(request.headers.get_all("Sec-WebSocket-Protocol")).split(",")
+        return visitor.let_in or (not shown and HMAC_SUBPROTOCOL in [name.strip() for name in offered])
+
+    def _place(self, visitor: GatewayConnection) -> None:
+        """For one that has shown the key, or where there is none, asks. Places cannot be kept by silence: the client
+        that was silent longest loses its own."""
+        if visitor in self._inside:
+            return
+        if len(self._inside) >= self.config.clients:
+            silent = [x for x in self._inside if not x.answering]
+            quietest = min(silent, key=lambda x: x.heard_s, default=None)
+            longest_s = min(SILENT_S, self.config.receive_s)
+            if quietest is None or quietest.loop.time() - quietest.heard_s < longest_s:
+                places = f"all {self.config.clients} places are taken by clients that ask"
+                raise Refusal(Code.BUSY, f"{places}; serve with a larger clients=...")
+            self.left(quietest)
+            quietest.transport.abort()
+        self.left(visitor)
+        self._inside.add(visitor)
+
+    def _subprotocol(self, visitor: Any, offered: Any) -> Any:
+        return HMAC_SUBPROTOCOL if HMAC_SUBPROTOCOL in offered and not visitor.let_in else None
+
+    async def _converse(self, visitor: Any) -> None:
+        try:
+            if not visitor.let_in:
+                await self._challenge(visitor)
+            if self._key is not None:
+                self._place(visitor)
+            await self._send(visitor, self._greeting)
+            await self._requests(visitor)
+        except Refusal as refusal:
+            with contextlib.suppress(ConnectionClosed, TimeoutError):
+                await self._send(visitor, refusal.told())
+                await visitor.close(POLICY_VIOLATION, refusal.code.value)
+        except ConnectionClosed:
+            return
+        except TimeoutError:
+            visitor.transport.abort()
+
+    async def _requests(self, visitor: GatewayConnection) -> None:
+        loop, begun, mistakes = asyncio.get_running_loop(), 0.0, 0
+        while True:
+            async with asyncio.timeout(self.config.idle_s):
+                frame = await visitor.recv()
+            visitor.answering = True
+            # Who asks faster than allowed is read more slowly: no request of a fast loop fails for its speed.
+            begun = max(begun + 1 / self.config.rate_hz, loop.time() - 0.1)
+            if begun > loop.time():
+                await asyncio.sleep(begun - loop.time())
+            try:
+                self._place(visitor)
+                answer: bytes | str = await self._answer(frame)
+                mistakes = 0
+            except Refusal as refusal:
+                if refusal.code is not Code.BUSY:
+                    mistakes += 1
+                    await asyncio.sleep(REFUSAL_S)
+                if mistakes >= MISTAKES:
+                    raise
+                answer = refusal.told()
+            await self._send(visitor, answer)
+            visitor.answering, visitor.heard_s = False, loop.time()
+
+    async def _send(self, visitor: GatewayConnection, frame: bytes | str) -> None:
+        async with asyncio.timeout(self.config.receive_s):
+            await visitor.send(frame)
+
+    async def _challenge(self, visitor: GatewayConnection) -> None:
+        """Both sides prove that they know the key; nobody sends it."""
+        assert self._key is not None
+        nonce = secrets.token_bytes(NONCE)
+        await self._send(visitor, pack({"nonce": nonce}))
+        frame = await visitor.recv()  # handshake_s holds
+        wrong = Refusal(Code.UNAUTHORIZED, "the proof of the key is wrong")
+        try:
+            said = unpack(frame, PROOF)
+        except BurnishError as error:
+            raise wrong from error
+        theirs, shown = (said.get(name) if isinstance(said, dict) else None for name in ("nonce", "proof"))
+        if not (isinstance(theirs, bytes) and len(theirs) == NONCE and isinstance(shown, bytes)):
+            raise wrong
+        if not hmac.compare_digest(shown, proof(self._key, "client", nonce, theirs)):
+            raise wrong
+        visitor.recognised()
+        await self._send(visitor, pack({"proof": proof(self._key, "server", theirs, nonce)}))

@@ -1,0 +1,93 @@
+"""Where the policy server listens: 127.0.0.1, a socket of one user, or, only with a key, an address for others."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket as sockets
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...policies.core.errors import BurnishError
+from ...policies.core.files import remove
+
+SHORTEST_KEY = 16  # characters
+BACKLOG = 4096  # connections that the kernel holds for us; it takes its own limit where that is less
+
+
+@dataclass
+class ServerConfig:
+    host: str = "127.0.0.1"  # an address; beyond this machine only with a key, from BURNISH_API_KEY
+    port: int = 8000
+    unix: str | None = None  # path of a socket with mode 0600, instead of host and port
+    clients: int = 16  # at once
+    batch: int = 64  # rows of one request, at most
+    queue: int = 8  # requests that wait, at most
+    rate_hz: float = 1000.0  # requests of one client; who asks faster waits
+    handshake_s: float = 3.0
+    receive_s: float = 5.0
+    idle_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 2**16:
+            raise BurnishError(f"port={self.port} must be a port, or 0 for any that is free")
+        times = (self.rate_hz, self.handshake_s, self.receive_s, self.idle_s)
+        if min(self.clients, self.batch, self.queue) < 1 or not all(0 < x < float("inf") for x in times):
+            raise BurnishError(
+                "clients, batch and queue must be at least 1, rate_hz, handshake_s, receive_s and idle_s positive"
+            )
+        _address(self.host)
+
+    @property
+    def local(self) -> bool:
+        return self.unix is not None or _address(self.host).is_loopback
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Names are not looked up: what a name means is decided by others."""
+    try:
+        return ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
+    except ValueError as error:
+        raise BurnishError(f"host={host!r} is no address; write 127.0.0.1, or that of a network card") from error
+
+
+def listen(config: ServerConfig, key: str | None) -> sockets.socket:
+    """A socket that listens, or a refusal before anybody could have dialled."""
+    if not config.local and key is None:
+        raise BurnishError(
+            f"host={config.host} can be reached from other machines, so a key is needed: put one into BURNISH_API_KEY, "
+            "or stay on 127.0.0.1 and tunnel (ssh -L 8000:localhost:8000)"
+        )
+    if key is not None and len(key) < SHORTEST_KEY:
+        raise BurnishError(f"a key of {len(key)} characters can be guessed; take at least {SHORTEST_KEY} random ones")
+    try:
+        return _unix(Path(config.unix)) if config.unix is not None else _tcp(config)
+    except OSError as error:
+        where = f"unix={config.unix}" if config.unix is not None else f"port={config.port}"
+        raise BurnishError(f"{where} cannot be listened on ({error.strerror or error}); choose another") from error
+
+
+def _tcp(config: ServerConfig) -> sockets.socket:
+    address = _address(config.host)
+    family = sockets.AF_INET6 if address.version == 6 else sockets.AF_INET
+    return sockets.create_server((str(address), config.port), family=family, backlog=BACKLOG)
+
+
+def _unix(path: Path) -> sockets.socket:
+    made = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM)
+    if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
+        try:
+            made.connect(str(path))
+        except ConnectionRefusedError:
+            remove(path)  # of a server that was killed
+        else:
+            made.close()
+            raise OSError(f"a server answers at {path} already")
+    before = os.umask(0o177)  # from the first moment on, nobody else can open it
+    try:
+        made.bind(str(path))
+    finally:
+        os.umask(before)
+    made.listen(BACKLOG)
+    return made
