@@ -108,14 +108,14 @@ class Timed:
         self.flops, self._peaks = 0, [0.0]
         learn = loop.learner.update
 
-        def update(batch: dict[str, Any]) -> Any:
+        def update(source: Any) -> Any:
             if not self.flops:
                 with FlopCounterMode(display=False) as counter:
-                    learn(batch)
+                    learn(source)
                 self.flops = counter.get_total_flops()
             before = peak.measure(PEAK_BLOCK)
             begin = time.perf_counter()
-            found = learn(batch)
+            found = learn(source)
             self.update.seconds += time.perf_counter() - begin
             self._peaks.append((before + peak.measure(PEAK_BLOCK)) / 2)
             return found

@@ -40,6 +40,7 @@ from burnish.finetune.rollout import Rollout
 from burnish.offline.iql import IQL, IQLConfig
 from burnish.offline.replay import Replay
 from burnish.offline.sac import SAC, SACConfig
+from burnish.offline.sources import Mixture, Rows
 from burnish.offline.td3 import TD3, TD3Config
 from burnish.policies.build import build_policy
 from burnish.policies.core.execute import Execution
@@ -114,7 +115,7 @@ def memory(spec: PolicySpec, device: torch.device, **columns: tuple[int, ...]) -
 
 
 def from_memory(learner: Any, replay: Replay) -> Callable[[], Any]:
-    return lambda: learner.update(replay.sample(BATCH))
+    return lambda: learner.update(Mixture(replay, batch=BATCH))
 
 
 def cheetah(place: Place) -> PolicySpec:
@@ -186,7 +187,7 @@ def ppo_flow(place: Place) -> Callable[[], Any]:
         rollout.add(obs, columns, Outcome(after, after, normal(WORLDS), discount, never, never, steps, action, {}))
         obs = after
     batch = rollout.batch()
-    return lambda: learner.update(batch)
+    return lambda: learner.update(Rows(batch))
 
 
 class _Idle(gymnasium.Env):

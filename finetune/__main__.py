@@ -136,9 +136,8 @@ def refinement(config: FinetuneConfig, base: Any = None, env: VecEnv | None = No
     )
     training = loop if config.processes == 1 else apart(config, loop)
     learner = loop.learner
-    describe = getattr(learner, "describe", None)
-    if describe is not None:
-        say(describe())
+    if sentence := learner.describe():
+        say(sentence)
     work = Work(
         training=training,
         learner=learner,
@@ -203,7 +202,7 @@ def apart(config: FinetuneConfig, loop: Any) -> Asynchronous:
     return Asynchronous(loop, acting, config, config.asynchronous, total=config.total, seed=config.seed, tell=say)
 
 
-def acting(config: FinetuneConfig, seed: int) -> OffPolicy:
+def acting(config: FinetuneConfig, seed: int) -> OffPolicy[Any]:
     """The same method once more, as the acting process builds it."""
     device = prepare_machine(config.device, config.threads or 1)
     base, world, spec, env = scene(config, device, seed)

@@ -235,7 +235,7 @@ def prepare(
     probe: bool = True,
     seed: int = 0,
     device: torch.device | str = "cpu",
-) -> OnPolicy | OffPolicy:
+) -> OnPolicy[Any] | OffPolicy[Any]:
     """The loop of a method, ready to iterate: ``config`` is that of a method of the table, ``env`` a world at control
     time in policy units, ``prior`` what ``prior_data`` made of recordings. ``limits`` are those of the actuators behind
     ``env``, which the deployed policy remembers; by default the base's. ``expert`` is who takes over, in the units of
@@ -270,12 +270,11 @@ def prepare(
     if isinstance(config.loop, OnPolicyConfig):
         length = config.loop.decisions_per_update
         return OnPolicy(learner, view, decisions_per_update=length, seed=seed)
-    if prior is not None and hasattr(learner, "observe"):
+    if prior is not None:
         learner.observe(prior.latest()["obs"])
     replay = Replay(config.loop.capacity, env.num_envs, seed=derive(seed, "replay"), device=device)
-    if hasattr(learner, "lessons"):  # people teach by doing too: prior data that grows
-        prior = learner.lessons(replay, prior)
-    return OffPolicy(learner, view, replay, config.loop, prior=prior, takeovers=intervention_use_of(config), seed=seed)
+    memory = learner.prior(replay, prior)
+    return OffPolicy(learner, view, replay, config.loop, prior=memory, takeovers=intervention_use_of(config), seed=seed)
 
 
 class Prior(NamedTuple):

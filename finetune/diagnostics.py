@@ -21,16 +21,19 @@ def q_against_return(learner: Any, replay: Replay, rows: int = 512) -> Metrics:
     Of the newest ``rows`` decisions those count whose episode is over. Behind a truncation the return is continued by
     the critic itself, once, at the cut; behind a termination there is nothing. Episodes that were cut off in mid-chunk
     are left out, since no critic of chunks learns what such a chunk is worth; so is what the replay leaves out. A soft
-    critic adds entropy, the return does not. ``learner.worth(batch)`` -> (B,) is the value of stored decisions; without
-    it there is no such diagnostic.
+    critic adds entropy, the return does not. A learner without ``q_values`` has no such
+    diagnostic.
     """
-    if not hasattr(learner, "q_values") or len(replay) == 0:
+    if len(replay) == 0:
         return {}
     recent = replay.latest(-(-rows // replay.num_envs))
     shape = recent["ended"].shape
     flat: dict[str, Any] = {key: x.flatten(0, 1) for key, x in recent.items() if isinstance(x, Tensor)}
     flat["obs"] = map_tree(lambda x: x.flatten(0, 1), recent["obs"])
-    q = learner.q_values(flat).view(shape)
+    values = learner.q_values(flat)
+    if values is None:
+        return {}
+    q = values.view(shape)
     cut = recent["ended"] & (recent["discount"] > 0)
     # (Q - r) / d at a cut is what the critic takes to follow, without asking an actor what it would do there.
     follows = torch.where(cut, (q - recent["reward"]) / recent["discount"].clamp(min=1e-9), torch.zeros_like(q))

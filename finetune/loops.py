@@ -10,18 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..offline.loop import Hook, repeat
-from ..offline.replay import ALONE, Replay, sample_mixture
+from ..offline.replay import Memory, Replay
+from ..offline.sources import Mixture, Rows
 from ..policies.core.errors import BurnishError
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.spec import EnvSpec
 from ..policies.core.tree import map_tree
-from ..policies.core.types import Learner, Metrics, Obs, Outcome
+from ..policies.core.types import Learner, Metrics, Obs, Outcome, Source
 from ..policies.core.wrapper import continues
 from ..policies.runs.stopwatch import Stopwatch
 from .diagnostics import q_against_return
@@ -49,7 +50,7 @@ class Assembly(NamedTuple):
     """What the ``build`` of a method returns: the view it learns on, and its learner."""
 
     env: Any  # a DecisionEnv: the method's own view
-    learner: Any  # a Learner, with whatever else the method has
+    learner: Any  # a Learner, or what runs one of another library
 
 
 @dataclass
@@ -122,11 +123,14 @@ class EpisodeStatistics:
         self._hands = state.get("hands", torch.zeros_like(self._hands)).clone()  # older states do not know of it
 
 
-class _Interaction:
+L = TypeVar("L", bound=Learner)
+
+
+class _Interaction(Generic[L]):
     """What both loops keep between two decisions."""
 
-    def __init__(self, learner: Learner, env: DecisionEnv, seed: int) -> None:
-        self.learner: Any = learner  # a Learner, with whatever else its method has
+    def __init__(self, learner: L, env: DecisionEnv, seed: int) -> None:
+        self.learner = learner
         self.env = env
         self.statistics = EpisodeStatistics(env.num_envs, env.device)
         self.watch = Stopwatch()
@@ -171,11 +175,11 @@ class _Interaction:
             self.statistics.abandon()
 
 
-class OnPolicy(_Interaction):
+class OnPolicy(_Interaction[L]):
     """An iteration is ``decisions_per_update`` decisions of every world, then one ``update`` on exactly those, of which
     the learner leaves out what somebody else played (`people/intervened_rows.py`)."""
 
-    def __init__(self, learner: Learner, env: DecisionEnv, *, decisions_per_update: int, seed: int = 0) -> None:
+    def __init__(self, learner: L, env: DecisionEnv, *, decisions_per_update: int, seed: int = 0) -> None:
         super().__init__(learner, env, seed)
         self.length = OnPolicyConfig(decisions_per_update).decisions_per_update
 
@@ -193,7 +197,7 @@ class OnPolicy(_Interaction):
             obs, _, columns, outcome = self.decide(warm=False)
             rollout.add(obs, columns, outcome)
         with self.watch("learning"):
-            return self.learner.update(rollout.batch())
+            return self.learner.update(Rows(rollout.batch()))
 
 
 @dataclass
@@ -221,7 +225,7 @@ class OffPolicyConfig:
 SLICE = 50  # initial updates in one iteration: between iterations a run can be watched, stopped and saved
 
 
-class OffPolicy(_Interaction):
+class OffPolicy(_Interaction[L]):
     """An iteration is one decision of every world, and the updates that are owed for it: ``updates_per_decision`` per
     *stored decision*, so 40 worlds owe 40 times what one owes; fractions add up. The ``initial_updates`` stand between
     the warm-up and the next decision, as iterations in which nothing is played. ``takeovers`` says what becomes of
@@ -229,12 +233,12 @@ class OffPolicy(_Interaction):
 
     def __init__(
         self,
-        learner: Learner,
+        learner: L,
         env: DecisionEnv,
         replay: Replay,
         config: OffPolicyConfig,
         *,
-        prior: Replay | None = None,
+        prior: Memory | None = None,
         takeovers: InterventionUse = InterventionUse.left_out,
         seed: int = 0,
     ) -> None:
@@ -243,11 +247,7 @@ class OffPolicy(_Interaction):
         self.owed = 0.0
         self.gradient_steps = 0  # updates of the learner so far
         self.study = config.initial_updates  # what is left of them
-        # Facts of the outcome that a learner wants stored besides the base columns, such as "executed".
-        self._wanted: tuple[str, ...] = tuple(getattr(learner, "outcome_columns", ()))
-        # How many decisions before and after each it reads: imitation of whole chunks does.
-        self._around: tuple[int, int] = getattr(learner, "around", ALONE)
-        self._observe = getattr(learner, "observe", None)
+        self.source: Source = Mixture(replay, prior, batch=config.batch, n_step=config.n_step, share=config.prior_share)
 
     @property
     def decisions_per_iteration(self) -> int:
@@ -284,12 +284,11 @@ class OffPolicy(_Interaction):
     def played(self, warm: bool) -> tuple[Obs, Tensor, dict[str, Tensor], Outcome]:
         """One decision of every world, with all columns that are to be stored."""
         obs, action, columns, outcome = self.decide(warm)
-        return obs, action, {**columns, **{name: getattr(outcome, name) for name in self._wanted}}, outcome
+        return obs, action, {**columns, **{name: getattr(outcome, name) for name in self.learner.columns}}, outcome
 
     def store(self, obs: Obs, action: Tensor, columns: dict[str, Tensor], outcome: Outcome, *, warm: bool) -> None:
         """Remember it, and what is owed for it."""
-        if self._observe is not None:
-            self._observe(obs)
+        self.learner.observe(obs)
         others = None if self.takeovers is InterventionUse.taught else by_others(outcome)
         stored = self.env.num_envs
         if others is not None:
@@ -315,7 +314,7 @@ class OffPolicy(_Interaction):
         metrics: Metrics = {}
         with self.watch("learning"):
             for _ in range(count):
-                metrics = self.learner.update(self._batch())
+                metrics = self.learner.update(self.source)
         self.gradient_steps += count
         return metrics
 
@@ -325,11 +324,6 @@ class OffPolicy(_Interaction):
         if self.takeovers is InterventionUse.taught:
             found.pop("intervened", None)  # such a learner says it itself, of the latest ticks that it remembers
         return found
-
-    def _batch(self) -> dict[str, Any]:
-        config = self.config
-        options: dict[str, Any] = {"share": config.prior_share, "n_step": config.n_step, "around": self._around}
-        return sample_mixture(self.replay, self.prior, config.batch, **options)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), **self.memory()}
@@ -356,8 +350,7 @@ class OffPolicy(_Interaction):
 def planned(loop: Any, total: int) -> int:
     """How many iterations it takes until ``total`` decisions; a learner with a schedule over the whole run is told."""
     count = loop.iterations(total)
-    if hasattr(loop.learner, "plan"):
-        loop.learner.plan(count)
+    loop.learner.plan(count)
     return count
 
 

@@ -32,7 +32,7 @@ from ..policies.core.normalize import Running
 from ..policies.core.seed import derive
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.tree import index
-from ..policies.core.types import Actor, Decision, Metrics, Obs
+from ..policies.core.types import Actor, Decision, Learner, Metrics, Obs, Source
 from ..policies.nets.critic import ValueConfig, ValueNet
 from ..policies.nets.encoder import require_shift, shifted
 from ..policies.runs.module_state import restore, state_of
@@ -123,7 +123,7 @@ class PPOActor:
         return self.actor.state_dict()
 
 
-class PPO:
+class PPO(Learner):
     """``actor`` is a ``StochasticPolicy`` and an ``nn.Module``, whose parameters with ``requires_grad`` are trained;
     ``policy`` is what is deployed: the trained part without the noise that training added.
 
@@ -195,8 +195,9 @@ class PPO:
 
     # ---- one update ----
 
-    def update(self, batch: dict[str, Any]) -> Metrics:
-        """``batch`` is that of ``Rollout``: T decisions of N worlds, in the order of time."""
+    def update(self, source: Source) -> Metrics:
+        """The batch is that of ``Rollout``: T decisions of N worlds, in the order of time."""
+        batch = source.sample()
         metrics = self._learn(batch)
         if self.seen is not None:
             self.seen.absorb(batch["obs"])

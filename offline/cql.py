@@ -35,7 +35,7 @@ from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution, execution
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.tree import check, index
-from ..policies.core.types import Metrics, Obs
+from ..policies.core.types import Learner, Metrics, Obs, Source
 from ..policies.gaussian import GaussianConfig, GaussianPolicy
 from ..policies.nets.critic import CriticConfig
 from ..policies.runs.module_state import restore, state_of
@@ -81,7 +81,7 @@ class CQLConfig:
             raise BurnishError(f"threshold={self.threshold} needs a weight above 0 to start from; take weight=1")
 
 
-class CQL:
+class CQL(Learner):
     def __init__(
         self, policy: GaussianPolicy, config: CQLConfig, *, seed: int = 0, device: torch.device | str = "cpu"
     ) -> None:
@@ -117,7 +117,8 @@ class CQL:
         self._step_critic = execution(self._critic_step, config.execution, device=device, generators=generators)
         self._step_actor = execution(self._actor_step, config.execution, device=device, generators=generators)
 
-    def update(self, batch: dict[str, Any]) -> Metrics:
+    def update(self, source: Source) -> Metrics:
+        batch = source.sample()
         self.updates += 1
         columns = {name: batch[name] for name in ("action", "reward", "discount", "terminated", "steps")}
         if self.config.calibrate:

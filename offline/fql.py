@@ -27,7 +27,7 @@ from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution, execution
 from ..policies.core.seed import derive, normal
 from ..policies.core.seed import generator as named_generator
-from ..policies.core.types import Metrics, Obs
+from ..policies.core.types import Learner, Metrics, Obs, Source
 from ..policies.flow import FlowConfig
 from ..policies.nets.critic import CriticConfig
 from ..policies.nets.denoiser import DenoiserConfig, MlpBodyConfig
@@ -82,7 +82,7 @@ class FQLConfig:
             raise BurnishError(f"alpha={self.alpha} must be at least 0; it keeps the policy at the data")
 
 
-class FQL:
+class FQL(Learner):
     """``flow`` imitates, ``policy`` acts."""
 
     def __init__(self, flow: Any, config: FQLConfig, *, seed: int = 0, device: torch.device | str = "cpu") -> None:
@@ -109,7 +109,8 @@ class FQL:
         }
         self._step = execution(self._descend, config.execution, device=device, generators=[self.noise])
 
-    def update(self, batch: dict[str, Any]) -> Metrics:
+    def update(self, source: Source) -> Metrics:
+        batch = source.sample(around=self.around)
         self.updates += 1
         columns = {name: batch[name] for name in ("action", "reward", "discount", "terminated", "steps")}
         return self._step(batch["obs"], batch["next_obs"], columns, played_around(batch))

@@ -35,7 +35,7 @@ from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution, execution
 from ..policies.core.seed import derive
 from ..policies.core.seed import generator as named_generator
-from ..policies.core.types import Metrics, Obs
+from ..policies.core.types import Learner, Metrics, Obs, Source
 from ..policies.flow import FlowConfig
 from ..policies.gaussian import GaussianConfig
 from ..policies.nets.critic import CriticConfig, ValueConfig, ValueNet
@@ -111,7 +111,7 @@ def decayed(rate: float, update: int, steps: int) -> float:
     return rate if steps == 0 else rate * 0.5 * (1 + math.cos(math.pi * min(1.0, update / steps)))
 
 
-class IQL:
+class IQL(Learner):
     """``imitator`` is what is trained; what is deployed is it, or the best of its draws."""
 
     def __init__(self, imitator: Any, config: IQLConfig, *, seed: int = 0, device: torch.device | str = "cpu") -> None:
@@ -144,7 +144,8 @@ class IQL:
         }
         self._step = execution(self._descend, config.execution, device=device, generators=[self.noise])
 
-    def update(self, batch: dict[str, Any]) -> Metrics:
+    def update(self, source: Source) -> Metrics:
+        batch = source.sample(around=self.around)
         self.rate.fill_(decayed(self.config.actor_lr, self.updates, self.config.decay_steps))
         self.updates += 1
         columns = {name: batch[name] for name in ("action", "reward", "discount", "terminated", "steps")}

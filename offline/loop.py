@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ..policies.core.types import Learner, Metrics
-from .replay import ALONE, Replay
+from .replay import Replay
+from .sources import Mixture
 
 # Called after each iteration with its number and metrics; a true answer ends the loop.
 Hook = Callable[[int, Metrics], bool | None]
@@ -27,11 +28,11 @@ class Offline:
     not, since it does not change."""
 
     def __init__(self, learner: Learner, replay: Replay, *, batch: int, n_step: int = 1) -> None:
-        self.learner, self.replay, self.batch, self.n_step = learner, replay, batch, n_step
-        self.around: tuple[int, int] = getattr(learner, "around", ALONE)
+        self.learner, self.replay = learner, replay
+        self.source = Mixture(replay, batch=batch, n_step=n_step)
 
     def iterate(self) -> Metrics:
-        return self.learner.update(self.replay.sample(self.batch, n_step=self.n_step, around=self.around))
+        return self.learner.update(self.source)
 
     def state_dict(self) -> dict[str, Any]:
         return {"learner": self.learner.state_dict(), "rows": self.replay.generator.get_state()}

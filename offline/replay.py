@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -27,6 +27,17 @@ BASE = ("action", "reward", "discount", "ended", "terminated", "steps")
 OBSERVED = ("obs", "next_obs")
 Batch = dict[str, Any]  # columns (B, ...), and "obs" and "next_obs", each an Obs
 ALONE = (0, 0)  # a decision without its neighbours in time
+
+
+class Memory(Protocol):
+    """What a mixture needs of a replay, or of a view on one."""
+
+    generator: torch.Generator
+    device: torch.device
+
+    def __len__(self) -> int: ...
+
+    def sample(self, batch: int, *, n_step: int = 1, sequence: int = 1, around: tuple[int, int] = ALONE) -> Batch: ...
 
 
 class Replay:
@@ -328,37 +339,6 @@ class Replay:
         self._final_at[: len(state["final_at"])] = state["final_at"]
         self.generator.set_state(state["generator"].cpu())
         self._weights = None
-
-
-def sample_mixture(
-    online: Replay,
-    prior: Replay | None,
-    batch: int,
-    *,
-    share: float | None = 0.5,
-    n_step: int = 1,
-    around: tuple[int, int] = ALONE,
-) -> Batch:
-    """``share`` of the batch from ``prior``, the rest from ``online`` (Ball et al. 2023, RLPD, arXiv 2302.02948). With
-    ``share`` None every decision of both is as likely, as if they lay in one replay (FQL, arXiv 2502.02538).
-
-    Only the columns that both hold are returned, on the device of ``online``; while ``online`` is empty all comes from
-    ``prior``. Prior data may hold more observations than ``online`` does, but not fewer.
-    """
-    if prior is None or share == 0:
-        return online.sample(batch, n_step=n_step, around=around)
-    if len(online) == 0:
-        return prior.sample(batch, n_step=n_step, around=around)
-    if share is None:
-        # How many of a batch are old is chance: a rounded share would leave out a replay that has just begun.
-        union = len(prior) + len(online)
-        picked = torch.randint(union, (batch,), generator=prior.generator, device=prior.device)
-        count = int((picked < len(prior)).sum())
-    else:
-        count = round(share * batch)
-    old = prior.sample(count, n_step=n_step, around=around)
-    new = online.sample(batch - count, n_step=n_step, around=around)
-    return joined(old, new)
 
 
 def joined(old: Batch, new: Batch) -> Batch:

@@ -24,7 +24,7 @@ from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution, execution
 from ..policies.core.normalize import Running
 from ..policies.core.seed import generator as named_generator
-from ..policies.core.types import Decision, Metrics, Obs
+from ..policies.core.types import Decision, Learner, Metrics, Obs, Source
 from ..policies.gaussian import GaussianConfig, GaussianPolicy
 from ..policies.nets.critic import CriticConfig
 from ..policies.nets.encoder import require_shift, shifted
@@ -94,7 +94,7 @@ class SACActor:
         return self.agent.state_dict()
 
 
-class SAC:
+class SAC(Learner):
     """``agent`` acts on the view that it learns from; ``policy`` is what is deployed (the agent itself by default).
 
     ``normalize`` scales observations as those that ``observe`` was shown lie, for agents that know no data; a replay
@@ -141,7 +141,8 @@ class SAC:
         if self.seen is not None:
             self.seen.absorb(obs)
 
-    def update(self, batch: dict[str, Any]) -> Metrics:
+    def update(self, source: Source) -> Metrics:
+        batch = source.sample()
         self.updates += 1
         columns = {name: batch[name] for name in ("action", "reward", "discount", "terminated", "steps")}
         obs, next_obs = (shifted(batch[name], self.config.image_shift, self.noise) for name in ("obs", "next_obs"))

@@ -25,7 +25,7 @@ from ..policies.core.execute import Execution, execution
 from ..policies.core.normalize import Running
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.seed import normal
-from ..policies.core.types import Decision, Metrics, Obs
+from ..policies.core.types import Decision, Learner, Metrics, Obs, Source
 from ..policies.gaussian import GaussianConfig, GaussianLoss, GaussianPolicy
 from ..policies.nets.critic import CriticConfig
 from ..policies.nets.encoder import require_shift, shifted
@@ -101,7 +101,7 @@ class TD3Actor:
         return self.agent.state_dict()
 
 
-class TD3:
+class TD3(Learner):
     """``agent`` acts on the view that it learns from; ``policy`` is what is deployed (the agent itself by default).
 
     ``normalize`` scales observations as those that ``observe`` was shown lie, for agents that know no data; a replay
@@ -145,7 +145,8 @@ class TD3:
         if self.seen is not None:
             self.seen.absorb(obs)
 
-    def update(self, batch: dict[str, Any]) -> Metrics:
+    def update(self, source: Source) -> Metrics:
+        batch = source.sample()
         self.updates += 1
         columns = {name: batch[name] for name in ("action", "reward", "discount", "terminated", "steps")}
         obs, next_obs = (shifted(batch[name], self.config.image_shift, self.noise) for name in ("obs", "next_obs"))

@@ -23,7 +23,7 @@ from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution, execution
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.seed import normal
-from ..policies.core.types import Metrics, Obs
+from ..policies.core.types import Learner, Metrics, Obs, Source
 from ..policies.gaussian import GaussianConfig, GaussianPolicy
 from ..policies.nets.critic import CriticConfig
 from ..policies.runs.module_state import restore, state_of
@@ -61,7 +61,7 @@ class TD3BCConfig:
                 raise BurnishError(f"{name}={getattr(self, name)} must be at least {least}")
 
 
-class TD3BC:
+class TD3BC(Learner):
     def __init__(
         self, policy: GaussianPolicy, config: TD3BCConfig, *, seed: int = 0, device: torch.device | str = "cpu"
     ) -> None:
@@ -87,7 +87,8 @@ class TD3BC:
         self._step_critic = execution(self._critic_step, config.execution, device=device, generators=[self.noise])
         self._step_actor = execution(self._actor_step, config.execution, device=device)
 
-    def update(self, batch: dict[str, Any]) -> Metrics:
+    def update(self, source: Source) -> Metrics:
+        batch = source.sample(around=self.around)
         self.updates += 1
         columns = {name: batch[name] for name in ("action", "reward", "discount", "terminated", "steps")}
         metrics = self._step_critic(batch["obs"], batch["next_obs"], columns)

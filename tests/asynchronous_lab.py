@@ -28,7 +28,7 @@ from burnish.policies.build import build_policy
 from burnish.policies.core.chunk import ChunkEnv
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import ScaledEnv
-from burnish.policies.core.types import Decision, Metrics, Obs, Step
+from burnish.policies.core.types import Decision, Learner, Metrics, Obs, Source, Step
 from burnish.policies.core.wrapper import Wrapper
 from burnish.policies.nets.critic import CriticConfig
 from scripted import TERMINATED, TRUNCATED, ScriptedWorld
@@ -52,14 +52,15 @@ class Slow(Wrapper):
         self.closed = True
 
 
-class Teller:
+class Teller(Learner):
     """Its weights are the number of its updates, which its actor writes beside every decision."""
 
-    outcome_columns = ("executed",)
+    columns = ("executed",)
 
     def __init__(self, execute: int, dim: int, pause: Pause = lambda: 0.0) -> None:
         self.weights, self.pause, self.shape = torch.zeros((), dtype=torch.int64), pause, (execute, dim)
-        self.actor, self.policy = SimpleNamespace(act=self._act, state_dict=self.state_dict), None
+        self.actor: Any = SimpleNamespace(act=self._act, state_dict=self.state_dict)
+        self.policy = None
         self.before: Callable[[], None] = lambda: None  # of each update
 
     def _act(self, obs: Obs, *, warm: bool, generator: torch.Generator) -> Decision:
@@ -67,7 +68,8 @@ class Teller:
         action = torch.rand(count, *self.shape, generator=generator)
         return Decision(action, {"heard": self.weights.repeat(count), "warm": torch.full((count,), warm)})
 
-    def update(self, batch: dict[str, Any]) -> Metrics:
+    def update(self, source: Source) -> Metrics:
+        source.sample()
         self.before()
         time.sleep(self.pause())
         self.weights += 1
@@ -95,7 +97,7 @@ LENGTHS = (5, 7)  # of the episodes of the two worlds, in ticks; a decision take
 ENDS = [[(length, kind) for kind in (TERMINATED, TRUNCATED)] for length in LENGTHS]
 
 
-def telling(config: Telling, seed: int) -> OffPolicy:
+def telling(config: Telling, seed: int) -> OffPolicy[Any]:
     torch.set_num_threads(1)
     if seed and config.trouble == "sentence":
         raise BurnishError("there is no world today")
@@ -115,7 +117,7 @@ def small_sac(spec: Any, seed: int = 0) -> SAC:
 CONTROL = OffPolicyConfig(capacity=1200, warmup=200, updates_per_decision=0.6, batch=32)
 
 
-def controlling(config: OffPolicyConfig, seed: int) -> OffPolicy:
+def controlling(config: OffPolicyConfig, seed: int) -> OffPolicy[Any]:
     """SAC on a small LQR."""
     torch.set_num_threads(1)
     replay = Replay(config.capacity, 8, seed=seed)
@@ -135,7 +137,7 @@ class Thread(threading.Thread):
         self.pid = 0
         self._line = socket.socket(fileno=os.dup(connection.fileno()))
 
-        def watched(config: Any, seed: int) -> OffPolicy:
+        def watched(config: Any, seed: int) -> OffPolicy[Any]:
             self.loop = make(config, seed)
             return self.loop
 

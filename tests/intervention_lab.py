@@ -17,6 +17,8 @@ from torch import Tensor
 from burnish.finetune.build import CHOICES, intervention_use_of, prepare
 from burnish.finetune.loops import OffPolicy, OnPolicy
 from burnish.finetune.people.intervened_rows import InterventionUse
+from burnish.finetune.people.interventions import Demonstrations
+from burnish.offline.sources import Mapped
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec, agent_spec
 from burnish.policies.core.types import Obs, Step
 from burnish.policies.flow import FlowConfig, FlowPolicy
@@ -138,11 +140,14 @@ def listened(loop: Any) -> list[dict[str, Tensor]]:
     told: list[dict[str, Tensor]] = []
     if isinstance(loop, OffPolicy):
         learn = loop.learner.update
-        inner = getattr(loop.learner, "inner", None) if hasattr(loop.learner, "lessons") else None
+        inner = getattr(loop.learner, "inner", None) if isinstance(loop.prior, Demonstrations) else None
 
-        def update(batch: dict[str, Any]) -> Any:
+        def listen(batch: dict[str, Any]) -> dict[str, Any]:
             told.append({"worth": batch["reward"], "action": batch.get("executed", batch["action"])})
-            return learn(batch)
+            return batch
+
+        def update(source: Any) -> Any:
+            return learn(Mapped(source, listen))
 
         if inner is None:
             loop.learner.update = update

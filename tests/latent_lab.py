@@ -48,7 +48,7 @@ def dsrl(**changes: Any) -> DSRLConfig:
     return DSRLConfig(**({"sac": latent_sac(**SMALL), "loop": LOOP} | changes))
 
 
-def loop_of(assembly: Any, config: Any, seed: int = 0, prior: Replay | None = None) -> OffPolicy:
+def loop_of(assembly: Any, config: Any, seed: int = 0, prior: Replay | None = None) -> OffPolicy[Any]:
     replay = Replay(config.loop.capacity, assembly.env.num_envs, seed=seed)
     return OffPolicy(assembly.learner, assembly.env, replay, config.loop, prior=prior, seed=seed)
 

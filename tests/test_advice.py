@@ -45,7 +45,7 @@ def base() -> CallablePolicy:
     return CallablePolicy(towards, PolicySpec(spec.obs, spec.action, 4, 4, noise_shape=(1, 2)))
 
 
-def steered(seed: int = 0, env: ScaledEnv | None = None, reward_offset: float = 0.0, **changes: Any) -> OffPolicy:
+def steered(seed: int = 0, env: ScaledEnv | None = None, reward_offset: float = 0.0, **changes: Any) -> OffPolicy[Any]:
     """DSRL with the temperature and the entropy in the target that it begins with by default."""
     sizes: dict[str, Any] = {"agent": soft_agent(hidden=[64, 64]), "critic": CriticConfig(hidden=[64, 64])}
     config = DSRLConfig(
@@ -59,7 +59,7 @@ def steered(seed: int = 0, env: ScaledEnv | None = None, reward_offset: float = 
     return loop
 
 
-def played(loop: OffPolicy, decisions: int) -> OffPolicy:
+def played(loop: OffPolicy, decisions: int) -> OffPolicy[Any]:
     for _ in range(decisions // WORLDS):
         loop.iterate()
     return loop

@@ -62,7 +62,7 @@ def test_nobody_waits_until_the_other_listens():
     ends[1].send(b"x")  # nobody is there any more, which is no error
 
 
-def seaming(config: OffPolicyConfig, seed: int) -> OffPolicy:
+def seaming(config: OffPolicyConfig, seed: int) -> OffPolicy[Any]:
     view = Watched(ChunkEnv(seam_env(SeamWorld(6)), EXECUTE, 0.9))
     return OffPolicy(Teller(EXECUTE, 2), view, Replay(config.capacity, 6), config, seed=seed)
 
@@ -121,7 +121,7 @@ def test_the_weights_that_travel_are_all_that_an_actor_is(name: str):
 # ---- who waits for whom ----
 
 
-def paced(config: Telling, seed: int) -> OffPolicy:
+def paced(config: Telling, seed: int) -> OffPolicy[Any]:
     """Both sides at the mercy of chance, each for stretches of time: now one is slow, now the other."""
     loop, chance = telling(config, seed), random.Random(seed)
     env: Any = loop.env

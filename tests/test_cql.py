@@ -13,6 +13,7 @@ import torch
 import mdp
 from burnish.offline.cql import CQL
 from burnish.offline.sac import SAC, SACConfig
+from burnish.offline.sources import Rows
 from burnish.offline.td import calibrated, cql_gap, uniform_log_density
 from burnish.policies.build import build_policy
 from burnish.policies.core.errors import BurnishError
@@ -143,8 +144,8 @@ def test_calibration_needs_the_returns_of_the_data():
     batch = a_batch()
     del batch["return_to_go"]
     with pytest.raises(BurnishError, match=r"decisions\(monte_carlo=True\)"):
-        made("cal_ql").update(batch)
-    made("cql").update(batch)
+        made("cal_ql").update(Rows(batch))
+    made("cql").update(Rows(batch))
 
 
 def test_a_floor_stops_lowering_the_gap():
@@ -157,10 +158,10 @@ def test_a_floor_stops_lowering_the_gap():
 def test_the_multiplier_holds_the_gap_at_its_threshold(threshold, rises):
     learner = made("cql", threshold=threshold)
     for seed in range(5):
-        learner.update(a_batch(seed=seed))
+        learner.update(Rows(a_batch(seed=seed)))
     assert (float(learner.multiplier()) > 1.0) is rises
     fixed = made("cql")
-    fixed.update(a_batch())
+    fixed.update(Rows(a_batch()))
     assert float(fixed.multiplier()) == 1.0
 
 
@@ -185,7 +186,7 @@ def test_weight_zero_is_sac(spec, weight, entropy):
     cql, sac = _pair(spec, weight, entropy)
     for seed in range(5):
         for learner in (cql, sac):
-            learner.update(a_batch(spec, seed=seed))
+            learner.update(Rows(a_batch(spec, seed=seed)))
     equal = [same(cql.policy, sac.agent), same(cql.critic, sac.critic), same(cql.temperature, sac.temperature)]
     assert equal == [weight == 0] * 3
 

@@ -18,6 +18,7 @@ from burnish.finetune.people.interventions import InterventionConfig, Rule
 from burnish.offline.dataset import decisions
 from burnish.offline.imitation import imitation_chunk
 from burnish.offline.replay import Replay
+from burnish.offline.sources import Rows
 from burnish.policies.build import build_policy, load_policy
 from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
@@ -36,6 +37,7 @@ from burnish.sim.collect import collect
 from burnish.sim.experts import make_expert
 from burnish.sim.experts.toy import point_reach_law
 from refine_lab import LINE, ON_LINE, mean_return
+from source_lab import heard
 
 WORLDS = 4
 OPEN = replace(LINE, terminate=False)  # else the students that reach the goal would be seen less than the others
@@ -80,7 +82,7 @@ def tiny(loop: dict[str, Any] | None = None, **settings: Any) -> DAggerConfig:
 
 def started(
     config: DAggerConfig, base: Any, seed: int = 0, expert: Controller | None = None, **options: Any
-) -> OffPolicy:
+) -> OffPolicy[Any]:
     helper = make_expert(OPEN, WORLDS, "clean", seed=seed) if expert is None else expert
     env = ScaledEnv(make_env(OPEN, WORLDS, seed=seed))
     loop = prepare(config, base, env, expert=helper, seed=seed, **options)
@@ -93,12 +95,6 @@ def run(loop: OffPolicy, decisions: int) -> dict[str, Any]:
     for _ in range(decisions // WORLDS):
         metrics = loop.iterate()
     return metrics
-
-
-def heard(loop: OffPolicy) -> list[dict[str, Any]]:
-    batches, update = [], loop.learner.update
-    loop.learner.update = lambda batch: (batches.append(batch), update(batch))[1]
-    return batches
 
 
 def weights(policy: Any) -> Tensor:
@@ -142,7 +138,7 @@ def test_the_policy_does_not_imitate_itself(make: Any) -> None:
     for intervened, moves in (([[False, False], [False, True]], False), ([[True, True], [True, True]], True)):
         learner = build(tiny(), make(), env).learner
         before = weights(learner.student)
-        learner.update(batch_of(intervened, [2, 2]))
+        learner.update(Rows(batch_of(intervened, [2, 2])))
         assert torch.equal(weights(learner.student), before) != moves
 
 
@@ -157,7 +153,7 @@ def test_without_neighbours_a_longer_chunk_learns_its_slice_alone(intervened: An
     """The horizon is 4, what is executed stands at 1 and 2: the other positions get no gradient."""
     spec = replace(ON_LINE, horizon=4, start=1)
     learner = build(tiny(relabel=True), student(spec), ScaledEnv(make_env(OPEN, WORLDS)), expert=Whim(0)).learner
-    learner.update(batch_of(intervened, [2, 2]))
+    learner.update(Rows(batch_of(intervened, [2, 2])))
     (bias,) = [p for p in learner.student.trunk.parameters() if p.shape == (4,)]  # of the last layer, which began at 0
     assert (bias != 0).tolist() == learns
 
@@ -201,7 +197,7 @@ def recorded() -> Replay:
 
 def test_every_batch_is_of_the_union() -> None:
     loop = started(tiny(), student(), prior=recorded())
-    batches = heard(loop)
+    loop.source, batches = heard(loop.source)
     run(loop, 200)
     for batch in batches:
         assert batch["intervened"][:, 0].all()  # somebody else than the policy played it
@@ -214,7 +210,7 @@ def test_relabelling_asks_the_expert_about_what_the_policy_sees() -> None:
     """Nobody ever takes over; what is imitated is the law of the expert on the observations that are stored."""
     spec = replace(ON_LINE, horizon=1, execute=1)
     loop = started(tiny(relabel=True, intervention=NEVER), student(spec))
-    batches = heard(loop)
+    loop.source, batches = heard(loop.source)
     run(loop, 200)
     law = point_reach_law(OPEN)
     for batch in batches:
@@ -249,7 +245,7 @@ def test_it_needs_fewer_and_fewer_interventions() -> None:
 
 @pytest.mark.parametrize("make", [student, flow])
 def test_a_resumed_run_equals_the_uninterrupted_one(make: Any, tmp_path: Path) -> None:
-    def start() -> OffPolicy:
+    def start() -> OffPolicy[Any]:
         interveners = InterventionConfig(late=1, hold=3, miss=0.2)
         return started(tiny({"capacity": 120}, intervention=interveners), make(), prior=recorded())
 

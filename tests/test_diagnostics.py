@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from burnish.finetune.diagnostics import distance, q_against_return
 from burnish.offline.critics import saturation
 from burnish.offline.replay import Replay
+from burnish.policies.core.types import Learner
 
 GAMMA, LENGTH, CHUNK = 0.5, 4, 2
+
+
+Mute: Any = type("Mute", (Learner,), {})  # with nothing but the defaults
 
 
 class Critic:
@@ -79,7 +85,7 @@ def test_nothing_is_said_before_an_episode_is_over():
     assert q_against_return(Critic(finite), replay) == {}
     add(replay, 5, ended=False, terminated=False, last_steps=CHUNK)
     assert q_against_return(Critic(finite), replay) == {}
-    assert q_against_return(object(), filled(terminated=True)) == {}, "a learner without a critic"
+    assert q_against_return(Mute(), filled(terminated=True)) == {}, "a learner without a critic"
 
 
 def test_saturation_and_distance():

@@ -13,6 +13,7 @@ from burnish.finetune.methods.dsrl import DSRLConfig, Variant, build, latent_sac
 from burnish.finetune.methods.dsrl_aliased import distillation_loss, recorded_for
 from burnish.offline.replay import Replay
 from burnish.offline.returns import Discount, Per
+from burnish.offline.sources import Rows
 from burnish.policies.build import build_policy, describe
 from burnish.policies.compose import Repeated, Steered
 from burnish.policies.core.errors import BurnishError
@@ -191,7 +192,7 @@ def test_the_latent_critic_becomes_the_critic_of_what_the_noise_leads_to(bound):
     learner = assembled(Variant.aliased, bound=bound, distil_every=1)[1].learner.inner
     source = torch.Generator().manual_seed(1)
     for _ in range(200):
-        metrics = learner.update(bandit(128, source))
+        metrics = learner.update(Rows(bandit(128, source)))
     # Recorded on 8 seeds: 0.012 to 0.025; before learning 0.28 to 1.0; about the noise of the other bound 0.22 to 0.23.
     assert latent_error(learner, bound) < 0.06
     assert float(metrics["distil/explained_variance"]) > 0.9 and "saturation" in metrics
@@ -206,7 +207,7 @@ def test_an_update_asks_where_the_agent_goes_next_and_where_the_prior_goes_now_i
     _, (_, learner) = assembled(Variant.aliased, base, bound=bound, distil_every=1)
     batch = bandit(2000, torch.Generator().manual_seed(3))
     batch["next_obs"] = {"state": batch["obs"]["state"] + 10}
-    learner.update(batch)
+    learner.update(Rows(batch))
     ((state, noise),) = asked
     assert torch.equal(state, torch.cat([batch["next_obs"]["state"], batch["obs"]["state"]]))
     chosen, prior = noise[:2000], noise[2000:]
@@ -220,7 +221,7 @@ def test_without_distillation_the_latent_critic_knows_nothing():
     before = copy.deepcopy(learner.latent_critic.state_dict())
     source = torch.Generator().manual_seed(1)
     for _ in range(20):
-        learner.update(bandit(128, source))
+        learner.update(Rows(bandit(128, source)))
     assert all(torch.equal(x, before[name]) for name, x in learner.latent_critic.state_dict().items())
     assert latent_error(learner, 1.5) > 0.12
 

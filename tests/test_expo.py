@@ -15,6 +15,7 @@ from burnish.finetune.methods.expo import EXPO, EXPOConfig, Select, build, edite
 from burnish.offline.dataset import decisions
 from burnish.offline.replay import Replay
 from burnish.offline.sac import soft_agent
+from burnish.offline.sources import Rows
 from burnish.policies.build import build_policy
 from burnish.policies.compose import BestOf
 from burnish.policies.core.chunk import ChunkEnv
@@ -205,7 +206,7 @@ def test_the_base_imitates_the_actions_that_were_executed() -> None:
         return original(obs, action, mask=mask, **rest)
 
     learner.base.bc_loss = listening
-    learner.update(batch)
+    learner.update(Rows(batch))
     ((chunk, mask),) = taught
     for i, steps in enumerate(batch["steps"].tolist()):
         assert mask[i].tolist() == [False, True, steps == 2, False]
@@ -240,9 +241,9 @@ def test_the_base_imitates_whole_chunks_of_what_the_loop_played() -> None:
 def test_who_is_trained_by_what() -> None:
     learner, batch = learner_of(tiny(actor_every=2)), batch_of()
     before = snapshot(learner)
-    learner.update(batch)
+    learner.update(Rows(batch))
     assert moved(learner, before) == {"critic"}
-    learner.update(batch)
+    learner.update(Rows(batch))
     assert moved(learner, before) == set(before)
 
     # The critic does not feel the actor's step, the base neither the critic nor the edit: only what it imitates.
@@ -252,15 +253,15 @@ def test_who_is_trained_by_what() -> None:
     rich = {**batch, "reward": 100 * batch["reward"]}
     poor, wealthy = learner_of(tiny(actor_every=1)), learner_of(tiny(actor_every=1))
     for _ in range(4):
-        poor.update(batch)
-        wealthy.update(rich)
+        poor.update(Rows(batch))
+        wealthy.update(Rows(rich))
     assert torch.equal(weights(poor.base), weights(wealthy.base))
     assert torch.equal(weights(poor.proposer), weights(wealthy.proposer))
     assert not torch.equal(weights(poor.edit), weights(wealthy.edit))
     told = {**batch, "executed": -batch["executed"]}
     other = learner_of(tiny(actor_every=1))
     for _ in range(4):
-        other.update(told)
+        other.update(Rows(told))
     assert not torch.equal(weights(poor.base), weights(other.base))
 
 
@@ -268,9 +269,11 @@ def test_only_what_was_executed_counts_and_nothing_behind_the_end() -> None:
     batch = batch_of()
     guarded, plain = learner_of(tiny(actor_every=1)), learner_of(tiny(actor_every=1))
     unplayed = (torch.arange(2) >= batch["steps"][:, None])[..., None]
-    guarded.update({**batch, "action": torch.zeros_like(batch["action"])})  # commanded, but something else happened
+    guarded.update(
+        Rows({**batch, "action": torch.zeros_like(batch["action"])})
+    )  # commanded, but something else happened
     noisy = torch.where(unplayed, 9.0, batch["executed"])
-    plain.update({key: x for key, x in batch.items() if key != "executed"} | {"action": noisy})
+    plain.update(Rows({key: x for key, x in batch.items() if key != "executed"} | {"action": noisy}))
     for name in ("base", "edit", "critic"):
         assert torch.equal(weights(getattr(guarded, name)), weights(getattr(plain, name)))
 
@@ -280,7 +283,7 @@ def test_the_base_given_is_never_changed_and_its_copy_starts_as_it_is() -> None:
     kept = weights(base)
     learner = learner_of(tiny(actor_every=1), base)
     assert torch.equal(weights(learner.base), kept) and torch.equal(weights(learner.proposer), kept)
-    learner.update(batch_of())
+    learner.update(Rows(batch_of()))
     assert torch.equal(weights(base), kept) and not torch.equal(weights(learner.base), kept)
     torch.testing.assert_close(weights(learner.proposer), torch.lerp(kept, weights(learner.base), 0.02))
 
@@ -327,7 +330,7 @@ def test_resumes_bit_for_bit_with_prior_data() -> None:
     episode = Episode({"state": state}, state[1:, :1], state[1:, 1], True, False, True, 0)
     env = line(WORLDS)
 
-    def loop(seed: int) -> OffPolicy:
+    def loop(seed: int) -> OffPolicy[Any]:
         made = build(config, flow_base(), line(WORLDS), seed=seed)
         prior = decisions(Episodes([episode], env.spec), flow_base().spec, 0.9)
         return OffPolicy(made.learner, made.env, Replay(1000, WORLDS), config.loop, prior=prior, seed=seed)

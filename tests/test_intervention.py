@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from burnish.finetune.people import interventions as intervention
-from burnish.finetune.people.interventions import InterventionConfig, InterventionEnv, Lessons, Rule, SupervisedEnv
+from burnish.finetune.people.interventions import (
+    Demonstrations,
+    InterventionConfig,
+    InterventionEnv,
+    Rule,
+    SupervisedEnv,
+)
 from burnish.offline.replay import Replay
 from burnish.policies.core.chunk import ChunkEnv, HistoryEnv
 from burnish.policies.core.errors import BurnishError
@@ -281,15 +287,15 @@ def recorded() -> Replay:
 
 @pytest.mark.parametrize("everything", [False, True])
 @pytest.mark.parametrize("rows", [3, 12, 31])
-def test_lessons_are_what_somebody_else_played(rows: int, everything: bool) -> None:
+def test_demonstrations_are_what_somebody_else_played(rows: int, everything: bool) -> None:
     """Asked now and then while the ring fills and wraps around, or only once."""
     replay, told = memory(rows)
     taught = {n for row in told[-12:] for n, held in row if held or everything}
-    often = Lessons(memory(0)[0], everything=everything)
+    often = Demonstrations(memory(0)[0], everything=everything)
     for t in range(1, rows + 1):
         often.replay = memory(t)[0]
         assert len(often) == len({n for row in told[max(0, t - 12) : t] for n, held in row if held or everything})
-    for lessons in (Lessons(replay, everything=everything), often):
+    for lessons in (Demonstrations(replay, everything=everything), often):
         drawn = lessons.sample(400)
         assert set(drawn["obs"]["state"].flatten().tolist()) == taught
         assert torch.equal(drawn["next_obs"]["state"], drawn["obs"]["state"] + 2)
@@ -297,7 +303,7 @@ def test_lessons_are_what_somebody_else_played(rows: int, everything: bool) -> N
 
 def test_recordings_and_help_are_equally_likely_and_recordings_pay_nothing() -> None:
     replay, told = memory(12)
-    lessons = Lessons(replay, recorded())
+    lessons = Demonstrations(replay, recorded())
     helped = sum(held for row in told for _, held in row)
     assert len(lessons) == 5 + helped
     drawn = lessons.sample(4000)
@@ -312,26 +318,26 @@ def test_recordings_and_help_are_equally_likely_and_recordings_pay_nothing() -> 
 def test_before_anybody_taught_anything_the_policy_itself_is_all_there_is() -> None:
     replay, _ = memory(2)
     replay._columns["intervened"].fill_(False)
-    assert len(Lessons(replay)) == 0
-    assert Lessons(replay).sample(8)["obs"]["state"].shape == (8, 1)
-    assert (Lessons(replay, recorded()).sample(8)["obs"]["state"] < 0).all()
+    assert len(Demonstrations(replay)) == 0
+    assert Demonstrations(replay).sample(8)["obs"]["state"].shape == (8, 1)
+    assert (Demonstrations(replay, recorded()).sample(8)["obs"]["state"] < 0).all()
 
 
 def test_the_share_is_that_of_the_latest_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
     """7 rows of 2 worlds and 3 ticks each are 42; asked at every row, or once, or while there are fewer."""
     monkeypatch.setattr(intervention, "WINDOW", 44)
-    often = Lessons(memory(1)[0])
+    often = Demonstrations(memory(1)[0])
     for t in range(1, 20):
         often.replay = memory(t)[0]
         expected = often.replay.latest(7)["intervened"].double().mean()
         assert float(often.share) == pytest.approx(float(expected))
-        assert torch.equal(Lessons(often.replay).share, often.share)
+        assert torch.equal(Demonstrations(often.replay).share, often.share)
 
 
-def test_lessons_follow_from_the_replay_and_one_generator() -> None:
-    first = Lessons(memory(20)[0], recorded(), seed=4)
+def test_demonstrations_follow_from_the_replay_and_one_generator() -> None:
+    first = Demonstrations(memory(20)[0], recorded(), seed=4)
     first.sample(10)
-    second = Lessons(Replay(24, 2), recorded(), seed=9)
+    second = Demonstrations(Replay(24, 2), recorded(), seed=9)
     second.replay.load_state_dict(first.replay.state_dict())
     second.generator.set_state(first.generator.get_state())
     assert torch.equal(first.sample(50)["obs"]["state"], second.sample(50)["obs"]["state"])

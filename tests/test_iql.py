@@ -12,6 +12,7 @@ import mdp
 from burnish.offline.build import build
 from burnish.offline.iql import decayed
 from burnish.offline.loop import train_offline
+from burnish.offline.sources import Rows
 from burnish.offline.td import advantage_weight, expectile, row_mean
 from burnish.policies.build import build_policy
 from burnish.policies.compose import BestOf
@@ -54,7 +55,7 @@ def test_weights_are_capped_before_they_can_overflow():
     learner, batch = made("iql", beta=1e4), a_batch()
     for q in (learner.critic.target, learner.critic.online):
         q.net.layers[-1].bias.data.fill_(50.0)
-    metrics = learner.update(batch)
+    metrics = learner.update(Rows(batch))
     assert float(metrics["weight"]) == pytest.approx(100.0, rel=1e-4) and float(metrics["weight/capped"]) == 1.0
 
 
@@ -96,7 +97,7 @@ def test_each_loss_moves_its_own_network_by_the_parameters_of_before(change):
                 }[change]
                 part.data += torch.linspace(0.1, 0.3, part.numel()).view(part.shape)
         before = {name: copy.deepcopy(_part(learner, name)) for name in ("value", "critic", "imitator")}
-        learner.update(batch)
+        learner.update(Rows(batch))
         moves = {}
         for name, old in before.items():
             now = _part(learner, name)
@@ -137,7 +138,7 @@ def test_order_of_the_update(float64):
         density = law.log_prob(torch.cat([torch.zeros(12, 1, 2), batch["action"], torch.zeros(12, 1, 2)], 1))
         weight = min(float((q_bar[row] - v[row]).exp()), 100.0)
         policy_loss -= weight * float(density.detach()[row, 1 : 1 + played].mean()) / 9
-    metrics = learner.update(batch)
+    metrics = learner.update(Rows(batch))
     for name, expected in {**sums, "policy_loss": policy_loss}.items():
         assert float(metrics[name]) == pytest.approx(expected, rel=1e-6), name
 
@@ -146,14 +147,14 @@ def test_the_rate_of_the_policy_falls_to_zero_and_stays():
     assert [decayed(2.0, update, 4) for update in (0, 2, 4, 5, 400)] == pytest.approx([2.0, 1.0, 0.0, 0.0, 0.0])
     assert decayed(2.0, 10**6, 0) == 2.0
     learner, batch = made("iql", decay_steps=2), a_batch()
-    learner.update(batch)
-    learner.update(batch)
+    learner.update(Rows(batch))
+    learner.update(Rows(batch))
     before, q = copy.deepcopy(learner.policy), copy.deepcopy(learner.critic.online)
-    learner.update(batch)
+    learner.update(Rows(batch))
     assert same(before, learner.policy) and not same(q, learner.critic.online)
     resumed = made("iql", decay_steps=2)
     resumed.load_state_dict(learner.state_dict())
-    resumed.update(batch)
+    resumed.update(Rows(batch))
     assert same(before, resumed.policy)
 
 

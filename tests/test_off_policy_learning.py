@@ -75,7 +75,7 @@ def test_updates_are_owed_per_stored_decision(num_envs: int):
 
 @pytest.mark.parametrize("kind", LEARNERS)
 def test_a_resumed_run_equals_the_uninterrupted_one(kind: str, tmp_path):
-    def start() -> OffPolicy:
+    def start() -> OffPolicy[Any]:
         config = OffPolicyConfig(capacity=80, warmup=16, updates_per_decision=0.75, batch=16, n_step=3)
         learner = make(kind, control_lab.spec(), subset=1)
         return OffPolicy(learner, control_lab.world(4), Replay(80, 4), config)

@@ -12,6 +12,7 @@ import mdp
 from burnish.finetune.loops import OffPolicyConfig, run_off_policy
 from burnish.offline.build import OFFLINE, build, method_name
 from burnish.offline.replay import Replay
+from burnish.offline.sources import Rows
 from burnish.policies.build import build_policy, describe, load_policy
 from burnish.policies.core.chunk import ChunkEnv
 from burnish.policies.core.errors import BurnishError
@@ -37,13 +38,13 @@ def test_the_table_knows_every_method():
 def test_a_resumed_learner_goes_on_bit_for_bit(name, spec):
     learner = made(name, spec)
     for seed in range(3):
-        learner.update(a_batch(spec, seed=seed))
+        learner.update(Rows(a_batch(spec, seed=seed)))
     saved = copy.deepcopy(learner.state_dict())
     resumed = made(name, spec, seed=1)
     resumed.load_state_dict(saved)
     before = copy.deepcopy(saved)
     for seed in range(3, 6):
-        wanted, got = (each.update(a_batch(spec, seed=seed)) for each in (learner, resumed))
+        wanted, got = (each.update(Rows(a_batch(spec, seed=seed))) for each in (learner, resumed))
         assert all(torch.equal(torch.as_tensor(wanted[key]), torch.as_tensor(got[key])) for key in wanted | got)
     assert same(learner.policy, resumed.policy) and same(learner.critic, resumed.critic)
     # What was handed in is not what the learner goes on writing to.
@@ -67,7 +68,7 @@ def test_only_a_truncated_chunk_is_without_a_value(name):
         if row >= 0:
             batch["reward"][row] += 3
             batch["action"][row, 0] *= -1
-        learner.update(batch)
+        learner.update(Rows(batch))
         return learner.critic.online
 
     full, terminated_early, truncated_early = 0, 2, 3
@@ -82,7 +83,7 @@ def test_columns_that_would_broadcast_are_refused(name, column):
     batch = a_batch()
     batch[column] = batch[column][:, None]
     with pytest.raises(ValueError, match="expected shape"):
-        made(name).update(batch)
+        made(name).update(Rows(batch))
 
 
 @everyone
@@ -93,8 +94,8 @@ def test_the_policy_given_is_copied_and_lends_its_scales(name):
     normalizer.scaler("state").shift.fill_(0.5)
     before = copy.deepcopy(given)
     learner = build(config, given, SINGLE)
-    learner.update(a_batch())
-    learner.update(a_batch())
+    learner.update(Rows(a_batch()))
+    learner.update(Rows(a_batch()))
     assert same(given, before)
     for net in (learner.critic.online, learner.critic.target):
         assert torch.equal(net.encoder.normalizer.scaler("state").shift, torch.full((3,), 0.5))
@@ -128,7 +129,7 @@ def test_a_flow_cannot_be_climbed_through(name):
 @everyone
 def test_what_is_deployed_loads_with_policies_alone(name, tmp_path):
     learner = made(name, CHUNKED)
-    learner.update(a_batch(CHUNKED))
+    learner.update(Rows(a_batch(CHUNKED)))
     checkpoint.save(tmp_path / "p", config=describe(learner.policy), state=learner.policy.state_dict())
     loaded, _ = load_policy(tmp_path / "p")
     obs = a_batch(CHUNKED)["obs"]

@@ -18,6 +18,7 @@ from burnish.offline.build import build
 from burnish.offline.dataset import decisions
 from burnish.offline.loop import train_offline
 from burnish.offline.replay import Replay
+from burnish.offline.sources import Mapped
 from burnish.policies.core.chunk import ChunkEnv
 from burnish.policies.core.spec import agent_spec
 from burnish.policies.data.episodes import Episode, Episodes
@@ -54,7 +55,7 @@ def trained(name: str, seed: int) -> tuple[Any, Replay]:
 
 def gone_online(
     learner: Any, name: str, way: str, data: Replay | None, seed: int, *, meaningless: bool = False
-) -> OffPolicy:
+) -> OffPolicy[Any]:
     """A return is not known yet while an episode lasts, so calibration ends with the recordings, as in CORL."""
     if name == "cal_ql":
         learner.config.calibrate = False
@@ -68,15 +69,15 @@ def gone_online(
 def test_the_batches_are_what_the_way_says(way: str) -> None:
     learner, data = trained("td3_bc", 0)
     loop = gone_online(learner, "td3_bc", way, data, 0)
-    old, online, update = [], [], learner.update
+    old, online = [], []
     recorded = set(data.latest()["reward"][:, 0].tolist())
 
     def listen(batch: dict[str, Any]) -> Any:
         old.append(sum(x in recorded for x in batch["reward"].tolist()) / BATCH)
         online.append(len(loop.replay))
-        return update(batch)
+        return batch
 
-    learner.update = listen
+    loop.source = Mapped(loop.source, listen)
     for _ in range(30):
         loop.iterate()
     if way == "union":

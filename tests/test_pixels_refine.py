@@ -19,6 +19,7 @@ from burnish.finetune.loops import OffPolicy
 from burnish.finetune.methods.expo import EXPOConfig
 from burnish.finetune.ppo import PPOConfig
 from burnish.offline.sac import SACConfig
+from burnish.offline.sources import Mapped
 from burnish.offline.td3 import TD3Config
 from burnish.policies.controllers import ChunkController
 from burnish.policies.core.errors import BurnishError
@@ -65,10 +66,14 @@ class Lab:
         self._doing = "acting"
         return self._act(*arguments, **options)
 
-    def _learning(self, batch: dict[str, Any]) -> Any:
-        self._doing, self.batch = "learning", batch
+    def _learning(self, source: Any) -> Any:
+        self._doing = "learning"
         self.updates += 1
-        return self._update(batch)
+        return self._update(Mapped(source, self._keep))
+
+    def _keep(self, batch: dict[str, Any]) -> dict[str, Any]:
+        self.batch = batch
+        return batch
 
     def run(self, updates: int) -> None:
         for _ in range(60):

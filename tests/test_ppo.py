@@ -12,6 +12,7 @@ from burnish.finetune.loops import OnPolicy
 from burnish.finetune.methods import residual_ppo
 from burnish.finetune.ppo import PPO, Normalize, PPOConfig
 from burnish.finetune.rollout import Rollout, flat
+from burnish.offline.sources import Rows
 from burnish.policies.build import build_policy
 from burnish.policies.core.chunk import ChunkEnv
 from burnish.policies.core.errors import BurnishError
@@ -71,7 +72,7 @@ def test_slices_of_a_minibatch_add_up_to_its_own_gradient(normalize):
         learner, _ = make(normalize=normalize, target_kl=None, max_grad_norm=1e9)
         batch = collect(learner, scripted())
         learner.slice = slice_rows
-        metrics = learner.update(batch)
+        metrics = learner.update(Rows(batch))
         gradient = torch.cat([p.grad.flatten() for p in [*learner.actor_parameters, *learner.value.parameters()]])
         found.append(
             (gradient, torch.stack([torch.as_tensor(metrics[k]) for k in ("value_loss", "policy_loss", "kl")]))
@@ -120,7 +121,7 @@ def test_both_evidences_are_of_the_same_shifted_images(shift):
         return torch.zeros(len(order))
 
     learner.auxiliary = {"remember": (0.0, remember), "log_ratio": (0.0, log_ratio_of(actor))}
-    assert float(learner.update(batch)["log_ratio"]) < 1e-4
+    assert float(learner.update(Rows(batch))["log_ratio"]) < 1e-4
     assert torch.equal(batch["obs"][key], pictures)  # the rollout itself stays as it was
     (images, evidence), (again, _) = seen
     assert torch.equal(images, again)
@@ -142,7 +143,7 @@ def test_the_ratio_is_one_before_the_first_step_also_of_chunks_cut_short(config)
     learner, actor = make(config=config)
     learner.auxiliary["log_ratio"] = (1.0, log_ratio_of(actor))
     batch = collect(learner, scripted())
-    metrics = learner.update(batch)
+    metrics = learner.update(Rows(batch))
     # The likelihood sums 6 terms of float32.
     assert float(metrics["log_ratio"]) < 1e-5 and float(metrics["clip/fraction"]) == 0
     assert float(metrics["kl"]) < 1e-9
@@ -158,7 +159,7 @@ def test_the_ratio_is_one_on_the_residual_view():
     config = residual_ppo.ResidualPPOConfig(ppo=settings())
     env, learner = assembled(residual_ppo, config, flow_base(world), world)
     learner.auxiliary["log_ratio"] = (1.0, log_ratio_of(learner.network))
-    assert float(learner.update(collect(learner, env))["log_ratio"]) < 1e-5
+    assert float(learner.update(Rows(collect(learner, env)))["log_ratio"]) < 1e-5
 
 
 @pytest.mark.parametrize(("length", "minibatch", "count"), [(9, 4, 5), (9, 5, 4), (9, 100, 1), (1, 2, 1)])
@@ -174,7 +175,7 @@ def test_every_row_is_in_exactly_one_minibatch_of_an_epoch(length, minibatch, co
     batch = collect(learner, scripted(), length)
     batch["row"] = torch.arange(2 * length).view(length, 2)
     batch["extra"] = 10 * batch["row"]
-    learner.update(batch)
+    learner.update(Rows(batch))
     assert len(seen) == 3 * count
     for epoch in range(3):
         parts = seen[epoch * count : (epoch + 1) * count]
@@ -191,13 +192,13 @@ def test_the_critic_gets_no_gradient_of_the_policy_and_the_policy_none_of_the_cr
     free = {"max_grad_norm": 1e9}
     plain, actor = make(**free)
     batch = collect(plain, scripted())
-    plain.update(copy.deepcopy(batch))
+    plain.update(Rows(copy.deepcopy(batch)))
     idle, still = make(weight=torch.zeros(1), **free)
-    idle.update(copy.deepcopy(batch))
+    idle.update(Rows(copy.deepcopy(batch)))
     assert same(gradients(plain.value), gradients(idle.value)) and any(g.any() for g in gradients(plain.value))
     assert not any(g.any() for g in gradients(still)), "advantages that weigh nothing move nothing"
     blind, other = make(value_coef=0.0, **free)
-    blind.update(copy.deepcopy(batch))
+    blind.update(Rows(copy.deepcopy(batch)))
     assert same(gradients(actor), gradients(other)) and all(g.any() for g in gradients(actor))
     assert not any(g.any() for g in gradients(blind.value))
 
@@ -207,7 +208,7 @@ def test_warm_up_trains_the_critic_alone():
     frozen, value = copy.deepcopy(actor.state_dict()), copy.deepcopy(learner.value.state_dict())
     env = scripted()
     for update in range(3):
-        metrics = learner.update(collect(learner, env, seed=update))
+        metrics = learner.update(Rows(collect(learner, env, seed=update)))
         moved = not same(frozen.values(), actor.state_dict().values())
         assert moved == (update == 2) and ("kl" in metrics) == moved
         assert not same(value.values(), learner.value.state_dict().values())
@@ -223,7 +224,7 @@ def test_an_update_stops_where_the_divergence_is_reached():
     for target, stops in ((0.01, True), (1e9, False), (None, False)):
         steps.clear()
         learner, _ = make(auxiliary={"count": (1.0, count)}, epochs=20, lr=0.05, target_kl=target)
-        metrics = learner.update(collect(learner, scripted()))
+        metrics = learner.update(Rows(collect(learner, scripted())))
         assert bool(metrics["kl_stopped"]) is stops and (len(steps) < 20) is stops
         assert not stops or float(metrics["kl"]) > 0.01
 
@@ -232,7 +233,7 @@ def test_rates_fall_along_half_a_cosine_and_rest():
     learner, _ = make(lr=1e-2, critic_lr=1e-3, lr_decay=4, min_lr_ratio=0.1)
     env = scripted()
     for update in range(6):
-        given = float(learner.update(collect(learner, env))["lr"])
+        given = float(learner.update(Rows(collect(learner, env)))["lr"])
         share = 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * min(1, update / 4)))
         assert given == pytest.approx(1e-2 * share)
         assert [float(group["lr"]) for group in learner.optimizer.param_groups] == pytest.approx([given, given / 10])
@@ -242,7 +243,7 @@ def test_rates_fall_along_half_a_cosine_and_rest():
 def test_a_single_row_is_no_reason_for_nan(normalize):
     actor = gaussian()
     learner = PPO(actor, actor, settings(normalize=normalize, scale_reward=True), num_envs=1)
-    learner.update(collect(learner, ChunkEnv(ScriptedWorld(SCRIPT[:1]), EXECUTE, 0.9), length=1))
+    learner.update(Rows(collect(learner, ChunkEnv(ScriptedWorld(SCRIPT[:1]), EXECUTE, 0.9), length=1)))
     assert all(p.isfinite().all() for p in actor.parameters())
 
 
@@ -254,7 +255,7 @@ def test_a_value_moves_at_most_by_its_clip_per_update():
         # Small steps: beyond the limit the gradient is 0, so a value stops within a step of it.
         learner, _ = make(value_clip=limit, epochs=200, critic_lr=3e-3)
         before = learner.value(obs).detach()
-        learner.update(copy.deepcopy(batch))
+        learner.update(Rows(copy.deepcopy(batch)))
         moved[limit] = float((learner.value(obs) - before).abs().mean().detach())
     assert moved[None] > 10 * moved[0.05]
 

@@ -12,6 +12,7 @@ from burnish.finetune.methods.gaussian_ppo import GaussianPPOConfig
 from burnish.finetune.ppo import PPO, Normalize, PPOConfig
 from burnish.finetune.rollout import Rollout
 from burnish.offline.returns import Discount
+from burnish.offline.sources import Rows
 from burnish.policies.build import build_policy
 from burnish.policies.core.chunk import ChunkEnv
 from burnish.policies.core.scale import ScaledEnv
@@ -55,7 +56,7 @@ def test_constant_reward_is_worth_its_geometric_sum_and_less_if_a_truncation_wer
         view, learner = assembled(gaussian_ppo, config, None, env)
         source = torch.Generator().manual_seed(0)
         for _ in range(40):
-            learner.update(damage(collect(learner.actor, view, 10, source)))
+            learner.update(Rows(damage(collect(learner.actor, view, 10, source))))
         values.append(float(learner.value({"state": torch.ones(1, 1)}).detach()))
     assert values[0] == pytest.approx(10, abs=0.1)
     assert values[1] < 4.1
@@ -82,7 +83,7 @@ def riccati_error(damage, seed):
         linear.bias.zero_()
     source = torch.Generator().manual_seed(seed)
     for _ in range(40):
-        learner.update(damage(collect(learner.actor, view, 10, source)))
+        learner.update(Rows(damage(collect(learner.actor, view, 10, source))))
     x = torch.rand(500, 2, generator=torch.Generator().manual_seed(1)) * 1.6 - 0.8
     spread = (0.05 * LQR.limit) ** 2 * float(r + GAMMA * b.T @ p @ b)
     cost = (x.double() @ p * x.double()).sum(1) + (GAMMA * LQR.noise**2 * float(p.trace()) + spread) / (1 - GAMMA)
@@ -188,7 +189,7 @@ def estimates(damage, groups=12, worlds=5000):
         env = ChunkEnv(Push(worlds, seed=group), EXECUTE, 1.0)
         batch = collect(learner.actor, env, 2, torch.Generator().manual_seed(1000 + group))
         assert batch["steps"][1].eq(1).all() and batch["ended"][1].all()
-        learner.update(damage(batch))
+        learner.update(Rows(damage(batch)))
         linear = actor.trunk.layers[0]
         # The loss is minus the mean over rows, of which an episode has two.
         out.append(-2 * torch.cat([p.grad.flatten() for p in (linear.weight, linear.bias, actor.raw_std)]))

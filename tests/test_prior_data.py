@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from burnish.finetune.build import METHODS, Recorded, has, prepare, prior_data
+from burnish.finetune.loops import OffPolicy
 from burnish.finetune.methods.dsrl import DSRLConfig, Variant
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.spec import ActionSpec
 from burnish.policies.data.episodes import Episode, Episodes
 from seam import SeamWorld, make_base, seam_env, seam_spec, shrunk
+from source_lab import heard
 
 LIMITS = SeamWorld(1).spec.action
 
@@ -59,9 +61,9 @@ def test_recordings_are_half_of_every_batch_of_whoever_reads_them(name, kind):
     assert sentence.startswith("prior data: 30 decisions")
     # Rewards of recordings lie in [0, 1]: what a tick costs is taken from them as from the world's.
     assert bool((prior.latest()["reward"] < 0).all()) == (name == "dsrl")
-    loop, batches = prepare(config, base, env, prior=prior, probe=kind != "remote"), []
-    update = loop.learner.update
-    loop.learner.update = lambda batch: (batches.append(batch), update(batch))[1]
+    loop = prepare(config, base, env, prior=prior, probe=kind != "remote")
+    assert isinstance(loop, OffPolicy)
+    loop.source, batches = heard(loop.source)
     for _ in range(12):
         metrics = loop.iterate()
     assert batches and all(math.isfinite(float(x)) for key, x in metrics.items() if "loss" in key)

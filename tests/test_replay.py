@@ -13,7 +13,8 @@ import time
 import pytest
 import torch
 
-from burnish.offline.replay import Replay, sample_mixture
+from burnish.offline.replay import Replay
+from burnish.offline.sources import Mixture
 from burnish.policies.core.chunk import ChunkEnv
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.runs import checkpoint
@@ -316,21 +317,21 @@ def test_mixture_shares():
         obs, columns, next_obs = old.play()
         wide = {**obs, "goal": torch.zeros(1, 2)}
         prior.add(wide, {**columns, "return_to_go": columns["reward"]}, {**next_obs, "goal": torch.zeros(1, 2)})
-    assert set(codes(sample_mixture(replay, prior, 8)["obs"])) <= {row["obs"] for row in old.streams[0]}
+    assert set(codes(Mixture(replay, prior, batch=8).sample()["obs"])) <= {row["obs"] for row in old.streams[0]}
     for _ in range(5):
         replay.add(*lists.play())
     for share, count in ((0.25, 16), (0.5, 32), (0.0, 0), (1.0, 64), (0.3, 19)):
-        batch = sample_mixture(replay, prior, 64, share=share, n_step=2)
+        batch = Mixture(replay, prior, batch=64, share=share, n_step=2).sample()
         assert len(batch["reward"]) == 64 and sum(code >= 700_000 for code in codes(batch["obs"])) == count
         assert set(codes(batch["next_obs"])) and "return_to_go" not in batch and "goal" not in batch["obs"]
-    unions = [codes(sample_mixture(replay, prior, 3, share=None, n_step=2)["obs"]) for _ in range(40)]
+    unions = [codes(Mixture(replay, prior, batch=3, share=None, n_step=2).sample()["obs"]) for _ in range(40)]
     assert {sum(code >= 700_000 for code in drawn) for drawn in unions} == {0, 1, 2, 3}
-    assert len(sample_mixture(replay, None, 6)["reward"]) == 6
+    assert len(Mixture(replay, None, batch=6).sample()["reward"]) == 6
     narrow = Replay(4)
     obs, columns, next_obs = old.play()
     narrow.add({"state": obs["state"]}, columns, {"state": next_obs["state"]})
     with pytest.raises(BurnishError, match=r"lacks image\.top"):
-        sample_mixture(replay, narrow, 8)
+        Mixture(replay, narrow, batch=8).sample()
 
 
 def test_it_refuses_what_it_cannot_hold():

@@ -159,7 +159,7 @@ def test_learning_moves_the_correction_and_never_the_base(tmp_path):
 
 def test_it_says_how_far_it_corrects_and_how_often_it_would_go_further():
     env, learner = assembled(residual_ppo, config(), flow(), reach(4))
-    learner.update = lambda batch, update=learner.update: [batches.append(batch), update(batch)][1]
+    learner.update = lambda source, update=learner.update: [batches.append(source.sample()), update(source)][1]
     learner.config.critic_warmup, batches = 1, []
     loop = OnPolicy(learner, env, decisions_per_update=20)
     metrics = loop.iterate()

@@ -88,7 +88,7 @@ def on_script(config: ResidualTD3Config, base: Any = None, seed: int = 0) -> Ass
     return build(config, base or scripted_base(), ScaledEnv(ScriptedWorld(SCRIPT)), seed=seed)
 
 
-def training(config: ResidualTD3Config, assembly: Assembly) -> OffPolicy:
+def training(config: ResidualTD3Config, assembly: Assembly) -> OffPolicy[Any]:
     replay = Replay(config.loop.capacity, assembly.env.num_envs)
     return OffPolicy(assembly.learner, assembly.env, replay, config.loop, seed=1)
 
@@ -184,7 +184,7 @@ def test_the_critic_is_shown_what_was_executed(algorithm: str) -> None:
     assembly = on_script(config)
     awaken(assembly.learner.inner.agent)
     loop = training(config, assembly)
-    assembly.learner.outcome_columns = ("executed",)
+    assembly.learner.columns = ("executed",)
     loop = training(config, assembly)
     for _ in range(20):
         loop.iterate()

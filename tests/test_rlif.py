@@ -19,6 +19,7 @@ from burnish.finetune.people.rlif import RLIFConfig, paid_for_peace
 from burnish.offline.dataset import decisions
 from burnish.offline.replay import Replay
 from burnish.offline.sac import soft_agent
+from burnish.offline.sources import Mapped
 from burnish.offline.td3 import deterministic_agent
 from burnish.policies.build import build_policy, load_policy
 from burnish.policies.cli.cli import main
@@ -68,7 +69,7 @@ def tiny(algorithm: Algorithm = Algorithm.sac, loop: dict[str, Any] | None = Non
     return config
 
 
-def started(config: RLIFConfig, seed: int = 0, *, helped: bool = True, **options: Any) -> OffPolicy:
+def started(config: RLIFConfig, seed: int = 0, *, helped: bool = True, **options: Any) -> OffPolicy[Any]:
     expert = make_expert(OPEN, WORLDS, "clean", seed=seed) if helped else None
     env = world(seed, options.pop("meaningless", False))
     loop = prepare(config, base(), env, expert=expert, seed=seed, **options)
@@ -93,7 +94,7 @@ def heard(loop: OffPolicy) -> list[dict[str, Any]]:
     """The batches as the agent inside receives them."""
     batches, inner = [], loop.learner.inner
     update = inner.update
-    inner.update = lambda batch: (batches.append(batch), update(batch))[1]
+    inner.update = lambda source: update(Mapped(source, lambda batch: (batches.append(batch), batch)[1]))
     return batches
 
 
@@ -162,7 +163,7 @@ def test_help_is_part_of_every_batch_once_there_is_some() -> None:
 
 
 def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path: Path) -> None:
-    def start() -> OffPolicy:
+    def start() -> OffPolicy[Any]:
         return started(tiny(loop={"warmup": 100, "capacity": 120}, late=1, hold=3), prior=recorded(1.0))
 
     whole, first, second = start(), start(), start()

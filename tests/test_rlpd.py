@@ -27,6 +27,7 @@ from burnish.policies.flow import FlowConfig
 from burnish.policies.gaussian import GaussianConfig
 from burnish.policies.nets.critic import CriticConfig
 from burnish.sim.toy import LQR
+from source_lab import heard
 
 LIMIT = control_lab.CONFIG.limit
 LENGTHS = [(7, True), (5, False), (1, True)]  # ticks of each recording, and whether it terminated
@@ -62,7 +63,7 @@ def control_env(num_envs: int = 2) -> ScaledEnv:
     return ScaledEnv(LQR(num_envs, control_lab.CONFIG))
 
 
-def started(chosen: RLPDConfig, base: Any = None) -> OffPolicy:
+def started(chosen: RLPDConfig, base: Any = None) -> OffPolicy[Any]:
     view, learner = build(chosen, base, control_env())
     prior = prior_data(chosen, base, control_env(), recordings()).replay
     return OffPolicy(learner, view, Replay(100, 2), chosen.loop, prior=prior)
@@ -72,13 +73,7 @@ def started(chosen: RLPDConfig, base: Any = None) -> OffPolicy:
 @pytest.mark.parametrize("execute", [1, 3])
 def test_half_of_every_batch_is_recorded(algorithm: Algorithm, execute: int):
     loop = started(config(algorithm, execute=execute))
-    seen, update = [], loop.learner.update
-
-    def listen(batch):
-        seen.append(batch)
-        return update(batch)
-
-    loop.learner.update = listen
+    loop.source, seen = heard(loop.source)
     for _ in range(7):
         loop.iterate()
     assert len(seen) == 20 * 2 * 3  # 3 iterations of 2 worlds after the warm-up of 8

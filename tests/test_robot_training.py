@@ -167,7 +167,7 @@ def test_what_is_saved_of_a_robot_decides_what_comes_and_cuts_what_is():
 
 
 def test_what_was_remembered_does_not_lead_into_the_next_life():
-    def loop() -> OffPolicy:
+    def loop() -> OffPolicy[Any]:
         made = prepare(small_rlif(), None, ScaledEnv(Robot(Scripted(lambda obs, tick: NOTHING))))
         assert isinstance(made, OffPolicy)
         return made

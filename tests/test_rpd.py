@@ -15,6 +15,7 @@ from burnish.finetune.methods.rpd import Distance, RPDConfig
 from burnish.finetune.ppo import PPOConfig
 from burnish.finetune.rollout import Rollout
 from burnish.offline.returns import Discount
+from burnish.offline.sources import Rows
 from burnish.policies.build import build_policy
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.spec import agent_spec
@@ -82,7 +83,7 @@ def test_the_teacher_is_asked_once_per_decision_and_never_in_an_update(kind, exe
     told = 0.1 * batch["obs"]["state"][..., :1, None] + torch.tensor([0.0, 0.1])[:execute, None]
     assert torch.allclose(batch["teacher_action"], told, atol=0.15 if kind is Distance.kl else 1e-6)
     assert batch["teacher_action"].shape == (15, 3, execute, 1)
-    metrics = learner.update(batch)
+    metrics = learner.update(Rows(batch))
     assert len(teacher.asked) == 15 and "distance" in metrics
     # Through the loop as well: 4 decisions, whatever the number of epochs and minibatches.
     OnPolicy(learner, env, decisions_per_update=4).iterate()
@@ -201,7 +202,7 @@ def test_it_says_how_far_the_student_is_from_its_teacher():
     setting.ppo.critic_warmup = 1
     env, learner = assembled(rpd, setting, weak(0.3), worlds(5))
     batch, _ = collect(learner, env, 10)
-    told = float(learner.update(batch)["base_distance"])
+    told = float(learner.update(Rows(batch))["base_distance"])
     assert told == pytest.approx(float(batch["teacher_action"].square().mean().sqrt())) and told > 0
 
 

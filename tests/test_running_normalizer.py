@@ -240,7 +240,7 @@ def test_the_ratio_is_one_though_the_normaliser_moves_with_every_rollout():
         before, began = scalers(learner)[0], len(found)
         shift = before["shift"].clone()
         if rollout == 3:
-            learner.update = lambda batch: (learner.seen.absorb(batch["obs"]), update(batch))[1]
+            learner.update = lambda source: (learner.seen.absorb(source.sample()["obs"]), update(source))[1]
         loop.iterate()
         # Of the first minibatch, before any step. Float32 likelihoods of a few nats: 1e-5.
         assert (float(found[began]) < 1e-5) == (rollout < 3)

@@ -10,6 +10,7 @@ import torch
 
 from burnish.offline.sac import SAC, SACConfig, soft_agent
 from burnish.offline.soft import Temperature
+from burnish.offline.sources import Rows
 from burnish.policies.build import build_policy
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.nets.critic import CriticConfig
@@ -65,7 +66,7 @@ def test_steps_equal_those_of_sb3(require, float64, monkeypatch):
         batch = transitions(seed=step)
         now, then = torch.randn(2, ROWS, ACTION, generator=torch.Generator().manual_seed(100 + step))
         left = fixed_noise(monkeypatch, "burnish.policies.chain.normal", [then, now])
-        ours.update(batch)
+        ours.update(Rows(batch))
         hand_out(theirs, batch)
         others = fixed_noise(monkeypatch, "torch.distributions.normal._standard_normal", [now, then])
         theirs.train(1, ROWS)
@@ -114,7 +115,7 @@ def test_who_learns_from_what(subset):
 def test_the_target_follows_by_exactly_tau():
     learner = make(tau=0.25)
     before = [x.clone() for x in learner.critic.target.parameters()]
-    learner.update(transitions(0))
+    learner.update(Rows(transitions(0)))
     for old, new, online in zip(
         before, learner.critic.target.parameters(), learner.critic.online.parameters(), strict=True
     ):
@@ -123,7 +124,7 @@ def test_the_target_follows_by_exactly_tau():
 
 def test_delays_count_updates():
     learner = make(critic_warmup=3, actor_every=2)
-    acted = ["actor_loss" in learner.update(transitions(i)) for i in range(8)]
+    acted = ["actor_loss" in learner.update(Rows(transitions(i))) for i in range(8)]
     assert acted == [False, False, False, True, False, True, False, True]
 
 
@@ -142,7 +143,7 @@ def test_rows_cut_short_do_not_train_a_critic_of_chunks():
         batch["discount"] = 0.9 * (~batch["terminated"]).float()
         cut = (batch["steps"] == 1) & ~batch["terminated"]
         batch["reward"] = torch.where(cut, reward, batch["reward"])
-        learner.update(batch)
+        learner.update(Rows(batch))
         return torch.cat([x.flatten() for x in learner.critic.online.parameters()])
 
     assert torch.equal(step(0.0), step(1e3))
@@ -157,5 +158,5 @@ def test_an_agent_of_one_action_learns_from_decisions_of_any_length():
     """A noise is one action that is played for many ticks: its rows count whatever ``steps`` says."""
     batch, learner = transitions(0), make()
     long = {**batch, "steps": 4 * batch["steps"]}
-    torch.testing.assert_close(make().update(long)["critic_loss"], learner.update(batch)["critic_loss"])
-    assert float(learner.update(batch)["critic_loss"]) > 0
+    torch.testing.assert_close(make().update(Rows(long))["critic_loss"], learner.update(Rows(batch))["critic_loss"])
+    assert float(learner.update(Rows(batch))["critic_loss"]) > 0

@@ -21,6 +21,7 @@ from burnish.offline.build import OFFLINE
 from burnish.offline.build import build as build_offline
 from burnish.offline.replay import Replay
 from burnish.offline.returns import Discount, Per
+from burnish.offline.sources import Mapped
 from burnish.policies.controllers import ChunkController
 from burnish.policies.core.chunk import ChunkEnv
 from burnish.policies.core.errors import BurnishError
@@ -59,17 +60,20 @@ class Lab:
         self.loop = prepare(self.config, self.base, env, seed=3, probe=kind != "remote")
         self.view = self.loop.env = Watched(self.loop.env)
         if isinstance(self.loop, OffPolicy):
-            self.loop._wanted = tuple({*self.loop._wanted, "executed"})
+            self.loop.learner.columns = tuple({*self.loop.learner.columns, "executed"})
         self.batches, self._update = [], self.loop.learner.update
         self.loop.learner.update = self._listen
 
-    def _listen(self, batch):
-        self.batches.append(copy.deepcopy(batch))
-        metrics = self._update(batch)
+    def _listen(self, source):
+        metrics = self._update(Mapped(source, self._keep))
         for key, value in metrics.items():
             # A KL or a variance of nothing may be NaN; a loss may not.
             assert "loss" not in key or math.isfinite(float(value)), f"{key} is {float(value)}"
         return metrics
+
+    def _keep(self, batch):
+        self.batches.append(copy.deepcopy(batch))
+        return batch
 
     def run(self):
         for _ in range(ITERATIONS[type(self.loop)]):

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 
+from burnish.offline.sources import Rows
 from burnish.offline.td3 import TD3, TD3Config, deterministic_agent
 from burnish.policies.build import build_policy
 from burnish.policies.core.errors import BurnishError
@@ -56,7 +57,7 @@ def test_steps_equal_those_of_sb3(require, float64, monkeypatch):
     for step in range(4):
         batch, noise = transitions(seed=step), torch.randn(ROWS, ACTION, generator=generator(step, "test"))
         monkeypatch.setattr("burnish.offline.td3.normal", lambda shape, *_, n=noise, **__: n.reshape(tuple(shape)))
-        ours.update(batch)
+        ours.update(Rows(batch))
         hand_out(theirs, batch)
         with monkeypatch.context() as patched:
             patched.setattr(torch.Tensor, "normal_", lambda x, mean, std, n=noise: x.copy_(mean + std * n))
@@ -77,7 +78,7 @@ def test_who_learns_when():
 
     def moved() -> set[str]:
         before = copy.deepcopy({name: part.state_dict() for name, part in parts.items()})
-        learner.update(transitions(0))
+        learner.update(Rows(transitions(0)))
         return {
             name
             for name, part in parts.items()
@@ -118,7 +119,7 @@ def test_the_target_values_what_would_be_executed():
         return executed
 
     learner = make(CriticConfig(members=10, hidden=HIDDEN), subset=2, meaning=meaning, actor_every=1)
-    learner.update(transitions(0))
+    learner.update(Rows(transitions(0)))
     assert [x.shape for x in seen] == 3 * [(ROWS, 1, ACTION)]  # target, data, actor
     assert all(float(x.max()) == 1.0 and float(x.min()) >= -0.1 - 1e-6 for x in seen)
 
@@ -140,7 +141,7 @@ def test_a_large_gradient_is_clipped():
     learner = make(max_grad_norm=1e-3, actor_every=1)
     batch = transitions(0)
     batch["reward"] = 1e4 * batch["reward"]
-    learner.update(batch)
+    learner.update(Rows(batch))
     for parameters in (learner.critic.online.parameters(), learner.trained):
         norm = torch.stack([p.grad.norm() for p in parameters if p.grad is not None]).norm()
         assert float(norm) <= 1e-3 * (1 + 1e-4)
@@ -162,5 +163,5 @@ def test_an_agent_of_one_action_learns_from_decisions_of_any_length():
     """A noise is one action that is played for many ticks: its rows count whatever ``steps`` says."""
     batch, learner = transitions(0), make()
     long = {**batch, "steps": 4 * batch["steps"]}
-    torch.testing.assert_close(make().update(long)["critic_loss"], learner.update(batch)["critic_loss"])
-    assert float(learner.update(batch)["critic_loss"]) > 0
+    torch.testing.assert_close(make().update(Rows(long))["critic_loss"], learner.update(Rows(batch))["critic_loss"])
+    assert float(learner.update(Rows(batch))["critic_loss"]) > 0

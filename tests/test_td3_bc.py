@@ -9,6 +9,7 @@ import torch
 
 import mdp
 from burnish.offline.soft import q_scale
+from burnish.offline.sources import Rows
 from offline_lab import CHUNKED, SINGLE, a_batch, made, same, trained
 
 # Shares of the best return on 20 seeds: all 1.0. Cuts taken for ends: at most 0.474 on 5 seeds. Imitation alone: 0.0 on
@@ -33,7 +34,7 @@ def test_losses_are_those_of_the_paper():
     for row in range(12):
         played = int(batch["steps"][row])
         away += float((chosen[row, 1 : 1 + played] - batch["action"][row, :played]).square().mean()) / 12
-    metrics = learner.update(batch)
+    metrics = learner.update(Rows(batch))
     assert float(metrics["critic_loss"]) == pytest.approx(critic, rel=1e-5)
     assert float(metrics["actor/away"]) == pytest.approx(away, rel=1e-5)
     # The actor climbs the first critic as it is after its step, by alpha / mean |Q| of its own actions.
@@ -63,13 +64,13 @@ def test_delayed_updates_and_who_moves_whom():
     parts = ("policy", "target_policy")
     before = {name: copy.deepcopy(getattr(learner, name)) for name in parts}
     online, target = copy.deepcopy(learner.critic.online), copy.deepcopy(learner.critic.target)
-    learner.update(batch)
+    learner.update(Rows(batch))
     assert all(same(before[name], getattr(learner, name)) for name in parts) and same(target, learner.critic.target)
     assert not same(online, learner.critic.online)
     online = copy.deepcopy(learner.critic.online)
     learner._step_actor(batch["obs"], batch["action"], batch["steps"])
     assert same(online, learner.critic.online) and not same(before["policy"], learner.policy)
-    learner.update(batch)
+    learner.update(Rows(batch))
     assert not same(before["target_policy"], learner.target_policy) and not same(target, learner.critic.target)
 
 
@@ -78,7 +79,7 @@ def test_without_a_weight_on_q_it_imitates_by_least_squares():
     reference = copy.deepcopy(learner.policy)
     optimizer = torch.optim.Adam(reference.parameters(), lr=3e-3, fused=True)
     for _ in range(3):
-        learner.update(batch)
+        learner.update(Rows(batch))
         optimizer.zero_grad()
         reference.bc_loss(batch["obs"], batch["action"]).mean().backward()
         optimizer.step()

@@ -13,7 +13,8 @@ from burnish.offline.build import build
 from burnish.offline.dataset import decisions
 from burnish.offline.imitation import imitation_chunk, neighbours, played_around
 from burnish.offline.loop import train_offline
-from burnish.offline.replay import Replay, joined, sample_mixture
+from burnish.offline.replay import Replay, joined
+from burnish.offline.sources import Mixture
 from burnish.policies.build import build_policy
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec, PolicySpec
 from burnish.policies.data.episodes import Episode, Episodes, Windows
@@ -173,7 +174,7 @@ def test_a_gap_ends_what_is_known() -> None:
 
 def test_a_mixture_keeps_the_neighbours() -> None:
     one, other = decisions(recorded(), EIGHT, 0.9, seed=1), decisions(recorded(), EIGHT, 0.9, seed=2)
-    mixed = sample_mixture(one, other, 6, around=neighbours(EIGHT))
+    mixed = Mixture(one, other, batch=6).sample(around=neighbours(EIGHT))
     assert mixed["around"]["action"].shape == (6, 2, 4, 1) and mixed["around"]["valid"].dtype == torch.bool
     again = joined(mixed, mixed)
     assert torch.equal(again["around"]["steps"], mixed["around"]["steps"].repeat(2, 1))

@@ -121,6 +121,9 @@ class Training:
         copy_actor(self.model, self.agent)
         return self._policy
 
+    def plan(self, updates: int) -> None:
+        """SB3 has schedules of its own."""
+
     def describe(self) -> str:
         return f"Stable-Baselines3 {stable_baselines3.__version__}: {self._about}"
 

@@ -30,7 +30,7 @@ from ...offline.td import chunk_weight, pessimistic, td_target
 from ...policies.core.seed import derive
 from ...policies.core.seed import generator as named_generator
 from ...policies.core.spec import PolicySpec
-from ...policies.core.types import Metrics, Obs, Policy
+from ...policies.core.types import Learner, Metrics, Obs, Policy, Source
 from ...policies.gaussian import GaussianPolicy
 from ...policies.nets.critic import QEnsemble
 from ...policies.nets.encoder import shifted
@@ -42,8 +42,8 @@ def distillation_loss(q_latent: Tensor, q_action: Tensor) -> Tensor:
     return (q_latent - q_action.detach()).square().mean(1).sum()
 
 
-class AliasedLearner:
-    outcome_columns = ("executed",)
+class AliasedLearner(Learner):
+    columns = ("executed",)
 
     def __init__(
         self,
@@ -78,7 +78,8 @@ class AliasedLearner:
         self.critic_optimizer = adam(critics, config.lr, config.execution)
         self.actor_optimizer = adam(self.trained, config.actor_lr, config.execution)
 
-    def update(self, batch: dict[str, Any]) -> Metrics:
+    def update(self, source: Source) -> Metrics:
+        batch = source.sample()
         self.updates += 1
         # The base is asked about the pictures that the critics see, so that what it answers belongs to them.
         fresh = {name: shifted(batch[name], self.config.image_shift, self.noise) for name in ("obs", "next_obs")}

@@ -49,7 +49,7 @@ from ...policies.core.seed import derive
 from ...policies.core.seed import generator as named_generator
 from ...policies.core.spec import ObsSpec, agent_spec
 from ...policies.core.tree import map_tree
-from ...policies.core.types import Decision, Metrics, Obs, VecEnv
+from ...policies.core.types import Decision, Learner, Metrics, Obs, Source, VecEnv
 from ...policies.gaussian import GaussianConfig, GaussianPolicy
 from ...policies.nets.critic import CriticConfig
 from ...policies.nets.encoder import require_shift, shifted
@@ -152,11 +152,12 @@ def pick(candidates: Tensor, choice: Tensor) -> Tensor:
     return candidates[torch.arange(len(choice), device=choice.device), choice]
 
 
-class EXPO:
+class EXPO(Learner):
     """``base`` is an imitator that is trained in place, and proposes in the targets; what acts and is deployed is its
     average ``proposer``."""
 
-    outcome_columns = ("executed",)
+    columns = ("executed",)
+    actor: EXPOActor
 
     def __init__(
         self, base: Any, edit: GaussianPolicy, config: EXPOConfig, *, seed: int = 0, device: torch.device | str = "cpu"
@@ -188,7 +189,8 @@ class EXPO:
         self._step_critic = execution(self._critic_step, config.execution, device=device, generators=[self.noise])
         self._step_actor = execution(self._actor_step, config.execution, device=device, generators=[self.noise])
 
-    def update(self, batch: dict[str, Any]) -> Metrics:
+    def update(self, source: Source) -> Metrics:
+        batch = source.sample(around=self.around)
         self.updates += 1
         columns = {name: batch[name] for name in ("reward", "discount", "terminated", "steps")}
         columns["action"] = self._played(batch)

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from ...offline.critics import adopt_normalizers, saturation
 from ...offline.soft import Warm
+from ...offline.sources import Rows
 from ...policies.build import build_policy
 from ...policies.compose import Repeated
 from ...policies.core.chunk import ChunkEnv
 from ...policies.core.errors import BurnishError
 from ...policies.core.seed import derive
 from ...policies.core.spec import agent_spec
-from ...policies.core.types import Metrics, Obs, Step, VecEnv
+from ...policies.core.types import Learner, Metrics, Obs, Source, Step, VecEnv
 from ...policies.core.views import BaseEnv
 from ...policies.core.wrapper import Wrapper
 from ...policies.gaussian import GaussianConfig, GaussianPolicy
@@ -85,20 +86,21 @@ def as_the_base(view: BaseEnv, bound: float) -> Warm:
     return play
 
 
-class LatentLearner:
+class LatentLearner(Learner):
     """A learner of choices, which adds how far these are from the base: from noise N(0, I), and no correction."""
 
     def __init__(self, inner: Any, view: BaseEnv, found: Steerability | None) -> None:
         self.inner, self.actor, self.policy = inner, inner.actor, inner.policy
-        self.outcome_columns: tuple[str, ...] = getattr(inner, "outcome_columns", ())
+        self.columns = inner.columns
         self.found, self._latent_dim = found, view.latent_dim
         self._bounds = view.latent or 0.0, view.residual or 0.0
 
     def describe(self) -> str:
         return "the base was not probed" if self.found is None else f"probe of the base: {self.found.sentence()}"
 
-    def update(self, batch: dict[str, Any]) -> Metrics:
-        metrics = self.inner.update(batch)
+    def update(self, source: Source) -> Metrics:
+        batch = source.sample()
+        metrics = self.inner.update(Rows(batch))
         return metrics | self._choices(sampled(batch["obs"])) if "actor_loss" in metrics else metrics
 
     @torch.no_grad()

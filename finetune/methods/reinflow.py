@@ -32,7 +32,7 @@ from ...policies.core.chunk import ChunkEnv
 from ...policies.core.errors import BurnishError
 from ...policies.core.seed import derive
 from ...policies.core.spec import check_compatible
-from ...policies.core.types import Metrics, Obs, VecEnv
+from ...policies.core.types import Learner, Metrics, Obs, Source, VecEnv
 from ...policies.flow import FlowPolicy
 from ...policies.nets.critic import ValueConfig
 from ...policies.nets.mlp import Activation
@@ -89,7 +89,7 @@ def anchored(flow: FlowPolicy, base: FlowPolicy) -> Auxiliary:
     return distance
 
 
-class ReinFlow:
+class ReinFlow(Learner):
     """PPO, and a bound of the noise that moves on after each update."""
 
     def __init__(self, ppo: PPO) -> None:
@@ -104,10 +104,10 @@ class ReinFlow:
         if noise.config.decay is None:
             noise.decay = updates
 
-    def update(self, batch: dict[str, Any]) -> Metrics:
+    def update(self, source: Source) -> Metrics:
         noise = self.ppo.network.noise
         bound = noise.log_max.exp()
-        metrics = self.ppo.update(batch)
+        metrics = self.ppo.update(source)
         noise.advance()
         return {**metrics, "noise/max_std": bound}
 

@@ -42,6 +42,7 @@ from ...offline.critics import adopt_normalizers
 from ...offline.returns import Discount
 from ...offline.sac import SAC, SACConfig, soft_agent
 from ...offline.soft import Meaning, Warm
+from ...offline.sources import Rows
 from ...offline.td3 import TD3, TD3Config, deterministic_agent
 from ...policies.build import build_policy
 from ...policies.compose import Residual
@@ -51,7 +52,7 @@ from ...policies.core.config import LATER
 from ...policies.core.errors import BurnishError
 from ...policies.core.seed import derive
 from ...policies.core.spec import agent_spec
-from ...policies.core.types import Metrics, Obs, VecEnv
+from ...policies.core.types import Learner, Metrics, Obs, Source, VecEnv
 from ...policies.core.views import Hidden, ResidualEnv
 from ...policies.gaussian import GaussianPolicy
 from ...policies.nets.critic import CriticConfig
@@ -133,14 +134,15 @@ def around_base(noise: float, bound: float) -> Warm:
     return play
 
 
-class ResidualLearner:
+class ResidualLearner(Learner):
     """TD3 or SAC on the correction; it adds how far the refined policy is from its base."""
 
     def __init__(self, inner: TD3 | SAC) -> None:
         self.inner, self.actor, self.policy = inner, inner.actor, inner.policy
 
-    def update(self, batch: dict[str, Any]) -> Metrics:
-        metrics = self.inner.update(batch)
+    def update(self, source: Source) -> Metrics:
+        batch = source.sample()
+        metrics = self.inner.update(Rows(batch))
         if "actor_loss" in metrics:
             metrics |= {"base_distance": self._distance(batch["obs"])}
         return metrics

@@ -41,10 +41,10 @@ from ...offline.soft import polyak
 from ...policies.core.errors import BurnishError
 from ...policies.core.execute import Execution, execution
 from ...policies.core.seed import generator as named_generator
-from ...policies.core.types import Controller, Metrics, Obs, VecEnv
+from ...policies.core.types import Controller, Learner, Metrics, Obs, Source, VecEnv
 from ...policies.runs.module_state import restore, state_of
 from ..loops import Assembly, OffPolicyConfig
-from .interventions import InterventionConfig, Lessons, supervised
+from .interventions import Demonstrations, InterventionConfig, supervised
 
 
 def _loop() -> OffPolicyConfig:
@@ -92,10 +92,10 @@ def corrected_around(batch: dict[str, Any]) -> dict[str, Tensor]:
     return around
 
 
-class DAgger:
+class DAgger(Learner):
     """``student`` is an imitator that is trained in place; its average ``policy`` acts and is deployed."""
 
-    outcome_columns = ("executed", "intervened", "called", "label")
+    columns = ("executed", "intervened", "called", "label")
 
     def __init__(
         self,
@@ -112,17 +112,17 @@ class DAgger:
         self.noise = named_generator(seed, "noise", device=device)
         self.optimizer = adam((p for p in student.parameters() if p.requires_grad), config.lr, config.execution)
         self._step = execution(self._descent, config.execution, device=device, generators=[self.noise])
-        self._seed, self._lessons = seed, None
+        self._seed, self._demonstrations = seed, None
 
-    def lessons(self, replay: Replay, recordings: Replay | None) -> Lessons:
-        """What every batch is drawn from: the union."""
-        self._lessons = Lessons(replay, recordings, everything=self.config.relabel, seed=self._seed)
-        return self._lessons
+    def prior(self, replay: Replay, recordings: Replay | None) -> Demonstrations:
+        self._demonstrations = Demonstrations(replay, recordings, everything=self.config.relabel, seed=self._seed)
+        return self._demonstrations
 
-    def update(self, batch: dict[str, Any]) -> Metrics:
+    def update(self, source: Source) -> Metrics:
+        batch = source.sample(around=self.around)
         lesson = corrected(batch, self.config.relabel)
         metrics = self._step(batch["obs"], *lesson, corrected_around(batch))
-        return metrics if self._lessons is None else {**metrics, "intervened": self._lessons.share}
+        return metrics if self._demonstrations is None else {**metrics, "intervened": self._demonstrations.share}
 
     def _descent(self, obs: Obs, action: Tensor, steps: Tensor, around: dict[str, Tensor]) -> Metrics:
         chunk, mask = imitation_chunk(self.student.spec, action, steps, around)

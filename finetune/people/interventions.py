@@ -280,7 +280,7 @@ def supervised(
 WINDOW = 1000  # ticks of all worlds together: the memory of the share under intervention
 
 
-class Lessons:
+class Demonstrations:
     """What people did, as the prior data of a method: recordings, and whatever of the replay somebody else played.
 
     It stands where the loop expects a ``Replay``, and copies nothing: a decision that the expert made from its first
@@ -311,17 +311,18 @@ class Lessons:
         helped, ticks = self._latest.sum(0)
         return helped / ticks
 
-    def sample(self, batch: int, *, n_step: int = 1, around: tuple[int, int] = ALONE) -> Batch:
+    def sample(self, batch: int, *, n_step: int = 1, sequence: int = 1, around: tuple[int, int] = ALONE) -> Batch:
         """Like ``Replay.sample``. While nobody has taught anything, it is what the policy did itself."""
+        options: dict[str, Any] = {"n_step": n_step, "sequence": sequence, "around": around}
         found, count = self._found(), self._recorded
         if count + len(found) == 0:
-            return self.replay.sample(batch, n_step=n_step, around=around)
+            return self.replay.sample(batch, **options)
         picked = torch.randint(count + len(found), (batch,), generator=self.generator, device=self.device)
-        fresh = self.replay.gather(found[picked[picked >= count] - count], n_step=n_step, around=around)
+        fresh = self.replay.gather(found[picked[picked >= count] - count], **options)
         if self.recordings is None:
             return fresh
         chosen = picked[picked < count].to(self.recordings.device)
-        return joined(_told(self.recordings.gather(chosen, n_step=n_step, around=around)), fresh)
+        return joined(_told(self.recordings.gather(chosen, **options)), fresh)
 
     @property
     def _recorded(self) -> int:

@@ -3,7 +3,7 @@
 Luo et al. 2023 (RLIF, arXiv 2311.12996), algorithm 2: RLPD (``rlpd.py``) with reward -1 for the decision before an
 intervention and 0 everywhere else; the task's own reward is never read. Nothing is imitated, so the agent may become
 better than whoever intervenes, as long as these know *when* to. Half of each batch is recordings, at reward 0, and what
-the interveners played (``intervention.Lessons``). Critics are those of RLPD, without entropy in the target; five
+the interveners played (``intervention.Demonstrations``). Critics are those of RLPD, without entropy in the target; five
 updates per decision.
 
     who played       action that the critic is shown      reward
@@ -29,16 +29,17 @@ from torch import Tensor
 from ...offline.replay import Replay
 from ...offline.returns import Discount
 from ...offline.sac import SAC, SACConfig, soft_agent
+from ...offline.sources import Mapped
 from ...offline.td3 import TD3, TD3Config
 from ...policies.core.errors import BurnishError
 from ...policies.core.tree import rows
-from ...policies.core.types import Controller, Metrics, VecEnv
+from ...policies.core.types import Controller, Learner, Metrics, Obs, Source, VecEnv
 from ...policies.gaussian import GaussianPolicy
 from ...policies.nets.critic import CriticConfig
 from ..loops import Assembly, OffPolicyConfig
 from ..methods import rlpd
 from ..methods.rlpd import Algorithm, RLPDConfig
-from .interventions import InterventionConfig, Lessons, supervised
+from .interventions import Demonstrations, InterventionConfig, supervised
 
 
 def _critic() -> CriticConfig:
@@ -88,23 +89,25 @@ def paid_for_peace(batch: dict[str, Any]) -> dict[str, Any]:
     return {**batch, "action": action, "reward": -called.to(batch["reward"].dtype)}
 
 
-class RLIF:
+class RLIF(Learner):
     """SAC or TD3 on what people let pass."""
 
-    outcome_columns = ("executed", "intervened", "called")
+    columns = ("executed", "intervened", "called")
 
     def __init__(self, inner: SAC | TD3, seed: int = 0) -> None:
-        self.inner, self.actor, self.policy, self.observe = inner, inner.actor, inner.policy, inner.observe
-        self._seed, self._lessons = seed, None
+        self.inner, self.actor, self.policy = inner, inner.actor, inner.policy
+        self._seed, self._demonstrations = seed, None
 
-    def lessons(self, replay: Replay, recordings: Replay | None) -> Lessons:
-        """What the other half of each batch is drawn from."""
-        self._lessons = Lessons(replay, recordings, seed=self._seed)
-        return self._lessons
+    def observe(self, obs: Obs) -> None:
+        self.inner.observe(obs)
 
-    def update(self, batch: dict[str, Any]) -> Metrics:
-        metrics = self.inner.update(paid_for_peace(batch))
-        return metrics if self._lessons is None else {**metrics, "intervened": self._lessons.share}
+    def prior(self, replay: Replay, recordings: Replay | None) -> Demonstrations:
+        self._demonstrations = Demonstrations(replay, recordings, seed=self._seed)
+        return self._demonstrations
+
+    def update(self, source: Source) -> Metrics:
+        metrics = self.inner.update(Mapped(source, paid_for_peace))
+        return metrics if self._demonstrations is None else {**metrics, "intervened": self._demonstrations.share}
 
     def state_dict(self) -> dict[str, Any]:
         return self.inner.state_dict()

@@ -32,7 +32,7 @@ GRACE_S = 5.0
 
 # Module-level, so that another process finds it by name. It builds the method from plain configuration and the seed of
 # its own worlds; of the loop, the actor and the view are used.
-Make = Callable[[Any, int], OffPolicy]
+Make = Callable[[Any, int], OffPolicy[Any]]
 
 
 class ActorConfig(NamedTuple):

@@ -85,7 +85,7 @@ class Asynchronous:
 
     def __init__(
         self,
-        loop: OffPolicy,
+        loop: OffPolicy[Any],
         make: Make,
         config: Any,
         terms: AsynchronousConfig,

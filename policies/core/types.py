@@ -210,14 +210,52 @@ class Actor(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
 
+class Source(Protocol):
+    """Where a learner takes its batches from (`offline/sources.py`)."""
+
+    def sample(
+        self,
+        n: int | None = None,
+        *,
+        n_step: int | None = None,
+        sequence: int = 1,
+        around: tuple[int, int] = (0, 0),
+    ) -> dict[str, Any]:
+        """``n`` decisions as columns (B, ...), with "obs" and "next_obs". ``n`` and ``n_step``, over how many decisions
+        a reward is summed, are those of the loop unless they are given. ``sequence`` > 1 asks for (B, L, ...), and
+        ``around`` = (back, ahead) for the decisions before and after each."""
+        ...
+
+
 class Learner(Protocol):
-    @property
-    def actor(self) -> Actor: ...
+    """A learner inherits from this class, and says more than ``update`` only where it has something to say."""
 
-    @property
-    def policy(self) -> Policy: ...
+    columns: tuple[str, ...] = ()  # facts of an ``Outcome`` to be stored beside the base columns, such as "executed"
 
-    def update(self, batch: dict[str, Any]) -> Metrics: ...
+    actor: Actor
+    policy: Any  # the Policy that is delivered
+
+    def update(self, source: Source) -> Metrics:
+        """One step, on a batch of its own choice."""
+        ...
+
+    def observe(self, obs: Obs) -> None:
+        """Every observation that is about to be stored; a running normaliser reads it."""
+
+    def prior(self, replay: Any, recordings: Any) -> Any:
+        """The memory that the prior share of each batch comes from; ``recordings`` is None where there are none."""
+        return recordings
+
+    def plan(self, updates: int) -> None:
+        """How many updates the whole run has, for schedules over all of it."""
+
+    def q_values(self, batch: dict[str, Any]) -> Tensor | None:
+        """(B,): what its critic expects of the decisions of a batch; None without a critic of actions."""
+        return None
+
+    def describe(self) -> str:
+        """A sentence for the beginning of a run."""
+        return ""
 
     def state_dict(self) -> dict[str, Any]: ...
 

@@ -1,0 +1,83 @@
+"""Where a learner takes its batches from: ``Learner.update(source)`` begins with ``batch = source.sample()``.
+
+    Mixture    an online replay, or prior data beside it: what the loops hand to off-policy and offline learners
+    Rows       a batch that exists already: the rollout of an on-policy loop, or what a wrapper has sampled
+    Mapped     another source, whose batches are changed on the way
+
+A learner that needs sequences, the neighbours of a decision, or another number of decisions asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..policies.core.errors import BurnishError
+from ..policies.core.types import Source
+from .replay import ALONE, Batch, Memory, joined
+
+
+class Mixture:
+    """``share`` of each batch from ``prior``, the rest from ``online`` (Ball et al. 2023, RLPD, arXiv 2302.02948).
+
+    With ``share`` None every decision of both is as likely, as if they lay in one replay (FQL, arXiv 2502.02538). Only
+    the columns that both hold are returned, on the device of ``online``; while ``online`` is empty all comes from
+    ``prior``. Prior data may hold more observations than ``online`` does, but not fewer. ``batch`` and ``n_step`` are
+    what ``sample`` uses unless it is told otherwise.
+    """
+
+    def __init__(
+        self, online: Memory, prior: Memory | None = None, *, batch: int, n_step: int = 1, share: float | None = 0.5
+    ) -> None:
+        self.online, self.prior = online, prior
+        self.batch, self.n_step, self.share = batch, n_step, share
+
+    def sample(
+        self,
+        n: int | None = None,
+        *,
+        n_step: int | None = None,
+        sequence: int = 1,
+        around: tuple[int, int] = ALONE,
+    ) -> Batch:
+        count = self.batch if n is None else n
+        summed = 1 if sequence > 1 else self.n_step
+        options: dict[str, Any] = {"n_step": summed if n_step is None else n_step, "sequence": sequence}
+        options["around"] = around
+        if self.prior is None or self.share == 0:
+            return self.online.sample(count, **options)
+        if len(self.online) == 0:
+            return self.prior.sample(count, **options)
+        if self.share is None:
+            # How many of a batch are old is chance: a rounded share would leave out a replay that has just begun.
+            union = len(self.prior) + len(self.online)
+            picked = torch.randint(union, (count,), generator=self.prior.generator, device=self.prior.device)
+            old = int((picked < len(self.prior)).sum())
+        else:
+            old = round(self.share * count)
+        return joined(self.prior.sample(old, **options), self.online.sample(count - old, **options))
+
+
+class Rows:
+    """One batch, which every ``sample`` returns as it is."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+
+    def sample(self, n: int | None = None, **options: Any) -> Batch:
+        """``around`` is taken from what the batch holds; anything else cannot be had of a batch that is there."""
+        if n is not None or options.keys() - {"around"}:
+            raise BurnishError("this source is one fixed batch; sample() takes it whole")
+        return self.batch
+
+
+class Mapped:
+    """``source``, with ``change`` applied to each of its batches."""
+
+    def __init__(self, source: Source, change: Callable[[Batch], Batch]) -> None:
+        self.source, self.change = source, change
+
+    def sample(self, n: int | None = None, **options: Any) -> Batch:
+        return self.change(self.source.sample(n, **options))
