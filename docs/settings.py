@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
-import io
-import tokenize
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
+
+from burnish.policies.cli.settings_text import texts
 
 
 class Setting(NamedTuple):
@@ -18,35 +16,10 @@ class Setting(NamedTuple):
     meaning: str
 
 
-def comments(config: type) -> dict[str, str]:
-    """Field of a dataclass -> the comment beside it, or the lines of comment above it."""
-    source = inspect.getsource(config)
-    lines = source.splitlines()
-    beside = {
-        token.start[0]: token.string.lstrip("# ")
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.COMMENT
-    }
-    found = {}
-    for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            above: list[str] = []
-            line = node.lineno - 1
-            while line in beside and lines[line - 1].lstrip().startswith("#"):
-                above.insert(0, beside[line])
-                line -= 1
-            said = [*above, beside.get(node.end_lineno or node.lineno, "")]
-            found[node.target.id] = " ".join(filter(None, said))
-    return found
-
-
 def fields(config: Any) -> Iterator[tuple[str, Any, str]]:
     """(name, value, meaning) of a dataclass, or of an instance of one; of a class the value is the default."""
     kind = config if isinstance(config, type) else type(config)
-    meaning: dict[str, str] = {}
-    for base in reversed(kind.__mro__[:-1]):
-        if dataclasses.is_dataclass(base):
-            meaning |= comments(base)
+    meaning = texts(kind)
     for field in dataclasses.fields(kind):
         if not isinstance(config, type):
             value = getattr(config, field.name)
@@ -54,7 +27,7 @@ def fields(config: Any) -> Iterator[tuple[str, Any, str]]:
             value = field.default_factory()
         else:
             value = field.default
-        yield field.name, value, meaning.get(field.name, "")
+        yield field.name, value, meaning[field.name]
 
 
 def shown(value: Any) -> str:

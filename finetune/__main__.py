@@ -74,25 +74,25 @@ class FinetuneConfig:
     """``total`` and the intervals count decisions of all worlds together; they are rounded to whole iterations."""
 
     policy: Any = None  # where to start; null: from nothing, for methods that can
-    method: Any = MISSING
+    method: Any = MISSING  # the method; each has a page in docs/methods
     view: View | None = None  # of method=sb3: what its algorithm chooses
     env: Any = None  # by default the world that the policy was trained for
-    worlds: int = 8
-    total: int = 100_000
+    worlds: int = 8  # stepped at once
+    total: int = 100_000  # decisions of all worlds together
     data: str | None = None  # a folder of recordings, part of every batch of the methods that can use them
     expert: str | None = None  # for the methods that learn from people: how good the scripted one is who takes over
-    out: str = "runs/refined"
+    out: str = "runs/refined"  # folder of the run
     track: list[str] = field(default_factory=list)  # besides JSONL and TensorBoard: wandb, trackio, rerun
-    log_every: int = 1000
-    save_every: int = 20_000
+    log_every: int = 1000  # decisions between two rows of metrics
+    save_every: int = 20_000  # decisions between two checkpoints
     eval_every: int = 0  # 0: only before and after
-    trial: TrialConfig = field(default_factory=TrialConfig)
-    seed: int = 0
+    trial: TrialConfig = field(default_factory=TrialConfig)  # evaluations during training and at the end
+    seed: int = 0  # of every random draw
     processes: int = 1  # 2: one acts while the other learns, for the methods that learn from a replay
     asynchronous: AsynchronousConfig = field(default_factory=AsynchronousConfig)  # of processes=2
-    device: str = "cpu"
+    device: str = "cpu"  # where networks run: cpu, cuda, cuda:1
     threads: int = 0  # 0: as torch chooses
-    resume: bool = False
+    resume: bool = False  # continue the run that an interrupted call left at out=
 
     def __post_init__(self) -> None:
         require_least(self, {**dict.fromkeys(("worlds", "total", "log_every", "save_every"), 1), "eval_every": 0})
@@ -268,20 +268,20 @@ class DistillConfig:
     env: Any = None  # where all of them play; by default each in the world that it was trained for
     policy: Any = None  # the student; null: a fresh flow, or the teacher's base where consolidate=true
     episodes: int = 400  # that each teacher plays, and the student in each round with each teacher
-    keep: Keep = Keep.successes
+    keep: Keep = Keep.successes  # which episodes of the teachers are imitated
     keys: list[str] = field(default_factory=list)  # what a fresh student sees; empty: all that the worlds show
     chunk: StudentChunk = field(default_factory=StudentChunk)  # of a fresh student
     rounds: int = 0  # DAgger: the student plays, the teachers relabel, and it learns for train.steps more
     consolidate: bool = False  # the base of the one teacher learns to do by itself what was put together
-    train: ImitateConfig = field(default_factory=ImitateConfig)
-    trial: TrialConfig = field(default_factory=TrialConfig)
-    worlds: int = 50
-    out: str = "runs/student"
+    train: ImitateConfig = field(default_factory=ImitateConfig)  # imitation by the student
+    trial: TrialConfig = field(default_factory=TrialConfig)  # evaluations during training and at the end
+    worlds: int = 50  # stepped at once
+    out: str = "runs/student"  # folder of the run
     track: list[str] = field(default_factory=list)  # besides JSONL and TensorBoard: wandb, trackio, rerun
-    seed: int = 0
-    device: str = "cpu"
+    seed: int = 0  # of every random draw
+    device: str = "cpu"  # where networks run: cpu, cuda, cuda:1
     threads: int = 0  # 0: as torch chooses
-    resume: bool = False
+    resume: bool = False  # continue the run that an interrupted call left at out=
 
     def __post_init__(self) -> None:
         require_least(self, {"episodes": 1, "worlds": 1, "rounds": 0})

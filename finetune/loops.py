@@ -204,12 +204,12 @@ class OnPolicy(_Interaction[L]):
 class OffPolicyConfig:
     """How much is collected, remembered and learnt; every number counts decisions."""
 
-    capacity: int = 1_000_000
+    capacity: int = 1_000_000  # decisions that the replay holds
     warmup: int = 1000  # decisions played by the actor's prior before anything is learnt
     initial_updates: int = 0  # updates at the end of the warm-up, all at once
-    updates_per_decision: float = 1.0
-    batch: int = 256
-    n_step: int = 1
+    updates_per_decision: float = 1.0  # updates for each stored decision
+    batch: int = 256  # decisions of each update
+    n_step: int = 1  # decisions that a target sums up
     prior_share: float | None = 0.5  # of each batch, where prior data is given; 0 ignores it, null draws from the union
 
     def __post_init__(self) -> None:

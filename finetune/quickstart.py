@@ -27,15 +27,15 @@ GROUPS: dict[str, dict[str, type]] = {}  # no setting of this verb is a choice a
 
 @dataclass
 class QuickstartConfig:
-    out: str = "runs/quickstart"
-    demonstrations: int = 100
+    out: str = "runs/quickstart"  # folder of everything that it makes
+    demonstrations: int = 100  # episodes that the base imitates
     steps: int = 4000  # of imitation
     methods: list[str] = field(default_factory=lambda: ["dsrl", "residual_ppo"])  # experiments of insert
     budget: int = 60_000  # control steps of each refinement
     exam_episodes: int = 50  # by which the better one is chosen
     episodes: int = 200  # by which all are judged
-    videos: int = 3
-    seed: int = 0
+    videos: int = 3  # seeds that are filmed
+    seed: int = 0  # of every random draw
 
     def __post_init__(self) -> None:
         names = ("demonstrations", "steps", "budget", "exam_episodes", "episodes")

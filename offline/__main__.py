@@ -54,29 +54,29 @@ GROUPS: dict[str, dict[str, dict[str, type]]] = {
 @dataclass
 class OfflineConfig:
     data: str = MISSING  # a folder that `burnish collect` (or LeRobot) wrote
-    method: Any = MISSING
+    method: Any = MISSING  # the method; each has a page in docs/methods
     policy: Any = None  # where to start; null: a fresh policy of the method's own kind
     env: Any = None  # where to try the policy; by default the world that the data came from
     chunk: ChunkConfig = field(default_factory=ChunkConfig)  # of a fresh policy; one from a checkpoint keeps its own
     normalize: Scaling = Scaling.standard  # of what a fresh policy observes
-    discount: Discount = field(default_factory=Discount)
-    reward_scale: float = 1.0
+    discount: Discount = field(default_factory=Discount)  # of later rewards
+    reward_scale: float = 1.0  # factor on every reward
     reward_shift: float = 0.0  # added to each scaled reward; -1 makes success-or-nothing a matter of time
     # Of the returns that method.calibrate compares with: what follows where a recording was cut off.
     behind_cut: BehindCut = BehindCut.worst
     n_step: int = 1  # decisions that a target sums up
-    batch: int = 256
-    steps: int = 100_000
-    out: str = "runs/offline"
+    batch: int = 256  # rows of each update
+    steps: int = 100_000  # updates in all
+    out: str = "runs/offline"  # folder of the run
     track: list[str] = field(default_factory=list)  # besides JSONL and TensorBoard: wandb, trackio, rerun
-    log_every: int = 1000
-    save_every: int = 20_000
+    log_every: int = 1000  # updates between two rows of metrics
+    save_every: int = 20_000  # updates between two checkpoints
     eval_every: int = 0  # 0: only before and after
-    trial: TrialConfig = field(default_factory=TrialConfig)
-    seed: int = 0
-    device: str = "cpu"
+    trial: TrialConfig = field(default_factory=TrialConfig)  # evaluations during training and at the end
+    seed: int = 0  # of every random draw
+    device: str = "cpu"  # where networks run: cpu, cuda, cuda:1
     threads: int = 0  # 0: as torch chooses
-    resume: bool = False
+    resume: bool = False  # continue the run that an interrupted call left at out=
 
     def __post_init__(self) -> None:
         positive = ("n_step", "batch", "steps", "log_every", "save_every")

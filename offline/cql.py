@@ -53,20 +53,21 @@ class CQLConfig:
     threshold: float | None = None  # the gap that a Lagrange multiplier shall hold; null: the weight is constant
     calibrate: bool = False  # Cal-QL; needs decisions(monte_carlo=True)
     count: int = 10  # draws of each of the three proposals
-    gap_temperature: float = 1.0
+    gap_temperature: float = 1.0  # temperature of the log-sum-exp over proposals
     gap_floor: float | None = None  # below it a row's gap is not lowered further; null: there is none
     backup_entropy: bool = False  # the target pays the entropy of the policy, as in SAC
     max_target_backup: bool = False  # the target takes the best of ``count`` draws instead of one
-    lr: float = 3e-4
-    actor_lr: float = 1e-4
-    tau: float = 0.005
+    lr: float = 3e-4  # learning rate of the critic
+    actor_lr: float = 1e-4  # learning rate of the actor and of the temperature
+    tau: float = 0.005  # share by which target networks follow, at every update
     alpha: float = 1.0  # where the temperature of SAC starts
-    tune_alpha: bool = True
-    entropy_per_dim: float = -1.0
+    tune_alpha: bool = True  # the temperature follows the target entropy; false: it stays at alpha
+    entropy_per_dim: float = -1.0  # target entropy for each coordinate of the action, in nats
     subset: int = 0  # target members of which the minimum is taken; 0: all
-    policy: GaussianConfig = field(default_factory=soft_agent)
+    policy: GaussianConfig = field(default_factory=soft_agent)  # the policy where none is given
+    # the Q network
     critic: CriticConfig = field(default_factory=lambda: CriticConfig(hidden=[256, 256, 256], layer_norm=True))
-    execution: Execution = Execution.eager
+    execution: Execution = Execution.eager  # eager, or compiled, or CUDA graphs
 
     def __post_init__(self) -> None:
         for name in ("lr", "actor_lr", "tau", "alpha", "gap_temperature"):

@@ -61,16 +61,17 @@ def _flow() -> FlowConfig:
 @dataclass
 class FQLConfig:
     alpha: float = 1.0  # weight of the distillation against Q
-    normalize_q: bool = True
-    heads: Heads = Heads.mean
-    lr: float = 3e-4
-    tau: float = 0.005
-    policy: FlowConfig = field(default_factory=_flow)
-    one_step: OneStepConfig = field(default_factory=OneStepConfig)
+    normalize_q: bool = True  # divide Q by its mean size in the loss of the policy
+    heads: Heads = Heads.mean  # what targets take of the critic's members
+    lr: float = 3e-4  # learning rate of everything
+    tau: float = 0.005  # share by which target networks follow, at every update
+    policy: FlowConfig = field(default_factory=_flow)  # the flow that imitates
+    one_step: OneStepConfig = field(default_factory=OneStepConfig)  # the one-step policy that is deployed
+    # the Q network
     critic: CriticConfig = field(
         default_factory=lambda: CriticConfig(hidden=[512, 512, 512, 512], activation=Activation.gelu)
     )
-    execution: Execution = Execution.eager
+    execution: Execution = Execution.eager  # eager, or compiled, or CUDA graphs
 
     def __post_init__(self) -> None:
         for name in ("lr", "tau"):

@@ -26,8 +26,8 @@ class Per(Enum):
 class Discount:
     """A discount says what it counts. ``per_step`` is what ``ChunkEnv`` wants."""
 
-    gamma: float = 0.99
-    per: Per = Per.step
+    gamma: float = 0.99  # weight of a reward one unit of time later
+    per: Per = Per.step  # the unit of time: a control tick, or a chunk
 
     def __post_init__(self) -> None:
         if not 0 <= self.gamma <= 1:

@@ -51,23 +51,23 @@ def soft_agent(**changes: Any) -> GaussianConfig:
 
 @dataclass
 class SACConfig:
-    lr: float = 3e-4
-    actor_lr: float = 3e-4
-    tau: float = 0.005
+    lr: float = 3e-4  # learning rate of the critic
+    actor_lr: float = 3e-4  # learning rate of the actor and of the temperature
+    tau: float = 0.005  # share by which target networks follow, at every update
     alpha: float = 1.0  # where the temperature starts
-    tune_alpha: bool = True
+    tune_alpha: bool = True  # the temperature follows the target entropy; false: it stays at alpha
     target_entropy: float | None = None  # null: entropy_per_dim times the size of the action
-    entropy_per_dim: float = -1.0
-    backup_entropy: bool = True
+    entropy_per_dim: float = -1.0  # target entropy for each coordinate of the action, in nats
+    backup_entropy: bool = True  # targets contain the entropy bonus
     subset: int = 0  # target members of which the minimum is taken; 0: all
     actor_mean: bool = False  # the actor climbs the mean of the members instead of their minimum
     actor_every: int = 1  # critic updates per actor update
     critic_warmup: int = 0  # first updates that train the critic alone
-    max_grad_norm: float | None = None
+    max_grad_norm: float | None = None  # gradients are clipped to this norm; null: not clipped
     image_shift: float = 0.05  # largest random shift of each row's images in an update, as a share of their side
-    agent: GaussianConfig = field(default_factory=soft_agent)
-    critic: CriticConfig = field(default_factory=CriticConfig)
-    execution: Execution = Execution.eager
+    agent: GaussianConfig = field(default_factory=soft_agent)  # the network that acts
+    critic: CriticConfig = field(default_factory=CriticConfig)  # the Q network
+    execution: Execution = Execution.eager  # eager, or compiled, or CUDA graphs
 
     def __post_init__(self) -> None:
         require_shift("image_shift", self.image_shift)

@@ -39,16 +39,16 @@ from .td3 import TD3Actor, deterministic_agent
 @dataclass
 class TD3BCConfig:
     alpha: float = 2.5  # weight of Q, whose scale is divided out; 0 imitates
-    lr: float = 3e-4
-    actor_lr: float = 3e-4
-    tau: float = 0.005
-    target_std: float = 0.2
-    target_clip: float = 0.5
+    lr: float = 3e-4  # learning rate of the critic
+    actor_lr: float = 3e-4  # learning rate of the policy
+    tau: float = 0.005  # share by which target networks follow, at every update
+    target_std: float = 0.2  # deviation of the noise on target actions
+    target_clip: float = 0.5  # limit of that noise
     explore_std: float = 0.1  # of the noise that is played when learning goes on in the world
     actor_every: int = 2  # critic updates per update of the actor and of both targets
-    policy: GaussianConfig = field(default_factory=deterministic_agent)
-    critic: CriticConfig = field(default_factory=lambda: CriticConfig(layer_norm=False))
-    execution: Execution = Execution.eager
+    policy: GaussianConfig = field(default_factory=deterministic_agent)  # the policy where none is given
+    critic: CriticConfig = field(default_factory=lambda: CriticConfig(layer_norm=False))  # the Q network
+    execution: Execution = Execution.eager  # eager, or compiled, or CUDA graphs
 
     def __post_init__(self) -> None:
         for name in ("lr", "actor_lr", "tau"):

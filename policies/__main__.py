@@ -53,15 +53,15 @@ GROUPS: dict[str, dict[str, dict[str, type]]] = {
 class ChunkConfig:
     """What a policy sees and predicts at once. A chunk begins ``start`` steps before now."""
 
-    horizon: int = 8
-    execute: int = 4
-    start: int = 0
-    history: int = 1
+    horizon: int = 8  # actions in a chunk
+    execute: int = 4  # actions of each chunk that are played
+    start: int = 0  # position in the chunk of the first action that is played
+    history: int = 1  # observations that are stacked, the newest among them
 
 
 @dataclass
 class TrialConfig:
-    episodes: int = 100
+    episodes: int = 100  # of each evaluation
     worlds: int = 50  # stepped at once; changes the result by no more than rounding
     greedy: bool = False  # act from noise 0
     confirm: int = 256  # fresh episodes on which a run decides at its end what it delivers (best.py)
@@ -76,17 +76,17 @@ class TrialConfig:
 @dataclass
 class PretrainConfig:
     data: str = MISSING  # a folder that `burnish collect` (or LeRobot) wrote
-    out: str = "runs/bc"
+    out: str = "runs/bc"  # folder of the run
     track: list[str] = field(default_factory=list)  # besides JSONL and TensorBoard: wandb, trackio, rerun
-    policy: Any = MISSING
+    policy: Any = MISSING  # kind of the policy: flow, diffusion, gaussian; or checkpoint, to go on from one
     env: Any = None  # where to try the policy; by default the world that the data came from
     chunk: ChunkConfig = field(default_factory=ChunkConfig)  # of a fresh policy; one from a checkpoint keeps its own
-    train: ImitateConfig = field(default_factory=ImitateConfig)
-    trial: TrialConfig = field(default_factory=TrialConfig)
-    seed: int = 0
-    device: str = "cpu"
+    train: ImitateConfig = field(default_factory=ImitateConfig)  # imitation
+    trial: TrialConfig = field(default_factory=TrialConfig)  # evaluations during training and at the end
+    seed: int = 0  # of every random draw
+    device: str = "cpu"  # where networks run: cpu, cuda, cuda:1
     threads: int = 0  # 0: as torch chooses
-    resume: bool = False
+    resume: bool = False  # continue the run that an interrupted call left at out=
 
     def __post_init__(self) -> None:
         if isinstance(self.policy, CheckpointConfig) and self.chunk != ChunkConfig():
@@ -95,15 +95,15 @@ class PretrainConfig:
 
 @dataclass
 class EvaluateConfig:
-    policy: Any = MISSING
+    policy: Any = MISSING  # policy=checkpoint policy.path=FOLDER, or another kind
     env: Any = None  # by default the world that the policy was trained for
-    trial: TrialConfig = field(default_factory=TrialConfig)
+    trial: TrialConfig = field(default_factory=TrialConfig)  # how it is evaluated
     against: str | None = None  # another policy's folder: paired comparison on the same seeds
-    seed: int = 0
+    seed: int = 0  # of the episodes
     videos: int = 0  # mp4 of the first so many episodes
     out: str | None = None  # folder for evaluation.json and videos
-    device: str = "cpu"
-    threads: int = 0
+    device: str = "cpu"  # where networks run: cpu, cuda, cuda:1
+    threads: int = 0  # CPU threads of torch; 0: as torch chooses
 
 
 def pretrain(config: PretrainConfig) -> int:

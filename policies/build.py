@@ -82,7 +82,7 @@ EXTERNAL = "external"
 class CheckpointConfig:
     """``policy=checkpoint policy.path=...``: a policy that was saved before, and how it shall act."""
 
-    path: str
+    path: str  # folder of a run or of a checkpoint
     steps: int | None = None  # another number of generation steps than it was saved with
     guidance: float | None = None  # another weight of the goal
     base: str | None = None  # where the policy is now that this one refines, if that is not ours and has moved

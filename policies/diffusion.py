@@ -70,13 +70,13 @@ class Schedule(Enum):
 class DiffusionConfig:
     train_steps: int = 100  # T, noise levels in training
     steps: int = 10  # K, levels visited when acting; heun calls the network 2 K - 1 times, the others K times
-    sampler: Sampler = Sampler.ddim
+    sampler: Sampler = Sampler.ddim  # how actions are generated
     eta: float = 0.0  # share of the DDPM noise that ddim injects
     spacing: Spacing = Spacing.leading  # of ddpm and ddim; the solvers space in log sigma
-    prediction: Prediction = Prediction.sample
-    schedule: Schedule = Schedule.cosine
+    prediction: Prediction = Prediction.sample  # what the network predicts
+    schedule: Schedule = Schedule.cosine  # of the noise levels
     clip: float | None = 1.0  # limit of the predicted clean action
-    net: DenoiserConfig = field(default_factory=DenoiserConfig)
+    net: DenoiserConfig = field(default_factory=DenoiserConfig)  # the denoising network
 
     def __post_init__(self) -> None:
         require_steps(self.steps)

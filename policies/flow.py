@@ -40,14 +40,14 @@ class TimeSampling(Enum):
 @dataclass
 class FlowConfig:
     steps: int = 10  # K, Euler steps when acting
-    time: TimeSampling = TimeSampling.uniform
-    beta_a: float = 1.5
-    logit_mean: float = 0.0
-    logit_std: float = 1.0
-    shortcut: bool = False
+    time: TimeSampling = TimeSampling.uniform  # how training draws the time of a sample
+    beta_a: float = 1.5  # shape of the Beta distribution, with time=beta
+    logit_mean: float = 0.0  # of the logit-normal distribution, with time=logit_normal
+    logit_std: float = 1.0  # its deviation
+    shortcut: bool = False  # train for few steps too (shortcut models)
     shortcut_share: float = 0.25  # share of a batch that trains self-consistency
     shortcut_levels: int = 7  # the smallest step is 2^-levels
-    net: DenoiserConfig = field(default_factory=DenoiserConfig)
+    net: DenoiserConfig = field(default_factory=DenoiserConfig)  # the denoising network
 
     def __post_init__(self) -> None:
         require_steps(self.steps)

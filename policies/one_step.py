@@ -23,10 +23,10 @@ from .nets.mlp import MLP, Activation, require_widths
 
 @dataclass
 class OneStepConfig:
-    hidden: list[int] = field(default_factory=lambda: [512, 512, 512, 512])
-    activation: Activation = Activation.gelu
-    layer_norm: bool = False
-    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    hidden: list[int] = field(default_factory=lambda: [512, 512, 512, 512])  # width of each hidden layer
+    activation: Activation = Activation.gelu  # between layers
+    layer_norm: bool = False  # layer normalisation behind each hidden layer
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)  # of observations
 
     def __post_init__(self) -> None:
         require_widths("hidden", self.hidden)

@@ -98,15 +98,15 @@ NOT_SAFETY_RATED = (
 
 @dataclass
 class ServeConfig(ServerConfig):
-    policy: Any = MISSING
-    device: str = "cpu"
-    threads: int = 0
+    policy: Any = MISSING  # policy=checkpoint policy.path=FOLDER, or another kind
+    device: str = "cpu"  # where networks run: cpu, cuda, cuda:1
+    threads: int = 0  # CPU threads of torch; 0: as torch chooses
 
 
 @dataclass
 class ExportVerb(ExportConfig):
-    policy: Any = MISSING
-    out: str = MISSING
+    policy: Any = MISSING  # policy=checkpoint policy.path=FOLDER
+    out: str = MISSING  # folder of the bundle
 
 
 def serve(config: ServeConfig) -> int:

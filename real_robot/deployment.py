@@ -45,7 +45,7 @@ class Allowed(Safety):
 
     # Typed further, a command line's 0 would be no float: these are lists in lists.
     workspace: list[Any] = field(default_factory=list)
-    may_touch: list[Any] = field(default_factory=list)
+    may_touch: list[Any] = field(default_factory=list)  # pairs of bodies that need not keep apart
 
     def __post_init__(self) -> None:
         if not all(isinstance(pair, list) and all(isinstance(x, str) for x in pair) for pair in self.may_touch):
@@ -80,19 +80,19 @@ class AllowedLatency(Latency):
 
 @dataclass
 class RobotVerb:
-    robot: Any
-    policy: Any
+    robot: Any  # which robot, twin or emulator
+    policy: Any  # policy=checkpoint, bundle, server or another kind
     env: Any = None  # what the policy was trained for, by default; joints: the robot itself, without a task
     cameras: dict[str, Any] = field(
         default_factory=dict
     )  # name -> settings of `eyes.CameraObservationConfig`: source, fit, ...
-    safety: Allowed = field(default_factory=Allowed)
-    episodes: int = 10
-    seed: int = 0
+    safety: Allowed = field(default_factory=Allowed)  # limits, and what happens when they are met
+    episodes: int = 10  # how many are played
+    seed: int = 0  # of every random draw
     realtime: bool = True  # false: a robot that is a model plays as fast as it can
     supervisor: str = ""
     gamepad: str = PAD  # of supervisor=gamepad
-    threads: int = 1
+    threads: int = 1  # CPU threads of torch; 0: as torch chooses
 
     def __post_init__(self) -> None:
         for name in ("episodes", "threads"):
@@ -140,12 +140,13 @@ class DeployConfig(RobotVerb):
 @dataclass
 class RecordConfig(RobotVerb):
     policy: Any = None  # who plays where the supervisor does not; by default nobody, and the robot stays
+    # expert, keyboard or gamepad
     supervisor: str = (
         "keyboard"  # keyboard, gamepad, or expert: the scripted one of the task, for robots that are models
     )
     level: str = "clean"  # of the expert
     after: int = 0  # ticks until the expert takes over from a policy
-    out: str = "runs/recorded"
+    out: str = "runs/recorded"  # folder of the dataset
     resume: bool = False  # continue what an interrupted call left at out=, or lengthen it
 
     def __post_init__(self) -> None:

@@ -44,10 +44,10 @@ class Units(Enum):
 
 @dataclass
 class JointsConfig:
-    units: Units = Units.rad
+    units: Units = Units.rad  # of observed and commanded joints; range: 0 to 100, or -100 to 100
     percent: list[str] = field(default_factory=list)  # joints in 0 to 100 of their range
     control_hz: float | None = None  # null: the policy's, or 30
-    max_steps: int = 600
+    max_steps: int = 600  # control ticks until an episode is truncated
     start: list[float] = field(default_factory=list)  # where episodes begin, in these units; empty: where the arm is
 
     def __post_init__(self) -> None:

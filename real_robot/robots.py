@@ -60,6 +60,7 @@ class TwinRobot:
 
 @dataclass
 class So101Emulated:
+    # limits of the emulated servos
     device: dict[str, Any] = field(default_factory=lambda: {"velocity": 4.0, "acceleration": 40.0})
     loss: float = 0.0  # share of packets that never arrive, in either direction
     corruption: float = 0.0  # share of packets with a wrong bit
@@ -77,8 +78,8 @@ class So101Emulated:
 class Hardware:
     """``name`` is ours or one that a package adds; ``device`` are the settings of its driver (port, host, ...)."""
 
-    name: str = ""
-    device: dict[str, Any] = field(default_factory=dict)
+    name: str = ""  # of the driver
+    device: dict[str, Any] = field(default_factory=dict)  # settings of the driver
     joints: dict[str, str] = field(default_factory=dict)  # its joints that are called otherwise -> the body's names
     priority: int = 50  # of the control process under the real-time scheduler; 0: not asked for
     core: int | None = None  # for the control process alone

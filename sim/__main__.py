@@ -52,10 +52,10 @@ class CollectConfig:
     env: Any = None  # two_mode by default; with a policy, the world that it was trained for
     expert: str | None = None  # clean by default; clean, noisy, and where an arm acts multi_modal and clumsy
     policy: Any = None  # policy=checkpoint policy.path=...: a trained policy, which then acts instead of the expert
-    episodes: int = 100
+    episodes: int = 100  # how many are recorded
     worlds: int = 50  # stepped at once; changes what a network does by no more than rounding
-    seed: int = 0
-    out: str = "runs/data"
+    seed: int = 0  # of every random draw
+    out: str = "runs/data"  # folder of the dataset
     resume: bool = False  # continue what an interrupted or killed call left at out=, or lengthen it
     sim_state: bool = False  # keep the simulator's own state with every frame, so that any frame can be restored
 

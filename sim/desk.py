@@ -50,15 +50,16 @@ OPEN = 1.2  # rad, as far as an action can open the gripper
 class DeskConfig:
     """Settings of every task of the arm."""
 
-    action: ActionMode = ActionMode.ee_delta
-    observe: Observe = Observe.state
-    image_size: int = 84
-    cameras: list[str] = field(default_factory=lambda: list(CAMERAS))
+    action: ActionMode = ActionMode.ee_delta  # what an action means
+    observe: Observe = Observe.state  # what is observed
+    image_size: int = 84  # side of the pictures, in pixels
+    cameras: list[str] = field(default_factory=lambda: list(CAMERAS))  # which of the model's cameras are observed
     lavish: bool = False  # shadows, reflections and smooth edges: 7 to 30 times slower on a CPU, and other pixels
-    reward: Reward = Reward.sparse
-    control_hz: float = 20.0
+    reward: Reward = Reward.sparse  # which reward the world pays
+    control_hz: float = 20.0  # control ticks per second
     max_steps: int = 100
-    randomize: RandomizeConfig = field(default_factory=RandomizeConfig)
+    randomize: RandomizeConfig = field(default_factory=RandomizeConfig)  # what is drawn anew in each episode
+    # the robot's guard between policy and actuators
     guard: GuardConfig = field(default_factory=GuardConfig, metadata=LATER)
 
     def __post_init__(self) -> None:

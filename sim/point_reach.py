@@ -36,16 +36,16 @@ class Reward(enum.Enum):
 
 @dataclass
 class PointReachConfig:
-    dim: int = 2
-    order: Order = Order.velocity
-    reward: Reward = Reward.distance
+    dim: int = 2  # of the space
+    order: Order = Order.velocity  # what an action commands
+    reward: Reward = Reward.distance  # which reward the world pays
     terminate: bool = True  # an episode ends at its goal
     goal_in_state: bool = False  # the goal is part of ``state``, and there is no key ``goal``
     image: bool = False  # adds ``image.top`` (3, 16, 16): the point in red, the goal in green
     radius: float = 0.08  # m, closer than that is at the goal
     noise: float = 0.0  # standard deviation of a disturbance of the action, in its units
-    control_hz: float = 20.0
-    max_steps: int = 60
+    control_hz: float = 20.0  # control ticks per second
+    max_steps: int = 60  # control ticks until an episode is truncated
 
     def __post_init__(self) -> None:
         if self.dim < 1 or self.max_steps < 1 or self.radius <= 0 or self.noise < 0 or self.control_hz <= 0:

@@ -27,14 +27,14 @@ from .torch_world import Clock, dot, linear, restored
 class LQRConfig:
     """A mass per axis, pushed by a force: position (m) and velocity (m/s) are the state, acceleration the action."""
 
-    axes: int = 1
-    position_cost: float = 1.0
-    velocity_cost: float = 0.1
-    action_cost: float = 0.1
+    axes: int = 1  # independent axes
+    position_cost: float = 1.0  # of the squared distance
+    velocity_cost: float = 0.1  # of the squared velocity
+    action_cost: float = 0.1  # of the squared action
     noise: float = 0.02  # standard deviation added to every coordinate of the state in every step
     limit: float = 20.0  # m/s^2; so wide that the optimal gain does not reach it, as the closed form knows no limits
-    control_hz: float = 10.0
-    max_steps: int = 100
+    control_hz: float = 10.0  # control ticks per second
+    max_steps: int = 100  # control ticks until an episode is truncated
 
     def __post_init__(self) -> None:
         if self.axes < 1 or self.max_steps < 1 or min(self.action_cost, self.limit, self.control_hz) <= 0:
@@ -137,10 +137,10 @@ class End(enum.Enum):
 
 @dataclass
 class ConstantRewardConfig:
-    end: End = End.truncate
+    end: End = End.truncate  # how episodes end
     observe_time: bool = False  # adds t / max_steps to ``state``; without it every state looks the same
-    control_hz: float = 10.0
-    max_steps: int = 10
+    control_hz: float = 10.0  # control ticks per second
+    max_steps: int = 10  # control ticks until an episode is truncated
 
     def __post_init__(self) -> None:
         if self.max_steps < 1 or self.control_hz <= 0:

@@ -40,8 +40,8 @@ class TwoModeConfig:
     start_spread: float = 0.0  # m, half the range of the start's y
     start_length: float = 0.0  # m, half the range of the start's x
     noise: float = 0.05  # m/s, standard deviation of a disturbance of the velocity
-    control_hz: float = 20.0
-    max_steps: int = 60
+    control_hz: float = 20.0  # control ticks per second
+    max_steps: int = 60  # control ticks until an episode is truncated
 
     def __post_init__(self) -> None:
         if min(self.obstacle_radius, self.goal_radius, self.control_hz) <= 0 or self.max_steps < 1:

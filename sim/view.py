@@ -30,8 +30,8 @@ class ViewConfig:
     env: Any = None  # two_mode by default; with a policy, the world that it was trained for
     expert: str | None = None  # level of the scripted expert of that world, clean by default
     policy: Any = None  # policy=checkpoint policy.path=...: a trained policy, which then acts instead of the expert
-    episodes: int = 3
-    seed: int = 0
+    episodes: int = 3  # how many are played
+    seed: int = 0  # of every random draw
     out: str | None = None  # a folder for one mp4 per episode; by default a window, or runs/view without a screen
     size: int = 384  # of the films, in pixels; many Gymnasium environments have a size of their own
 

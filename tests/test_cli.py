@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import shutil
 import subprocess
 import sys
+import typing
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from burnish.policies.cli.cli import VERBS, main
+from burnish.policies.cli.settings_text import texts
 from burnish.policies.measure.evaluate import Evaluation
 
 SMALL = ["policy.net.mlp.hidden=[16]", "train.steps=20", "train.save_every=10", "trial.episodes=4", "train.batch=16"]
@@ -245,6 +250,34 @@ def test_help_lists_groups_choices_and_settings(capsys):
     assert "policy=checkpoint|diffusion|diffusion_unet|flow" in text and "env=ant|avoid|constant_reward" in text
     assert "policy.sampler=ddim  (ddpm|ddim|heun|dpm)" in text and "data=???" in text
     assert "_schema" not in text
+    line = next(x for x in text.splitlines() if x.startswith("  policy.steps="))
+    assert line.split(maxsplit=1)[1].startswith("K, levels visited"), "the text of a setting stands beside it"
+
+
+def configurations(kind: type) -> Iterator[type]:
+    """A dataclass of settings, and those that are its parts."""
+    yield kind
+    for field in dataclasses.fields(kind):
+        part = field.default_factory() if callable(field.default_factory) else field.default
+        if dataclasses.is_dataclass(part):
+            yield from configurations(type(part))
+
+
+def test_every_setting_has_a_text():
+    @dataclasses.dataclass
+    class Silent:
+        x: int = 1
+
+    kinds = {Silent}
+    for verb in VERBS.values():
+        module, _, name = verb.entry.partition(":")
+        entry = getattr(import_module(module), name)
+        config = typing.get_type_hints(entry).get("config")
+        kinds |= set(configurations(config)) if config else set()
+        for choices in getattr(import_module(module), "GROUPS", {}).values():
+            kinds |= {part for group in choices.values() for kind in group.values() for part in configurations(kind)}
+    assert len(kinds) > 80
+    assert [(kind.__name__, x) for kind in kinds for x, text in texts(kind).items() if not text] == [("Silent", "x")]
 
 
 def test_the_installed_command_exits_with_status_2():

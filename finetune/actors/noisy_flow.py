@@ -41,8 +41,8 @@ class NoiseConfig:
     pixels, and in Flow-Noise, it stays (``decay=0``)."""
 
     min_std: float = 0.10  # per Euler step, in units of the action range [-1, 1]
-    max_std: float = 0.24
-    hidden: list[int] = field(default_factory=lambda: [64, 64])
+    max_std: float = 0.24  # upper bound of the learnt noise, in the same units
+    hidden: list[int] = field(default_factory=lambda: [64, 64])  # width of each hidden layer of the noise network
     time_dim: int = 16  # 0: the same noise at every step, as published for pixels
     count_initial: bool = True  # log N(x_0) too: cancels in the ratio, but is counted by ``ppo.reduction``
     decay: int | None = None  # updates over which the upper bound comes down; null: those of the run; 0: it stays

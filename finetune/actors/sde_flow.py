@@ -48,7 +48,7 @@ from .trainable_flow import evidence, trainable_flow
 
 @dataclass
 class SDEConfig:
-    level: float = 0.5
+    level: float = 0.5  # strength of the noise of the stochastic steps
     mixed: bool = True  # one random stochastic step per draw; false: all of them, one joint likelihood
 
     def __post_init__(self) -> None:

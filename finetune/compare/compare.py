@@ -71,7 +71,7 @@ POLL_S = 0.2
 class CompareConfig:
     base: str = ""  # the checkpoint from which every method begins
     methods: list[str] = field(default_factory=list)  # experiments of the task, methods, or files like an experiment
-    seeds: int = 3
+    seeds: int = 3  # runs of each method
     seed: int = 0  # of the first run, and of the episodes in the end
     budget: int = 100_000  # control steps of each run
     data: str | None = None  # the recordings that the base has imitated, for the free baselines that learn from them
@@ -79,15 +79,15 @@ class CompareConfig:
     world: str | None = None  # a file like an experiment, whose env is that of all of them; null: the world of the base
     episodes: int = 200  # of the base and of each result in the end
     exams: int = 10  # trials along each run
-    exam_episodes: int = 64
+    exam_episodes: int = 64  # episodes of each trial
     confirm_episodes: int = 256  # fresh ones, on which each run decides in the end what it delivers
     worlds: int = 50  # of trials, stepped at once
     goal: float = 0.9  # success of which the time is told
     videos: int = 3  # seeds on which the base and each method's best run are filmed
     jobs: int = 0  # runs at a time; 0: one per core
-    device: str = "cpu"
-    out: str = "runs/compare"
-    resume: bool = False
+    device: str = "cpu"  # where networks run: cpu, cuda, cuda:1
+    out: str = "runs/compare"  # folder of all runs and of the comparison
+    resume: bool = False  # keep the runs that are complete and go on
 
     def __post_init__(self) -> None:
         if not self.base or not self.methods:

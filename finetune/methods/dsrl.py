@@ -61,14 +61,14 @@ def latent_loop() -> OffPolicyConfig:
 
 @dataclass
 class DSRLConfig:
-    variant: Variant = Variant.sac
+    variant: Variant = Variant.sac  # sac: a critic of noise; aliased: a critic of actions, distilled into one of noise
     bound: float = 1.5  # of each coordinate of the noise
     repeat: bool = False  # one vector of noise for the whole chunk
     reward_offset: float = 0.0  # taken from the reward of every control tick; 1 for sparse success
     distil_every: int = 2  # aliased: critic updates per step of the latent critic
-    discount: Discount = field(default_factory=lambda: Discount(0.99, Per.chunk))
-    loop: OffPolicyConfig = field(default_factory=latent_loop)
-    sac: SACConfig = field(default_factory=latent_sac)
+    discount: Discount = field(default_factory=lambda: Discount(0.99, Per.chunk))  # of later rewards
+    loop: OffPolicyConfig = field(default_factory=latent_loop)  # how much is played, stored and learnt
+    sac: SACConfig = field(default_factory=latent_sac)  # the SAC that learns, with algorithm=sac
 
     def __post_init__(self) -> None:
         require_positive(bound=self.bound)

@@ -36,10 +36,10 @@ def _ppo() -> PPOConfig:
 
 @dataclass
 class FlowSDEConfig:
-    noise: SDEConfig = field(default_factory=SDEConfig)
-    discount: Discount = field(default_factory=lambda: Discount(0.99, Per.chunk))
-    ppo: PPOConfig = field(default_factory=_ppo)
-    loop: OnPolicyConfig = field(default_factory=OnPolicyConfig)
+    noise: SDEConfig = field(default_factory=SDEConfig)  # noise of the generation while it is trained
+    discount: Discount = field(default_factory=lambda: Discount(0.99, Per.chunk))  # of later rewards
+    ppo: PPOConfig = field(default_factory=_ppo)  # the PPO that updates it
+    loop: OnPolicyConfig = field(default_factory=OnPolicyConfig)  # how much is played, stored and learnt
 
 
 def build(

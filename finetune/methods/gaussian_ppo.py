@@ -39,10 +39,10 @@ class GaussianPPOConfig:
     agent: GaussianConfig = field(default_factory=lambda: GaussianConfig(hidden=[256, 256]))  # of a fresh policy
     execute: int = 1  # actions per decision of a fresh policy; a base keeps its own
     std: float | None = None  # where the exploration of a base starts; null: at the spread that it has
-    entropy_coef: float = 0.0
-    ppo: PPOConfig = field(default_factory=PPOConfig)
-    loop: OnPolicyConfig = field(default_factory=OnPolicyConfig)
-    discount: Discount = field(default_factory=Discount)
+    entropy_coef: float = 0.0  # weight of the entropy bonus
+    ppo: PPOConfig = field(default_factory=PPOConfig)  # the PPO that updates it
+    loop: OnPolicyConfig = field(default_factory=OnPolicyConfig)  # how much is played, stored and learnt
+    discount: Discount = field(default_factory=Discount)  # of later rewards
     normalize: bool = True  # a fresh policy, by all that it saw; a base keeps its own scaling
 
     def __post_init__(self) -> None:

@@ -62,12 +62,12 @@ def _ppo() -> PPOConfig:
 
 @dataclass
 class ReinFlowConfig:
-    noise: NoiseConfig = field(default_factory=NoiseConfig)
+    noise: NoiseConfig = field(default_factory=NoiseConfig)  # noise of the generation while it is trained
     entropy: float = 0.03  # weight of the entropy per term of the likelihood
     anchor: float = 0.0  # weight of the squared distance to the base's actions from the same noise
-    discount: Discount = field(default_factory=lambda: Discount(0.99, Per.chunk))
-    ppo: PPOConfig = field(default_factory=_ppo)
-    loop: OnPolicyConfig = field(default_factory=lambda: OnPolicyConfig(500))
+    discount: Discount = field(default_factory=lambda: Discount(0.99, Per.chunk))  # of later rewards
+    ppo: PPOConfig = field(default_factory=_ppo)  # the PPO that updates it
+    loop: OnPolicyConfig = field(default_factory=lambda: OnPolicyConfig(500))  # how much is played, stored and learnt
 
     def __post_init__(self) -> None:
         for name in ("entropy", "anchor"):

@@ -61,13 +61,14 @@ def _ppo() -> PPOConfig:
 class ResidualPPOConfig:
     bound: float = 0.1  # of the correction, in units of the action range [-1, 1]
     observe: list[Hidden] = field(default_factory=list, metadata=LATER)  # [phase,queue]: what the base's chunk hides
-    agent: GaussianConfig = field(default_factory=_agent)
-    learn_std: bool = False
+    agent: GaussianConfig = field(default_factory=_agent)  # the network that corrects
+    learn_std: bool = False  # the deviation of the exploration is learnt
     l1: float = 0.0  # price of the mean correction, per coordinate, before the bound scales it
-    l2: float = 0.0
-    ppo: PPOConfig = field(default_factory=_ppo)
+    l2: float = 0.0  # price of the squared correction, in the same way
+    ppo: PPOConfig = field(default_factory=_ppo)  # the PPO that updates it
+    # how much is played, stored and learnt
     loop: OnPolicyConfig = field(default_factory=lambda: OnPolicyConfig(decisions_per_update=256))
-    discount: Discount = field(default_factory=lambda: Discount(0.999))
+    discount: Discount = field(default_factory=lambda: Discount(0.999))  # of later rewards
 
     def __post_init__(self) -> None:
         if not 0 < self.bound <= 2:

@@ -92,18 +92,19 @@ def _sac() -> SACConfig:
 
 @dataclass
 class ResidualTD3Config:
-    algorithm: Algorithm = Algorithm.td3
+    algorithm: Algorithm = Algorithm.td3  # sac or td3
     bound: float = 0.1  # of the correction, in units of the action range [-1, 1]
     warm_noise: float = 0.2  # uniform around the base during the warm-up, in the same units
     observe: list[Hidden] = field(default_factory=list, metadata=LATER)  # [phase,queue]: what the base's chunk hides
-    discount: Discount = field(default_factory=Discount)
+    discount: Discount = field(default_factory=Discount)  # of later rewards
+    # how much is played, stored and learnt
     loop: OffPolicyConfig = field(
         default_factory=lambda: OffPolicyConfig(
             capacity=300_000, warmup=4000, initial_updates=1000, updates_per_decision=0.05, n_step=3
         )
     )
-    td3: TD3Config = field(default_factory=_td3)
-    sac: SACConfig = field(default_factory=_sac)
+    td3: TD3Config = field(default_factory=_td3)  # the TD3 that learns, with algorithm=td3
+    sac: SACConfig = field(default_factory=_sac)  # the SAC that learns, with algorithm=sac
 
     def __post_init__(self) -> None:
         if not 0 < self.bound <= 2:

@@ -49,16 +49,18 @@ def _agent() -> GaussianConfig:
 
 @dataclass
 class RPDConfig:
-    agent: GaussianConfig = field(default_factory=_agent)
+    agent: GaussianConfig = field(default_factory=_agent)  # the student
     execute: int = 1  # actions per decision of the student; the teacher is asked as often
-    distance: Distance = Distance.mse
-    coef: float = 1.0
+    distance: Distance = Distance.mse  # between student and teacher
+    coef: float = 1.0  # weight of that distance
     greedy_teacher: bool = False  # ask for its most typical action; for distance=kl draws are wanted
     samples: int = 10  # draws of the teacher per decision, for distance=kl
     min_teacher_std: float = 0.05  # for distance=kl
+    # the PPO that updates it
     ppo: PPOConfig = field(default_factory=lambda: PPOConfig(epochs=8, lam=0.9, target_kl=0.2))
+    # how much is played, stored and learnt
     loop: OnPolicyConfig = field(default_factory=lambda: OnPolicyConfig(decisions_per_update=50))
-    discount: Discount = field(default_factory=Discount)
+    discount: Discount = field(default_factory=Discount)  # of later rewards
 
     def __post_init__(self) -> None:
         for name, least in {"execute": 1, "samples": 2}.items():

@@ -53,7 +53,7 @@ class Rule(Enum):
 
 @dataclass
 class InterventionConfig:
-    rule: Rule = Rule.disagreement
+    rule: Rule = Rule.disagreement  # when the expert takes over
     probability: float = 0.1  # random: per tick
     threshold: float = 0.5  # disagreement: of the largest coordinate, in units of the action range [-1, 1]
     patience: int = 1  # ticks in succession that must be wrong

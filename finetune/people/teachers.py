@@ -96,10 +96,10 @@ def shared_spec(teachers: Sequence[Teacher]) -> EnvSpec:
 class StudentChunk:
     """What a fresh student sees and predicts at once; null: as its first teacher."""
 
-    horizon: int | None = None
-    execute: int | None = None
-    start: int | None = None
-    history: int | None = None
+    horizon: int | None = None  # actions in a chunk; null: as the teacher's
+    execute: int | None = None  # actions of each chunk that are played; null: as the teacher's
+    start: int | None = None  # position of the first of them; null: as the teacher's
+    history: int | None = None  # observations that are stacked; null: as the teacher's
 
 
 def student_spec(spec: EnvSpec, keys: Sequence[str], chunk: StudentChunk, like: PolicySpec) -> PolicySpec:

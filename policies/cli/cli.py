@@ -17,6 +17,7 @@ from importlib import import_module, resources
 from typing import Any, NamedTuple
 
 from ..core.errors import BurnishError, did_you_mean, plain
+from .settings_text import beside, texts
 
 
 class Verb(NamedTuple):
@@ -219,7 +220,7 @@ def usage(verb: str, composed: Any, groups: Mapping[str, Mapping[str, type]]) ->
         lines += ["groups"]
         lines += [f"  {group}={'|'.join(names)}" for group, names in sorted(shown.items())]
         lines += [f"  (choose a group first to see its settings: burnish {verb} policy=... --help)", ""]
-    lines += ["settings", *(f"  {key}={text}" for key, text in _leaves(composed, ""))]
+    lines += ["settings", *(beside(f"  {key}={value}", text) for key, value, text in _leaves(composed, ""))]
     return "\n".join(lines) + "\n"
 
 
@@ -254,22 +255,25 @@ def choices(groups: Mapping[str, Mapping[str, type]]) -> dict[str, list[str]]:
     return found
 
 
-def _leaves(node: Any, path: str) -> list[tuple[str, str]]:
+def _leaves(node: Any, path: str) -> list[tuple[str, str, str]]:
+    """(whole name, value, text) of every setting."""
     from omegaconf import DictConfig, OmegaConf
 
-    out: list[tuple[str, str]] = []
+    out: list[tuple[str, str, str]] = []
+    kind = OmegaConf.get_type(node)
+    meaning = texts(kind) if kind is not None and dataclasses.is_dataclass(kind) else {}
     for key in node:
         name = f"{path}.{key}" if path else str(key)
         if OmegaConf.is_missing(node, key):
-            out.append((name, "???  (must be given)"))
+            out.append((name, "???  (must be given)", meaning.get(key, "")))
             continue
         value = node[key]
         if isinstance(value, DictConfig) and len(value):
             out += _leaves(value, name)
         elif isinstance(value, Enum):
-            out.append((name, f"{value.name}  ({'|'.join(type(value).__members__)})"))
+            out.append((name, f"{value.name}  ({'|'.join(type(value).__members__)})", meaning.get(key, "")))
         else:
-            out.append((name, "null" if value is None else str(value)))
+            out.append((name, "null" if value is None else str(value), meaning.get(key, "")))
     return out
 
 

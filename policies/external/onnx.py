@@ -45,13 +45,13 @@ DTYPES = {
 
 @dataclass
 class OnnxConfig:
-    path: str
+    path: str  # of the ONNX file
     keys: dict[str, str] = field(default_factory=dict)  # our name of an observation: theirs; empty: they are the same
     noise: str = "noise"  # the input that takes noise, if there is one of this name
     actions: str | None = None  # the output; null: the first
     unit: bool = False  # its actions are in [-1, 1], not in the units of the actuators
     execute: int | None = None  # actions of a chunk that are played; null: all
-    threads: int = 1
+    threads: int = 1  # CPU threads of onnxruntime
     sha256: str | None = None  # of the file; refused if it is another
 
     def __post_init__(self) -> None:

@@ -45,10 +45,10 @@ API_KEY = "BURNISH_API_KEY"
 class RemoteConfig:
     url: str  # ws://host:port
     keys: dict[str, str] = field(default_factory=dict)  # our name of an observation: theirs; empty: all, as they are
-    prompt: str | None = None
+    prompt: str | None = None  # instruction that is sent with every observation; null: none
     execute: int | None = None  # actions of a chunk that are played; null: as announced, or all
     batch: int = 64  # rows of one request, where the server takes several
-    timeout_s: float = 120.0
+    timeout_s: float = 120.0  # of one answer, in seconds
 
     def __post_init__(self) -> None:
         try:

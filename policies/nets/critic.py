@@ -26,15 +26,15 @@ from .mlp import MLP, WIDEST_TABLE, Activation, require_widths
 
 @dataclass
 class CriticConfig:
-    members: int = 2
-    hidden: list[int] = field(default_factory=lambda: [256, 256])
-    activation: Activation = Activation.relu
-    layer_norm: bool = True
+    members: int = 2  # critics in the ensemble
+    hidden: list[int] = field(default_factory=lambda: [256, 256])  # width of each hidden layer
+    activation: Activation = Activation.relu  # between layers
+    layer_norm: bool = True  # layer normalisation behind each hidden layer
     bins: int = 0  # 0: predict the value itself
     low: float = -10.0  # the values of the first and the last bin
-    high: float = 10.0
+    high: float = 10.0  # the last one
     average: bool = field(default=False, metadata=LATER)  # the members' losses, instead of their sum
-    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)  # of observations
 
     def __post_init__(self) -> None:
         require_widths("critic.hidden", self.hidden)
@@ -123,11 +123,11 @@ class QEnsemble(nn.Module):
 
 @dataclass
 class ValueConfig:
-    hidden: list[int] = field(default_factory=lambda: [256, 256])
-    activation: Activation = Activation.silu
-    layer_norm: bool = False
+    hidden: list[int] = field(default_factory=lambda: [256, 256])  # width of each hidden layer
+    activation: Activation = Activation.silu  # between layers
+    layer_norm: bool = False  # layer normalisation behind each hidden layer
     bias: float = 0.0  # of the output at the start: what a fresh network says everywhere, roughly
-    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)  # of observations
 
     def __post_init__(self) -> None:
         require_widths("value.hidden", self.hidden)

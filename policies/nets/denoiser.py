@@ -34,11 +34,11 @@ class Body(Enum):
 
 @dataclass
 class MlpBodyConfig:
-    hidden: list[int] = field(default_factory=lambda: [256, 256, 256])
-    time_dim: int = 64
-    activation: Activation = Activation.silu
-    layer_norm: bool = True
-    residual: bool = True
+    hidden: list[int] = field(default_factory=lambda: [256, 256, 256])  # width of each hidden layer
+    time_dim: int = 64  # size of the embedding of the generation step
+    activation: Activation = Activation.silu  # between layers
+    layer_norm: bool = True  # layer normalisation behind each hidden layer
+    residual: bool = True  # add the input of each hidden layer to its output
 
     def __post_init__(self) -> None:
         require_widths("mlp.hidden", self.hidden, least=1)
@@ -46,10 +46,10 @@ class MlpBodyConfig:
 
 @dataclass
 class DenoiserConfig:
-    body: Body = Body.mlp
-    mlp: MlpBodyConfig = field(default_factory=MlpBodyConfig)
-    unet: UNetConfig = field(default_factory=UNetConfig)
-    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    body: Body = Body.mlp  # the network between encoder and output
+    mlp: MlpBodyConfig = field(default_factory=MlpBodyConfig)  # with body=mlp
+    unet: UNetConfig = field(default_factory=UNetConfig)  # with body=unet
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)  # of observations
     guidance: float = 1.0  # 0 ignores the goal, 1 is the plain conditional prediction, more exaggerates the goal
     goal_drop: float = 0.0  # share of training rows whose goal is hidden
 

@@ -25,10 +25,10 @@ from .vision import VisionConfig, VisionNet, random_shift
 
 @dataclass
 class EncoderConfig:
-    vision: VisionConfig = field(default_factory=VisionConfig)
+    vision: VisionConfig = field(default_factory=VisionConfig)  # of pictures
     # Widths of a network over the concatenated features. Empty: the features themselves; the body does the work.
     trunk: list[int] = field(default_factory=list)
-    activation: Activation = Activation.silu
+    activation: Activation = Activation.silu  # between layers
 
     def __post_init__(self) -> None:
         require_widths("encoder.trunk", self.trunk)

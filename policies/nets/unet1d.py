@@ -25,9 +25,9 @@ LEVELS = 12  # a chunk is padded to a multiple of 2^(levels - 1)
 @dataclass
 class UNetConfig:
     channels: list[int] = field(default_factory=lambda: [64, 128, 256])  # one entry per level, finest first
-    kernel: int = 5
-    groups: int = 8
-    time_dim: int = 64
+    kernel: int = 5  # width of the convolutions over time
+    groups: int = 8  # of group normalisation
+    time_dim: int = 64  # size of the embedding of the generation step
 
     def __post_init__(self) -> None:
         require_widths("unet.channels", self.channels, least=1, most=LEVELS)

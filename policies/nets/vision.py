@@ -23,7 +23,7 @@ SMALL = 6
 
 @dataclass
 class VisionConfig:
-    features: int = 64
+    features: int = 64  # numbers that each picture becomes
     # Channels of the successive strided convolutions; the last number is repeated as long as the image is still large.
     channels: list[int] = field(default_factory=lambda: [16, 32, 64])
     # Largest random shift in training, as a share of the shorter side: 0.05 is DrQ's 4 of 84 pixels.

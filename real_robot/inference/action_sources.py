@@ -55,7 +55,7 @@ class ServedConfig:
     patience_s: float = 0.5  # so long is a lost server asked again, while the robot holds
     send_key: bool = False  # in a header, to servers that know no proof of it
     keys: dict[str, str] = field(default_factory=dict)  # our name of an observation: theirs; empty: all, as they are
-    prompt: str | None = None
+    prompt: str | None = None  # instruction that is sent with every observation; null: none
     execute: int | None = None  # actions of a chunk that are played; null: as announced, or all
 
     def __post_init__(self) -> None:

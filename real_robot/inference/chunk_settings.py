@@ -29,7 +29,7 @@ class Hold(Enum):
 class Chunks:
     """How to go from chunk to chunk."""
 
-    mode: Mode = Mode.queue
+    mode: Mode = Mode.queue  # how one chunk follows another
     # Actions that may be played, from the observation's tick on; null: as many as the policy executes. Whoever imitates
     # learns the whole chunk; a refinement is rewarded for what is executed, so what comes after may be anything.
     reach: int | None = None

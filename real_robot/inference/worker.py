@@ -127,7 +127,7 @@ def answered(predictor: Predictor, question: InferenceRequest) -> tuple[Chunk | 
 class Latency:
     """Seconds from a question to its answer, uniform around ``mean_s``; of each question always the same."""
 
-    mean_s: float = 0.0
+    mean_s: float = 0.0  # mean time of one inference, in seconds
     spread_s: float = 0.0  # either way
 
     def __post_init__(self) -> None:

@@ -18,24 +18,24 @@ ENOUGH = 1e9  # of whatever unit: what is greater cannot be meant, and overflows
 
 @dataclass
 class Safety:
-    rate_hz: float = 100.0
+    rate_hz: float = 100.0  # of the control loop
     share: float = 1.0  # of the robot's velocities and accelerations
     outside_rad: float = 0.1  # so far outside its limits a robot may be found at the start
     start_gap_rad: float = 0.5  # so far from the robot may the first request be
     blend_s: float = 1.0  # until all of the speed may be used
     stale_hold_periods: float = 3.0  # age of the newest state
-    stale_ramp_s: float = 0.1
+    stale_ramp_s: float = 0.1  # age of the newest state at which the robot brakes, in seconds
     silent_ramp_s: float = 1.0  # without a request, once there was one
     bad_in_a_row: int = 5  # requests that are no numbers
     slow_after: int = 3  # missed deadlines in a row
-    ramp_after: int = 10
+    ramp_after: int = 10  # missed deadlines in a row after which it brakes
     following_rad: float = 0.35  # between set-point and measurement
-    following_s: float = 0.3
+    following_s: float = 0.3  # for so long
     frozen_rad: float = 0.15  # so far may set-points move while the measurement of a joint stands still (`monitors`)
-    frozen_s: float = 0.5
+    frozen_s: float = 0.5  # for so long
     stall_rad: float = 0.05  # from its set-point, and so far a joint that is stuck may creep
     stall_share: float = 0.8  # of the greatest effort of a joint
-    stall_s: float = 1.0
+    stall_s: float = 1.0  # for so long
     no_device_watchdog: bool = False  # said aloud: if this program dies, the robot keeps its last set-point
 
     jerk: float = 0.0  # rad/s^3, of every joint, or less where the robot's own limit is less; 0: no limit

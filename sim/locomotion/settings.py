@@ -22,15 +22,15 @@ def limits(bounds: Bounds) -> tuple[float, float]:
 
 @dataclass
 class LocomotionConfig:
-    forward_reward_weight: float = 1.0
-    ctrl_cost_weight: float = 0.1
-    reset_noise_scale: float = 0.1
-    exclude_current_positions_from_observation: bool = True
-    max_steps: int = 1000
+    forward_reward_weight: float = 1.0  # reward for each m/s forwards
+    ctrl_cost_weight: float = 0.1  # price of squared actions
+    reset_noise_scale: float = 0.1  # half the range of the noise on the initial state
+    exclude_current_positions_from_observation: bool = True  # leave out the position along the way
+    max_steps: int = 1000  # control ticks until an episode is truncated
     cameras: list[str] = field(default_factory=list)  # seen beside the state; the models have one, "track"
-    image_size: int = 84
-    lavish: bool = False
-    randomize: RandomizeConfig = field(default_factory=RandomizeConfig)
+    image_size: int = 84  # side of the pictures, in pixels
+    lavish: bool = False  # shadows, reflections and smooth edges
+    randomize: RandomizeConfig = field(default_factory=RandomizeConfig)  # what is drawn anew in each episode
 
     def __post_init__(self) -> None:
         if not 0 <= self.reset_noise_scale < math.inf or self.max_steps < 1 or self.image_size < 8:
@@ -48,45 +48,48 @@ class HalfCheetahConfig(LocomotionConfig):
 
 @dataclass
 class FallingConfig(LocomotionConfig):
-    healthy_reward: float = 1.0
-    terminate_when_unhealthy: bool = True
+    healthy_reward: float = 1.0  # reward of each tick in which the robot is healthy
+    terminate_when_unhealthy: bool = True  # an episode ends when the robot is no longer healthy
 
 
 @dataclass
 class HopperConfig(FallingConfig):
-    ctrl_cost_weight: float = 1e-3
-    reset_noise_scale: float = 5e-3
+    ctrl_cost_weight: float = 1e-3  # price of squared actions
+    reset_noise_scale: float = 5e-3  # half the range of the noise on the initial state
+    # of every other coordinate of the state
     healthy_state_range: Bounds = field(default_factory=lambda: [-100.0, 100.0])
-    healthy_z_range: Bounds = field(default_factory=lambda: [0.7, None])
+    healthy_z_range: Bounds = field(default_factory=lambda: [0.7, None])  # m, heights at which the robot is healthy
+    # rad, angles at which the robot is healthy
     healthy_angle_range: Bounds = field(default_factory=lambda: [-0.2, 0.2])
 
 
 @dataclass
 class Walker2dConfig(FallingConfig):
-    ctrl_cost_weight: float = 1e-3
-    reset_noise_scale: float = 5e-3
-    healthy_z_range: Bounds = field(default_factory=lambda: [0.8, 2.0])
+    ctrl_cost_weight: float = 1e-3  # price of squared actions
+    reset_noise_scale: float = 5e-3  # half the range of the noise on the initial state
+    healthy_z_range: Bounds = field(default_factory=lambda: [0.8, 2.0])  # m, heights at which the robot is healthy
+    # rad, angles at which the robot is healthy
     healthy_angle_range: Bounds = field(default_factory=lambda: [-1.0, 1.0])
 
 
 @dataclass
 class AntConfig(FallingConfig):
-    ctrl_cost_weight: float = 0.5
-    contact_cost_weight: float = 5e-4
-    contact_force_range: Bounds = field(default_factory=lambda: [-1.0, 1.0])
-    healthy_z_range: Bounds = field(default_factory=lambda: [0.2, 1.0])
-    include_cfrc_ext_in_observation: bool = True
+    ctrl_cost_weight: float = 0.5  # price of squared actions
+    contact_cost_weight: float = 5e-4  # price of squared contact forces
+    contact_force_range: Bounds = field(default_factory=lambda: [-1.0, 1.0])  # contact forces are clipped to it
+    healthy_z_range: Bounds = field(default_factory=lambda: [0.2, 1.0])  # m, heights at which the robot is healthy
+    include_cfrc_ext_in_observation: bool = True  # observe external forces
 
 
 @dataclass
 class HumanoidConfig(FallingConfig):
-    forward_reward_weight: float = 1.25
-    contact_cost_weight: float = 5e-7
-    contact_cost_range: Bounds = field(default_factory=lambda: [None, 10.0])
-    healthy_reward: float = 5.0
-    healthy_z_range: Bounds = field(default_factory=lambda: [1.0, 2.0])
-    reset_noise_scale: float = 1e-2
-    include_cinert_in_observation: bool = True
-    include_cvel_in_observation: bool = True
-    include_qfrc_actuator_in_observation: bool = True
-    include_cfrc_ext_in_observation: bool = True
+    forward_reward_weight: float = 1.25  # reward for each m/s forwards
+    contact_cost_weight: float = 5e-7  # price of squared contact forces
+    contact_cost_range: Bounds = field(default_factory=lambda: [None, 10.0])  # that price is clipped to it
+    healthy_reward: float = 5.0  # reward of each tick in which the robot is healthy
+    healthy_z_range: Bounds = field(default_factory=lambda: [1.0, 2.0])  # m, heights at which the robot is healthy
+    reset_noise_scale: float = 1e-2  # half the range of the noise on the initial state
+    include_cinert_in_observation: bool = True  # observe masses and inertias
+    include_cvel_in_observation: bool = True  # observe velocities of bodies
+    include_qfrc_actuator_in_observation: bool = True  # observe forces of actuators
+    include_cfrc_ext_in_observation: bool = True  # observe external forces

@@ -38,7 +38,7 @@ FACTS = ("tip x", "tip y", "nearest post x", "nearest post y", "gap")
 class AvoidConfig(DeskConfig):
     post_m: float = 0.006  # radius of the posts
     start_m: float = 0.02  # the tip begins as far from the middle, to either side, at most
-    max_steps: int = 80
+    max_steps: int = 80  # control ticks until an episode is truncated
 
     def __post_init__(self) -> None:
         super().__post_init__()

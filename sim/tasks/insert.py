@@ -50,7 +50,7 @@ FACTS += ("hole turned, sin", "hole turned, cos", "pressed x", "pressed y", "pre
 class InsertConfig(DeskConfig):
     clearance_m: float = 0.0005  # per side; below 0 the peg is the larger one, as a check of the physics
     hole_error_m: float = 0.0  # standard deviation in x and in y of what the calibration is wrong by
-    max_steps: int = 60
+    max_steps: int = 60  # control ticks until an episode is truncated
 
     def __post_init__(self) -> None:
         super().__post_init__()

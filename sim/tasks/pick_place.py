@@ -27,7 +27,7 @@ class PickPlaceConfig(DeskConfig):
     radius: float = 0.015  # m, how far from the stand's middle the cube's centre may be
     cube_mass: float = 0.025  # kg, of wood or printed
     spread: float = 1.0  # share of the area in which cube and stand may lie
-    max_steps: int = 80
+    max_steps: int = 80  # control ticks until an episode is truncated
 
     def __post_init__(self) -> None:
         super().__post_init__()

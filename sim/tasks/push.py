@@ -45,9 +45,9 @@ class PushConfig(DeskConfig):
     start_rad: float = 1.0  # and as far turned
     position_m: float = 0.012  # it is there when nearer than that
     angle_rad: float = 0.15  # and turned less
-    mass_kg: float = 0.1
+    mass_kg: float = 0.1  # of the T
     friction: float = 0.6  # of the T on the desk
-    max_steps: int = 160
+    max_steps: int = 160  # control ticks until an episode is truncated
 
     def __post_init__(self) -> None:
         super().__post_init__()

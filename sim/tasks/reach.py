@@ -25,7 +25,7 @@ GOAL_LOW, GOAL_HIGH = (0.16, -0.12, 0.03), (0.30, 0.12, 0.20)  # m
 class ReachConfig(DeskConfig):
     radius: float = 0.01  # m, as near as that is there
     hold: int = 5  # ticks for which it must stay there
-    max_steps: int = 60
+    max_steps: int = 60  # control ticks until an episode is truncated
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -21,7 +21,7 @@ class StackConfig(DeskConfig):
     offset: float = 0.01  # m, how far from above the blue cube's centre the red one's may be
     cube_mass: float = 0.025  # kg, of wood or printed
     spread: float = 1.0  # share of the area in which the cubes may lie
-    max_steps: int = 80
+    max_steps: int = 80  # control ticks until an episode is truncated
 
     def __post_init__(self) -> None:
         super().__post_init__()
