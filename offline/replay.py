@@ -22,10 +22,12 @@ from ..policies.core.seed import generator as named_generator
 from ..policies.core.tree import Tree, index, map_tree, where
 from ..policies.core.types import Obs, Outcome
 from .returns import n_step as sum_of
+from .storage import Place, in_file, places, take
 
 BASE = ("action", "reward", "discount", "ended", "terminated", "steps")
 OBSERVED = ("obs", "next_obs")
 Batch = dict[str, Any]  # columns (B, ...), and "obs" and "next_obs", each an Obs
+FIRST = 256  # rows that are allocated at once; then they are doubled until the capacity is reached
 ALONE = (0, 0)  # a decision without its neighbours in time
 
 
@@ -49,8 +51,9 @@ class Replay:
         self.rows, self.num_envs, self.device = capacity // num_envs, num_envs, torch.device(device)
         self.added = 0  # rows ever added; row t of the ring was the latest of those with added % rows == t
         self.generator = named_generator(seed, "replay", device=device)
-        self._obs: Tree = {}
+        self._obs: Tree = {}  # (rows so far, N, ...) each
         self._columns: Tree = {}
+        self._places: dict[str, Place] = {}
         self._finals: Tree = {}  # a pool of final observations
         self._final_at = torch.full((self.rows, num_envs), -1, dtype=torch.int64, device=self.device)
         self._free: list[int] = []
@@ -76,6 +79,7 @@ class Replay:
         """``columns`` holds at least the base columns, each (N, ...). Everything is copied."""
         self._require(obs, columns, next_obs, self.num_envs)
         row = self.added % self.rows
+        self._grow(row + 1)
         for stored, given in ((self._obs, obs), (self._columns, columns)):
             for key, x in given.items():
                 stored[key][row] = x
@@ -111,10 +115,10 @@ class Replay:
         """Keep the head of the worlds of ``mask`` (N,) as where ``row`` led."""
         worlds = mask.nonzero()[:, 0]
         if len(worlds):
-            slots = torch.tensor(self._slots(len(worlds)), device=self.device)
+            slots = torch.tensor(self._slots(len(worlds)))
             for key, pool in self._finals.items():
-                pool[slots] = self._head[key][worlds]
-            self._final_at[row, worlds] = slots
+                pool[slots.to(pool.device)] = self._head[key][worlds].to(pool.device)
+            self._final_at[row, worlds] = slots.to(self.device)
 
     def extend(self, obs: Obs, columns: Mapping[str, Tensor], final: Obs) -> None:
         """T consecutive decisions of one world at once, each (T, ...), of which only the last may have ended; ``final``
@@ -126,6 +130,7 @@ class Replay:
         last = slice(count - 1, count)
         if count > 1:
             rows = slice(0, count - 1)
+            self._grow(self.added + count)
             for stored, given in ((self._obs, obs), (self._columns, columns)):
                 for key, x in given.items():
                     stored[key][self.added : self.added + count - 1, 0] = x[rows]
@@ -159,12 +164,31 @@ class Replay:
         if missing:
             raise BurnishError(f"a decision needs {', '.join(missing)} to be stored")
 
-        def room(count: tuple[int, ...], like: Tensor) -> Tensor:
-            return torch.zeros(*count, *like.shape[1:], dtype=like.dtype, device=self.device)
+        # The facts of a decision are small, and read beside each other: they stay where the learner is.
+        movable = {**obs, **{key: x for key, x in columns.items() if key not in BASE or key == "action"}}
+        each = {key: math.prod(x.shape[1:]) * x.element_size() for key, x in movable.items()}
+        spread = places({key: self.rows * self.num_envs * size for key, size in each.items()}, self.device)
+        self._places = {**dict.fromkeys(BASE, Place.device), **spread}
+        count = min(self.rows, FIRST)
+        self._obs = {key: self._room(key, count, x) for key, x in obs.items()}
+        self._columns = {key: self._room(key, count, x) for key, x in columns.items()}
+        self._finals = {key: self._room(key, 0, x)[:, 0] for key, x in obs.items()}
 
-        self._obs = map_tree(lambda x: room((self.rows, self.num_envs), x), obs)
-        self._columns = map_tree(lambda x: room((self.rows, self.num_envs), x), columns)
-        self._finals = map_tree(lambda x: room((0,), x), obs)
+    def _room(self, key: str, rows: int, like: Tensor) -> Tensor:
+        """Zeros for ``rows`` rows of N worlds; a file has room for all that there may be, and needs it when written."""
+        place, shape = self._places[key], like.shape[1:]
+        if rows and place is Place.file:
+            return in_file((self.rows, self.num_envs, *shape), like.dtype)
+        device = self.device if place is Place.device else torch.device("cpu")
+        return torch.zeros(rows, self.num_envs, *shape, dtype=like.dtype, device=device)
+
+    def _grow(self, rows: int) -> None:
+        """At least ``rows``, by doubling."""
+        for stored in (self._obs, self._columns):
+            for key, x in stored.items():
+                if len(x) < rows:
+                    more = min(max(rows, 2 * len(x)), self.rows) - len(x)
+                    stored[key] = torch.cat([x, x.new_zeros(more, *x.shape[1:])])
 
     def _slots(self, count: int) -> list[int]:
         """Free places in the pool of final observations, which grows by doubling."""
@@ -204,22 +228,22 @@ class Replay:
         length = max(n_step, sequence)
         if length == 1:
             row = self._row(age)
-            out: Batch = {key: x[row, world] for key, x in self._columns.items()}
-            out["obs"] = {key: x[row, world] for key, x in self._obs.items()}
+            out: Batch = self._read(self._columns, row, world)
+            out["obs"] = self._read(self._obs, row, world)
             out["next_obs"] = self._after(age, world)
             return out
         ages, valid = self._run(age, world, length)
         last = ages.gather(1, valid.sum(1, keepdim=True) - 1)[:, 0]
         rows, worlds = self._row(ages), world[:, None]
         if sequence > 1:
-            out = {key: x[rows, worlds] for key, x in self._columns.items()}
-            out["obs"] = {key: x[rows, worlds] for key, x in self._obs.items()}
+            out = self._read(self._columns, rows, worlds)
+            out["obs"] = self._read(self._obs, rows, worlds)
             out["valid"] = valid
         else:
             first = rows[:, 0]
-            out = {key: x[first, world] for key, x in self._columns.items()}
-            out["obs"] = {key: x[first, world] for key, x in self._obs.items()}
-            reward, discount = (self._columns[key][rows, worlds] for key in ("reward", "discount"))
+            out = self._read(self._columns, first, world)
+            out["obs"] = self._read(self._obs, first, world)
+            reward, discount = (take(self._columns[key], self.device, rows, worlds) for key in ("reward", "discount"))
             out["reward"], out["discount"], out["decisions"] = sum_of(reward, discount, valid)
         out["next_obs"] = self._after(last, world)
         return out
@@ -228,7 +252,10 @@ class Replay:
         """The newest ``rows`` rows, or all, in the order of time: columns and "obs", each (T, N, ...)."""
         first = 0 if rows is None else max(0, self.filled - rows)
         order = self._row(torch.arange(first, self.filled, device=self.device))
-        return {**index(self._columns, order), "obs": index(self._obs, order)}
+        return {**self._read(self._columns, order), "obs": self._read(self._obs, order)}
+
+    def _read(self, stored: Tree, *where: Tensor) -> Batch:
+        return {key: take(x, self.device, *where) for key, x in stored.items()}
 
     def learnable(self, rows: int | None = None) -> Tensor:
         """(T, N), in the order of ``latest``: all but what was left out."""
@@ -271,7 +298,7 @@ class Replay:
         ages = age[:, None] + torch.arange(length, device=self.device)
         inside = ages < self.filled
         ages = ages.clamp(max=self.filled - 1)
-        ended = self._columns["ended"][self._row(ages), world[:, None]]
+        ended = take(self._columns["ended"], self.device, self._row(ages), world[:, None])
         before = torch.cat([torch.zeros_like(ended[:, :1]), ended[:, :-1]], 1).cumsum(1) > 0
         valid = inside & ~before
         return torch.minimum(ages, (age + valid.sum(1) - 1)[:, None]), valid
@@ -280,7 +307,7 @@ class Replay:
         ages = age[:, None] + torch.arange(-back, ahead + 1, device=self.device)
         inside = (ages >= 0) & (ages < self.filled)
         rows, worlds = self._row(ages.clamp(0, self.filled - 1)), world[:, None]
-        out: Batch = {key: x[rows, worlds] for key, x in self._columns.items()}
+        out = self._read(self._columns, rows, worlds)
         ends = out["ended"].long()
         episode = ends.cumsum(1) - ends  # ends before each decision: equal numbers belong to one episode
         out["valid"] = inside & (episode == episode[:, back : back + 1])
@@ -291,11 +318,11 @@ class Replay:
     def _after(self, age: Tensor, world: Tensor) -> Obs:
         row = self._row(age)
         following = self._row((age + 1).clamp(max=self.filled - 1))
-        out = {key: x[following, world] for key, x in self._obs.items()}
+        out = self._read(self._obs, following, world)
         out = where(age == self.filled - 1, index(self._head, world), out)
         slot = self._final_at[row, world]
         if len(next(iter(self._finals.values()))):
-            out = where(slot >= 0, index(self._finals, slot.clamp(min=0)), out)
+            out = where(slot >= 0, self._read(self._finals, slot.clamp(min=0)), out)
         return out
 
     # ---- keeping ----
@@ -324,17 +351,19 @@ class Replay:
             )
         self.added, self._free = int(state["added"]), list(state["free"])
         # Copies: the pool is written in place, and must not be shared with whoever gave the state.
-        self._head, self._finals = (
-            map_tree(lambda x: x.to(self.device, copy=True), state[name]) for name in ("head", "finals")
-        )
-
-        def unfold(x: Tensor) -> Tensor:
-            room = torch.zeros(self.rows, *x.shape[1:], dtype=x.dtype, device=self.device)
-            room[: len(x)] = x
-            return room
-
-        self._obs, self._columns = map_tree(unfold, state["obs"]), map_tree(unfold, state["columns"])
-        self._void = unfold(state["void"]) if "void" in state else None
+        self._head = {key: x.to(self.device, copy=True) for key, x in state["head"].items()}
+        if state["obs"]:
+            obs, columns = ({key: x[0] for key, x in state[name].items()} for name in ("obs", "columns"))
+            self._allocate(obs, columns, obs)
+            self._grow(len(state["final_at"]))
+        for stored, name in ((self._obs, "obs"), (self._columns, "columns")):
+            for key, x in state[name].items():
+                stored[key][: len(x)] = x
+        self._finals = {key: x.to(self._finals[key].device, copy=True) for key, x in state["finals"].items()}
+        self._void = None
+        if "void" in state:
+            self._void = torch.zeros_like(self._final_at, dtype=torch.bool)
+            self._void[: len(state["void"])] = state["void"]
         self._final_at.fill_(-1)
         self._final_at[: len(state["final_at"])] = state["final_at"]
         self.generator.set_state(state["generator"].cpu())

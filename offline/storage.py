@@ -1,0 +1,90 @@
+"""Where a replay keeps its columns: on the device of the learner, in host memory, or in a file.
+
+Columns that would not fit at full size are kept elsewhere, the largest first: in host memory where the learner is on a
+GPU, and in a file where host memory is too small as well. The file lies in the folder for temporary files (``TMPDIR``),
+takes space as it is written, and has no name, so nothing is left of it when the process ends.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..policies.core.errors import BurnishError
+
+SHARE = 0.6  # of the memory that is free: a column that grows is in memory twice for a moment
+
+
+class Place(Enum):
+    device = "device"
+    host = "host"
+    file = "file"
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that can still be had. Where a system does not say it, there is no limit."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 2**62
+    return 1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
+
+
+def places(sizes: Mapping[str, int], device: torch.device) -> dict[str, Place]:
+    """Name of a column -> where it is kept; ``sizes`` in bytes, of all rows that there may be. A warning says what is
+    kept in a file."""
+    chosen = dict.fromkeys(sizes, Place.device)
+    host = torch.device("cpu")
+    order = [(Place.device, Place.file, host)] if device.type == "cpu" else []
+    order = order or [(Place.device, Place.host, device), (Place.host, Place.file, host)]
+    for place, refuge, where in order:
+        room = SHARE * free_bytes(where)
+        while (own := [name for name in sizes if chosen[name] is place]) and sum(sizes[name] for name in own) > room:
+            chosen[max(own, key=lambda name: sizes[name])] = refuge
+    spilled = {name: sizes[name] for name, place in chosen.items() if place is Place.file}
+    folder = tempfile.gettempdir()
+    if sum(spilled.values()) > SHARE * shutil.disk_usage(folder).free:
+        raise BurnishError(
+            f"a replay of this capacity needs {_gigabytes(sizes)}, more than there is in memory or in {folder}; give a "
+            "smaller loop.capacity, smaller images, or another folder by the variable TMPDIR"
+        )
+    if spilled:
+        warnings.warn(
+            f"{', '.join(spilled)} of the replay may grow to {_gigabytes(spilled)}, more than memory holds, and is "
+            f"kept in a file in {folder}, which is slower; a smaller loop.capacity avoids it",
+            stacklevel=2,
+        )
+    return chosen
+
+
+def _gigabytes(sizes: Mapping[str, int]) -> str:
+    return f"{sum(sizes.values()) / 2**30:.1f} GiB"
+
+
+def in_file(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros, in a file without a name."""
+    handle, name = tempfile.mkstemp(prefix="burnish-replay-")
+    os.close(handle)
+    try:
+        return torch.from_file(name, shared=True, size=math.prod(shape), dtype=dtype).view(shape)
+    finally:
+        os.unlink(name)
+
+
+def take(x: Tensor, device: torch.device, *where: Tensor) -> Tensor:
+    """``x[where]`` on ``device``, wherever ``x`` is kept; from host memory to a GPU through pinned memory."""
+    if x.device == device:
+        return x[where]
+    found = x[tuple(index.to(x.device) for index in where)]
+    return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found.to(device)

@@ -1,0 +1,80 @@
+"""Where a replay keeps its columns: memory that grows, files, and host memory beside a GPU."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+
+import pytest
+import torch
+
+from burnish.offline import storage
+from burnish.offline.replay import FIRST, Replay
+from burnish.policies.core.errors import BurnishError
+
+
+def a_row(size: int, picture: torch.Tensor) -> tuple[dict, dict, dict]:
+    n = len(picture)
+    never = torch.zeros(n, dtype=torch.bool)
+    facts = {"reward": torch.zeros(n), "discount": torch.ones(n), "ended": never, "terminated": never}
+    facts |= {"action": torch.zeros(n, 1, size), "steps": torch.ones(n, dtype=torch.int64)}
+    return {"image.top": picture, "state": torch.zeros(n, 2)}, facts, {"image.top": picture, "state": torch.ones(n, 2)}
+
+
+def pictures(row: int, side: int = 8) -> torch.Tensor:
+    return torch.full((2, 3, side, side), row % 251, dtype=torch.uint8)
+
+
+def test_memory_is_taken_as_it_is_needed():
+    replay = Replay(1_000_000, 2)
+    replay.add(*a_row(1, pictures(0)))
+    assert len(replay._obs["state"]) == FIRST and replay.rows == 500_000
+    for row in range(1, FIRST + 2):
+        replay.add(*a_row(1, pictures(row)))
+    assert len(replay._obs["state"]) == 2 * FIRST
+    assert replay.latest()["obs"]["image.top"][:, 0, 0, 0, 0].tolist() == [row % 251 for row in range(FIRST + 2)]
+
+
+def test_pictures_that_memory_cannot_hold_are_kept_in_a_file(monkeypatch, tmp_path):
+    """A ring that has gone around, beside one in memory; nothing of the file is left, by name, while it is used."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    plain, spilled = Replay(40, 2, seed=1), Replay(40, 2, seed=1)
+    for row in range(27):
+        plain.add(*a_row(1, pictures(row)))
+    monkeypatch.setattr(storage, "free_bytes", lambda device: 40 * 100)  # the pictures alone have 40 * 192 bytes
+    with pytest.warns(UserWarning, match=r"image\.top of the replay may grow to"):
+        spilled.add(*a_row(1, pictures(0)))
+    for row in range(1, 27):
+        spilled.add(*a_row(1, pictures(row)))
+    assert spilled._places == {**plain._places, "image.top": storage.Place.file} and not list(tmp_path.iterdir())
+    one, two = plain.sample(64, n_step=2), spilled.sample(64, n_step=2)
+    assert all(torch.equal(one[part]["image.top"], two[part]["image.top"]) for part in ("obs", "next_obs"))
+    with pytest.warns(UserWarning):
+        again = Replay(40, 2, seed=1)
+        again.load_state_dict(spilled.state_dict())
+    assert torch.equal(again.sample(8)["obs"]["image.top"], spilled.sample(8)["obs"]["image.top"])
+
+
+def test_a_replay_that_nothing_can_hold_is_refused_before_anything_is_played(monkeypatch):
+    """A million decisions with a picture of 128 by 128: 46 GiB. The control: the file system has room."""
+    monkeypatch.setattr(storage, "free_bytes", lambda device: 8 * 2**30)
+    usage = type(shutil.disk_usage("/"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(0, 0, 20 * 2**30))
+    with pytest.raises(BurnishError, match=r"needs 45\.8 GiB.*smaller loop\.capacity"):
+        Replay(1_000_000, 2).add(*a_row(1, pictures(0, 128)))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(0, 0, 200 * 2**30))
+    with pytest.warns(UserWarning, match="which is slower"):
+        Replay(1_000_000, 2).add(*a_row(1, pictures(0, 128)))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_pictures_that_the_gpu_cannot_hold_are_kept_in_host_memory(monkeypatch):
+    plain, moved = Replay(40, 2, seed=1, device="cuda"), Replay(40, 2, seed=1, device="cuda")
+    for replay, free in ((plain, 2**40), (moved, 40 * 100)):
+        monkeypatch.setattr(storage, "free_bytes", lambda device, free=free: free if device.type == "cuda" else 2**40)
+        for row in range(27):
+            replay.add(*a_row(1, pictures(row)))
+    assert moved._obs["image.top"].device.type == "cpu" and plain._obs["image.top"].device.type == "cuda"
+    one, two = plain.sample(64)["obs"]["image.top"], moved.sample(64)["obs"]["image.top"]
+    assert two.device.type == "cuda" and torch.equal(one, two)
