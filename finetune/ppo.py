@@ -225,7 +225,7 @@ class PPO(Learner):
                 order = order.repeat(-(-size // count) + 1)[: -(-count // size) * size]
             # Minibatches of equal size, give or take a row, that leave none out.
             for chosen in order.tensor_split(-(-len(order) // size)):
-                metrics = self._descend[train_actor](_take(rows, chosen))
+                metrics = self._descend[train_actor](index(rows, chosen))
                 self.gradient_steps += 1
                 if self.config.target_kl is not None and train_actor and metrics["kl"] > self.config.target_kl:
                     stopped = True
@@ -253,7 +253,8 @@ class PPO(Learner):
             rows["obs"], again = shifted(rows["obs"], self.config.image_shift, self.rows), torch.ones_like(again)
         stale = again.nonzero()[:, 0]
         for part in stale.split(FORWARD) if len(stale) else ():
-            evidence = self.network.log_prob(index(rows["obs"], part), rows["trace"][part], rows["steps"][part])
+            drawn = index({name: rows[name] for name in ("obs", "trace", "steps")}, part)
+            evidence = self.network.log_prob(drawn["obs"], drawn["trace"], drawn["steps"])
             rows["log_prob"] = rows["log_prob"].index_copy(0, part, evidence)
         shape = batch["reward"].shape
         value = self._values(rows["obs"])
@@ -272,7 +273,7 @@ class PPO(Learner):
         advantage, target = gae(reward, batch["discount"], ended, value, following, self.config.lam)
         rows |= {"advantage": advantage.flatten(), "target": target.flatten(), "value": value.flatten()}
         if own is not None:
-            rows = _take(rows, own.flatten().nonzero()[:, 0])
+            rows = index(rows, own.flatten().nonzero()[:, 0])
             advantage, value = rows["advantage"], rows["value"]
         if not len(rows["advantage"]):
             return rows, {}
@@ -305,7 +306,7 @@ class PPO(Learner):
         count = len(rows["advantage"])
         metrics: Metrics = {}
         for start in range(0, count, self.slice):
-            part = _take(rows, slice(start, start + self.slice)) if self.slice < count else rows
+            part = index(rows, slice(start, start + self.slice)) if self.slice < count else rows
             share = len(part["advantage"]) / count
             loss, found = self._loss(part, train_actor)
             (share * loss).backward()
@@ -367,7 +368,3 @@ class PPO(Learner):
         state = {"gradient_steps": 0, **state}  # older states do not count them
         restore(self._parts(), state)
         self.updates, self.gradient_steps = int(state["updates"]), int(state["gradient_steps"])
-
-
-def _take(rows: dict[str, Any], chosen: Tensor | slice) -> dict[str, Any]:
-    return {key: index(x, chosen) if isinstance(x, dict) else x[chosen] for key, x in rows.items()}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..policies.core.tree import Tree, index, map_tree
+from ..policies.core.tree import Tree, assign, index, map_tree
 from ..policies.core.types import Obs, Outcome
 from .people.intervened_rows import by_others
 
@@ -32,9 +32,8 @@ class Rollout:
             self._obs, self._columns = (
                 map_tree(lambda x: x.new_empty(self.length, *x.shape), tree) for tree in (obs, given)
             )
-        for stored, new in ((self._obs, obs), (self._columns, given)):
-            for key, x in new.items():
-                stored[key][self.filled] = x
+        assign(self._obs, self.filled, obs)
+        assign(self._columns, self.filled, given)
         ends = outcome.ended.nonzero()[:, 0]
         if self.filled == self.length - 1:
             ends = torch.arange(self.num_envs, device=outcome.ended.device)
@@ -58,5 +57,4 @@ class Rollout:
 
 def flat(batch: Mapping[str, Any]) -> dict[str, Any]:
     """(T, N, ...) -> (T * N, ...), obs included; without "bootstrap"."""
-    columns = {key: x.flatten(0, 1) for key, x in batch.items() if isinstance(x, Tensor)}
-    return {**columns, "obs": map_tree(lambda x: x.flatten(0, 1), batch["obs"])}
+    return map_tree(lambda x: x.flatten(0, 1), {key: x for key, x in batch.items() if key != "bootstrap"})

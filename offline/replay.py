@@ -140,6 +140,9 @@ class Replay:
 
     def _require(self, obs: Obs, columns: Mapping[str, Tensor], next_obs: Obs, count: int) -> None:
         """``count`` rows of what this replay stores, and nothing that would broadcast: before anything is written."""
+        trees = [key for key, x in columns.items() if not isinstance(x, Tensor)]
+        if trees:
+            raise BurnishError(f"a replay stores tensors, but {', '.join(trees)} is of another kind; store its parts")
         if not self._columns:
             self._allocate(obs, columns, next_obs)
         if columns.keys() != self._columns.keys() or obs.keys() != self._obs.keys() or obs.keys() - next_obs.keys():

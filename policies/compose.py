@@ -81,9 +81,6 @@ class Residual(nn.Module):
         self.config = ResidualConfig(bound, Every(every))
         self.spec = base.spec
 
-    def features(self, obs: Obs) -> Obs:
-        return {**obs, **self.base.features(obs)}
-
     def act(
         self,
         obs: Obs,
@@ -173,9 +170,6 @@ class Repeated(nn.Module):
         self.base, self.config, self.count = base, RepeatedConfig(), shape[0]
         self.spec = replace(base.spec, noise_shape=shape[1:])
 
-    def features(self, obs: Obs) -> Obs:
-        return self.base.features(obs)
-
     def act(
         self,
         obs: Obs,
@@ -222,9 +216,6 @@ class Steered(nn.Module):
                 f"correction {self._residual}"
             )
         self.spec = replace(base.spec, noise_shape=(1, self._size))
-
-    def features(self, obs: Obs) -> Obs:
-        return {**obs, **self.base.features(obs)}
 
     def act(
         self,
@@ -285,9 +276,6 @@ class BestOf(nn.Module):
             raise BurnishError(f"best_of.count={count} comes to {self.draws} draws in all, more than {MOST_DRAWS}")
         require_bytes(self.draws * base.spec.inputs.nbytes, LARGEST_DRAWS, f"what {self.draws} draws observe")
         self.spec = replace(base.spec, noise_shape=None)
-
-    def features(self, obs: Obs) -> Obs:
-        return {**obs, **self.base.features(obs)}
 
     def act(
         self,

@@ -198,9 +198,6 @@ class DiffusionPolicy(nn.Module):
         """The one time grid: what the network is told about train index 0..T-1, which may be fractional."""
         return (index.double() + 1) / self.config.train_steps
 
-    def features(self, obs: Obs) -> Obs:
-        return obs
-
     def encode(self, obs: Obs) -> Cond:
         return self.net.encode(obs)
 

@@ -111,9 +111,6 @@ class FlowPolicy(nn.Module):
         sizes = d if isinstance(d, Tensor) else torch.full_like(t, d)
         return self.net(x, torch.stack([t, sizes.to(x.dtype)], 1), cond)
 
-    def features(self, obs: Obs) -> Obs:
-        return obs
-
     def encode(self, obs: Obs) -> Cond:
         return self.net.encode(obs)
 

@@ -81,9 +81,6 @@ class GaussianPolicy(nn.Module):
         self.raw_std = nn.Parameter(torch.zeros(spec.chunk_shape), requires_grad=not config.state_dependent_std)
         self.coordinates, self.transitions = torch.tensor([float(spec.execute * spec.action.dim)]), torch.ones(1)
 
-    def features(self, obs: Obs) -> Obs:
-        return obs
-
     def law(self, obs: Obs, *, drop: Tensor | None = None, augment: torch.Generator | None = None) -> Normal:
         """The Gaussian over u (B, H, A), before any squashing."""
         out = self.trunk(self.encoder(obs, drop=drop, augment=augment))

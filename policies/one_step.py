@@ -43,9 +43,6 @@ class OneStepPolicy(nn.Module):
             self.encoder.dim + size, size, config.hidden, activation=config.activation, layer_norm=config.layer_norm
         )
 
-    def features(self, obs: Obs) -> Obs:
-        return obs
-
     def forward(self, obs: Obs, noise: Tensor, *, augment: torch.Generator | None = None) -> Tensor:
         """(B, H, A), not clipped: what is distilled must feel how far it is outside."""
         check(noise, f"B {self.spec.horizon} {self.spec.action.dim}")

@@ -55,9 +55,6 @@ class SplitChain(nn.Module):
     def num_steps(self) -> int:
         return self.last.num_steps
 
-    def features(self, obs: Obs) -> Obs:
-        return obs
-
     def encode(self, obs: Obs) -> SplitObservation:
         return SplitObservation(self.first.encode(obs), self.last.encode(obs))
 

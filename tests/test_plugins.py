@@ -72,7 +72,7 @@ OBS = {"state": torch.zeros(3, 2), "goal": torch.full((3, 2), 0.1)}
 
 def test_a_name_leads_to_a_policy_for_this_world(package):
     policy = InstalledPolicy(CallableConfig("towards"), WORLD)
-    assert policy.spec.horizon == 4 and policy.world == WORLD and policy.features(OBS) is OBS
+    assert policy.spec.horizon == 4 and policy.world == WORLD
     torch.testing.assert_close(policy.act(OBS), torch.full((3, 4, 2), 0.4))
 
 

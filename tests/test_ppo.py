@@ -12,6 +12,7 @@ from burnish.finetune.loops import OnPolicy
 from burnish.finetune.methods import residual_ppo
 from burnish.finetune.ppo import PPO, Normalize, PPOConfig
 from burnish.finetune.rollout import Rollout, flat
+from burnish.offline.replay import Replay
 from burnish.offline.sources import Rows
 from burnish.policies.build import build_policy
 from burnish.policies.core.chunk import ChunkEnv
@@ -62,6 +63,40 @@ def collect(learner, env, length=LENGTH, seed=0):
         rollout.add(obs, columns, outcome)
         obs = outcome.obs
     return rollout.batch()
+
+
+class TreeTraced:
+    """A policy that remembers its draw as a tree of two parts."""
+
+    def __init__(self, actor):
+        self.inner = actor
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def draw(self, obs, *, generator=None):
+        drawn = self.inner.draw(obs, generator=generator)
+        return drawn._replace(trace={"first": drawn.trace[:, :1], "others": {"rest": drawn.trace[:, 1:]}})
+
+    def log_prob(self, obs, trace, steps):
+        return self.inner.log_prob(obs, torch.cat([trace["first"], trace["others"]["rest"]], 1), steps)
+
+
+def test_a_trace_may_be_a_tree_of_tensors():
+    """Through rollout, evidence of cut chunks, minibatches and slices: bit-equal to the same trace as one tensor."""
+    found = []
+    for wrap in (lambda actor: actor, TreeTraced):
+        actor = gaussian()
+        learner = PPO(wrap(actor), actor, settings(minibatch=7, epochs=2), num_envs=2)
+        learner.slice = 3
+        learner.update(Rows(collect(learner, scripted())))
+        found.append(list(actor.parameters()))
+    assert same(*found) and not same(found[0], gaussian().parameters())
+    with pytest.raises(BurnishError, match="a replay stores tensors, but trace is of another kind"):
+        world = scripted()
+        obs = world.reset()
+        action, columns = learner.actor.act(obs, warm=False, generator=torch.Generator())
+        Replay(8, 2).record(obs, action, world.step(action), columns)
 
 
 @pytest.mark.parametrize("normalize", list(Normalize))

@@ -379,6 +379,7 @@ def test_memory_is_copied():
     assert_as_the_lists(replay, lists, 1)
 
 
+@pytest.mark.real_time
 def test_a_sample_is_fast():
     """256 sums over 3 decisions of 17 + 24 numbers take 0.2 ms here; 1 ms is asked for, and the best of several is
     taken, because a busy machine says nothing about the code."""

@@ -45,9 +45,6 @@ class Counting:
         self.spec = dataclasses.replace(agent_spec(worlds(1).spec, 3), horizon=4, start=1)
         self.asked = []
 
-    def features(self, obs):
-        return obs
-
     def act(self, obs, *, noise=None, prefix=None, greedy=False, generator=None):
         self.asked.append(obs["state"].clone())
         ahead = torch.tensor([9.0, 0.0, 0.1, 0.2])  # the first lies before now

@@ -130,9 +130,8 @@ class EXPOActor:
     def propose(self, base: Any, obs: Obs, generator: torch.Generator) -> Tensor:
         """(B, 2N, n, A): N chunks of ``base``, then their edits."""
         count = self.config.count
-        seen = map_tree(lambda x: x.repeat_interleave(count, 0), base.features(obs))
-        proposed = base.spec.executed(base.act(seen, generator=generator))
         wide = map_tree(lambda x: x.repeat_interleave(count, 0), obs)
+        proposed = base.spec.executed(base.act(wide, generator=generator))
         edit = self.edit.draw({**wide, "base_action": proposed}, generator=generator).action
         both = torch.stack([proposed, edited(proposed, edit, self.config.edit_bound)])
         return both.unflatten(1, (-1, count)).transpose(0, 1).flatten(1, 2)

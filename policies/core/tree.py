@@ -1,4 +1,4 @@
-"""Dicts of tensors, and a shape checker that makes silent broadcasts impossible."""
+"""Dicts of tensors, which may hold further dicts, and a shape checker that makes silent broadcasts impossible."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ Tree = dict[str, Tensor]
 
 
 def map_tree(fn: Callable[[Tensor], Tensor], tree: Mapping[str, Tensor]) -> Tree:
-    return {key: fn(x) for key, x in tree.items()}
+    found: dict[str, Any] = {key: fn(x) if isinstance(x, Tensor) else map_tree(fn, x) for key, x in tree.items()}
+    return found
 
 
 def stack(trees: Sequence[Mapping[str, Tensor]], dim: int = 0) -> Tree:
@@ -20,11 +21,20 @@ def stack(trees: Sequence[Mapping[str, Tensor]], dim: int = 0) -> Tree:
 
 
 def index(tree: Mapping[str, Tensor], rows: Any) -> Tree:
-    return {key: x[rows] for key, x in tree.items()}
+    return map_tree(lambda x: x[rows], tree)
+
+
+def assign(tree: Mapping[str, Any], rows: Any, new: Mapping[str, Any]) -> None:
+    """``tree[rows] = new`` in place, for each of the tensors."""
+    for key, x in new.items():
+        if isinstance(x, Tensor):
+            tree[key][rows] = x
+        else:
+            assign(tree[key], rows, x)
 
 
 def to(tree: Mapping[str, Tensor], device: torch.device | str) -> Tree:
-    return {key: x.to(device, non_blocking=True) for key, x in tree.items()}
+    return map_tree(lambda x: x.to(device, non_blocking=True), tree)
 
 
 def rows(mask: Tensor, like: Tensor) -> Tensor:

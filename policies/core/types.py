@@ -84,7 +84,7 @@ class Draw(NamedTuple):
     """A sampled chunk with its evidence."""
 
     action: Tensor  # (B, H, A)
-    trace: Tensor  # whatever must be remembered to evaluate the draw again
+    trace: Any  # a tensor, or a tree of them: whatever must be remembered to evaluate the draw again
     log_prob: Tensor  # (B, J)
 
 
@@ -120,10 +120,6 @@ class Policy(Protocol):
 
     @property
     def spec(self) -> PolicySpec: ...
-
-    def features(self, obs: Obs) -> Obs:
-        """The frozen part of the work, storable in replay. Identity by default; idempotent."""
-        ...
 
     def act(
         self,
@@ -176,7 +172,7 @@ class StochasticPolicy(Policy, Protocol):
 
     def draw(self, obs: Obs, *, generator: Noise | None = None) -> Draw: ...
 
-    def log_prob(self, obs: Obs, trace: Tensor, steps: Tensor) -> Tensor:
+    def log_prob(self, obs: Obs, trace: Any, steps: Tensor) -> Tensor:
         """(B, J): evidence of the first ``steps`` executed actions of the slice ``start : start + execute``."""
         ...
 

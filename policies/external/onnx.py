@@ -84,9 +84,6 @@ class OnnxPolicy:
         self.spec = self._tried() if written is None else self._as_written(written)
         self._scale = None if written is not None or config.unit else Scale(self.spec.action)
 
-    def features(self, obs: Obs) -> Obs:
-        return obs
-
     def act(
         self,
         obs: Obs,

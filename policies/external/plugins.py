@@ -46,9 +46,6 @@ class InstalledPolicy:
             )
         self.spec = spec
 
-    def features(self, obs: Obs) -> Obs:
-        return obs
-
     def act(
         self,
         obs: Obs,

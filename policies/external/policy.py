@@ -32,9 +32,6 @@ class CallablePolicy:
     def __init__(self, fn: Callable[..., Any], spec: PolicySpec) -> None:
         self.fn, self.spec = fn, spec
 
-    def features(self, obs: Obs) -> Obs:
-        return obs
-
     def act(
         self,
         obs: Obs,

@@ -96,9 +96,6 @@ class RemotePolicy:
         self.spec = self._asked(sample) if told is None else self._announced(told)
         self._scale = Scale(self.spec.action)
 
-    def features(self, obs: Obs) -> Obs:
-        return obs
-
     def act(
         self,
         obs: Obs,
