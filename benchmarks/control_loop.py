@@ -58,7 +58,7 @@ from burnish.real_robot.safety.safe_robot import Rung
 from burnish.real_robot.safety.settings import Safety
 
 HERE = Path(__file__).resolve().parent
-ROBOTS = HERE.parent / "docs" / "robots.md"
+ROBOTS = HERE.parent / "docs" / "robots_safety.md"
 OBS, HORIZON, WIDTH = 48, 8, 256
 PLAN_S = 0.05  # between plans
 SETTLE_S = 0.3  # after the start, not measured

@@ -164,7 +164,7 @@ def test_a_frozen_picture_is_stale():
 
 @pytest.mark.sim
 def test_the_page_says_how_a_robot_sees(film: str):
-    page = (Path(__file__).parents[1] / "docs" / "robots.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[1] / "docs" / "robots_own.md").read_text(encoding="utf-8")
     section = page.partition("## What a robot sees\n")[2].partition("\n## ")[0]
     (program,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     printed = "source=0, width=640, height=480"
@@ -178,7 +178,7 @@ def test_the_page_says_how_a_robot_sees(film: str):
 
     action = torch.zeros(1, body.spec.action.dim)
     said: dict[str, Any] = {"body": body, "stage": each_anew(connect), "action": action}
-    exec(compile(program, "robots.md", "exec"), said)
+    exec(compile(program, "robots_own.md", "exec"), said)
     for obs in (said["obs"], said["step"].obs):
         assert said["env"].spec.obs.check(obs) == 1
         red, green, blue = obs["image.front"][0].float().mean(dim=(1, 2))

@@ -148,11 +148,11 @@ def test_it_keeps_the_word_of_an_adapter():
 
 
 def test_the_page_says_how(stand: Stand):
-    page = (Path(__file__).parents[1] / "docs" / "robots.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[1] / "docs" / "robots_own.md").read_text(encoding="utf-8")
     section = page.partition("## A robot of LeRobot's\n")[2].partition("\n## ")[0]
     (program,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     said: dict[str, Any] = {"robot": stand}
-    exec(compile(program, "robots.md", "exec"), said)
+    exec(compile(program, "robots_own.md", "exec"), said)
     assert said["picture"].image.shape == (8, 6, 3) and said["bridge"].phase is Phase.INACTIVE
     np.testing.assert_allclose(said["info"].sent, said["state"].q, atol=1e-9)
     assert len(stand.ticks) >= 1
