@@ -1,4 +1,4 @@
-"""What the methods of this package train, and how it goes on acting when learning goes on in the world."""
+"""The actors that offline methods train, and how they act when learning goes on in the world."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was executed, as the chunk that an imitator learns from.
+"""Chunks for imitation, made of the actions that a replay holds.
 
 A replay holds the executed slice (B, n, A) of every decision, zero after the ``steps`` that were really played;
 ``bc_loss`` wants whole chunks (B, H, A) and a mask of what is real. What was played before and after the slice stands

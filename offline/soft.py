@@ -1,4 +1,4 @@
-"""What maximum-entropy and deterministic actor-critic methods share: functions, and a temperature that tunes itself.
+"""Functions that maximum-entropy and deterministic actor-critic methods share, and a temperature that tunes itself.
 
 Haarnoja et al. 2018 (SAC, arXiv 1801.01290 and 1812.05905: the temperature of section 5); Fujimoto et al. 2018 (TD3,
 arXiv 1802.09477: target policy smoothing, equation 14).

@@ -1,4 +1,4 @@
-"""Where a learner takes its batches from: ``Learner.update(source)`` begins with ``batch = source.sample()``.
+"""Sources of batches: ``Learner.update(source)`` begins with ``batch = source.sample()``.
 
     Mixture    an online replay, or prior data beside it: what the loops hand to off-policy and offline learners
     Rows       a batch that exists already: the rollout of an on-policy loop, or what a wrapper has sampled

@@ -1,4 +1,4 @@
-"""Where a replay keeps its columns: on the device of the learner, in host memory, or in a file.
+"""Storage of a replay's columns: on the device of the learner, in host memory, or in a file.
 
 Columns that would not fit at full size are kept elsewhere, the largest first: in host memory where the learner is on a
 GPU, and in a file where host memory is too small as well. The file lies in the folder for temporary files (``TMPDIR``),

@@ -1,4 +1,4 @@
-"""What refinement makes of a base: policies put together from policies, deployable with this folder alone.
+"""Composite policies, which refinement makes of a base; deployable with this folder alone.
 
 ``Residual``  the base, corrected: a + bound * net(obs, a), per control tick or per chunk.
 ``Steered``   the base, whose noise an agent chooses (and, if it likes, a correction of the chunk on top).

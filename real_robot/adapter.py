@@ -1,4 +1,4 @@
-"""What a robot is to this project: a spec that can be read before anything is opened, six phases, eight calls.
+"""The interface of a robot: a spec that can be read before anything is opened, six phases, eight calls.
 
 Units are SI (rad, rad/s, Nm, m, N, s), quaternions wxyz of unit norm, time is that of a `clock.Clock` in integer
 nanoseconds, arrays are float64 of shape (n,) in the order of ``spec.joints``.

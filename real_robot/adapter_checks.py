@@ -1,4 +1,4 @@
-"""What an adapter promises, as checks: each part tries a robot and yields what it found, by name.
+"""Checks of what an adapter promises: each part tries a robot and yields what it found, by name.
 
 They run on any `Adapter`, simulated or real; `conformance` makes the report.
 """

@@ -1,4 +1,4 @@
-"""What ``burnish deploy`` and ``burnish record`` share: settings, errors as sentences, a robot that is at rest in the
+"""The common part of ``burnish deploy`` and ``burnish record``: settings, errors as sentences, a robot at rest in the
 end, and words for what it did."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What can go wrong on the way to a motor, each a sentence. The control side imports nothing else of ours, so these are
+"""Errors on the way to a motor, each a sentence. The control side imports nothing else of ours, so these are
 not the errors of `policies`; the entry points turn them into those."""
 
 from __future__ import annotations

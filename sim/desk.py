@@ -1,4 +1,4 @@
-"""What the tasks of the desktop arm share: the desk, the settings, the two kinds of action, proprioception.
+"""The common part of the tasks of the desktop arm: the desk, the settings, the two kinds of action, proprioception.
 
 Actions are joint targets, or steps of the tool: metres and radians that are added to the pose last commanded (not to
 the measured one, which sags and would drift), and inverted in closed form. The gripper is always an absolute angle.

@@ -1,4 +1,4 @@
-"""How an observation of Gymnasium becomes one of ours, whatever the order in which its keys were written down:
+"""Observations of Gymnasium as observations of ours, whatever the order in which their keys were written down:
 
     uint8 of 2 or 3 dimensions     an image: ``image.<key>``, channels first; ``image.main`` if it stands alone
     ``desired_goal`` and below     ``goal``, or ``goal_image.main``

@@ -1,4 +1,4 @@
-"""What a task is to `BatchedMujoco`: its model, and observation, reward and ends as array operations over (N, ...).
+"""The interface of a task of `BatchedMujoco`: its model; observation, reward, ends as array operations over (N, ...).
 
 Nothing here imports MuJoCo, so the table of worlds and their settings can be read without it.
 """

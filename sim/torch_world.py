@@ -1,4 +1,4 @@
-"""What the pure-torch worlds share: the clock that makes a world a function of its seed alone, exact sums, a raster.
+"""The common part of pure-torch worlds: a clock that makes a world a function of its seed alone, exact sums, a raster.
 
 Bit equality between 2 worlds and 4 is promised, so sums over components are written out: a matrix product or a
 reduction may round differently for another number of rows, an addition of two tensors may not.

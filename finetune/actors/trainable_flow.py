@@ -1,4 +1,4 @@
-"""What the actors made of a flow policy share: whom they accept, one batch for all steps, which terms are evidence."""
+"""Common to actors made of a flow: which policies they accept, one batch for all steps, the terms of evidence."""
 
 from __future__ import annotations
 

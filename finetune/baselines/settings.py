@@ -1,4 +1,4 @@
-"""What may be said to SB3's constructors: their own words and defaults, checked before anything is built."""
+"""Settings of SB3's constructors: their own words and defaults, checked before anything is built."""
 
 from __future__ import annotations
 

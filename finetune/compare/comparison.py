@@ -1,4 +1,4 @@
-"""What a comparison found: its runs read from disk, a row per method, the best run, and what is said of each.
+"""A comparison: its runs read from disk, a row per method, the best run, and a sentence for each.
 
 Curves are of the seeds kept for selection; ``final`` and all differences are of other seeds, paired with the base. The
 criterion is success, or the mean return where the world knows no success. Methods are sorted by the last policies of

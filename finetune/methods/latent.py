@@ -1,4 +1,4 @@
-"""What the methods share that choose a base's noise: their view, their agent, a prior that is the base, diagnostics.
+"""The common part of methods that choose a base's noise: view, agent, a prior that is the base, diagnostics.
 
 ``BaseEnv`` multiplies what an agent says by the bound, so an agent that says N(0, I) / bound plays the base exactly.
 """

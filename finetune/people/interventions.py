@@ -1,4 +1,4 @@
-"""Somebody who takes the robot over: when, what is played then, and what of it is kept.
+"""Interventions: when a person or an expert takes over, what is played then, and what of it is kept.
 
 Human-gated control: HG-DAgger, Kelly et al. 2018 (arXiv 1810.02890). Simulated interveners, at random or for a reason:
 RLIF, Luo et al. 2023 (arXiv 2311.12996), section 5. Who intervenes is any ``Controller``, in the units of the policy;

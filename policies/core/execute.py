@@ -1,4 +1,4 @@
-"""How an update function is executed: line by line, compiled, or as one CUDA graph. The results are the same.
+"""Execution of an update function: line by line, compiled, or as one CUDA graph. The results are the same.
 
 ``cudagraph`` replays exactly the kernels that ``eager`` launches, so it equals it bit for bit; ``compile`` fuses them
 and equals it up to rounding. That of Adam is coarse: compiled, it forms 1 - beta2^t in float32 whatever the type of the

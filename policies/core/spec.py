@@ -1,4 +1,4 @@
-"""What goes in and out of worlds and policies, as plain data, and whether the two fit."""
+"""Specifications: the inputs and outputs of worlds and policies, as plain data, and whether two of them fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a first act may take: a stranger's checkpoint chooses the steps of its generation and the draws among them.
+"""A time limit for a first act: an untrusted checkpoint chooses the steps of its generation and the draws among them.
 
 Sizes are bounded where they are read, so a single step ends; who plays a policy asks for `first_act` around the first
 decision, and whatever generates in steps calls `go_on` before each.

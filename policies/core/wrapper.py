@@ -1,4 +1,4 @@
-"""What every world around a world passes through, so that the wrappers state only what they change."""
+"""The base class of wrappers around worlds: each wrapper states only the calls that it changes."""
 
 from __future__ import annotations
 

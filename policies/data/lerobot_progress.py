@@ -1,4 +1,4 @@
-"""What a growing LeRobot set holds so far, and how it is taken up again from what a writer before has left.
+"""The state of a growing LeRobot set, and how a writer continues what an earlier one has left.
 
 Full data files are on the disk; the rows of the last one stay in memory until it is full (100 MB), because a parquet
 file must be rewritten to grow. Read back, they are the same rows, so a set that was written in several goes has the

@@ -1,4 +1,4 @@
-"""What an action, or a state, is worth: an ensemble of Q networks as one module, and a value network.
+"""Critics: an ensemble of Q networks as one module, and a value network.
 
 Both stand here and not in ``offline``, because a policy that chooses the best of several draws takes its critic along.
 With ``bins`` a network predicts a distribution over equidistant values and is trained by cross-entropy on the two

@@ -1,4 +1,4 @@
-"""What flow and diffusion share: a network from a noisy chunk, its times and a condition to a chunk.
+"""The network that flow and diffusion share: from a noisy chunk, its times and a condition to a chunk.
 
 Guidance: classifier-free, Ho and Salimans 2022 (arXiv 2207.12598), for goals as in BESO, Reuss et al. 2023
 (arXiv 2304.02532): prediction = free + guidance * (given - free), where ``free`` has its goal hidden. It stands inside

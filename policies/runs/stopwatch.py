@@ -1,4 +1,4 @@
-"""Where the time of a run goes: seconds, by what they were spent on."""
+"""A stopwatch: the seconds of a run, by the work that they were spent on."""
 
 from __future__ import annotations
 

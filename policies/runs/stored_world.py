@@ -1,4 +1,4 @@
-"""How much a stored thing may say of its world: a checkpoint, a dataset or a bundle may be a stranger's.
+"""Limits on a stored world, since a checkpoint, a dataset or a bundle may be untrusted.
 
 Plain settings alone: numbers within bounds, truth values, short names, short lists of these. A path is none of them.
 Of the arguments of a Gymnasium environment only those of a list may be said: ``xml_file`` would open any file, wait at

@@ -1,4 +1,4 @@
-"""Where else the numbers of a run go: wandb, trackio and rerun, each of them an extra, behind one interface.
+"""Trackers for the numbers of a run: wandb, trackio and rerun, each of them an extra, behind one interface.
 
 ``metrics.jsonl`` and TensorBoard are written by `run.py`, always and first. A tracker is a guest: that its package is
 missing is said before anything is trained, and whatever goes wrong with it later costs one warning and the tracker,

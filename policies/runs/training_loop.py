@@ -1,4 +1,4 @@
-"""What every long training does between its updates: log, evaluate, save, notice a Ctrl-C; and how long that took."""
+"""The loop of every long training: log, evaluate, save, notice a Ctrl-C; and how long that took."""
 
 from __future__ import annotations
 

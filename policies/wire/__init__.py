@@ -1,1 +1,1 @@
-"""What policy servers speak: messages, connections, schemas."""
+"""Messages, connections and schemas of policy servers."""

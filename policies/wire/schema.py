@@ -1,4 +1,4 @@
-"""What one request may hold, fixed before a byte of it is read: names, dtypes and exact shapes.
+"""The schema of a request, fixed before a byte of it is read: names, dtypes and exact shapes.
 
 `wire.unpack` builds whatever lists and maps a frame holds and examines the arrays in them. Who must read the frames of
 strangers reads with a `Schema` instead: it walks the frame once, looks at the kind of each item before the item is

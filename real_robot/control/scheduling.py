@@ -1,4 +1,4 @@
-"""What the operating system can do for a loop that must be on time, and how much of it was obtained.
+"""Real-time scheduling: what the operating system grants a loop that must be on time.
 
 Nothing here is required: without the rights for it a loop runs all the same, later now and then, and says so.
 """

@@ -1,4 +1,4 @@
-"""What processes tell each other while a robot moves: the latest value of one writer, in memory that all of them map.
+"""Shared memory between processes while a robot moves: the latest value of one writer, mapped by all of them.
 
 A reader never waits for the writer, nor the other way round, and whoever dies leaves the memory as it is. The writer
 counts up before and after (odd: it is writing), so a reader sees that it read something torn, and reads again (in

@@ -1,4 +1,4 @@
-"""How punctual a loop is: a fixed amount of memory, and nothing computed until somebody asks.
+"""Statistics of a loop's punctuality, in a fixed amount of memory, computed only when they are read.
 
 A tick serves the first deadline that no tick has served yet. So after deadlines that were skipped it is as late as the
 first of these, and a loop that skips what it has missed does not look punctual for it.

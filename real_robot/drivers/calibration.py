@@ -1,4 +1,4 @@
-"""What was measured on one arm: which tick is zero, which way is up, and how far each joint may go.
+"""The calibration of one arm: which tick is zero, which way is up, and how far each joint may go.
 
 A plain JSON file, for people to read:
 

@@ -1,4 +1,4 @@
-"""What goes wrong between a computer and a device: messages are lost, bent, cut, repeated or late, by a seeded chance.
+"""Faults between a computer and a device: messages are lost, bent, cut, repeated or late, by a seeded chance.
 
 `Faults` is plain data and says how often; `FaultInjector` rolls the dice. All emulators use them, each for its own
 messages (a status packet, a frame of a stream), once for either direction.

@@ -1,4 +1,4 @@
-"""How servos move: with a trapezoidal profile of velocity, or as a physics model says.
+"""Motion of emulated servos: by a trapezoidal profile of velocity, or by a physics model.
 
 `Plant` is what an emulator asks for motion. `ProfilePlant` follows goals exactly as the profile generators of servos
 do, without load; a MuJoCo model can stand in its place, so that registers show sag, inertia and contact. Angles are the

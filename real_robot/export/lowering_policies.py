@@ -1,4 +1,4 @@
-"""What each policy of ours does in ``act``, followed in the order of its own code, as operations (`lowering.py`).
+"""The ``act`` of each policy of ours, in the order of its own code, as operations (`lowering.py`).
 
 What is known at export is computed here: a generation takes the same times at every act, so the embedding of each goes
 through the first layer now and becomes a bias of it; what the observation gives to that layer is one product for all

@@ -1,4 +1,4 @@
-"""What acts on a robot, whoever made it: a checkpoint, a bundle, or a policy server, each as one `Controller`.
+"""Action sources: a checkpoint, a bundle, or a policy server, each as one `Controller`.
 
     policy=checkpoint   torch, in this process; the entry point makes it, because only that may import the policies
     policy=bundle       `runtime`: NumPy, what a computer without torch would run

@@ -1,4 +1,4 @@
-"""How to go from chunk to chunk while thinking (`receding`): the settings, and what happened in figures."""
+"""Settings of real-time chunking (`realtime_chunking.py`), and counts of what happened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the arm may be: a box for the tool, a floor, and its own body, as a constraint of `fallback`.
+"""Collision limits: a box for the tool, a floor, and the arm's own body, as a constraint of `fallback`.
 
 The geometry is a MuJoCo model's. ``clearance(q)`` is the least of: distances between bodies that are not neighbours,
 heights of what moves above the floor, and distances of the tool from the sides of its box. A path (what is sent next,

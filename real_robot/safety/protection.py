@@ -1,4 +1,4 @@
-"""What stands between a request and a command: the joint guard, and what has no closed form behind it.
+"""The stages between a request and a command: the joint guard, and limits that have no closed form behind it.
 
     request, speed -> leader (a guard) -> fallback (jerk, workspace, floor, the arm itself) -> guard -> set-point
 

@@ -1,4 +1,4 @@
-"""Where the policy server listens: 127.0.0.1, a socket of one user, or, only with a key, an address for others."""
+"""Addresses of the policy server: 127.0.0.1, a socket of one user, or, only with a key, an address for others."""
 
 from __future__ import annotations
 

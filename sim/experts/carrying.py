@@ -1,4 +1,4 @@
-"""How a cube is taken and put somewhere: the script of pick_place and of stack.
+"""The script that takes a cube and puts it down, for pick_place and stack.
 
 Over the cube, down around it, close, up, over the goal, down, open, up; and again from the start where that did not
 help. Over a place the tool comes down as it comes near, so that place and height need no phases of their own.

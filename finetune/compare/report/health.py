@@ -1,4 +1,4 @@
-"""What the logged numbers of a run say, one sentence each, and which of them look wrong.
+"""The health of a run: its logged numbers in one sentence each, and which of them look wrong.
 
 A worry is a rule of thumb, named with its number, and no verdict: it says where to look first. All but those about
 single events look at the last third of a run, by its median, so that a stormy beginning is forgiven.

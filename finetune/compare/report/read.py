@@ -1,4 +1,4 @@
-"""What `burnish compare` and the training verbs leave on disk, read without trust: wrong content is one sentence.
+"""Reads the files of `burnish compare` and of runs, without trust: wrong content is one sentence.
 
 A folder may come from somebody else. So nothing outside of it is read, whatever its files say, and every number is
 checked to be one before it is shown. What is merely absent is None, or empty: the page says so at its place.

@@ -1,4 +1,4 @@
-"""Where a policy fails: the first observations of the evaluated seeds, by what came of them."""
+"""Starts by outcome: the first observations of the evaluated seeds, to see where a policy fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the time of a run went, as shares of a bar."""
+"""The time of a run, as shares of a bar."""
 
 from __future__ import annotations
 
