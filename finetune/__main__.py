@@ -364,7 +364,7 @@ def _teacher(path: str, config: DistillConfig, device: torch.device) -> Teacher:
 
 
 def _examined(config: TrialConfig, device: torch.device) -> Callable[[Any, dict[str, Any]], Evaluation]:
-    """How a policy does in a world, on seeds kept for selection."""
+    """An evaluation of a policy in a world, on seeds kept for selection."""
     seeds = evaluation_seeds(config.episodes, stream="select")
 
     def examine(policy: Any, world: dict[str, Any]) -> Evaluation:

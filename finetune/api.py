@@ -144,7 +144,7 @@ def evaluate(
     worlds: int = 50,
     greedy: bool = False,
 ) -> Evaluation:
-    """What ``burnish evaluate`` reports: one episode for each of the same seeds, so that two of these are paired
+    """The report of ``burnish evaluate``: one episode for each of the same seeds, so that two of these are paired
     (``burnish.policies.measure.evaluate.compare``). ``policy`` and ``env`` are as in ``refine``, ``worlds`` are stepped
     at once, and ``greedy`` acts from noise 0."""
     trial = TrialConfig(episodes, worlds, greedy)

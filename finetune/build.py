@@ -43,7 +43,7 @@ from .people.rlif import RLIFConfig
 
 
 class Needs(Enum):
-    """What a base must have; the value completes "needs a policy that ..."."""
+    """A requirement of a base; the value completes "needs a policy that ..."."""
 
     chain = "exposes its generation chain"
     flow = "is a flow"
@@ -56,7 +56,7 @@ class Needs(Enum):
 
 
 class Recorded(Enum):
-    """What becomes of recordings that are given as prior data. It also decides what becomes of a person's take-overs:
+    """The use of recordings that are given as prior data. It also decides what becomes of a person's take-overs:
     whoever can learn from what was executed in a recording can learn from what a person executed (``takeovers_of``)."""
 
     unused = "unused"
@@ -172,7 +172,7 @@ def method_name(config: Any) -> str:
 
 
 def intervention_use_of(config: Any) -> InterventionUse:
-    """What becomes of decisions in which a person at a robot played."""
+    """The use of decisions in which a person at a robot played."""
     if hasattr(config, "intervention"):
         return InterventionUse.taught
     stores_actions = CHOICES[method_name(config)].recorded in (Recorded.played, Recorded.executed)
@@ -324,7 +324,7 @@ def prior_data(
 
 
 def recorded_by(config: Any) -> Recorded:
-    """What becomes of recordings in this method, or a refusal where it has no use for them."""
+    """The use of recordings in this method, or a refusal where it has none."""
     name = method_name(config)
     kind = CHOICES[name].recorded
     if kind is not Recorded.unused and getattr(config, "reads_recordings", True):

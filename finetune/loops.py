@@ -47,7 +47,7 @@ class DecisionEnv(Protocol):
 
 
 class Assembly(NamedTuple):
-    """What the ``build`` of a method returns: the view it learns on, and its learner."""
+    """The result of a method's ``build``: the view it learns on, and its learner."""
 
     env: Any  # a DecisionEnv: the method's own view
     learner: Any  # a Learner, or what runs one of another library
@@ -127,7 +127,7 @@ L = TypeVar("L", bound=Learner)
 
 
 class _Interaction(Generic[L]):
-    """What both loops keep between two decisions."""
+    """The common state of both loops."""
 
     def __init__(self, learner: L, env: DecisionEnv, seed: int) -> None:
         self.learner = learner
@@ -152,7 +152,7 @@ class _Interaction(Generic[L]):
         return before, action, columns, outcome
 
     def report(self) -> Metrics:
-        """What happened since the last report, and the seconds since the beginning; asked when something is logged, not
+        """The events since the last report, and the seconds since the beginning; asked when something is logged, not
         in every iteration."""
         return {**self.statistics.report(), **self.watch.metrics()}
 
@@ -188,7 +188,7 @@ class OnPolicy(_Interaction[L]):
         return self.length * self.env.num_envs
 
     def iterations(self, total: int) -> int:
-        """How many it takes until ``total`` decisions of all worlds together."""
+        """The number of iterations until ``total`` decisions of all worlds together."""
         return -(-total // self.decisions_per_iteration)
 
     def iterate(self) -> Metrics:
@@ -202,7 +202,7 @@ class OnPolicy(_Interaction[L]):
 
 @dataclass
 class OffPolicyConfig:
-    """How much is collected, remembered and learnt; every number counts decisions."""
+    """Collection, memory and updates; every number counts decisions."""
 
     capacity: int = 1_000_000  # decisions that the replay holds
     warmup: int = 1000  # decisions played by the actor's prior before anything is learnt
@@ -254,7 +254,7 @@ class OffPolicy(_Interaction[L]):
         return self.env.num_envs
 
     def iterations(self, total: int) -> int:
-        """How many it takes until ``total`` decisions of all worlds together, and the updates that they call for."""
+        """The number of iterations until ``total`` decisions of all worlds together, with the updates that they owe."""
         playing = -(-total // self.env.num_envs)
         warmed = playing * self.env.num_envs >= self.config.warmup
         return playing + (-(-self.config.initial_updates // SLICE) if warmed else 0)
@@ -274,7 +274,7 @@ class OffPolicy(_Interaction[L]):
         return self.learn(self.due())
 
     def to_study(self) -> int:
-        """How many of the initial updates are to be made now, before anything else is played."""
+        """The number of initial updates that are due before anything else is played."""
         if self.warm or not len(self.replay):
             return 0
         count = min(SLICE, self.study)
@@ -348,7 +348,7 @@ class OffPolicy(_Interaction[L]):
 
 
 def planned(loop: Any, total: int) -> int:
-    """How many iterations it takes until ``total`` decisions; a learner with a schedule over the whole run is told."""
+    """The number of iterations until ``total`` decisions, which the learner is told for its schedules."""
     count = loop.iterations(total)
     loop.learner.plan(count)
     return count

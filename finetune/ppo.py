@@ -183,7 +183,7 @@ class PPO(Learner):
         }
 
     def describe(self) -> str:
-        """How strong the clip really is; printed once."""
+        """The effective strength of the clip; printed once."""
         bounds = effective_clip(self.clip, self.divisor)
         low, high = float(bounds.min()), float(bounds.max())
         limit = f"{high:.3g}" if high - low < 1e-6 * high else f"{low:.3g} to {high:.3g}"

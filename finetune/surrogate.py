@@ -17,7 +17,7 @@ from ..policies.core.tree import check
 
 
 class Reduction(Enum):
-    """What a clip applies to. Published code differs here, so that the same number means another trust region."""
+    """The quantity that a clip applies to. Published code differs here, so one number means several trust regions."""
 
     sum = "sum"  # the log-ratio of the whole factor: the textbook
     mean_dim = "mean_dim"  # divided by the coordinates of one transition (DPPO)

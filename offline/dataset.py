@@ -88,7 +88,7 @@ def fit_normalizers(module: nn.Module, replay: Replay, kind: Scaling = Scaling.s
 
 
 def _tails(rewards: list[Tensor], gamma: float, behind_cut: BehindCut) -> list[Tensor]:
-    """What would follow each episode, if it was cut off."""
+    """The return that is assumed to follow each episode that was cut off."""
     if behind_cut is BehindCut.nothing:
         return [torch.zeros(()) for _ in rewards]
     if gamma == 1:

@@ -43,7 +43,7 @@ from .td import chunk_weight, td_target
 
 
 class Heads(Enum):
-    """How the members of the target critic are joined: the paper's mean, or the minimum that some tasks need."""
+    """How target critics are joined: the paper's mean, or the minimum that some tasks need."""
 
     mean = "mean"
     min = "min"

@@ -32,7 +32,7 @@ from ..policies.core.tree import check
 
 
 def neighbours(spec: PolicySpec) -> tuple[int, int]:
-    """How many decisions before and after one its chunk reaches into: what ``Replay.sample(around=)`` takes."""
+    """Decisions before and after one that its chunk reaches into: what ``Replay.sample(around=)`` takes."""
     return -(-spec.start // spec.execute), -(-(spec.horizon - spec.start) // spec.execute) - 1
 
 

@@ -32,7 +32,7 @@ ALONE = (0, 0)  # a decision without its neighbours in time
 
 
 class Memory(Protocol):
-    """What a mixture needs of a replay, or of a view on one."""
+    """The part of a replay that a mixture needs, or of a view on one."""
 
     generator: torch.Generator
     device: torch.device
@@ -94,7 +94,7 @@ class Replay:
         self._weights = None
 
     def cut(self, worlds: Tensor | None = None) -> None:
-        """What comes next is not a continuation, in ``worlds`` (N,) or in all: they are about to be reset from outside,
+        """The next row is not a continuation, in ``worlds`` (N,) or in all: they are about to be reset from outside,
         or somebody else plays. The newest row is the last of its episodes there, as if they had been truncated. Else
         what is yet to come would pass for what that row led to."""
         if self.added == 0:
@@ -293,7 +293,7 @@ class Replay:
         return torch.searchsorted(self._weights, u * self._weights[-1], right=True).clamp(max=len(self) - 1)
 
     def _row(self, age: Tensor) -> Tensor:
-        """Where in the ring the row of that age is; age 0 is the oldest that is still held."""
+        """The place in the ring of the row of that age; age 0 is the oldest that is still held."""
         return (age + self.added) % self.rows if self.added > self.rows else age
 
     def _run(self, age: Tensor, world: Tensor, length: int) -> tuple[Tensor, Tensor]:

@@ -51,7 +51,7 @@ GROUPS: dict[str, dict[str, dict[str, type]]] = {
 
 @dataclass
 class ChunkConfig:
-    """What a policy sees and predicts at once. A chunk begins ``start`` steps before now."""
+    """The sizes of observations and chunks. A chunk begins ``start`` steps before now."""
 
     horizon: int = 8  # actions in a chunk
     execute: int = 4  # actions of each chunk that are played
@@ -211,7 +211,7 @@ def evaluate(config: EvaluateConfig) -> int:
 
 
 def starts(env: VecEnv, seeds: Sequence[int]) -> dict[str, Any]:
-    """How the episode of each seed begins: its first state, or the first numbers of a long one. Nothing where none is
+    """The start of each seed's episode: its first state, or the first numbers of a long one. Nothing where none is
     shown."""
     values: dict[str, list[float]] = {}
     for first in range(0, len(seeds) if "state" in env.spec.obs.shapes else 0, env.num_envs):
@@ -289,7 +289,7 @@ def seen_by(spec: PolicySpec, raw: VecEnv) -> VecEnv:
 
 
 class Trial:
-    """What training calls to see how good its policy is; the best goes to ``best``, where that is set."""
+    """An evaluation during training; the best goes to ``best``, where that is set."""
 
     def __init__(self, env: VecEnv, config: TrialConfig, device: torch.device) -> None:
         self.best: Best | None = None

@@ -88,7 +88,7 @@ class Best:
         self.confirmed = _confirmation(self.folder / CONFIRMED)
 
     def sentence(self) -> str:
-        """What to deploy."""
+        """The folder of the policy to deploy."""
         if self.confirmed is None:
             if self.start is None and self.exam is not None:
                 return f"best: {self.path}, of step {self.step:,}"

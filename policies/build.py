@@ -110,7 +110,7 @@ def _maker(kind: PolicyKind | CompositeKind) -> Any:
 
 
 def describe(policy: Any, origin: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What the config.yaml of a policy's checkpoint says; ``origin`` is where it was trained (world, data)."""
+    """The content of a policy's config.yaml in a checkpoint; ``origin`` is where it was trained (world, data)."""
     return {**_description(policy), "origin": to_data(dict(origin or {}))}
 
 

@@ -194,7 +194,7 @@ def drop_rows(rate: float, batch: int, generator: torch.Generator | None, device
 
 
 def start_noise(spec: PolicySpec, like: Tensor, noise: Tensor | None, greedy: bool, generator: Noise | None) -> Tensor:
-    """Where a generation starts: the noise that was asked for, zero if greedy, else drawn. An external policy may take
+    """The start of a generation: the noise that was asked for, zero if greedy, else drawn. An external policy may take
     noise of another shape than its chunk."""
     shape = (like.shape[0], *(spec.noise_shape or spec.chunk_shape))
     if noise is not None:

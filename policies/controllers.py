@@ -126,7 +126,7 @@ def controller_for(
     greedy: bool = False,
     device: torch.device | str = "cpu",
 ) -> Controller:
-    """What plays ``policy`` at control time: the controller that it brings itself (a correction at every tick needs
+    """A controller for ``policy``: the one that it brings itself (a correction at every tick needs
     one), else a receding-horizon queue."""
     make = getattr(policy, "controller", None)
     if make is None:

@@ -100,7 +100,7 @@ class FlowPolicy(nn.Module):
 
     @property
     def step_size(self) -> float:
-        """What a shortcut model is told of its step; its smallest step is the plain flow, written 0."""
+        """The step size that a shortcut model is conditioned on; its smallest step is the plain flow, written 0."""
         return 0.0 if self.num_steps == 2**self.config.shortcut_levels else 1 / self.num_steps
 
     def velocity(self, x: Tensor, t: Tensor, d: Tensor | float, cond: Cond) -> Tensor:

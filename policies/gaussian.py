@@ -103,7 +103,7 @@ class GaussianPolicy(nn.Module):
         return torch.tanh(u) if self.config.squash else u
 
     def _played(self, u: Tensor) -> Tensor:
-        """What is played: in [-1, 1], where a tanh already is."""
+        """The action that is played: in [-1, 1], where a tanh already is."""
         return torch.tanh(u) if self.config.squash else u.clamp(-1, 1)
 
     def act(

@@ -127,7 +127,8 @@ def as_gymnasium_vector(env: VecEnv | BaseEnv) -> VectorEnv:
 
 
 def as_sb3(env: VecEnv | BaseEnv) -> SB3VecEnv:
-    """What SB3's algorithms train on. To see returns in SB3's log, put its ``VecMonitor`` around."""
+    """The vectorised environment that SB3's algorithms train on. To see returns in SB3's log, put its
+    ``VecMonitor`` around."""
     try:
         from stable_baselines3.common.vec_env import VecEnv as Base
     except ImportError as error:
@@ -191,7 +192,7 @@ def _per_world(seed: int | Sequence[int] | None, num_envs: int) -> list[int] | N
 
 
 def _spaces(spec: EnvSpec) -> tuple[Space, Space]:
-    """What is observed, and what may be done."""
+    """Observation and action spaces."""
     from gymnasium import spaces
 
     limits = np.array(spec.action.low, np.float32), np.array(spec.action.high, np.float32)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class Prediction(Enum):
-    """What the network's output means; v is that of Salimans and Ho (2022, arXiv 2202.00512)."""
+    """The quantity that the network predicts; v is that of Salimans and Ho (2022, arXiv 2202.00512)."""
 
     eps = "eps"
     sample = "sample"
@@ -49,7 +49,7 @@ def noisy(clean: Tensor, noise: Tensor, level: Tensor) -> Tensor:
 
 
 def target(prediction: Prediction, clean: Tensor, noise: Tensor, level: Tensor) -> Tensor:
-    """What the network shall say about ``noisy(clean, noise, level)``."""
+    """The network's target for ``noisy(clean, noise, level)``."""
     if prediction is Prediction.eps:
         return noise
     if prediction is Prediction.sample:

@@ -23,7 +23,7 @@ class SplitChainConfig:
 
 
 class SplitObservation(NamedTuple):
-    """What both runners know of an observation."""
+    """The encodings of an observation by both policies."""
 
     first: Any
     last: Any

@@ -280,7 +280,7 @@ def record(config: RecordConfig) -> int:
 
 @contextmanager
 def _acting(config: RobotVerb, device: torch.device) -> Iterator[Any]:
-    """What ``policy=...`` names, connected as long as it is needed; None where nothing is named."""
+    """The policy that ``policy=...`` names, connected as long as it is needed; None where none is named."""
     chosen = config.policy
     if isinstance(chosen, BundleConfig):
         acting = exported(chosen)
@@ -365,7 +365,7 @@ def _person(config: Any, body: Any) -> Keyboard | Gamepad:
 
 
 def _supervisor(config: RecordConfig, body: Any, world: Mapping[str, Any] | None) -> tuple[Any, Callable[[int], None]]:
-    """Who stands beside the robot, and what that one is told before each episode."""
+    """The supervisor of the robot, and the call that prepares each episode for them."""
     if config.supervisor == "expert":
         if world is None:
             raise BurnishError("env=joints has no task, so nobody is an expert of it; give supervisor=keyboard")

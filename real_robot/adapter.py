@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Mode(StrEnum):
-    """What a command's target is. The gripper is a channel of its own."""
+    """The quantity that a command sets. The gripper is a channel of its own."""
 
     JOINT_POSITION = "joint_position"  # rad
     JOINT_VELOCITY = "joint_velocity"  # rad/s
@@ -177,7 +177,7 @@ TRANSITIONS: Mapping[Phase, Mapping[str, Phase | None]] = {
 
 @dataclass
 class _Past:
-    """What the next state and the next command are compared with."""
+    """The reference for the next state and the next command."""
 
     state_seq: int = -1
     state_t_ns: int = -1

@@ -26,7 +26,7 @@ GENTLE = 0.1  # of the robot's limits
 
 @dataclass(frozen=True)
 class Trial:
-    """How a robot is tried."""
+    """The settings of the checks."""
 
     make: Make
     amplitude_rad: float

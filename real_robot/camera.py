@@ -44,7 +44,7 @@ class Sensor(Protocol):
 
 
 def frame(seq: int, t_ns: int, image: Any) -> Frame:
-    """What is no picture is a fault of the device."""
+    """Anything that is no picture is a fault of the device."""
     found = np.asarray(image)
     if found.dtype != np.uint8 or found.ndim != 3 or found.shape[2] != 3 or 0 in found.shape:
         raise DeviceFault(f"a picture is (H, W, 3) bytes, and {found.dtype} of {found.shape} came")
@@ -74,7 +74,7 @@ class Watched:
 
 
 class Fit(StrEnum):
-    """How a picture becomes one of another shape."""
+    """The way in which a picture becomes one of another shape."""
 
     CROP = "crop"  # the largest part around the middle
     PAD = "pad"  # all of it, with black beside it

@@ -32,7 +32,7 @@ PAD = "/dev/input/js0"
 
 @contextmanager
 def in_sentences() -> Iterator[None]:
-    """What goes wrong on the robot's side is said as what goes wrong anywhere else."""
+    """Errors of the robot's side become errors of the command."""
     try:
         yield
     except RobotError as error:
@@ -224,7 +224,7 @@ def first_step(
 
 
 def kept(reports: Sequence[Mapping[str, Any]]) -> str:
-    """What the guard and the loop did, over all episodes."""
+    """Counts of the guard and the loop, over all episodes."""
     counts: dict[str, int] = {}
     for report in reports:
         for kind, count in report.get("counts", {}).items():

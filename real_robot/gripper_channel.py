@@ -38,7 +38,7 @@ class Grasp:
 
     @property
     def where(self) -> Vector:
-        """Where an episode begins, the gripper's fraction behind the joints."""
+        """The start of an episode, the gripper's fraction behind the joints."""
         return self._with_fraction(self.body.start)
 
     def see(self, q: Vector, qd: Vector) -> None:

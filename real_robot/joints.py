@@ -114,7 +114,7 @@ class Joints:
 
     @property
     def where(self) -> Vector:
-        """Where an episode begins, the gripper's fraction behind the joints."""
+        """The start of an episode, the gripper's fraction behind the joints."""
         return self._now if self._start is None else self._start
 
     @property

@@ -195,7 +195,7 @@ class Demonstrator:
 
 
 class EpisodeExtras(NamedTuple):
-    """What an episode holds beside its executed actions."""
+    """The columns of an episode beside its executed actions."""
 
     requested: Tensor  # (T, A) in actuator units: of the policy, or of nobody
     intervened: Tensor  # (T,) bool: somebody else played

@@ -107,7 +107,7 @@ Connect = Callable[[np.ndarray], Adapter]  # the state in which the episode of a
 
 
 def connection(robot: Any, body: Any, realtime: bool) -> tuple[Connect, bool]:
-    """How to come to the adapter of ``robot=...``, and whether each episode has one of its own, as models do."""
+    """The way to the adapter of ``robot=...``, and whether each episode has one of its own, as models do."""
     clock = MonotonicClock() if realtime else VirtualClock()
     if isinstance(robot, TwinRobot):
         return (lambda start: _twin(robot, body, start, clock)), True

@@ -24,7 +24,7 @@ from .errors import Refused
 
 @dataclass(frozen=True)
 class Word:
-    """What somebody says in a tick; nothing, most of the time."""
+    """The person's input in a tick; nothing, most of the time."""
 
     success: bool | None = None  # the episode has succeeded, or has failed; it ends here
     action: Vector | None = None  # to be played instead of the policy's, in the world's units

@@ -67,7 +67,7 @@ class CollectConfig:
 
 
 class Scene(NamedTuple):
-    """Who acts where."""
+    """The actor and its world."""
 
     raw: VecEnv
     env: VecEnv  # as the controller sees it

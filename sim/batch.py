@@ -29,7 +29,7 @@ from .torch_world import Clock, restored
 
 
 class Shaper(Protocol):
-    """What stands between a task and its actuators: set-points ``parts`` times per tick, instead of one that is held.
+    """A stage between a task and its actuators: set-points ``parts`` times per tick, instead of one that is held.
     It belongs to the worlds, so its state is saved with them."""
 
     parts: int
@@ -181,7 +181,7 @@ class BatchedMujoco:
             self._late[i] = round(late_s / step_s)
 
     def observe(self, rows: Rows | None = None) -> Obs:
-        """What is seen now; pictures of worlds outside ``rows`` are those of the last time."""
+        """The present observation; pictures of worlds outside ``rows`` are those of the last time."""
         obs = {key: self._tensor(x) for key, x in self.task.observe().items()}
         if self._pixels is not None:
             obs |= {key: torch.from_numpy(x).to(self.device) for key, x in self._pixels.draw(rows).items()}

@@ -158,7 +158,7 @@ class TaskArm:
 
     @property
     def freedoms(self) -> int:
-        """How many coordinates of the tool are moved, the gripper included."""
+        """The number of coordinates of the tool that are moved, the gripper included."""
         return len(self._axes)
 
     def action_towards(self, pose: Array, gripper: Array | None, error: Array) -> Array:

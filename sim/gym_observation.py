@@ -56,7 +56,7 @@ class Numbers:
 
 
 class Layout:
-    """Where each part of an environment's observation goes. ``name``, of the environment, is for error sentences."""
+    """The place of each part of an environment's observation. ``name``, of the environment, is for error sentences."""
 
     def __init__(self, space: spaces.Space, name: str) -> None:
         self._name = name

@@ -73,7 +73,7 @@ class Mirror:
     where = start
 
     def layout(self) -> str:
-        """Where the movable things of this episode stand, for who lays them out."""
+        """The places of this episode's movable things, for the person who lays them out."""
         data, model = self._world.physics.data[0], self._world.physics.model
         found = []
         for body, mocap in enumerate(model.body_mocapid):
@@ -107,7 +107,7 @@ class Mirror:
         return self._task.hand.holding()
 
     def judge(self, action: np.ndarray) -> Verdict:
-        """What the task says of where the robot is."""
+        """The task's judgement of the robot's present state."""
         if not self._judges:
             return Verdict(np.zeros(1), np.zeros(1, bool))
         return self._task.judge(action[None])

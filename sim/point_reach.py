@@ -22,7 +22,7 @@ from .torch_world import Clock, distance, paint, pixel_distance, restored
 
 
 class Order(enum.Enum):
-    """What an action commands. Names are lower case: configuration reads them by name."""
+    """The quantity that an action commands. Names are lower case: configuration reads them by name."""
 
     velocity = "velocity"  # m/s; the state is the position
     acceleration = "acceleration"  # m/s^2; the state is position and velocity

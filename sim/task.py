@@ -31,7 +31,7 @@ class PixelConfig:
 
 
 class Verdict(NamedTuple):
-    """What a tick was worth, each (N,)."""
+    """The outcome of a tick, each (N,)."""
 
     reward: Array
     terminated: np.ndarray

@@ -49,7 +49,7 @@ def seen_through(encoder: ObsEncoder, keys: Mapping[str, str]) -> dict[str, Any]
 
 
 class Parts(NamedTuple):
-    """What an actor of SB3 consists of."""
+    """The parts of an actor of SB3."""
 
     encoder: ObsEncoder
     hidden: list[nn.Module]  # linear layers and activations by turns

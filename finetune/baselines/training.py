@@ -80,7 +80,7 @@ class Randomness:
 
 
 class Numbers(KVWriter):
-    """What SB3 logs, instead of a table on the screen."""
+    """The numbers that SB3 logs, instead of a table on the screen."""
 
     def __init__(self) -> None:
         self.latest: dict[str, float] = {}
@@ -117,7 +117,7 @@ class Training:
 
     @property
     def policy(self) -> Any:
-        """What is deployed, as good as SB3's actor is now."""
+        """The deployable policy, with the present weights of SB3's actor."""
         copy_actor(self.model, self.agent)
         return self._policy
 
@@ -229,7 +229,7 @@ def _tensor(array: np.ndarray) -> Tensor:
 
 
 def _replay_state(replay: Any) -> dict[str, Any]:
-    """What was filled, and no more: SB3 reserves a million rows."""
+    """The filled part alone: SB3 reserves a million rows."""
     filled = replay.buffer_size if replay.full else replay.pos
     columns = {
         name: {key: _tensor(x[:filled]) for key, x in _by_key(getattr(replay, name)).items()} for name in COLUMNS

@@ -227,7 +227,7 @@ class Player:
         self._attempt(entry, train)
 
     def _planned(self, entry: Entry, minutes: float, words: Sequence[str]) -> int:
-        """How many updates a baseline makes. It is found once: a run that is resumed must not become another one."""
+        """The number of updates of a baseline. It is found once: a run that is resumed must not become another one."""
         path, config = (self.out / entry.folder).with_suffix(PLAN), self.config
         if not path.exists():
             scratch = path.with_name(f".{entry.name}")

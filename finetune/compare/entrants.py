@@ -61,7 +61,7 @@ def _experiments(task: str | None) -> dict[str, str]:
 
 
 def world_words(name: str | None) -> list[str]:
-    """What is said of the world on each command line; nothing where it is the base's."""
+    """The words for the world on each command line; nothing where it is the base's."""
     if name is None:
         return []
     path = Path(name)

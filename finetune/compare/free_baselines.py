@@ -100,7 +100,7 @@ def net_s(row: Mapping[str, float]) -> float:
 
 
 def median_minutes(runs: Sequence[Path]) -> float:
-    """How long the median of some runs was trained."""
+    """The training time of the median of some runs."""
     logs = [[row for row in read_metrics(run) if "time/elapsed_s" in row] for run in runs]
     return statistics.median(max(map(net_s, rows), default=0.0) / 60 for rows in logs)
 

@@ -164,7 +164,7 @@ class AliasedLearner(Learner):
 
 
 def _executed_spec(base: PolicySpec, agent: PolicySpec) -> PolicySpec:
-    """What Q_A sees: the agent's observations, and the executed chunks of the base."""
+    """The inputs of Q_A: the agent's observations, and the executed chunks of the base."""
     return replace(agent, action=base.action, horizon=base.execute, execute=base.execute)
 
 

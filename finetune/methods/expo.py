@@ -206,7 +206,7 @@ class EXPO(Learner):
         return self.critic(batch["obs"], self._played(batch)).mean(0)
 
     def _played(self, batch: dict[str, Any]) -> Tensor:
-        """What the actuators got (B, n, A), zero behind ``steps``."""
+        """The executed actions (B, n, A), zero behind ``steps``."""
         action = batch.get("executed", batch["action"])
         real = torch.arange(action.shape[1], device=action.device) < batch["steps"][:, None]
         return torch.where(real[..., None], action, 0.0)

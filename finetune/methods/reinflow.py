@@ -99,7 +99,7 @@ class ReinFlow(Learner):
         return self.ppo.describe()
 
     def plan(self, updates: int) -> None:
-        """How many updates the whole run has, which the bound comes down over unless a number was given."""
+        """The bound comes down over the updates of the whole run unless a number was given."""
         noise = self.ppo.network.noise
         if noise.config.decay is None:
             noise.decay = updates

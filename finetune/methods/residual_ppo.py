@@ -86,7 +86,7 @@ def penalty(actor: GaussianPolicy, power: int) -> Auxiliary:
 
 
 def watched(actor: GaussianPolicy, bound: float) -> Watch:
-    """How often a drawn correction meets its bound, and how far what is deployed, the mean, is from the base."""
+    """The share of drawn corrections at their bound, and the distance of the deployed mean from the base."""
 
     @torch.no_grad()
     def watch(rows: dict[str, Any]) -> Metrics:

@@ -116,7 +116,7 @@ class ResidualTD3Config:
 
 
 def executed_by(bound: float) -> Meaning:
-    """What a correction (B, 1, A) comes to, by the very operations of ``ResidualEnv``."""
+    """The executed action of a correction (B, 1, A), by the very operations of ``ResidualEnv``."""
 
     def executed(obs: Obs, action: Tensor) -> Tensor:
         return (obs["base_action"][:, None] + bound * action).clamp(-1, 1)

@@ -76,7 +76,7 @@ class DAggerConfig:
 
 
 def corrected(batch: dict[str, Any], relabel: bool) -> tuple[Tensor, Tensor]:
-    """What there is to imitate: actions (B, n, A), and how many of them (B,), which may be none."""
+    """The actions to imitate: actions (B, n, A), and how many of them (B,), which may be none."""
     action = batch["executed"].clone()
     action[:, 0] = batch["label"]
     taken = batch["intervened"].cumprod(1).sum(1)  # up to where the robot was given back

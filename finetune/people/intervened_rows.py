@@ -33,7 +33,7 @@ from ...policies.core.types import Outcome
 
 
 class InterventionUse(Enum):
-    """What a method makes of decisions in which somebody else played."""
+    """The use that a method makes of decisions in which a person or expert played."""
 
     taught = "the method was made for them, and reads itself who played what"
     executed = "what was executed stands in place of what was asked for"

@@ -45,7 +45,7 @@ from ...policies.core.wrapper import Wrapper
 
 
 class Rule(Enum):
-    """What makes somebody reach for the robot."""
+    """The condition on which the expert takes over."""
 
     random = "random"  # chance
     disagreement = "disagreement"  # a coordinate of the action is too far from what the expert would have done
@@ -211,7 +211,7 @@ def _at(tick: Tensor, execute: int) -> Tensor:
 
 
 def supervisor_of(env: Any) -> Any:
-    """Who stands beside the robot that is behind all wrappers; None beside simulated worlds."""
+    """The supervisor of the robot behind all wrappers; None in simulated worlds."""
     while isinstance(env, Wrapper):
         env = env.env
     return getattr(env, "supervisor", None)
@@ -281,7 +281,7 @@ WINDOW = 1000  # ticks of all worlds together: the memory of the share under int
 
 
 class Demonstrations:
-    """What people did, as the prior data of a method: recordings, and whatever of the replay somebody else played.
+    """Demonstrations as the prior data of a method: recordings, and decisions of the replay by others.
 
     It stands where the loop expects a ``Replay``, and copies nothing: a decision that the expert made from its first
     tick on lies in the replay of the loop, and is a lesson for as long as it does. Recordings and such decisions are

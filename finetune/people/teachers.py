@@ -50,7 +50,7 @@ class Teacher(NamedTuple):
 
 
 class Scene(NamedTuple):
-    """Who plays which episodes where."""
+    """The assignment of teachers to episodes and worlds."""
 
     teacher: Teacher
     env: VecEnv
@@ -64,7 +64,7 @@ Play = Callable[[VecEnv, Controller, Sequence[int]], Iterator[list[Episode]]]
 
 
 def shared_spec(teachers: Sequence[Teacher]) -> EnvSpec:
-    """What the worlds of all teachers have in common, or a refusal."""
+    """The spec that the worlds of all teachers share, or a refusal."""
     first, spec = teachers[0].name, teachers[0].shown
     worlds = [teacher.shown for teacher in teachers]
     for (name, policy, *_), world in zip(teachers, worlds, strict=True):
@@ -94,7 +94,7 @@ def shared_spec(teachers: Sequence[Teacher]) -> EnvSpec:
 
 @dataclass
 class StudentChunk:
-    """What a fresh student sees and predicts at once; null: as its first teacher."""
+    """The sizes of a fresh student's observations and chunks; null: as its first teacher's."""
 
     horizon: int | None = None  # actions in a chunk; null: as the teacher's
     execute: int | None = None  # actions of each chunk that are played; null: as the teacher's

@@ -65,7 +65,7 @@ class ActorHandle:
 
 @dataclass
 class Tally:
-    """What happened since the last report."""
+    """The events since the last report."""
 
     decisions: int  # these three: at its beginning
     ticks: int

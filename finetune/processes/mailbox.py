@@ -38,7 +38,7 @@ class Mailbox:
         threading.Thread(target=self._read, name="mailbox", daemon=True).start()
 
     def waiting(self, kind: bytes | None = None) -> int:
-        """How many messages have come and were not taken, of one kind or in all."""
+        """The number of messages that have come and were not taken, of one kind or in all."""
         with self._news:
             return len(self._messages) if kind is None else sum(message.kind == kind for message in self._messages)
 

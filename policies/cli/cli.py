@@ -280,7 +280,7 @@ def _leaves(node: Any, path: str) -> list[tuple[str, str, str]]:
 def _sentence(
     error: Exception, schema: type, groups: Mapping[str, Mapping[str, type]], overrides: Sequence[str]
 ) -> str:
-    """What Hydra and OmegaConf say in several lines of their own vocabulary, as one sentence of ours."""
+    """An error of Hydra or OmegaConf as one sentence of ours."""
     from hydra.errors import MissingConfigException, OverrideParseException
     from omegaconf import errors
 

@@ -138,5 +138,5 @@ def _leaves(tree: Any, name: str) -> dict[str, Any]:
 
 
 def _kind(leaf: Any) -> str:
-    """What a recording depends on: the shape and type of a tensor, the value of a constant."""
+    """The properties that a recording depends on: the shape and type of a tensor, the value of a constant."""
     return f"{leaf.dtype} of shape {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else repr(leaf)

@@ -151,7 +151,7 @@ def vacant(path: Path) -> Path:
 
 
 def remove(path: Path) -> None:
-    """What has this name, if anything has; of a link the link alone. A folder goes as far as that is permitted."""
+    """Removes the file or folder of this name, of a link the link alone. A folder goes as far as that is permitted."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)  # which follows no links either
     else:

@@ -214,8 +214,9 @@ def _require_numbers(action: ActionSpec, control_hz: float | None) -> None:
 
 
 def agent_spec(env: EnvSpec, execute: int = 1, history: int = 1) -> PolicySpec:
-    """What a policy must be to act in ``env``, a world or view whose sensed keys are stacked ``history`` deep: chunks
-    of ``execute`` actions, all of them executed. Its actions are in [-1, 1], as everywhere behind ``ScaledEnv``."""
+    """The spec that a policy must have to act in ``env``, a world or view whose sensed keys are stacked ``history``
+    deep: chunks of ``execute`` actions, all of them executed. Its actions are in [-1, 1], as
+    everywhere behind ``ScaledEnv``."""
     dim = env.action.dim
     return PolicySpec(
         obs=env.obs.without_history(history),

@@ -89,7 +89,7 @@ class Draw(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What an actor hands to the loop: the action, and the columns that its learner wants stored."""
+    """An actor's answer to the loop: the action, and the columns that its learner wants stored."""
 
     action: Tensor
     columns: dict[str, Tensor]
@@ -207,7 +207,7 @@ class Actor(Protocol):
 
 
 class Source(Protocol):
-    """Where a learner takes its batches from (`offline/sources.py`)."""
+    """The source of a learner's batches (`offline/sources.py`)."""
 
     def sample(
         self,
@@ -243,7 +243,7 @@ class Learner(Protocol):
         return recordings
 
     def plan(self, updates: int) -> None:
-        """How many updates the whole run has, for schedules over all of it."""
+        """Called once with the number of updates of the whole run, for schedules over it."""
 
     def q_values(self, batch: dict[str, Any]) -> Tensor | None:
         """(B,): what its critic expects of the decisions of a batch; None without a critic of actions."""

@@ -31,7 +31,7 @@ from .wrapper import Wrapper
 
 
 class Hidden(Enum):
-    """What a base that plays chunks keeps from who corrects its actions one by one."""
+    """The hidden state of a base that plays chunks, for agents that correct its actions one by one."""
 
     phase = "phase"  # base_phase (N, 1): the share of the chunk that was played already
     queue = "queue"  # base_queue (N, n, A): the chunk's actions still to come, this tick's first, 0 behind the last
@@ -63,7 +63,7 @@ def require_chunks(base: Controller, observe: Collection[Hidden]) -> None:
 
 
 def ahead(base: Any, obs: Obs, observe: Collection[Hidden]) -> Obs:
-    """What ``observe`` shows of a base that stands before ``obs``."""
+    """The hidden state of a base before ``obs``, as ``observe`` asks for it."""
     if not observe:
         return {}
     chunk, place = base.ahead(obs)

@@ -41,7 +41,7 @@ def pictures(env: Rendered, rows: Sequence[int] | None = None, size: int | None 
 
 
 def state_names(env: Any) -> Sequence[str] | None:
-    """What the numbers of ``state`` are called by the world that is behind all wrappers; None where it has no names."""
+    """The names of the numbers of ``state`` in the world that is behind all wrappers; None where it has no names."""
     while isinstance(env, Wrapper):
         env = env.env
     return getattr(env, "state_names", None)

@@ -145,7 +145,7 @@ def action_limits(episodes: Iterable[Episode], floor: float = 1e-3) -> ActionSpe
 
 
 class Pad(enum.Enum):
-    """What a chunk holds where its episode has no action. Names are lower case: configuration reads them by name."""
+    """Fills a chunk where its episode has no action. Names are lower case: configuration reads them by name."""
 
     repeat = "repeat"  # the nearest action: stands still in position modes
     zero = "zero"  # the centre of the actuator range: stands still in delta and velocity modes

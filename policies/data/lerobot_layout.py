@@ -122,7 +122,7 @@ def features_of(spec: EnvSpec, extra: Mapping[str, Tensor]) -> dict[str, dict[st
 
 
 def burnish_entry(spec: EnvSpec, meta: Mapping[str, Any], extra: Iterable[str] = ()) -> dict[str, Any]:
-    """What LeRobot has no word for; it passes over keys that it does not know."""
+    """The keys that LeRobot has no word for; it passes over keys that it does not know."""
     return {
         "columns": {key: column_of(key) for key in spec.obs.shapes},
         "obs": {key: list(shape) for key, shape in spec.obs.shapes.items()},

@@ -53,8 +53,8 @@ def of_images(histogram: np.ndarray, frames: int) -> Statistics:
 
 
 class Tally:
-    """What exact statistics of a growing set need: the low-dimensional columns themselves (4 bytes a number, for their
-    quantiles), and of each camera a histogram."""
+    """The data for exact statistics of a growing set: the low-dimensional columns themselves (4 bytes a number, for
+    their quantiles), and of each camera a histogram."""
 
     def __init__(self, vectors: Iterable[str]) -> None:
         self._values: dict[str, list[np.ndarray]] = {name: [] for name in vectors}

@@ -25,7 +25,7 @@ PIECES = 64  # tables of one row each are merged once there are so many
 
 
 class Place(NamedTuple):
-    """Where an episode stands in the set."""
+    """The position of an episode in the set."""
 
     number: int
     first: int  # its first frame, counted over the set

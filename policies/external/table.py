@@ -65,14 +65,14 @@ def place_of(config: Any) -> str:
 
 
 def identity(policy: Any) -> dict[str, Any]:
-    """What must be the same for it to be the same policy, as far as can be seen: not where it is."""
+    """The identity of the policy, as far as it can be seen; its location is no part of it."""
     kind = _kind(policy.config)
     settings = {key: x for key, x in to_data(policy.config).items() if key not in kind.free}
     return {"make": kind.make.__name__, **settings, "spec": to_data(policy.spec.to_dict())}
 
 
 def described(policy: Any) -> dict[str, Any]:
-    """What a checkpoint remembers of it; nothing of what only a program can hand in again."""
+    """The settings that a checkpoint stores; objects that only a program can hand in are left out."""
     config = getattr(policy, "config", None)
     names = [name for name, kind in OUTSIDE.items() if type(config) is kind.config]
     return {"kind": names[0], "config": to_data(config), "world": to_data(policy.world)} if names else {}

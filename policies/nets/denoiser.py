@@ -66,7 +66,7 @@ class DenoiserConfig:
 
 
 class Cond(NamedTuple):
-    """What the encoder makes of an observation, computed once per decision and read at every generation step."""
+    """The encoded observation, computed once per decision and read at every generation step."""
 
     given: Tensor  # (B, C)
     free: Tensor | None = None  # (B, C) with the goal hidden; None: no guidance

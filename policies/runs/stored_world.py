@@ -53,7 +53,7 @@ def plain_world(settings: Any, where: str) -> None:
 
 
 def _strange(value: Any, name: str, depth: int) -> str:
-    """What is not plain, in words; empty where all is."""
+    """The parts that are not plain, in words; empty where all are."""
     last = name.rpartition(".")[2]
     if value is None or type(value) is bool:
         return ""

@@ -45,7 +45,7 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True)
 class Tracked:
-    """What a tracker is told of a run. ``id`` and ``name`` are the same in every sitting; each begins at ``start``."""
+    """The facts of a run for a tracker. ``id`` and ``name`` are the same in every sitting; each begins at ``start``."""
 
     id: str
     name: str

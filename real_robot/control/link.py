@@ -37,7 +37,7 @@ SETTLED = 200  # reports after which nothing more is expected of an order
 
 
 class Snapshot:
-    """What the control process reported last. Arrays are copies."""
+    """The last report of the control process. Arrays are copies."""
 
     def __init__(self, record: np.ndarray) -> None:
         row = record[0]
@@ -107,7 +107,7 @@ class Link(ABC):
         return self._order(Order.RECOVER, lambda s: s.phase is Phase.INACTIVE)
 
     def blend(self) -> None:
-        """Somebody else plans from now on: the speed grows anew, as after the start. Nothing is waited for."""
+        """Another source plans from now on: the speed grows anew, as after the start. Nothing is waited for."""
         self._send(Order.BLEND)
 
     def plan(

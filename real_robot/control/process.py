@@ -105,7 +105,7 @@ def about(robot: SafeRobot) -> dict[str, Any]:
 
 
 def left_by(loop: ControlLoop) -> dict[str, Any]:
-    """What a loop that has ended has left to say."""
+    """The last words of a loop that has ended."""
     robot = loop.robot
     events = [asdict(event) for event in robot.events]
     setpoints = {"asked": loop.asked, "changed": loop.changed}

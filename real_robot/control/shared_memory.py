@@ -30,7 +30,7 @@ MOST = 64  # set-points in a plan
 
 
 def plan_dtype(joints: int) -> np.dtype:
-    """What the policy side wants: ``count`` set-points from ``t_start_ns`` on, ``dt_ns`` apart."""
+    """The plan of the policy side: ``count`` set-points from ``t_start_ns`` on, ``dt_ns`` apart."""
     return np.dtype(
         [
             ("seq", "<i8"),
@@ -46,12 +46,12 @@ def plan_dtype(joints: int) -> np.dtype:
 
 
 def order_dtype() -> np.dtype:
-    """What the control process is told to do; ``what`` is an index of `loop.ORDERS`."""
+    """An order to the control process; ``what`` is an index of `loop.ORDERS`."""
     return np.dtype([("seq", "<i8"), ("what", "<i8")])
 
 
 def state_dtype(joints: int) -> np.dtype:
-    """What the control process knows and does."""
+    """The state of the control process."""
     vector = ("<f8", (joints,))
     return np.dtype(
         [

@@ -48,5 +48,5 @@ class Timing:
         return found
 
     def save(self, path: Path) -> None:
-        """What is kept, as a file of NumPy's."""
+        """The record as a file of NumPy's."""
         np.save(path, self.kept(), allow_pickle=False)

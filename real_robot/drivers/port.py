@@ -40,10 +40,10 @@ class LinkLost(DeviceFault):
 
 
 class Wire(Protocol):
-    """Where bytes come from; raises OSError when it is gone."""
+    """A source of bytes; raises OSError when it is gone."""
 
     def read(self, size: int) -> bytes:
-        """What has arrived, without waiting."""
+        """The bytes that have arrived, without waiting."""
         ...
 
     def write(self, data: bytes) -> int: ...

@@ -57,7 +57,7 @@ class TwinConfig:
 
 @dataclass
 class _Line:
-    """What is under way: (arrives at, value), in the order in which it was sent."""
+    """Messages under way: (arrives at, value), in the order in which it was sent."""
 
     items: deque[tuple[int, Any]] = field(default_factory=deque)
 

@@ -310,7 +310,7 @@ class UniversalRobot(Adapter):
                 raise UniversalFault("sample", f"a position jumped within {passed_s:.3f} s, to {q.tolist()} rad")
 
     def _trouble(self, active: bool) -> UniversalFault | None:
-        """What the newest sample says against going on."""
+        """The objection of the newest sample to going on."""
         sample = self._held().newest
         if sample is None:
             return None

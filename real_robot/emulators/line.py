@@ -54,7 +54,7 @@ class Line:
         self._order = count()
 
     def hear(self, data: bytes, now_ns: int) -> list[bytes]:
-        """What of the computer's message reaches the chain."""
+        """The part of the computer's message that reaches the chain."""
         if now_ns < self._busy_until_ns:
             return []
         return [message for _, message in self.requests(data)]

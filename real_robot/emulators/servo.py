@@ -27,7 +27,7 @@ STEP_NS = ns(0.002)
 
 @dataclass(frozen=True, slots=True)
 class Drive:
-    """What the registers of a servo ask of its motor."""
+    """The request of a servo's registers to its motor."""
 
     goal_rad: float
     powered: bool

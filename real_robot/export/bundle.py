@@ -48,7 +48,7 @@ Array = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Schema:
-    """What goes in and out. Shapes are those of one observation, with ``history`` frames in front where it is stacked.
+    """Inputs and outputs. Shapes are those of one observation, with ``history`` frames in front where it is stacked.
 
     A chunk of ``horizon`` actions in [-1, 1] begins ``start`` ticks before now; ``execute`` of them are played, and
     [-1, 1] stands for [low, high], the actuators' limits in training."""

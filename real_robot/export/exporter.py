@@ -136,7 +136,7 @@ TENSORS = ("weight", "bias", "shift", "scale", "tensor", "support")  # the setti
 
 
 def observed(policy: Any) -> dict[str, tuple[int, ...]]:
-    """What the policy and all of its parts look at."""
+    """The observations that the policy and all of its parts read."""
     shapes = dict(policy.spec.inputs.shapes)
     for part in policy.modules() if isinstance(policy, nn.Module) else ():
         if type(part).__name__ == "ObsEncoder":

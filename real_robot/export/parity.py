@@ -36,7 +36,7 @@ FEWER = 500  # rows with a prefix, and rows of a network, which takes its time
 
 
 def planner(policy: Any) -> Any:
-    """What makes the chunks: the base, where every action is corrected at its time."""
+    """The part that makes the chunks: the base, where every action is corrected at its time."""
     while corrects(policy):
         policy = policy.base
     return policy

@@ -173,7 +173,7 @@ class ExportedPolicy:
         return np.minimum(np.maximum(self._low + share * (self._high - self._low), self._low), self._high)
 
     def check(self, obs: Mapping[str, Any], frame: bool = False) -> dict[str, NDArray[Any]]:
-        """What is observed, as arrays, or a sentence; ``frame``: a single one of a history."""
+        """The observation as arrays, or a sentence; ``frame``: a single one of a history."""
         found: dict[str, NDArray[Any]] = {}
         if not isinstance(obs, Mapping):
             raise Refused(f"an observation is a mapping of names to arrays, not a {type(obs).__name__}")

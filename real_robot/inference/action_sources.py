@@ -167,7 +167,7 @@ def require_fit(acting: ActionSource, body: EnvSpec) -> list[str]:
 
 
 def thinking_ms(acting: ActionSource, body: Body, seed: int) -> dict[str, float]:
-    """How long a decision takes here once everything is warm. Nothing moves."""
+    """The time of a decision on this machine once everything is warm. Nothing moves."""
     body.begin(seed)
     env, controller = acting.view(StillWorld(body)), acting.make(1)
     took = []

@@ -27,7 +27,7 @@ class Hold(Enum):
 
 @dataclass
 class Chunks:
-    """How to go from chunk to chunk."""
+    """Settings of the step from chunk to chunk."""
 
     mode: Mode = Mode.queue  # how one chunk follows another
     # Actions that may be played, from the observation's tick on; null: as many as the policy executes. Whoever imitates
@@ -71,7 +71,7 @@ class Chunks:
 
 @dataclass
 class Report:
-    """What happened since the controller was made. Latencies are without those of the rehearsal's first answers."""
+    """Counts since the controller was made. Latencies are without those of the rehearsal's first answers."""
 
     questions: int = 0
     answers: int = 0

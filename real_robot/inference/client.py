@@ -142,7 +142,7 @@ class PolicyClient:
         return self._spec is None
 
     def learn(self, world: EnvSpec) -> PolicySpec:
-        """What an answer about ``world`` shows; its actions are in the units of that."""
+        """The spec that an answer about ``world`` shows; its actions are in the units of that."""
         names, shapes = wanted(self.config.keys, world), world.obs.shapes
         blank = {key: np.zeros(shapes[key], str(dtype_of(key)).removeprefix("torch.")) for key in names}
         assert self._connection is not None, "the settings were checked by connecting"

@@ -190,7 +190,7 @@ class RealtimeChunking:
         self.report.questions += 1
 
     def _left(self, line: Line, delay: int) -> Chunk | Pulling | None:
-        """What the answer has to continue: from its head on, what was played, and what is left of ``line``."""
+        """The actions that the answer has to continue: those played from its head on, and the rest of ``line``."""
         tick, played = self._tick, self._past[self._tick : self._tick + self._facts.start]
         left = np.stack([*played, *(line.at(i) for i in range(tick, line.end))])
         return self._prefix(left, min(len(played) + delay + self.chunks.overlap, len(left)))

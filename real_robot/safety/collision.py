@@ -222,7 +222,7 @@ class Collision:
         return min(float(gaps.max()), FAR_M)
 
     def _above(self, normal: Array, point: Array) -> Array:
-        """How far the lowest point of each shape that moves is above a plane."""
+        """The height of the lowest point of each moving shape above a plane."""
         data, moving = self._data, self._moving
         along = normal @ data.geom_xmat[moving].reshape(-1, 3, 3)  # of each shape's axes
         low = (data.geom_xpos[moving] - point) @ normal + (along * self._middle[moving]).sum(axis=1)

@@ -48,7 +48,7 @@ class EnergyTankLimits:
 
 @dataclass(frozen=True)
 class EnergyTank:
-    """What is remembered between two set-points."""
+    """The state between two set-points."""
 
     energy_j: float
     setpoint_m: Array  # (3,) where the spring's end is

@@ -62,7 +62,7 @@ class Constraint(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FallbackResult:
-    """What a request became."""
+    """The result of a request."""
 
     q: Array  # (n,), to be sent
     share: float  # of the way to the candidate that the constraints allowed; 0: the stopping plan was followed

@@ -133,7 +133,7 @@ class Intervention(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """What a request became."""
+    """The result of a request."""
 
     q: Array  # (..., n), to be sent
     changed: Bools  # (...), rows that were not sent as they were asked

@@ -49,7 +49,7 @@ STOP_S = 3.0  # longer must a limit of jerk not make a stop
 
 @dataclass(frozen=True, slots=True)
 class Protected:
-    """What a request became."""
+    """The result of a request."""
 
     q: Vector  # (n,), to be sent
     changed: bool  # not what was asked

@@ -82,7 +82,7 @@ class Reflex:
         return {Advice.PASS: 1.0, Advice.SLOW: self.settings.slow_share, Advice.BRAKE: 0.0}[self._advice]
 
     def _risk(self, state: RobotState, request: Any) -> float:
-        """What is not known is the greatest risk."""
+        """An unknown risk counts as the greatest."""
         began_ns = self._clock.now_ns()
         try:
             risk = float(self._critic(state, np.array(request, np.float64)))

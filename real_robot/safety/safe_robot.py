@@ -127,7 +127,7 @@ class SafeRobot:
         return self._adapter.phase
 
     def truth(self) -> Vector | None:
-        """Where the joints are, of a robot that is simulated."""
+        """The true joint positions of a simulated robot."""
         return None if self._true is None else self._true.truth()
 
     def start(self) -> RobotState:
@@ -283,7 +283,7 @@ class SafeRobot:
                 return
 
     def _wish(self, request: Vector | None) -> tuple[Vector | None, float]:
-        """What the guard is asked for, and how fast."""
+        """The request to the guard, and its speed."""
         if self._rung in (Rung.HOLD, Rung.RAMP):
             return None, 1.0
         if request is not None and not self._asked_once:

@@ -40,7 +40,7 @@ class UnprovenConnections(Generic[T]):
         self._of: dict[str, dict[T, None]] = {}
 
     def add(self, one: T, origin: str) -> T | None:
-        """Who has to go for it."""
+        """The connection that has to go for it."""
         self._of.setdefault(origin, {})[one] = None
         self._count += 1
         if self._count <= self._most:
@@ -70,7 +70,7 @@ def origin_of(peer: Any) -> str:
 
 
 class AcceptedSockets(sockets.socket):
-    """What asyncio takes for a listening socket. It accepts whom it is given."""
+    """A listening socket for asyncio, which accepts the connections that it is given."""
 
     def __init__(self) -> None:
         mine, self._bell = sockets.socketpair()

@@ -91,7 +91,7 @@ class PushScript:
         return weight
 
     def cost(self, task: Push, error: Array, weight: Array) -> Array:
-        """How far off ``error`` (N, ..., 3) is, in tolerances."""
+        """The size of ``error`` (N, ..., 3), in tolerances."""
         weight = weight.reshape(len(weight), *[1] * (error.ndim - 2), 2)
         away = np.hypot(error[..., 0], error[..., 1])
         lost = np.maximum(np.maximum(away - ROOM, -error[..., 0] - NEAR_ROOM), 0) / 0.001

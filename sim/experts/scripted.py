@@ -25,7 +25,7 @@ from ..torch_world import Clock, restored
 
 
 class Move(NamedTuple):
-    """What a script wants in the present phase of each world."""
+    """The goals of a script in the present phase of each world."""
 
     pose: Array  # (N, 5): where the tool should go
     gripper: Array | float | None = None  # (N,): angle; None keeps it

@@ -89,7 +89,7 @@ def lqr_law(config: LQRConfig, gamma: float = 0.99) -> Callable[[Obs], Tensor]:
 
 @dataclass
 class TwoModeWay:
-    """How a demonstrator of TwoMode passes the obstacle."""
+    """The way in which a demonstrator of TwoMode passes the obstacle."""
 
     upper_share: float = 0.5  # of the episodes pass above
     height_low: float = 0.56  # m, the height beside the obstacle is uniform between these

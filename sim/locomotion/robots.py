@@ -54,7 +54,7 @@ def _squares(x: Array) -> Array:
 
 
 class Locomotion:
-    """What the five share; ``spec`` is known once the task is bound, because its numbers are the model's."""
+    """Common to the five robots; ``spec`` is known once the task is bound, because its numbers are the model's."""
 
     version = 1
     autoreset = True
@@ -141,7 +141,7 @@ class Locomotion:
         return {"reward_ctrl": self.config.ctrl_cost_weight * _squares(action)}
 
     def felt(self) -> list[Array]:
-        """What is observed beside positions and velocities, each (N, K)."""
+        """The observations beside positions and velocities, each (N, K)."""
         return []
 
 

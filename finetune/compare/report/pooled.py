@@ -88,7 +88,7 @@ def ranking(scores: Scores, tasks: Sequence[str], failed: Mapping[str, int]) -> 
 
 
 def pooled(comparisons: Sequence[Comparison]) -> dict[str, Any]:
-    """What the page shows."""
+    """The content of the page."""
     tasks = named(comparisons)
     scores = scores_of(tasks)
     refined = list(dict.fromkeys(run.method for comparison in tasks.values() for run in comparison.runs))

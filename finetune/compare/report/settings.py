@@ -33,7 +33,7 @@ class Table(NamedTuple):
 
 
 def from_defaults(run: RunFolder) -> list[Change] | str:
-    """What was set for the method of a run, or the sentence why that cannot be said."""
+    """The settings of a run's method, or a sentence that says why they are unknown."""
     if run.method not in TABLES:
         return "the defaults of this kind of run are not known here; its config.yaml holds every setting."
     usual, mine = to_data(TABLES[run.method].config()), run.config.get("method")

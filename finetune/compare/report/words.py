@@ -49,7 +49,7 @@ def plural(count: int, one: str, many: str = "") -> str:
 
 @dataclass(frozen=True)
 class Measure:
-    """What is compared: the share of successful episodes, or the mean return where a world knows no success."""
+    """The compared quantity: the share of successful episodes, or the mean return where a world knows no success."""
 
     success: bool
 
