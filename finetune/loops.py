@@ -136,19 +136,21 @@ class _Interaction(Generic[L]):
         self.watch = Stopwatch()
         self.generator = named_generator(seed, "act", device=env.device)
         self.obs: Obs | None = None
+        self.fresh = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)  # worlds in which an episode begins
 
     @torch.no_grad()
     def decide(self, warm: bool) -> tuple[Obs, Tensor, dict[str, Tensor], Outcome]:
         """One decision of every world."""
         if self.obs is None:
             self.obs = self.env.reset()
+            self.fresh.fill_(True)
         before = self.obs
         with self.watch("acting"):
-            action, columns = self.learner.actor.act(before, warm=warm, generator=self.generator)
+            action, columns = self.learner.actor.act(before, warm=warm, generator=self.generator, fresh=self.fresh)
         with self.watch("playing"):  # the worlds, and in a view on a base that base
             outcome = self.env.step(action)
         self.statistics.note(outcome)
-        self.obs = outcome.obs
+        self.obs, self.fresh = outcome.obs, outcome.ended.clone()
         return before, action, columns, outcome
 
     def report(self) -> Metrics:
@@ -162,6 +164,7 @@ class _Interaction(Generic[L]):
             "env": self.env.state_dict(),
             "ledger": self.statistics.state_dict(),
             "generator": self.generator.get_state(),
+            "fresh": self.fresh.clone(),
             "obs": None if self.obs is None or not continues(self.env) else map_tree(torch.clone, self.obs),
         }
 
@@ -171,6 +174,9 @@ class _Interaction(Generic[L]):
         self.statistics.load_state_dict(state["ledger"])
         self.generator.set_state(state["generator"].cpu())
         self.obs = state["obs"]
+        self.fresh = state.get("fresh", torch.zeros_like(self.fresh)).to(
+            self.env.device, copy=True
+        )  # older states lack it
         if self.obs is None:
             self.statistics.abandon()
 

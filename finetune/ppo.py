@@ -114,7 +114,7 @@ class PPOActor:
         self.actor = actor
 
     @torch.no_grad()
-    def act(self, obs: Obs, *, warm: bool, generator: torch.Generator) -> Decision:
+    def act(self, obs: Obs, *, warm: bool, generator: torch.Generator, fresh: Tensor | None = None) -> Decision:
         draw = self.actor.draw(obs, generator=generator)
         action = self.actor.spec.executed(draw.action)
         return Decision(action, {"action": action, "trace": draw.trace, "log_prob": draw.log_prob})

@@ -23,7 +23,7 @@ class PolicyActor:
     def play(self, obs: Obs, generator: torch.Generator) -> Tensor:
         return self.policy.spec.executed(self.policy.act(obs, generator=generator))
 
-    def act(self, obs: Obs, *, warm: bool, generator: torch.Generator) -> Decision:
+    def act(self, obs: Obs, *, warm: bool, generator: torch.Generator, fresh: Tensor | None = None) -> Decision:
         return Decision(self.play(obs, generator), {})
 
     def state_dict(self) -> dict[str, Any]:

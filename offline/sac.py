@@ -85,7 +85,7 @@ class SACActor:
         self.agent, self.warm = agent, warm or uniform(agent.spec)
 
     @torch.no_grad()
-    def act(self, obs: Obs, *, warm: bool, generator: torch.Generator) -> Decision:
+    def act(self, obs: Obs, *, warm: bool, generator: torch.Generator, fresh: Tensor | None = None) -> Decision:
         if warm:
             return Decision(self.warm(obs, generator), {})
         return Decision(self.agent.spec.executed(self.agent.draw(obs, generator=generator).action), {})

@@ -90,7 +90,7 @@ class TD3Actor:
         self.agent, self.explore_std, self.warm = agent, explore_std, warm or uniform(agent.spec)
 
     @torch.no_grad()
-    def act(self, obs: Obs, *, warm: bool, generator: torch.Generator) -> Decision:
+    def act(self, obs: Obs, *, warm: bool, generator: torch.Generator, fresh: Tensor | None = None) -> Decision:
         if warm:
             return Decision(self.warm(obs, generator), {})
         action = self.agent.spec.executed(self.agent.act(obs, greedy=True))

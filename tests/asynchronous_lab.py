@@ -63,7 +63,7 @@ class Teller(Learner):
         self.policy = None
         self.before: Callable[[], None] = lambda: None  # of each update
 
-    def _act(self, obs: Obs, *, warm: bool, generator: torch.Generator) -> Decision:
+    def _act(self, obs: Obs, *, warm: bool, generator: torch.Generator, fresh: Any = None) -> Decision:
         count = len(obs["state"])
         action = torch.rand(count, *self.shape, generator=generator)
         return Decision(action, {"heard": self.weights.repeat(count), "warm": torch.full((count,), warm)})

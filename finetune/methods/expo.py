@@ -120,7 +120,7 @@ class EXPOActor:
         self.judge = critic.target if config.select is Select.target else critic.online
 
     @torch.no_grad()
-    def act(self, obs: Obs, *, warm: bool, generator: torch.Generator) -> Decision:
+    def act(self, obs: Obs, *, warm: bool, generator: torch.Generator, fresh: Tensor | None = None) -> Decision:
         if warm:
             return Decision(self.base.spec.executed(self.base.act(obs, generator=generator)), {})
         candidates = self.propose(self.base, obs, generator)

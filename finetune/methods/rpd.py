@@ -112,8 +112,8 @@ class TeacherLabelledActor:
         self.student, self.teacher, self.config = student, teacher, config
 
     @torch.no_grad()
-    def act(self, obs: Obs, *, warm: bool, generator: torch.Generator) -> Decision:
-        decision = self.student.act(obs, warm=warm, generator=generator)
+    def act(self, obs: Obs, *, warm: bool, generator: torch.Generator, fresh: Tensor | None = None) -> Decision:
+        decision = self.student.act(obs, warm=warm, generator=generator, fresh=fresh)
         return Decision(decision.action, {**decision.columns, **self._lesson(obs, generator)})
 
     def _lesson(self, obs: Obs, generator: torch.Generator) -> dict[str, Tensor]:

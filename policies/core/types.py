@@ -201,7 +201,10 @@ Metrics = dict[str, Tensor | float]
 class Actor(Protocol):
     """All that an acting process needs."""
 
-    def act(self, obs: Obs, *, warm: bool, generator: torch.Generator) -> Decision: ...
+    def act(self, obs: Obs, *, warm: bool, generator: torch.Generator, fresh: Tensor | None = None) -> Decision:
+        """One decision of N worlds. ``warm``: by the prior of the warm-up. ``fresh`` (N,) says where an episode begins,
+        so that an actor with a memory forgets there; the loops always give it."""
+        ...
 
     def state_dict(self) -> dict[str, Any]: ...
 
