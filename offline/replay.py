@@ -11,13 +11,13 @@ and sequences stop at ``ended`` and at the newest row, per world, also where the
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from ..policies.core.errors import BurnishError
+from ..policies.core.errors import BurnishError, did_you_mean
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.tree import Tree, index, map_tree, where
 from ..policies.core.types import Obs, Outcome
@@ -25,7 +25,8 @@ from .returns import n_step as sum_of
 from .storage import Place, in_file, places, take
 
 BASE = ("action", "reward", "discount", "ended", "terminated", "steps")
-OBSERVED = ("obs", "next_obs")
+FIXED = ("discount", "ended", "terminated", "steps")
+RELABELLED = 4096  # decisions at a time
 Batch = dict[str, Any]  # columns (B, ...), and "obs" and "next_obs", each an Obs
 FIRST = 256  # rows that are allocated at once; then they are doubled until the capacity is reached
 ALONE = (0, 0)  # a decision without its neighbours in time
@@ -266,6 +267,21 @@ class Replay:
         order = self._row(torch.arange(first, self.filled, device=self.device))
         return torch.ones_like(self._final_at[order], dtype=torch.bool) if self._void is None else ~self._void[order]
 
+    def relabel(self, column: str, fn: Callable[[Batch], Tensor]) -> None:
+        """Replace a column of every decision: ``fn`` maps decisions, as ``gather`` returns them, to their new values;
+        rewards by a model that has learnt since, for example. How episodes ended cannot be changed."""
+        if column not in self._columns or column in FIXED:
+            known = sorted(self._columns.keys() - set(FIXED))
+            raise BurnishError(f"there is no column {column!r} to relabel; {did_you_mean(column, known)}")
+        stored = self._columns[column]
+        for flat in torch.arange(len(self), device=self.device).split(RELABELLED):
+            new = fn(self.gather(flat))
+            row, world = self._row(flat // self.num_envs), flat % self.num_envs
+            if new.shape != (len(flat), *stored.shape[2:]):
+                shapes = f"{tuple(new.shape)}, where {(len(flat), *stored.shape[2:])} was asked for"
+                raise BurnishError(f"relabelling {column!r} gave values of shape {shapes}")
+            stored[row.to(stored.device), world.to(stored.device)] = new.to(stored)
+
     def reweigh(self, weights: Tensor | None) -> None:
         """Sample in proportion to ``weights`` (T, N), in the order of ``latest()``, until the next ``add``."""
         if weights is None:
@@ -371,15 +387,3 @@ class Replay:
         self._final_at[: len(state["final_at"])] = state["final_at"]
         self.generator.set_state(state["generator"].cpu())
         self._weights = None
-
-
-def joined(old: Batch, new: Batch) -> Batch:
-    """One batch of two: all observations of ``new`` and the columns that both hold, on the device of ``new``."""
-    out: Batch = {}
-    for key in (key for key in new if key in old):
-        was, x = old[key], new[key]
-        missing = sorted(x.keys() - was.keys()) if key in OBSERVED else []
-        if missing:
-            raise BurnishError(f"the prior data lacks {', '.join(missing)}, which the decisions of this method hold")
-        out[key] = joined(was, x) if isinstance(x, dict) else torch.cat([was.to(x.device), x])
-    return out

@@ -16,7 +16,9 @@ import torch
 
 from ..policies.core.errors import BurnishError
 from ..policies.core.types import Source
-from .replay import ALONE, Batch, Memory, joined
+from .replay import ALONE, Batch, Memory
+
+OBSERVED = ("obs", "next_obs")
 
 
 class Mixture:
@@ -81,3 +83,15 @@ class Mapped:
 
     def sample(self, n: int | None = None, **options: Any) -> Batch:
         return self.change(self.source.sample(n, **options))
+
+
+def joined(old: Batch, new: Batch) -> Batch:
+    """One batch of two: all observations of ``new`` and the columns that both hold, on the device of ``new``."""
+    out: Batch = {}
+    for key in (key for key in new if key in old):
+        was, x = old[key], new[key]
+        missing = sorted(x.keys() - was.keys()) if key in OBSERVED else []
+        if missing:
+            raise BurnishError(f"the prior data lacks {', '.join(missing)}, which the decisions of this method hold")
+        out[key] = joined(was, x) if isinstance(x, dict) else torch.cat([was.to(x.device), x])
+    return out

@@ -13,8 +13,8 @@ from burnish.offline.build import build
 from burnish.offline.dataset import decisions
 from burnish.offline.imitation import imitation_chunk, neighbours, played_around
 from burnish.offline.loop import train_offline
-from burnish.offline.replay import Replay, joined
-from burnish.offline.sources import Mixture
+from burnish.offline.replay import Replay
+from burnish.offline.sources import Mixture, joined
 from burnish.policies.build import build_policy
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec, PolicySpec
 from burnish.policies.data.episodes import Episode, Episodes, Windows

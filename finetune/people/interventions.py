@@ -33,7 +33,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...offline.replay import ALONE, Batch, Replay, joined
+from ...offline.replay import ALONE, Batch, Replay
+from ...offline.sources import joined
 from ...policies.core.chunk import ChunkEnv
 from ...policies.core.errors import BurnishError
 from ...policies.core.seed import EpisodeSeeds, RowNoise, derive
