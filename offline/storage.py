@@ -8,7 +8,6 @@ takes space as it is written, and has no name, so nothing is left of it when the
 from __future__ import annotations
 
 import math
-import os
 import shutil
 import tempfile
 import warnings
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..policies.core.errors import BurnishError
+from ..policies.core.files import passing
 
 SHARE = 0.6  # of the memory that is free: a column that grows is in memory twice for a moment
 
@@ -74,12 +74,8 @@ def _gigabytes(sizes: Mapping[str, int]) -> str:
 
 def in_file(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Zeros, in a file without a name."""
-    handle, name = tempfile.mkstemp(prefix="burnish-replay-")
-    os.close(handle)
-    try:
-        return torch.from_file(name, shared=True, size=math.prod(shape), dtype=dtype).view(shape)
-    finally:
-        os.unlink(name)
+    with passing("burnish-replay-") as path:
+        return torch.from_file(str(path), shared=True, size=math.prod(shape), dtype=dtype).view(shape)
 
 
 def take(x: Tensor, device: torch.device, *where: Tensor) -> Tensor:

@@ -144,6 +144,17 @@ def try_lock(descriptor: int) -> bool:
     return True
 
 
+@contextmanager
+def passing(prefix: str) -> Iterator[Path]:
+    """A new file in the folder for temporary files, whose name is gone afterwards; who maps it keeps its content."""
+    handle, name = tempfile.mkstemp(prefix=prefix)
+    os.close(handle)
+    try:
+        yield Path(name)
+    finally:
+        os.unlink(name)
+
+
 def vacant(path: Path) -> Path:
     """``path``, once no file and no link has that name."""
     path.unlink(missing_ok=True)

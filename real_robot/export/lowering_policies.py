@@ -129,7 +129,7 @@ def _predictor(low: Lowering, net: Any, times: Tensor, seen: Seen) -> Callable[[
 
 def _transition(low: Lowering, policy: Any, seen: Seen) -> Transition:
     kind = type(policy).__name__
-    if kind == "Relay":
+    if kind == "SplitChain":
         first, last = (_transition(low, runner, seen) for runner in (policy.first, policy.last))
         return lambda k, x: (first if k < policy.config.switch else last)(k, x)
     steps = policy.num_steps
@@ -158,7 +158,7 @@ def _clean(low: Lowering, policy: Any, x: str) -> str:
 def _chain(low: Lowering, policy: Any, noise: str | None, seen: Seen) -> str:
     """`sample_chain`, with the levels at which the last of the runners pins a prefix."""
     sampler = policy
-    while type(sampler).__name__ == "Relay":
+    while type(sampler).__name__ == "SplitChain":
         sampler = sampler.last
     flow = type(sampler).__name__ == "FlowPolicy"
     if not flow and not sampler.config.gaussian_chain:
@@ -287,7 +287,7 @@ def _worst(low: Lowering, critic: Any, seen: Seen, executed: str) -> str:
 ACTS: Mapping[str, Callable[..., str]] = {
     "FlowPolicy": _chain,
     "DiffusionPolicy": _chain,
-    "Relay": _chain,
+    "SplitChain": _chain,
     "GaussianPolicy": _gaussian,
     "OneStepPolicy": _one_step,
     "Residual": _residual,
