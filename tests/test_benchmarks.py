@@ -73,6 +73,7 @@ KEYS = {
     "render_speed": {"over_renderer", "over_plain_renderer", "frames_per_s"},
     "sim_speed": {"of_raw", "over_async", "over_sync", "over_envpool", "half_cheetah_over_async"},
     "from_scratch": {f"{name}_over_sb3" for name in ("sac", "sac_normalized", "td3", "td3_normalized", "ppo")},
+    "same_numbers": {"equal", "of"},
     "update_speed": {"sac_over_sb3", "sac_peak_share", "ppo_flow_peak_share"},
 }
 

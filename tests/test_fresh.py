@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -26,7 +28,7 @@ class Counting:
 
     def act(self, obs, *, warm, generator, fresh=None) -> Decision:
         if self.forgets:
-            self.count = torch.where(fresh, 0.0, self.count)
+            self.count = self.count * ~fresh
         action, before = torch.zeros(2, 3, 2), self.count
         self.count = self.count + 1
         return Decision(action, {"action": action, "memory": before})
@@ -37,7 +39,8 @@ class Counting:
 
 class Recurrent(Learner):
     def __init__(self, forgets: bool = True) -> None:
-        self.actor, self.policy, self.seen = Counting(forgets), None, []
+        self.actor: Any = Counting(forgets)
+        self.policy, self.seen = None, []
 
     def update(self, source):
         self.seen.append(source.sample())
