@@ -64,6 +64,7 @@ from refine_settings import (
 from refine_tables import publish_tables, rows_of
 
 from burnish.finetune.__main__ import FinetuneConfig
+from burnish.finetune.compare.entrants import MAIN
 from burnish.finetune.compare.free_baselines import free_baseline, steps_in
 from burnish.policies.__main__ import world_for
 from burnish.policies.best import Best
@@ -78,7 +79,6 @@ WORLDS, TRIED, SELECTED = 64, 5, 64
 BASE_EPISODES, EPISODES = 512, 256  # each run is on the first of the seeds that the base was on
 SEARCH_SEED, SEARCH_EPISODES = 1000, 256
 QUICK = 0.01  # of the budget
-MAIN = "from burnish.policies.cli.cli import main; raise SystemExit(main())"
 
 
 def examined(path: Path, episodes: int, *, stream: str = "refine_quality", greedy: bool = False) -> Evaluation:
@@ -192,7 +192,7 @@ def play(case: Case) -> None:
         words = [
             sys.executable,
             "-c",
-            "from burnish.policies.cli.cli import main; raise SystemExit(main())",
+            MAIN,
             *case.command(),
         ]
         process = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT)

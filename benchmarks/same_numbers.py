@@ -27,7 +27,6 @@ from safetensors.torch import load_file
 
 ROOT = Path(__file__).resolve().parents[1]
 BASE = ROOT / "benchmarks" / "bases" / "insert"
-FOLDERS = ("policies", "sim", "finetune", "offline", "real_robot", "configs")
 SILENT = ["seed=3", "threads=1", "trial.episodes=2", "trial.worlds=2", "trial.confirm=2", "save_every=1000000"]
 SHORT = ["method.loop.warmup=64", "method.loop.initial_updates=8"]
 METHODS = {
@@ -41,14 +40,10 @@ QUICK = ("dsrl", "iql")
 
 def played(tree: Path, words: list[str]) -> None:
     """A command of the Burnish in ``tree``, whose folders are linked as the package."""
-    links = tree / ".dev" / "burnish"
-    links.mkdir(parents=True, exist_ok=True)
-    for folder in FOLDERS:
-        if not (links / folder).exists():
-            (links / folder).symlink_to(Path("../..") / folder)
+    subprocess.run(["make", "-C", str(tree), "dev"], check=True, capture_output=True)
     entry = tomllib.loads((tree / "pyproject.toml").read_text())["project"]["scripts"]["burnish"].split(":")[0]
     # The folder stands before whatever is installed.
-    code = f"import sys; sys.path.insert(0, {str(links.parent)!r}); from {entry} import main; sys.exit(main())"
+    code = f"import sys; sys.path.insert(0, {str(tree / '.dev')!r}); from {entry} import main; sys.exit(main())"
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, env=environment)
     if done.returncode:

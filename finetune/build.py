@@ -20,7 +20,7 @@ from ..offline.replay import Replay
 from ..policies.core.errors import BurnishError, did_you_mean
 from ..policies.core.seed import derive
 from ..policies.core.spec import ActionSpec, agent_spec
-from ..policies.core.types import Controller, Obs, VecEnv
+from ..policies.core.types import Controller, Learner, Obs, VecEnv
 from ..policies.data.episodes import Episodes
 from ..policies.gaussian import GaussianPolicy
 from .baselines.sb3 import SB3Config, View
@@ -148,10 +148,14 @@ METHODS: dict[str, Method] = {
         ".people.rlif:build",
         Needs.squashed,
         Recorded.played,
-        "RLPD, paid -1 where somebody takes over: expert=",
+        "RLPD with a reward of -1 where the expert takes over: expert=",
     ),
     "dagger": Method(
-        DAggerConfig, ".people.dagger:build", Needs.imitator, Recorded.played, "imitates whoever takes over: expert="
+        DAggerConfig,
+        ".people.dagger:build",
+        Needs.imitator,
+        Recorded.played,
+        "imitates an expert who takes over",
     ),
 }
 
@@ -270,7 +274,8 @@ def prepare(
     if isinstance(config.loop, OnPolicyConfig):
         length = config.loop.decisions_per_update
         return OnPolicy(learner, view, decisions_per_update=length, seed=seed)
-    if prior is not None:
+    # A learner that observes nothing would have all of the prior data copied for nothing.
+    if prior is not None and type(learner).observe is not Learner.observe:
         learner.observe(prior.latest()["obs"])
     replay = Replay(config.loop.capacity, env.num_envs, seed=derive(seed, "replay"), device=device)
     memory = learner.prior(replay, prior)

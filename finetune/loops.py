@@ -183,7 +183,7 @@ class _Interaction(Generic[L]):
 
 class OnPolicy(_Interaction[L]):
     """An iteration is ``decisions_per_update`` decisions of every world, then one ``update`` on exactly those, of which
-    the learner leaves out what somebody else played (`people/intervened_rows.py`)."""
+    the learner leaves out the decisions of an expert or a person (`people/intervened_rows.py`)."""
 
     def __init__(self, learner: L, env: DecisionEnv, *, decisions_per_update: int, seed: int = 0) -> None:
         super().__init__(learner, env, seed)

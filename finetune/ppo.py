@@ -9,7 +9,7 @@ observations are encoded once. Advantages are normalised once per update by defa
 deviation are noise; ``normalize=minibatch`` is the published way. Gradients are clipped to a norm of 1 (DPPO and
 ReinFlow: not at all, but for two tasks). On a CPU a minibatch passes in slices whose gradients add up to its own: what
 a slice leaves for the way back stays in the caches, and its memory is used again instead of asked for anew. Decisions
-in which somebody else played teach nothing, and end the sum over later rewards (`people/intervened_rows.py`).
+of an expert or a person are not learnt from, and end the sum over later rewards (`people/intervened_rows.py`).
 """
 
 from __future__ import annotations

@@ -37,8 +37,9 @@ def free_bytes(device: torch.device) -> int:
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
-        return 2**62
-    return 1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
+        lines = []
+    kilobytes = [int(line.split()[1]) for line in lines if line.startswith("MemAvailable")]
+    return 1024 * kilobytes[0] if kilobytes else 2**62
 
 
 def places(sizes: Mapping[str, int], device: torch.device) -> dict[str, Place]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 import torch
 
 from burnish.policies.core.errors import BurnishError
+from burnish.policies.core.types import Controller
 from burnish.sim.build import make_env
 from burnish.sim.collect import collect
 from burnish.sim.experts import make_expert
@@ -87,11 +90,11 @@ def test_refusals():
     endless = env.step
     env.step = lambda action, active=None: endless(action, active)._replace(truncated=never)  # type: ignore[method-assign]
 
-    class StillWorld:
+    class Still:
         def reset(self, mask, seeds=None): ...
 
         def step(self, obs):
             return torch.zeros(2, 1)
 
     with pytest.raises(BurnishError, match="max_steps=3"):
-        collect(env, StillWorld(), [1, 2])  # type: ignore[arg-type]
+        collect(env, cast(Controller, Still()), [1, 2])

@@ -39,7 +39,9 @@ def _own(config: type) -> dict[str, str]:
         if token.type == tokenize.COMMENT
     }
     found = {}
-    for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
+    made = ast.parse(source).body[0]
+    assert isinstance(made, ast.ClassDef), config
+    for node in made.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             above: list[str] = []
             line = node.lineno - 1
