@@ -73,7 +73,7 @@ wheel-smoke: venv ## build the wheel, install it into a fresh venv elsewhere, ru
 
 # A thin venv on top of the first: all packages from there, except a newer MuJoCo that hides the pinned one.
 NEXT := $(VENV)/next
-test-mujoco-next: venv ## our own code on the next MuJoCo
+test-mujoco-next: venv ## our own code on the next MuJoCo: one file of tests in three, the others the next time
 	rm -rf $(NEXT)
 	$(BIN)/python -m venv --without-pip $(NEXT)
 	$(NEXT)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $(NEXT)/site
@@ -82,7 +82,7 @@ test-mujoco-next: venv ## our own code on the next MuJoCo
 	grep -v '^mujoco==' constraints.txt > $(NEXT)/constraints.txt
 	$(BIN)/python -m pip --python $(NEXT)/bin/python install -q -c $(NEXT)/constraints.txt $(MUJOCO_NEXT)
 	$(NEXT)/bin/python -c 'import mujoco; assert "mujoco==" + mujoco.__version__ == "$(MUJOCO_NEXT)", mujoco.__version__'
-	$(NEXT)/bin/python -m pytest -n 2 -rs -m 'sim and not slow and not real_time'
+	BURNISH_SHARE=3 $(NEXT)/bin/python -m pytest -n 2 -rs -m 'sim and not slow and not real_time'
 
 clean: ## everything that make made
 	rm -rf $(VENV) .dev build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis

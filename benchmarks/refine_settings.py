@@ -11,7 +11,8 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from burnish.finetune.build import Recorded, recorded_by
+from burnish.finetune.build import recorded_by
+from burnish.finetune.method import Recorded
 from burnish.policies.core.errors import BurnishError
 
 

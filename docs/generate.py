@@ -1,6 +1,6 @@
 """What the documentation says about the code, read from the code: nothing of it is typed twice, so nothing drifts.
 
-``methods`` is the list of pages, from the tables of `finetune/build.py` and `offline/build.py`. ``generated`` writes
+``methods`` is the list of pages, from the table `finetune/table.py`. ``generated`` writes
 what stands below the hand-written part of one: what it needs, what its module says of itself and of its departures,
 what was measured (`benchmarks/results/refine_quality/`), the experiments that are shipped, and its settings with the
 comments of their dataclasses. `hook.py` puts all of it into the site while that is built.
@@ -21,10 +21,13 @@ from typing import Any, NamedTuple
 
 from settings import folded, settings_tables, table
 
-from burnish.finetune.__main__ import DistillConfig, FinetuneConfig
-from burnish.finetune.build import CHOICES, Needs, Recorded, has
+from burnish.finetune.__main__ import FinetuneConfig
+from burnish.finetune.build import has
+from burnish.finetune.distillation.__main__ import DistillConfig
+from burnish.finetune.method import Needs, Phase, Recorded
+from burnish.finetune.methods.offline_to_online import Online
+from burnish.finetune.table import METHODS
 from burnish.offline.__main__ import OfflineConfig
-from burnish.offline.build import OFFLINE
 from burnish.policies.build import build_policy
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from burnish.policies.diffusion import DiffusionConfig
@@ -48,6 +51,7 @@ class Method(NamedTuple):
     doc: str
     needs: Needs | None = None
     recorded: Recorded | None = None
+    online: str = ""  # the words that choose it in the world, of a method that begins with recordings
 
 
 RECORDED = {
@@ -61,9 +65,12 @@ RECORDED = {
 @cache
 def methods() -> dict[str, Method]:
     found = {}
-    for name, row in CHOICES.items():
-        module = "burnish.finetune" + row.build.partition(":")[0]
-        found[name] = Method(module, f"finetune method={name}", row.config, row.doc, row.needs, row.recorded)
+    for name, row in METHODS.items():
+        module = importlib.util.resolve_name((row.build or row.learner).partition(":")[0], "burnish.finetune")
+        found[name] = Method(module, f"finetune method={name}", row.config, row.doc, row.needs, row.recordings)
+        if Phase.offline in row.phases:
+            online = f"finetune method={name} data=FOLDER pretrain_updates=20000"
+            found[name] = found[name]._replace(words=f"offline method={name}", config=row.offline, online=online)
         if name == "dsrl":
             found["dsrl_aliased"] = found[name]._replace(
                 module="burnish.finetune.methods.dsrl_aliased",
@@ -72,9 +79,6 @@ def methods() -> dict[str, Method]:
                 doc="DSRL whose critic knows actions, so that it can learn from recordings",
                 recorded=Recorded.played,
             )
-    for name, row in OFFLINE.items():
-        module = "burnish.offline" + row.build.partition(":")[0]
-        found[name] = Method(module, f"offline method={name}", row.config, row.doc)
     doc = "several policies into one, or a refined one with its base into one piece"
     found["distill"] = Method("burnish.finetune.methods.distill", "distill", DistillConfig, doc)
     return found
@@ -222,10 +226,18 @@ def generated(page: str) -> str:
     facts = []
     if method.needs is not None:
         whom = "its [view](../concepts.md#two-views) asks for" if method.needs is Needs.view else method.needs.value
-        facts.append(("Base", f"a policy that {whom.removesuffix(', or none at all')}" + optional(method.needs)))
+        facts.append(
+            (
+                "Base",
+                f"a policy that {whom.removesuffix(', or none at all')}"
+                + (", or none at all" if method.needs.optional else ""),
+            )
+        )
     if method.recorded is not None:
         facts.append(("Recordings", RECORDED[method.recorded]))
     facts.append(("Command", f"`burnish {method.words} ...`"))
+    if method.online:
+        facts.append(("In the world", f"`burnish {method.online} ...`"))
     facts.append(("Code", f"[`{path_of(method.module)}`](../../{path_of(method.module)})"))
     sections = [
         table(("", ""), [(f"**{name}**", text) for name, text in facts]),
@@ -244,11 +256,10 @@ def generated(page: str) -> str:
     else:
         prefix = "" if method.config is DistillConfig else "method."
         sections.append(f"## Settings\n\n{settings_tables(method.config, prefix)}")
+    if method.online:
+        about = said("burnish.finetune.methods.offline_to_online")[0]
+        sections.append(f"## In the world\n\n{about}\n\n{settings_tables(Online, 'method.')}")
     return "\n\n".join(sections)
-
-
-def optional(needs: Needs) -> str:
-    return ", or none at all" if needs.value.endswith("or none at all") else ""
 
 
 def bases() -> dict[str, Any]:

@@ -1,69 +1,47 @@
-"""Entry points: ``burnish finetune``, a policy, a method, a world, and ``burnish distill``, teachers and a student."""
+"""Entry point: ``burnish finetune``. A policy, a method, a world."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from omegaconf import MISSING
 
 from ..offline.__main__ import Work, identity_of, improve, recordings, starting_policy
-from ..policies.__main__ import ACTING, WORLDS, TrialConfig, origin_of, say, seen_by, trial_of, where_of, world_for
+from ..policies.__main__ import ACTING, WORLDS, TrialConfig, origin_of, raw_world, say, seen_by, trial_of, where_of
 from ..policies.__main__ import prepare as prepare_machine
-from ..policies.build import POLICIES, CheckpointConfig, load_policy
 from ..policies.cli.cli import main
-from ..policies.controllers import controller_for
-from ..policies.core.config import require_least, to_data
+from ..policies.core.config import LATER, require_least
 from ..policies.core.errors import BurnishError
 from ..policies.core.files import replacing
-from ..policies.core.scale import ScaledEnv
+from ..policies.core.rewards import RewardMap
 from ..policies.core.seed import derive
 from ..policies.core.spec import EnvSpec, PolicySpec, agent_spec
 from ..policies.core.types import Controller, VecEnv
 from ..policies.core.wrapper import Wrapper
-from ..policies.data.episodes import Episodes
-from ..policies.data.lerobot import fingerprint, read_lerobot
-from ..policies.flow import FlowConfig
-from ..policies.imitate import ImitateConfig, ImitationLearner, imitate
-from ..policies.measure.evaluate import Evaluation, evaluate, evaluation_seeds
-from ..policies.runs.interrupt import interruptible
-from ..policies.runs.run import OnLog, Run
+from ..policies.data.lerobot import fingerprint
+from ..policies.external.reward_models import relabelled, reward_model
+from ..policies.runs.run import OnLog
 from ..sim.build import make_env, world_from
-from ..sim.collect import stream
 from ..sim.experts import make_expert
 from .advice import advised
 from .baselines.sb3 import SB3Config, View
-from .build import CHOICES, METHODS, method_name, prepare, prior_data, require
+from .build import own_chunk, prepare, prior_data, require
 from .loops import OffPolicy, OffPolicyConfig, planned
-from .methods.distill import Distillation, innermost, student_of
+from .people.intervened_rows import InterventionUse
 from .people.interventions import supervisor_of
-from .people.teachers import (
-    Keep,
-    StudentChunk,
-    Teacher,
-    against,
-    record,
-    require_at_home,
-    require_rounds,
-    scenes,
-    shared_spec,
-    student_spec,
-)
 from .processes.asynchronous import Asynchronous, AsynchronousConfig
+from .table import ONLINE, method_name, method_of
 
-GROUPS: dict[str, dict[str, dict[str, type]]] = {
+GROUPS: dict[str, dict[str, Mapping[str, type]]] = {
     "finetune": {
         "policy": ACTING,
-        "method": {name: method.config for name, method in CHOICES.items()},
-        "env": WORLDS,
-    },
-    "distill": {
-        "policy": {name: kind.config for name, kind in POLICIES.items()} | {"checkpoint": CheckpointConfig},
+        "method": ONLINE,
         "env": WORLDS,
     },
 }
@@ -80,6 +58,10 @@ class FinetuneConfig:
     worlds: int = 8  # stepped at once
     total: int = 100_000  # decisions of all worlds together
     data: str | None = None  # a folder of recordings, part of every batch of the methods that can use them
+    # updates from the recordings alone, before anything is played: offline to online in one run
+    pretrain_updates: int = field(default=0, metadata=LATER)
+    # an installed model of rewards (entry point of burnish.rewards), in place of the world's and the recordings' own
+    reward_model: str | None = field(default=None, metadata=LATER)
     expert: str | None = None  # for the methods that learn from people: how good the scripted one is who takes over
     out: str = "runs/refined"  # folder of the run
     track: list[str] = field(default_factory=list)  # besides JSONL and TensorBoard: wandb, trackio, rerun
@@ -95,7 +77,8 @@ class FinetuneConfig:
     resume: bool = False  # continue the run that an interrupted call left at out=
 
     def __post_init__(self) -> None:
-        require_least(self, {**dict.fromkeys(("worlds", "total", "log_every", "save_every"), 1), "eval_every": 0})
+        positive = ("worlds", "total", "log_every", "save_every")
+        require_least(self, {**dict.fromkeys(positive, 1), "eval_every": 0, "pretrain_updates": 0})
         if self.processes not in (1, 2):
             raise BurnishError(f"processes={self.processes} must be 1, or 2: one acts while the other learns")
 
@@ -110,6 +93,7 @@ def refinement(config: FinetuneConfig, base: Any = None, env: VecEnv | None = No
     device, name = prepare_machine(config.device, config.threads), method_name(config.method)
     if config.view is not None:
         config.method = on_view(config.method, config.view)
+    row = method_of(config.method)
     base, world, spec, env = scene(config, device, config.seed, base, env)
     warmup = getattr(getattr(config.method, "loop", None), "warmup", 0)
     if config.total <= warmup:
@@ -120,6 +104,8 @@ def refinement(config: FinetuneConfig, base: Any = None, env: VecEnv | None = No
     prior = None
     if config.data is not None:
         data = recordings(config.data)
+        if config.reward_model is not None:
+            data = relabelled(data, reward_model(config.reward_model, data.spec))
         recorded_in = data.meta.get("env")
         if recorded_in and world and recorded_in["name"] != world["name"]:
             raise BurnishError(
@@ -130,9 +116,22 @@ def refinement(config: FinetuneConfig, base: Any = None, env: VecEnv | None = No
             config.method, base, env, data, limits=spec.action, seed=config.seed, device=device
         )
         say(sentence)
+    if base is None and prior is None and row.learner:
+        raise BurnishError(
+            f"method={name} begins with recordings or with a policy, and neither was given; name recordings, "
+            "data=FOLDER, or a policy, policy.path=..."
+        )
     expert = intervener(config, world, spec, env)
     loop = prepare(
-        config.method, base, env, prior=prior, expert=expert, limits=spec.action, seed=config.seed, device=device
+        config.method,
+        base,
+        env,
+        prior=prior,
+        pretrain_updates=config.pretrain_updates,
+        expert=expert,
+        limits=spec.action,
+        seed=config.seed,
+        device=device,
     )
     training = loop if config.processes == 1 else apart(config, loop)
     learner = loop.learner
@@ -153,6 +152,7 @@ def refinement(config: FinetuneConfig, base: Any = None, env: VecEnv | None = No
         report=advised(training, say),
         iterations=planned(loop, config.total),
         reached=lambda: loop.statistics.decisions,
+        pretrained=loop.pretraining if isinstance(loop, OffPolicy) else 0,
     )
     return work, loop
 
@@ -180,18 +180,22 @@ def scene(
     origin = getattr(base, "origin", {})
     if base is None:
         base, origin = starting_policy(config.policy, device, config.env)
-    require(method_name(config.method), base)
+    require(config.method, base)
     world = None if env is not None else origin_of(config.env) or origin.get("env")
     if base is not None:
         spec = base.spec
     else:
-        spec = _spec_in(_specified(world) if env is None else env.spec, getattr(config.method, "history", 1))
-    return base, world, spec, world_for(spec, world, config.worlds, device, seed) if env is None else seen_by(spec, env)
+        spec = _spec_in(_specified(world) if env is None else env.spec, own_chunk(config.method).history)
+    raw = raw_world(world, config.worlds, device, seed) if env is None else env
+    if config.reward_model is not None:
+        raw = RewardMap(raw, model=reward_model(config.reward_model, raw.spec))
+    return base, world, spec, seen_by(spec, raw)
 
 
 def apart(config: FinetuneConfig, loop: Any) -> Asynchronous:
     if type(loop) is not OffPolicy:
-        able = [name for name, row in METHODS.items() if isinstance(row.config().loop, OffPolicyConfig)]
+        loops = {name: getattr(kind(), "loop", None) for name, kind in ONLINE.items()}
+        able = [name for name, loop in loops.items() if isinstance(loop, OffPolicyConfig)]
         raise BurnishError(
             f"processes=2 is for methods that learn from our replay, and method={method_name(config.method)} does not; "
             f"take processes=1, or one of {', '.join(f'method={name}' for name in able)}"
@@ -229,7 +233,7 @@ def intervener(
     stands beside the robot."""
     beside = supervisor_of(env)
     if config.expert is None:
-        if hasattr(config.method, "intervention") and beside is None:
+        if method_of(config.method).interventions is InterventionUse.taught and beside is None:
             raise BurnishError(
                 f"method={method_name(config.method)} learns from somebody who takes over; say who, for example "
                 "expert=clean or expert=noisy, or in Python a RobotEnv with a supervisor"
@@ -260,118 +264,6 @@ def _specified(world: dict[str, Any] | None) -> EnvSpec:
     if world is None:
         raise BurnishError("without a policy nothing says which world to act in; give env=...")
     return make_env(world_from(world), 1).spec
-
-
-@dataclass
-class DistillConfig:
-    teachers: list[str] = MISSING  # what refinement (or pretraining) left behind: run folders
-    env: Any = None  # where all of them play; by default each in the world that it was trained for
-    policy: Any = None  # the student; null: a fresh flow, or the teacher's base where consolidate=true
-    episodes: int = 400  # that each teacher plays, and the student in each round with each teacher
-    keep: Keep = Keep.successes  # which episodes of the teachers are imitated
-    keys: list[str] = field(default_factory=list)  # what a fresh student sees; empty: all that the worlds show
-    chunk: StudentChunk = field(default_factory=StudentChunk)  # of a fresh student
-    rounds: int = 0  # DAgger: the student plays, the teachers relabel, and it learns for train.steps more
-    consolidate: bool = False  # the base of the one teacher learns to do by itself what was put together
-    train: ImitateConfig = field(default_factory=ImitateConfig)  # imitation by the student
-    trial: TrialConfig = field(default_factory=TrialConfig)  # evaluations during training and at the end
-    worlds: int = 50  # stepped at once
-    out: str = "runs/student"  # folder of the run
-    track: list[str] = field(default_factory=list)  # besides JSONL and TensorBoard: wandb, trackio, rerun
-    seed: int = 0  # of every random draw
-    device: str = "cpu"  # where networks run: cpu, cuda, cuda:1
-    threads: int = 0  # 0: as torch chooses
-    resume: bool = False  # continue the run that an interrupted call left at out=
-
-    def __post_init__(self) -> None:
-        require_least(self, {"episodes": 1, "worlds": 1, "rounds": 0})
-        if not self.teachers or len(set(self.teachers)) < len(self.teachers):
-            raise BurnishError(f"teachers={self.teachers} must name at least one policy, and none twice")
-        if self.consolidate and (len(self.teachers) > 1 or self.rounds or self.policy is not None):
-            raise BurnishError("consolidate=true trains the base of one teacher; leave out policy=, rounds= and others")
-        fresh = not self.consolidate and not isinstance(self.policy, CheckpointConfig)
-        if not fresh and (self.keys or self.chunk != StudentChunk()):
-            raise BurnishError("keys= and chunk= are of a fresh student; one that was trained before keeps its own")
-
-
-def distill(config: DistillConfig) -> int:
-    device, out = prepare_machine(config.device, config.threads), Path(config.out)
-    teachers = [_teacher(path, config, device) for path in config.teachers]
-    spec = shared_spec(teachers)
-    if config.consolidate:
-        student, fresh = innermost(teachers[0].policy, teachers[0].name), False
-    else:
-        made = student_spec(spec, config.keys, config.chunk, teachers[0].policy.spec)
-        student, fresh = student_of(config.policy or FlowConfig(), made, seed=config.seed, device=device)
-    require_at_home(student.spec, spec)
-    if config.rounds:
-        require_rounds(student.spec, teachers)
-    identity = {"teachers": [identity_of(CheckpointConfig(path)) for path in config.teachers]}
-    if isinstance(config.policy, CheckpointConfig):
-        identity["policy"] = [identity_of(config.policy)]
-    world = teachers[0].world if all(teacher.world == teachers[0].world for teacher in teachers) else None
-    about = {"env": world, "keep": config.keep.name, "seed": config.seed, "identity": identity}
-
-    def relabelled(number: int, playing: Any) -> Episodes:
-        folder = out / f"round_{number:02d}"
-        if playing is not None:
-            plays = scenes(teachers, config.episodes, seed=config.seed, round=number, student=playing)
-            record(folder, spec, about | {"round": number}, plays, stream)
-        return read_lerobot(folder)
-
-    settings = to_data(config) | {"identity": identity}
-    free = {"resume", "threads", "out", "track", "teachers", "policy.path"}
-    with Run(out, settings, resume=config.resume, changeable=free, progress_every_s=10, trackers=config.track) as run:
-        if run.start == 0:
-            plays = scenes(teachers, config.episodes, seed=config.seed)
-            with interruptible() as stop:
-                whole = record(out / "data", spec, about, plays, stream, keep=config.keep, stop=lambda: stop.requested)
-            if not whole:
-                say("stopped while the teachers were playing; continue with resume=true")
-                return 130
-        episodes = read_lerobot(out / "data")
-        say(f"{out / 'data'}: {len(episodes)} episodes kept of {config.episodes * len(teachers)}")
-        learner = Distillation(
-            student,
-            episodes,
-            config.train,
-            fit=fresh,
-            asked=teachers[0].policy if config.consolidate else None,
-            rounds=config.rounds,
-            relabelled=relabelled,
-            seed=config.seed,
-            device=device,
-        )
-        if run.start >= learner.config.steps:
-            say(f"{out} has reached its {learner.config.steps} steps already; nothing is trained")
-        origin = {"env": world, "teachers": config.teachers, "worlds": [teacher.world for teacher in teachers]}
-        trial = against(teachers, _examined(config.trial, device), say)
-        # What `imitate` asks of a learner, a distillation has.
-        finished = imitate(cast(ImitationLearner, learner), run, evaluate=trial, origin=origin)
-    if not finished:
-        say(f"stopped at step {learner.step} of {learner.config.steps}; continue with resume=true")
-        return 130
-    where = "" if world is not None and config.env is None else " env=..."
-    say(f"policy: {out}  (burnish evaluate policy.path={out} against={config.teachers[0]}{where})")
-    return 0
-
-
-def _teacher(path: str, config: DistillConfig, device: torch.device) -> Teacher:
-    policy, origin = load_policy(path, device)
-    world = origin_of(config.env) or origin.get("env") or {}
-    view = world_for(policy.spec, world or None, min(config.worlds, config.episodes), device)
-    return Teacher(path, policy, world, cast(ScaledEnv, view).env)
-
-
-def _examined(config: TrialConfig, device: torch.device) -> Callable[[Any, dict[str, Any]], Evaluation]:
-    """An evaluation of a policy in a world, on seeds kept for selection."""
-    seeds = evaluation_seeds(config.episodes, stream="select")
-
-    def examine(policy: Any, world: dict[str, Any]) -> Evaluation:
-        env = world_for(policy.spec, world, min(config.worlds, config.episodes), device)
-        return evaluate(env, controller_for(policy, env.num_envs, greedy=config.greedy, device=device), seeds)
-
-    return examine
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ from ..policies.measure.evaluate import evaluate as play
 from ..policies.runs import checkpoint
 from ..policies.runs.run import OnLog, find_policy
 from .__main__ import GROUPS, FinetuneConfig, carry_out, refinement
-from .build import CHOICES, method_name
+from .table import ONLINE, method_name
 
 _OF_THE_RUN = {field.name for field in fields(FinetuneConfig)}
 _GYM_ID = re.compile(r".*-v\d+")
@@ -211,7 +211,7 @@ def _configured(env: Any, method: Any, settings: dict[str, Any]) -> tuple[Finetu
         words = [f"method={chosen}", *words]
     if "experiment" in settings:
         words = [f"experiment={settings.pop('experiment')}", *words]
-    kind = CHOICES[chosen].config if chosen in CHOICES else None
+    kind = ONLINE.get(chosen) if chosen is not None else None
     for name, value in settings.items():
         if name.partition(".")[0] in _OF_THE_RUN:
             words += _words(name, value, typing.get_type_hints(FinetuneConfig).get(name))

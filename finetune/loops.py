@@ -26,6 +26,7 @@ from ..policies.core.types import Learner, Metrics, Obs, Outcome, Source
 from ..policies.core.wrapper import continues
 from ..policies.runs.stopwatch import Stopwatch
 from .diagnostics import q_against_return
+from .episode_statistics import EpisodeStatistics
 from .people.intervened_rows import InterventionUse, as_executed, by_others
 from .rollout import Rollout
 
@@ -60,67 +61,6 @@ class OnPolicyConfig:
     def __post_init__(self) -> None:
         if self.decisions_per_update < 1:
             raise BurnishError(f"loop.decisions_per_update={self.decisions_per_update} must be at least 1 (per world)")
-
-
-class EpisodeStatistics:
-    """Counts what was played, and the episodes that ended since the last report."""
-
-    def __init__(self, num_envs: int, device: torch.device) -> None:
-        self.decisions = 0
-        self.ticks = torch.zeros((), dtype=torch.int64, device=device)
-        self._running = torch.zeros(2, num_envs, dtype=torch.float64, device=device)  # reward, ticks of this episode
-        self._sums = torch.zeros(5, dtype=torch.float64, device=device)  # episodes, reward, ticks, successes, failures
-        self._won = torch.zeros(num_envs, dtype=torch.bool, device=device)
-        self._reports_success = False
-        self._hands = torch.zeros(2, dtype=torch.int64, device=device)  # ticks that others played, of so many
-
-    def note(self, outcome: Outcome) -> None:
-        self.decisions += len(outcome.reward)
-        self.ticks += outcome.steps.sum()
-        self._running += torch.stack([outcome.reward, outcome.steps])
-        if "success" in outcome.info:
-            self._reports_success = True
-            self._won |= outcome.info["success"].bool()
-        if "intervened" in outcome.info:
-            self._hands += torch.stack([outcome.info["intervened"].sum(), outcome.steps.sum()])
-        ended = outcome.ended
-        failed = outcome.terminated & ~self._won
-        facts = torch.stack([torch.ones_like(self._running[0]), *self._running, self._won.double(), failed.double()])
-        self._sums += (facts * ended).sum(1)
-        self._running *= ~ended
-        self._won &= ~ended
-
-    def abandon(self) -> None:
-        """The episodes in progress will not be continued, and count as nothing."""
-        self._running.zero_()
-        self._won.zero_()
-
-    def report(self) -> Metrics:
-        """Means over the episodes since the last report; "reward" is discounted within each chunk only, and "failure"
-        is an end without success before the time is over; "intervened" is the share of the ticks since then that
-        somebody else played, where the world says who did."""
-        metrics: Metrics = {"decisions": self.decisions, "control_steps": self.ticks}
-        count, reward, ticks, successes, failures = self._sums.tolist()
-        if count:
-            metrics |= {"episode/count": count, "episode/reward": reward / count, "episode/length": ticks / count}
-            if self._reports_success:
-                metrics |= {"episode/success": successes / count, "episode/failure": failures / count}
-        self._sums.zero_()
-        theirs, known = self._hands.tolist()
-        if known:
-            metrics["intervened"] = theirs / known
-            self._hands.zero_()
-        return metrics
-
-    def state_dict(self) -> dict[str, Any]:
-        kept = {name: getattr(self, f"_{name}").clone() for name in ("running", "sums", "won", "hands")}
-        return {"decisions": self.decisions, "ticks": self.ticks.clone(), "success": self._reports_success, **kept}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.decisions, self._reports_success = int(state["decisions"]), bool(state["success"])
-        self.ticks = state["ticks"].clone()
-        self._running, self._sums, self._won = (state[name].clone() for name in ("running", "sums", "won"))
-        self._hands = state.get("hands", torch.zeros_like(self._hands)).clone()  # older states do not know of it
 
 
 L = TypeVar("L", bound=Learner)
@@ -233,8 +173,9 @@ SLICE = 50  # initial updates in one iteration: between iterations a run can be 
 
 class OffPolicy(_Interaction[L]):
     """An iteration is one decision of every world, and the updates that are owed for it: ``updates_per_decision`` per
-    *stored decision*, so 40 worlds owe 40 times what one owes; fractions add up. The ``initial_updates`` stand between
-    the warm-up and the next decision, as iterations in which nothing is played. ``takeovers`` says what becomes of
+    *stored decision*, so 40 worlds owe 40 times what one owes; fractions add up. ``pretrain_updates`` from ``prior``
+    alone come before the first decision, and the ``initial_updates`` between the warm-up and the next one, as
+    iterations in which nothing is played. ``takeovers`` says what becomes of
     decisions in which somebody else played; what is not stored owes nothing."""
 
     def __init__(
@@ -245,6 +186,7 @@ class OffPolicy(_Interaction[L]):
         config: OffPolicyConfig,
         *,
         prior: Memory | None = None,
+        pretrain_updates: int = 0,
         takeovers: InterventionUse = InterventionUse.left_out,
         seed: int = 0,
     ) -> None:
@@ -252,6 +194,7 @@ class OffPolicy(_Interaction[L]):
         self.replay, self.prior, self.config, self.takeovers = replay, prior, config, takeovers
         self.owed = 0.0
         self.gradient_steps = 0  # updates of the learner so far
+        self.pretrain = self.pretrain_updates = pretrain_updates  # what is left of them, and all
         self.study = config.initial_updates  # what is left of them
         self.source: Source = Mixture(replay, prior, batch=config.batch, n_step=config.n_step, share=config.prior_share)
 
@@ -263,7 +206,17 @@ class OffPolicy(_Interaction[L]):
         """The number of iterations until ``total`` decisions of all worlds together, with the updates that they owe."""
         playing = -(-total // self.env.num_envs)
         warmed = playing * self.env.num_envs >= self.config.warmup
-        return playing + (-(-self.config.initial_updates // SLICE) if warmed else 0)
+        return self.pretraining + playing + (-(-self.config.initial_updates // SLICE) if warmed else 0)
+
+    @property
+    def pretraining(self) -> int:
+        """The number of iterations before anything is played."""
+        return -(-self.pretrain_updates // SLICE)
+
+    @property
+    def studied(self) -> int:
+        """Updates that no decision owes: those of pretraining, and the initial ones."""
+        return self.pretrain_updates - self.pretrain + self.config.initial_updates - self.study
 
     @property
     def warm(self) -> bool:
@@ -280,7 +233,11 @@ class OffPolicy(_Interaction[L]):
         return self.learn(self.due())
 
     def to_study(self) -> int:
-        """The number of initial updates that are due before anything else is played."""
+        """The number of updates that are due before anything else is played."""
+        if self.pretrain:
+            count = min(SLICE, self.pretrain)
+            self.pretrain -= count
+            return count
         if self.warm or not len(self.replay):
             return 0
         count = min(SLICE, self.study)
@@ -305,6 +262,7 @@ class OffPolicy(_Interaction[L]):
                 action = as_executed(action, outcome, others)
         if stored:
             self.replay.record(obs, action, outcome, columns)
+            self.learner.stored(self.replay)
         if others is not None and 0 < stored < self.env.num_envs:
             self.replay.leave_out(others)
         if not warm:
@@ -339,6 +297,8 @@ class OffPolicy(_Interaction[L]):
         # Prior data does not change, so only the state of its generator is kept.
         prior = None if self.prior is None else self.prior.generator.get_state()
         counts = {"owed": self.owed, "study": self.study, "gradient_steps": self.gradient_steps}
+        if self.pretrain_updates:
+            counts["pretrain"] = self.pretrain
         return {"replay": self.replay.state_dict(), "prior": prior, **counts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -351,6 +311,7 @@ class OffPolicy(_Interaction[L]):
             self.prior.generator.set_state(state["prior"].cpu())
         self.owed, self.study = float(state["owed"]), int(state["study"])
         self.gradient_steps = int(state.get("gradient_steps", 0))  # older states do not count them
+        self.pretrain = int(state.get("pretrain", 0))
 
 
 def planned(loop: Any, total: int) -> int:

@@ -13,9 +13,11 @@ import torch
 from omegaconf import MISSING
 
 from ..finetune.diagnostics import q_against_return
+from ..finetune.method import Phase, resolved
+from ..finetune.methods.offline_to_online import offline_learner
+from ..finetune.table import OFFLINE, method_name, method_of
 from ..policies.__main__ import (
     WORLDS,
-    ChunkConfig,
     Trial,
     TrialConfig,
     acting_policy,
@@ -31,21 +33,21 @@ from ..policies.cli.cli import main
 from ..policies.core.config import require_least, to_data
 from ..policies.core.errors import BurnishError
 from ..policies.core.normalize import Scaling
+from ..policies.core.spec import ChunkConfig
 from ..policies.core.types import Metrics
 from ..policies.data.episodes import Episodes
 from ..policies.data.lerobot import fingerprint, read_lerobot
 from ..policies.external.table import OUTSIDE, identity
 from ..policies.runs.run import OnLog, Run, UnsavedRun
 from ..policies.runs.training_loop import drive
-from .build import OFFLINE, build, method_name
 from .dataset import BehindCut, decisions
 from .loop import Offline, Training
 from .returns import Discount
 
-GROUPS: dict[str, dict[str, dict[str, type]]] = {
+GROUPS: dict[str, dict[str, Mapping[str, type]]] = {
     "offline": {
         "policy": {"checkpoint": CheckpointConfig},
-        "method": {name: method.config for name, method in OFFLINE.items()},
+        "method": OFFLINE,
         "env": WORLDS,
     }
 }
@@ -88,7 +90,8 @@ class OfflineConfig:
 
 
 def offline(config: OfflineConfig) -> int:
-    device, name = prepare_machine(config.device, config.threads), method_name(config.method)
+    device, name = prepare_machine(config.device, config.threads), method_name(config.method, Phase.offline)
+    row = method_of(config.method, Phase.offline)
     episodes = recordings(config.data)
     policy, origin = starting_policy(config.policy, device)
     spec = policy.spec if policy is not None else spec_of(episodes, config.chunk)
@@ -97,15 +100,14 @@ def offline(config: OfflineConfig) -> int:
         episodes,
         spec,
         config.discount.per_step(spec.execute),
-        monte_carlo=getattr(config.method, "calibrate", False),
+        monte_carlo=row.returns,
         behind_cut=config.behind_cut,
         reward=lambda r: config.reward_scale * r + config.reward_shift,
         seed=config.seed,
         device=device,
     )
-    learner = build(
-        config.method, policy, spec, data=replay, normalize=config.normalize, seed=config.seed, device=device
-    )
+    options: dict[str, Any] = {"normalize": config.normalize, "seed": config.seed, "device": device}
+    learner = offline_learner(resolved(row.learner), config.method, policy, spec, data=replay, **options)
     work = Work(
         training=Offline(learner, replay, batch=config.batch, n_step=config.n_step),
         learner=learner,
@@ -143,6 +145,7 @@ class Work:
     report: Callable[[], Metrics] | None = None
     iterations: int | None = None  # where an iteration is not always as many units as the last
     reached: Callable[[], int] | None = None  # units so far, likewise
+    pretrained: int = 0  # iterations after which the policy is tried once more
 
 
 def improve(
@@ -200,6 +203,7 @@ def improve(
             log_every=iterations_in(config.log_every),
             save_every=iterations_in(config.save_every),
             eval_every=iterations_in(config.eval_every) if config.eval_every else 0,
+            eval_after=work.pretrained,
             evaluate=evaluate,
             report=work.report,
         )

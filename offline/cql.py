@@ -4,6 +4,7 @@ Kumar et al. 2020 (CQL, arXiv 2006.04779): the gap log sum exp Q(s, .) - Q(s, a)
 appendix F by importance sampling from three proposals: uniform, pi(. | s), and pi(. | s') *at s*. With ``threshold``
 its weight is a Lagrange multiplier that holds the gap there. Nakamoto et al. 2023 (Cal-QL, arXiv 2303.05479):
 ``calibrate`` floors the Q of the policy's actions, and of those alone, at the return that the data earned from there.
+In the world it goes on: an episode's returns are known, and floor, from its end on.
 With ``weight`` 0 this is SAC, number for number; its target has no entropy unless ``backup_entropy`` is set.
 
 **Published variants, as settings.** The target: one draw without entropy (``backup_entropy=false``, the authors'), with
@@ -25,6 +26,7 @@ whole executed chunk, and rows whose chunk a truncation cut short train neither 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,13 +37,16 @@ from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution, execution
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.tree import check, index
-from ..policies.core.types import Learner, Metrics, Obs, Source
+from ..policies.core.types import Decision, Learner, Metrics, Obs, Source
 from ..policies.gaussian import GaussianConfig, GaussianPolicy
 from ..policies.nets.critic import CriticConfig
 from ..policies.runs.module_state import restore, state_of
 from .actors import PolicyActor, trainable_tanh_gaussian
 from .critics import adopt_normalizers, fresh_critic, spread
+from .dataset import BehindCut
 from .descent import adam, descend
+from .replay import Replay
+from .returns import returns_to_go
 from .sac import SACActor, soft_agent
 from .soft import Temperature, soft_actor_loss, soft_value
 from .td import calibrated, chunk_weight, cql_gap, pessimistic, row_mean, td_target, uniform_log_density
@@ -64,7 +69,7 @@ class CQLConfig:
     tune_alpha: bool = True  # the temperature follows the target entropy; false: it stays at alpha
     entropy_per_dim: float = -1.0  # target entropy for each coordinate of the action, in nats
     subset: int = 0  # target members of which the minimum is taken; 0: all
-    policy: GaussianConfig = field(default_factory=soft_agent)  # the policy where none is given
+    agent: GaussianConfig = field(default_factory=soft_agent)  # the policy where none is given
     # the Q network
     critic: CriticConfig = field(default_factory=lambda: CriticConfig(hidden=[256, 256, 256], layer_norm=True))
     execution: Execution = Execution.eager  # eager, or compiled, or CUDA graphs
@@ -81,6 +86,22 @@ class CQLConfig:
         if self.threshold is not None and self.weight == 0:
             raise BurnishError(f"threshold={self.threshold} needs a weight above 0 to start from; take weight=1")
 
+    @property
+    def policy(self) -> GaussianConfig:
+        """The policy where none is given."""
+        return self.agent
+
+
+UNKNOWN = -1e30  # a bound that binds nothing, and with which one can calculate
+
+
+class CalibratingActor(SACActor):
+    """SAC's actor, whose decisions are stored with a return that nobody knows yet."""
+
+    def act(self, obs: Obs, *, warm: bool, generator: torch.Generator, fresh: Tensor | None = None) -> Decision:
+        action, columns = super().act(obs, warm=warm, generator=generator, fresh=fresh)
+        return Decision(action, {**columns, "return_to_go": action.new_full((len(action),), -math.inf)})
+
 
 class CQL(Learner):
     def __init__(
@@ -88,7 +109,11 @@ class CQL(Learner):
     ) -> None:
         self.policy, self.config = policy.to(device), config
         spec = policy.spec
-        self.actor = SACActor(policy, PolicyActor(policy).play)
+        kind = CalibratingActor if config.calibrate else SACActor
+        self.actor = kind(policy, PolicyActor(policy).play)
+        self.behind_cut, self.discount = BehindCut.worst, 1.0
+        self.worst = math.inf  # reward of a decision so far
+        self.running: Tensor | None = None  # (N,) decisions of the episodes under way
         self.critic = fresh_critic(spec, config.critic, seed=seed, device=device)
         adopt_normalizers(self.critic, policy)
         self.size = spec.execute * spec.action.dim
@@ -125,8 +150,7 @@ class CQL(Learner):
         if self.config.calibrate:
             if "return_to_go" not in batch:
                 raise BurnishError(
-                    "calibrate=true needs the column return_to_go: make the data by decisions(monte_carlo=True); when "
-                    "learning goes on in the world, where a return is not known yet, set calibrate=false"
+                    "calibrate=true needs the column return_to_go; make the data by decisions(monte_carlo=True)"
                 )
             columns["return_to_go"] = batch["return_to_go"]
         metrics = self._step_critic(batch["obs"], batch["next_obs"], columns)
@@ -134,6 +158,40 @@ class CQL(Learner):
 
     def q_values(self, batch: dict[str, Any]) -> Tensor:
         return self.critic(batch["obs"], batch["action"]).mean(0)
+
+    # ---- calibration in the world ----
+
+    def keep_calibrating(self, behind_cut: BehindCut, discount: float) -> None:
+        """What is assumed to follow an episode that is cut off; ``discount`` is that of a whole decision."""
+        self.behind_cut, self.discount = behind_cut, discount
+
+    def prior(self, replay: Replay, recordings: Replay | None) -> Replay | None:
+        if recordings is not None:
+            self.worst = float(recordings.latest(None, ("reward",))["reward"].min())
+        return recordings
+
+    def stored(self, replay: Replay) -> None:
+        """Where an episode has ended, its decisions get the returns that were earned behind them."""
+        if not self.config.calibrate:
+            return
+        newest = replay.latest(1, ("reward", "ended"))
+        self.worst = min(self.worst, float(newest["reward"].min()))
+        ended = newest["ended"][0]
+        before = torch.zeros_like(ended, dtype=torch.int64) if self.running is None else self.running
+        self.running = torch.where(ended, 0, before + 1)
+        if not bool(ended.any()):
+            return
+        length = min(int(before[ended].max()) + 1, replay.filled)
+        recent = replay.latest(length, ("reward", "discount", "ended"))
+        tail = torch.full_like(recent["reward"], self.worst)
+        if self.behind_cut is not BehindCut.worst:
+            tail = recent["reward"] if self.behind_cut is BehindCut.last else torch.zeros_like(tail)
+        # Without a discount what follows for ever has no finite worth, unless it is nothing.
+        tail = torch.where(tail == 0, tail, tail / (1 - self.discount) if self.discount < 1 else UNKNOWN)
+        earned = returns_to_go(recent["reward"], recent["discount"], recent["ended"], tail)
+        for world in ended.nonzero()[:, 0].tolist():
+            count = min(int(before[world]) + 1, length)
+            replay.fill_in("return_to_go", world, earned[length - count :, world])
 
     def _draws(self, obs: Obs, count: int) -> tuple[Tensor, Tensor]:
         """(actions (B, M, n, A), their log-densities (B, M))."""
@@ -196,11 +254,14 @@ class CQL(Learner):
         return {"actor_loss": loss.detach(), "entropy": -log_prob.detach().mean(), "alpha": alpha}
 
     def state_dict(self) -> dict[str, Any]:
-        return {**state_of(self._parts), "updates": self.updates}
+        known = {} if self.running is None else {"worst": self.worst, "running": self.running.clone()}
+        return {**state_of(self._parts), "updates": self.updates, **known}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         restore(self._parts, state)
         self.updates = int(state["updates"])
+        self.worst, running = float(state.get("worst", self.worst)), state.get("running")
+        self.running = None if running is None else running.to(self.noise.device, copy=True)
 
 
 def build(config: CQLConfig, policy: Any, *, seed: int = 0, device: torch.device | str = "cpu") -> CQL:

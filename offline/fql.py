@@ -52,7 +52,7 @@ class Heads(Enum):
         return q.mean(0) if self is Heads.mean else q.amin(0)
 
 
-def _flow() -> FlowConfig:
+def large_flow() -> FlowConfig:
     """The published flow is as large, and as plain, as the policy that is distilled from it."""
     body = MlpBodyConfig(hidden=[512, 512, 512, 512], activation=Activation.gelu, layer_norm=False, residual=False)
     return FlowConfig(net=DenoiserConfig(mlp=body))
@@ -65,7 +65,7 @@ class FQLConfig:
     heads: Heads = Heads.mean  # what targets take of the critic's members
     lr: float = 3e-4  # learning rate of everything
     tau: float = 0.005  # share by which target networks follow, at every update
-    policy: FlowConfig = field(default_factory=_flow)  # the flow that imitates
+    flow: FlowConfig = field(default_factory=large_flow)  # the flow that imitates
     one_step: OneStepConfig = field(default_factory=OneStepConfig)  # the one-step policy that is deployed
     # the Q network
     critic: CriticConfig = field(
@@ -81,6 +81,11 @@ class FQLConfig:
             raise BurnishError(f"tau={self.tau} must be at most 1; it is the share by which the targets follow")
         if self.alpha < 0:
             raise BurnishError(f"alpha={self.alpha} must be at least 0; it keeps the policy at the data")
+
+    @property
+    def policy(self) -> FlowConfig:
+        """The policy where none is given."""
+        return self.flow
 
 
 class FQL(Learner):

@@ -11,7 +11,7 @@ and sequences stop at ``ended`` and at the newest row, per world, also where the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -252,10 +252,13 @@ class Replay:
         out["next_obs"] = self._after(last, world)
         return out
 
-    def latest(self, rows: int | None = None) -> Batch:
-        """The newest ``rows`` rows, or all, in the order of time: columns and "obs", each (T, N, ...)."""
+    def latest(self, rows: int | None = None, names: Sequence[str] | None = None) -> Batch:
+        """The newest ``rows`` rows, or all, in the order of time: columns and "obs", each (T, N, ...); with ``names``
+        these columns alone."""
         first = 0 if rows is None else max(0, self.filled - rows)
         order = self._row(torch.arange(first, self.filled, device=self.device))
+        if names is not None:
+            return self._read({name: self._columns[name] for name in names}, order)
         return {**self._read(self._columns, order), "obs": self._read(self._obs, order)}
 
     def _read(self, stored: Tree, *where: Tensor) -> Batch:
@@ -281,6 +284,12 @@ class Replay:
                 shapes = f"{tuple(new.shape)}, where {(len(flat), *stored.shape[2:])} was asked for"
                 raise BurnishError(f"relabelling {column!r} gave values of shape {shapes}")
             stored[row.to(stored.device), world.to(stored.device)] = new.to(stored)
+
+    def fill_in(self, column: str, world: int, values: Tensor) -> None:
+        """Replace a column of the newest ``len(values)`` decisions of one world."""
+        rows = self._row(torch.arange(self.filled - len(values), self.filled, device=self.device))
+        stored = self._columns[column]
+        stored[rows.to(stored.device), world] = values.to(stored)
 
     def reweigh(self, weights: Tensor | None) -> None:
         """Sample in proportion to ``weights`` (T, N), in the order of ``latest()``, until the next ``add``."""

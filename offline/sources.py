@@ -48,7 +48,7 @@ class Mixture:
         summed = 1 if sequence > 1 else self.n_step
         options: dict[str, Any] = {"n_step": summed if n_step is None else n_step, "sequence": sequence}
         options["around"] = around
-        if self.prior is None or self.share == 0:
+        if self.prior is None or (self.share == 0 and len(self.online)):
             return self.online.sample(count, **options)
         if len(self.online) == 0:
             return self.prior.sample(count, **options)

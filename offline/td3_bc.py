@@ -46,7 +46,7 @@ class TD3BCConfig:
     target_clip: float = 0.5  # limit of that noise
     explore_std: float = 0.1  # of the noise that is played when learning goes on in the world
     actor_every: int = 2  # critic updates per update of the actor and of both targets
-    policy: GaussianConfig = field(default_factory=deterministic_agent)  # the policy where none is given
+    agent: GaussianConfig = field(default_factory=deterministic_agent)  # the policy where none is given
     critic: CriticConfig = field(default_factory=lambda: CriticConfig(layer_norm=False))  # the Q network
     execution: Execution = Execution.eager  # eager, or compiled, or CUDA graphs
 
@@ -59,6 +59,11 @@ class TD3BCConfig:
         for name, least in {"alpha": 0, "target_std": 0, "target_clip": 0, "explore_std": 0, "actor_every": 1}.items():
             if getattr(self, name) < least:
                 raise BurnishError(f"{name}={getattr(self, name)} must be at least {least}")
+
+    @property
+    def policy(self) -> GaussianConfig:
+        """The policy where none is given."""
+        return self.agent
 
 
 class TD3BC(Learner):

@@ -23,7 +23,7 @@ from .core.chunk import HistoryEnv
 from .core.config import to_data
 from .core.errors import BurnishError, plain_text
 from .core.scale import ScaledEnv
-from .core.spec import PolicySpec, check_compatible
+from .core.spec import ChunkConfig, PolicySpec, check_compatible
 from .core.types import VecEnv
 from .core.wrapper import state_names
 from .data.episodes import Episodes
@@ -47,16 +47,6 @@ GROUPS: dict[str, dict[str, dict[str, type]]] = {
     },
     "evaluate": {"policy": ACTING, "env": WORLDS},
 }
-
-
-@dataclass
-class ChunkConfig:
-    """The sizes of observations and chunks. A chunk begins ``start`` steps before now."""
-
-    horizon: int = 8  # actions in a chunk
-    execute: int = 4  # actions of each chunk that are played
-    start: int = 0  # position in the chunk of the first action that is played
-    history: int = 1  # observations that are stacked, the newest among them
 
 
 @dataclass
@@ -276,9 +266,13 @@ def world_for(
     spec: PolicySpec, data: Mapping[str, Any] | None, worlds: int, device: torch.device, seed: int = 0
 ) -> VecEnv:
     """The world as a policy sees it. ``seed`` decides its own episodes."""
+    return seen_by(spec, raw_world(data, worlds, device, seed))
+
+
+def raw_world(data: Mapping[str, Any] | None, worlds: int, device: torch.device, seed: int = 0) -> VecEnv:
     if data is None:
         raise BurnishError("neither the data nor the checkpoint says which world it is for; give env=...")
-    return seen_by(spec, make_env(world_from(data), worlds, seed=seed, device=device))
+    return make_env(world_from(data), worlds, seed=seed, device=device)
 
 
 def seen_by(spec: PolicySpec, raw: VecEnv) -> VecEnv:

@@ -22,6 +22,8 @@ from soak import SOAK, TURN, in_turn, say
 
 torch.set_num_threads(1)  # Two pytest workers share two cores; more threads would only wait for each other.
 
+SLOW = 4  # One case in so many of the slow tests is played.
+SHARE = int(os.environ.get("BURNISH_SHARE", "1"))  # One file in so many is played.
 Require = Callable[..., Any]
 
 
@@ -74,14 +76,18 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of the cases of a ``rotating(n)`` test one in n is played, with BURNISH_SOAK=1 all. ``case=`` numbers those that
-    belong together, whatever tests they are of."""
+    """Of the cases of a ``rotating(n)`` test one in n is played, of a ``slow`` one in ``SLOW``, with BURNISH_SOAK=1 or
+    BURNISH_TURN=all all. ``case=`` numbers those that belong together, whatever tests they are of."""
     cases: Counter[str] = Counter()
     waiting = []
     for item in items:
-        if (mark := item.get_closest_marker("rotating")) is not None:
+        mark = item.get_closest_marker("rotating")
+        if not in_turn(crc32(item.nodeid.partition("::")[0].encode()), SHARE):
+            waiting.append(item)
+        elif mark is not None or "slow" in item.keywords:
             test = item.nodeid.partition("[")[0]
-            if not in_turn(mark.kwargs.get("case", crc32(test.encode()) + cases[test]), mark.args[0]):
+            parts, given = (SLOW, {}) if mark is None else (mark.args[0], mark.kwargs)
+            if not in_turn(given.get("case", crc32(test.encode()) + cases[test]), parts):
                 waiting.append(item)
             cases[test] += 1
     if len(items) > 1 and waiting:  # one that is named alone is played

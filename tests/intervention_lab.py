@@ -14,10 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from burnish.finetune.build import CHOICES, intervention_use_of, prepare
+from burnish.finetune.build import prepare
 from burnish.finetune.loops import OffPolicy, OnPolicy
 from burnish.finetune.people.intervened_rows import InterventionUse
 from burnish.finetune.people.interventions import Demonstrations
+from burnish.finetune.table import ONLINE, method_of
 from burnish.offline.sources import Mapped
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec, agent_spec
 from burnish.policies.core.types import Obs, Step
@@ -77,6 +78,7 @@ def base(world: Any) -> FlowPolicy:
 
 LOOP = {"warmup": 4, "initial_updates": 0, "batch": 32, "updates_per_decision": 1.0, "n_step": 2}
 SLOW = {"lr": 1e-3, "actor_lr": 1e-3, "actor_every": 1}
+CHUNK = {"horizon": EXECUTE, "execute": EXECUTE}
 AGENT = {"agent": {"hidden": [8]}, "critic": {"members": 2, "hidden": [8]}}
 PLAIN_PPO = {"epochs": 1, "minibatch": 8, "normalize": "none", "scale_reward": False, "value": {"hidden": [8]}}
 ON_POLICY = {"ppo": PLAIN_PPO, "loop": {"decisions_per_update": 16}}
@@ -100,6 +102,11 @@ CASES: dict[str, tuple[str, bool, dict[str, Any]]] = {
     "rlpd_td3": ("rlpd", False, {"algorithm": "td3", "execute": EXECUTE, "loop": LOOP, "td3": {**SLOW, **AGENT}}),
     "rlif": ("rlif", False, {"execute": EXECUTE, "loop": {**LOOP, "n_step": 1}, "sac": {**SLOW, **AGENT}}),
     "dagger": ("dagger", True, {"loop": {"batch": 32, "prior_share": 1.0}}),
+    "iql": ("iql", False, {"chunk": CHUNK, "loop": LOOP, "lr": 1e-3, "gaussian": {"hidden": [8]}}),
+    "cql": ("cql", False, {"chunk": CHUNK, "loop": LOOP, "count": 2, **AGENT}),
+    "td3_bc": ("td3_bc", False, {"chunk": CHUNK, "loop": LOOP, **SLOW, **AGENT}),
+    "fql": ("fql", True, {"loop": LOOP, "one_step": {"hidden": [8]}, "critic": AGENT["critic"]}),
+    "q_chunking": ("q_chunking", True, {"loop": LOOP, "critic": AGENT["critic"], "count": 2}),
     "sb3_residual": ("sb3", True, {"algo": "SAC", "view": "residual", "settings": SB3_OFF}),
     "sb3_latent": ("sb3", True, {"algo": "TD3", "view": "latent", "settings": SB3_OFF}),
     "sb3_plain": ("sb3", False, {"algo": "SAC", "view": "plain", "settings": {**SB3_OFF, "n_steps": 2}}),
@@ -121,11 +128,11 @@ def changed(config: Any, settings: dict[str, Any]) -> Any:
 
 def configured(case: str) -> Any:
     name, _, settings = CASES[case]
-    return changed(CHOICES[name].config(), settings)
+    return changed(ONLINE[name](), settings)
 
 
 def meaning(case: str) -> InterventionUse:
-    return intervention_use_of(configured(case))
+    return method_of(configured(case)).interventions
 
 
 def prepared(case: str, world: Any) -> Any:

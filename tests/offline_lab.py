@@ -9,12 +9,15 @@ import torch
 from torch import Tensor, nn
 
 import mdp
-from burnish.offline.build import build
+from burnish.finetune.method import Phase, resolved
+from burnish.finetune.methods.offline_to_online import offline_learner
+from burnish.finetune.table import method_of
 from burnish.offline.cql import CQLConfig
 from burnish.offline.dataset import decisions
 from burnish.offline.fql import FQLConfig
 from burnish.offline.iql import Extraction, IQLConfig, regression_policy
 from burnish.offline.loop import train_offline
+from burnish.offline.q_chunking import QChunkingConfig
 from burnish.offline.replay import Replay
 from burnish.offline.sac import soft_agent
 from burnish.offline.td3 import deterministic_agent
@@ -49,11 +52,17 @@ CONFIGS: dict[str, Any] = {
         value=ValueConfig(hidden=WIDTH),
         **_FAST,
     ),
-    "td3_bc": TD3BCConfig(alpha=5.0, actor_lr=3e-3, policy=deterministic_agent(hidden=WIDTH), **_FAST),
-    "fql": FQLConfig(alpha=0.05, policy=FLOW, one_step=OneStepConfig(hidden=WIDTH), **_FAST),
-    "cql": CQLConfig(weight=1.0, count=4, actor_lr=3e-3, policy=soft_agent(hidden=WIDTH), **_FAST),
-    "cal_ql": CQLConfig(weight=1.0, count=4, calibrate=True, actor_lr=3e-3, policy=soft_agent(hidden=WIDTH), **_FAST),
+    "td3_bc": TD3BCConfig(alpha=5.0, actor_lr=3e-3, agent=deterministic_agent(hidden=WIDTH), **_FAST),
+    "fql": FQLConfig(alpha=0.05, flow=FLOW, one_step=OneStepConfig(hidden=WIDTH), **_FAST),
+    "q_chunking": QChunkingConfig(count=8, flow=FLOW, **_FAST),
+    "cql": CQLConfig(weight=1.0, count=4, actor_lr=3e-3, agent=soft_agent(hidden=WIDTH), **_FAST),
+    "cal_ql": CQLConfig(weight=1.0, count=4, calibrate=True, actor_lr=3e-3, agent=soft_agent(hidden=WIDTH), **_FAST),
 }
+
+
+def build(config: Any, policy: Any, spec: PolicySpec, **options: Any) -> Any:
+    """The learner of the table, as `burnish offline` makes it."""
+    return offline_learner(resolved(method_of(config, Phase.offline).learner), config, policy, spec, **options)
 
 
 def made(name: str, spec: PolicySpec = SINGLE, seed: int = 0, **changes: Any) -> Any:

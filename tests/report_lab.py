@@ -13,7 +13,7 @@ import numpy as np
 import yaml
 
 from burnish.finetune.__main__ import FinetuneConfig
-from burnish.finetune.build import CHOICES
+from burnish.finetune.table import ONLINE
 from burnish.policies.build import CheckpointConfig
 from burnish.policies.cli.cli import main
 from burnish.policies.core.config import to_data
@@ -96,7 +96,7 @@ def film(path: Path, *, shade: int = 90, seconds: float = 1.0, size: int = 128) 
 
 def run_folder(folder: Path, method: str, seed: int, rows: list[dict[str, float]], **settings: Any) -> Path:
     config = replace(
-        FinetuneConfig(policy=CheckpointConfig("runs/bc"), method=CHOICES[method].config(), seed=seed, out=str(folder)),
+        FinetuneConfig(policy=CheckpointConfig("runs/bc"), method=ONLINE[method](), seed=seed, out=str(folder)),
         **settings,
     )
     identity = {"method": method, "env": {"name": "insert", "config": to_data(ENVS["insert"].config())}}

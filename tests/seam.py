@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from burnish.finetune.method import Phase
+from burnish.finetune.table import METHODS as TABLE
 from burnish.policies.build import build_policy
 from burnish.policies.core.chunk import HistoryEnv
 from burnish.policies.core.scale import ScaledEnv
@@ -115,6 +117,10 @@ def make_base(kind: str, spec: PolicySpec) -> Any:
         "squashed": GaussianConfig(hidden=[16], squash=True, encoder=SMALL.encoder),
     }
     return build_policy(configs[kind], spec, seed=1)
+
+
+# The methods that refine in our loops.
+METHODS = {name: row for name, row in TABLE.items() if Phase.online in row.phases and not row.library}
 
 
 def shrunk(config: Any) -> Any:

@@ -15,8 +15,8 @@ import yaml
 
 from burnish.finetune import Refined, api, evaluate, load, refine, save
 from burnish.finetune.__main__ import FinetuneConfig
-from burnish.finetune.build import CHOICES
 from burnish.finetune.methods.residual_ppo import ResidualPPOConfig
+from burnish.finetune.table import ONLINE
 from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import ScaledEnv
@@ -77,6 +77,7 @@ def lab(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_seed_leads_to_the_policy_of_the_command_line_and_leaves_no_file(lab, tmp_path, monkeypatch, method):
     assert main(typed(lab, method, tmp_path / "cli", "seed=3")) == 0
@@ -101,6 +102,7 @@ def test_the_policy_that_was_given_is_left_as_it_is(lab, method):
     assert result.policy is not policy and not same(result.policy, policy)
 
 
+@pytest.mark.slow
 def test_what_was_begun_here_is_finished_on_the_command_line(lab, tmp_path):
     assert main(typed(lab, "dsrl", tmp_path / "cli")) == 0
     begun = called(lab, "dsrl", out=tmp_path / "run", on_log=lambda step, numbers: step >= 6)
@@ -192,7 +194,7 @@ def test_settings_arrive_with_their_types(settings, read):
 def test_no_method_calls_a_setting_like_one_of_the_run():
     """Keywords could not say which of the two is meant. ``view`` is one thing: the run's sets the method's."""
     run = {field.name for field in fields(FinetuneConfig)}
-    both = {field.name for row in CHOICES.values() for field in fields(row.config)} & run
+    both = {field.name for config in ONLINE.values() for field in fields(config)} & run
     assert both == {"view"}
 
 
@@ -263,6 +265,7 @@ def test_a_saved_policy_is_the_same_policy_elsewhere(lab, tmp_path):
     assert same(load(tmp_path / "better"), load(lab / "bc"))
 
 
+@pytest.mark.slow
 def test_a_run_remembers_which_policy_it_began_with(lab, tmp_path):
     settings = {"method": "residual_ppo", **RUN, **PPO}
 

@@ -26,8 +26,9 @@ from asynchronous_lab import (
     together,
     within,
 )
-from burnish.finetune.build import METHODS, Needs, prepare
+from burnish.finetune.build import prepare
 from burnish.finetune.loops import OffPolicy, OffPolicyConfig
+from burnish.finetune.method import Needs
 from burnish.finetune.processes.actor_process import adopt
 from burnish.finetune.processes.asynchronous import Asynchronous, AsynchronousConfig
 from burnish.finetune.processes.mailbox import Mailbox, pack, unpack
@@ -35,7 +36,7 @@ from burnish.offline.replay import Replay
 from burnish.policies.core.chunk import ChunkEnv
 from burnish.policies.core.seed import generator
 from burnish.policies.runs.state_codec import encode
-from seam import EXECUTE, SeamWorld, Watched, checker, make_base, replay_rows, seam_env, seam_spec, shrunk
+from seam import EXECUTE, METHODS, SeamWorld, Watched, checker, make_base, replay_rows, seam_env, seam_spec, shrunk
 
 # ---- what travels ----
 

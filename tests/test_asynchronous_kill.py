@@ -85,10 +85,12 @@ def killed_at_random(kills: int, seed: int, **options: Any) -> None:
     intact(both.replay, kills + 1)
 
 
+@pytest.mark.slow
 def test_an_actor_that_hangs_up_is_replaced_and_its_decisions_are_kept():
     killed_at_random(20, seed=0, launch=Threads())
 
 
+@pytest.mark.slow
 def test_an_actor_that_is_killed_is_replaced_and_its_decisions_are_kept():
     killed_at_random(1, seed=0)
 
@@ -150,6 +152,7 @@ def all_gone(pids: list[int], seconds: float) -> bool:
     return not any(alive(pid) for pid in pids)
 
 
+@pytest.mark.slow
 def test_a_learner_that_is_killed_leaves_no_orphan_and_the_run_is_resumed(tmp_path: Path):
     process, children, saved = begun(tmp_path / "run")
     assert len(children) >= 1 and all(alive(pid) for pid in children)

@@ -125,6 +125,7 @@ def check(found, frames):
     assert found["grown_mib"] < max(20, 48 * frames / 2**20)
 
 
+@pytest.mark.slow
 def test_some_strangers_are_turned_away(tmp_path):
     """The fast version: everything but latency, for which it is too short."""
     check(attacked(tmp_path, 400, 1), 400)

@@ -147,6 +147,7 @@ def test_every_script_is_known_here():
     assert {path.stem for path in BENCHMARKS.glob("*.py")} - SHARED == KEYS.keys()
 
 
+@pytest.mark.slow
 @EACH
 def test_the_last_line_is_the_result_and_so_is_the_file(quick: Quick, name: str):
     printed, written = result(quick[name][1]), report(quick, name)
@@ -249,6 +250,7 @@ def test_sim_speed_is_consistent(quick: Quick):
     assert (found["over_envpool"] > 0) == installed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["policy_speed", "update_speed"])
 def test_a_missing_device_is_one_sentence_and_status_2(name: str):
     process = run(name, "--device", "cuda", CUDA_VISIBLE_DEVICES="")

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 import torch
 
 from burnish.policies.runs import checkpoint
@@ -23,6 +24,7 @@ def save_until_killed(folder: Path) -> None:
         prune(folder, keep=2)
 
 
+@pytest.mark.slow
 def test_thirty_kills_while_saving_leave_a_readable_checkpoint_each_time(tmp_path, caplog):
     torch.set_num_threads(1)  # A forked child must not wait for threads that stayed behind.
     chance = random.Random(0)
@@ -66,6 +68,7 @@ def save_and_die(folder: Path, step: int, operation: int) -> None:
     prune(folder, keep=2)
 
 
+@pytest.mark.slow
 def test_death_before_each_single_file_operation_leaves_a_readable_checkpoint(tmp_path, caplog):
     for step in range(2):
         save(tmp_path / number(step), config={}, state={"step": step})

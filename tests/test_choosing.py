@@ -32,6 +32,7 @@ def rows(benchmark):
     return benchmark.measured(RESULTS / "refine_quality")
 
 
+@pytest.mark.slow
 def test_the_tables_are_those_of_the_committed_runs(tables, rows):
     text = DOCUMENT.read_text()
     for name, table in (

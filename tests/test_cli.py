@@ -50,6 +50,7 @@ def refused(capsys, *words):
     return err
 
 
+@pytest.mark.slow
 def test_the_whole_path_works(lab, capsys):
     assert main(["evaluate", f"policy.path={lab}/run", "trial.episodes=4", "videos=1", f"out={lab}/eval"]) == 0
     assert "success" in capsys.readouterr().out

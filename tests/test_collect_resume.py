@@ -48,6 +48,7 @@ def test_what_is_remembered(whole):
     assert meta["env"]["config"]["max_steps"] == 60
 
 
+@pytest.mark.slow
 def test_a_shorter_set_is_lengthened_to_the_same_bytes(whole, tmp_path, capsys):
     out = f"out={tmp_path}/set"
     assert main([*WORDS, "episodes=7", out, "resume=true"]) == 0  # there is nothing yet: it starts afresh
@@ -118,6 +119,7 @@ def collect_and_be_killed(words: list[str], path: Path, wait_s: float) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+@pytest.mark.slow
 def test_two_dozen_kills_leave_a_readable_set_each_time(tmp_path, monkeypatch):
     """The verb itself, publishing as often as it can, killed at random instants and called again."""
     monkeypatch.setattr(verbs, "PUBLISH_EVERY_S", 0.0)
@@ -141,6 +143,7 @@ def test_two_dozen_kills_leave_a_readable_set_each_time(tmp_path, monkeypatch):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["set", "whole"]
 
 
+@pytest.mark.slow
 def test_another_policy_at_the_same_path_cannot_continue_a_set(tmp_path, capsys, monkeypatch):
     data, run = f"{tmp_path}/data", f"{tmp_path}/run"
     train = ["policy=gaussian", "policy.hidden=[8]", "train.batch=8", "train.steps=2", "trial.episodes=1"]

@@ -41,6 +41,7 @@ def aims(rng: np.random.Generator, oracle: Oracle, many: int) -> list[np.ndarray
     return goals
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("box", [False, True])
 def test_walks_that_aim_into_things_never_come_too_near(box: bool):
     rng, oracle = np.random.default_rng(1), Oracle(box)

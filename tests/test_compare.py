@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import ArrayLike
 
-from burnish.finetune.build import METHODS, decision_ticks, prepare
+from burnish.finetune.build import decision_ticks, prepare
 from burnish.finetune.compare.compare import CompareConfig, Player
 from burnish.finetune.compare.comparison import SAID, Entry, area, joined, summarize, table, verdict
 from burnish.finetune.compare.entrants import entrant
@@ -26,6 +26,7 @@ from burnish.policies.measure.statistics import interquartile_mean, stratified_b
 from burnish.policies.nets.denoiser import DenoiserConfig, MlpBodyConfig
 from burnish.policies.runs.interrupt import Stop
 from burnish.sim.point_reach import PointReach, PointReachConfig
+from seam import METHODS
 
 
 def evaluation(success: list[bool]) -> Evaluation:

@@ -271,6 +271,7 @@ def test_shapes_that_would_broadcast_are_refused(wrong):
         cql_gap(given["q_data"], calibrated(torch.zeros(2, 4, 4), given["bound"]), given["log_proposal"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cql", "cal_ql"])
 def test_it_finds_the_best_policy_that_the_data_supports(name):
     assert all(mdp.score(trained(name, seed, UPDATES).policy, greedy=True) > REACHED for seed in range(3))

@@ -300,6 +300,7 @@ TRIAL = ["trial.episodes=2", "trial.worlds=2", "trial.confirm=2"]
 SMALL = ["worlds=2", "total=24", "log_every=4", "save_every=8", "method.loop.batch=8", *TRIAL]
 
 
+@pytest.mark.slow
 def test_a_run_from_the_command_line_resumes_and_what_it_saves_is_of_the_kind_of_its_base(
     tmp_path: Path, capsys: Any
 ) -> None:

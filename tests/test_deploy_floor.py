@@ -65,6 +65,7 @@ class Heights:
         return float(lowest)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bounded", [True, False])
 def test_burnish_deploy_keeps_above_the_floor(body, bounded, tmp_path, monkeypatch):
     """A policy that lowers a peg into a hole: it goes below the floor only without the setting (the control)."""

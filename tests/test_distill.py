@@ -60,6 +60,7 @@ class Half:
         return TwoModeExpert(num_envs, TwoModeWay(upper_share=self.upper_share, noise=0.05))
 
 
+@pytest.mark.slow
 def test_a_student_of_two_specialists_does_both_and_of_one_alone_only_its_own(tmp_path):
     upper, lower = (as_teacher(Half(share), TwoModeConfig(), f"half {share}") for share in (1.0, 0.0))
     found = {}
@@ -99,6 +100,7 @@ def euler_std(std: float, steps: int) -> float:
     return product
 
 
+@pytest.mark.slow
 def test_consolidation_moves_what_the_agent_chose_into_the_base(tmp_path):
     """What was played is the base's, so that the states alone can be what is learnt from."""
     refined = steered()
@@ -195,6 +197,7 @@ def wavering(obs):
     return law(obs) * (0.3 + 0.7 * torch.cos(4 * obs["state"]).square())
 
 
+@pytest.mark.slow
 def test_a_round_teaches_what_the_student_meets(tmp_path):
     """The control learns as long, of the first two episodes alone."""
     one = teacher(wavering)
@@ -289,6 +292,7 @@ def ending(run: Path):
     return metrics, torch.cat([p.flatten() for p in policy.state_dict().values()])
 
 
+@pytest.mark.slow
 def test_two_runs_become_one_policy_that_can_be_evaluated_and_taught_again(lab, capsys):
     out = lab / "both"
     assert main([*DISTIL, f"teachers={lab}/a,{lab}/b", f"out={out}"]) == 0
@@ -314,6 +318,7 @@ def test_two_runs_become_one_policy_that_can_be_evaluated_and_taught_again(lab, 
     assert torch.allclose(ending(lab / "further")[1], ending(out)[1], atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["playing", "training", "after a round"])
 def test_interrupted_and_resumed_it_ends_like_one_that_was_not(where, lab, tmp_path, monkeypatch, capsys):
     words = [*DISTIL, "rounds=1", f"teachers=[{lab}/a]"]
@@ -336,7 +341,7 @@ def test_interrupted_and_resumed_it_ends_like_one_that_was_not(where, lab, tmp_p
     with monkeypatch.context() as patch:
         patch.setattr(ImitationLearner, "update", pressed)
         if where == "playing":
-            patch.setattr("burnish.finetune.__main__.stream", stopped)
+            patch.setattr("burnish.finetune.distillation.__main__.stream", stopped)
         assert main([*words, f"out={tmp_path}/run"]) == 130
     assert "continue with resume=true" in capsys.readouterr().out
     assert "not empty" in refused(capsys, *words, f"out={tmp_path}/run")
@@ -351,6 +356,7 @@ def test_interrupted_and_resumed_it_ends_like_one_that_was_not(where, lab, tmp_p
     assert "nothing is trained" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_what_is_refused_is_one_sentence(lab, tmp_path, capsys):
     out, one = f"out={tmp_path}/x", f"teachers={lab}/a"
     assert "teachers=... must be given" in refused(capsys, "distill", out)

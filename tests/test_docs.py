@@ -19,9 +19,8 @@ import torch
 import yaml
 from conftest import demand
 
-from burnish.finetune.build import BASELINES, METHODS
 from burnish.finetune.methods.dsrl import DSRLConfig
-from burnish.offline.build import OFFLINE
+from burnish.finetune.table import METHODS
 from burnish.policies.cli.cli import VERBS, main
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -60,13 +59,14 @@ def entries(nav: Any) -> list[str]:
     return [entry for item in (nav.values() if isinstance(nav, dict) else nav) for entry in entries(item)]
 
 
+@pytest.mark.slow
 def test_every_page_is_in_the_navigation_once(pages):
     listed = entries(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
     assert sorted(listed) == sorted(pages)
 
 
 def test_every_method_has_its_page_with_a_part_written_by_hand(generate):
-    expected = {*METHODS, *BASELINES, *OFFLINE, "dsrl_aliased", "distill"}
+    expected = {*METHODS, "dsrl_aliased", "distill"}
     assert set(generate.methods()) == expected
     assert {path.stem for path in (DOCS / "methods").glob("*.md")} == expected | {"index"}
     for name in expected:
@@ -151,6 +151,7 @@ def test_departures_beneath_a_method_are_found_by_its_imports(generate):
 # ---- what is promised to a reader ----
 
 
+@pytest.mark.slow
 def test_commands_are_verbs_and_settings_that_exist(capsys):
     """Those that were written by hand; the generated ones are made of the names of the tables and of the files."""
     texts = [path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")]

@@ -369,6 +369,7 @@ def error_after(base: Any, seed: int, meaningless: bool) -> float:
     return aim_error(loop.learner.policy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_it_learns_to_aim(blind: Any, seed: int):
     """20 seeds ended between 0.015 and 0.041; the base has 0.36, and a policy that does not look 1/3 at best."""

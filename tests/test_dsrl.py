@@ -314,6 +314,7 @@ def test_saturation_and_the_opinion_of_the_critic_are_logged(variant):
     assert isinstance(assembly.learner.policy, Steered)
 
 
+@pytest.mark.slow
 @BOTH
 def test_it_learns_to_aim_and_noise_teaches_nothing(variant):
     # The base errs by 0.59; the best within the bound by (1 - 0.8 tanh 1.5)^3 / 3 = 0.007. Recorded on 20 seeds:

@@ -8,7 +8,7 @@ import pytest
 
 from burnish import configs
 from burnish.finetune.__main__ import GROUPS, FinetuneConfig
-from burnish.finetune.build import method_name
+from burnish.finetune.table import method_name
 from burnish.policies.cli.cli import compose, to_object
 from burnish.policies.core.errors import BurnishError
 from burnish.sim.build import env_name
@@ -25,6 +25,7 @@ def composed(path):
     return to_object(compose("finetune", FinetuneConfig, GROUPS["finetune"], words))
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_an_experiment_is_what_its_name_says_at_the_budget_of_its_task(path):
     config = composed(path)

@@ -361,6 +361,7 @@ def test_the_sum_stays_in_range() -> None:
     assert edited(torch.tensor([0.9, -0.9]), torch.tensor([1.0, -1.0]), 0.5).tolist() == [1.0, -1.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_learns_what_its_base_cannot(seed: int) -> None:
     config, base = tiny(), gaussian_base()

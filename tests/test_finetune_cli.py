@@ -6,9 +6,9 @@ import shutil
 
 import pytest
 
-from burnish.finetune.build import CHOICES, METHODS, Recorded
 from burnish.finetune.loops import OnPolicyConfig
-from burnish.offline.build import OFFLINE
+from burnish.finetune.method import Recorded
+from burnish.finetune.table import METHODS, OFFLINE, ONLINE, method_of
 from burnish.policies.build import load_policy
 from burnish.policies.cli.cli import main
 from burnish.policies.runs.run import read_metrics
@@ -23,6 +23,10 @@ NEEDED["residual_td3"] = [*(word.replace("sac", "td3") for word in SAC), "method
 NEEDED["expo"] = ["method.critic.hidden=[8]", "method.edit.hidden=[8]", "method.count=2"]
 NEEDED |= {name: ["method.critic.hidden=[8]"] for name in OFFLINE}
 FROM_NOTHING = ("gaussian_ppo", "rlpd", "rlif")
+# Offline to online in one command: 60 updates from recordings are two iterations, before anything is played.
+FIRST = {f"{name} online": ["method.critic.hidden=[8]"] for name in OFFLINE}
+FIRST["cql online"] += ["method.calibrate=true", "method.count=2"]
+FIRST["q_chunking online"] += ["method.count=2", "method.flow.net.mlp.hidden=[8]"]
 
 
 @pytest.fixture(scope="module")
@@ -42,15 +46,19 @@ def words_of(lab, name):
     if name in OFFLINE:
         small = ["steps=12", "batch=8", "log_every=2", "save_every=4", *TRIAL]
         return ["offline", f"method={name}", f"data={lab}/data", *small, *NEEDED[name]]
+    more, name = FIRST.get(name, NEEDED.get(name, [])), name.removesuffix(" online")
     method = METHODS[name]
     if isinstance(method.config().loop, OnPolicyConfig):
         small = ["method.loop.decisions_per_update=4", "method.ppo.minibatch=4", "method.ppo.epochs=1"]
     else:
         small = ["method.loop.warmup=8", "method.loop.batch=8", "method.loop.updates_per_decision=0.5"]
-    start = ["env=point_reach"] if name in FROM_NOTHING else ["policy=checkpoint", f"policy.path={lab}/flow"]
-    reads = method.recorded is not Recorded.unused and getattr(method.config(), "reads_recordings", True)
+    start = (
+        ["env=point_reach"] if name in (*FROM_NOTHING, *OFFLINE) else ["policy=checkpoint", f"policy.path={lab}/flow"]
+    )
+    reads = method_of(method.config()).recordings is not Recorded.unused
     data = [f"data={lab}/data"] if reads else []
-    return ["finetune", f"method={name}", *start, *data, *RUN, *small, *NEEDED.get(name, [])]
+    pretrain = ["pretrain_updates=60"] if name in OFFLINE else []
+    return ["finetune", f"method={name}", *start, *data, *pretrain, *RUN, *small, *more]
 
 
 def contents(checkpoint):
@@ -66,10 +74,12 @@ def lines(run):
 
 
 # One of each kind of loop, view and start; the others are as much alike as their seam tests say, and are slow together.
-QUICK = ("reinflow", "dsrl", "residual_td3", "rlpd", "iql")
-NAMES = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in (*METHODS, *OFFLINE)]
+QUICK = ("reinflow", "dsrl", "residual_td3", "rlpd", "iql", "cql online")
+CASES = [name for name in (*METHODS, *FIRST) if name != "sb3"]
+NAMES = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in CASES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_killed_and_resumed_is_uninterrupted_and_what_is_saved_acts(lab, tmp_path, name):
     words = words_of(lab, name)
@@ -84,9 +94,9 @@ def test_killed_and_resumed_is_uninterrupted_and_what_is_saved_acts(lab, tmp_pat
     assert lines(tmp_path / "killed") == lines(tmp_path / "whole")
     assert main(["evaluate", f"policy.path={tmp_path}/whole", *TRIAL]) == 0
     _, origin = load_policy(tmp_path / "whole")
-    assert origin["method"] == name and origin["env"]["name"] == "point_reach"
+    assert origin["method"] == name.removesuffix(" online") and origin["env"]["name"] == "point_reach"
     tried = [line for line in read_metrics(tmp_path / "whole") if "trial/episodes" in line]
-    before = [] if name in FROM_NOTHING or name in OFFLINE else [0]
+    before = [2] if name in FIRST else [] if name in FROM_NOTHING or name in OFFLINE else [0]
     assert [int(line["step"]) for line in tried] == [*before, int(last.name)]
 
 
@@ -151,7 +161,11 @@ def refused(capsys, *words):
     [
         (["finetune"], "method=... must be given"),
         (["finetune", "method=reinflo"], "method=reinflo is not a choice; did you mean 'reinflow'"),
-        (["finetune", "method=iql"], "this choice of method is not for this verb"),
+        (["finetune", "method=iql", "env=point_reach"], "method=iql begins with recordings or with a policy"),
+        (
+            ["finetune", "method=rlpd", "env=point_reach", "pretrain_updates=5"],
+            "pretrain_updates=5 learn from recordings",
+        ),
         (["offline", "data=x", "method=dppo"], "this choice of method is not for this verb"),
         (["offline", "method=iql"], "data=... must be given"),
         (["offline", "method=iql", "data=nowhere"], "no dataset at nowhere"),
@@ -188,7 +202,7 @@ def test_impossible_combinations_leave_no_run_behind(lab, capsys, tmp_path, base
 
 
 def test_help_offers_each_verb_its_methods(capsys):
-    for verb, table in (("finetune", CHOICES), ("offline", OFFLINE)):
+    for verb, table in (("finetune", ONLINE), ("offline", OFFLINE)):
         assert main([verb, "--help"]) == 0
         line = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("  method="))
         # Settings of rlpd and of residual_td3 that have a name of their own.

@@ -280,6 +280,7 @@ def two_modes(size, source):
     return {"state": torch.zeros(size, 3)}, 0.7 * sign.expand(-1, H, A)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"shortcut": True, "steps": 1}])
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_two_modes_are_learnt_and_an_untrained_policy_has_neither(settings, seed):

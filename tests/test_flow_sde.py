@@ -373,6 +373,7 @@ def test_refuses_what_is_no_flow():
         SDEConfig(level=0.0)
 
 
+@pytest.mark.slow
 def test_the_default_rate_is_for_small_policies():
     """Mean reward per tick gained in 60 iterations from a random start: 0.09 and 0.20 on 2 seeds; with the published
     5e-6, which is for a large model, 0.003 to 0.011 on 3."""
@@ -387,6 +388,7 @@ def learning_config():
     return FlowSDEConfig(ppo=ppo, loop=OnPolicyConfig(10))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "noise"), [(0, False), (1, False), (2, False), (0, True)])
 def test_learns_to_reach(seed, noise):
     """Mean reward per tick, recorded over 20 seeds: -0.15 to -0.12; -0.78 to -0.61 if rewards are noise (8)."""

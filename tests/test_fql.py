@@ -8,14 +8,13 @@ import pytest
 import torch
 
 import mdp
-from burnish.offline.build import build
 from burnish.offline.fql import FQLConfig, Heads
 from burnish.policies.build import build_policy
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.types import Policy
 from burnish.policies.nets.mlp import Activation
 from burnish.policies.one_step import OneStepConfig, OneStepPolicy
-from offline_lab import CHUNKED, SINGLE, a_batch, made, trained
+from offline_lab import CHUNKED, SINGLE, a_batch, build, made, trained
 
 # Shares of the best return on 20 seeds: at least 0.99. Cuts taken for ends: 0.474 on 5 seeds. A distillation that
 # leaves no room for Q (alpha 100): 0.21 to 0.28 on 5.
@@ -120,10 +119,12 @@ def test_noise_of_another_shape_than_the_chunk_cannot_be_distilled():
         build(FQLConfig(), flow, SINGLE)
 
 
+@pytest.mark.slow
 def test_it_finds_the_best_policy_that_the_data_supports():
     assert all(mdp.score(trained("fql", seed, UPDATES).policy) > REACHED for seed in range(3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [{"alpha": 100.0}, {"cut_is_end": True}], ids=["imitation", "cut is end"])
 def test_it_does_not_by_imitation_or_where_a_cut_is_taken_for_an_end(change):
     assert mdp.score(trained("fql", 0, UPDATES, **change).policy) < FAILED

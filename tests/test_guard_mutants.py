@@ -237,6 +237,7 @@ def killer(tree: ast.Module) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_the_original_lives():
     assert killer(ast.parse(SOURCE)) == ""
 

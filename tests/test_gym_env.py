@@ -334,6 +334,7 @@ def bytes_of(checkpoint):
     return {p.relative_to(checkpoint).as_posix(): p.read_bytes() for p in files}
 
 
+@pytest.mark.slow
 def test_from_the_command_line(tmp_path, capsys):
     """A policy from nothing is refined in Gymnasium's pendulum, killed and resumed to the same end, and put to work."""
     small = [

@@ -362,6 +362,7 @@ def success_rate(act, view, episodes=100):
     return float(won.mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "view"), [("SAC", plain), ("PPO", residual), ("SAC", latent)])
 def test_sb3_learns_on_our_worlds_and_views(require, name, view):
     sb3 = require("stable_baselines3")

@@ -100,6 +100,7 @@ def watched(tmp_path_factory) -> Iterator[Watched]:
     found.close()
 
 
+@pytest.mark.slow
 def test_what_is_good_loads(watched: Watched):
     """Otherwise the refusals below would prove nothing; and the watch has nothing against it."""
     good = watched.root / "good"
@@ -124,6 +125,7 @@ def test_there_are_as_many_as_promised():
     assert len(ARTEFACTS) >= 50 and {name.split(":")[0] for name in ARTEFACTS} >= {"checkpoint", "dataset", "settings"}
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.parametrize("name", ARTEFACTS)
 def test_a_hostile_artefact_gets_one_sentence_and_does_nothing(watched: Watched, name: str):
     artefact = ARTEFACTS[name]

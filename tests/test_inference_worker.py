@@ -37,6 +37,7 @@ class Pace:
             self.clock.sleep_until_ns(next_ns)
 
 
+@pytest.mark.slow
 def test_thinking_for_two_ticks_does_not_stretch_them():
     """The median, since a busy machine may be late now and then. A fifth of a tick is a ninth of the thinking."""
     inference = SubprocessWorker(partial(Deciding, 0.09))
@@ -62,6 +63,7 @@ def test_thinking_for_two_ticks_does_not_stretch_them():
     assert min(blocking.took_s) > 1.5 * PERIOD_S, "the control does not block"
 
 
+@pytest.mark.slow
 def test_a_checkpoint_thinks_the_same_in_a_process_of_its_own():
     policy = load_policy(REFINED)[0]
     inference = SubprocessWorker(partial(loaded, partial(load_policy, str(REFINED))))
@@ -121,6 +123,7 @@ def test_a_process_that_dies_is_one_sentence():
     inference.close()
 
 
+@pytest.mark.slow
 def test_a_policy_that_cannot_be_made_is_one_sentence():
     with pytest.raises(Refused, match="in a process of its own: the disk is gone"):
         SubprocessWorker(refusing)

@@ -43,6 +43,7 @@ def ending(run):
     return metrics, torch.cat([p.flatten() for p in policy.state_dict().values()])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
 def test_an_interrupted_process_resumes_to_the_same_end(sent, status, data, whole, tmp_path):
     command = [sys.executable, "-c", CODE, "pretrain", *WORDS, f"data={data}", f"out={tmp_path}/run", "resume=true"]

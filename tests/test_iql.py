@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import mdp
-from burnish.offline.build import build
 from burnish.offline.iql import decayed
 from burnish.offline.loop import train_offline
 from burnish.offline.sources import Rows
@@ -18,7 +17,7 @@ from burnish.policies.build import build_policy
 from burnish.policies.compose import BestOf
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.gaussian import GaussianConfig
-from offline_lab import CHUNKED, CONFIGS, a_batch, made, recorded, same, trained, weights
+from offline_lab import CHUNKED, CONFIGS, a_batch, build, made, recorded, same, trained, weights
 
 # Shares of the best return on 20 seeds: all 1.0 by weights, at least 0.99 by the best of n. Cuts taken for ends: 0.474
 # on 5 seeds, which is to leave everywhere but at the prize. Imitation alone, on 5: 0.0 by the mean, 0.37 by a flow.
@@ -202,6 +201,7 @@ def test_nothing_to_keep_is_refused():
         replace(CONFIGS["iql"], actor_lr=0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["iql", "iql_best"])
 def test_it_finds_the_best_policy_that_the_data_supports(name):
     greedy = name == "iql"

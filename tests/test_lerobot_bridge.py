@@ -142,6 +142,7 @@ def test_a_life(stand: Stand, bridge: LeRobotBridge):
     assert not stand.is_connected
 
 
+@pytest.mark.slow
 def test_it_keeps_the_word_of_an_adapter():
     found = check(lambda: LeRobotBridge(Stand(), CONFIG))
     assert found.passed and len(found.checks) > 100, str(found)

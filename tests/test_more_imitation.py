@@ -50,6 +50,7 @@ def parts(run: Path) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cat([p.detach().flatten() for p in policy.parameters()]), scaled
 
 
+@pytest.mark.slow
 def test_imitation_goes_on_from_the_weights_of_a_checkpoint_and_keeps_its_normalisers(lab, tmp_path):
     weights, scaled = parts(lab / "base")
     assert main(further(lab, tmp_path / "still", "train.lr=1e-12")) == 0

@@ -41,6 +41,7 @@ def test_control_becomes_nearly_optimal(kind: str):
     assert control_lab.train(make(kind, control_lab.spec()), 1200, 0, meaningless=True) < 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LEARNERS)
 def test_a_truncation_is_no_termination(kind: str):
     """Reward 1 for ever at gamma = 0.8 is worth 5, also where episodes are cut after 4 ticks. Called terminations, the

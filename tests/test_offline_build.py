@@ -10,7 +10,8 @@ import torch
 
 import mdp
 from burnish.finetune.loops import OffPolicyConfig, run_off_policy
-from burnish.offline.build import OFFLINE, build, method_name
+from burnish.finetune.method import Phase
+from burnish.finetune.table import OFFLINE, method_name
 from burnish.offline.replay import Replay
 from burnish.offline.sources import Rows
 from burnish.policies.build import build_policy, describe, load_policy
@@ -21,16 +22,16 @@ from burnish.policies.core.spec import ActionSpec
 from burnish.policies.external.policy import CallablePolicy
 from burnish.policies.gaussian import GaussianConfig
 from burnish.policies.runs import checkpoint
-from offline_lab import CHUNKED, CONFIGS, FLOW, SINGLE, a_batch, made, recorded, same
+from offline_lab import CHUNKED, CONFIGS, FLOW, SINGLE, a_batch, build, made, recorded, same
 from scripted import TERMINATED, TRUNCATED, ScriptedWorld
 
 everyone = pytest.mark.parametrize("name", CONFIGS)
 
 
 def test_the_table_knows_every_method():
-    assert {method_name(config) for config in CONFIGS.values()} == set(OFFLINE)
+    assert {method_name(config, Phase.offline) for config in CONFIGS.values()} == set(OFFLINE)
     with pytest.raises(BurnishError, match="not the configuration of an offline method"):
-        method_name(GaussianConfig())
+        method_name(GaussianConfig(), Phase.offline)
 
 
 @everyone

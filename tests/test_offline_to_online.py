@@ -14,15 +14,14 @@ import torch
 
 from aim_lab import LENGTH, Aim, aim_error
 from burnish.finetune.loops import OffPolicy, OffPolicyConfig
-from burnish.offline.build import build
-from burnish.offline.dataset import decisions
+from burnish.offline.dataset import BehindCut, decisions
 from burnish.offline.loop import train_offline
 from burnish.offline.replay import Replay
 from burnish.offline.sources import Mapped
 from burnish.policies.core.chunk import ChunkEnv
 from burnish.policies.core.spec import agent_spec
 from burnish.policies.data.episodes import Episode, Episodes
-from offline_lab import CONFIGS
+from offline_lab import CONFIGS, build
 
 GAMMA = 0.9
 BATCH = 64
@@ -56,9 +55,8 @@ def trained(name: str, seed: int) -> tuple[Any, Replay]:
 def gone_online(
     learner: Any, name: str, way: str, data: Replay | None, seed: int, *, meaningless: bool = False
 ) -> OffPolicy[Any]:
-    """A return is not known yet while an episode lasts, so calibration ends with the recordings, as in CORL."""
     if name == "cal_ql":
-        learner.config.calibrate = False
+        learner.keep_calibrating(BehindCut.worst, GAMMA)
     share, reads = WAYS[way]
     config = OffPolicyConfig(capacity=10_000, warmup=80, updates_per_decision=0.25, batch=BATCH, prior_share=share)
     env, prior = ChunkEnv(Aim(16, seed, meaningless), 1, GAMMA), data if reads else None
@@ -109,6 +107,59 @@ def test_it_goes_on_learning(name: str, way: str) -> None:
     assert all(bool(torch.as_tensor(x).isfinite().all()) for x in metrics.values())
     after = aim_error(learner.policy)
     assert after < LEVELS[name] and after < before, (before, after)
+
+
+def test_pretraining_is_from_recordings_alone_also_where_they_are_left_behind() -> None:
+    """WSRL: no recordings once the world is played, and nothing else before."""
+    learner, data = trained("td3_bc", 0)
+    config = OffPolicyConfig(warmup=32, updates_per_decision=0.5, batch=BATCH, prior_share=0.0)
+    env = ChunkEnv(Aim(16, 0), 1, GAMMA)
+    options: dict[str, Any] = {"prior": data, "pretrain_updates": 120, "seed": 0}
+    loop = OffPolicy(learner, env, Replay(config.capacity, 16, seed=0), config, **options)
+    recorded, old = set(data.latest()["reward"][:, 0].tolist()), []
+    loop.source = Mapped(loop.source, lambda batch: old.append(batch["reward"][0].item() in recorded) or batch)
+    for _ in range(loop.iterations(160)):
+        loop.iterate()
+    assert loop.pretraining == 3 and loop.statistics.decisions == 160 and loop.gradient_steps == 120 + 64
+    assert old == [True] * 120 + [False] * 64
+
+
+class Cut(Aim):
+    """Half of its worlds end by a truncation, and each in its own time."""
+
+    def step(self, action: Any, active: Any = None) -> Any:
+        step = super().step(action, active)
+        world = torch.arange(self.num_envs)
+        ends = self.tick >= LENGTH + world
+        return step._replace(terminated=ends & (world % 2 == 0), truncated=ends & (world % 2 == 1))
+
+
+@pytest.mark.parametrize("behind_cut", BehindCut)
+def test_calibration_knows_the_return_of_an_episode_from_its_end_on(behind_cut: BehindCut) -> None:
+    data = decisions(recordings(0), SPEC, GAMMA, monte_carlo=True, seed=0)
+    learner = build(CONFIGS["cal_ql"], None, SPEC, data=data, seed=0)
+    learner.keep_calibrating(behind_cut, GAMMA)
+    config = OffPolicyConfig(capacity=60, warmup=8, updates_per_decision=0.25, batch=BATCH)
+    loop = OffPolicy(learner, ChunkEnv(Cut(4), 1, GAMMA), Replay(60, 4, seed=0), config, prior=data, seed=0)
+    loop.prior, learner.worst = learner.prior(loop.replay, data), -4.0  # what a tick can cost at most
+    for tick in range(40):
+        loop.iterate()
+        if tick == 25:  # what a resumed run goes on from
+            state = learner.state_dict()
+            learner.running, learner.worst = None, 0.0
+            learner.load_state_dict(state)
+    held, worst = loop.replay.latest(), -4.0
+    assert len(held["reward"]) == 15  # older rows were written over, the beginnings of episodes among them
+    for world in range(4):
+        wanted, known = 0.0, False
+        for row in reversed(range(15)):
+            reward, ended = (float(held[key][row, world]) for key in ("reward", "ended"))
+            found = float(held["return_to_go"][row, world])
+            if ended:
+                tail = {BehindCut.worst: worst, BehindCut.last: reward, BehindCut.nothing: 0.0}[behind_cut]
+                wanted, known = 0.0 if held["terminated"][row, world] else tail / (1 - GAMMA), True
+            wanted = reward + GAMMA * wanted
+            assert found == pytest.approx(wanted, abs=1e-4) if known else found == -float("inf")
 
 
 def test_noise_teaches_nothing() -> None:

@@ -218,6 +218,7 @@ def played(found: Found, rng: np.random.Generator, **safety: Any) -> tuple[Array
     return came, safe
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("robot", ROBOTS)
 def test_starts_outside_the_range_break_no_limit(require, robot: str):
     module, make = ROBOTS[robot]

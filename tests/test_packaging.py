@@ -144,6 +144,7 @@ def requirements(*extras: str) -> set[str]:
     return {distribution_of(line) for line in lines}
 
 
+@pytest.mark.slow
 def test_what_is_imported_is_required():
     everything = requirements(*PROJECT["project"]["optional-dependencies"])
     assert undeclared(foreign_imports(FOLDERS), requirements("maniskill", "onnx", "robots", "sb3", "serve")) == []

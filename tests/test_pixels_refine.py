@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import burnish.policies.nets.encoder as encoder
-from burnish.finetune.build import METHODS, has, prepare
+from burnish.finetune.build import has, prepare
 from burnish.finetune.loops import OffPolicy
 from burnish.finetune.methods.expo import EXPOConfig
 from burnish.finetune.ppo import PPOConfig
@@ -28,7 +28,7 @@ from burnish.policies.core.spec import agent_spec
 from burnish.policies.nets.vision import VisionNet
 from burnish.sim.build import make_env
 from burnish.sim.point_reach import PointReachConfig
-from seam import make_base, shrunk
+from seam import METHODS, make_base, shrunk
 
 WORLD = PointReachConfig(image=True, goal_in_state=True, control_hz=5.0, max_steps=8)
 FITTED = {"dppo": {"trained_steps": 2}, "rpd": {"execute": 2}}

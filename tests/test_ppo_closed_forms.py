@@ -43,6 +43,7 @@ def cut_the_future(batch):
 # ---- the value of constant reward ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("execute", [1, 3])
 def test_constant_reward_is_worth_its_geometric_sum_and_less_if_a_truncation_were_an_end(execute):
     """gamma 0.9: V = 10. Episodes of 5 ticks; with chunks of 3 the last one is cut short. An end after 5 ticks
@@ -91,6 +92,7 @@ def riccati_error(damage, seed):
     return float(wrong.square().mean().sqrt() / cost.square().mean().sqrt())
 
 
+@pytest.mark.slow
 def test_the_critic_learns_the_riccati_value_of_the_optimal_gain():
     """Observed for ten seeds: 0.027 to 0.064; for four with truncations as terminations: 0.46 to 0.48."""
     assert riccati_error(lambda batch: batch, seed=0) < 0.1

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from burnish.finetune.build import METHODS, Needs, prepare
+from burnish.finetune.build import prepare
+from burnish.finetune.method import Needs
 from burnish.finetune.probe import probe, require_noise, require_steerable
 from burnish.policies.build import build_policy
 from burnish.policies.core.errors import BurnishError
@@ -16,7 +17,7 @@ from burnish.policies.diffusion import DiffusionConfig, Sampler
 from burnish.policies.external.policy import CallablePolicy
 from burnish.policies.flow import FlowConfig
 from latent_lab import SPEC, tanh_base
-from seam import SeamWorld, seam_env, seam_spec, shrunk
+from seam import METHODS, SeamWorld, seam_env, seam_spec, shrunk
 
 OBS = {"state": torch.linspace(-1, 1, 6)[:, None]}
 

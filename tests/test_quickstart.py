@@ -96,6 +96,7 @@ def test_mistakes_are_refused_before_anything_is_collected(tmp_path, capsys, wor
     assert sentence in capsys.readouterr().err and not (tmp_path / "q").exists()
 
 
+@pytest.mark.slow
 def test_ten_seeds_were_played_with_what_is_shipped():
     """The figures of the documents are of the quickstart as it is."""
     path = ROOT / "benchmarks" / "results" / "quickstart.json"

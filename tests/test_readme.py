@@ -48,6 +48,7 @@ def test_python_runs_as_printed(tmp_path, monkeypatch, capsys, page):
     assert "success_rate" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_commands_are_verbs_and_settings_that_exist(capsys):
     lines = re.findall(r"^burnish (\w+)([^#\n]*)", TEXT, re.MULTILINE)
     assert len(lines) >= 5

@@ -207,6 +207,7 @@ def test_an_ensemble_asks_again_as_soon_as_it_was_answered():
     assert (played[:, 0] + played[:, 1]).tolist() == list(range(20)), "every chunk speaks of the same tick"
 
 
+@pytest.mark.slow
 def test_what_a_flow_with_two_opinions_plays():
     """Chunks of -0.5 and of +0.5 are equally right. A queue changes sides at half of its seams, an ensemble plays what
     neither says. In real time a prefix keeps the flow on its side, the better the longer it is: of 114 seams, 48

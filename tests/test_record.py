@@ -79,6 +79,7 @@ def test_what_was_asked_for_lies_beside_what_was_executed(tmp_path):
     assert "notes" not in episodes.meta and not (tmp_path / "set" / "sim_state").exists()
 
 
+@pytest.mark.slow
 def test_in_several_goes_to_the_same_bytes(whole, tmp_path, capfd):
     out = f"out={tmp_path / 'set'}"
     assert main([*EXPERT, "episodes=2", out]) == 0

@@ -52,6 +52,7 @@ def metrics(run: Path) -> list[dict[str, str]]:
     return [{k: repr(v) for k, v in row.items() if not k.startswith("time/")} for row in read_metrics(run)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_kill_9_in_mid_run_loses_nothing_but_time(method, base, tmp_path):
     words = ["finetune", f"policy.path={base}", f"method={method}", *SMALL, *METHODS[method]]

@@ -362,6 +362,7 @@ def learning_config():
     return ReinFlowConfig(noise=NoiseConfig(min_std=0.1, max_std=0.3), entropy=0.0, ppo=ppo, loop=OnPolicyConfig(10))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "noise"), [(0, False), (1, False), (2, False), (0, True)])
 def test_learns_to_reach(seed, noise):
     """Mean reward per tick, recorded over 20 seeds: -0.29 to -0.13; -0.70 to -0.53 if rewards are noise."""

@@ -35,6 +35,7 @@ def small(**settings):
     return ReinFlowConfig(ppo=ppo, loop=OnPolicyConfig(8), **settings)
 
 
+@pytest.mark.slow
 def test_the_noise_decays_over_the_run_as_published_for_states_and_resumes():
     """Constant for 35 % of the updates, then half a cosine down to smin + 0.7 (smax - smin); hopper: 0.10 to 0.24."""
     steps = 20

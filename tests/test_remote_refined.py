@@ -77,6 +77,7 @@ def steered(seed):
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_served_base_is_corrected_to_the_same_result(seed):
     """Only the last bits of its actions differ, and training makes something of that. Recorded on 20 seeds: -1.147 to
@@ -87,6 +88,7 @@ def test_a_served_base_is_corrected_to_the_same_result(seed):
     assert abs(local - served) < 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_served_base_is_steered_to_the_same_result(seed):
     """Recorded on 20 seeds: errors of 0.047 to 0.135 from 0.59, the two of a seed at most 0.0048 apart."""

@@ -128,6 +128,7 @@ def test_seeds_that_were_not_set_up_alike_are_named(folder):
     assert sentence in page(folder)
 
 
+@pytest.mark.slow
 def test_a_real_run_is_repeated_by_the_command_on_its_page(tmp_path, capsys):
     """Every setting, strings and lists included, arrives again."""
     folder = tmp_path / "it's here"

@@ -78,6 +78,7 @@ def overflow(page: Any) -> list[str]:
     )
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", ["compare", "run", "returns", "pooled"])

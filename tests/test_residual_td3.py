@@ -330,6 +330,7 @@ def test_a_controller_may_be_the_base() -> None:
     assert assembly.env.env.base is ready and assembly.learner.policy.base is ready.policy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "seed"), [("td3", 0), ("td3", 1), ("td3", 2), ("sac", 0)])
 def test_learns_to_correct_a_base(algorithm: str, seed: int) -> None:
     config = tiny(algorithm)

@@ -112,6 +112,7 @@ def test_resuming_is_bitwise_the_uninterrupted_run():
     assert all(torch.equal(x, theirs[name]) for name, x in mine.items())
 
 
+@pytest.mark.slow
 def test_it_leaves_the_support_of_its_base_and_noise_teaches_nothing():
     # The base reaches +-0.3 and errs by 0.37. Within its support the error cannot fall below 0.7^3 / 3 = 0.114; with a
     # correction of 0.3 it can reach 0.4^3 / 3 = 0.021. Recorded on 20 seeds: 0.049 to 0.078; rewards of

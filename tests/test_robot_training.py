@@ -118,6 +118,7 @@ def differ(one: Any, other: Any) -> bool:
     return any(not torch.equal(a[key], b[key]) for key in a)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_trains_on_a_robot_behind_its_guard(method):
     robot, policy = Robot(), base()
@@ -134,6 +135,7 @@ def test_a_method_trains_on_a_robot_behind_its_guard(method):
         assert differ(found.policy, policy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["residual_td3", "dppo"])
 def test_a_run_is_interrupted_in_an_episode_and_goes_on_with_the_next(method, tmp_path):
     words = {"method": method, "total": 24, "out": tmp_path / "run", "log_every": 1, **settings(method)}

@@ -277,6 +277,7 @@ def learnt_by_replay(algorithm: Algorithm, normalize: bool, seed: int = 0) -> fl
     return control_lab.score(SimpleNamespace(act=lambda obs, greedy: policy.act(skewed(obs), greedy=greedy)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", list(Algorithm))
 def test_badly_scaled_observations_are_learnt_from_a_replay_with_it_and_not_without(algorithm):
     """Recorded on seeds 0 to 2: with it SAC .83 to .91 and TD3 .41 to .92; without it both below -22. The threshold is
@@ -299,6 +300,7 @@ def learnt_by_ppo(normalize: bool, seed: int = 0) -> float:
     )
 
 
+@pytest.mark.slow
 def test_badly_scaled_observations_are_learnt_by_ppo_with_it_and_not_without():
     """Recorded on seeds 0 to 2: 1.01 to 1.03 with it, 65 to 296 without."""
     assert all(learnt_by_ppo(True, seed) < 1.3 for seed in range(3))

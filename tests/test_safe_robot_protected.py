@@ -288,6 +288,7 @@ sys.exit("mujoco" in sys.modules or "torch" in sys.modules)
 BASE = Path(__file__).resolve().parents[1] / "benchmarks" / "bases" / "insert"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bounded", [True, False])
 def test_burnish_deploy_takes_a_workspace(tmp_path, monkeypatch, bounded):
     """A box that ends above where the peg is inserted: the tool goes lower only without it (the control). It begins at

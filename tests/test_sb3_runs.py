@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from burnish.finetune.baselines.sb3 import Algo, SB3Config, View, build
-from burnish.finetune.build import BASELINES, CHOICES, METHODS, prepare
+from burnish.finetune.build import prepare
 from burnish.policies.build import load_policy
 from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
@@ -66,6 +66,7 @@ QUICK = [("SAC", "latent"), ("PPO", "residual")]
 RUNS = [pytest.param(*pair, marks=[] if pair in QUICK else pytest.mark.slow) for pair in PAIRS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algo", "view"), RUNS)
 def test_killed_and_resumed_is_uninterrupted_and_what_is_saved_acts(lab, tmp_path, algo, view):
     words = words_of(lab, algo, view)
@@ -168,7 +169,3 @@ def test_without_sb3_a_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "stable_baselines3", None)
     with pytest.raises(BurnishError, match=r"pip install 'burnish\[sb3\]'"):
         build(SB3Config(view=View.plain), None, point())
-
-
-def test_the_tables_share_no_name():
-    assert BASELINES.keys() & METHODS.keys() == set() and CHOICES.keys() == BASELINES.keys() | METHODS.keys()

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from burnish.finetune.build import METHODS, Recorded, has, prepare
+from burnish.finetune.build import has, prepare
 from burnish.finetune.loops import OffPolicy, OffPolicyConfig, OnPolicy
+from burnish.finetune.method import Recorded
 from burnish.finetune.methods import dsrl, residual_td3, rlpd
 from burnish.finetune.rollout import Rollout
-from burnish.offline.build import OFFLINE
-from burnish.offline.build import build as build_offline
+from burnish.finetune.table import OFFLINE
 from burnish.offline.replay import Replay
 from burnish.offline.returns import Discount, Per
 from burnish.offline.sources import Mapped
@@ -26,9 +26,11 @@ from burnish.policies.controllers import ChunkController
 from burnish.policies.core.chunk import ChunkEnv
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.types import Outcome
+from offline_lab import build as build_offline
 from seam import (
     EXECUTE,
     HORIZON,
+    METHODS,
     START,
     Remote,
     SeamWorld,
@@ -134,6 +136,7 @@ def named(case):
     return f"{name}-{kind}-" + (named[0] if named else "+".join(variant) or "plain")
 
 
+@pytest.mark.rotating(3)
 @pytest.mark.parametrize("case", CASES, ids=named)
 def test_what_is_stored_is_what_happened(case):
     name, kind, variant = case
@@ -176,7 +179,7 @@ def test_a_residual_sees_what_its_base_will_do(name):
 def test_an_offline_learner_goes_on_in_the_world(name):
     world = SeamWorld(3)
     env = seam_env(world)
-    config = shrunk(OFFLINE[name].config())
+    config = shrunk(OFFLINE[name]())
     learner = build_offline(config, None, seam_spec(env), seed=1)
     view, replay = Watched(ChunkEnv(env, EXECUTE, 0.9)), Replay(3000, 3)
     loop = OffPolicy(learner, view, replay, OffPolicyConfig(warmup=9, batch=8), seed=1)
@@ -332,7 +335,7 @@ def test_the_table_says_what_is_so():
         assert hasattr(config, "discount") and hasattr(config, "loop") and method.doc
         kinds = bases_of(name)
         assert kinds, f"nothing can be refined by {name}"
-        if method.recorded is not Recorded.unused:
+        if method.recordings is not Recorded.unused:
             assert not hasattr(config.loop, "decisions_per_update"), f"{name} is on-policy and reads no recordings"
 
 

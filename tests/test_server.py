@@ -233,6 +233,7 @@ def test_who_asks_too_fast_waits_and_loses_nothing():
 # ---- the end ----
 
 
+@pytest.mark.slow
 def test_a_signal_ends_it_cleanly(tmp_path):
     with process(tmp_path) as server:
         socket = dial(server)

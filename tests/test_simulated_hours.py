@@ -41,6 +41,7 @@ def check(found: Lived, robot: str, seed: int) -> None:
     assert found.counts["untrue"] <= (1e-5 * found.counts["states"] if robot == "feetech" else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("robot", "seed"), [("twin", 0), ("twin", 1), ("twin", 2), ("dynamixel", 0), ("feetech", 0)])
 def test_a_minute_with_faults(require, robot: str, seed: int):
     require(SDKS[robot])
@@ -51,6 +52,7 @@ def test_a_minute_with_faults(require, robot: str, seed: int):
     assert found.faults.total() >= 5 and found.counts["starts"] >= 3 <= found.counts["stops"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("robot", ["twin", "dynamixel"])
 def test_a_seed_is_a_trace(require, robot: str):
     require(SDKS[robot])
@@ -152,6 +154,7 @@ CONTROLS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("break_it", "robot", "says"), CONTROLS)
 def test_what_is_broken_is_found_and_found_again(require, break_it: Callable, robot: str, says: str):
     """Within an hour is the promise; all of these within minutes. And without the break the same seed holds."""
@@ -163,6 +166,7 @@ def test_what_is_broken_is_found_and_found_again(require, break_it: Callable, ro
     assert lived(robot, 3, failure.t_s + 1).failure is None
 
 
+@pytest.mark.slow
 def test_a_driver_that_believes_old_answers_is_found(require):
     require(SDKS["dynamixel"])
     assert lived("dynamixel", 4, 240, believes_old_answers).counts["untrue"] > 0

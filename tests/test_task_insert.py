@@ -94,6 +94,7 @@ def test_who_aims_beside_the_hole_or_nowhere_fails():
         assert not step.info["success"].any()
 
 
+@pytest.mark.slow
 def test_nobody_gets_into_a_hole_that_is_smaller_than_the_peg():
     # 30 ticks instead of 60, to save time: nearly twice what the clean expert needs where there is room.
     assert played(world(64, max_steps=30), "clean", 256) >= 0.97

@@ -87,6 +87,7 @@ def test_without_a_weight_on_q_it_imitates_by_least_squares():
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_it_finds_the_best_policy_that_the_data_supports():
     assert all(mdp.score(trained("td3_bc", seed, UPDATES).policy, greedy=True) > REACHED for seed in range(3))
 

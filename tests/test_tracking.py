@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from burnish.finetune.__main__ import DistillConfig, FinetuneConfig
+from burnish.finetune.__main__ import FinetuneConfig
+from burnish.finetune.distillation.__main__ import DistillConfig
 from burnish.offline.__main__ import OfflineConfig
 from burnish.policies.__main__ import PretrainConfig
 from burnish.policies.cli.cli import main

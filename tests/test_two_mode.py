@@ -30,6 +30,7 @@ def data(tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["flow", "shortcut", "diffusion", "least_squares"])
 def test_imitation_of_both_ways(policy, data, tmp_path):
     words = [f"policy={policy}", "experiment=two_mode", f"data={data}", f"out={tmp_path}/run", "trial.episodes=50"]

@@ -48,7 +48,8 @@ from ...policies.core.views import BaseEnv, Hidden, ResidualEnv
 from ...policies.gaussian import GaussianPolicy
 from ...policies.gymnasium_adapters import as_sb3
 from ...policies.nets.encoder import EncoderConfig, ObsEncoder
-from ..loops import Assembly, EpisodeStatistics
+from ..episode_statistics import EpisodeStatistics
+from ..loops import Assembly
 from ..methods.latent import latent_view, steerable
 
 if TYPE_CHECKING:

@@ -42,6 +42,7 @@ from ...policies.data.lerobot import fingerprint
 from ...policies.runs.interrupt import Stop, interruptible
 from ...policies.runs.manifest import parse, plain_yaml
 from ..build import require
+from ..table import ONLINE
 from . import free_baselines
 from .comparison import (
     BASE,
@@ -106,7 +107,7 @@ def compare(config: CompareConfig) -> int:
     task = config.task or (world.get("name") if isinstance(world, Mapping) else None)
     chosen = {each.label: each for each in (entrant(name, task, config.budget, execute) for name in config.methods)}
     for each in chosen.values():
-        require(each.method, base)
+        require(ONLINE[each.method](), base)
     if len(chosen) < len(config.methods):
         raise BurnishError(f"methods={','.join(config.methods)} names something twice, and one name is one row")
     if taken := [label for label in chosen if label in (BASE, *free_baselines.NAMES)]:

@@ -15,7 +15,8 @@ from ...policies.core.config import from_data
 from ...policies.core.errors import BurnishError, did_you_mean
 from ...policies.runs.manifest import plain_yaml
 from ...policies.runs.stored_world import plain_world
-from ..build import CHOICES, decision_ticks
+from ..build import decision_ticks
+from ..table import ONLINE
 
 MAIN = "import sys; from burnish.policies.cli.cli import main; sys.exit(main())"  # a verb in a process of its own
 
@@ -33,7 +34,7 @@ def entrant(name: str, task: str | None, budget: int, execute: int) -> Entrant:
     experiments, path = _experiments(task), Path(name)
     if name in experiments:
         text, words, label = experiments[name], [f"experiment={task}/{name}"], name
-    elif name in CHOICES:
+    elif name in ONLINE:
         text, words, label = f"defaults: [override /method: {name}]", [f"method={name}"], name
     elif path.suffix in (".yaml", ".yml") and path.is_file():
         text, label = path.read_text(encoding="utf-8"), path.stem
@@ -41,14 +42,14 @@ def entrant(name: str, task: str | None, budget: int, execute: int) -> Entrant:
     else:
         raise BurnishError(
             f"methods={name} is neither an experiment of {task}, nor a method, nor a YAML file; "
-            f"{did_you_mean(name, [*experiments, *CHOICES])}"
+            f"{did_you_mean(name, [*experiments, *ONLINE])}"
         )
     data = _parsed(text, name)
     method = next((word.removeprefix("method=") for word in _said(data, name) if word.startswith("method=")), None)
-    if method is None or method not in CHOICES:
+    if method is None or method not in ONLINE:
         raise BurnishError(f"{name} chooses no method: a line `- override /method: dsrl` under `defaults:` does")
-    given = {key: x for key, x in data.get("method", {}).items() if key in ("execute", "view")}
-    ticks = decision_ticks(from_data(CHOICES[method].config, given, "method"), execute)
+    given = {key: x for key, x in data.get("method", {}).items() if key in ("execute", "chunk", "view")}
+    ticks = decision_ticks(from_data(ONLINE[method], given, "method"), execute)
     return Entrant(label, method, words, -(-budget // ticks))
 
 

@@ -80,11 +80,6 @@ class DSRLConfig:
                 "record; use sac.execution=eager or variant=sac"
             )
 
-    @property
-    def reads_recordings(self) -> bool:
-        """Nobody knows the noise behind a recording, so only a critic of actions can use it."""
-        return self.variant is Variant.aliased
-
 
 def build(
     config: DSRLConfig,

@@ -17,26 +17,14 @@ from ...policies.build import build_policy
 from ...policies.compose import Repeated
 from ...policies.core.chunk import ChunkEnv
 from ...policies.core.errors import BurnishError
+from ...policies.core.rewards import RewardMap
 from ...policies.core.seed import derive
 from ...policies.core.spec import agent_spec
-from ...policies.core.types import Learner, Metrics, Obs, Source, Step, VecEnv
+from ...policies.core.types import Learner, Metrics, Obs, Source, VecEnv
 from ...policies.core.views import BaseEnv
-from ...policies.core.wrapper import Wrapper
 from ...policies.gaussian import GaussianConfig, GaussianPolicy
 from ..diagnostics import sampled
 from ..probe import Steerability, require_noise, require_steerable
-
-
-class RewardOffset(Wrapper):
-    """Each control tick costs ``offset``: a sparse reward of 1 becomes -1 until success."""
-
-    def __init__(self, env: VecEnv, offset: float) -> None:
-        super().__init__(env)
-        self.offset = offset
-
-    def step(self, action: Tensor, active: Tensor | None = None) -> Step:
-        step = self.env.step(action, active)
-        return step._replace(reward=step.reward - self.offset)
 
 
 def steerable(
@@ -58,7 +46,7 @@ def latent_view(
     reward_offset: float = 0.0,
     seed: int = 0,
 ) -> BaseEnv:
-    world = RewardOffset(env, reward_offset) if reward_offset else env
+    world = RewardMap(env, shift=-reward_offset) if reward_offset else env
     chunked = ChunkEnv(world, base.spec.execute, gamma)
     return BaseEnv(chunked, base, latent=latent, residual=residual, seed=derive(seed, "base"))
 

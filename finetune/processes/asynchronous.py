@@ -108,6 +108,10 @@ class Asynchronous:
         self._tally = self._fresh_tally()
 
     def iterate(self) -> Metrics:
+        if self.loop.pretrain:  # before anything is played
+            count = self.loop.to_study()
+            self.updates += count
+            return self.loop.learn(count)
         if not self._lives:
             self._begin()
         if count := self.loop.to_study():
@@ -228,8 +232,7 @@ class Asynchronous:
         """Made so far behind the warm-up, without the initial updates."""
         loop, worlds = self.loop, self.loop.env.num_envs
         warm = -(-loop.config.warmup // worlds) * worlds
-        studied = loop.config.initial_updates - loop.study
-        return (self.updates - studied) / max(1, loop.statistics.decisions - warm)
+        return (self.updates - loop.studied) / max(1, loop.statistics.decisions - warm)
 
     def report(self) -> Metrics:
         """Beside what every loop reports: the ratio that was reached, the updates between the weights that acted and

@@ -32,7 +32,8 @@ VERBS: dict[str, Verb] = {
     "offline": Verb("burnish.offline.__main__:offline", "improve a policy, or make one, from recordings with rewards"),
     "finetune": Verb("burnish.finetune.__main__:finetune", "refine a policy by letting it act"),
     "distill": Verb(
-        "burnish.finetune.__main__:distill", "several policies, or a refined one with its base, into a single policy"
+        "burnish.finetune.distillation.__main__:distill",
+        "several policies, or a refined one with its base, into a single policy",
     ),
     "compare": Verb(
         "burnish.finetune.compare.compare:compare", "every method from one checkpoint: same budget, same seeds"
@@ -127,6 +128,8 @@ def compose(verb: str, schema: type, groups: Mapping[str, Mapping[str, type]], o
     for group, kinds in groups.items():
         for name, kind in kinds.items():
             store.store(group=group, name=name + SCHEMA, node=kind)
+            if not resources.files("burnish.configs").joinpath(group, f"{name}.yaml").is_file():
+                store.store(group=group, name=name, node=kind)  # that of another package, which has no file here
     for word in overrides:
         if "=" not in word:
             raise BurnishError(f"{word!r} is not a setting; write key=value, and see `burnish {verb} --help`")
@@ -225,7 +228,8 @@ def usage(verb: str, composed: Any, groups: Mapping[str, Mapping[str, type]]) ->
 
 
 def choices(groups: Mapping[str, Mapping[str, type]]) -> dict[str, list[str]]:
-    """Group -> names of its YAML files; in a group of the verb only those that stand on one of its dataclasses."""
+    """Group -> names of its YAML files; in a group of the verb only those that stand on one of its dataclasses, and
+    behind them those of other packages."""
     from ..runs.manifest import plain_yaml
 
     found: dict[str, list[str]] = {}
@@ -248,6 +252,9 @@ def choices(groups: Mapping[str, Mapping[str, type]]) -> dict[str, list[str]]:
 
         kinds = groups.get(folder.name)
         names = sorted(name for name in texts if kinds is None or root(name) in kinds)
+        if kinds is not None:  # those of other packages have no file here
+            roots = {root(name) for name in texts}
+            names += [name for name in kinds if name not in roots]
         if folder.name == "experiment":  # those that choose a method are for the verbs that have one
             names = [name for name in names if ("override /method" in texts[name]) == ("method" in groups)]
         if names:

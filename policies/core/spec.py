@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -228,6 +228,22 @@ def agent_spec(env: EnvSpec, execute: int = 1, history: int = 1) -> PolicySpec:
         action_mode=env.action_mode,
         pixels=env.pixels,
     )
+
+
+@dataclass
+class ChunkConfig:
+    """The sizes of observations and chunks. A chunk begins ``start`` steps before now."""
+
+    horizon: int = 8  # actions in a chunk
+    execute: int = 4  # actions of each chunk that are played
+    start: int = 0  # position in the chunk of the first action that is played
+    history: int = 1  # observations that are stacked, the newest among them
+
+
+def chunk_spec(env: EnvSpec, chunk: ChunkConfig, limits: ActionSpec | None = None) -> PolicySpec:
+    """The spec of a policy that begins from nothing in ``env``, in chunks; ``limits`` are those of the actuators."""
+    spec = agent_spec(env, history=chunk.history)
+    return replace(spec, action=limits or spec.action, horizon=chunk.horizon, execute=chunk.execute, start=chunk.start)
 
 
 def check_compatible(policy: PolicySpec, env: EnvSpec) -> None:

@@ -241,6 +241,9 @@ class Learner(Protocol):
     def observe(self, obs: Obs) -> None:
         """Every observation that is about to be stored; a running normaliser reads it."""
 
+    def stored(self, replay: Any) -> None:
+        """Called after each row of decisions was stored; a column that is known only later is filled here."""
+
     def prior(self, replay: Any, recordings: Any) -> Any:
         """The memory that the prior share of each batch comes from; ``recordings`` is None where there are none."""
         return recordings

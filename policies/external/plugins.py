@@ -32,17 +32,13 @@ class CallableConfig:
 class InstalledPolicy:
     def __init__(self, config: CallableConfig, world: EnvSpec) -> None:
         self.config, self.world = config, world
-        entry = _entry(config.name)
-        try:
-            make = entry.load()
-        except (ImportError, AttributeError) as error:
-            raise BurnishError(f"policy.name={config.name} leads to {entry.value}, which is broken: {error}") from error
+        make = loaded(GROUP, config.name, "policy.name", "a policy")
         self._policy: Policy = make(world)
         spec = getattr(self._policy, "spec", None)
         if not isinstance(spec, PolicySpec) or not hasattr(self._policy, "act"):
             raise BurnishError(
-                f"{entry.value} made a {type(self._policy).__name__}, which is no policy: it needs act and a "
-                "PolicySpec as spec; wrap a function in burnish.policies.external.policy.CallablePolicy"
+                f"policy.name={config.name} made a {type(self._policy).__name__}, which is no policy: it needs act and "
+                "a PolicySpec as spec; wrap a function in burnish.policies.external.policy.CallablePolicy"
             )
         self.spec = spec
 
@@ -60,14 +56,23 @@ class InstalledPolicy:
         return checked(answer, (len(first), *self.spec.chunk_shape), first.device).clamp(-1, 1)
 
 
-def _entry(name: str) -> EntryPoint:
-    entries = entry_points(group=GROUP)
+def loaded(group: str, name: str, setting: str, what: str) -> Any:
+    """The object that an installed package announces under ``name``; ``setting`` is the one that names it."""
+    entry = _entry(group, name, setting, what)
+    try:
+        return entry.load()
+    except (ImportError, AttributeError) as error:
+        raise BurnishError(f"{setting}={name} leads to {entry.value}, which is broken: {error}") from error
+
+
+def _entry(group: str, name: str, setting: str, what: str) -> EntryPoint:
+    entries = entry_points(group=group)
     found = {entry.value: entry for entry in entries if entry.name == name}
     if not found:
         raise BurnishError(
-            f"no installed package announces a policy as {name!r} (entry points of the group {GROUP}); "
+            f"no installed package announces {what} as {name!r} (entry points of the group {group}); "
             f"{did_you_mean(name, entries.names)}"
         )
     if len(found) > 1:
-        raise BurnishError(f"policy.name={name} is ambiguous: it is {' and '.join(sorted(found))}; uninstall one")
+        raise BurnishError(f"{setting}={name} is ambiguous: it is {' and '.join(sorted(found))}; uninstall one")
     return next(iter(found.values()))

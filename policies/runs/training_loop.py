@@ -18,19 +18,21 @@ def drive(
     log_every: int,
     save_every: int,
     eval_every: int = 0,
+    eval_after: int = 0,
     evaluate: Callable[[int], Metrics] | None = None,
     report: Callable[[], Metrics] | None = None,
 ) -> bool:
     """Call ``step`` until ``total``; False if it was interrupted (saved; resuming continues exactly).
 
-    ``children`` gives what a checkpoint holds. ``eval_every`` 0 evaluates at the end only; an evaluation is logged.
+    ``children`` gives what a checkpoint holds. ``eval_every`` 0 evaluates at the end only, and after step
+    ``eval_after``; an evaluation is logged.
     ``report`` is asked for more whenever something is logged: what is too dear, or adds up, between two lines.
     """
     finished = run.start >= total
     for number in run.steps(total):
         metrics = step()
         last = number == total
-        exam = last or (eval_every > 0 and number % eval_every == 0)
+        exam = last or number == eval_after or (eval_every > 0 and number % eval_every == 0)
         if exam and evaluate is not None:
             with run.watch("exams"):
                 metrics = {**metrics, **evaluate(number)}

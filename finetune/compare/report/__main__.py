@@ -17,7 +17,7 @@ from ....policies.core.errors import BurnishError
 from ....policies.core.files import named, replace
 from ....sim.build import ENVS
 from ...__main__ import ACTING, FinetuneConfig
-from ...build import CHOICES
+from ...table import ONLINE
 from .page import comparison_page, pooled_page, run_page
 from .read import RunFolder, command_in, read_comparison, read_run
 
@@ -60,10 +60,10 @@ def command_of(run: RunFolder) -> str | None:
     config, method = dict(run.config), run.method
     config.pop("identity", None)
     known = {f.name for f in fields(FinetuneConfig)}  # of which an older run may lack some
-    if method not in CHOICES or not {"policy", "method", "env"} <= set(config) <= known:
+    if method is None or method not in ONLINE or not {"policy", "method", "env"} <= set(config) <= known:
         return None
     words = [*_policy(config.pop("policy")), f"method={method}"]
-    words += _changes("method", to_data(CHOICES[method].config()), config.pop("method"))
+    words += _changes("method", to_data(ONLINE[method]()), config.pop("method"))
     world = config.pop("env")
     if world is not None:  # else it is that of the policy
         if run.world not in ENVS:

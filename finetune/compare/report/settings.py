@@ -6,14 +6,12 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ....offline.build import OFFLINE
 from ....policies.core.config import differences, to_data
-from ...build import CHOICES
+from ...table import OFFLINE, ONLINE
 from .read import RunFolder
 
 # What every run has for itself, and what only says where and how fast it ran.
 OWN = ("seed", "out", "resume", "threads", "device", "identity", "method", "policy.path")
-TABLES = {**CHOICES, **OFFLINE}
 
 
 class Change(NamedTuple):
@@ -34,9 +32,10 @@ class Table(NamedTuple):
 
 def from_defaults(run: RunFolder) -> list[Change] | str:
     """The settings of a run's method, or a sentence that says why they are unknown."""
-    if run.method not in TABLES:
+    table = ONLINE if "total" in run.config else OFFLINE
+    if run.method is None or run.method not in table:
         return "the defaults of this kind of run are not known here; its config.yaml holds every setting."
-    usual, mine = to_data(TABLES[run.method].config()), run.config.get("method")
+    usual, mine = to_data(table[run.method]()), run.config.get("method")
     found = [Change(f"method.{name}", shown(a), shown(b)) for name, a, b in differences(usual, mine)]
     return found or "every setting is as it is by default."
 

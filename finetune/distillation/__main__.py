@@ -1,0 +1,166 @@
+"""Entry point: ``burnish distill``. Teachers and a student."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from omegaconf import MISSING
+
+from ...offline.__main__ import identity_of
+from ...policies.__main__ import WORLDS, TrialConfig, origin_of, say, world_for
+from ...policies.__main__ import prepare as prepare_machine
+from ...policies.build import POLICIES, CheckpointConfig, load_policy
+from ...policies.cli.cli import main
+from ...policies.controllers import controller_for
+from ...policies.core.config import require_least, to_data
+from ...policies.core.errors import BurnishError
+from ...policies.core.scale import ScaledEnv
+from ...policies.data.episodes import Episodes
+from ...policies.data.lerobot import read_lerobot
+from ...policies.flow import FlowConfig
+from ...policies.imitate import ImitateConfig, ImitationLearner, imitate
+from ...policies.measure.evaluate import Evaluation, evaluate, evaluation_seeds
+from ...policies.runs.interrupt import interruptible
+from ...policies.runs.run import Run
+from ...sim.collect import stream
+from ..methods.distill import Distillation, innermost, student_of
+from ..people.teachers import (
+    Keep,
+    StudentChunk,
+    Teacher,
+    against,
+    record,
+    require_at_home,
+    require_rounds,
+    scenes,
+    shared_spec,
+    student_spec,
+)
+
+GROUPS: dict[str, dict[str, Mapping[str, type]]] = {
+    "distill": {
+        "policy": {name: kind.config for name, kind in POLICIES.items()} | {"checkpoint": CheckpointConfig},
+        "env": WORLDS,
+    },
+}
+
+
+@dataclass
+class DistillConfig:
+    teachers: list[str] = MISSING  # what refinement (or pretraining) left behind: run folders
+    env: Any = None  # where all of them play; by default each in the world that it was trained for
+    policy: Any = None  # the student; null: a fresh flow, or the teacher's base where consolidate=true
+    episodes: int = 400  # that each teacher plays, and the student in each round with each teacher
+    keep: Keep = Keep.successes  # which episodes of the teachers are imitated
+    keys: list[str] = field(default_factory=list)  # what a fresh student sees; empty: all that the worlds show
+    chunk: StudentChunk = field(default_factory=StudentChunk)  # of a fresh student
+    rounds: int = 0  # DAgger: the student plays, the teachers relabel, and it learns for train.steps more
+    consolidate: bool = False  # the base of the one teacher learns to do by itself what was put together
+    train: ImitateConfig = field(default_factory=ImitateConfig)  # imitation by the student
+    trial: TrialConfig = field(default_factory=TrialConfig)  # evaluations during training and at the end
+    worlds: int = 50  # stepped at once
+    out: str = "runs/student"  # folder of the run
+    track: list[str] = field(default_factory=list)  # besides JSONL and TensorBoard: wandb, trackio, rerun
+    seed: int = 0  # of every random draw
+    device: str = "cpu"  # where networks run: cpu, cuda, cuda:1
+    threads: int = 0  # 0: as torch chooses
+    resume: bool = False  # continue the run that an interrupted call left at out=
+
+    def __post_init__(self) -> None:
+        require_least(self, {"episodes": 1, "worlds": 1, "rounds": 0})
+        if not self.teachers or len(set(self.teachers)) < len(self.teachers):
+            raise BurnishError(f"teachers={self.teachers} must name at least one policy, and none twice")
+        if self.consolidate and (len(self.teachers) > 1 or self.rounds or self.policy is not None):
+            raise BurnishError("consolidate=true trains the base of one teacher; leave out policy=, rounds= and others")
+        fresh = not self.consolidate and not isinstance(self.policy, CheckpointConfig)
+        if not fresh and (self.keys or self.chunk != StudentChunk()):
+            raise BurnishError("keys= and chunk= are of a fresh student; one that was trained before keeps its own")
+
+
+def distill(config: DistillConfig) -> int:
+    device, out = prepare_machine(config.device, config.threads), Path(config.out)
+    teachers = [_teacher(path, config, device) for path in config.teachers]
+    spec = shared_spec(teachers)
+    if config.consolidate:
+        student, fresh = innermost(teachers[0].policy, teachers[0].name), False
+    else:
+        made = student_spec(spec, config.keys, config.chunk, teachers[0].policy.spec)
+        student, fresh = student_of(config.policy or FlowConfig(), made, seed=config.seed, device=device)
+    require_at_home(student.spec, spec)
+    if config.rounds:
+        require_rounds(student.spec, teachers)
+    identity = {"teachers": [identity_of(CheckpointConfig(path)) for path in config.teachers]}
+    if isinstance(config.policy, CheckpointConfig):
+        identity["policy"] = [identity_of(config.policy)]
+    world = teachers[0].world if all(teacher.world == teachers[0].world for teacher in teachers) else None
+    about = {"env": world, "keep": config.keep.name, "seed": config.seed, "identity": identity}
+
+    def relabelled(number: int, playing: Any) -> Episodes:
+        folder = out / f"round_{number:02d}"
+        if playing is not None:
+            plays = scenes(teachers, config.episodes, seed=config.seed, round=number, student=playing)
+            record(folder, spec, about | {"round": number}, plays, stream)
+        return read_lerobot(folder)
+
+    settings = to_data(config) | {"identity": identity}
+    free = {"resume", "threads", "out", "track", "teachers", "policy.path"}
+    with Run(out, settings, resume=config.resume, changeable=free, progress_every_s=10, trackers=config.track) as run:
+        if run.start == 0:
+            plays = scenes(teachers, config.episodes, seed=config.seed)
+            with interruptible() as stop:
+                whole = record(out / "data", spec, about, plays, stream, keep=config.keep, stop=lambda: stop.requested)
+            if not whole:
+                say("stopped while the teachers were playing; continue with resume=true")
+                return 130
+        episodes = read_lerobot(out / "data")
+        say(f"{out / 'data'}: {len(episodes)} episodes kept of {config.episodes * len(teachers)}")
+        learner = Distillation(
+            student,
+            episodes,
+            config.train,
+            fit=fresh,
+            asked=teachers[0].policy if config.consolidate else None,
+            rounds=config.rounds,
+            relabelled=relabelled,
+            seed=config.seed,
+            device=device,
+        )
+        if run.start >= learner.config.steps:
+            say(f"{out} has reached its {learner.config.steps} steps already; nothing is trained")
+        origin = {"env": world, "teachers": config.teachers, "worlds": [teacher.world for teacher in teachers]}
+        trial = against(teachers, _examined(config.trial, device), say)
+        # What `imitate` asks of a learner, a distillation has.
+        finished = imitate(cast(ImitationLearner, learner), run, evaluate=trial, origin=origin)
+    if not finished:
+        say(f"stopped at step {learner.step} of {learner.config.steps}; continue with resume=true")
+        return 130
+    where = "" if world is not None and config.env is None else " env=..."
+    say(f"policy: {out}  (burnish evaluate policy.path={out} against={config.teachers[0]}{where})")
+    return 0
+
+
+def _teacher(path: str, config: DistillConfig, device: torch.device) -> Teacher:
+    policy, origin = load_policy(path, device)
+    world = origin_of(config.env) or origin.get("env") or {}
+    view = world_for(policy.spec, world or None, min(config.worlds, config.episodes), device)
+    return Teacher(path, policy, world, cast(ScaledEnv, view).env)
+
+
+def _examined(config: TrialConfig, device: torch.device) -> Callable[[Any, dict[str, Any]], Evaluation]:
+    """An evaluation of a policy in a world, on seeds kept for selection."""
+    seeds = evaluation_seeds(config.episodes, stream="select")
+
+    def examine(policy: Any, world: dict[str, Any]) -> Evaluation:
+        env = world_for(policy.spec, world, min(config.worlds, config.episodes), device)
+        return evaluate(env, controller_for(policy, env.num_envs, greedy=config.greedy, device=device), seeds)
+
+    return examine
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""Statistics of what was played: decisions, control ticks, and the episodes that ended since the last report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..policies.core.types import Metrics, Outcome
+
+
+class EpisodeStatistics:
+    """Counts what was played, and the episodes that ended since the last report."""
+
+    def __init__(self, num_envs: int, device: torch.device) -> None:
+        self.decisions = 0
+        self.ticks = torch.zeros((), dtype=torch.int64, device=device)
+        self._running = torch.zeros(2, num_envs, dtype=torch.float64, device=device)  # reward, ticks of this episode
+        self._sums = torch.zeros(5, dtype=torch.float64, device=device)  # episodes, reward, ticks, successes, failures
+        self._won = torch.zeros(num_envs, dtype=torch.bool, device=device)
+        self._reports_success = False
+        self._hands = torch.zeros(2, dtype=torch.int64, device=device)  # ticks that others played, of so many
+
+    def note(self, outcome: Outcome) -> None:
+        self.decisions += len(outcome.reward)
+        self.ticks += outcome.steps.sum()
+        self._running += torch.stack([outcome.reward, outcome.steps])
+        if "success" in outcome.info:
+            self._reports_success = True
+            self._won |= outcome.info["success"].bool()
+        if "intervened" in outcome.info:
+            self._hands += torch.stack([outcome.info["intervened"].sum(), outcome.steps.sum()])
+        ended = outcome.ended
+        failed = outcome.terminated & ~self._won
+        facts = torch.stack([torch.ones_like(self._running[0]), *self._running, self._won.double(), failed.double()])
+        self._sums += (facts * ended).sum(1)
+        self._running *= ~ended
+        self._won &= ~ended
+
+    def abandon(self) -> None:
+        """The episodes in progress will not be continued, and count as nothing."""
+        self._running.zero_()
+        self._won.zero_()
+
+    def report(self) -> Metrics:
+        """Means over the episodes since the last report; "reward" is discounted within each chunk only, and "failure"
+        is an end without success before the time is over; "intervened" is the share of the ticks since then that
+        somebody else played, where the world says who did."""
+        metrics: Metrics = {"decisions": self.decisions, "control_steps": self.ticks}
+        count, reward, ticks, successes, failures = self._sums.tolist()
+        if count:
+            metrics |= {"episode/count": count, "episode/reward": reward / count, "episode/length": ticks / count}
+            if self._reports_success:
+                metrics |= {"episode/success": successes / count, "episode/failure": failures / count}
+        self._sums.zero_()
+        theirs, known = self._hands.tolist()
+        if known:
+            metrics["intervened"] = theirs / known
+            self._hands.zero_()
+        return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        kept = {name: getattr(self, f"_{name}").clone() for name in ("running", "sums", "won", "hands")}
+        return {"decisions": self.decisions, "ticks": self.ticks.clone(), "success": self._reports_success, **kept}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.decisions, self._reports_success = int(state["decisions"]), bool(state["success"])
+        self.ticks = state["ticks"].clone()
+        self._running, self._sums, self._won = (state[name].clone() for name in ("running", "sums", "won"))
+        self._hands = state.get("hands", torch.zeros_like(self._hands)).clone()  # older states do not know of it

@@ -1,0 +1,107 @@
+"""A method as a row of the table (`table.py`): its settings, how it is built, and the facts that the loops read.
+
+A method of another package is the same row, announced as an entry point and read when it is asked for:
+
+    [project.entry-points."burnish.methods"]
+    my_method = "my_package.my_method:METHOD"        # METHOD = Method("one line about it", ...)
+
+It is then chosen by ``method=my_method``. A name in the table cannot be taken over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from importlib import import_module
+from typing import Any
+
+from .people.intervened_rows import InterventionUse
+
+Builder = str | Callable[..., Any]  # a function, or "module:function", relative to `burnish.finetune`
+
+
+class Phase(Enum):
+    offline = "offline"  # `burnish offline`: from recordings alone
+    online = "online"  # `burnish finetune`: from what is played, with recordings or without
+
+
+class Needs(Enum):
+    """A requirement of a base; the value completes "needs a policy that ..."."""
+
+    chain = "exposes its generation chain"
+    flow = "is a flow"
+    noise = "takes its noise from outside"
+    imitator = "can go on imitating"
+    actions = "acts"
+    gaussian = "is a Gaussian, or none at all"
+    squashed = "is a Gaussian squashed by tanh, or none at all"
+    trainable = "can go on imitating, or none at all"
+    denoiser = "makes its chunk of noise and can go on imitating, or none at all"
+    view = "its view asks for, or none at all"  # the method itself knows its views, and refuses
+
+    @property
+    def optional(self) -> bool:
+        return self.value.endswith("or none at all")
+
+
+class Recorded(Enum):
+    """The use of recordings that are given as prior data."""
+
+    unused = "unused"
+    played = "played"  # decisions of the base's kind
+    corrections = "corrections"  # what the base would have had to be corrected by
+    executed = "executed"  # what was executed, with no noise behind it
+
+
+class Ticks(Enum):
+    """The control ticks of one decision, which only an end cuts short."""
+
+    base = "those of the base's chunk; without a base, those of its own"
+    own = "those of its own chunk"
+    one = "one"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A row. ``build(config, base, env, *, seed, device, ...)`` makes the view and the learner of the online phase.
+    ``learner(config, policy, *, seed, device)`` makes a learner that needs no world, for the offline phase; online it
+    goes on by itself (`methods/offline_to_online.py`) unless ``build`` is given too. Each phase has its own settings,
+    because one without a world has no use for a loop."""
+
+    doc: str  # one line
+    config: type | None = None  # the settings of the online phase; None: it has none
+    build: Builder = ""
+    offline: type | None = None  # the settings of the offline phase; None: it has none
+    learner: Builder = ""
+    needs: Needs = Needs.actions  # of the base
+    recordings: Recorded = Recorded.unused
+    why_unused: str = "learns from its own decisions alone"
+    returns: bool = False  # recordings bring the return that was earned behind each decision
+    interventions: InterventionUse = InterventionUse.left_out
+    ticks: Ticks = Ticks.base
+    steers: bool = False  # it moves the noise of the base, which is probed first
+    library: bool = False  # an algorithm of another library, with its own loop and memory
+    varies: Callable[[Any, Method], Method] | None = None  # (settings, row) -> row: facts that depend on the settings
+
+    @property
+    def phases(self) -> frozenset[Phase]:
+        given = {Phase.online: self.config, Phase.offline: self.offline}
+        return frozenset(phase for phase, config in given.items() if config is not None)
+
+    def settings(self, phase: Phase) -> type | None:
+        return self.config if phase is Phase.online else self.offline
+
+    def told(self, config: Any) -> Method:
+        """The row as it is with these settings."""
+        return self if self.varies is None else self.varies(config, self)
+
+    def changed(self, **facts: Any) -> Method:
+        return replace(self, **facts)
+
+
+def resolved(build: Builder) -> Callable[..., Any]:
+    if not isinstance(build, str):
+        return build
+    module, _, function = build.partition(":")
+    return getattr(import_module(module, __package__), function)

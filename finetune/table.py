@@ -1,0 +1,280 @@
+"""The table of methods: a method of ours joins by one row here, one of another package by an entry point (`method.py`).
+
+A base is asked for what a method uses and for nothing else, so a server of another's policy is refined by every method
+that only needs actions.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+from ..offline.cql import CQLConfig
+from ..offline.fql import FQLConfig
+from ..offline.iql import IQLConfig
+from ..offline.q_chunking import QChunkingConfig
+from ..offline.td3_bc import TD3BCConfig
+from ..policies.core.errors import BurnishError, did_you_mean, plain
+from .baselines.sb3 import SB3Config, View
+from .method import Method, Needs, Phase, Recorded, Ticks
+from .methods.dppo import DPPOConfig
+from .methods.dsrl import DSRLConfig, Variant
+from .methods.expo import EXPOConfig
+from .methods.flow_sde import FlowSDEConfig
+from .methods.gaussian_ppo import GaussianPPOConfig
+from .methods.offline_to_online import OnlineCQL, OnlineFQL, OnlineIQL, OnlineQChunking, OnlineTD3BC
+from .methods.reinflow import ReinFlowConfig
+from .methods.residual_ppo import ResidualPPOConfig
+from .methods.residual_td3 import ResidualTD3Config
+from .methods.rfs import RFSConfig
+from .methods.rlpd import RLPDConfig
+from .methods.rpd import RPDConfig
+from .people.dagger import DAggerConfig
+from .people.intervened_rows import InterventionUse
+from .people.rlif import RLIFConfig
+
+GROUP = "burnish.methods"
+
+
+def _dsrl(config: DSRLConfig, row: Method) -> Method:
+    if config.variant is Variant.aliased:
+        return row
+    why = (
+        f"with method.variant={config.variant.value} learns from its own decisions alone, because nobody knows the "
+        "noise behind a recording; take method.variant=aliased"
+    )
+    return row.changed(recordings=Recorded.unused, interventions=InterventionUse.left_out, why_unused=why)
+
+
+def _sb3(config: SB3Config, row: Method) -> Method:
+    latent = config.view is View.latent
+    return row.changed(ticks=Ticks.base if latent else Ticks.one, steers=latent)
+
+
+def _iql(config: IQLConfig, row: Method) -> Method:
+    return row.changed(needs=Needs.imitator) if config.frozen else row
+
+
+def _cql(config: CQLConfig, row: Method) -> Method:
+    return row.changed(returns=config.calibrate)
+
+
+def _offline(name: str, config: type, online: type, needs: Needs, doc: str, **facts: Any) -> Method:
+    return Method(
+        doc=doc,
+        config=online,
+        offline=config,
+        learner=f"..offline.{name}:build",
+        needs=needs,
+        recordings=Recorded.played,
+        interventions=InterventionUse.executed,
+        **facts,
+    )
+
+
+METHODS_OF_OURS: dict[str, Method] = {
+    "dppo": Method(
+        doc="PPO through the last steps of a diffusion or flow",
+        config=DPPOConfig,
+        build=".methods.dppo:build",
+        needs=Needs.chain,
+    ),
+    "reinflow": Method(
+        doc="PPO on a flow with learnt noise, dropped later",
+        config=ReinFlowConfig,
+        build=".methods.reinflow:build",
+        needs=Needs.flow,
+    ),
+    "flow_sde": Method(
+        doc="PPO on one random step of a flow made an SDE",
+        config=FlowSDEConfig,
+        build=".methods.flow_sde:build",
+        needs=Needs.flow,
+    ),
+    "gaussian_ppo": Method(
+        doc="plain PPO, refining or from scratch",
+        config=GaussianPPOConfig,
+        build=".methods.gaussian_ppo:build",
+        needs=Needs.gaussian,
+    ),
+    "residual_ppo": Method(
+        doc="PPO on a bounded correction per tick",
+        config=ResidualPPOConfig,
+        build=".methods.residual_ppo:build",
+        ticks=Ticks.one,
+    ),
+    "rpd": Method(
+        doc="PPO on a small student near a large teacher",
+        config=RPDConfig,
+        build=".methods.rpd:build",
+        ticks=Ticks.own,
+    ),
+    "dsrl": Method(
+        doc="SAC in the noise of a base that stays as it is",
+        config=DSRLConfig,
+        build=".methods.dsrl:build",
+        needs=Needs.noise,
+        recordings=Recorded.executed,
+        interventions=InterventionUse.executed,
+        steers=True,
+        varies=_dsrl,
+    ),
+    "residual_td3": Method(
+        doc="TD3 or SAC on a bounded correction per tick",
+        config=ResidualTD3Config,
+        build=".methods.residual_td3:build",
+        recordings=Recorded.corrections,
+        ticks=Ticks.one,
+    ),
+    "rfs": Method(
+        doc="noise and a correction of the chunk, chosen together",
+        config=RFSConfig,
+        build=".methods.rfs:build",
+        needs=Needs.noise,
+        steers=True,
+    ),
+    "expo": Method(
+        doc="the best of edited draws; the base only imitates",
+        config=EXPOConfig,
+        build=".methods.expo:build",
+        needs=Needs.imitator,
+        recordings=Recorded.played,
+        interventions=InterventionUse.executed,
+    ),
+    "rlpd": Method(
+        doc="SAC or TD3, half of each batch recordings",
+        config=RLPDConfig,
+        build=".methods.rlpd:build",
+        needs=Needs.squashed,
+        recordings=Recorded.played,
+        interventions=InterventionUse.executed,
+    ),
+    "rlif": Method(
+        doc="RLPD with a reward of -1 where the expert takes over: expert=",
+        config=RLIFConfig,
+        build=".people.rlif:build",
+        needs=Needs.squashed,
+        recordings=Recorded.played,
+        interventions=InterventionUse.taught,
+    ),
+    "dagger": Method(
+        doc="imitates an expert who takes over",
+        config=DAggerConfig,
+        build=".people.dagger:build",
+        needs=Needs.imitator,
+        recordings=Recorded.played,
+        interventions=InterventionUse.taught,
+    ),
+    "iql": _offline(
+        "iql",
+        IQLConfig,
+        OnlineIQL,
+        Needs.trainable,
+        "expectile values; weighted imitation, or the best of n draws of a flow",
+        varies=_iql,
+    ),
+    "cql": _offline(
+        "cql", CQLConfig, OnlineCQL, Needs.squashed, "conservative SAC; with calibrate=true Cal-QL", varies=_cql
+    ),
+    "td3_bc": _offline(
+        "td3_bc", TD3BCConfig, OnlineTD3BC, Needs.squashed, "TD3 that stays near the data; the simplest"
+    ),
+    "fql": _offline(
+        "fql",
+        FQLConfig,
+        OnlineFQL,
+        Needs.denoiser,
+        "a flow imitates, a one-step policy distils it and climbs the critic",
+    ),
+    "q_chunking": _offline(
+        "q_chunking",
+        QChunkingConfig,
+        OnlineQChunking,
+        Needs.trainable,
+        "a flow imitates whole chunks; the best of its draws by a critic of chunks acts and is backed up",
+    ),
+    "sb3": Method(
+        doc="SB3 as it is: view=residual|latent|plain",
+        config=SB3Config,
+        build=".baselines.sb3:build",
+        needs=Needs.view,
+        library=True,
+        varies=_sb3,
+    ),
+}
+
+
+class Table(Mapping[str, Method]):
+    """Our rows, and those that installed packages announce. These are imported when one of them, or all, is asked for;
+    one that cannot be imported is left out with a line on standard error."""
+
+    def __init__(self, ours: Mapping[str, Method]) -> None:
+        self.ours = ours
+        self._installed: dict[str, Method] | None = None
+
+    def __getitem__(self, name: str) -> Method:
+        return self.ours[name] if name in self.ours else self.installed()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*self.ours, *self.installed()))
+
+    def __len__(self) -> int:
+        return len(self.ours) + len(self.installed())
+
+    def installed(self) -> dict[str, Method]:
+        if self._installed is None:
+            self._installed = {}
+            for entry in entry_points(group=GROUP):
+                try:
+                    row = entry.load()
+                    if not isinstance(row, Method) or not row.phases:
+                        raise TypeError("is no burnish.finetune.method.Method with settings for a phase")
+                    if entry.name in {**self.ours, **self._installed}:
+                        raise TypeError("has the name of another method")
+                except Exception as error:  # it is another's code, and may raise anything
+                    text = plain(str(error) or type(error).__name__)
+                    sys.stderr.write(f"burnish: method={entry.name} ({entry.value}) is left out: {text}\n")
+                    continue
+                self._installed[entry.name] = row
+        return self._installed
+
+
+METHODS = Table(METHODS_OF_OURS)
+
+
+class Settings(Mapping[str, type]):
+    """Method -> its settings in ``phase``: the group ``method=`` of the command line."""
+
+    def __init__(self, phase: Phase, table: Mapping[str, Method] = METHODS) -> None:
+        self.phase, self.table = phase, table
+
+    def __getitem__(self, name: str) -> type:
+        config = self.table[name].settings(self.phase)
+        if config is None:
+            raise KeyError(name)
+        return config
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, row in self.table.items() if self.phase in row.phases)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+ONLINE, OFFLINE = Settings(Phase.online), Settings(Phase.offline)
+
+
+def method_name(config: Any, phase: Phase = Phase.online) -> str:
+    settings = ONLINE if phase is Phase.online else OFFLINE
+    for name, kind in settings.items():
+        if type(config) is kind:
+            return name
+    what = "a refinement" if phase is Phase.online else "an offline method"
+    raise BurnishError(f"{type(config).__name__} is not the configuration of {what}; {did_you_mean('', settings)}")
+
+
+def method_of(config: Any, phase: Phase = Phase.online) -> Method:
+    """The row of these settings, with the facts that depend on them."""
+    return METHODS[method_name(config, phase)].told(config)

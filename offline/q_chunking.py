@@ -1,0 +1,129 @@
+"""Q-chunking: a chunk is one action. A flow imitates the chunks, and the best of its draws by the critic is played.
+
+Li et al. 2025 (Q-chunking, arXiv 2507.07969), "QC": the critic regresses Q(s, a_1..h) on the discounted sum of the h
+rewards and gamma^h times the target critic of the best of ``count`` draws of the flow at s'. Since the chunk was played
+as a whole, this backup over h steps is unbiased without any correction for another policy. The flow is trained by
+imitation alone; no gradient of the critic reaches it. What is deployed is the best of ``count`` draws. The same with
+FQL's one-step policy in place of the best draw, "QC-FQL", is ``method=fql`` with a chunk; with a chunk of one action
+this is the best of n (BFN).
+
+Order. Both losses are taken at the parameters before the update and stepped together; then the target critic follows.
+
+**Departures.** The best draw at s' is chosen by the members' minimum, as the deployed policy chooses; targets take the
+same minimum over the target critic (published: the mean of two, the minimum for some tasks: ``heads``). Rows whose
+chunk a truncation cut short train no critic, and the flow by what was played of them. The published critic has layer
+norm and four layers of 512 with GELU, as here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..policies.compose import BestOf
+from ..policies.core.execute import Execution, execution
+from ..policies.core.ranges import check_ranges
+from ..policies.core.seed import generator as named_generator
+from ..policies.core.types import Learner, Metrics, Obs, Source
+from ..policies.flow import FlowConfig
+from ..policies.nets.critic import CriticConfig
+from ..policies.nets.mlp import Activation
+from ..policies.runs.module_state import restore, state_of
+from .actors import PolicyActor, trainable_imitator
+from .critics import adopt_normalizers, fresh_critic, spread
+from .descent import adam, descend
+from .fql import Heads, large_flow
+from .imitation import imitation_chunk, neighbours, played_around
+from .td import chunk_weight, td_target
+
+
+@dataclass
+class QChunkingConfig:
+    count: int = 32  # draws of which the best is played, and backed up
+    heads: Heads = Heads.mean  # what targets take of the critic's members
+    lr: float = 3e-4  # learning rate of everything
+    tau: float = 0.005  # share by which target networks follow, at every update
+    flow: FlowConfig = field(default_factory=large_flow)  # the flow that imitates
+    # the Q network
+    critic: CriticConfig = field(
+        default_factory=lambda: CriticConfig(hidden=[512, 512, 512, 512], activation=Activation.gelu)
+    )
+    execution: Execution = Execution.eager  # eager, or compiled, or CUDA graphs
+
+    def __post_init__(self) -> None:
+        check_ranges(self, count="[1, inf)", lr="(0, inf)", tau="(0, 1]")
+
+    @property
+    def policy(self) -> FlowConfig:
+        """The policy where none is given."""
+        return self.flow
+
+
+class QChunking(Learner):
+    """``flow`` imitates; ``policy`` is the best of its draws."""
+
+    def __init__(
+        self, flow: Any, config: QChunkingConfig, *, seed: int = 0, device: torch.device | str = "cpu"
+    ) -> None:
+        self.flow, self.config = flow.to(device), config
+        self.critic = fresh_critic(flow.spec, config.critic, seed=seed, device=device)
+        adopt_normalizers(self.critic, flow)
+        self.policy = BestOf(flow, self.critic.online, config.count)
+        self.actor = PolicyActor(self.policy)
+        self.around = neighbours(flow.spec)
+        self.noise = named_generator(seed, "noise", device=device)
+        trained = [p for part in (self.critic.online, flow) for p in part.parameters() if p.requires_grad]
+        self.optimizer = adam(trained, config.lr, config.execution)
+        self._parts = {"flow": flow, "critic": self.critic, "optimizer": self.optimizer, "noise": self.noise}
+        self._step = execution(self._descend, config.execution, device=device, generators=[self.noise])
+
+    def update(self, source: Source) -> Metrics:
+        batch = source.sample(around=self.around)
+        columns = {name: batch[name] for name in ("action", "reward", "discount", "terminated", "steps")}
+        return self._step(batch["obs"], batch["next_obs"], columns, played_around(batch))
+
+    def q_values(self, batch: dict[str, Any]) -> Tensor:
+        return self.critic(batch["obs"], batch["action"]).mean(0)
+
+    @torch.no_grad()
+    def target(self, next_obs: Obs, columns: dict[str, Tensor]) -> Tensor:
+        """(B,): reward + discount * target critic of the best draw at ``next_obs``."""
+        draws = self.policy.candidates(next_obs, generator=self.noise)  # (B, M, H, A)
+        spec = self.flow.spec
+        executed = draws[:, :, spec.start : spec.start + spec.execute]
+        best = self.critic.online(next_obs, executed).amin(0).argmax(1)
+        chosen = executed[torch.arange(len(best), device=best.device), best]
+        return td_target(
+            columns["reward"], columns["discount"], self.config.heads(self.critic.target(next_obs, chosen))
+        )
+
+    def _descend(self, obs: Obs, next_obs: Obs, columns: dict[str, Tensor], around: dict[str, Tensor]) -> Metrics:
+        spec, online, action = self.flow.spec, self.critic.online, columns["action"]
+        target = self.target(next_obs, columns)
+        told = chunk_weight(columns["terminated"], columns["steps"], spec.execute)
+        critic_loss, q = online.loss(online.encode(obs), action, target, told)
+        chunk, real = imitation_chunk(spec, action, columns["steps"], around)
+        flow_loss = self.flow.bc_loss(obs, chunk, mask=real, generator=self.noise).mean()
+        descend(self.optimizer, critic_loss + flow_loss)
+        self.critic.follow(self.config.tau)
+        q = q.detach()
+        return {
+            "critic_loss": critic_loss.detach(),
+            "flow_loss": flow_loss.detach(),
+            "target": target.mean(),
+            "q": q.mean(),
+            "q/spread": spread(q),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return state_of(self._parts)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        restore(self._parts, state)
+
+
+def build(config: QChunkingConfig, policy: Any, *, seed: int = 0, device: torch.device | str = "cpu") -> QChunking:
+    return QChunking(trainable_imitator(policy, "Q-chunking"), config, seed=seed, device=device)
