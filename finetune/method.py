@@ -18,6 +18,7 @@ from typing import Any
 
 from .people.intervened_rows import InterventionUse
 
+NONE = type(None)
 Builder = str | Callable[..., Any]  # a function, or "module:function", relative to `burnish.finetune`
 
 
@@ -70,9 +71,9 @@ class Method:
     because one without a world has no use for a loop."""
 
     doc: str  # one line
-    config: type | None = None  # the settings of the online phase; None: it has none
+    config: type = NONE  # the settings of the online phase; NONE: it has no such phase
     build: Builder = ""
-    offline: type | None = None  # the settings of the offline phase; None: it has none
+    offline: type = NONE  # the settings of the offline phase
     learner: Builder = ""
     needs: Needs = Needs.actions  # of the base
     recordings: Recorded = Recorded.unused
@@ -87,9 +88,9 @@ class Method:
     @property
     def phases(self) -> frozenset[Phase]:
         given = {Phase.online: self.config, Phase.offline: self.offline}
-        return frozenset(phase for phase, config in given.items() if config is not None)
+        return frozenset(phase for phase, config in given.items() if config is not NONE)
 
-    def settings(self, phase: Phase) -> type | None:
+    def settings(self, phase: Phase) -> type:
         return self.config if phase is Phase.online else self.offline
 
     def told(self, config: Any) -> Method:

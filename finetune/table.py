@@ -18,7 +18,7 @@ from ..offline.q_chunking import QChunkingConfig
 from ..offline.td3_bc import TD3BCConfig
 from ..policies.core.errors import BurnishError, did_you_mean, plain
 from .baselines.sb3 import SB3Config, View
-from .method import Method, Needs, Phase, Recorded, Ticks
+from .method import NONE, Method, Needs, Phase, Recorded, Ticks
 from .methods.dppo import DPPOConfig
 from .methods.dsrl import DSRLConfig, Variant
 from .methods.expo import EXPOConfig
@@ -252,7 +252,7 @@ class Settings(Mapping[str, type]):
 
     def __getitem__(self, name: str) -> type:
         config = self.table[name].settings(self.phase)
-        if config is None:
+        if config is NONE:
             raise KeyError(name)
         return config
 

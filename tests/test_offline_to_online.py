@@ -90,8 +90,9 @@ def test_the_batches_are_what_the_way_says(way: str) -> None:
 
 # The mean squared error of what is deployed, which draws: recorded on 3 seeds for each way. The data errs by 0.083 +
 # 0.01. Offline 0.33 to 0.35 (iql, whose spread is still large), 0.03 to 0.08 (iql_best, td3_bc, fql) and 0.08 to 0.10
-# (cql, cal_ql); afterwards at most 0.15, 0.018, 0.003, 0.001, and 0.10, for these two stay conservative.
-LEVELS = {"iql": 0.2, "iql_best": 0.025, "td3_bc": 0.01, "fql": 0.01, "cql": 0.12, "cal_ql": 0.12}
+# (cql, cal_ql); afterwards at most 0.15, 0.018, 0.003, 0.001, and 0.10 (cql, which stays conservative).
+LEVELS = {"iql": 0.2, "iql_best": 0.025, "td3_bc": 0.01, "fql": 0.01, "cql": 0.12, "cal_ql": 0.06}
+LONGER = {"cal_ql": 209}  # its critic stays low until returns are known: 0.03 to 0.05 on two seeds for each way
 QUICK = ("td3_bc",)
 SLOW = [pytest.mark.slow, pytest.mark.rotating(3)]
 
@@ -102,7 +103,7 @@ def test_it_goes_on_learning(name: str, way: str) -> None:
     learner, data = trained(name, 0)
     before = aim_error(learner.policy)
     loop = gone_online(learner, name, way, data, 0)
-    for _ in range(105):
+    for _ in range(LONGER.get(name, 105)):
         metrics = loop.iterate()
     assert all(bool(torch.as_tensor(x).isfinite().all()) for x in metrics.values())
     after = aim_error(learner.policy)
