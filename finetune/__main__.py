@@ -16,9 +16,10 @@ from ..offline.__main__ import Work, identity_of, improve, recordings, starting_
 from ..policies.__main__ import ACTING, WORLDS, TrialConfig, origin_of, raw_world, say, seen_by, trial_of, where_of
 from ..policies.__main__ import prepare as prepare_machine
 from ..policies.cli.cli import main
-from ..policies.core.config import LATER, require_least
+from ..policies.core.config import LATER
 from ..policies.core.errors import BurnishError
 from ..policies.core.files import replacing
+from ..policies.core.ranges import check_ranges
 from ..policies.core.rewards import RewardMap
 from ..policies.core.seed import derive
 from ..policies.core.spec import EnvSpec, PolicySpec, agent_spec
@@ -77,8 +78,7 @@ class FinetuneConfig:
     resume: bool = False  # continue the run that an interrupted call left at out=
 
     def __post_init__(self) -> None:
-        positive = ("worlds", "total", "log_every", "save_every")
-        require_least(self, {**dict.fromkeys(positive, 1), "eval_every": 0, "pretrain_updates": 0})
+        check_ranges(self, {"[1, inf)": "worlds total log_every save_every", "[0, inf)": "eval_every pretrain_updates"})
         if self.processes not in (1, 2):
             raise BurnishError(f"processes={self.processes} must be 1, or 2: one acts while the other learns")
 

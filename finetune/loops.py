@@ -19,6 +19,7 @@ from ..offline.loop import Hook, repeat
 from ..offline.replay import Memory, Replay
 from ..offline.sources import Mixture, Rows
 from ..policies.core.errors import BurnishError
+from ..policies.core.ranges import check_ranges
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.spec import EnvSpec
 from ..policies.core.tree import map_tree
@@ -159,13 +160,16 @@ class OffPolicyConfig:
     prior_share: float | None = 0.5  # of each batch, where prior data is given; 0 ignores it, null draws from the union
 
     def __post_init__(self) -> None:
-        for name, least in {"capacity": 1, "warmup": 0, "initial_updates": 0, "batch": 2, "n_step": 1}.items():
-            if getattr(self, name) < least:
-                raise BurnishError(f"loop.{name}={getattr(self, name)} must be at least {least}")
-        if self.updates_per_decision < 0:
-            raise BurnishError(f"loop.updates_per_decision={self.updates_per_decision} must not be negative")
-        if self.prior_share is not None and not 0 <= self.prior_share <= 1:
-            raise BurnishError(f"loop.prior_share={self.prior_share} must lie in [0, 1]")
+        check_ranges(
+            self,
+            {
+                "[1, inf)": "capacity n_step",
+                "[0, inf)": "warmup initial_updates updates_per_decision",
+                "[2, inf)": "batch",
+                "[0, 1]": "prior_share",
+            },
+            "loop.",
+        )
 
 
 SLICE = 50  # initial updates in one iteration: between iterations a run can be watched, stopped and saved

@@ -29,6 +29,7 @@ from ..offline.returns import gae
 from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution, execution
 from ..policies.core.normalize import Running
+from ..policies.core.ranges import check_ranges
 from ..policies.core.seed import derive
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.tree import index
@@ -84,21 +85,17 @@ class PPOConfig:
     execution: Execution = Execution.eager  # eager, or compiled, or CUDA graphs
 
     def __post_init__(self) -> None:
-        for name, least in {"epochs": 1, "minibatch": 2, "lr_decay": 0, "critic_warmup": 0}.items():
-            if getattr(self, name) < least:
-                raise BurnishError(f"ppo.{name}={getattr(self, name)} must be at least {least}")
-        for name in ("clip", "lr", "critic_lr", "max_grad_norm", "reward_clip"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise BurnishError(f"ppo.{name}={getattr(self, name)} must be a positive number")
-        for name in ("weight_decay", "critic_weight_decay", "value_coef"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise BurnishError(f"ppo.{name}={getattr(self, name)} must be at least 0")
-        for name in ("value_clip", "target_kl"):
-            if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
-                raise BurnishError(f"ppo.{name}={getattr(self, name)} must be a positive number, or null")
-        for name in ("lam", "min_lr_ratio"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise BurnishError(f"ppo.{name}={getattr(self, name)} must lie in [0, 1]")
+        check_ranges(
+            self,
+            {
+                "[1, inf)": "epochs",
+                "[2, inf)": "minibatch",
+                "[0, inf)": "lr_decay critic_warmup weight_decay critic_weight_decay value_coef",
+                "(0, inf)": "clip lr critic_lr max_grad_norm reward_clip value_clip target_kl",
+                "[0, 1]": "lam min_lr_ratio",
+            },
+            "ppo.",
+        )
         require_shift("ppo.image_shift", self.image_shift)
         ends = self.advantage_quantiles
         if ends is not None and (len(ends) != 2 or not 0 <= ends[0] < ends[1] <= 1):

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..policies.cli import cli
-from ..policies.core.config import require_least, to_data
+from ..policies.core.config import to_data
 from ..policies.core.files import refuse_link
+from ..policies.core.ranges import check_ranges
 from .compare.compare import CompareConfig, claim
 from .compare.entrants import entrant
 
@@ -38,8 +39,7 @@ class QuickstartConfig:
     seed: int = 0  # of every random draw
 
     def __post_init__(self) -> None:
-        names = ("demonstrations", "steps", "budget", "exam_episodes", "episodes")
-        require_least(self, dict.fromkeys(names, 1) | {"videos": 0})
+        check_ranges(self, {"[1, inf)": "demonstrations steps budget exam_episodes episodes", "[0, inf)": "videos"})
         # What would be refused after minutes of collecting and imitating is refused now.
         CompareConfig("base", self.methods, episodes=self.episodes, videos=self.videos)
         for name in self.methods:

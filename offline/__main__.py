@@ -30,9 +30,10 @@ from ..policies.__main__ import prepare as prepare_machine
 from ..policies.best import Best
 from ..policies.build import CheckpointConfig, describe, weights_of
 from ..policies.cli.cli import main
-from ..policies.core.config import require_least, to_data
+from ..policies.core.config import to_data
 from ..policies.core.errors import BurnishError
 from ..policies.core.normalize import Scaling
+from ..policies.core.ranges import check_ranges
 from ..policies.core.spec import ChunkConfig
 from ..policies.core.types import Metrics
 from ..policies.data.episodes import Episodes
@@ -81,10 +82,8 @@ class OfflineConfig:
     resume: bool = False  # continue the run that an interrupted call left at out=
 
     def __post_init__(self) -> None:
-        positive = ("n_step", "batch", "steps", "log_every", "save_every")
-        require_least(self, {**dict.fromkeys(positive, 1), "eval_every": 0})
-        if not 0 < self.reward_scale < math.inf:
-            raise BurnishError(f"reward_scale={self.reward_scale} must be a positive number")
+        check_ranges(self, {"[1, inf)": "n_step batch steps log_every save_every", "[0, inf)": "eval_every"})
+        check_ranges(self, {"(0, inf)": "reward_scale"})
         if not math.isfinite(self.reward_shift):
             raise BurnishError(f"reward_shift={self.reward_shift} must be a finite number")
 

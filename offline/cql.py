@@ -35,6 +35,7 @@ from torch import Tensor
 
 from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution, execution
+from ..policies.core.ranges import check_ranges
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.tree import check, index
 from ..policies.core.types import Decision, Learner, Metrics, Obs, Source
@@ -75,14 +76,15 @@ class CQLConfig:
     execution: Execution = Execution.eager  # eager, or compiled, or CUDA graphs
 
     def __post_init__(self) -> None:
-        for name in ("lr", "actor_lr", "tau", "alpha", "gap_temperature"):
-            if not getattr(self, name) > 0:
-                raise BurnishError(f"{name}={getattr(self, name)} must be a positive number")
-        if self.tau > 1:
-            raise BurnishError(f"tau={self.tau} must be at most 1; it is the share by which the targets follow")
-        for name, least in {"weight": 0, "count": 1, "subset": 0}.items():
-            if getattr(self, name) < least:
-                raise BurnishError(f"{name}={getattr(self, name)} must be at least {least}")
+        check_ranges(
+            self,
+            {
+                "(0, inf)": "lr actor_lr alpha gap_temperature",
+                "(0, 1]": "tau",
+                "[0, inf)": "weight subset",
+                "[1, inf)": "count",
+            },
+        )
         if self.threshold is not None and self.weight == 0:
             raise BurnishError(f"threshold={self.threshold} needs a weight above 0 to start from; take weight=1")
 

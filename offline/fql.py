@@ -25,6 +25,7 @@ from torch import Tensor
 from ..policies.build import build_policy
 from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution, execution
+from ..policies.core.ranges import check_ranges
 from ..policies.core.seed import derive, normal
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.types import Learner, Metrics, Obs, Source
@@ -74,11 +75,7 @@ class FQLConfig:
     execution: Execution = Execution.eager  # eager, or compiled, or CUDA graphs
 
     def __post_init__(self) -> None:
-        for name in ("lr", "tau"):
-            if not getattr(self, name) > 0:
-                raise BurnishError(f"{name}={getattr(self, name)} must be a positive number")
-        if self.tau > 1:
-            raise BurnishError(f"tau={self.tau} must be at most 1; it is the share by which the targets follow")
+        check_ranges(self, {"(0, inf)": "lr", "(0, 1]": "tau"})
         if self.alpha < 0:
             raise BurnishError(f"alpha={self.alpha} must be at least 0; it keeps the policy at the data")
 

@@ -33,6 +33,7 @@ from torch import Tensor
 from ..policies.compose import BestOf
 from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution, execution
+from ..policies.core.ranges import check_ranges
 from ..policies.core.seed import derive
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.types import Learner, Metrics, Obs, Source
@@ -85,13 +86,10 @@ class IQLConfig:
     def __post_init__(self) -> None:
         if not 0 < self.expectile < 1:
             raise BurnishError(f"expectile={self.expectile} must lie between 0 and 1; 0.7 to 0.9 is usual")
-        for name in ("lr", "tau"):
-            if not getattr(self, name) > 0:
-                raise BurnishError(f"{name}={getattr(self, name)} must be a positive number")
+        check_ranges(self, {"(0, inf)": "lr"})
         if not (self.actor_lr > 0 or self.frozen):
             raise BurnishError(f"actor_lr={self.actor_lr} must be a positive number, or 0 with extraction=best_of_n")
-        if self.tau > 1:
-            raise BurnishError(f"tau={self.tau} must be at most 1; it is the share by which the targets follow")
+        check_ranges(self, {"(0, 1]": "tau"})
         if self.beta < 0 or self.weight_cap < 1:
             raise BurnishError(f"beta={self.beta} must be at least 0 and weight_cap={self.weight_cap} at least 1")
         if self.count < 1 or self.decay_steps < 0:

@@ -54,7 +54,7 @@ class QChunkingConfig:
     execution: Execution = Execution.eager  # eager, or compiled, or CUDA graphs
 
     def __post_init__(self) -> None:
-        check_ranges(self, count="[1, inf)", lr="(0, inf)", tau="(0, 1]")
+        check_ranges(self, {"[1, inf)": "count", "(0, inf)": "lr", "(0, 1]": "tau"})
 
     @property
     def policy(self) -> FlowConfig:

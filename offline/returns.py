@@ -13,7 +13,7 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from ..policies.core.errors import BurnishError
+from ..policies.core.ranges import check_ranges
 from ..policies.core.tree import check
 
 
@@ -30,8 +30,7 @@ class Discount:
     per: Per = Per.step  # the unit of time: a control tick, or a chunk
 
     def __post_init__(self) -> None:
-        if not 0 <= self.gamma <= 1:
-            raise BurnishError(f"discount.gamma={self.gamma} must lie in [0, 1]")
+        check_ranges(self, {"[0, 1]": "gamma"}, "discount.")
 
     def per_step(self, execute: int) -> float:
         """A discount per chunk, spread over its n ticks: a full chunk is discounted by exactly gamma."""

@@ -23,6 +23,7 @@ from torch import Tensor
 from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution, execution
 from ..policies.core.normalize import Running
+from ..policies.core.ranges import check_ranges
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.types import Decision, Learner, Metrics, Obs, Source
 from ..policies.gaussian import GaussianConfig, GaussianPolicy
@@ -73,9 +74,7 @@ class SACConfig:
         require_shift("image_shift", self.image_shift)
         if not self.agent.squash:
             raise BurnishError("agent.squash=false: SAC needs an actor that is bounded by tanh")
-        for name in ("lr", "actor_lr", "alpha", "tau"):
-            if getattr(self, name) <= 0:
-                raise BurnishError(f"{name}={getattr(self, name)} must be a positive number")
+        check_ranges(self, {"(0, inf)": "lr actor_lr alpha tau"})
         if self.actor_every < 1 or self.critic_warmup < 0 or self.subset < 0:
             raise BurnishError("actor_every must be at least 1, critic_warmup and subset at least 0")
 

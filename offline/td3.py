@@ -23,6 +23,7 @@ from torch import Tensor
 from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution, execution
 from ..policies.core.normalize import Running
+from ..policies.core.ranges import check_ranges
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.seed import normal
 from ..policies.core.types import Decision, Learner, Metrics, Obs, Source
@@ -71,14 +72,9 @@ class TD3Config:
         require_shift("image_shift", self.image_shift)
         if not self.agent.squash:
             raise BurnishError("agent.squash=false: TD3 needs an actor that is bounded by tanh")
-        for name in ("lr", "actor_lr", "tau"):
-            if getattr(self, name) <= 0:
-                raise BurnishError(f"{name}={getattr(self, name)} must be a positive number")
-        if self.tau > 1:
-            raise BurnishError(f"tau={self.tau} must be at most 1; it is the share by which the targets follow")
-        for name, least in {"explore_std": 0, "target_std": 0, "target_clip": 0, "subset": 0}.items():
-            if getattr(self, name) < least:
-                raise BurnishError(f"{name}={getattr(self, name)} must be at least {least}")
+        check_ranges(
+            self, {"(0, inf)": "lr actor_lr", "(0, 1]": "tau", "[0, inf)": "explore_std target_std target_clip subset"}
+        )
         if self.actor_every < 1 or self.critic_warmup < 0:
             raise BurnishError(
                 f"actor_every={self.actor_every} must be at least 1, critic_warmup={self.critic_warmup} at least 0"

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution, execution
+from ..policies.core.ranges import check_ranges
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.seed import normal
 from ..policies.core.types import Learner, Metrics, Obs, Source
@@ -51,14 +51,15 @@ class TD3BCConfig:
     execution: Execution = Execution.eager  # eager, or compiled, or CUDA graphs
 
     def __post_init__(self) -> None:
-        for name in ("lr", "actor_lr", "tau"):
-            if not getattr(self, name) > 0:
-                raise BurnishError(f"{name}={getattr(self, name)} must be a positive number")
-        if self.tau > 1:
-            raise BurnishError(f"tau={self.tau} must be at most 1; it is the share by which the targets follow")
-        for name, least in {"alpha": 0, "target_std": 0, "target_clip": 0, "explore_std": 0, "actor_every": 1}.items():
-            if getattr(self, name) < least:
-                raise BurnishError(f"{name}={getattr(self, name)} must be at least {least}")
+        check_ranges(
+            self,
+            {
+                "(0, inf)": "lr actor_lr",
+                "(0, 1]": "tau",
+                "[0, inf)": "alpha target_std target_clip explore_std",
+                "[1, inf)": "actor_every",
+            },
+        )
 
     @property
     def policy(self) -> GaussianConfig:

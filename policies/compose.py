@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from .chain import committed, start_noise, with_prefix
 from .controllers import ChunkController, controller_for
 from .core.errors import BurnishError
+from .core.ranges import check_ranges
 from .core.seed import Noise, RowNoise
 from .core.spec import PolicySpec, require_bytes
 from .core.tree import map_tree
@@ -250,8 +251,7 @@ class BestOfConfig:
     def __post_init__(self) -> None:
         if self.count < 1:
             raise BurnishError(f"best_of.count={self.count}: there must be at least one draw to choose from")
-        if not 0 <= self.edit_bound < math.inf:
-            raise BurnishError(f"best_of.edit_bound={self.edit_bound} must be a number of at least 0")
+        check_ranges(self, {"[0, inf)": "edit_bound"}, "best_of.")
 
 
 class BestOf(nn.Module):

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from .chain import Stage, committed, masked_mean, pin_prefix, pull_prefix, require_steps, sample_chain, start_noise
 from .core.errors import BurnishError
+from .core.ranges import check_ranges
 from .core.seed import Noise, normal
 from .core.spec import PolicySpec
 from .core.tree import rows
@@ -53,9 +54,7 @@ class FlowConfig:
         require_steps(self.steps)
         if not 0 < self.shortcut_share < 1:
             raise BurnishError(f"policy.shortcut_share={self.shortcut_share} must lie between 0 and 1")
-        for name in ("beta_a", "logit_std"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise BurnishError(f"policy.{name}={getattr(self, name)} must be a positive number")
+        check_ranges(self, {"(0, inf)": "beta_a logit_std"}, "policy.")
         if not math.isfinite(self.logit_mean):
             raise BurnishError(f"policy.logit_mean={self.logit_mean} must be a finite number")
         if not 1 <= self.shortcut_levels <= 16:

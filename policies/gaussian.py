@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from .chain import drop_rows, executed_sum, masked_mean, require_chunk, start_noise, with_prefix
 from .core.errors import BurnishError
+from .core.ranges import check_ranges
 from .core.seed import Noise
 from .core.spec import PolicySpec
 from .core.types import Draw, Normal, Obs, Prefix
@@ -51,8 +52,7 @@ class GaussianConfig:
         require_widths("policy.hidden", self.hidden)
         if not 0 < self.min_std < self.init_std:
             raise BurnishError(f"policy.min_std={self.min_std} must lie between 0 and policy.init_std={self.init_std}")
-        if not 0 <= self.goal_drop < 1:
-            raise BurnishError(f"policy.goal_drop={self.goal_drop} must lie in [0, 1)")
+        check_ranges(self, {"[0, 1)": "goal_drop"}, "policy.")
         if self.squash and self.tanh_mean:
             raise BurnishError("policy.squash and policy.tanh_mean bound the action twice; choose one of them")
         bounds = self.log_std_bounds

@@ -20,6 +20,7 @@ from .build import describe
 from .core.errors import BurnishError
 from .core.execute import Execution, Precision, autocast, execution
 from .core.normalize import Scaling
+from .core.ranges import check_ranges
 from .core.seed import generator
 from .core.types import Metrics, Obs
 from .data.episodes import Episodes, Pad, Windows
@@ -64,16 +65,16 @@ class ImitateConfig:
         for name, least in least_of.items():
             if getattr(self, name) < least:
                 raise BurnishError(f"train.{name}={getattr(self, name)} must be at least {least}")
-        for name in ("lr", "clip_grad"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise BurnishError(f"train.{name}={getattr(self, name)} must be a positive number")
-        for name in ("ema", "valid_fraction"):
-            if not 0 <= getattr(self, name) < 1:
-                raise BurnishError(f"train.{name}={getattr(self, name)} must lie in [0, 1)")
-        if not 0 <= self.min_lr_ratio <= 1:
-            raise BurnishError(f"train.min_lr_ratio={self.min_lr_ratio} must lie in [0, 1]")
-        if not 0 <= self.weight_decay < math.inf:
-            raise BurnishError(f"train.weight_decay={self.weight_decay} must be a number of at least 0")
+        check_ranges(
+            self,
+            {
+                "(0, inf)": "lr clip_grad",
+                "[0, 1)": "ema valid_fraction",
+                "[0, 1]": "min_lr_ratio",
+                "[0, inf)": "weight_decay",
+            },
+            "train.",
+        )
 
 
 def learning_rate(config: ImitateConfig, step: int) -> float:

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..policies.core.config import LATER
 from ..policies.core.errors import BurnishError, did_you_mean
+from ..policies.core.ranges import check_ranges
 from ..policies.core.spec import ActionSpec, EnvSpec, ObsSpec
 from . import arm
 from .guard import GuardConfig
@@ -67,8 +68,7 @@ class DeskConfig:
             raise BurnishError(
                 f"image_size={self.image_size} must be at least 8, and max_steps={self.max_steps} at least 1"
             )
-        if not 5 <= self.control_hz <= 100:
-            raise BurnishError(f"control_hz={self.control_hz:g} must lie in [5, 100]")
+        check_ranges(self, {"[5, 100]": "control_hz"})
         for name in self.cameras:
             if name not in CAMERAS:
                 raise BurnishError(f"the desk has no camera {name!r}; {did_you_mean(name, CAMERAS)}")

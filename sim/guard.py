@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ..policies.core.errors import BurnishError
+from ..policies.core.ranges import check_ranges
 from ..real_robot.safety.guard import JointGuard, Limits
 
 if TYPE_CHECKING:
@@ -35,11 +36,7 @@ class GuardConfig:
     rate_hz: float = 100.0  # at which a robot's control loop commands; a control tick is divided into so many parts
 
     def __post_init__(self) -> None:
-        for name in ("velocity", "acceleration"):
-            if not 0 <= getattr(self, name) < np.inf:
-                raise BurnishError(f"guard.{name}={getattr(self, name)} must be a number of at least 0")
-        if not 0 < self.rate_hz < np.inf:
-            raise BurnishError(f"guard.rate_hz={self.rate_hz} must be a positive number")
+        check_ranges(self, {"[0, inf)": "velocity acceleration", "(0, inf)": "rate_hz"}, "guard.")
         if (self.velocity > 0) != (self.acceleration > 0):
             missing = "acceleration" if self.velocity > 0 else "velocity"
             raise BurnishError(f"a guard limits velocity and acceleration; guard.{missing} is missing, or give neither")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..policies.core.errors import BurnishError
+from ..policies.core.ranges import check_ranges
 
 if TYPE_CHECKING:
     import mujoco
@@ -31,12 +31,11 @@ class RandomizeConfig:
     camera_fovy: float = 0.0  # share, of each camera's vertical field of view
 
     def __post_init__(self) -> None:
-        for name in ("mass", "friction", "gains", "damping", "camera_fovy"):
-            if not 0 <= getattr(self, name) < 1:
-                raise BurnishError(f"randomize.{name}={getattr(self, name)} is a share, and must be in [0, 1)")
-        for name in ("latency_s", "camera_m", "camera_rad"):
-            if not 0 <= getattr(self, name) < np.inf:
-                raise BurnishError(f"randomize.{name}={getattr(self, name)} must be a number of at least 0")
+        check_ranges(
+            self,
+            {"[0, 1)": "mass friction gains damping camera_fovy", "[0, inf)": "latency_s camera_m camera_rad"},
+            "randomize.",
+        )
 
     def any(self) -> bool:
         return any(vars(self).values())

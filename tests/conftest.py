@@ -22,7 +22,7 @@ from soak import SOAK, TURN, in_turn, say
 
 torch.set_num_threads(1)  # Two pytest workers share two cores; more threads would only wait for each other.
 
-SLOW = 4  # One case in so many of the slow tests is played.
+SLOW = 5  # Of the slow tests one case in so many is played, or fewer if they say so.
 SHARE = int(os.environ.get("BURNISH_SHARE", "1"))  # One file in so many is played.
 Require = Callable[..., Any]
 
@@ -86,7 +86,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             waiting.append(item)
         elif mark is not None or "slow" in item.keywords:
             test = item.nodeid.partition("[")[0]
-            parts, given = (SLOW, {}) if mark is None else (mark.args[0], mark.kwargs)
+            given = {} if mark is None else mark.kwargs
+            parts = max(1 if mark is None else mark.args[0], SLOW if "slow" in item.keywords else 1)
             if not in_turn(given.get("case", crc32(test.encode()) + cases[test]), parts):
                 waiting.append(item)
             cases[test] += 1

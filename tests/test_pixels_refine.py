@@ -94,6 +94,10 @@ def looking(thing: Any, depth: int = 4) -> Iterator[VisionNet]:
         yield from looking(getattr(thing, "__dict__", {}), depth - 1)
 
 
+# Published for states alone, they have no setting for it; the other offline methods shift what imitates.
+UNSHIFTED = ("cql", "td3_bc")
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_what_looks_learns_and_what_is_stored_stays_small(name, monkeypatch):
     lab = Lab(name, monkeypatch)
@@ -121,7 +125,8 @@ def test_pictures_are_shifted_in_off_policy_updates_and_nowhere_else(name, monke
     lab = Lab(name, monkeypatch)
     lab.run(4 if isinstance(lab.loop, OffPolicy) else 2)
     assert lab.shifts["acting"] == 0
-    assert (lab.shifts["learning"] > 0) is isinstance(lab.loop, OffPolicy)
+    shifted = isinstance(lab.loop, OffPolicy) and name not in UNSHIFTED
+    assert (lab.shifts["learning"] > 0) is shifted
 
 
 def test_the_same_picture_is_acted_on_in_the_same_way_twice(monkeypatch):

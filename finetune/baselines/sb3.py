@@ -25,7 +25,6 @@ express it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -41,6 +40,7 @@ from ...policies.controllers import controller_for
 from ...policies.core.chunk import ChunkEnv
 from ...policies.core.config import LATER
 from ...policies.core.errors import BurnishError
+from ...policies.core.ranges import check_ranges
 from ...policies.core.seed import derive
 from ...policies.core.spec import EnvSpec, agent_spec, check_compatible
 from ...policies.core.types import Obs, VecEnv
@@ -93,16 +93,14 @@ class SB3Config:
     observe: list[Hidden] = field(default_factory=list, metadata=LATER)  # residual: what the base's chunk hides
 
     def __post_init__(self) -> None:
-        if self.bound is not None and not 0 < self.bound < math.inf:
-            raise BurnishError(f"bound={self.bound} must be a positive number, or null")
+        check_ranges(self, {"(0, inf)": "bound"})
         if self.bound is not None and self.view is View.plain:
             raise BurnishError(f"bound={self.bound} limits what is done to a base, and view=plain has none")
         if self.observe and self.view is not View.residual:
             raise BurnishError(
                 f"observe= shows where a base is in its chunk at each tick; view={self.view.value} has none"
             )
-        if not 0 <= self.explore_std < math.inf:
-            raise BurnishError(f"explore_std={self.explore_std} must be a number of at least 0")
+        check_ranges(self, {"[0, inf)": "explore_std"})
         if not isinstance(self.settings or {}, Mapping) or not _is_plain(self.settings):
             raise BurnishError(
                 f"settings={self.settings!r} must be a mapping of plain data, names to numbers, strings, lists and "

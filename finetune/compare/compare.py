@@ -35,8 +35,9 @@ import yaml
 from ...policies.best import BEST
 from ...policies.build import load_policy, weights_of
 from ...policies.core import files
-from ...policies.core.config import differences, require_least, to_data
+from ...policies.core.config import differences, to_data
 from ...policies.core.errors import BurnishError, plain_text
+from ...policies.core.ranges import check_ranges
 from ...policies.core.threads import usable_cores
 from ...policies.data.lerobot import fingerprint
 from ...policies.runs.interrupt import Stop, interruptible
@@ -93,8 +94,8 @@ class CompareConfig:
     def __post_init__(self) -> None:
         if not self.base or not self.methods:
             raise BurnishError("base=... must name a checkpoint, and methods=... at least one method; see --help")
-        positive = ("seeds", "budget", "episodes", "exams", "exam_episodes", "confirm_episodes", "worlds")
-        require_least(self, {**dict.fromkeys(positive, 1), "seed": 0, "videos": 0, "jobs": 0})
+        positive = "seeds budget episodes exams exam_episodes confirm_episodes worlds"
+        check_ranges(self, {"[1, inf)": positive, "[0, inf)": "seed videos jobs"})
         if self.videos > self.episodes:
             raise BurnishError(
                 f"videos={self.videos} are filmed of the first of episodes={self.episodes}; ask for fewer"

@@ -17,8 +17,9 @@ from ...policies.__main__ import prepare as prepare_machine
 from ...policies.build import POLICIES, CheckpointConfig, load_policy
 from ...policies.cli.cli import main
 from ...policies.controllers import controller_for
-from ...policies.core.config import require_least, to_data
+from ...policies.core.config import to_data
 from ...policies.core.errors import BurnishError
+from ...policies.core.ranges import check_ranges
 from ...policies.core.scale import ScaledEnv
 from ...policies.data.episodes import Episodes
 from ...policies.data.lerobot import read_lerobot
@@ -72,7 +73,7 @@ class DistillConfig:
     resume: bool = False  # continue the run that an interrupted call left at out=
 
     def __post_init__(self) -> None:
-        require_least(self, {"episodes": 1, "worlds": 1, "rounds": 0})
+        check_ranges(self, {"[1, inf)": "episodes worlds", "[0, inf)": "rounds"})
         if not self.teachers or len(set(self.teachers)) < len(self.teachers):
             raise BurnishError(f"teachers={self.teachers} must name at least one policy, and none twice")
         if self.consolidate and (len(self.teachers) > 1 or self.rounds or self.policy is not None):

@@ -20,7 +20,6 @@ For pixels ``ppo.image_shift=0.04`` shifts images once per update, as published;
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -33,6 +32,7 @@ from ...offline.returns import Discount, Per
 from ...policies.core.chunk import ChunkEnv
 from ...policies.core.errors import BurnishError
 from ...policies.core.execute import Execution
+from ...policies.core.ranges import check_ranges
 from ...policies.core.seed import Noise
 from ...policies.core.types import ChainPolicy, Obs, VecEnv
 from ...policies.nets.critic import ValueConfig
@@ -76,18 +76,14 @@ class DPPOConfig:
     def __post_init__(self) -> None:
         if self.trained_steps < 1:
             raise BurnishError(f"trained_steps={self.trained_steps}: at least the last step of the chain is trained")
-        for name in ("gamma_denoising", "eta"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise BurnishError(f"{name}={getattr(self, name)} must lie in [0, 1]")
-        for name in ("clip_base", "clip_growth", "min_std", "min_logprob_std", "noise_clip"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise BurnishError(f"{name}={value} must be a positive number")
+        check_ranges(
+            self,
+            {"[0, 1]": "gamma_denoising eta", "(0, inf)": "clip_base clip_growth min_std min_logprob_std noise_clip"},
+        )
         limits = self.density_clamp
         if limits is not None and (len(limits) != 2 or not limits[0] < limits[1]):
             raise BurnishError(f"density_clamp={limits} must be two numbers, the lower first, or null")
-        if not 0 <= self.bc_coef < math.inf:
-            raise BurnishError(f"bc_coef={self.bc_coef} must be a number of at least 0")
+        check_ranges(self, {"[0, inf)": "bc_coef"})
         if self.bc_coef > 0 and self.ppo.execution is Execution.cudagraph:
             raise BurnishError(
                 f"bc_coef={self.bc_coef} draws fresh chains in every update, which ppo.execution=cudagraph cannot "

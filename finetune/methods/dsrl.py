@@ -31,12 +31,13 @@ from ...offline.sac import SAC, SACConfig, soft_agent
 from ...policies.compose import Steered
 from ...policies.core.errors import BurnishError
 from ...policies.core.execute import Execution
+from ...policies.core.ranges import check_ranges
 from ...policies.core.types import Obs, VecEnv
 from ...policies.nets.critic import CriticConfig
 from ...policies.nets.mlp import Activation
 from ..loops import Assembly, OffPolicyConfig
 from .dsrl_aliased import AliasedLearner
-from .latent import LatentLearner, as_the_base, latent_agent, latent_view, require_positive, steerable
+from .latent import LatentLearner, as_the_base, latent_agent, latent_view, steerable
 
 
 class Variant(Enum):
@@ -71,9 +72,7 @@ class DSRLConfig:
     sac: SACConfig = field(default_factory=latent_sac)  # the SAC that learns, with algorithm=sac
 
     def __post_init__(self) -> None:
-        require_positive(bound=self.bound)
-        if self.distil_every < 1:
-            raise BurnishError(f"distil_every={self.distil_every} must be at least 1")
+        check_ranges(self, {"(0, inf)": "bound", "[1, inf)": "distil_every"})
         if self.variant is Variant.aliased and self.sac.execution is not Execution.eager:
             raise BurnishError(
                 f"variant=aliased asks its base in every update, which sac.execution={self.sac.execution.value} cannot "

@@ -45,6 +45,7 @@ from ...policies.compose import BestOf
 from ...policies.core.chunk import ChunkEnv
 from ...policies.core.errors import BurnishError
 from ...policies.core.execute import Execution, execution
+from ...policies.core.ranges import check_ranges
 from ...policies.core.seed import derive
 from ...policies.core.seed import generator as named_generator
 from ...policies.core.spec import ObsSpec, agent_spec
@@ -94,15 +95,15 @@ class EXPOConfig:
         require_shift("image_shift", self.image_shift)
         if not self.edit.squash:
             raise BurnishError("edit.squash=false: EXPO needs an edit that is bounded by tanh")
-        for name in ("edit_bound", "lr", "actor_lr", "base_lr", "alpha"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise BurnishError(f"{name}={getattr(self, name)} must be a positive number")
-        for name in ("tau", "base_tau"):
-            if not 0 < getattr(self, name) <= 1:
-                raise BurnishError(f"{name}={getattr(self, name)} must lie in (0, 1]")
-        for name, least in {"count": 1, "subset": 0, "actor_every": 1}.items():
-            if getattr(self, name) < least:
-                raise BurnishError(f"{name}={getattr(self, name)} must be at least {least}")
+        check_ranges(
+            self,
+            {
+                "(0, inf)": "edit_bound lr actor_lr base_lr alpha",
+                "(0, 1]": "tau base_tau",
+                "[1, inf)": "count actor_every",
+                "[0, inf)": "subset",
+            },
+        )
         if self.scaled_entropy and self.target_entropy is None:
             most = math.log(2 * self.edit_bound)
             if self.entropy_per_dim >= most:

@@ -16,7 +16,6 @@ from ...offline.sources import Rows
 from ...policies.build import build_policy
 from ...policies.compose import Repeated
 from ...policies.core.chunk import ChunkEnv
-from ...policies.core.errors import BurnishError
 from ...policies.core.rewards import RewardMap
 from ...policies.core.seed import derive
 from ...policies.core.spec import agent_spec
@@ -120,9 +119,3 @@ class LatentLearner(Learner):
 def _size(x: Tensor) -> Tensor:
     """Root mean square per coordinate."""
     return x.square().mean().sqrt()
-
-
-def require_positive(**numbers: float) -> None:
-    for name, number in numbers.items():
-        if not 0 < number < float("inf"):
-            raise BurnishError(f"{name}={number} must be a positive number")

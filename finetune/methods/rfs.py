@@ -21,10 +21,11 @@ from ...offline.critics import adopt_normalizers
 from ...offline.returns import Discount, Per
 from ...offline.sac import SAC, SACConfig
 from ...policies.compose import Steered
+from ...policies.core.ranges import check_ranges
 from ...policies.core.types import Obs, VecEnv
 from ..loops import Assembly, OffPolicyConfig
 from .dsrl import latent_loop, latent_sac
-from .latent import LatentLearner, as_the_base, latent_agent, latent_view, require_positive, steerable
+from .latent import LatentLearner, as_the_base, latent_agent, latent_view, steerable
 
 
 @dataclass
@@ -39,7 +40,7 @@ class RFSConfig:
     sac: SACConfig = field(default_factory=lambda: latent_sac(target_entropy=None))
 
     def __post_init__(self) -> None:
-        require_positive(latent_bound=self.latent_bound, residual_bound=self.residual_bound)
+        check_ranges(self, {"(0, inf)": "latent_bound residual_bound"})
 
 
 def build(

@@ -40,6 +40,7 @@ from ...offline.td3 import TD3, TD3Config
 from ...policies.build import build_policy
 from ...policies.core.chunk import ChunkEnv
 from ...policies.core.errors import BurnishError
+from ...policies.core.ranges import check_ranges
 from ...policies.core.seed import derive
 from ...policies.core.spec import agent_spec, check_compatible
 from ...policies.core.types import Obs, VecEnv
@@ -74,9 +75,7 @@ class RLPDConfig:
     normalize: bool = True  # an actor from scratch, by all that it saw; one from a base scales as its base does
 
     def __post_init__(self) -> None:
-        for name in ("execute", "history"):
-            if getattr(self, name) < 1:
-                raise BurnishError(f"{name}={getattr(self, name)} must be at least 1")
+        check_ranges(self, {"[1, inf)": "execute history"})
 
 
 def starting_from(base: Any) -> GaussianPolicy:

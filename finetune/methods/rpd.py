@@ -27,6 +27,7 @@ from ...offline.returns import Discount
 from ...policies.build import build_policy
 from ...policies.core.chunk import ChunkEnv
 from ...policies.core.errors import BurnishError
+from ...policies.core.ranges import check_ranges
 from ...policies.core.spec import agent_spec, check_compatible
 from ...policies.core.tree import check, map_tree
 from ...policies.core.types import Actor, Decision, Obs, Policy, VecEnv
@@ -63,9 +64,7 @@ class RPDConfig:
     discount: Discount = field(default_factory=Discount)  # of later rewards
 
     def __post_init__(self) -> None:
-        for name, least in {"execute": 1, "samples": 2}.items():
-            if getattr(self, name) < least:
-                raise BurnishError(f"{name}={getattr(self, name)} must be at least {least}")
+        check_ranges(self, {"[1, inf)": "execute", "[2, inf)": "samples"})
         if not 0 <= self.coef < math.inf or not 0 < self.min_teacher_std < math.inf:
             raise BurnishError(
                 f"coef={self.coef} must be at least 0 and min_teacher_std={self.min_teacher_std} positive"

@@ -25,7 +25,6 @@ left out: there it is a measure of risk for later use, and does not enter the tr
 from __future__ import annotations
 
 import copy
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +39,7 @@ from ...offline.returns import Discount
 from ...offline.soft import polyak
 from ...policies.core.errors import BurnishError
 from ...policies.core.execute import Execution, execution
+from ...policies.core.ranges import check_ranges
 from ...policies.core.seed import generator as named_generator
 from ...policies.core.types import Controller, Learner, Metrics, Obs, Source, VecEnv
 from ...policies.runs.module_state import restore, state_of
@@ -63,11 +63,7 @@ class DAggerConfig:
     execution: Execution = Execution.eager  # eager, or compiled, or CUDA graphs
 
     def __post_init__(self) -> None:
-        for name in ("lr", "max_grad_norm"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise BurnishError(f"{name}={getattr(self, name)} must be a positive number")
-        if not 0 < self.tau <= 1:
-            raise BurnishError(f"tau={self.tau} must lie in (0, 1]")
+        check_ranges(self, {"(0, inf)": "lr max_grad_norm", "(0, 1]": "tau"})
         if (self.loop.n_step, self.loop.prior_share) != (1, 1.0):
             raise BurnishError(
                 f"dagger learns from single decisions of people, so loop.n_step={self.loop.n_step} and "

@@ -2,7 +2,7 @@
 
 A person may take a robot over in mid-episode. What comes of that is what the person did, not what the policy chose, so
 it says nothing about the policy's choice. What a method makes of such decisions follows from its row in the table
-(``Method.interventions`` in `table.py`), and the loops see to it; a learner meets them only where they teach it something.
+(``Method.interventions``), and the loops see to it; a learner meets them only where they teach it something.
 
     decision            0     1     2     3     4          in 2 somebody played at least one of the ticks
     played by           pi    pi    PI    pi    pi

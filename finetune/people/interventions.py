@@ -37,6 +37,7 @@ from ...offline.replay import ALONE, Batch, Replay
 from ...offline.sources import joined
 from ...policies.core.chunk import ChunkEnv
 from ...policies.core.errors import BurnishError
+from ...policies.core.ranges import check_ranges
 from ...policies.core.seed import EpisodeSeeds, RowNoise, derive
 from ...policies.core.seed import generator as named_generator
 from ...policies.core.spec import stacked_by_history
@@ -63,14 +64,11 @@ class InterventionConfig:
     hold: int = 4  # ticks until the robot is handed back, at the end of a decision
 
     def __post_init__(self) -> None:
-        for name in ("probability", "miss"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise BurnishError(f"intervention.{name}={getattr(self, name)} must lie in [0, 1]")
-        if not self.threshold >= 0:
-            raise BurnishError(f"intervention.threshold={self.threshold} must not be negative")
-        for name, least in {"patience": 1, "late": 0, "hold": 1}.items():
-            if getattr(self, name) < least:
-                raise BurnishError(f"intervention.{name}={getattr(self, name)} must be at least {least}")
+        check_ranges(
+            self,
+            {"[0, 1]": "probability miss", "[0, inf)": "threshold late", "[1, inf)": "patience hold"},
+            "intervention.",
+        )
 
 
 class InterventionEnv(Wrapper):

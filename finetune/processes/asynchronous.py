@@ -30,6 +30,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from ...policies.core.errors import BurnishError
+from ...policies.core.ranges import check_ranges
 from ...policies.core.seed import derive
 from ...policies.core.types import Metrics
 from ..loops import OffPolicy
@@ -49,9 +50,7 @@ class AsynchronousConfig:
     publish_every: int = 10  # updates between two sendings of the actor's weights
 
     def __post_init__(self) -> None:
-        for name, least in {"backlog": 0, "publish_every": 1}.items():
-            if getattr(self, name) < least:
-                raise BurnishError(f"asynchronous.{name}={getattr(self, name)} must be at least {least}")
+        check_ranges(self, {"[0, inf)": "backlog", "[1, inf)": "publish_every"}, "asynchronous.")
 
 
 class ActorHandle:

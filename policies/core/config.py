@@ -100,9 +100,3 @@ class _Absent:
 
 
 _ABSENT = _Absent()
-
-
-def require_least(config: Any, least_of: Mapping[str, int]) -> None:
-    for name, least in least_of.items():
-        if getattr(config, name) < least:
-            raise BurnishError(f"{name}={getattr(config, name)} must be at least {least}")

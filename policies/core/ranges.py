@@ -1,6 +1,6 @@
-"""Ranges of settings, checked in ``__post_init__``: each as an interval, as in mathematics.
+"""Ranges of settings, checked in ``__post_init__``: intervals as in mathematics, each with the names it holds for.
 
-    check_ranges(self, lr="(0, inf)", tau="(0, 1]", count="[1, inf)")
+    check_ranges(self, {"(0, inf)": "lr actor_lr", "(0, 1]": "tau", "[1, inf)": "count"}, "method.")
 
 A round bracket leaves its end out, and infinity is never a value. A setting that is None is one that was not given.
 """
@@ -8,22 +8,23 @@ A round bracket leaves its end out, and infinity is never a value. A setting tha
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 from .errors import BurnishError
 
 
-def check_ranges(config: Any, prefix: str = "", **intervals: str) -> None:
+def check_ranges(config: Any, names_of: Mapping[str, str], prefix: str = "") -> None:
     """Refuse the first of ``config``'s settings that lies outside its interval; ``prefix`` names its place."""
-    for name, interval in intervals.items():
-        value = getattr(config, name)
-        for x in value if isinstance(value, (list, tuple)) else [value]:
-            if x is not None and not _inside(x, interval):
+    for interval, names in names_of.items():
+        for name in names.split():
+            value = getattr(config, name)
+            if value is not None and not _inside(value, interval):
                 raise BurnishError(f"{prefix}{name}={value} {_must(interval)}")
 
 
-def _inside(x: Any, interval: str) -> bool:
+def _inside(x: float, interval: str) -> bool:
     opened, low, high, closed = _parts(interval)
     above = low <= x if opened == "[" else low < x  # a NaN is neither
     return above and (x <= high if closed == "]" else x < high)
@@ -38,7 +39,7 @@ def _parts(interval: str) -> tuple[str, float, float, str]:
 def _must(interval: str) -> str:
     opened, low, high, _ = _parts(interval)
     if high < math.inf:
-        return f"must lie in {interval}" if low > -math.inf else f"must be at most {high:g}"
+        return f"must lie in {interval}"
     if low == -math.inf:
         return "must be a finite number"
     if opened == "[":

@@ -28,7 +28,7 @@ class RewardConfig:
     shift: float = 0.0  # added to each scaled reward; -1 makes success-or-nothing a matter of time
 
     def __post_init__(self) -> None:
-        check_ranges(self, "rewards.", scale="(0, inf)", shift="(-inf, inf)")
+        check_ranges(self, {"(0, inf)": "scale", "(-inf, inf)": "shift"}, "rewards.")
 
     def __call__(self, reward: Tensor) -> Tensor:
         return self.scale * reward + self.shift

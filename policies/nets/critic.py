@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..core.config import LATER
 from ..core.errors import BurnishError
+from ..core.ranges import check_ranges
 from ..core.spec import PolicySpec
 from ..core.tree import check
 from .encoder import EncoderConfig, ObsEncoder
@@ -38,8 +39,7 @@ class CriticConfig:
 
     def __post_init__(self) -> None:
         require_widths("critic.hidden", self.hidden)
-        if self.members < 1:
-            raise BurnishError(f"critic.members={self.members} must be at least 1")
+        check_ranges(self, {"[1, inf)": "members"}, "critic.")
         bins = self.bins == 0 or (2 <= self.bins <= WIDEST_TABLE and self.low < self.high)
         if not bins:
             raise BurnishError(

@@ -34,7 +34,7 @@ class RecurrentConfig:
     loop: OffPolicyConfig = field(default_factory=OffPolicyConfig)  # how much is played, stored and learnt
 
     def __post_init__(self):
-        check_ranges(self, hidden="[1, inf)", length="[2, inf)", lr="(0, inf)", explore_std="[0, inf)")
+        check_ranges(self, {"[1, inf)": "hidden", "[2, inf)": "length", "(0, inf)": "lr", "[0, inf)": "explore_std"})
 
 
 def flat(obs):
