@@ -21,20 +21,18 @@ import torch
 from torch import Tensor
 
 from ..policies.core.errors import BurnishError
-from ..policies.core.execute import Execution, execution
-from ..policies.core.normalize import Running
+from ..policies.core.execute import Execution
 from ..policies.core.ranges import check_ranges
-from ..policies.core.seed import generator as named_generator
-from ..policies.core.types import Decision, Learner, Metrics, Obs, Source
+from ..policies.core.types import Decision, Metrics, Obs
 from ..policies.gaussian import GaussianConfig, GaussianPolicy
 from ..policies.nets.critic import CriticConfig
-from ..policies.nets.encoder import require_shift, shifted
+from ..policies.nets.encoder import require_shift
 from ..policies.nets.mlp import Activation
-from ..policies.runs.module_state import restore, state_of
-from .critics import fresh_critic, saturation, spread
-from .descent import adam, descend
-from .soft import Meaning, Temperature, Warm, as_it_is, soft_actor_loss, soft_value, uniform
-from .td import chunk_weight, pessimistic, td_target
+from .actor_critic import ActorCritic
+from .critics import saturation
+from .descent import descend
+from .soft import Temperature, Warm, soft_actor_loss, soft_value, uniform
+from .td import pessimistic, td_target
 
 
 def soft_agent(**changes: Any) -> GaussianConfig:
@@ -93,65 +91,22 @@ class SACActor:
         return self.agent.state_dict()
 
 
-class SAC(Learner):
-    """``agent`` acts on the view that it learns from; ``policy`` is what is deployed (the agent itself by default).
-
-    ``normalize`` scales observations as those that ``observe`` was shown lie, for agents that know no data; a replay
-    holds them raw."""
-
+class SAC(ActorCritic):
     def __init__(
         self,
         agent: GaussianPolicy,
         config: SACConfig,
         *,
-        policy: Any = None,
-        meaning: Meaning = as_it_is,
         warm: Warm | None = None,
-        normalize: bool = False,
-        seed: int = 0,
         device: torch.device | str = "cpu",
+        **options: Any,
     ) -> None:
-        self.agent, self.config, self.meaning = agent.to(device), config, meaning
-        self.policy = agent if policy is None else policy
-        self.actor = SACActor(agent, warm)
-        self.critic = fresh_critic(agent.spec, config.critic, seed=seed, device=device)
+        agent = agent.to(device)
         size = agent.spec.execute * agent.spec.action.dim
         target = config.entropy_per_dim * size if config.target_entropy is None else config.target_entropy
         self.temperature = Temperature(config.alpha, target if config.tune_alpha else None).to(device)
-        self.noise = named_generator(seed, "noise", device=device)
-        self.updates = 0
-        self.seen = Running(self.agent, self.critic) if normalize else None
-        self.trained = [p for part in (agent, self.temperature) for p in part.parameters() if p.requires_grad]
-        self.critic_optimizer = adam(self.critic.online.parameters(), config.lr, config.execution)
-        self.actor_optimizer = adam(self.trained, config.actor_lr, config.execution)
-        self._parts = {
-            "agent": self.agent,
-            "critic": self.critic,
-            "temperature": self.temperature,
-            "critic_optimizer": self.critic_optimizer,
-            "actor_optimizer": self.actor_optimizer,
-            "noise": self.noise,
-        } | ({} if self.seen is None else {"seen": self.seen})
-        generators = [self.noise]
-        self._step_critic = execution(self._critic_step, config.execution, device=device, generators=generators)
-        self._step_actor = execution(self._actor_step, config.execution, device=device, generators=generators)
-
-    def observe(self, obs: Obs) -> None:
-        if self.seen is not None:
-            self.seen.absorb(obs)
-
-    def update(self, source: Source) -> Metrics:
-        batch = source.sample()
-        self.updates += 1
-        columns = {name: batch[name] for name in ("action", "reward", "discount", "terminated", "steps")}
-        obs, next_obs = (shifted(batch[name], self.config.image_shift, self.noise) for name in ("obs", "next_obs"))
-        metrics = self._step_critic(obs, next_obs, columns)
-        if self.updates > self.config.critic_warmup and self.updates % self.config.actor_every == 0:
-            metrics |= self._step_actor(obs)
-        return metrics
-
-    def q_values(self, batch: dict[str, Any]) -> Tensor:
-        return self.critic(batch["obs"], self.meaning(batch["obs"], batch["action"])).mean(0)
+        own, actor = {"temperature": self.temperature}, SACActor(agent, warm)
+        super().__init__(agent, config, actor, own, trained=(self.temperature,), device=device, **options)
 
     def _target(self, next_obs: Obs, columns: dict[str, Tensor]) -> Tensor:
         with torch.no_grad():
@@ -163,16 +118,9 @@ class SAC(Learner):
             return td_target(columns["reward"], columns["discount"], value)
 
     def _critic_step(self, obs: Obs, next_obs: Obs, columns: dict[str, Tensor]) -> Metrics:
-        target = self._target(next_obs, columns)
-        online = self.critic.online
-        weight = None
-        if self.agent.spec.execute > 1:  # an agent of one action may choose for several ticks: a noise, for one
-            weight = chunk_weight(columns["terminated"], columns["steps"], self.agent.spec.execute)
-        loss, q = online.loss(online.encode(obs), self.meaning(obs, columns["action"]), target, weight)
-        descend(self.critic_optimizer, loss, self.config.max_grad_norm)
+        metrics = super()._critic_step(obs, next_obs, columns)
         self.critic.follow(self.config.tau)
-        q = q.detach()
-        return {"critic_loss": loss.detach(), "q": q.mean(), "q/spread": spread(q), "target": target.mean()}
+        return metrics
 
     def _actor_step(self, obs: Obs) -> Metrics:
         draw = self.agent.draw(obs, generator=self.noise)
@@ -189,10 +137,3 @@ class SAC(Learner):
             "alpha": alpha,
             "saturation": saturation(action.detach()),
         }
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**state_of(self._parts), "updates": self.updates}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        restore(self._parts, state)
-        self.updates = int(state["updates"])

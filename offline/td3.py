@@ -21,21 +21,19 @@ import torch
 from torch import Tensor
 
 from ..policies.core.errors import BurnishError
-from ..policies.core.execute import Execution, execution
-from ..policies.core.normalize import Running
+from ..policies.core.execute import Execution
 from ..policies.core.ranges import check_ranges
-from ..policies.core.seed import generator as named_generator
 from ..policies.core.seed import normal
-from ..policies.core.types import Decision, Learner, Metrics, Obs, Source
+from ..policies.core.types import Decision, Metrics, Obs
 from ..policies.gaussian import GaussianConfig, GaussianLoss, GaussianPolicy
 from ..policies.nets.critic import CriticConfig
-from ..policies.nets.encoder import require_shift, shifted
+from ..policies.nets.encoder import require_shift
 from ..policies.nets.mlp import Activation
-from ..policies.runs.module_state import restore, state_of
-from .critics import fresh_critic, saturation, spread
-from .descent import adam, descend
-from .soft import Meaning, Warm, as_it_is, polyak, smoothed, uniform
-from .td import chunk_weight, pessimistic, td_target
+from .actor_critic import ActorCritic
+from .critics import saturation
+from .descent import descend
+from .soft import Warm, polyak, smoothed, uniform
+from .td import pessimistic, td_target
 
 
 def deterministic_agent(**changes: Any) -> GaussianConfig:
@@ -97,66 +95,26 @@ class TD3Actor:
         return self.agent.state_dict()
 
 
-class TD3(Learner):
-    """``agent`` acts on the view that it learns from; ``policy`` is what is deployed (the agent itself by default).
-
-    ``normalize`` scales observations as those that ``observe`` was shown lie, for agents that know no data; a replay
-    holds them raw."""
-
+class TD3(ActorCritic):
     def __init__(
         self,
         agent: GaussianPolicy,
         config: TD3Config,
         *,
-        policy: Any = None,
-        meaning: Meaning = as_it_is,
         warm: Warm | None = None,
-        normalize: bool = False,
-        seed: int = 0,
         device: torch.device | str = "cpu",
+        **options: Any,
     ) -> None:
-        self.agent, self.config, self.meaning = agent.to(device), config, meaning
-        self.policy = agent if policy is None else policy
-        self.actor = TD3Actor(agent, config.explore_std, warm)
+        agent = agent.to(device)
         self.target_agent = copy.deepcopy(agent).requires_grad_(False)
-        self.critic = fresh_critic(agent.spec, config.critic, seed=seed, device=device)
-        self.noise = named_generator(seed, "noise", device=device)
-        self.updates = 0
-        self.seen = Running(self.agent, self.target_agent, self.critic) if normalize else None
-        self.trained = [p for p in agent.parameters() if p.requires_grad]
-        self.critic_optimizer = adam(self.critic.online.parameters(), config.lr, config.execution)
-        self.actor_optimizer = adam(self.trained, config.actor_lr, config.execution)
-        self._parts = {
-            "agent": self.agent,
-            "target_agent": self.target_agent,
-            "critic": self.critic,
-            "critic_optimizer": self.critic_optimizer,
-            "actor_optimizer": self.actor_optimizer,
-            "noise": self.noise,
-        } | ({} if self.seen is None else {"seen": self.seen})
-        self._step_critic = execution(self._critic_step, config.execution, device=device, generators=[self.noise])
-        self._step_actor = execution(self._actor_step, config.execution, device=device)
+        own, actor = {"target_agent": self.target_agent}, TD3Actor(agent, config.explore_std, warm)
+        super().__init__(agent, config, actor, own, scaled=(self.target_agent,), device=device, **options)
 
-    def observe(self, obs: Obs) -> None:
-        if self.seen is not None:
-            self.seen.absorb(obs)
-
-    def update(self, source: Source) -> Metrics:
-        batch = source.sample()
-        self.updates += 1
-        columns = {name: batch[name] for name in ("action", "reward", "discount", "terminated", "steps")}
-        obs, next_obs = (shifted(batch[name], self.config.image_shift, self.noise) for name in ("obs", "next_obs"))
-        metrics = self._step_critic(obs, next_obs, columns)
-        due = self.updates % self.config.actor_every == 0
-        if due and self.updates > self.config.critic_warmup:
-            metrics |= self._step_actor(obs)
+    def _follow(self, due: bool, moved: bool) -> None:
+        if moved:
             polyak(self.target_agent.parameters(), self.agent.parameters(), self.config.tau)
         if due or not self.config.delay_targets:
             self.critic.follow(self.config.tau)
-        return metrics
-
-    def q_values(self, batch: dict[str, Any]) -> Tensor:
-        return self.critic(batch["obs"], self.meaning(batch["obs"], batch["action"])).mean(0)
 
     def _target(self, next_obs: Obs, columns: dict[str, Tensor]) -> Tensor:
         config = self.config
@@ -167,27 +125,9 @@ class TD3(Learner):
             q = self.critic.target(next_obs, self.meaning(next_obs, action))
             return td_target(columns["reward"], columns["discount"], pessimistic(q, config.subset, self.noise))
 
-    def _critic_step(self, obs: Obs, next_obs: Obs, columns: dict[str, Tensor]) -> Metrics:
-        target = self._target(next_obs, columns)
-        online = self.critic.online
-        weight = None
-        if self.agent.spec.execute > 1:  # an agent of one action may choose for several ticks: a noise, for one
-            weight = chunk_weight(columns["terminated"], columns["steps"], self.agent.spec.execute)
-        loss, q = online.loss(online.encode(obs), self.meaning(obs, columns["action"]), target, weight)
-        descend(self.critic_optimizer, loss, self.config.max_grad_norm)
-        q = q.detach()
-        return {"critic_loss": loss.detach(), "q": q.mean(), "q/spread": spread(q), "target": target.mean()}
-
     def _actor_step(self, obs: Obs) -> Metrics:
         action = self.agent.spec.executed(self.agent.act(obs, greedy=True))
         q = self.critic.online(obs, self.meaning(obs, action))
         loss = -(q.mean(0) if self.config.actor_mean else q[0]).mean()
         descend(self.actor_optimizer, loss, self.config.max_grad_norm)
         return {"actor_loss": loss.detach(), "saturation": saturation(action.detach())}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**state_of(self._parts), "updates": self.updates}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        restore(self._parts, state)
-        self.updates = int(state["updates"])

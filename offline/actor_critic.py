@@ -1,0 +1,116 @@
+"""The common part of SAC and TD3: an agent, critics that regress on a target, and when each is stepped.
+
+``SAC`` and ``TD3`` say what the target is, how the agent climbs its critics, and what follows whom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..policies.core.execute import execution
+from ..policies.core.normalize import Running
+from ..policies.core.seed import generator as named_generator
+from ..policies.core.types import Learner, Metrics, Obs, Source
+from ..policies.gaussian import GaussianPolicy
+from ..policies.nets.encoder import shifted
+from ..policies.runs.module_state import restore, state_of
+from .critics import fresh_critic, spread
+from .descent import adam, descend
+from .soft import Meaning, as_it_is
+from .td import chunk_weight
+
+
+class ActorCritic(Learner):
+    """``agent`` acts on the view that it learns from; ``policy`` is what is deployed (the agent itself by default).
+
+    ``own`` are the networks that an algorithm adds, of which those in ``trained`` are stepped with the agent, and those
+    in ``scaled`` observe as it does. ``normalize`` scales observations as those that ``observe`` was shown lie, for
+    agents that know no data; a replay holds them raw."""
+
+    def __init__(
+        self,
+        agent: GaussianPolicy,
+        config: Any,
+        actor: Any,
+        own: Mapping[str, nn.Module],
+        *,
+        trained: tuple[nn.Module, ...] = (),
+        scaled: tuple[nn.Module, ...] = (),
+        policy: Any = None,
+        meaning: Meaning = as_it_is,
+        normalize: bool = False,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.agent, self.config, self.actor, self.meaning = agent, config, actor, meaning
+        self.policy = agent if policy is None else policy
+        self.critic = fresh_critic(agent.spec, config.critic, seed=seed, device=device)
+        self.noise = named_generator(seed, "noise", device=device)
+        self.updates = 0
+        self.seen = Running(agent, *scaled, self.critic) if normalize else None
+        self.trained = [p for part in (agent, *trained) for p in part.parameters() if p.requires_grad]
+        self.critic_optimizer = adam(self.critic.online.parameters(), config.lr, config.execution)
+        self.actor_optimizer = adam(self.trained, config.actor_lr, config.execution)
+        self._parts = {
+            "agent": agent,
+            **own,
+            "critic": self.critic,
+            "critic_optimizer": self.critic_optimizer,
+            "actor_optimizer": self.actor_optimizer,
+            "noise": self.noise,
+        } | ({} if self.seen is None else {"seen": self.seen})
+        generators = [self.noise]
+        self._step_critic = execution(self._critic_step, config.execution, device=device, generators=generators)
+        self._step_actor = execution(self._actor_step, config.execution, device=device, generators=generators)
+
+    def observe(self, obs: Obs) -> None:
+        if self.seen is not None:
+            self.seen.absorb(obs)
+
+    def update(self, source: Source) -> Metrics:
+        batch = source.sample()
+        self.updates += 1
+        columns = {name: batch[name] for name in ("action", "reward", "discount", "terminated", "steps")}
+        obs, next_obs = (shifted(batch[name], self.config.image_shift, self.noise) for name in ("obs", "next_obs"))
+        metrics = self._step_critic(obs, next_obs, columns)
+        due = self.updates % self.config.actor_every == 0
+        moves = due and self.updates > self.config.critic_warmup
+        if moves:
+            metrics |= self._step_actor(obs)
+        self._follow(due, moves)
+        return metrics
+
+    def _follow(self, due: bool, moved: bool) -> None:
+        """Behind each update: ``due`` where the actor's turn has come, ``moved`` where it was stepped."""
+
+    def q_values(self, batch: dict[str, Any]) -> Tensor:
+        return self.critic(batch["obs"], self.meaning(batch["obs"], batch["action"])).mean(0)
+
+    def _target(self, next_obs: Obs, columns: dict[str, Tensor]) -> Tensor:
+        """(B,): the target of the critics."""
+        raise NotImplementedError
+
+    def _actor_step(self, obs: Obs) -> Metrics:
+        raise NotImplementedError
+
+    def _critic_step(self, obs: Obs, next_obs: Obs, columns: dict[str, Tensor]) -> Metrics:
+        target = self._target(next_obs, columns)
+        online = self.critic.online
+        weight = None
+        if self.agent.spec.execute > 1:  # an agent of one action may choose for several ticks: a noise, for one
+            weight = chunk_weight(columns["terminated"], columns["steps"], self.agent.spec.execute)
+        loss, q = online.loss(online.encode(obs), self.meaning(obs, columns["action"]), target, weight)
+        descend(self.critic_optimizer, loss, self.config.max_grad_norm)
+        q = q.detach()
+        return {"critic_loss": loss.detach(), "q": q.mean(), "q/spread": spread(q), "target": target.mean()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**state_of(self._parts), "updates": self.updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        restore(self._parts, state)
+        self.updates = int(state["updates"])
