@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 from omegaconf import MISSING
+from torch import nn
 
 from ..finetune.diagnostics import q_against_return
 from ..finetune.method import Phase, resolved
@@ -174,6 +175,8 @@ def improve(
 
     def children() -> dict[str, Any]:
         policy = {"config": describe(learner.policy, work.origin), "state": learner.policy.state_dict()}
+        if isinstance(work.base, nn.Module):  # what a policy holds of the base that it refines is the base itself
+            policy["frozen"] = work.base.state_dict().values()
         return {"policy": policy, "learner": {"config": {}, "state": training.state_dict()}}
 
     settings = to_data(config) | {"identity": to_data(work.identity)}

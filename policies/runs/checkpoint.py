@@ -3,6 +3,8 @@
     config.yaml          how to build the thing again: plain data
     state.json           its state; each tensor is replaced by its name in state.safetensors
     state.safetensors    the tensors
+    frozen.safetensors   where there are any, those that no training changes: in the checkpoints of a run one file with
+                         several names (hard links), written once
     manifest.json        schema version, size and sha256 of every file, versions of the code, metrics
     <child>/             a complete checkpoint in itself, which can be copied away and loaded alone
 
@@ -12,12 +14,13 @@ checkpoint or a scratch folder, which every reader ignores and ``prune`` removes
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +32,7 @@ import yaml
 
 from ..core.config import to_data
 from ..core.errors import BurnishError
-from ..core.files import move, named, new, remove, sync, write_new
+from ..core.files import link_or_copy, move, named, new, remove, sync, write_new
 from .manifest import (
     LARGEST_TEXT,
     LARGEST_YAML,
@@ -43,6 +46,7 @@ from .manifest import (
 from .state_codec import decode, encode, separate
 
 CONFIG, STATE, TENSORS = FILES = "config.yaml", "state.json", "state.safetensors"
+FROZEN = "frozen.safetensors"
 SCRATCH = ".scratch-"
 # The names and shapes of all tensors, some hundred bytes each. A header of zeroes of them would be read for minutes.
 LARGEST_HEADER = 1 << 22  # bytes
@@ -67,10 +71,12 @@ def save(
     state: Mapping[str, Any],
     metrics: Mapping[str, Any] | None = None,
     children: Mapping[str, Mapping[str, Any]] | None = None,
+    before: Path | None = None,
     overwrite: bool = False,
 ) -> Path:
     """``config`` is a dataclass or plain data. ``children`` maps a folder name to the ``config=``, ``state=`` (and
-    ``metrics=``, ``children=``) of a checkpoint inside this one.
+    ``metrics=``, ``children=``, ``frozen=``) of a checkpoint inside this one. ``frozen`` are tensors of the state that
+    no training changes: if the checkpoint ``before`` holds the same, its file is given a second name.
 
     ``overwrite`` moves the old checkpoint aside first; a kill between the two renames leaves both under scratch names.
     """
@@ -83,7 +89,7 @@ def save(
     scratch, aside = _scratch(path), None
     try:
         named(path.parent)
-        _write(scratch, config=config, state=state, metrics=metrics, children=children)
+        _write(scratch, config=config, state=state, metrics=metrics, children=children, before=before)
         if overwrite and os.path.lexists(path):
             aside = move(path, _scratch(path))
         move(scratch, path)
@@ -101,17 +107,21 @@ def load(path: Path | str, device: torch.device | str = "cpu") -> Checkpoint:
     """Everything is verified before anything is believed. ``device`` moves every tensor, also the states of random
     generators, which torch wants on the CPU: the default is right for whatever goes through ``load_state_dict``."""
     path = Path(path)
-    manifest, children = read_manifest(path, FILES)
+    manifest, children = read_manifest(path, FILES, optional=(FROZEN,))
     config = parse(path / CONFIG, plain_yaml)
     skeleton = parse(path / STATE, json.loads)
-    _check_header(path / TENSORS)
+    stored = [path / name for name in (TENSORS, FROZEN) if name in manifest["files"]]
+    tensors: dict[str, torch.Tensor] = {}
+    for file in stored:
+        _check_header(file)
     try:
         # Cloned, because the format packs tensors without alignment, and arithmetic on unaligned memory may take
         # another path and round differently: resuming would no longer be exact.
-        loaded = safetensors.torch.load_file(path / TENSORS, device=str(device))
-        tensors = {name: x.clone() for name, x in loaded.items()}
+        for file in stored:
+            loaded = safetensors.torch.load_file(file, device=str(device))
+            tensors |= {name: x.clone() for name, x in loaded.items()}
     except (safetensors.SafetensorError, OSError, ValueError) as error:
-        raise BurnishError(f"{path / TENSORS} is malformed: {error}") from error
+        raise BurnishError(f"{file} is malformed: {error}") from error
     try:
         state = decode(skeleton, tensors)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
@@ -179,9 +189,13 @@ def _write(
     state: Mapping[str, Any],
     metrics: Mapping[str, Any] | None = None,
     children: Mapping[str, Mapping[str, Any]] | None = None,
+    frozen: Iterable[torch.Tensor] = (),
+    before: Path | None = None,
 ) -> None:
     new(folder)
     skeleton, tensors = encode(dict(state))
+    still = {x.untyped_storage().data_ptr() for x in frozen}
+    kept = {name: x for name, x in tensors.items() if still and x.untyped_storage().data_ptr() in still}
     try:
         for name, text, largest in (
             (CONFIG, yaml.safe_dump(to_data(config), sort_keys=False, allow_unicode=True), LARGEST_YAML),
@@ -190,14 +204,35 @@ def _write(
             if len(text) > largest:
                 raise ValueError(f"{name} would have {len(text)} characters, and {largest} are read at most")
             write_new(folder / name, text)
-        safetensors.torch.save_file(separate(tensors), folder / TENSORS)
-        _check_header(folder / TENSORS)
-        sync(folder / TENSORS)
+        changing = {name: x for name, x in tensors.items() if name not in kept}
+        safetensors.torch.save_file(separate(changing), folder / TENSORS)
+        if kept:
+            _write_once(folder / FROZEN, kept, before)
+        for name in written(folder):
+            _check_header(folder / name)
+            sync(folder / name)
         for name, child in (children or {}).items():
             check_child(name)
-            _write(folder / name, **child)
-        write_manifest(folder, FILES, list(children or ()), to_data(metrics or {}))
+            _write(folder / name, **child, before=None if before is None else before / name)
+        write_manifest(folder, (*FILES[:2], *written(folder)), list(children or ()), to_data(metrics or {}))
     except BurnishError:
         raise
     except (yaml.YAMLError, safetensors.SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise BurnishError(f"a checkpoint cannot hold this: {error}") from error
+
+
+def written(folder: Path) -> list[str]:
+    """The files of ``folder`` that hold tensors."""
+    return [name for name in (TENSORS, FROZEN) if (folder / name).is_file()]
+
+
+def _write_once(path: Path, tensors: Mapping[str, torch.Tensor], before: Path | None) -> None:
+    """The file of ``before`` once more, if it holds the same bytes, or a new one."""
+    content = safetensors.torch.save(separate(tensors))
+    old = None if before is None else before / FROZEN
+    if old is not None and old.is_file() and not old.is_symlink() and old.stat().st_size == len(content):
+        with open(old, "rb") as file:
+            if hashlib.file_digest(file, "sha256").digest() == hashlib.sha256(content).digest():
+                link_or_copy(old, path)
+                return
+    write_new(path, content)

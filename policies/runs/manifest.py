@@ -55,9 +55,9 @@ def write_manifest(folder: Path, files: Sequence[str], children: Sequence[str], 
     sync(folder)
 
 
-def read_manifest(folder: Path, files: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+def read_manifest(folder: Path, files: Sequence[str], optional: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
     """The manifest of ``folder`` once every file that it lists is verified, and the names of its children, of which
-    only the manifests are: they verify the rest. ``files`` are the only files allowed, and all are needed."""
+    only the manifests are: they verify the rest. ``files`` are needed, ``optional`` may be there."""
     if not folder.is_dir():
         raise BurnishError(f"{folder} is not a checkpoint: there is no such folder")
     path = folder / MANIFEST
@@ -85,7 +85,7 @@ def read_manifest(folder: Path, files: Sequence[str]) -> tuple[dict[str, Any], l
         raise BurnishError(f"{path} is malformed: it must list {', '.join(files)}, and metrics")
     children = []
     for name, entry in entries.items():
-        if name not in files:
+        if name not in (*files, *optional):
             child, _, rest = name.partition("/")
             if not _CHILD.fullmatch(child) or rest != MANIFEST:
                 raise BurnishError(f"{path} lists {name!r}, which cannot be a part of a checkpoint")

@@ -185,7 +185,8 @@ class Run:
     ) -> Path:
         os.fsync(self._metrics.fileno())  # a checkpoint must never survive the metrics that led to it
         target = self.checkpoints / number(step)
-        save(target, config=self.config, state={"step": step}, metrics=metrics, children=children)
+        before = next(reversed(numbered(self.checkpoints)), None)
+        save(target, config=self.config, state={"step": step}, metrics=metrics, children=children, before=before)
         prune(self.checkpoints, self._keep)
         return target
 
