@@ -75,6 +75,7 @@ def test_it_is_short():
     assert len(file.splitlines()) + len(row.splitlines()) + 2 < 120
 
 
+@pytest.mark.slow
 def test_it_trains_and_resumes_from_the_command_line(tree, tmp_path):
     verb = ["-c", "import sys; from burnish.policies.cli.cli import main; sys.exit(main())"]
     trial = ["trial.episodes=2", "trial.worlds=2", "trial.confirm=2"]

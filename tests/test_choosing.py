@@ -43,6 +43,7 @@ def test_the_tables_are_those_of_the_committed_runs(tables, rows):
     assert json.loads((RESULTS / "refine_quality.json").read_text())["rows"] == rows
 
 
+@pytest.mark.slow
 def test_every_committed_run_counts(benchmark):
     """A run of another base, or of settings that did not win the search, would be left out without a word."""
     files = sorted(

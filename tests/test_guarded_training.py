@@ -319,7 +319,7 @@ def test_a_guarded_world_can_be_deployed():
     [
         (["env=reach", "env.guard.velocity=1"], "guard.acceleration is missing, or give neither"),
         (["env=reach", "env.guard.acceleration=1"], "guard.velocity is missing, or give neither"),
-        (["env=reach", "env.guard.velocity=-1"], "guard.velocity=-1.0 must be a number of at least 0"),
+        (["env=reach", "env.guard.velocity=-1"], "guard.velocity=-1.0 must be at least 0"),
         (["env=reach", "env.guard.rate_hz=0"], "guard.rate_hz=0.0 must be a positive number"),
         (["env=reach", *WORDS, "env.guard.rate_hz=30"], "does not divide a tick of 0.05 s"),
         (["env=reach", *WORDS, "env.randomize.latency_s=0.01"], "cannot be had at once"),

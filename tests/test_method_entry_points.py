@@ -82,6 +82,7 @@ def test_its_memory_is_what_it_learns_with(site, monkeypatch):
     assert errors[True] < 0.3 and errors[False] > 0.8, errors
 
 
+@pytest.mark.slow
 def test_a_model_of_rewards_takes_the_place_of_the_worlds(site, tmp_path):
     data = ["collect", "env=point_reach", "env.max_steps=12", "episodes=6", f"out={tmp_path}/data"]
     assert burnish(site, *data).returncode == 0
