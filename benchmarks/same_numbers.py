@@ -58,7 +58,7 @@ def tensors(folder: Path) -> dict[str, str]:
     for file in (file for file in files if file.relative_to(folder).parts[1] == newest):
         for name, x in load_file(file).items():
             bits = x.contiguous().flatten().view(torch.uint8).numpy().tobytes()
-            place = f"{file.relative_to(folder / 'checkpoints' / newest)}:{name}"
+            place = f"{file.parent.relative_to(folder / 'checkpoints' / newest)}:{name}"  # in whichever of its files
             found[place] = hashlib.sha256(f"{x.dtype}{tuple(x.shape)}".encode() + bits).hexdigest()
     return found
 
