@@ -35,6 +35,7 @@ from ..policies.core.config import to_data
 from ..policies.core.errors import BurnishError
 from ..policies.core.normalize import Scaling
 from ..policies.core.ranges import check_ranges
+from ..policies.core.rewards import RewardConfig
 from ..policies.core.spec import ChunkConfig
 from ..policies.core.types import Metrics
 from ..policies.data.episodes import Episodes
@@ -102,7 +103,7 @@ def offline(config: OfflineConfig) -> int:
         config.discount.per_step(spec.execute),
         monte_carlo=row.returns,
         behind_cut=config.behind_cut,
-        reward=lambda r: config.reward_scale * r + config.reward_shift,
+        reward=RewardConfig(config.reward_scale, config.reward_shift),
         seed=config.seed,
         device=device,
     )

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -90,12 +91,13 @@ class ActorCritic(Learner):
     def q_values(self, batch: dict[str, Any]) -> Tensor:
         return self.critic(batch["obs"], self.meaning(batch["obs"], batch["action"])).mean(0)
 
+    @abstractmethod
     def _target(self, next_obs: Obs, columns: dict[str, Tensor]) -> Tensor:
         """(B,): the target of the critics."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _actor_step(self, obs: Obs) -> Metrics:
-        raise NotImplementedError
+        """One step of the agent."""
 
     def _critic_step(self, obs: Obs, next_obs: Obs, columns: dict[str, Tensor]) -> Metrics:
         target = self._target(next_obs, columns)

@@ -98,7 +98,7 @@ UNKNOWN = -1e30  # a bound that binds nothing, and with which one can calculate
 
 
 class CalibratingActor(SACActor):
-    """SAC's actor, whose decisions are stored with a return that nobody knows yet."""
+    """SAC's actor. It stores each decision with a return of -inf, which stands until the episode has ended."""
 
     def act(self, obs: Obs, *, warm: bool, generator: torch.Generator, fresh: Tensor | None = None) -> Decision:
         action, columns = super().act(obs, warm=warm, generator=generator, fresh=fresh)
