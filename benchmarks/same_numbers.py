@@ -5,7 +5,7 @@
 Each method refines the frozen base of `insert` for a short while, in a process of its own, once by the code of
 ``--before`` (a worktree of git, removed afterwards) and once by the code of this tree, both through the command line.
 Compared are the weights of all networks and the states of optimisers, replays and generators in the last checkpoint:
-every tensor that the other revision has. State that is new is counted.
+every tensor that the other revision has, but copies of the base. State that is new is counted.
 Offline methods learn from episodes that the same tree has recorded, so recording is compared as well.
 
 RESULT ``equal``: methods whose checkpoints are equal; ``of``: how many were played.
@@ -20,10 +20,12 @@ import sys
 import tempfile
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import torch
 from measure import machine, options, publish, table
-from safetensors.torch import load_file
+
+from burnish.policies.runs.checkpoint import Checkpoint, load
 
 ROOT = Path(__file__).resolve().parents[1]
 BASE = ROOT / "benchmarks" / "bases" / "insert"
@@ -32,6 +34,7 @@ SHORT = ["method.loop.warmup=64", "method.loop.initial_updates=8"]
 METHODS = {
     "dsrl": ["finetune", f"policy.path={BASE}", "experiment=insert/dsrl", "total=400", *SHORT],
     "residual_ppo": ["finetune", f"policy.path={BASE}", "experiment=insert/residual_ppo", "total=4000"],
+    "dppo": ["finetune", f"policy.path={BASE}", "experiment=insert/dppo", "total=1000"],
     "reinflow": ["finetune", f"policy.path={BASE}", "experiment=insert/reinflow", "total=1000"],
     "iql": ["offline", "method=iql", "data={data}", "steps=60", "batch=32"],
 }
@@ -51,15 +54,23 @@ def played(tree: Path, words: list[str]) -> None:
 
 
 def tensors(folder: Path) -> dict[str, str]:
-    """File and name of every tensor of the newest checkpoint -> a hash of its type, shape and bits."""
-    files = sorted((folder / "checkpoints").rglob("*.safetensors"))
-    newest = max(file.relative_to(folder).parts[1] for file in files)
-    found = {}
-    for file in (file for file in files if file.relative_to(folder).parts[1] == newest):
-        for name, x in load_file(file).items():
-            bits = x.contiguous().flatten().view(torch.uint8).numpy().tobytes()
-            place = f"{file.parent.relative_to(folder / 'checkpoints' / newest)}:{name}"  # in whichever of its files
-            found[place] = hashlib.sha256(f"{x.dtype}{tuple(x.shape)}".encode() + bits).hexdigest()
+    """Part and name of every tensor of the newest checkpoint -> a hash of its type, shape and bits."""
+    found: dict[str, str] = {}
+
+    def note(name: str, value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            bits = value.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+            found[name] = hashlib.sha256(f"{value.dtype}{tuple(value.shape)}".encode() + bits).hexdigest()
+        elif isinstance(value, dict | list | tuple):
+            for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+                note(f"{name}.{key}", part)
+
+    def visit(name: str, saved: Checkpoint) -> None:
+        note(name, saved.state)
+        for child, inner in saved.children.items():
+            visit(f"{name}/{child}", inner)
+
+    visit("", load(max((folder / "checkpoints").iterdir())))
     return found
 
 
@@ -87,6 +98,7 @@ def main() -> None:
                 before, now = (
                     learnt(tree, method, Path(made) / name / method) for name, tree in (("then", other), ("now", ROOT))
                 )
+                before = {name: x for name, x in before.items() if "actor.frozen." not in name}
                 changed = [name for name, x in before.items() if now.get(name) != x]
                 rows.append(
                     {

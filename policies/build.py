@@ -34,6 +34,7 @@ from .one_step import OneStepConfig
 from .runs.checkpoint import Checkpoint
 from .runs.run import find_policy
 from .split_chain import SplitChainConfig
+from .trainable import LoRAConfig, add_lora, lora_of, merge_lora
 
 
 class PolicyKind(NamedTuple):
@@ -124,7 +125,8 @@ def _description(policy: Any, foreign: bool = False) -> dict[str, Any]:
     name = policy_name(config)
     plain = {"policy": name, "config": to_data(config), "spec": to_data(policy.spec.to_dict())}
     if name not in COMPOSITES:
-        return plain
+        lora = lora_of(policy)
+        return plain if lora is None else {**plain, "lora": to_data(lora)}
     kind = COMPOSITES[name]
     parts = {part: getattr(policy, part) for part in (*kind.parts, *kind.optional)}
     made = {part: _description(x, foreign=part == "base") for part, x in parts.items() if x is not None}
@@ -163,6 +165,7 @@ def restore_policy(
         policy.load_state_dict(saved.state)
     except RuntimeError as error:
         raise BurnishError(f"the weights in {saved.path} do not fit its config.yaml: {error}".split("\n")[0]) from error
+    merge_lora(policy)
     return policy.to(device).eval()
 
 
@@ -191,9 +194,11 @@ def _assemble(
     kind = KINDS[name]
     settings = _adapted(from_data(kind.config, data.get("config", {}), "policy"), steps, guidance)
     if isinstance(kind, PolicyKind):
-        spec = PolicySpec.from_dict(data.get("spec", {}))
-        _require_tensors(_maker(kind), settings, spec, where, state, prefix)
-        return build_policy(settings, spec)
+        spec, lora = PolicySpec.from_dict(data.get("spec", {})), data.get("lora")
+        changes = None if lora is None else from_data(LoRAConfig, lora, "lora")
+        _require_tensors(_maker(kind), settings, spec, changes, where, state, prefix)
+        policy = build_policy(settings, spec)
+        return policy if changes is None else add_lora(policy, changes)
     parts = data.get("parts")
     given = set(parts) if isinstance(parts, Mapping) else set()
     if not set(kind.parts) <= given <= {*kind.parts, *kind.optional}:
@@ -206,12 +211,19 @@ def _assemble(
 
 
 def _require_tensors(
-    make: Any, settings: Any, spec: PolicySpec, where: str, state: Mapping[str, Any], prefix: str
+    make: Any,
+    settings: Any,
+    spec: PolicySpec,
+    lora: LoRAConfig | None,
+    where: str,
+    state: Mapping[str, Any],
+    prefix: str,
 ) -> None:
     """The sizes that a checkpoint declares are those of the tensors that lie in it. That is seen before anything of
     these sizes is made: on the device "meta" a network consists of its shapes."""
     with torch.device("meta"):
-        declared = make(spec, settings).state_dict()
+        policy = make(spec, settings)
+        declared = (policy if lora is None else add_lora(policy, lora)).state_dict()
     for name, x in declared.items():
         found = state.get(prefix + name)
         if not isinstance(found, torch.Tensor) or found.shape != x.shape:

@@ -21,8 +21,7 @@ Published liberties are options, off by default: ``min_logprob_std`` (another fl
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,10 +36,11 @@ from ...policies.core.tree import check
 from ...policies.core.types import ChainPolicy, Draw, Normal, Obs
 from ...policies.diffusion import DiffusionPolicy, Sampler
 from ...policies.nets.denoiser import Cond, tiled
+from ...policies.trainable import TrainableConfig, shared, trainable
 
 
 class DenoisingActor(nn.Module):
-    """A ``StochasticPolicy``. ``base`` itself is copied twice and left alone."""
+    """A ``StochasticPolicy``. ``base`` itself is left alone: what is not trained is shared with it."""
 
     coordinates: Tensor
     transitions: Tensor
@@ -55,6 +55,7 @@ class DenoisingActor(nn.Module):
         eta: float = 1.0,
         noise_clip: float | None = None,
         density_clamp: Sequence[float] | None = None,
+        train: TrainableConfig | None = None,
     ) -> None:
         super().__init__()
         _require_chain(base, trained_steps)
@@ -63,8 +64,8 @@ class DenoisingActor(nn.Module):
         self.min_logprob_std = min_std if min_logprob_std is None else min_logprob_std
         self.noise_clip = noise_clip
         self.density_clamp = None if density_clamp is None else tuple(density_clamp)
-        self.frozen = copy.deepcopy(base).eval().requires_grad_(False)
-        self.trained = _with_eta(copy.deepcopy(base), eta).eval().requires_grad_(True)
+        self._frozen = (shared(base),)  # in a tuple, and so no part of this module: it is not saved with it
+        self.trained = _with_eta(trainable(base, train or TrainableConfig()), eta)
         horizon, dim = base.spec.chunk_shape
         counts = [horizon * dim] * (trained_steps - 1) + [base.spec.execute * dim]
         self.register_buffer("coordinates", torch.tensor(counts, dtype=torch.float32), persistent=False)
@@ -74,14 +75,27 @@ class DenoisingActor(nn.Module):
     def trained_steps(self) -> int:
         return self.num_steps - self.switch
 
+    @property
+    def frozen(self) -> Any:
+        return self._frozen[0]
+
+    def _apply(self, fn: Any, recurse: bool = True) -> DenoisingActor:
+        self.frozen._apply(fn, recurse)  # moves with this module
+        return super()._apply(fn, recurse)  # type: ignore[return-value]
+
+    def load_state_dict(self, state: Mapping[str, Any], *args: Any, **options: Any) -> Any:
+        """Older states hold the frozen copy too."""
+        own = {name: x for name, x in state.items() if not name.startswith("frozen.")}
+        return super().load_state_dict(own, *args, **options)
+
     def deployed(self) -> Any:
         """The policy to keep: the base's own sampler, with the trained weights. It follows every update of them."""
-        trained = _with_weights(self.frozen, self.trained)
+        trained = _sampled_as(shared(self.trained), self.frozen)
         return trained if self.switch == 0 else SplitChain(self.frozen, trained, self.switch)
 
     def noisy_base(self) -> ChainPolicy:
         """The frozen weights under the sampler of training: what this actor was before its first update."""
-        return _with_weights(self.trained, self.frozen)
+        return _sampled_as(shared(self.frozen), self.trained)
 
     @torch.no_grad()
     def draw(self, obs: Obs, *, generator: Noise | None = None, last: ChainPolicy | None = None) -> Draw:
@@ -148,10 +162,13 @@ def _with_eta(policy: Any, eta: float) -> Any:
     return policy
 
 
-def _with_weights(policy: nn.Module, source: nn.Module) -> Any:
-    """``policy`` once more, with the very tensors of ``source``; settings, and tables made from them, are its own."""
-    own, others = policy.state_dict(keep_vars=True), source.state_dict(keep_vars=True)
-    return copy.deepcopy(policy, {id(own[name]): others[name] for name in own})
+def _sampled_as(policy: nn.Module, other: nn.Module) -> Any:
+    """``policy`` with the sampler of ``other``."""
+    pairs = ([x for x in chain.modules() if isinstance(x, DiffusionPolicy)] for chain in (policy, other))
+    for part, like in zip(*pairs, strict=True):
+        part.config = like.config
+        part.num_steps = part.config.steps  # which tabulates the chain anew
+    return policy
 
 
 def _require_chain(base: Any, trained_steps: int) -> None:

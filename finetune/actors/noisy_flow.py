@@ -28,6 +28,7 @@ from ...policies.core.tree import check
 from ...policies.core.types import Draw, Normal, Obs
 from ...policies.nets.denoiser import Cond, tiled
 from ...policies.nets.mlp import MLP, Activation, SinusoidalTime
+from ...policies.trainable import TrainableConfig
 from .trainable_flow import evidence, trainable_flow
 
 # Entropy of a standard normal.
@@ -117,9 +118,9 @@ class NoisyFlowActor(nn.Module):
     coordinates: Tensor
     transitions: Tensor
 
-    def __init__(self, base: Any, config: NoiseConfig) -> None:
+    def __init__(self, base: Any, config: NoiseConfig, train: TrainableConfig | None = None) -> None:
         super().__init__()
-        self.flow = trainable_flow(base, "reinflow")
+        self.flow = trainable_flow(base, "reinflow", train)
         self.config = config
         self.noise = NoiseNet(self.flow.net.encoder.dim, self.spec.chunk_shape, config)
         chunk, count = math.prod(self.spec.chunk_shape), self.num_steps

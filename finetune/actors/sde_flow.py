@@ -43,6 +43,7 @@ from ...policies.core.spec import PolicySpec
 from ...policies.core.tree import check, rows
 from ...policies.core.types import Draw, Normal, Obs
 from ...policies.nets.denoiser import Cond, tiled
+from ...policies.trainable import TrainableConfig
 from .trainable_flow import evidence, trainable_flow
 
 
@@ -66,9 +67,9 @@ class SDEFlowActor(nn.Module):
     coordinates: Tensor
     transitions: Tensor
 
-    def __init__(self, base: Any, config: SDEConfig) -> None:
+    def __init__(self, base: Any, config: SDEConfig, train: TrainableConfig | None = None) -> None:
         super().__init__()
-        self.flow = trainable_flow(base, "flow_sde")
+        self.flow = trainable_flow(base, "flow_sde", train)
         self.config = config
         chunk, last = math.prod(self.spec.chunk_shape), self.spec.execute * self.spec.action.dim
         count = self.num_steps

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -12,16 +11,17 @@ from ...policies.core.errors import BurnishError
 from ...policies.core.spec import PolicySpec
 from ...policies.core.tree import check
 from ...policies.flow import FlowPolicy
+from ...policies.trainable import TrainableConfig, trainable
 
 
-def trainable_flow(base: Any, method: str) -> FlowPolicy:
-    """A copy of ``base`` whose every parameter is trained; ``base`` itself is left alone."""
+def trainable_flow(base: Any, method: str, train: TrainableConfig | None = None) -> FlowPolicy:
+    """A copy of ``base`` to be trained, by default as a whole; ``base`` itself is left alone."""
     if not isinstance(base, nn.Module) or not all(hasattr(base, name) for name in ("velocity", "time")):
         raise BurnishError(
             f"method={method} trains the velocity of a flow policy, but {type(base).__name__} has none; "
             "use method=dppo for a diffusion policy, or a residual method for a policy that only acts"
         )
-    return copy.deepcopy(base).eval().requires_grad_(True)  # type: ignore[return-value]
+    return trainable(base, train or TrainableConfig())
 
 
 def evidence(spec: PolicySpec, density: Tensor, last: Tensor, steps: Tensor) -> Tensor:

@@ -30,13 +30,15 @@ from torch import Tensor
 from ...offline.critics import adopt_normalizers
 from ...offline.returns import Discount, Per
 from ...policies.core.chunk import ChunkEnv
+from ...policies.core.config import LATER
 from ...policies.core.errors import BurnishError
 from ...policies.core.execute import Execution
 from ...policies.core.ranges import check_ranges
-from ...policies.core.seed import Noise
+from ...policies.core.seed import Noise, derive
 from ...policies.core.types import ChainPolicy, Obs, VecEnv
 from ...policies.nets.critic import ValueConfig
 from ...policies.nets.mlp import Activation
+from ...policies.trainable import TrainableConfig
 from ..actors.denoising import DenoisingActor
 from ..diagnostics import distance_to_base, sampled
 from ..loops import Assembly, OnPolicyConfig
@@ -69,6 +71,7 @@ class DPPOConfig:
     noise_clip: float | None = None  # in standard deviations
     density_clamp: list[float] | None = None  # limits of a coordinate's log-density
     bc_coef: float = 0.0  # weight of imitating the base's own draws
+    train: TrainableConfig = field(default_factory=TrainableConfig, metadata=LATER)  # what of the base is trained
     discount: Discount = field(default_factory=lambda: Discount(0.99, Per.chunk))  # of later rewards
     ppo: PPOConfig = field(default_factory=published_ppo)  # the PPO that updates it
     loop: OnPolicyConfig = field(default_factory=lambda: OnPolicyConfig(500))  # how much is played, stored and learnt
@@ -101,16 +104,19 @@ def imitation_loss(
 
 
 def build(config: DPPOConfig, base: Any, env: VecEnv, *, seed: int = 0, device: torch.device | str = "cpu") -> Assembly:
-    """``base`` is a chain policy: flow, or diffusion sampled by ddpm or ddim. It is copied."""
-    actor = DenoisingActor(
-        base,
-        config.trained_steps,
-        min_std=config.min_std,
-        min_logprob_std=config.min_logprob_std,
-        eta=config.eta,
-        noise_clip=config.noise_clip,
-        density_clamp=config.density_clamp,
-    ).to(device)
+    """``base`` is a chain policy: flow, or diffusion sampled by ddpm or ddim. It is left alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(seed, "lora"))
+        actor = DenoisingActor(
+            base,
+            config.trained_steps,
+            min_std=config.min_std,
+            min_logprob_std=config.min_logprob_std,
+            eta=config.eta,
+            noise_clip=config.noise_clip,
+            density_clamp=config.density_clamp,
+            train=config.train,
+        ).to(device)
     execute, count, top = base.spec.execute, config.trained_steps, config.ppo.clip
     learner = PPO(
         actor,

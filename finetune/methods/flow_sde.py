@@ -21,10 +21,12 @@ import torch
 from ...offline.critics import adopt_normalizers
 from ...offline.returns import Discount, Per
 from ...policies.core.chunk import ChunkEnv
+from ...policies.core.config import LATER
+from ...policies.core.seed import derive
 from ...policies.core.spec import check_compatible
 from ...policies.core.types import VecEnv
+from ...policies.trainable import TrainableConfig, shared
 from ..actors.sde_flow import SDEConfig, SDEFlowActor
-from ..actors.trainable_flow import trainable_flow
 from ..diagnostics import distance_to_base, sampled
 from ..loops import Assembly, OnPolicyConfig
 from ..ppo import PPO, PPOConfig
@@ -37,6 +39,7 @@ def _ppo() -> PPOConfig:
 @dataclass
 class FlowSDEConfig:
     noise: SDEConfig = field(default_factory=SDEConfig)  # noise of the generation while it is trained
+    train: TrainableConfig = field(default_factory=TrainableConfig, metadata=LATER)  # what of the base is trained
     discount: Discount = field(default_factory=lambda: Discount(0.99, Per.chunk))  # of later rewards
     ppo: PPOConfig = field(default_factory=_ppo)  # the PPO that updates it
     loop: OnPolicyConfig = field(default_factory=OnPolicyConfig)  # how much is played, stored and learnt
@@ -45,9 +48,11 @@ class FlowSDEConfig:
 def build(
     config: FlowSDEConfig, base: Any, env: VecEnv, *, seed: int = 0, device: torch.device | str = "cpu"
 ) -> Assembly:
-    actor = SDEFlowActor(base, config.noise).to(device)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(seed, "lora"))
+        actor = SDEFlowActor(base, config.noise, config.train).to(device)
     check_compatible(actor.spec, env.spec)
-    frozen = trainable_flow(base, "flow_sde").requires_grad_(False).to(device)
+    frozen = shared(base).to(device)
     learner = PPO(
         actor,
         actor.flow,

@@ -13,7 +13,6 @@ mean in either case when asked to be greedy.
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,6 +28,7 @@ from ...policies.core.errors import BurnishError
 from ...policies.core.spec import agent_spec, check_compatible
 from ...policies.core.types import Obs, VecEnv
 from ...policies.gaussian import GaussianConfig, GaussianPolicy
+from ...policies.trainable import TrainableConfig, shared, trainable
 from ..diagnostics import distance_to_base, sampled
 from ..loops import Assembly, OnPolicyConfig
 from ..ppo import PPO, PPOConfig
@@ -76,7 +76,7 @@ def build(
         actor = build_policy(config.agent, agent_spec(env.spec, config.execute), seed=seed, device=device)
     elif isinstance(base, GaussianPolicy):
         check_compatible(base.spec, env.spec)
-        actor = copy.deepcopy(base).to(device).requires_grad_(True)
+        actor = trainable(base, TrainableConfig()).to(device).train(base.training)
         actor.raw_std.requires_grad_(not actor.config.state_dependent_std)  # else the head has a bias for it
         if config.std is not None:
             explore_from(actor, config.std)
@@ -91,7 +91,8 @@ def build(
         auxiliary["entropy_loss"] = (config.entropy_coef, lambda obs, rows: -entropy(actor, obs))
     options: dict[str, Any] = {"normalize": config.normalize and base is None}
     if base is not None:
-        frozen = copy.deepcopy(actor).requires_grad_(False)
+        frozen = shared(base).to(device)  # with the spread that exploration begins with
+        frozen.config, frozen.raw_std = actor.config, torch.nn.Parameter(actor.raw_std.detach().clone())
         options["watch"] = lambda rows: {"base_distance": distance_to_base(actor, frozen, sampled(rows["obs"]))}
     learner = PPO(
         actor, actor, config.ppo, num_envs=env.num_envs, auxiliary=auxiliary, seed=seed, device=device, **options

@@ -29,6 +29,7 @@ from ...offline.critics import adopt_normalizers
 from ...offline.returns import Discount, Per
 from ...policies.chain import sample_chain
 from ...policies.core.chunk import ChunkEnv
+from ...policies.core.config import LATER
 from ...policies.core.errors import BurnishError
 from ...policies.core.seed import derive
 from ...policies.core.spec import check_compatible
@@ -36,8 +37,8 @@ from ...policies.core.types import Learner, Metrics, Obs, Source, VecEnv
 from ...policies.flow import FlowPolicy
 from ...policies.nets.critic import ValueConfig
 from ...policies.nets.mlp import Activation
+from ...policies.trainable import TrainableConfig, shared
 from ..actors.noisy_flow import NoiseConfig, NoisyFlowActor
-from ..actors.trainable_flow import trainable_flow
 from ..diagnostics import distance_to_base, sampled
 from ..loops import Assembly, OnPolicyConfig
 from ..ppo import PPO, Auxiliary, PPOConfig
@@ -65,6 +66,7 @@ class ReinFlowConfig:
     noise: NoiseConfig = field(default_factory=NoiseConfig)  # noise of the generation while it is trained
     entropy: float = 0.03  # weight of the entropy per term of the likelihood
     anchor: float = 0.0  # weight of the squared distance to the base's actions from the same noise
+    train: TrainableConfig = field(default_factory=TrainableConfig, metadata=LATER)  # what of the base is trained
     discount: Discount = field(default_factory=lambda: Discount(0.99, Per.chunk))  # of later rewards
     ppo: PPOConfig = field(default_factory=_ppo)  # the PPO that updates it
     loop: OnPolicyConfig = field(default_factory=lambda: OnPolicyConfig(500))  # how much is played, stored and learnt
@@ -123,9 +125,9 @@ def build(
 ) -> Assembly:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "noise net"))
-        actor = NoisyFlowActor(base, config.noise).to(device)
+        actor = NoisyFlowActor(base, config.noise, config.train).to(device)
     check_compatible(actor.spec, env.spec)
-    frozen = trainable_flow(base, "reinflow").requires_grad_(False).to(device)
+    frozen = shared(base).to(device)
     auxiliary: dict[str, tuple[float, Auxiliary]] = {}
     if config.entropy:
         auxiliary["entropy"] = (-config.entropy, lambda obs, rows: actor.entropy_rate(obs))

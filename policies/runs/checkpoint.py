@@ -6,7 +6,8 @@
     frozen.safetensors   where there are any, those that no training changes: in the checkpoints of a run one file with
                          several names (hard links), written once
     manifest.json        schema version, size and sha256 of every file, versions of the code, metrics
-    <child>/             a complete checkpoint in itself, which can be copied away and loaded alone
+    <child>/             a checkpoint in itself; the first can be copied away and loaded alone, while a later one
+                         refers to those before it for tensors that both hold ("policy:net.weight")
 
 ``save`` writes beside the target, fsyncs and renames: a process killed at any instant leaves either the whole
 checkpoint or a scratch folder, which every reader ignores and ``prune`` removes.
@@ -43,7 +44,7 @@ from .manifest import (
     read_manifest,
     write_manifest,
 )
-from .state_codec import decode, encode, separate
+from .state_codec import Place, decode, encode, place_of, separate
 
 CONFIG, STATE, TENSORS = FILES = "config.yaml", "state.json", "state.safetensors"
 FROZEN = "frozen.safetensors"
@@ -106,7 +107,13 @@ def save(
 def load(path: Path | str, device: torch.device | str = "cpu") -> Checkpoint:
     """Everything is verified before anything is believed. ``device`` moves every tensor, also the states of random
     generators, which torch wants on the CPU: the default is right for whatever goes through ``load_state_dict``."""
-    path = Path(path)
+    return _load(Path(path), device, {})[0]
+
+
+def _load(
+    path: Path, device: torch.device | str, known: Mapping[str, torch.Tensor]
+) -> tuple[Checkpoint, dict[str, torch.Tensor]]:
+    """Also its tensors; ``known`` are those of the children before this one, as "child:name"."""
     manifest, children = read_manifest(path, FILES, optional=(FROZEN,))
     config = parse(path / CONFIG, plain_yaml)
     skeleton = parse(path / STATE, json.loads)
@@ -123,13 +130,18 @@ def load(path: Path | str, device: torch.device | str = "cpu") -> Checkpoint:
     except (safetensors.SafetensorError, OSError, ValueError) as error:
         raise BurnishError(f"{file} is malformed: {error}") from error
     try:
-        state = decode(skeleton, tensors)
+        state = decode(skeleton, {**known, **tensors})
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise BurnishError(f"{path / STATE} is malformed: {error}") from error
     for name, content in ((CONFIG, config), (STATE, state)):
         if not isinstance(content, dict):
             raise BurnishError(f"{path / name} is malformed: it must hold a mapping")
-    return Checkpoint(config, state, manifest["metrics"], {name: load(path / name, device) for name in children}, path)
+    shared: dict[str, torch.Tensor] = {}
+    made: dict[str, Checkpoint] = {}
+    for name in children:
+        made[name], found = _load(path / name, device, shared)
+        shared |= {f"{name}:{own}": x for own, x in found.items()}
+    return Checkpoint(config, state, manifest["metrics"], made, path), tensors
 
 
 def _check_header(path: Path) -> None:
@@ -191,9 +203,11 @@ def _write(
     children: Mapping[str, Mapping[str, Any]] | None = None,
     frozen: Iterable[torch.Tensor] = (),
     before: Path | None = None,
-) -> None:
+    known: Mapping[Place, str] | None = None,
+) -> dict[str, torch.Tensor]:
+    """The tensors that were written; ``known`` are those of children before this one, which it refers to."""
     new(folder)
-    skeleton, tensors = encode(dict(state))
+    skeleton, tensors = encode(dict(state), known)
     still = {x.untyped_storage().data_ptr() for x in frozen}
     kept = {name: x for name, x in tensors.items() if still and x.untyped_storage().data_ptr() in still}
     try:
@@ -211,14 +225,17 @@ def _write(
         for name in written(folder):
             _check_header(folder / name)
             sync(folder / name)
+        shared: dict[Place, str] = {}
         for name, child in (children or {}).items():
             check_child(name)
-            _write(folder / name, **child, before=None if before is None else before / name)
+            made = _write(folder / name, **child, before=None if before is None else before / name, known=shared)
+            shared |= {place_of(x): f"{name}:{own}" for own, x in made.items()}
         write_manifest(folder, (*FILES[:2], *written(folder)), list(children or ()), to_data(metrics or {}))
     except BurnishError:
         raise
     except (yaml.YAMLError, safetensors.SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise BurnishError(f"a checkpoint cannot hold this: {error}") from error
+    return tensors
 
 
 def written(folder: Path) -> list[str]:

@@ -14,38 +14,48 @@ from torch import Tensor
 
 from ..core.errors import BurnishError
 
+Place = tuple[Any, ...]
 
-def encode(state: Any) -> tuple[Any, dict[str, Tensor]]:
-    """JSON for ``state``, and its tensors under their dotted paths.
+
+def place_of(x: Tensor) -> Place:
+    """Equal for two tensors that are the same numbers in the same memory."""
+    return x.data_ptr(), x.shape, x.stride(), x.dtype, x.device
+
+
+def encode(state: Any, known: Mapping[Place, str] | None = None) -> tuple[Any, dict[str, Tensor]]:
+    """JSON for ``state``, and its tensors under their dotted paths. ``known`` names tensors that are written elsewhere:
+    they are referred to.
 
     What JSON lacks is an object with one key that begins with "$". A dict that has such a key itself, or keys that are
     not strings, is written as a list of pairs under "$dict".
     """
     tensors: dict[str, Tensor] = {}
-    return _encode(state, (), tensors), tensors
+    return _encode(state, (), tensors, known or {}), tensors
 
 
-def _encode(value: Any, where: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:
+def _encode(value: Any, where: tuple[str, ...], tensors: dict[str, Tensor], known: Mapping[Place, str]) -> Any:
     kind = type(value)
     if value is None or kind in (bool, int, str):
         return value
     if kind is float:
         return value if math.isfinite(value) else {"$float": repr(value)}
     if isinstance(value, Tensor):
+        if known and value.numel() and (elsewhere := known.get(place_of(value))) is not None:
+            return {"$tensor": elsewhere}
         name = ".".join(where)
         while name in tensors or name == "__metadata__":  # the latter is reserved by the format
             name += "~"
         tensors[name] = value
         return {"$tensor": name}
     if kind in (list, tuple):
-        items = [_encode(item, (*where, str(i)), tensors) for i, item in enumerate(value)]
+        items = [_encode(item, (*where, str(i)), tensors, known) for i, item in enumerate(value)]
         return items if kind is list else {"$tuple": items}
     place = f"the state at {'.'.join(where)!r}"
     if isinstance(value, dict):
         for key in value:
             if type(key) not in (str, int, bool, type(None)):
                 raise BurnishError(f"{place} has the key {key!r}, but a checkpoint holds only keys that are str or int")
-        pairs = [(key, _encode(item, (*where, str(key)), tensors)) for key, item in value.items()]
+        pairs = [(key, _encode(item, (*where, str(key)), tensors, known)) for key, item in value.items()]
         plain = all(isinstance(key, str) and not key.startswith("$") for key in value)
         return dict(pairs) if plain else {"$dict": pairs}
     raise BurnishError(

@@ -1,0 +1,111 @@
+"""The part of a policy that is trained: all of it, its head, or low-rank changes of its layers. The rest is shared with
+the policy that it was made from, never copied.
+
+**LoRA** (Hu et al. 2021, arXiv 2106.09685): a layer's weight W becomes W + (alpha / rank) U D, with D (rank, inputs)
+drawn as a fresh layer and U (outputs, rank) at 0, so that nothing changes before the first update. W and the biases
+stay as they are. A checkpoint holds U and D beside the base; loading it merges them, and a plain policy remains.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from .core.errors import BurnishError
+from .core.ranges import check_ranges
+
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)
+
+
+class Part(Enum):
+    all = "all"
+    head = "head"  # all but the encoder of observations
+    lora = "lora"
+
+
+@dataclass
+class LoRAConfig:
+    rank: int = 8  # of the change of each layer
+    alpha: float = 8.0  # the change counts alpha / rank times
+
+    def __post_init__(self) -> None:
+        check_ranges(self, {"[1, inf)": "rank", "(0, inf)": "alpha"}, "lora.")
+
+
+@dataclass
+class TrainableConfig:
+    part: Part = Part.all  # all; head: all but the encoder of observations; lora: low-rank changes of every layer
+    rank: int = 8  # of the change of each layer, with part=lora
+    alpha: float = 8.0  # with part=lora the change counts alpha / rank times
+
+    def __post_init__(self) -> None:
+        LoRAConfig(self.rank, self.alpha)
+
+
+class LowRank(nn.Module):
+    """A weight, and the change of it that is learnt."""
+
+    def __init__(self, weight: Tensor, config: LoRAConfig) -> None:
+        super().__init__()
+        self.config = config
+        outputs, inputs = weight.flatten(1).shape
+        rank = min(config.rank, outputs, inputs)
+        self.down = nn.Parameter(torch.empty(rank, inputs, dtype=weight.dtype, device=weight.device))
+        self.up = nn.Parameter(torch.zeros(outputs, rank, dtype=weight.dtype, device=weight.device))
+        nn.init.kaiming_uniform_(self.down, a=math.sqrt(5))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + self.config.alpha / self.config.rank * (self.up @ self.down).view_as(weight)
+
+
+def shared(policy: nn.Module) -> Any:
+    """``policy`` once more, on the very same numbers, which this copy does not train. It follows every update of them;
+    settings, and what is made from settings, are its own."""
+    still = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in policy.parameters()}
+    return copy.deepcopy(policy, still | {id(b): b.detach() for b in policy.buffers()}).eval()
+
+
+def trainable(policy: nn.Module, config: TrainableConfig) -> Any:
+    """A copy of ``policy`` to be trained, by its parameters with ``requires_grad``; ``policy`` itself is left alone.
+    The start of LoRA is drawn from torch's global generator."""
+    if config.part is Part.lora:
+        return add_lora(shared(policy), LoRAConfig(config.rank, config.alpha))
+    given = dict(policy.named_parameters())
+    names = {name for name in given if config.part is Part.all or "encoder" not in name.split(".")}
+    if not names:
+        kind = type(policy).__name__
+        raise BurnishError(f"a {kind} has no parameters outside its encoder; use part=all or part=lora")
+    still = {id(p): nn.Parameter(p.detach(), requires_grad=False) for name, p in given.items() if name not in names}
+    made = copy.deepcopy(policy, still)
+    for name, parameter in made.named_parameters():
+        parameter.requires_grad_(name in names)
+    return made.eval()
+
+
+def add_lora(policy: nn.Module, config: LoRAConfig) -> Any:
+    """In place, to every linear and convolutional layer."""
+    layers = [part for part in policy.modules() if isinstance(part, LAYERS)]
+    if not layers:
+        raise BurnishError(f"a {type(policy).__name__} has no linear or convolutional layers; use part=all")
+    for layer in layers:
+        parametrize.register_parametrization(layer, "weight", LowRank(layer.weight, config))
+    return policy
+
+
+def lora_of(policy: nn.Module) -> LoRAConfig | None:
+    """The settings of its low-rank changes, if there are any."""
+    return next((part.config for part in policy.modules() if isinstance(part, LowRank)), None)
+
+
+def merge_lora(policy: nn.Module) -> None:
+    """In place: each changed weight becomes a plain one."""
+    for part in [*policy.modules()]:
+        if isinstance(part, LAYERS) and any(isinstance(inner, LowRank) for inner in part.modules()):
+            parametrize.remove_parametrizations(part, "weight")
