@@ -15,7 +15,6 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from ..offline.loop import Hook, repeat
 from ..offline.replay import Memory, Replay
 from ..offline.sources import Mixture, Rows
 from ..policies.core.errors import BurnishError
@@ -323,35 +322,3 @@ def planned(loop: Any, total: int) -> int:
     count = loop.iterations(total)
     loop.learner.plan(count)
     return count
-
-
-def run_on_policy(
-    learner: Learner,
-    env: DecisionEnv,
-    *,
-    decisions_per_update: int,
-    total: int,
-    seed: int = 0,
-    hooks: Sequence[Hook] = (),
-) -> Metrics:
-    """Until ``total`` decisions of all worlds together; ``decisions_per_update`` is per world."""
-    loop = OnPolicy(learner, env, decisions_per_update=decisions_per_update, seed=seed)
-    metrics = repeat(loop, planned(loop, total), hooks)
-    return {**metrics, **loop.report()}
-
-
-def run_off_policy(
-    learner: Learner,
-    env: DecisionEnv,
-    replay: Replay,
-    config: OffPolicyConfig,
-    *,
-    total: int,
-    prior: Replay | None = None,
-    seed: int = 0,
-    hooks: Sequence[Hook] = (),
-) -> Metrics:
-    """Until ``total`` decisions of all worlds together."""
-    loop = OffPolicy(learner, env, replay, config, prior=prior, seed=seed)
-    metrics = repeat(loop, loop.iterations(total), hooks)
-    return {**metrics, **loop.report()}

@@ -51,10 +51,3 @@ def repeat(training: Training, iterations: int, hooks: Sequence[Hook] = ()) -> M
         if any(answers):
             break
     return metrics
-
-
-def train_offline(
-    learner: Learner, replay: Replay, *, batch: int, total: int, n_step: int = 1, hooks: Sequence[Hook] = ()
-) -> Metrics:
-    """``total`` updates."""
-    return repeat(Offline(learner, replay, batch=batch, n_step=n_step), total, hooks)

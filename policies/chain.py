@@ -79,15 +79,6 @@ def sample_chain(
     return states
 
 
-def chain_log_prob(policy: ChainPolicy, trace: Tensor, cond: Any) -> Tensor:
-    """Elementwise log-density (B, K, H, A) of every transition of a trace (B, K + 1, H, A)."""
-    check(trace, f"B {policy.num_steps + 1} H A")
-    laws = [policy.transition(trace[:, k], step_index(trace, k), cond) for k in range(policy.num_steps)]
-    if not all(bool((law.std > 0).all()) for law in laws):
-        raise BurnishError("a chain without spread has no density; give it noise (DDPM, DDIM with eta, noisy flow)")
-    return torch.stack([law.log_prob(trace[:, k + 1]) for k, law in enumerate(laws)], 1)
-
-
 def masked_mean(error: Tensor, mask: Tensor | None) -> Tensor:
     """(B, H, A) -> (B,): the mean over the real steps of each row; padding has no influence."""
     check(error, "B H A")

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from burnish.finetune.loops import run_on_policy
 from burnish.policies.controllers import controller_for
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import agent_spec
@@ -15,6 +14,7 @@ from burnish.sim.build import make_env
 from burnish.sim.experts.toy import FeedbackExpert, lqr_law
 from burnish.sim.toy import LQRConfig
 from negative_controls import NegativeControl
+from training_lab import run_on_policy
 
 CONFIG = LQRConfig(limit=5.0, max_steps=20, noise=0.05)
 GAMMA = 0.9

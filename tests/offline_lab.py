@@ -16,7 +16,6 @@ from burnish.offline.cql import CQLConfig
 from burnish.offline.dataset import decisions
 from burnish.offline.fql import FQLConfig
 from burnish.offline.iql import Extraction, IQLConfig, regression_policy
-from burnish.offline.loop import train_offline
 from burnish.offline.q_chunking import QChunkingConfig
 from burnish.offline.replay import Replay
 from burnish.offline.sac import soft_agent
@@ -27,6 +26,7 @@ from burnish.policies.flow import FlowConfig
 from burnish.policies.nets.critic import CriticConfig, ValueConfig
 from burnish.policies.nets.denoiser import DenoiserConfig, MlpBodyConfig
 from burnish.policies.one_step import OneStepConfig
+from training_lab import train_offline
 
 # Five actions are imitated, three of them executed, beginning with the second.
 CHUNKED = PolicySpec(ObsSpec({"state": (3,)}), ActionSpec((-1.0, -1.0), (1.0, 1.0)), horizon=5, execute=3, start=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from burnish.finetune.loops import Assembly, run_off_policy
+from burnish.finetune.loops import Assembly
 from burnish.offline.replay import Replay
 from burnish.policies.controllers import controller_for
 from burnish.policies.core.scale import ScaledEnv
@@ -14,6 +14,7 @@ from burnish.policies.measure.evaluate import evaluate
 from burnish.sim.build import make_env
 from burnish.sim.point_reach import PointReachConfig
 from negative_controls import NegativeControl
+from training_lab import run_off_policy
 
 EXECUTE = 2
 ON_LINE = PolicySpec(ObsSpec({"state": (2,)}), ActionSpec((-1.0,), (1.0,)), EXECUTE, EXECUTE)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from burnish.real_robot.camera import CameraConfig, FakeCamera, OpenCVCamera, Watched
+from burnish.real_robot.camera import CameraConfig, OpenCVCamera, Watched
 from burnish.real_robot.clock import VirtualClock
 from burnish.real_robot.control.link import LocalLink
 from burnish.real_robot.drivers.twin import Twin, TwinConfig
@@ -21,6 +21,7 @@ from burnish.real_robot.errors import DeviceFault, Refused, StaleState
 from burnish.real_robot.safety.safe_robot import Safety
 from burnish.sim.mirror import Mirror
 from burnish.sim.tasks.reach import ReachConfig
+from fake_camera import FakeCamera
 
 FILM = 40  # pictures
 

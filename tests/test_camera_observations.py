@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from burnish.policies.core.errors import BurnishError
-from burnish.real_robot.camera import FakeCamera, Fit, Fitted, fitted
+from burnish.real_robot.camera import Fit, Fitted, fitted
 from burnish.real_robot.clock import VirtualClock
 from burnish.sim.build import make_env
 from burnish.sim.desk import Observe
 from burnish.sim.mirror import Mirror
 from burnish.sim.tasks.insert import InsertConfig
 from burnish.sim.tasks.push import PushConfig
+from fake_camera import FakeCamera
 
 SIZE = 32
 RED, BLACK = (200, 0, 0), (0, 0, 0)

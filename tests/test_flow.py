@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from burnish.policies.chain import chain_log_prob, sample_chain
+from burnish.policies.chain import sample_chain, step_index
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.seed import RowNoise, generator
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
@@ -93,7 +93,9 @@ def test_transitions_have_no_spread_and_a_chain_is_its_own_evidence():
     again = RowNoise(range(5), [0] * 5)
     drawn = torch.stack([again.normal((5, H, A)).float() for _ in range(6)], 1)
     expected = Normal(torch.zeros(()), torch.tensor(0.2)).log_prob(0.2 * drawn)
-    torch.testing.assert_close(chain_log_prob(policy, trace, cond), expected, rtol=0, atol=2e-5)
+    laws = [policy.transition(trace[:, k], step_index(start, k), cond) for k in range(6)]
+    found = torch.stack([law.log_prob(trace[:, k + 1]) for k, law in enumerate(laws)], 1)
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
 
 
 def test_loss_equals_the_formula():

@@ -10,7 +10,6 @@ import torch
 
 import mdp
 from burnish.offline.iql import decayed
-from burnish.offline.loop import train_offline
 from burnish.offline.sources import Rows
 from burnish.offline.td import advantage_weight, expectile, row_mean
 from burnish.policies.build import build_policy
@@ -18,6 +17,7 @@ from burnish.policies.compose import BestOf
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.gaussian import GaussianConfig
 from offline_lab import CHUNKED, CONFIGS, a_batch, build, made, recorded, same, trained, weights
+from training_lab import train_offline
 
 # Shares of the best return on 20 seeds: all 1.0 by weights, at least 0.99 by the best of n. Cuts taken for ends: 0.474
 # on 5 seeds, which is to leave everywhere but at the prize. Imitation alone, on 5: 0.0 by the mean, 0.37 by a flow.

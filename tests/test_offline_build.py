@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import mdp
-from burnish.finetune.loops import OffPolicyConfig, run_off_policy
+from burnish.finetune.loops import OffPolicyConfig
 from burnish.finetune.method import Phase
 from burnish.finetune.table import OFFLINE, method_name
 from burnish.offline.replay import Replay
@@ -24,6 +24,7 @@ from burnish.policies.gaussian import GaussianConfig
 from burnish.policies.runs import checkpoint
 from offline_lab import CHUNKED, CONFIGS, FLOW, SINGLE, a_batch, build, made, recorded, same
 from scripted import TERMINATED, TRUNCATED, ScriptedWorld
+from training_lab import run_off_policy
 
 everyone = pytest.mark.parametrize("name", CONFIGS)
 

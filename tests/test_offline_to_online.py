@@ -15,13 +15,13 @@ import torch
 from aim_lab import LENGTH, Aim, aim_error
 from burnish.finetune.loops import OffPolicy, OffPolicyConfig
 from burnish.offline.dataset import BehindCut, decisions
-from burnish.offline.loop import train_offline
 from burnish.offline.replay import Replay
 from burnish.offline.sources import Mapped
 from burnish.policies.core.chunk import ChunkEnv
 from burnish.policies.core.spec import agent_spec
 from burnish.policies.data.episodes import Episode, Episodes
 from offline_lab import CONFIGS, build
+from training_lab import train_offline
 
 GAMMA = 0.9
 BATCH = 64

@@ -9,7 +9,7 @@ import pytest
 
 from burnish.finetune.__main__ import FinetuneConfig, refinement
 from burnish.finetune.actors.noisy_flow import NoiseConfig
-from burnish.finetune.loops import OnPolicy, OnPolicyConfig, planned, run_on_policy
+from burnish.finetune.loops import OnPolicy, OnPolicyConfig, planned
 from burnish.finetune.methods import reinflow
 from burnish.finetune.methods.reinflow import ReinFlowConfig
 from burnish.finetune.ppo import PPOConfig
@@ -19,6 +19,7 @@ from burnish.policies.flow import FlowConfig
 from burnish.policies.nets.critic import ValueConfig
 from burnish.policies.nets.denoiser import DenoiserConfig, MlpBodyConfig
 from scripted import TERMINATED, TRUNCATED, ScriptedWorld
+from training_lab import run_on_policy
 
 
 def world():

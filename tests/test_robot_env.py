@@ -16,7 +16,7 @@ from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.measure.evaluate import evaluate, evaluation_seeds
 from burnish.real_robot.adapter import Phase
-from burnish.real_robot.camera import FakeCamera, Watched
+from burnish.real_robot.camera import Watched
 from burnish.real_robot.clock import VirtualClock
 from burnish.real_robot.control.link import LocalLink
 from burnish.real_robot.drivers.twin import Twin, TwinConfig
@@ -35,6 +35,7 @@ from burnish.sim.tasks.insert import InsertConfig
 from burnish.sim.tasks.push import PushConfig
 from burnish.sim.tasks.reach import ReachConfig
 from burnish.sim.two_mode import TwoModeConfig
+from fake_camera import FakeCamera
 
 pytestmark = pytest.mark.sim
 SAFETY = Safety(rate_hz=100.0, blend_s=0.0)

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from burnish.offline.dataset import decisions
 from burnish.offline.imitation import imitation_chunk, neighbours, played_around
-from burnish.offline.loop import train_offline
 from burnish.offline.replay import Replay
 from burnish.offline.sources import Mixture, joined
 from burnish.policies.build import build_policy
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec, PolicySpec
 from burnish.policies.data.episodes import Episode, Episodes, Windows
 from offline_lab import CONFIGS, build
+from training_lab import train_offline
 
 TICKS, LENGTHS = 13, (13, 9)  # lengths are no multiples of n: the last decisions are cut short
 LIMITS = ActionSpec((-1.0,), (1.0,))

@@ -63,9 +63,6 @@ class Affine(nn.Module):
         """In the precision of the policy, whatever that of ``x``."""
         return (x.to(self.shift.dtype) - self.shift) / self.scale
 
-    def invert(self, x: Tensor) -> Tensor:
-        return x * self.scale + self.shift
-
 
 def _floored(scale: Tensor, floor: float = FLOOR) -> Tensor:
     return torch.where(scale < floor, 1.0, scale)

@@ -94,14 +94,6 @@ class Latencies:
             raise Refused(f"no latency is known before {self.warmup + 1} answers; ask for some chunks first")
         return float(np.quantile(self._kept_s, share, method="inverted_cdf"))
 
-    @property
-    def p95_s(self) -> float:
-        return self.quantile_s(0.95)
-
-    @property
-    def p99_s(self) -> float:
-        return self.quantile_s(0.99)
-
 
 class PolicyClient:
     """``expected`` is what the robot was set up for; a server of another policy is refused. ``key`` is never sent but
