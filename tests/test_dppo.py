@@ -231,7 +231,10 @@ def test_the_deployed_policy_is_the_bases_sampler_with_the_trained_weights(kind:
     assert describe(policy)["policy"] == ("relay" if trained == 1 else {"flow": "flow"}.get(kind, "diffusion"))
     # It follows a learner that is restored, too.
     other = make_loop(small_config(trained), base, scripted())
-    other.learner.load_state_dict(loop.learner.state_dict())
+    state = loop.learner.state_dict()
+    assert not any(name.startswith("frozen.") for name in state["actor"])
+    state["actor"] |= {f"frozen.{name}": x for name, x in base.state_dict().items()}  # as older states are
+    other.learner.load_state_dict(state)
     assert torch.equal(act(other.learner.policy), act(policy))
 
 

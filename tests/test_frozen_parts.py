@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
@@ -97,3 +98,23 @@ def test_a_refinement_writes_its_base_once(tmp_path, method):
     (refined, _), (given, _) = load_policy(tmp_path / "run"), load_policy(tmp_path / "bc")
     same = zip(refined.base.state_dict().values(), given.state_dict().values(), strict=True)
     assert all(torch.equal(a, b) for a, b in same)
+
+
+def test_what_two_children_share_is_written_by_the_first(tmp_path):
+    weight = torch.randn(8, 8, dtype=torch.complex64)
+    policy = {"w": weight}
+    learner = {
+        "w": weight,
+        "view": weight[1:],
+        "turned": weight.t(),
+        "conjugate": weight.conj(),
+        "same": weight.clone(),
+    }
+    children = {name: {"config": {}, "state": state} for name, state in (("policy", policy), ("learner", learner))}
+    path = checkpoint.save(tmp_path / "1", config={}, state={}, children=children)
+    skeleton = json.loads((path / "learner/state.json").read_text())
+    assert {name for name, x in skeleton.items() if x["$tensor"] == "policy:w"} == {"w"}
+    found = checkpoint.load(path).children["learner"].state
+    assert all(torch.equal(found[name], x) for name, x in learner.items())
+    with pytest.raises(BurnishError, match=r"state\.json is malformed: 'policy:w'"):
+        checkpoint.load(path / "learner")

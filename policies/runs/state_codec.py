@@ -19,7 +19,7 @@ Place = tuple[Any, ...]
 
 def place_of(x: Tensor) -> Place:
     """Equal for two tensors that are the same numbers in the same memory."""
-    return x.data_ptr(), x.shape, x.stride(), x.dtype, x.device
+    return x.data_ptr(), x.shape, x.stride(), x.dtype, x.device, x.is_conj(), x.is_neg()
 
 
 def encode(state: Any, known: Mapping[Place, str] | None = None) -> tuple[Any, dict[str, Tensor]]:
