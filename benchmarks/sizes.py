@@ -9,8 +9,10 @@ process of its own, once by the code of ``--before`` (a worktree of git, removed
   of the base: the base itself, copies of it, what is trained, and the moments of its optimiser.
 * **added**: bytes that one more checkpoint adds to the disk, over those of the base; a file with a name in both counts
   for the older.
-* **The house**: lines of the product, files over 300 lines, groups of modules that import each other in a circle (at
-  import time), and pairs of files that share eight lines in a row.
+* **The house**: lines of the product, files over 300 lines, imports that would have to go until no module
+  imports itself through others, and pairs of files that share eight lines in a row.
+
+``--quick`` measures the methods of RESULT by this tree only; the figures before are those of the committed full result.
 
 RESULT ``NAME_live`` and ``NAME_added`` of this tree for dppo, dsrl and residual_td3; ``lines``, ``lines_before``,
 ``long_files``, ``cycles``, ``duplicates``.
@@ -26,13 +28,13 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-import networkx
 import torch
-from measure import embed, machine, markdown, options, publish, table
+from measure import RESULTS, embed, machine, markdown, options, publish, table
 
 ROOT = Path(__file__).resolve().parents[1]
 BEFORE = "c2fc547"  # the last revision before modules moved into rooms
@@ -51,7 +53,7 @@ METHODS: dict[str, list[str]] = {
     "expo": ["method=expo", *LOOP, "method.critic.hidden=[8]", "method.edit.hidden=[8]"],
     "dppo, lora": ["method=dppo", "method.trained_steps=1", "method.train.part=lora", *PPO],
 }
-QUICK = ("dppo", "residual_td3")
+REPORTED = ("dppo", "residual_td3", "dsrl")
 
 # In a process of its own: when a checkpoint is begun, the bytes of all tensors.
 MEASURED = """
@@ -136,11 +138,22 @@ def imports(name: str, text: str) -> Iterator[str]:
         waiting.extend(ast.iter_child_nodes(node))
 
 
+def cycles(graph: dict[str, set[str]]) -> int:
+    """How many imports have to go until none leads back to where it began."""
+    for gone in itertools.count():
+        try:
+            TopologicalSorter(graph).prepare()
+        except CycleError as found:
+            needed, user, *_ = found.args[1]
+            graph[user].discard(needed)
+        else:
+            return gone
+    raise AssertionError
+
+
 def house(tree: Path) -> dict[str, int]:
     modules = product(tree)
-    graph = networkx.DiGraph()
-    for name, text in modules.items():
-        graph.add_edges_from((name, other) for other in imports(name, text) if other in modules and other != name)
+    graph = {name: {*imports(name, text)} & {*modules} - {name} for name, text in modules.items()}
     windows: dict[tuple[str, ...], set[str]] = {}
     for name, text in modules.items():
         imported = (x for x in ast.walk(ast.parse(text)) if isinstance(x, ast.Import | ast.ImportFrom))
@@ -154,43 +167,49 @@ def house(tree: Path) -> dict[str, int]:
         "lines": sum(len(text.splitlines()) for text in modules.values()),
         "files": len(modules),
         "long_files": sum(len(text.splitlines()) > LONG for text in modules.values()),
-        "cycles": sum(len(group) > 1 for group in networkx.strongly_connected_components(graph)),
+        "cycles": cycles(graph),
         "duplicates": len(pairs),
     }
+
+
+def refined(trees: dict[str, Path], methods: Iterable[str]) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as made:
+        for when, tree in trees.items():
+            (Path(made) / when).mkdir()
+            base_of(tree, Path(made) / when)
+        for method in methods:
+            row: dict[str, Any] = {"method": method, "live_before": None, "added_before": None}
+            for when, tree in trees.items():
+                new = when == "before" and "lora" in method  # which that revision may not know
+                found = (None, None) if new else sizes(tree, method, Path(made) / when)
+                row |= {f"live_{when}": found[0], f"added_{when}": found[1]}
+            rows.append(row)
+            sys.stderr.write(f"{row}\n")
+    return rows
 
 
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--before", default=BEFORE, help="the revision to compare with (default: %(default)s)")
     chosen = parser.parse_args()
-    git = ["git", "-C", str(ROOT), "worktree"]
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as made:
-        other = Path(made) / "tree"
-        subprocess.run([*git, "add", "--detach", str(other), chosen.before], check=True, capture_output=True)
-        try:
-            trees = {"before": other, "now": ROOT}
-            for when, tree in trees.items():
-                (Path(made) / when).mkdir()
-                base_of(tree, Path(made) / when)
-            for method in QUICK if chosen.quick else METHODS:
-                row: dict[str, Any] = {"method": method}
-                for when, tree in trees.items():
-                    new = when == "before" and "lora" in method  # which that revision may not know
-                    found = (None, None) if new else sizes(tree, method, Path(made) / when)
-                    row |= {f"live_{when}": found[0], f"added_{when}": found[1]}
-                rows.append(row)
-                sys.stderr.write(f"{row}\n")
-            houses = [{"revision": when, **house(tree)} for when, tree in trees.items()]
-        finally:
-            subprocess.run([*git, "remove", "--force", str(other)], check=True, capture_output=True)
+    if chosen.quick:
+        told = json.loads((RESULTS / "sizes.json").read_text())
+        rows, houses = refined({"now": ROOT}, REPORTED), [told["house"][0], {"revision": "now", **house(ROOT)}]
+        chosen.before = told["before"]
+    else:
+        with tempfile.TemporaryDirectory() as made:
+            git, other = ["git", "-C", str(ROOT), "worktree"], Path(made) / "tree"
+            subprocess.run([*git, "add", "--detach", str(other), chosen.before], check=True, capture_output=True)
+            try:
+                trees = {"before": other, "now": ROOT}
+                rows, houses = refined(trees, METHODS), [{"revision": x, **house(tree)} for x, tree in trees.items()]
+            finally:
+                subprocess.run([*git, "remove", "--force", str(other)], check=True, capture_output=True)
     columns = {"method": "", **{f"{x}_{when}": ".2f" for x in ("live", "added") for when in ("before", "now")}}
     whole = {"revision": "", **dict.fromkeys(("lines", "files", "long_files", "cycles", "duplicates"), ",d")}
     result = {
-        f"{row['method']}_{x}": row[f"{x}_now"]
-        for row in rows
-        if row["method"] in ("dppo", "dsrl", "residual_td3")
-        for x in ("live", "added")
+        f"{row['method']}_{x}": row[f"{x}_now"] for row in rows if row["method"] in REPORTED for x in ("live", "added")
     }
     result |= {"lines": houses[1]["lines"], "lines_before": houses[0]["lines"]}
     result |= {name: houses[1][name] for name in ("long_files", "cycles", "duplicates")}
