@@ -88,8 +88,8 @@ def finetune(config: FinetuneConfig) -> int:
 
 
 def refinement(config: FinetuneConfig, base: Any = None, env: VecEnv | None = None) -> tuple[Work, Any]:
-    """What is to be done, ready to start, and the loop in it. ``base`` and ``env`` are what a program hands in where
-    settings can name none."""
+    """The improvement, ready to start, and the loop in it. A program hands in ``base`` and ``env`` where settings can
+    name none."""
     device, name = prepare_machine(config.device, config.threads), method_name(config.method)
     if config.view is not None:
         config.method = on_view(config.method, config.view)
@@ -229,8 +229,8 @@ def on_view(method: Any, view: View) -> Any:
 def intervener(
     config: FinetuneConfig, world: dict[str, Any] | None, spec: PolicySpec, env: VecEnv
 ) -> Controller | None:
-    """Who takes over in ``env``: a scripted expert, who looks at the worlds behind it; nobody of ours, where somebody
-    stands beside the robot."""
+    """The scripted expert that takes over in ``env`` and looks at the worlds behind it; None where a person stands
+    beside the robot."""
     beside = supervisor_of(env)
     if config.expert is None:
         if method_of(config.method).interventions is InterventionUse.taught and beside is None:

@@ -164,7 +164,7 @@ class CQL(Learner):
     # ---- calibration in the world ----
 
     def keep_calibrating(self, behind_cut: BehindCut, discount: float) -> None:
-        """What is assumed to follow an episode that is cut off; ``discount`` is that of a whole decision."""
+        """The value that is assumed behind an episode that is cut off; ``discount`` is that of a whole decision."""
         self.behind_cut, self.discount = behind_cut, discount
 
     def prior(self, replay: Replay, recordings: Replay | None) -> Replay | None:

@@ -30,8 +30,8 @@ from .returns import returns_to_go
 
 
 class BehindCut(Enum):
-    """What a Monte-Carlo return takes to follow where a recording was cut off. Nobody saw it, and calibration (Cal-QL)
-    needs a bound from below, which only ``worst`` always is."""
+    """The value that a Monte-Carlo return takes behind the cut of a recording. It was not seen, and calibration
+    (Cal-QL) needs a bound from below, which only ``worst`` always is."""
 
     worst = "worst"  # the smallest reward of all recordings, for ever: r / (1 - gamma)
     last = "last"  # the last reward of this recording, for ever: -1 until success, as published for sparse tasks

@@ -302,8 +302,8 @@ def _acting(config: RobotVerb, device: torch.device) -> Iterator[Any]:
 
 @contextmanager
 def _body(config: RobotVerb, acting: ActionSource | None) -> Iterator[tuple[Any, Mapping[str, Any] | None]]:
-    """What the policy's numbers mean on this robot, with the cameras that it has; and of which world they are, if of
-    any."""
+    """The body that gives the policy's numbers their meaning on this robot, with the cameras that it has; and the
+    world that they are of, if there is one."""
     policy, world = None if acting is None else acting.known, None
     modelled = not isinstance(config.robot, Hardware)
     if isinstance(config.env, JointsConfig):

@@ -77,9 +77,9 @@ def narrower(spec: RobotSpec, ranges: np.ndarray) -> str:
 
 
 def stricter(where: str, trained: Limits, spec: RobotSpec, safety: Safety) -> str:
-    """What limits joints of this robot more than the guard of the worlds in which the policy at ``where`` was trained:
-    one sentence, or nothing. That a device rounds is no limit here, though it takes a step per period off the speed:
-    who trains with the numbers of `docs/robots.md` is not to be warned of them."""
+    """The joints for which this robot has narrower limits than the guard of the worlds in which the policy at ``where``
+    was trained: one sentence, or nothing. Rounding by a device is no limit here, though it takes a step per period off
+    the speed: a policy that was trained with the numbers of `docs/robots.md` gets no warning of them."""
     speed, acceleration = (safety.share * spec.column(name) for name in ("velocity", "acceleration"))
     found = []
     for what, unit, here, there in (

@@ -52,9 +52,10 @@ def make_adapter(name: str, config: Mapping[str, Any]) -> Adapter:
 
 
 def second_channel(name: str, config: Mapping[str, Any]) -> Callable[[], None] | None:
-    """What stops that robot without the process that drives it, if it has something: what a function of the name
-    ``second_channel``, in the module of its ``make``, says to those settings. All that takes time (imports, files) is
-    over when it returns, and nothing has been opened; what it returns may raise, and takes a bounded time."""
+    """The function that stops that robot without the process that drives it, or None. It is made by the function
+    ``second_channel`` in the module of the robot's ``make``, which is called with those settings. All that takes time
+    (imports, files) is over when it returns, and nothing has been opened; the result may raise, and takes a bounded
+    time."""
     prepare = getattr(import_module(_maker(name).__module__), "second_channel", None)
     return None if prepare is None else prepare(dict(config))
 

@@ -183,7 +183,7 @@ class RobotEnv:
         return self._middle + self._half * self._goes(person)
 
     def _take_hold(self) -> None:
-        """What was asked of the robot may be far ahead of it: whoever takes it over finds it standing still, as soon as
+        """The last request may be far ahead of the robot: a person who takes over finds it standing still, as soon as
         it has braked."""
         now, joints = self.link.state(), self.link.about["joints"]
         braking = np.array([joint["acceleration"] for joint in joints])

@@ -35,7 +35,7 @@ class Word:
         return self.stop or self.success is not None
 
     def renewed(self, later: Word) -> Word:
-        """What holds where a second word comes before the first was followed: no verdict is lost, no old action is
+        """The word that holds where a second comes before the first was followed: no verdict is lost, no old action is
         played, and who has the robot in this tick was settled by the first."""
         success = self.success if later.success is None else later.success
         return Word(success, None if self.action is None else later.action, self.stop or later.stop)

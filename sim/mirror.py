@@ -90,7 +90,7 @@ class Mirror:
         self._world.physics.forward(self._everyone)
 
     def follow(self, q: np.ndarray) -> None:
-        """What is commanded next begins at ``q``: of a robot that goes its own way."""
+        """The next command begins at ``q``: for a robot that was moved by something else."""
         self._task.hand.arm.target[:] = q
         self._task.hand.pose[:] = arm.forward(q[None])
 

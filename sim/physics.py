@@ -235,7 +235,7 @@ class Physics:
         return state
 
     def restore(self, state: Array, derive: Sequence[Derive] = ()) -> None:
-        """What follows from the state is known again too; poses and forces that MuJoCo leaves a physics step behind
+        """Set the state, and everything that follows from it; poses and forces that MuJoCo leaves a physics step behind
         the state after a step are those of the state itself here."""
         for model, data, row in zip(self.models, self.data, state, strict=True):
             mujoco.mj_resetData(model, data)

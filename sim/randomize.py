@@ -125,7 +125,7 @@ def randomize(
 
 
 def _derive(model: mujoco.MjModel, scratch: mujoco.MjData) -> None:
-    """What the compiler computed from masses and cameras, computed again: the inverse weights by which the solver makes
+    """Compute again what the compiler derived from masses and cameras: the inverse weights by which the solver makes
     contacts and limits as stiff as they are meant to be, the masses of subtrees (centres of mass, and what Gymnasium's
     bodies observe), and the places of cameras that follow a body. The extent of the scene stays: it sets how near and
     how far is drawn, and a model may state its own."""

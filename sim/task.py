@@ -88,7 +88,7 @@ class Task(Protocol):
         ...
 
     def settle(self, rows: Rows) -> None:
-        """What depends on derived quantities of the initial state, which are known now."""
+        """Set up the part that depends on derived quantities of the initial state, which are known now."""
         ...
 
     def control(self, action: Array, rows: Rows | None) -> Array:

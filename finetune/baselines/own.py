@@ -87,7 +87,7 @@ def own_rollouts(kind: Any) -> type:
             self.others = np.zeros((self.buffer_size, self.n_envs), dtype=bool)
 
         def hear(self, infos: Sequence[Mapping[str, Any]]) -> None:
-            """Who played the decision that is added next."""
+            """Say which worlds a person played in the decision that is added next."""
             self.others[self.pos] = by_others(infos)
 
         def compute_returns_and_advantage(self, *args: Any, **options: Any) -> None:

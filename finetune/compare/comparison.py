@@ -187,7 +187,7 @@ def delivered_by(folder: Path) -> str:
 
 
 def delivered(out: Path, entry: Entry, last: Evaluation, base: Evaluation) -> Evaluation | None:
-    """What is delivered, on the seeds that nothing is chosen on; None where an older comparison did not try it."""
+    """The delivered policy, on the seeds that nothing is chosen on; None where an older comparison did not try it."""
     path = out / entry._replace(how=DELIVERED).evaluation
     other = Evaluation.load(path) if path.exists() else None
     return {BASE: base, LAST: last, BEST: other}[delivered_by(out / entry.folder)]
@@ -270,7 +270,7 @@ def joined(evaluations: Sequence[Evaluation]) -> Evaluation:
 
 
 def verdict(found: Mapping[str, Any]) -> str:
-    """What is to be said, of seeds on which nothing was chosen."""
+    """The conclusion, from seeds on which nothing was chosen."""
     best, base = found["best"], found["base"]
     if best is None:
         return "no run has finished, so there is nothing to compare"

@@ -80,7 +80,7 @@ def corrected(batch: dict[str, Any], relabel: bool) -> tuple[Tensor, Tensor]:
 
 
 def corrected_around(batch: dict[str, Any]) -> dict[str, Tensor]:
-    """What people played before and after decisions that they played too; what is said of a single tick has no
+    """The actions of people before and after decisions that they played too; what is said of a single tick has no
     neighbours."""
     around = played_around(batch)
     if around:

@@ -262,8 +262,8 @@ class SupervisedEnv:
 def supervised(
     config: Any, env: VecEnv, expert: Controller | None, *, execute: int, history: int, seed: int
 ) -> SupervisedEnv:
-    """What a method learns on: its ``intervention`` describes how ``expert`` takes over; without an expert, whoever
-    stands beside the robot does."""
+    """The worlds that a method learns on: its ``intervention`` describes how ``expert`` takes over; without an expert,
+    the person beside the robot does."""
     gamma = config.discount.per_step(execute)
     if expert is not None or supervisor_of(env) is None:
         options: dict[str, Any] = {"execute": execute, "history": history, "seed": derive(seed, "intervention")}

@@ -216,7 +216,7 @@ class Asynchronous:
         self._begin()
 
     def close(self) -> None:
-        """Nobody acts when this returns."""
+        """The other process does not act any more when this returns."""
         atexit.unregister(self.close)
         for life in self._lives:
             life.mail.stop()

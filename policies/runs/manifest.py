@@ -120,7 +120,7 @@ def _verify(path: Path, entry: Any) -> None:
 
 
 def parse(path: Path, parser: Callable[[str], Any]) -> Any:
-    """What ``parser`` makes of the text of ``path``; whatever is wrong with it is one sentence."""
+    """The text of ``path``, read by ``parser``; every error in it is one sentence."""
     try:
         return parser(_read_bytes(path).decode())
     except BurnishError:

@@ -218,7 +218,7 @@ class UniversalRobot(Adapter):
                 self._released = True
 
     def _power_on(self) -> None:
-        """What ``stop(RELEASE)`` has taken."""
+        """Undo ``stop(RELEASE)``: power, then brakes."""
         deadline_ns = self.clock.now_ns() + ns(self.config.power_s)
         for order, mode in (("power on", "IDLE"), ("brake release", "RUNNING")):
             self.dashboard.ask(order)

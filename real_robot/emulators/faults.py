@@ -49,7 +49,7 @@ NONE = Faults()
 
 
 class Encoders:
-    """What the sensors of a chain say: those that hang, where they were when that began."""
+    """The readings of the sensors of a chain: those that hang stay where they were when that began."""
 
     def __init__(self) -> None:
         self._said: dict[int, int] = {}

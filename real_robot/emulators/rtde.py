@@ -32,7 +32,7 @@ class Kind(IntEnum):
 
 
 class BadFrame(Exception):
-    """What arrived is no frame; a stream cannot be followed any further after that."""
+    """The bytes that arrived are no frame; a stream cannot be followed any further after that."""
 
 
 FORMATS: Mapping[str, str] = {

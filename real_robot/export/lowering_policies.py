@@ -35,7 +35,7 @@ def act(low: Lowering, policy: Any, noise: str | None = None, seen: Seen | None 
 
 
 def advise(low: Lowering, policy: Any, noise: str | None = None, seen: Seen | None = None, **how: Any) -> str:
-    """What a part says that makes no chunk of the policy's, and so knows no actions that are committed."""
+    """The refusal of a part that makes no chunk of the policy, and so knows no committed actions."""
     pins, low.pins = low.pins, False
     said = act(low, policy, noise, seen, **how)
     low.pins = pins

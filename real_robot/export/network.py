@@ -161,8 +161,8 @@ def _bound_memory() -> None:
 
 
 def _within(what: str, work: Callable[[], T], stop: Callable[[], Any] = lambda: None) -> T:
-    """What ``work`` gives, if it ends in time. A thread cannot be ended from outside: one that goes on is left behind,
-    and is no reason for the process to stay."""
+    """The result of ``work``, if it ends in time. A thread cannot be ended from outside: one that goes on is left
+    behind, and is no reason for the process to stay."""
     found: list[T] = []
     failed: list[BaseException] = []
 

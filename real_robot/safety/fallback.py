@@ -197,7 +197,7 @@ class Fallback:
         self._most = self.limits.velocity
 
     def follow(self, q: Array) -> None:
-        """What was sent is not quite what was said last, but for rounding."""
+        """The set-point that was sent differs from the last request by rounding."""
         h = self.limits.period_s
         before = self._v - h * self._a
         start = self._q - h * self._v

@@ -89,7 +89,7 @@ class Protection:
 
     @property
     def resting(self) -> bool:
-        """What was sent last is where it stays if nothing is asked."""
+        """The last set-point is where the robot stays if nothing is asked."""
         still = not self._guard.v.any()
         return still if self._fallback is None or self.lost else still and self._fallback.resting
 
