@@ -213,7 +213,13 @@ def main() -> None:
     }
     result |= {"lines": houses[1]["lines"], "lines_before": houses[0]["lines"]}
     result |= {name: houses[1][name] for name in ("long_files", "cycles", "duplicates")}
-    report = {"machine": machine(torch.device("cpu")), "before": chosen.before, "rows": rows, "house": houses}
+    report = {
+        "machine": machine(torch.device("cpu")),
+        "quick": chosen.quick,
+        "before": chosen.before,
+        "rows": rows,
+        "house": houses,
+    }
     text = f"{table(rows, columns)}\n\n{table(houses, whole)}"
     publish(chosen.out / ("sizes_quick.json" if chosen.quick else "sizes.json"), report, text, result)
     if not chosen.quick:
