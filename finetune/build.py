@@ -28,6 +28,7 @@ from .method import Needs, Phase, Recorded, Ticks, resolved
 from .methods import offline_to_online
 from .methods.dsrl_aliased import recorded_for
 from .people.intervened_rows import InterventionUse
+from .people.interventions import supervisor_of
 from .table import METHODS, method_name, method_of
 
 
@@ -119,6 +120,11 @@ def prepare(
         raise BurnishError(
             f"method={name} has no use for an expert who takes over; leave it out, or take {' or '.join(learning)}"
         )
+    if row.interventions is InterventionUse.refused and supervisor_of(env) is not None:
+        raise BurnishError(
+            f"method={name} would take the actions of the supervisor, who may take the robot over, for those of its "
+            "policy; leave the supervisor out, or take another method, such as method=residual_td3"
+        )
     if row.build:
         make = resolved(row.build)
     else:
@@ -138,7 +144,7 @@ def prepare(
         learner.observe(prior.latest()["obs"])
     replay = Replay(config.loop.capacity, env.num_envs, seed=derive(seed, "replay"), device=device)
     options = {"prior": learner.prior(replay, prior), "pretrain_updates": pretrain_updates}
-    return OffPolicy(learner, view, replay, config.loop, **options, takeovers=row.interventions, seed=seed)
+    return OffPolicy(learner, view, replay, config.loop, **options, interventions=row.interventions, seed=seed)
 
 
 class Prior(NamedTuple):

@@ -27,7 +27,7 @@ from ..policies.core.wrapper import continues
 from ..policies.runs.stopwatch import Stopwatch
 from .diagnostics import q_against_return
 from .episode_statistics import EpisodeStatistics
-from .people.intervened_rows import InterventionUse, as_executed, by_others
+from .people.intervened_rows import InterventionUse, as_executed
 from .rollout import Rollout
 
 
@@ -178,8 +178,8 @@ class OffPolicy(_Interaction[L]):
     """An iteration is one decision of every world, and the updates that are owed for it: ``updates_per_decision`` per
     *stored decision*, so 40 worlds owe 40 times what one owes; fractions add up. ``pretrain_updates`` from ``prior``
     alone come before the first decision, and the ``initial_updates`` between the warm-up and the next one, as
-    iterations in which nothing is played. ``takeovers`` says what becomes of
-    decisions in which somebody else played; what is not stored owes nothing."""
+    iterations in which nothing is played. ``interventions`` is the use of decisions that are not
+    ``valid``, because a person or expert played in them; a decision that is not stored owes nothing."""
 
     def __init__(
         self,
@@ -190,11 +190,11 @@ class OffPolicy(_Interaction[L]):
         *,
         prior: Memory | None = None,
         pretrain_updates: int = 0,
-        takeovers: InterventionUse = InterventionUse.left_out,
+        interventions: InterventionUse = InterventionUse.left_out,
         seed: int = 0,
     ) -> None:
         super().__init__(learner, env, seed)
-        self.replay, self.prior, self.config, self.takeovers = replay, prior, config, takeovers
+        self.replay, self.prior, self.config, self.interventions = replay, prior, config, interventions
         self.owed = 0.0
         self.gradient_steps = 0  # updates of the learner so far
         self.pretrain = self.pretrain_updates = pretrain_updates  # what is left of them, and all
@@ -255,19 +255,19 @@ class OffPolicy(_Interaction[L]):
     def store(self, obs: Obs, action: Tensor, columns: dict[str, Tensor], outcome: Outcome, *, warm: bool) -> None:
         """Remember it, and what is owed for it."""
         self.learner.observe(obs)
-        others = None if self.takeovers is InterventionUse.taught else by_others(outcome)
-        stored = self.env.num_envs
-        if others is not None:
-            self.replay.cut(others)
-            if self.takeovers is InterventionUse.left_out:
-                stored -= int(others.sum())
+        valid, stored = outcome.valid, self.env.num_envs
+        intervened = self.interventions is not InterventionUse.taught and not bool(valid.all())
+        if intervened:
+            self.replay.cut(~valid)
+            if self.interventions is InterventionUse.left_out:
+                stored = int(valid.sum())
             elif "executed" not in columns:  # else the learner reads that
-                action = as_executed(action, outcome, others)
+                action = as_executed(action, outcome)
         if stored:
             self.replay.record(obs, action, outcome, columns)
             self.learner.stored(self.replay)
-        if others is not None and 0 < stored < self.env.num_envs:
-            self.replay.leave_out(others)
+        if intervened and 0 < stored < self.env.num_envs:
+            self.replay.leave_out(~valid)
         if not warm:
             self.owed += self.config.updates_per_decision * stored
 
@@ -288,7 +288,7 @@ class OffPolicy(_Interaction[L]):
     def report(self) -> Metrics:
         found = {**super().report(), **q_against_return(self.learner, self.replay)}
         found["gradient_steps"] = self.gradient_steps
-        if self.takeovers is InterventionUse.taught:
+        if self.interventions is InterventionUse.taught:
             found.pop("intervened", None)  # such a learner says it itself, of the latest ticks that it remembers
         return found
 

@@ -205,7 +205,7 @@ class PPO(Learner):
         rows, before = self._prepare(batch)
         count = len(rows["advantage"])
         if not count:
-            return before  # somebody else played all of it
+            return before  # a person played all of it
         played = batch["reward"].numel()
         size, graphed = min(self.config.minibatch, played), self.config.execution is Execution.cudagraph
         if graphed and played % size:
@@ -259,18 +259,18 @@ class PPO(Learner):
         led = batch["bootstrap"]
         following[led["rows"]] = self._values(led["obs"])
         reward = batch["reward"]
-        ended, own = batch["ended"], None
-        if "others" in batch:
-            # A sum ends where somebody takes over; what was to follow is the value of the state in which they did.
-            own = ~batch["others"]
-            ended = ended | torch.cat([batch["others"][1:], torch.zeros_like(ended[:1])])
+        ended, valid = batch["ended"], batch["valid"]
+        intervened = not bool(valid.all())
+        if intervened:  # a sum ends before an intervention, in the value of the state in which it begins
+            ended = ended | torch.cat([~valid[1:], torch.zeros_like(ended[:1])])
         if self.scale is not None:
+            own = valid if intervened else None
             reward = self.scale(reward, batch["discount"], ended, self.config.reward_clip, own)
         value, following = value.view(shape), following.view(shape)
         advantage, target = gae(reward, batch["discount"], ended, value, following, self.config.lam)
         rows |= {"advantage": advantage.flatten(), "target": target.flatten(), "value": value.flatten()}
-        if own is not None:
-            rows = index(rows, own.flatten().nonzero()[:, 0])
+        if intervened:
+            rows = index(rows, valid.flatten().nonzero()[:, 0])
             advantage, value = rows["advantage"], rows["value"]
         if not len(rows["advantage"]):
             return rows, {}

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from ..policies.core.tree import Tree, assign, index, map_tree
 from ..policies.core.types import Obs, Outcome
-from .people.intervened_rows import by_others
 
-FACTS = ("reward", "discount", "ended", "terminated", "steps")
+FACTS = ("reward", "discount", "ended", "terminated", "steps", "valid")
 
 
 class Rollout:
@@ -24,7 +23,6 @@ class Rollout:
         self._obs: Tree = {}
         self._columns: Tree = {}
         self._led: list[tuple[Tensor, Obs]] = []  # (flat rows t * N + n, their next_obs)
-        self._others: Tensor | None = None  # (T, N): in which decisions anybody else played
 
     def add(self, obs: Obs, columns: Mapping[str, Tensor], outcome: Outcome) -> None:
         given = {**columns, **{name: getattr(outcome, name) for name in FACTS}}
@@ -39,20 +37,13 @@ class Rollout:
             ends = torch.arange(self.num_envs, device=outcome.ended.device)
         if len(ends):
             self._led.append((self.filled * self.num_envs + ends, index(outcome.next_obs, ends)))
-        others = by_others(outcome)
-        if others is not None:
-            if self._others is None:
-                self._others = others.new_zeros(self.length, self.num_envs)
-            self._others[self.filled] = others
         self.filled += 1
 
     def batch(self) -> dict[str, Any]:
-        """Columns and obs (T, N, ...); "bootstrap" holds "rows" (M,) into the flattened T * N and their "obs". Where
-        somebody else played, "others" (T, N) says in which decisions."""
+        """Columns and obs (T, N, ...); "bootstrap" holds "rows" (M,) into the flattened T * N and their "obs"."""
         rows, led = zip(*self._led, strict=True)
         seen = {key: torch.cat([obs[key] for obs in led]) for key in led[0]}
-        others = {} if self._others is None else {"others": self._others}
-        return {**self._columns, **others, "obs": self._obs, "bootstrap": {"rows": torch.cat(rows), "obs": seen}}
+        return {**self._columns, "obs": self._obs, "bootstrap": {"rows": torch.cat(rows), "obs": seen}}
 
 
 def flat(batch: Mapping[str, Any]) -> dict[str, Any]:

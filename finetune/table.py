@@ -201,6 +201,7 @@ METHODS_OF_OURS: dict[str, Method] = {
         build=".baselines.sb3:build",
         needs=Needs.view,
         library=True,
+        interventions=InterventionUse.refused,
         varies=_sb3,
     ),
 }

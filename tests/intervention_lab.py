@@ -10,12 +10,11 @@ from dataclasses import is_dataclass, replace
 from enum import Enum
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
 from burnish.finetune.build import prepare
-from burnish.finetune.loops import OffPolicy, OnPolicy
+from burnish.finetune.loops import OffPolicy
 from burnish.finetune.people.intervened_rows import InterventionUse
 from burnish.finetune.people.interventions import Demonstrations
 from burnish.finetune.table import ONLINE, method_of
@@ -82,9 +81,7 @@ CHUNK = {"horizon": EXECUTE, "execute": EXECUTE}
 AGENT = {"agent": {"hidden": [8]}, "critic": {"members": 2, "hidden": [8]}}
 PLAIN_PPO = {"epochs": 1, "minibatch": 8, "normalize": "none", "scale_reward": False, "value": {"hidden": [8]}}
 ON_POLICY = {"ppo": PLAIN_PPO, "loop": {"decisions_per_update": 16}}
-SB3_OFF = {"learning_starts": 4, "batch_size": 32, "policy_kwargs": {"net_arch": [8]}}
-SB3_ON = {"n_steps": 16, "batch_size": 8, "policy_kwargs": {"net_arch": [8]}}
-# Every method of the table, in its variants: (name, whether it needs a base, settings).
+# Every method that people may interrupt, in its variants: (name, whether it needs a base, settings).
 CASES: dict[str, tuple[str, bool, dict[str, Any]]] = {
     "dppo": ("dppo", True, {**ON_POLICY, "trained_steps": 2}),
     "reinflow": ("reinflow", True, ON_POLICY),
@@ -107,11 +104,6 @@ CASES: dict[str, tuple[str, bool, dict[str, Any]]] = {
     "td3_bc": ("td3_bc", False, {"chunk": CHUNK, "loop": LOOP, **SLOW, **AGENT}),
     "fql": ("fql", True, {"loop": LOOP, "one_step": {"hidden": [8]}, "critic": AGENT["critic"]}),
     "q_chunking": ("q_chunking", True, {"loop": LOOP, "critic": AGENT["critic"], "count": 2}),
-    "sb3_residual": ("sb3", True, {"algo": "SAC", "view": "residual", "settings": SB3_OFF}),
-    "sb3_latent": ("sb3", True, {"algo": "TD3", "view": "latent", "settings": SB3_OFF}),
-    "sb3_plain": ("sb3", False, {"algo": "SAC", "view": "plain", "settings": {**SB3_OFF, "n_steps": 2}}),
-    "sb3_ppo": ("sb3", True, {"algo": "PPO", "view": "residual", "settings": SB3_ON}),
-    "sb3_a2c": ("sb3", False, {"algo": "A2C", "view": "plain", "settings": {"n_steps": 16}}),
 }
 TAUGHT = {"rlif", "dagger"}
 
@@ -136,9 +128,7 @@ def meaning(case: str) -> InterventionUse:
 
 
 def prepared(case: str, world: Any) -> Any:
-    name, based, _ = CASES[case]
-    if name == "sb3":
-        pytest.importorskip("stable_baselines3")
+    _, based, _ = CASES[case]
     return prepare(configured(case), base(world) if based else None, world, probe=False, seed=1)
 
 
@@ -160,7 +150,7 @@ def listened(loop: Any) -> list[dict[str, Tensor]]:
             loop.learner.update = update
         else:  # it makes rewards of its own of what people did
             learn, inner.update = inner.update, update
-    elif isinstance(loop, OnPolicy):
+    else:
         ppo = loop.learner if hasattr(loop.learner, "_descend") else loop.learner.ppo
         for kind, descend in list(ppo._descend.items()):
 
@@ -169,21 +159,6 @@ def listened(loop: Any) -> list[dict[str, Tensor]]:
                 return descend(rows)
 
             ppo._descend[kind] = descent
-    else:
-        memory = loop.model.rollout_buffer if loop.on_policy else loop.model.replay_buffer
-        get, sample = getattr(memory, "get", memory.sample), memory.sample
-
-        def drawn(*args: Any, **options: Any) -> Any:
-            for found in get(*args, **options):
-                told.append({"worth": torch.maximum(found.returns, found.advantages)})
-                yield found
-
-        def sampled(*args: Any, **options: Any) -> Any:
-            found = sample(*args, **options)
-            told.append({"worth": found.rewards.flatten()})
-            return found
-
-        memory.get, memory.sample = drawn, sampled
     return told
 
 

@@ -8,18 +8,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
+from burnish.finetune.baselines.sb3 import View
+from burnish.finetune.build import prepare
 from burnish.finetune.people.dagger import corrected
-from burnish.finetune.people.intervened_rows import InterventionUse, as_executed, by_others
+from burnish.finetune.people.intervened_rows import InterventionUse, as_executed
 from burnish.finetune.ppo import PPO, RewardScale
 from burnish.finetune.processes.actor_process import as_row, of_row
 from burnish.finetune.rollout import Rollout
-from burnish.finetune.table import ONLINE
+from burnish.finetune.table import METHODS, ONLINE
 from burnish.offline.replay import Replay
 from burnish.policies.core.chunk import ChunkEnv
+from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.execute import Execution
 from burnish.policies.core.scale import ScaledEnv
 from burnish.real_robot.env import RobotEnv
@@ -35,7 +37,6 @@ from intervention_lab import (
     EXECUTE,
     LENGTH,
     RICHES,
-    TAKEN,
     TAUGHT,
     Robot,
     credited,
@@ -47,8 +48,16 @@ from intervention_lab import (
 )
 
 
-def test_every_method_of_the_table_is_tried():
-    assert {name for name, _, _ in CASES.values()} == set(ONLINE)
+def test_every_method_of_the_table_is_tried_or_refuses_a_supervisor():
+    refusing = {name for name in ONLINE if METHODS[name].interventions is InterventionUse.refused}
+    assert {name for name, _, _ in CASES.values()} == set(ONLINE) - refusing and refusing == {"sb3"}
+    settings = ONLINE["sb3"](view=View.plain)
+    with pytest.raises(BurnishError, match="would take the actions of the supervisor"):
+        prepare(settings, None, Robot())
+    alone = Robot(told=False)
+    alone.supervisor = None
+    pytest.importorskip("stable_baselines3")
+    prepare(settings, None, alone)
 
 
 @pytest.mark.rotating(3)
@@ -78,7 +87,7 @@ def test_no_choice_of_the_policy_is_credited_with_what_a_person_did(case, num_en
 @pytest.mark.parametrize("case", sorted(TAUGHT))
 def test_who_was_made_for_take_overs_gets_them_as_they_are(case):
     loop = prepared(case, Robot())
-    assert loop.takeovers is InterventionUse.taught
+    assert loop.interventions is InterventionUse.taught
     told = listened(loop)
     report = play(loop)
     rows = loop.replay.latest()
@@ -117,7 +126,7 @@ def test_a_take_over_ends_a_rollout_like_its_last_row():
     for _ in range(12):
         obs, _, columns, outcome = loop.decide(warm=False)
         kept.append((obs, columns, outcome))
-    others = [by_others(outcome) is not None for _, _, outcome in kept]
+    others = [not bool(outcome.valid) for _, _, outcome in kept]
     assert sum(others) == 6 and not others[0]
 
     def rows(decisions: list[Any]) -> dict[str, Any]:
@@ -177,47 +186,6 @@ def test_while_a_person_plays_everything_nothing_is_learnt_and_afterwards_all_go
     assert told and not credited(told)
 
 
-def test_a_rollout_of_sb3_ends_before_a_take_over_in_the_value_of_that_state():
-    pytest.importorskip("stable_baselines3")
-    gamma, lam, taken = 0.9, 0.8, 3
-    memory = prepared("sb3_ppo", Robot()).model.rollout_buffer
-    memory.gamma, memory.gae_lambda, memory.buffer_size = gamma, lam, 6
-    memory.reset()
-    rng = np.random.default_rng(0)
-    reward, value = rng.normal(size=6).astype(np.float32), rng.normal(size=7).astype(np.float32)
-    reward[taken] = RICHES
-    seen = {key: np.zeros((1, *space.shape)) for key, space in memory.observation_space.spaces.items()}
-    for t in range(6):
-        memory.hear([{"intervened": np.array([t == taken])}])
-        told = torch.tensor(value[t : t + 1]), torch.zeros(1)
-        memory.add(seen, np.zeros((1, 1)), reward[t : t + 1], np.array([t == 0]), *told)
-    memory.compute_returns_and_advantage(last_values=torch.tensor(value[6:]), dones=np.array([False]))
-    error = reward + gamma * value[1:] - value[:-1]
-    expected, later = np.zeros(6), 0.0
-    for t in reversed(range(6)):
-        later = expected[t] = error[t] + gamma * lam * later * (t + 1 not in (taken, 6))
-    own = [t for t in range(6) if t != taken]
-    np.testing.assert_allclose(memory.advantages[own, 0], expected[own], rtol=1e-5)
-    assert np.abs(expected[own]).max() < CREDIT
-
-
-@pytest.mark.parametrize("num_envs", [1, 2])
-def test_a_replay_of_sb3_sums_no_decisions_across_a_take_over(num_envs):
-    loop = prepared("sb3_plain", Robot(num_envs))  # whose returns are of two steps
-    play(loop, 20 * num_envs)
-    found = loop.model.replay_buffer.sample(4000)
-    assert not found.rewards.any()
-    tick, led = ((x[:, 0] * LENGTH).round().long() for x in (found.observations, found.next_observations))
-    world = found.observations[:, 1]
-    assert torch.equal(world, found.next_observations[:, 1])
-    reached = {(int(t), int(to)) for t, to in zip(tick[world == 0], led[world == 0], strict=True)}
-    assert reached == {(0, 2), (1, 2), (4, 5), (6, 7)}
-    # What stands there in place of a person's decision ends by itself.
-    other = {(int(t), int(to)) for t, to in zip(tick[world == 1], led[world == 1], strict=True)}
-    usual = {(t, min(t + 2, LENGTH)) for t in range(LENGTH)}
-    assert other == (usual | {(t, t + 1) for t in TAKEN} if num_envs == 2 else set())
-
-
 def remembered(num_envs: int, decisions: int) -> Replay:
     """By a method that leaves out what a person played."""
     loop = prepared("residual_td3", Robot(num_envs))
@@ -267,7 +235,7 @@ def test_what_was_left_out_stays_out_where_a_run_is_taken_up_again_and_where_the
     assert loop.replay.learnable().all()
 
 
-@pytest.mark.parametrize("case", ["residual_td3", "dppo", "sb3_residual"])
+@pytest.mark.parametrize("case", ["residual_td3", "dppo"])
 def test_what_was_saved_before_take_overs_were_known_is_taken_up(case):
     loop = prepared(case, Robot(taken=()))
     play(loop, 16)
@@ -296,12 +264,12 @@ def test_a_decision_tells_of_each_tick_who_played_it():
     first, second = (view.step(torch.zeros(2, 4, 1)) for _ in range(2))
     assert first.info["intervened"].int().tolist() == [[0, 0, 1, 1], [0, 0, 0, 0]]
     assert second.info["intervened"].int().tolist() == [[0, 1, 0, 0], [0, 0, 0, 0]], "the fourth was not executed"
-    theirs = by_others(second)
-    assert theirs is not None and theirs.tolist() == [True, False]
+    assert first.valid.tolist() == second.valid.tolist() == [False, True]
     asked = torch.full((2, 4, 1), -0.5)
-    played = as_executed(asked, second, theirs)[..., 0].tolist()
+    played = as_executed(asked, second)[..., 0].tolist()
     assert played == [[0.0, DEED, 0.0, -0.5], [-0.5] * 4]
-    assert by_others(ChunkEnv(Robot(2, told=None), 4, 0.9).step(asked)) is None
+    assert ChunkEnv(Robot(2, told=None), 4, 0.9).step(asked).valid.all()
+    assert ChunkEnv(Robot(2, told=False), 4, 0.9).step(asked).valid.all()
     over = Robot(2, taken=(5, LENGTH))  # in world 0 the episode is over when its last tick comes, which nobody plays
     over.tick = torch.tensor([5, 0])
     assert ChunkEnv(over, 4, 0.9).step(asked).info["intervened"].int().tolist() == [[1, 0, 0, 0], [0, 0, 0, 0]]

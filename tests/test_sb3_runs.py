@@ -17,9 +17,11 @@ from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from burnish.policies.external.policy import CallablePolicy
+from burnish.policies.runs.checkpoint import load
 from burnish.policies.runs.run import read_metrics
 from burnish.sim.build import make_env
 from burnish.sim.point_reach import PointReachConfig
+from intervention_lab import same
 
 OFF = ("SAC", "TD3", "DDPG")
 PAIRS = [(algo.value, view.value) for algo in Algo for view in View]
@@ -52,14 +54,8 @@ def words_of(lab, algo, view):
     return ["finetune", "method=sb3", f"method.algo={algo}", f"view={view}", given, *start, *run]
 
 
-def contents(checkpoint):
-    files = [p for p in sorted(checkpoint.rglob("*")) if p.name in ("state.safetensors", "state.json")]
-    assert {p.parent.name for p in files} >= {"policy", "learner"}
-    return {p.relative_to(checkpoint).as_posix(): p.read_bytes() for p in files}
-
-
-def lines(run):
-    return [{k: repr(v) for k, v in line.items() if not k.startswith("time/")} for line in read_metrics(run)]
+def learnt(checkpoint):
+    return load(checkpoint).children["learner"].state
 
 
 QUICK = [("SAC", "latent"), ("PPO", "residual")]
@@ -68,16 +64,25 @@ RUNS = [pytest.param(*pair, marks=[] if pair in QUICK else pytest.mark.slow) for
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("algo", "view"), RUNS)
-def test_killed_and_resumed_is_uninterrupted_and_what_is_saved_acts(lab, tmp_path, algo, view):
+def test_a_killed_run_resumes_with_what_was_learnt_and_its_policy_acts(lab, tmp_path, algo, view):
     words = words_of(lab, algo, view)
     assert main([*words, f"out={tmp_path}/whole"]) == 0
     *_, middle, last = sorted((tmp_path / "whole/checkpoints").iterdir())
     shutil.copytree(tmp_path / "whole", tmp_path / "killed")
     shutil.rmtree(tmp_path / "killed/checkpoints" / last.name)
     assert main([*words, f"out={tmp_path}/killed", "resume=true"]) == 0
-    assert contents(tmp_path / "killed/checkpoints" / last.name) == contents(last) != contents(middle)
-    assert lines(tmp_path / "killed") == lines(tmp_path / "whole")
-    assert main(["evaluate", f"policy.path={tmp_path}/whole", *TRIAL]) == 0
+    again = tmp_path / "killed/checkpoints" / last.name
+    for name in ("num_timesteps", "_n_updates"):
+        assert learnt(again)["counters"][name] == learnt(last)["counters"][name] > learnt(middle)["counters"][name]
+    assert not same(learnt(again)["parameters"], learnt(middle)["parameters"])
+    if algo in OFF:  # rows that were remembered are still there, and the last of them ends
+        old, new = (learnt(checkpoint)["replay"]["columns"] for checkpoint in (middle, again))
+        count = len(old["rewards"][""])
+        for name in ("observations", "actions", "rewards"):
+            assert same(old[name], {key: x[:count] for key, x in new[name].items()})
+        assert (new["dones"][""][count - 1] == 1).all()
+        assert len(new["rewards"][""]) > count
+    assert main(["evaluate", f"policy.path={tmp_path}/killed", *TRIAL]) == 0
     _, origin = load_policy(tmp_path / "whole")
     assert origin["method"] == "sb3" and origin["env"]["name"] == "point_reach"
     tried = [int(line["step"]) for line in read_metrics(tmp_path / "whole") if "trial/episodes" in line]

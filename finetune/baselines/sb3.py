@@ -8,8 +8,8 @@ trains on one of three views:
     plain      control time: no base, from scratch
 
 ``settings`` are the words of SB3's own constructors, with SB3's own defaults. What comes out is a policy of ours that
-acts as SB3's does, and is deployed and refined further without SB3 (`actor.py`). A run is saved and continued
-from plain data, on the CPU exactly (`training.py`); SB3's own zip, which is pickle, is written on request
+acts as SB3's does, and is deployed and refined further without SB3 (`actor.py`). A run is saved as plain data
+and resumes as SB3 does, with new episodes (`training.py`); SB3's own zip, which is pickle, is written on request
 (``keep_zip``) and never read.
 
 **Departures.** SB3 knows one discount for all transitions. At decision time that is gamma^n of a full chunk of n
@@ -18,8 +18,8 @@ has gamma^n instead of gamma^s. Truncations bootstrap from where the action led,
 fed with both. SB3's critics also learn from chunks that were cut short, which ours leave out. Observations pass through
 our encoder, with the base's normalisers, instead of SB3's flattening: so pictures are looked at by our network instead
 of SB3's NatureCNN. TD3 and DDPG explore with ``explore_std``, because SB3 gives them no noise unless told, and without
-it they never leave what their first weights say. What somebody else played, a person at a robot, is left out
-(`own.py`). State-dependent exploration (gSDE) is refused: no policy of ours can
+it they never leave what their first weights say. A robot with a supervisor is refused, because SB3 takes the actions
+of a person who intervenes for those of its policy. State-dependent exploration (gSDE) is refused: no policy of ours can
 express it.
 """
 

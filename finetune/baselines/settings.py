@@ -15,7 +15,6 @@ from stable_baselines3.common.vec_env import VecMonitor
 from ...policies.core.errors import BurnishError, did_you_mean
 from ...policies.core.seed import derive
 from ...policies.nets.mlp import Activation
-from .own import heed
 from .sb3 import DETERMINISTIC, SB3Config
 
 # Ours to give, and by which word.
@@ -64,7 +63,6 @@ def make_model(
         reason = (str(error).strip() or type(error).__name__).split("\n")[0].rstrip(".")
         raise BurnishError(f"SB3 refuses the settings of {what}: {reason}") from error
     model.action_space.seed(derive(seed, "warm-up") % 2**32)
-    heed(model)
     return model
 
 

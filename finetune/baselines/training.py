@@ -1,16 +1,14 @@
-"""An algorithm of SB3 behind the interface of our loops: driven in slices, watched, saved and continued exactly.
+"""An algorithm of SB3 behind the interface of our loops: driven in slices, watched, and saved without pickle.
 
 A slice is one call of ``learn`` that plays one rollout and learns from it, which is what SB3's own loop consists of:
-slices end at the same weights, bit for bit, as one long ``learn``. Between two slices everything that the next depends
-on is plain data: parameters and optimisers, counters, the replay, what was observed last, the worlds, and the random
-generators. The latter are global in SB3; here they are its own, and stand in their places only while it works. (Those
-of a GPU are not: there a run that was continued is another one, as good as the first.)
+slices end at the same weights, bit for bit, as one long ``learn``. A run resumes as SB3 does: parameters, optimisers,
+counters and the replay go on; episodes begin anew, random numbers too, so a resumed run is as good as the first and not
+the same bit for bit. SB3 draws from the global generators; they stand for its own only while it works.
 """
 
 from __future__ import annotations
 
 import copy
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -22,12 +20,12 @@ from stable_baselines3.common.logger import KVWriter, Logger
 from torch import Tensor
 
 from ...policies.core.errors import BurnishError
+from ...policies.core.seed import derive
 from ...policies.core.types import Metrics, Outcome, Step, VecEnv
-from ...policies.core.wrapper import Wrapper, continues
+from ...policies.core.wrapper import Wrapper
 from ...policies.gaussian import GaussianPolicy
 from ..loops import DecisionEnv, EpisodeStatistics
 from .actor import copy_actor
-from .own import OutcomeCallback
 
 
 class Noted(Wrapper):
@@ -42,18 +40,18 @@ class Noted(Wrapper):
         playing = torch.ones_like(step.terminated) if active is None else active
         reward = torch.where(playing, step.reward, 0.0)
         ended = playing & (step.terminated | step.truncated)
-        info = {key: playing & x.bool() for key, x in step.info.items() if key in ("success", "intervened")}
+        info = {key: playing & x.bool() for key, x in step.info.items() if key == "success"}
         steps = playing.long()
-        # Of an outcome the ledger reads no more than rewards, ends, steps, success and who played.
+        # Of an outcome the ledger reads no more than rewards, ends, steps and success.
         self.statistics.note(Outcome(step.obs, step.obs, reward, reward, ended, ended, steps, action[:, None], info))
         return step
 
 
 class Randomness:
-    """The generators of torch (CPU) and NumPy that SB3 draws from. Nobody else's draws depend on them, nor they on
-    anybody else's."""
+    """The generators of torch (CPU) and NumPy that SB3 draws from, apart from all other draws of the process."""
 
     def __init__(self, seed: int) -> None:
+        self.seed = seed
         self.torch = torch.Generator().manual_seed(seed).get_state()
         self.numpy = np.random.RandomState(seed % 2**32).get_state()
 
@@ -68,15 +66,6 @@ class Randomness:
             finally:
                 self.torch, self.numpy = torch.get_rng_state(), np.random.get_state()
                 np.random.set_state(outside)
-
-    def state_dict(self) -> dict[str, Any]:
-        _, words, place, has_gauss, gauss = self.numpy
-        numpy = [torch.from_numpy(np.asarray(words, np.int64)), int(place), int(has_gauss), float(gauss)]
-        return {"torch": self.torch, "numpy": numpy}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        words, *rest = state["numpy"]
-        self.torch, self.numpy = state["torch"], ("MT19937", words.numpy().astype(np.uint32), *rest)
 
 
 class Numbers(KVWriter):
@@ -148,7 +137,7 @@ class Training:
     def learn(self, total: int, callbacks: Sequence[Any] = ()) -> None:
         """``total`` more decisions in one call of SB3's ``learn``."""
         with self.randomness.at_work():
-            self.model.learn(total, [OutcomeCallback(), *callbacks], log_interval=None, reset_num_timesteps=False)
+            self.model.learn(total, list(callbacks), log_interval=None, reset_num_timesteps=False)
         self.statistics.decisions = self.model.num_timesteps
 
     def report(self) -> Metrics:
@@ -163,25 +152,9 @@ class Training:
             "parameters": copy.deepcopy(dict(model.get_parameters())),
             "variables": {name: getattr(model, name).detach().clone() for name in model._get_torch_save_params()[1]},
             "counters": {name: int(getattr(model, name)) for name in COUNTERS},
-            "logged": {key: float(x) for key, x in model.logger.name_to_value.items()},
-            "warm_up": model.action_space.np_random.bit_generator.state,
-            "randomness": self.randomness.state_dict(),
             "replay": None if self.on_policy else _replay_state(model.replay_buffer),
-            "playing": None if model._last_obs is None or not continues(self.env) else self._playing(),
             "ledger": self.statistics.state_dict(),
             "env": self.env.state_dict(),
-        }
-
-    def _playing(self) -> dict[str, Any]:
-        """Between two decisions of every world, and SB3's memory of the last episodes."""
-        model = self.model
-        return {
-            "obs": {key: _tensor(x) for key, x in _by_key(model._last_obs).items()},
-            "starts": _tensor(model._last_episode_starts),
-            "returns": _tensor(model.env.episode_returns),
-            "lengths": _tensor(model.env.episode_lengths),
-            "episodes": [(float(episode["r"]), int(episode["l"])) for episode in model.ep_info_buffer],
-            "successes": [bool(success) for success in model.ep_success_buffer],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -191,28 +164,14 @@ class Training:
             getattr(model, name).data.copy_(value)
         for name in COUNTERS:
             setattr(model, name, state["counters"][name])
-        model.logger.name_to_value.update(state["logged"])
-        model.action_space.np_random.bit_generator.state = state["warm_up"]
-        self.randomness.load_state_dict(state["randomness"])
         if not self.on_policy:
             _load_replay(model.replay_buffer, state["replay"])
-        if state["playing"] is not None:
-            self._play_on(state["playing"])
         self.statistics.load_state_dict(state["ledger"])
-        if state["playing"] is None:
-            self.statistics.abandon()
+        self.statistics.abandon()
         self.env.load_state_dict(state["env"])
-
-    def _play_on(self, state: dict[str, Any]) -> None:
-        model, size = self.model, self.model._stats_window_size
-        obs = {key: x.numpy().copy() for key, x in state["obs"].items()}
-        model._last_obs, model._last_episode_starts = obs.get("", obs), state["starts"].numpy().copy()
-        model.env.episode_returns = state["returns"].numpy().copy()
-        model.env.episode_lengths = state["lengths"].numpy().copy()
-        # In the types of SB3's monitor: means of others round otherwise.
-        episodes = [{"r": np.float32(r), "l": np.int32(length)} for r, length in state["episodes"]]
-        model.ep_info_buffer = deque(episodes, maxlen=size)
-        model.ep_success_buffer = deque(state["successes"], maxlen=size)
+        model._last_obs = None  # a reset begins the next slice
+        self.randomness = Randomness(derive(self.randomness.seed, "resumed", model.num_timesteps))
+        model.action_space.seed(derive(self.randomness.seed, "warm-up") % 2**32)
 
 
 COUNTERS = ("num_timesteps", "_n_updates", "_episode_num")
@@ -242,3 +201,7 @@ def _load_replay(replay: Any, state: dict[str, Any]) -> None:
     for name, column in state["columns"].items():
         for key, saved in column.items():
             _by_key(getattr(replay, name))[key][: len(saved)] = saved.numpy()
+    newest = (replay.pos - 1) % replay.buffer_size
+    open_ended = replay.dones[newest] == 0
+    # The episodes in progress are not continued: no return of several steps may reach into the next row.
+    replay.dones[newest, open_ended] = replay.timeouts[newest, open_ended] = 1

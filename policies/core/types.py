@@ -47,6 +47,12 @@ class Outcome(NamedTuple):
     executed: Tensor  # (N, n, A) what the actuators got, zero after `steps`
     info: dict[str, Tensor]  # as in `Step`, but "intervened" (N, n): of each tick that was executed
 
+    @property
+    def valid(self) -> Tensor:
+        """(N,) bool: the policy itself played every tick, so the decision says something about its choice."""
+        intervened = self.info.get("intervened")
+        return torch.ones_like(self.ended) if intervened is None else ~intervened.flatten(1).any(1)
+
 
 class Normal(NamedTuple):
     """A diagonal Gaussian; ``std`` broadcasts against ``mean`` and may be zero (a deterministic transition)."""
