@@ -19,8 +19,9 @@ from torch import Tensor
 
 from ..policies.core.errors import BurnishError, did_you_mean
 from ..policies.core.seed import generator as named_generator
-from ..policies.core.tree import Tree, index, map_tree, where
+from ..policies.core.tree import Tree, assign, index, leaves, map_tree, where
 from ..policies.core.types import Obs, Outcome
+from ..policies.runs.state_codec import SEGMENTS
 from .returns import n_step as sum_of
 from .storage import Place, in_file, places, take
 
@@ -29,6 +30,7 @@ FIXED = ("discount", "ended", "terminated", "steps")
 RELABELLED = 4096  # decisions at a time
 Batch = dict[str, Any]  # columns (B, ...), and "obs" and "next_obs", each an Obs
 FIRST = 256  # rows that are allocated at once; then they are doubled until the capacity is reached
+SEGMENT = 1 << 25  # bytes of the rows that are saved in one file
 ALONE = (0, 0)  # a decision without its neighbours in time
 
 
@@ -81,9 +83,8 @@ class Replay:
         self._require(obs, columns, next_obs, self.num_envs)
         row = self.added % self.rows
         self._grow(row + 1)
-        for stored, given in ((self._obs, obs), (self._columns, columns)):
-            for key, x in given.items():
-                stored[key][row] = x
+        assign(self._obs, row, obs)
+        assign(self._columns, row, columns)
         self._head = {key: next_obs[key].to(self.device, copy=True) for key in self._obs}
         if self.added >= self.rows:
             self._free += [slot for slot in self._final_at[row].tolist() if slot >= 0]
@@ -96,8 +97,7 @@ class Replay:
 
     def cut(self, worlds: Tensor | None = None) -> None:
         """The next row is not a continuation, in ``worlds`` (N,) or in all: they are about to be reset from outside,
-        or somebody else plays. The newest row is the last of its episodes there, as if they had been truncated. Else
-        what is yet to come would pass for what that row led to."""
+        or a person plays. The newest row is the last of its episodes there, as if they had been truncated."""
         if self.added == 0:
             return
         row = (self.added - 1) % self.rows
@@ -128,14 +128,13 @@ class Replay:
         if self.num_envs != 1 or self.added + count > self.rows or bool(columns["ended"][:-1].any()):
             raise BurnishError("extend takes one episode of one world, into a replay that still has room for it")
         self._require(obs, columns, final, count)
-        last = slice(count - 1, count)
+        rows, last = slice(0, count - 1), slice(count - 1, count)
         if count > 1:
-            rows = slice(0, count - 1)
             self._grow(self.added + count)
-            for stored, given in ((self._obs, obs), (self._columns, columns)):
-                for key, x in given.items():
-                    stored[key][self.added : self.added + count - 1, 0] = x[rows]
-            self._final_at[self.added : self.added + count - 1] = -1
+            place = slice(self.added, self.added + count - 1)
+            assign(self._obs, (place, 0), index(obs, rows))
+            assign(self._columns, (place, 0), index(columns, rows))
+            self._final_at[place] = -1
             self.added += count - 1
         self.add(index(obs, last), index(columns, last), final)
 
@@ -167,7 +166,6 @@ class Replay:
         missing = [name for name in BASE if name not in columns] + [key for key in obs if key not in next_obs]
         if missing:
             raise BurnishError(f"a decision needs {', '.join(missing)} to be stored")
-
         # The facts of a decision are small, and read beside each other: they stay where the learner is.
         movable = {**obs, **{key: x for key, x in columns.items() if key not in BASE or key == "action"}}
         each = {key: math.prod(x.shape[1:]) * x.element_size() for key, x in movable.items()}
@@ -199,9 +197,7 @@ class Replay:
         have = len(next(iter(self._finals.values())))
         if len(self._free) < count:
             more = max(count, have, 16)
-            self._finals = {
-                key: torch.cat([pool, pool.new_zeros(more, *pool.shape[1:])]) for key, pool in self._finals.items()
-            }
+            self._finals = map_tree(lambda x: torch.cat([x, x.new_zeros(more, *x.shape[1:])]), self._finals)
             self._free += range(have + more - 1, have - 1, -1)
         return [self._free.pop() for _ in range(count)]
 
@@ -244,9 +240,8 @@ class Replay:
             out["obs"] = self._read(self._obs, rows, worlds)
             out["valid"] = valid
         else:
-            first = rows[:, 0]
-            out = self._read(self._columns, first, world)
-            out["obs"] = self._read(self._obs, first, world)
+            out = self._read(self._columns, rows[:, 0], world)
+            out["obs"] = self._read(self._obs, rows[:, 0], world)
             reward, discount = (take(self._columns[key], self.device, rows, worlds) for key in ("reward", "discount"))
             out["reward"], out["discount"], out["decisions"] = sum_of(reward, discount, valid)
         out["next_obs"] = self._after(last, world)
@@ -255,8 +250,7 @@ class Replay:
     def latest(self, rows: int | None = None, names: Sequence[str] | None = None) -> Batch:
         """The newest ``rows`` rows, or all, in the order of time: columns and "obs", each (T, N, ...); with ``names``
         these columns alone."""
-        first = 0 if rows is None else max(0, self.filled - rows)
-        order = self._row(torch.arange(first, self.filled, device=self.device))
+        order = self._order(rows)
         if names is not None:
             return self._read({name: self._columns[name] for name in names}, order)
         return {**self._read(self._columns, order), "obs": self._read(self._obs, order)}
@@ -266,16 +260,15 @@ class Replay:
 
     def learnable(self, rows: int | None = None) -> Tensor:
         """(T, N), in the order of ``latest``: all but what was left out."""
-        first = 0 if rows is None else max(0, self.filled - rows)
-        order = self._row(torch.arange(first, self.filled, device=self.device))
+        order = self._order(rows)
         return torch.ones_like(self._final_at[order], dtype=torch.bool) if self._void is None else ~self._void[order]
 
     def relabel(self, column: str, fn: Callable[[Batch], Tensor]) -> None:
         """Replace a column of every decision: ``fn`` maps decisions, as ``gather`` returns them, to their new values;
         rewards by a model that has learnt since, for example. How episodes ended cannot be changed."""
         if column not in self._columns or column in FIXED:
-            known = sorted(self._columns.keys() - set(FIXED))
-            raise BurnishError(f"there is no column {column!r} to relabel; {did_you_mean(column, known)}")
+            known = did_you_mean(column, sorted(self._columns.keys() - set(FIXED)))
+            raise BurnishError(f"there is no column {column!r} to relabel; {known}")
         stored = self._columns[column]
         for flat in torch.arange(len(self), device=self.device).split(RELABELLED):
             new = fn(self.gather(flat))
@@ -287,8 +280,7 @@ class Replay:
 
     def fill_in(self, column: str, world: int, values: Tensor) -> None:
         """Replace a column of the newest ``len(values)`` decisions of one world."""
-        rows = self._row(torch.arange(self.filled - len(values), self.filled, device=self.device))
-        stored = self._columns[column]
+        rows, stored = self._order(len(values)), self._columns[column]
         stored[rows.to(stored.device), world] = values.to(stored)
 
     def reweigh(self, weights: Tensor | None) -> None:
@@ -297,7 +289,6 @@ class Replay:
             self._weights = None
             return
         shape = (self.filled, self.num_envs)
-        # The comparison is written so that a NaN fails it.
         if tuple(weights.shape) != shape or not bool((weights >= 0).all()) or not 0 < float(weights.sum()) < math.inf:
             raise BurnishError(f"weights must be finite numbers of at least 0, not all 0, and of shape {shape}")
         self._weights = (weights.to(self.device) * self.learnable()).flatten().double().cumsum(0)
@@ -320,6 +311,11 @@ class Replay:
     def _row(self, age: Tensor) -> Tensor:
         """The place in the ring of the row of that age; age 0 is the oldest that is still held."""
         return (age + self.added) % self.rows if self.added > self.rows else age
+
+    def _order(self, rows: int | None) -> Tensor:
+        """The places in the ring of the newest ``rows`` rows, or of all, in the order of time."""
+        first = 0 if rows is None else max(0, self.filled - rows)
+        return self._row(torch.arange(first, self.filled, device=self.device))
 
     def _run(self, age: Tensor, world: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Ages (B, L) of consecutive decisions and which are valid: up to the first end, and none beyond the newest."""
@@ -355,44 +351,50 @@ class Replay:
 
     # ---- keeping ----
 
+    def _held(self) -> dict[str, Any]:
+        """Everything that has a row for each row of the ring."""
+        held = {"obs": self._obs, "columns": self._columns, "final_at": self._final_at}
+        return held if self._void is None else {**held, "void": self._void}
+
     def state_dict(self) -> dict[str, Any]:
+        """In segments of rows, each of which changes no more until the ring comes around to it."""
+        held = self._held()
+        size = sum(x[0].numel() * x.element_size() for x in leaves(held))
+        step, filled = max(1, SEGMENT // size), self.filled
         return {
             "added": self.added,
             "rows": self.rows,
-            "obs": map_tree(lambda x: x[: self.filled], self._obs),
-            "columns": map_tree(lambda x: x[: self.filled], self._columns),
+            "worlds": self.num_envs,
+            SEGMENTS: [index(held, slice(at, min(at + step, filled))) for at in range(0, filled, step)],
             "finals": dict(self._finals),
-            "final_at": self._final_at[: self.filled],
             "free": list(self._free),
             "head": dict(self._head),
             "generator": self.generator.get_state(),
-            **({} if self._void is None else {"void": self._void[: self.filled]}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Into a replay of the same capacity, number of worlds and seed."""
-        held = (int(state["rows"]), state["final_at"].shape[1])
-        if held != (self.rows, self.num_envs):
+        segments = state.get(SEGMENTS, [state])  # older states hold all rows as one
+        saved = (int(state["rows"]), int(state["worlds"] if "worlds" in state else state["final_at"].shape[1]))
+        if saved != (self.rows, self.num_envs):
             raise BurnishError(
-                f"the saved replay has (rows, worlds) = {held}, this one {(self.rows, self.num_envs)}; "
+                f"the saved replay has (rows, worlds) = {saved}, this one {(self.rows, self.num_envs)}; "
                 "resume with the same capacity and number of worlds"
             )
         self.added, self._free = int(state["added"]), list(state["free"])
         # Copies: the pool is written in place, and must not be shared with whoever gave the state.
         self._head = {key: x.to(self.device, copy=True) for key, x in state["head"].items()}
-        if state["obs"]:
-            obs, columns = ({key: x[0] for key, x in state[name].items()} for name in ("obs", "columns"))
+        if segments and segments[0]["obs"]:
+            obs, columns = (index(segments[0][name], 0) for name in ("obs", "columns"))
             self._allocate(obs, columns, obs)
-            self._grow(len(state["final_at"]))
-        for stored, name in ((self._obs, "obs"), (self._columns, "columns")):
-            for key, x in state[name].items():
-                stored[key][: len(x)] = x
+            self._grow(self.filled)
         self._finals = {key: x.to(self._finals[key].device, copy=True) for key, x in state["finals"].items()}
-        self._void = None
-        if "void" in state:
-            self._void = torch.zeros_like(self._final_at, dtype=torch.bool)
-            self._void[: len(state["void"])] = state["void"]
         self._final_at.fill_(-1)
-        self._final_at[: len(state["final_at"])] = state["final_at"]
+        void = segments and "void" in segments[0]
+        self._void = torch.zeros_like(self._final_at, dtype=torch.bool) if void else None
+        held, at = self._held(), 0
+        for segment in segments:
+            rows = slice(at, at := at + len(segment["final_at"]))
+            assign(held, rows, {name: segment[name] for name in held})
         self.generator.set_state(state["generator"].cpu())
         self._weights = None

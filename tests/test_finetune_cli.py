@@ -63,9 +63,7 @@ def words_of(lab, name):
 
 def contents(checkpoint):
     """Everything that a later step could depend on, byte by byte."""
-    files = [
-        p for p in sorted(checkpoint.rglob("*")) if p.name in ("state.safetensors", "frozen.safetensors", "state.json")
-    ]
+    files = [p for p in sorted(checkpoint.rglob("*")) if p.suffix == ".safetensors" or p.name == "state.json"]
     assert {p.parent.name for p in files} >= {"policy", "learner"}
     return {p.relative_to(checkpoint).as_posix(): p.read_bytes() for p in files}
 

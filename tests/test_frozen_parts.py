@@ -13,6 +13,7 @@ from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.runs import checkpoint
 from burnish.policies.runs.checkpoint import FROZEN, TENSORS
+from burnish.real_robot.export.exporter import source
 
 TRIAL = ["trial.episodes=2", "trial.worlds=2", "trial.confirm=2"]
 RUN = ["worlds=2", "total=24", "log_every=4", "save_every=8", "method.loop.warmup=8", "method.loop.batch=8", *TRIAL]
@@ -98,6 +99,7 @@ def test_a_refinement_writes_its_base_once(tmp_path, method):
     (refined, _), (given, _) = load_policy(tmp_path / "run"), load_policy(tmp_path / "bc")
     same = zip(refined.base.state_dict().values(), given.state_dict().values(), strict=True)
     assert all(torch.equal(a, b) for a, b in same)
+    assert source(tmp_path / "run")["checkpoint"]["sha256"], "an export names the checkpoint that it is of"
 
 
 def test_what_two_children_share_is_written_by_the_first(tmp_path):

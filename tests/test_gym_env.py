@@ -329,7 +329,7 @@ def test_pictures_on_request():
 
 
 def bytes_of(checkpoint):
-    files = sorted(p for p in checkpoint.rglob("*") if p.name in ("state.safetensors", "state.json"))
+    files = sorted(p for p in checkpoint.rglob("*") if p.suffix == ".safetensors" or p.name == "state.json")
     assert files
     return {p.relative_to(checkpoint).as_posix(): p.read_bytes() for p in files}
 

@@ -12,6 +12,7 @@ from burnish.offline import replay as replays
 from burnish.offline import storage
 from burnish.offline.replay import FIRST, Replay
 from burnish.policies.core.errors import BurnishError
+from burnish.policies.runs import checkpoint
 
 
 def a_row(size: int, picture: torch.Tensor) -> tuple[dict, dict, dict]:
@@ -99,3 +100,40 @@ def test_pictures_that_the_gpu_cannot_hold_are_kept_in_host_memory(monkeypatch):
     assert moved._obs["image.top"].device.type == "cpu" and plain._obs["image.top"].device.type == "cuda"
     one, two = plain.sample(64)["obs"]["image.top"], moved.sample(64)["obs"]["image.top"]
     assert two.device.type == "cuda" and torch.equal(one, two)
+
+
+def test_a_checkpoint_adds_the_rows_that_came_since_the_last_one(tmp_path, monkeypatch):
+    """Segments of four rows of two worlds, in a ring of twelve rows."""
+    replay = Replay(24, 2)
+    size = sum(x.numel() * x.element_size() for tree in a_row(1, pictures(0))[:2] for x in tree.values())
+    monkeypatch.setattr(replays, "SEGMENT", 4 * size + size // 2)
+
+    def saved(adds, before=None):
+        for _ in range(adds):
+            replay.add(*a_row(1, pictures(replay.added)))
+        path = checkpoint.save(tmp_path / str(replay.added), config={}, state=replay.state_dict(), before=before)
+        return path, [file.stat().st_ino for file in sorted(path.glob("part-*"))]
+
+    first, a = saved(6)
+    second, b = saved(5, first)
+    assert len(a) == 2 and len(b) == 3
+    assert b[0] == a[0] and b[1] != a[1], "a full segment is shared, one that has grown is not"
+    third, c = saved(3, second)  # rows 0 and 1 are written over, and row 11 for the first time
+    assert len(c) == 3 and c[0] != b[0] and c[1] == b[1] and c[2] != b[2]
+    shutil.rmtree(first)
+    shutil.rmtree(second)
+    twin = Replay(24, 2)
+    twin.load_state_dict(checkpoint.load(third).state)
+    assert torch.equal(twin.latest()["obs"]["image.top"], replay.latest()["obs"]["image.top"])
+    assert twin.latest()["obs"]["image.top"][:, 0, 0, 0, 0].tolist() == list(range(2, 14))
+
+
+def test_a_state_of_older_versions_holds_all_rows_as_one():
+    replay, twin = Replay(12, 2), Replay(12, 2)
+    for row in range(5):
+        replay.add(*a_row(1, pictures(row)))
+    state = replay.state_dict()
+    (rows,) = state.pop("segments")
+    del state["worlds"]
+    twin.load_state_dict({**state, **rows})
+    assert twin.latest()["obs"]["image.top"][:, 0, 0, 0, 0].tolist() == [0, 1, 2, 3, 4]

@@ -226,7 +226,7 @@ WORDS = [
 
 
 def contents(checkpoint: Path) -> dict[str, bytes]:
-    files = [p for p in sorted(checkpoint.rglob("*")) if p.name in ("state.safetensors", "state.json")]
+    files = [p for p in sorted(checkpoint.rglob("*")) if p.suffix == ".safetensors" or p.name == "state.json"]
     return {p.relative_to(checkpoint).as_posix(): p.read_bytes() for p in files}
 
 

@@ -172,8 +172,11 @@ def recorded_for(noise: int, prior: Replay) -> Replay:
     """Recorded decisions, whose action is a chunk, as decisions of an agent that chooses ``noise`` numbers. Nobody
     knows those of a recording, and nobody asks: what stands in their place is zero."""
     state = prior.state_dict()
-    columns = state["columns"]
-    unknown = columns["reward"].new_zeros(*columns["reward"].shape, 1, noise)
+
+    def unknown(rows: dict[str, Any]) -> dict[str, Any]:
+        reward = rows["columns"]["reward"]
+        return {**rows, "columns": {**rows["columns"], "action": reward.new_zeros(*reward.shape, 1, noise)}}
+
     out = Replay(prior.rows * prior.num_envs, prior.num_envs, device=prior.device)
-    out.load_state_dict({**state, "columns": {**columns, "action": unknown}})
+    out.load_state_dict({**state, "segments": [unknown(rows) for rows in state["segments"]]})
     return out

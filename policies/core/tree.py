@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,11 @@ Tree = dict[str, Tensor]
 def map_tree(fn: Callable[[Tensor], Tensor], tree: Mapping[str, Tensor]) -> Tree:
     found: dict[str, Any] = {key: fn(x) if isinstance(x, Tensor) else map_tree(fn, x) for key, x in tree.items()}
     return found
+
+
+def leaves(tree: Mapping[str, Any]) -> Iterator[Tensor]:
+    for x in tree.values():
+        yield from [x] if isinstance(x, Tensor) else leaves(x)
 
 
 def stack(trees: Sequence[Mapping[str, Tensor]], dim: int = 0) -> Tree:

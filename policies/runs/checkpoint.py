@@ -38,16 +38,17 @@ from .manifest import (
     LARGEST_TEXT,
     LARGEST_YAML,
     MANIFEST,
+    TENSOR_FILE,
     check_child,
     parse,
     plain_yaml,
     read_manifest,
     write_manifest,
 )
-from .state_codec import Place, decode, encode, place_of, separate
+from .state_codec import Place, decode, encode, place_of, segments_of, separate
 
 CONFIG, STATE, TENSORS = FILES = "config.yaml", "state.json", "state.safetensors"
-FROZEN = "frozen.safetensors"
+FROZEN, PART = "frozen.safetensors", "part-{:04d}.safetensors"
 SCRATCH = ".scratch-"
 # The names and shapes of all tensors, some hundred bytes each. A header of zeroes of them would be read for minutes.
 LARGEST_HEADER = 1 << 22  # bytes
@@ -77,7 +78,8 @@ def save(
 ) -> Path:
     """``config`` is a dataclass or plain data. ``children`` maps a folder name to the ``config=``, ``state=`` (and
     ``metrics=``, ``children=``, ``frozen=``) of a checkpoint inside this one. ``frozen`` are tensors of the state that
-    no training changes: if the checkpoint ``before`` holds the same, its file is given a second name.
+    no training changes. These, and each of the ``segments`` of a state, lie in a file of their own: if the checkpoint
+    ``before`` holds the same, its file is given a second name.
 
     ``overwrite`` moves the old checkpoint aside first; a kill between the two renames leaves both under scratch names.
     """
@@ -114,10 +116,10 @@ def _load(
     path: Path, device: torch.device | str, known: Mapping[str, torch.Tensor]
 ) -> tuple[Checkpoint, dict[str, torch.Tensor]]:
     """Also its tensors; ``known`` are those of the children before this one, as "child:name"."""
-    manifest, children = read_manifest(path, FILES, optional=(FROZEN,))
+    manifest, children = read_manifest(path, FILES)
     config = parse(path / CONFIG, plain_yaml)
     skeleton = parse(path / STATE, json.loads)
-    stored = [path / name for name in (TENSORS, FROZEN) if name in manifest["files"]]
+    stored = [path / name for name in manifest["files"] if name.endswith(TENSOR_FILE)]
     tensors: dict[str, torch.Tensor] = {}
     for file in stored:
         _check_header(file)
@@ -208,9 +210,16 @@ def _write(
     """The tensors that were written; ``known`` are those of children before this one, which it refers to."""
     new(folder)
     skeleton, tensors = encode(dict(state), known)
-    still = {x.untyped_storage().data_ptr() for x in frozen}
-    kept = {name: x for name, x in tensors.items() if still and x.untyped_storage().data_ptr() in still}
     try:
+        still = {x.untyped_storage().data_ptr() for x in frozen}
+        parts = enumerate(segments_of(state))
+        own = {place_of(x): PART.format(i) for i, part in parts for x in encode(part)[1].values()}
+        files: dict[str, dict[str, torch.Tensor]] = {TENSORS: {}}
+        for name, x in tensors.items():
+            file = own.get(place_of(x), TENSORS) if own else TENSORS
+            if still and x.untyped_storage().data_ptr() in still:
+                file = FROZEN
+            files.setdefault(file, {})[name] = x
         for name, text, largest in (
             (CONFIG, yaml.safe_dump(to_data(config), sort_keys=False, allow_unicode=True), LARGEST_YAML),
             (STATE, json.dumps(skeleton), LARGEST_TEXT),
@@ -218,11 +227,10 @@ def _write(
             if len(text) > largest:
                 raise ValueError(f"{name} would have {len(text)} characters, and {largest} are read at most")
             write_new(folder / name, text)
-        changing = {name: x for name, x in tensors.items() if name not in kept}
-        safetensors.torch.save_file(separate(changing), folder / TENSORS)
-        if kept:
-            _write_once(folder / FROZEN, kept, before)
-        for name in written(folder):
+        safetensors.torch.save_file(separate(files.pop(TENSORS)), folder / TENSORS)
+        for name, held in files.items():
+            _write_once(folder / name, held, before)
+        for name in (TENSORS, *files):
             _check_header(folder / name)
             sync(folder / name)
         shared: dict[Place, str] = {}
@@ -230,7 +238,7 @@ def _write(
             check_child(name)
             made = _write(folder / name, **child, before=None if before is None else before / name, known=shared)
             shared |= {place_of(x): f"{name}:{own}" for own, x in made.items()}
-        write_manifest(folder, (*FILES[:2], *written(folder)), list(children or ()), to_data(metrics or {}))
+        write_manifest(folder, (*FILES, *files), list(children or ()), to_data(metrics or {}))
     except BurnishError:
         raise
     except (yaml.YAMLError, safetensors.SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -238,15 +246,10 @@ def _write(
     return tensors
 
 
-def written(folder: Path) -> list[str]:
-    """The files of ``folder`` that hold tensors."""
-    return [name for name in (TENSORS, FROZEN) if (folder / name).is_file()]
-
-
 def _write_once(path: Path, tensors: Mapping[str, torch.Tensor], before: Path | None) -> None:
     """The file of ``before`` once more, if it holds the same bytes, or a new one."""
     content = safetensors.torch.save(separate(tensors))
-    old = None if before is None else before / FROZEN
+    old = None if before is None else before / path.name
     if old is not None and old.is_file() and not old.is_symlink() and old.stat().st_size == len(content):
         with open(old, "rb") as file:
             if hashlib.file_digest(file, "sha256").digest() == hashlib.sha256(content).digest():

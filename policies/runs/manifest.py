@@ -34,6 +34,7 @@ LARGEST_TEXT, LARGEST_YAML = 1 << 25, 1 << 19  # bytes, characters
 
 # No separator, no leading dot: a name that matches can neither leave the folder nor hide in it.
 _CHILD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+TENSOR_FILE = ".safetensors"
 
 
 def check_child(name: str) -> None:
@@ -55,9 +56,9 @@ def write_manifest(folder: Path, files: Sequence[str], children: Sequence[str], 
     sync(folder)
 
 
-def read_manifest(folder: Path, files: Sequence[str], optional: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
+def read_manifest(folder: Path, files: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """The manifest of ``folder`` once every file that it lists is verified, and the names of its children, of which
-    only the manifests are: they verify the rest. ``files`` are needed, ``optional`` may be there."""
+    only the manifests are: they verify the rest. ``files`` are needed, more files of tensors may be there."""
     if not folder.is_dir():
         raise BurnishError(f"{folder} is not a checkpoint: there is no such folder")
     path = folder / MANIFEST
@@ -85,7 +86,7 @@ def read_manifest(folder: Path, files: Sequence[str], optional: Sequence[str] = 
         raise BurnishError(f"{path} is malformed: it must list {', '.join(files)}, and metrics")
     children = []
     for name, entry in entries.items():
-        if name not in (*files, *optional):
+        if name not in files and not (_CHILD.fullmatch(name) and name.endswith(TENSOR_FILE)):
             child, _, rest = name.partition("/")
             if not _CHILD.fullmatch(child) or rest != MANIFEST:
                 raise BurnishError(f"{path} lists {name!r}, which cannot be a part of a checkpoint")

@@ -17,6 +17,20 @@ from ..core.errors import BurnishError
 Place = tuple[Any, ...]
 
 
+SEGMENTS = "segments"
+
+
+def segments_of(state: Any) -> list[Any]:
+    """The items of each list of a state that is called ``segments``: parts that seldom change."""
+    if isinstance(state, list | tuple):
+        return [part for item in state for part in segments_of(item)]
+    if not isinstance(state, dict):
+        return []
+    own = state.get(SEGMENTS)
+    rest = [part for key, item in state.items() if key != SEGMENTS for part in segments_of(item)]
+    return [*(own if isinstance(own, list) else ()), *rest]
+
+
 def place_of(x: Tensor) -> Place:
     """Equal for two tensors that are the same numbers in the same memory."""
     return x.data_ptr(), x.shape, x.stride(), x.dtype, x.device, x.is_conj(), x.is_neg()
