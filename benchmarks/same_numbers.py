@@ -62,6 +62,8 @@ def tensors(folder: Path) -> dict[str, str]:
             bits = value.contiguous().flatten().view(torch.uint8).numpy().tobytes()
             found[name] = hashlib.sha256(f"{value.dtype}{tuple(value.shape)}".encode() + bits).hexdigest()
         elif isinstance(value, dict | list | tuple):
+            if isinstance(value, dict) and value.get("segments"):  # of a replay, whose rows were one tensor before
+                value = {**value, **joined(value["segments"]), "segments": []}
             for key, part in value.items() if isinstance(value, dict) else enumerate(value):
                 note(f"{name}.{key}", part)
 
@@ -72,6 +74,11 @@ def tensors(folder: Path) -> dict[str, str]:
 
     visit("", load(max((folder / "checkpoints").iterdir())))
     return found
+
+
+def joined(trees: list[dict[str, Any]]) -> dict[str, Any]:
+    values = {key: [tree[key] for tree in trees] for key in trees[0]}
+    return {key: torch.cat(x) if isinstance(x[0], torch.Tensor) else joined(x) for key, x in values.items()}
 
 
 def learnt(tree: Path, method: str, folder: Path) -> dict[str, str]:
