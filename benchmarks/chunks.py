@@ -40,7 +40,7 @@ from bases import demonstrations, world
 from measure import RESULTS, embed, machine, markdown, options, page, publish, table
 from torch import Tensor
 
-from burnish.policies.__main__ import GROUPS, PretrainConfig, origin_of
+from burnish.policies.__main__ import GROUPS, PretrainConfig
 from burnish.policies.build import build_policy, describe, load_policy
 from burnish.policies.cli.cli import compose, to_object
 from burnish.policies.core.config import to_data
@@ -57,7 +57,7 @@ from burnish.real_robot.inference.chunk_settings import Chunks, Hold, Mode
 from burnish.real_robot.inference.predictors import PolicyPredictor
 from burnish.real_robot.inference.realtime_chunking import RealtimeChunking
 from burnish.real_robot.inference.worker import Latency, Simulated
-from burnish.sim.build import make_env
+from burnish.sim.build import make_env, origin_of
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT, ROBOTS = ROOT / "runs" / "chunks", ROOT / "docs" / "robots.md"

@@ -13,12 +13,12 @@ from runners import IMITATION, STAGES
 from runners import recordings as runners_recordings
 
 from burnish.finetune.__main__ import GROUPS, FinetuneConfig
-from burnish.policies.__main__ import origin_of
 from burnish.policies.build import describe
 from burnish.policies.cli.cli import compose, to_object
 from burnish.policies.data.episodes import Episodes
 from burnish.policies.data.lerobot_writer import write_lerobot
 from burnish.policies.runs.checkpoint import save
+from burnish.sim.build import origin_of
 
 HERE = Path(__file__).resolve().parent
 BASES = HERE / "bases"

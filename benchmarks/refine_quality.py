@@ -66,7 +66,6 @@ from refine_tables import publish_tables, rows_of
 from burnish.finetune.__main__ import FinetuneConfig
 from burnish.finetune.compare.entrants import MAIN
 from burnish.finetune.compare.free_baselines import free_baseline, steps_in
-from burnish.policies.__main__ import world_for
 from burnish.policies.best import Best
 from burnish.policies.build import load_policy
 from burnish.policies.controllers import controller_for
@@ -74,6 +73,7 @@ from burnish.policies.core.config import to_data
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.measure.evaluate import Evaluation, evaluate, evaluation_seeds
 from burnish.policies.runs.run import read_metrics
+from burnish.sim.build import world_for
 
 WORLDS, TRIED, SELECTED = 64, 5, 64
 BASE_EPISODES, EPISODES = 512, 256  # each run is on the first of the seeds that the base was on

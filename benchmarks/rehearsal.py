@@ -38,10 +38,10 @@ import torch
 from bases import demonstrations, imitated, world
 from measure import RESULTS, embed, machine, markdown, options, page, publish, table
 
-from burnish.policies.__main__ import origin_of
 from burnish.policies.build import describe
 from burnish.policies.runs.checkpoint import save
 from burnish.policies.runs.run import find_policy
+from burnish.sim.build import origin_of
 
 HERE = Path(__file__).resolve().parent
 REFINED, GUARDED = HERE / "refined" / "insert", HERE / "refined" / "insert_guarded"

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from omegaconf import MISSING
 
-from ..offline.__main__ import Work, identity_of, improve, recordings, starting_policy
-from ..policies.__main__ import ACTING, WORLDS, TrialConfig, origin_of, raw_world, say, seen_by, trial_of, where_of
-from ..policies.__main__ import prepare as prepare_machine
+from ..offline.__main__ import starting_policy
+from ..policies.__main__ import trial_of
+from ..policies.build import ACTING, identity_of, where_of
 from ..policies.cli.cli import main
+from ..policies.cli.machine import prepare_machine, say
 from ..policies.core.config import LATER
 from ..policies.core.errors import BurnishError
 from ..policies.core.files import replacing
@@ -25,10 +26,12 @@ from ..policies.core.seed import derive
 from ..policies.core.spec import EnvSpec, PolicySpec, agent_spec
 from ..policies.core.types import Controller, VecEnv
 from ..policies.core.wrapper import Wrapper
-from ..policies.data.lerobot import fingerprint
+from ..policies.data.lerobot import fingerprint, read_lerobot
 from ..policies.external.reward_models import relabelled, reward_model
+from ..policies.improve import Improvement, improve
 from ..policies.runs.run import OnLog
-from ..sim.build import make_env, world_from
+from ..policies.trial import TrialConfig
+from ..sim.build import WORLDS, make_env, origin_of, raw_world, seen_by, world_from
 from ..sim.experts import make_expert
 from .advice import advised
 from .baselines.sb3 import SB3Config, View
@@ -87,7 +90,7 @@ def finetune(config: FinetuneConfig) -> int:
     return carry_out(config, *refinement(config))
 
 
-def refinement(config: FinetuneConfig, base: Any = None, env: VecEnv | None = None) -> tuple[Work, Any]:
+def refinement(config: FinetuneConfig, base: Any = None, env: VecEnv | None = None) -> tuple[Improvement, Any]:
     """The improvement, ready to start, and the loop in it. A program hands in ``base`` and ``env`` where settings can
     name none."""
     device, name = prepare_machine(config.device, config.threads), method_name(config.method)
@@ -103,7 +106,7 @@ def refinement(config: FinetuneConfig, base: Any = None, env: VecEnv | None = No
         )
     prior = None
     if config.data is not None:
-        data = recordings(config.data)
+        data = read_lerobot(config.data)
         if config.reward_model is not None:
             data = relabelled(data, reward_model(config.reward_model, data.spec))
         recorded_in = data.meta.get("env")
@@ -137,7 +140,7 @@ def refinement(config: FinetuneConfig, base: Any = None, env: VecEnv | None = No
     learner = loop.learner
     if sentence := learner.describe():
         say(sentence)
-    work = Work(
+    work = Improvement(
         training=training,
         learner=learner,
         base=base,
@@ -157,7 +160,9 @@ def refinement(config: FinetuneConfig, base: Any = None, env: VecEnv | None = No
     return work, loop
 
 
-def carry_out(config: FinetuneConfig, work: Work, loop: Any, *, keep: bool = True, on_log: OnLog | None = None) -> int:
+def carry_out(
+    config: FinetuneConfig, work: Improvement, loop: Any, *, keep: bool = True, on_log: OnLog | None = None
+) -> int:
     per_iteration, training = loop.decisions_per_iteration, work.training
     with closing(training) if isinstance(training, Asynchronous) else nullcontext():
         status = improve(

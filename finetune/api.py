@@ -26,9 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..policies.__main__ import ACTING, WORLDS, EvaluateConfig, TrialConfig, origin_of, seen_by, world_for
 from ..policies.__main__ import GROUPS as POLICY_GROUPS
-from ..policies.build import CheckpointConfig, describe, load_policy
+from ..policies.__main__ import EvaluateConfig
+from ..policies.build import ACTING, CheckpointConfig, describe, load_policy
 from ..policies.cli.cli import choices, compose, to_object
 from ..policies.controllers import controller_for
 from ..policies.core.config import to_data
@@ -41,6 +41,8 @@ from ..policies.measure.evaluate import Evaluation, evaluation_seeds
 from ..policies.measure.evaluate import evaluate as play
 from ..policies.runs import checkpoint
 from ..policies.runs.run import OnLog, find_policy
+from ..policies.trial import TrialConfig
+from ..sim.build import WORLDS, origin_of, seen_by, world_for
 from .__main__ import GROUPS, FinetuneConfig, carry_out, refinement
 from .table import ONLINE, method_name
 

@@ -4,47 +4,32 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from omegaconf import MISSING
-from torch import nn
 
 from ..finetune.diagnostics import q_against_return
 from ..finetune.method import Phase, resolved
 from ..finetune.methods.offline_to_online import offline_learner
 from ..finetune.table import OFFLINE, method_name, method_of
-from ..policies.__main__ import (
-    WORLDS,
-    Trial,
-    TrialConfig,
-    acting_policy,
-    origin_of,
-    say,
-    spec_of,
-    trial_of,
-)
-from ..policies.__main__ import prepare as prepare_machine
-from ..policies.best import Best
-from ..policies.build import CheckpointConfig, describe, weights_of
+from ..policies.__main__ import acting_policy, trial_of
+from ..policies.build import CheckpointConfig, identity_of
 from ..policies.cli.cli import main
-from ..policies.core.config import to_data
+from ..policies.cli.machine import prepare_machine
 from ..policies.core.errors import BurnishError
 from ..policies.core.normalize import Scaling
 from ..policies.core.ranges import check_ranges
 from ..policies.core.rewards import RewardConfig
 from ..policies.core.spec import ChunkConfig
-from ..policies.core.types import Metrics
-from ..policies.data.episodes import Episodes
 from ..policies.data.lerobot import fingerprint, read_lerobot
-from ..policies.external.table import OUTSIDE, identity
-from ..policies.runs.run import OnLog, Run, UnsavedRun
-from ..policies.runs.training_loop import drive
+from ..policies.improve import Improvement, improve
+from ..policies.trial import TrialConfig
+from ..sim.build import WORLDS, origin_of
 from .dataset import BehindCut, decisions
-from .loop import Offline, Training
+from .loop import Offline
 from .returns import Discount
 
 GROUPS: dict[str, dict[str, Mapping[str, type]]] = {
@@ -93,9 +78,9 @@ class OfflineConfig:
 def offline(config: OfflineConfig) -> int:
     device, name = prepare_machine(config.device, config.threads), method_name(config.method, Phase.offline)
     row = method_of(config.method, Phase.offline)
-    episodes = recordings(config.data)
+    episodes = read_lerobot(config.data)
     policy, origin = starting_policy(config.policy, device)
-    spec = policy.spec if policy is not None else spec_of(episodes, config.chunk)
+    spec = policy.spec if policy is not None else episodes.policy_spec(config.chunk)
     world = origin_of(config.env) or episodes.meta.get("env") or origin.get("env")
     replay = decisions(
         episodes,
@@ -109,7 +94,7 @@ def offline(config: OfflineConfig) -> int:
     )
     options: dict[str, Any] = {"normalize": config.normalize, "seed": config.seed, "device": device}
     learner = offline_learner(resolved(row.learner), config.method, policy, spec, data=replay, **options)
-    work = Work(
+    work = Improvement(
         training=Offline(learner, replay, batch=config.batch, n_step=config.n_step),
         learner=learner,
         base=policy,
@@ -126,122 +111,9 @@ def offline(config: OfflineConfig) -> int:
     return improve(config, work, config.steps, unit="updates")
 
 
-# ---- what `burnish finetune` does in the same way ----
-
-
-class Learns(Protocol):
-    policy: Any
-
-
-@dataclass
-class Work:
-    """An improvement that is ready to start. ``identity`` is what must not have changed when it is resumed."""
-
-    training: Training
-    learner: Learns
-    base: Any  # the policy at the beginning, or None
-    trial: Trial | None
-    origin: Mapping[str, Any]
-    identity: Mapping[str, Any]
-    report: Callable[[], Metrics] | None = None
-    iterations: int | None = None  # where an iteration is not always as many units as the last
-    reached: Callable[[], int] | None = None  # units so far, likewise
-    pretrained: int = 0  # iterations after which the policy is tried once more
-
-
-def improve(
-    config: Any,
-    work: Work,
-    total: int,
-    *,
-    per_iteration: int = 1,
-    unit: str,
-    keep: bool = True,
-    on_log: OnLog | None = None,
-) -> int:
-    """Try the base, iterate until ``total``, try the result. ``total`` and the intervals of ``config`` count in
-    ``unit``, of which an iteration is ``per_iteration``; they are rounded to whole iterations. Unless it is to be
-    kept, nothing is written."""
-    training, learner, trial = work.training, work.learner, work.trial
-    iterations = -(-total // per_iteration) if work.iterations is None else work.iterations
-
-    def iterations_in(count: int) -> int:
-        return max(1, round(count / per_iteration))
-
-    def reached(number: int) -> int:
-        return number * per_iteration if work.reached is None else work.reached()
-
-    def evaluate(number: int) -> Metrics:
-        return {} if trial is None else trial(learner.policy, reached(number))
-
-    def children() -> dict[str, Any]:
-        policy = {"config": describe(learner.policy, work.origin), "state": learner.policy.state_dict()}
-        if isinstance(work.base, nn.Module):  # what a policy holds of the base that it refines is the base itself
-            policy["frozen"] = work.base.state_dict().values()
-        return {"policy": policy, "learner": {"config": {}, "state": training.state_dict()}}
-
-    settings = to_data(config) | {"identity": to_data(work.identity)}
-    # Other threads may round otherwise, and files may be moved; a run that was moved is still the same run.
-    free = {"resume", "threads", "out", "data", "track", "policy.path", "policy.base"}
-    free |= {f"policy.{name}" for kind in OUTSIDE.values() for name in kind.free}
-    options: dict[str, Any] = {"resume": config.resume, "changeable": free, "trackers": config.track}
-    kept = Run(config.out, settings, progress_every_s=10, on_log=on_log, **options) if keep else UnsavedRun(on_log)
-    with kept as run:
-        latest = run.latest()
-        if trial is not None and keep:
-            trial.best = Best(config.out, work.origin)
-        if latest is not None:
-            training.load_state_dict(latest.children["learner"].state)
-        elif work.base is not None and trial is not None:
-            with run.watch("exams"):
-                exam = trial(work.base, 0, start=True)
-            run.log(0, exam)
-        if run.start >= iterations:
-            say(f"{config.out} has reached its {total} {unit} already; nothing is trained")
-        finished = drive(
-            run,
-            iterations,
-            training.iterate,
-            children,
-            log_every=iterations_in(config.log_every),
-            save_every=iterations_in(config.save_every),
-            eval_every=iterations_in(config.eval_every) if config.eval_every else 0,
-            eval_after=work.pretrained,
-            evaluate=evaluate,
-            report=work.report,
-        )
-        if finished and trial is not None:
-            trial.confirm(work.base, learner.policy, reached(iterations))
-    if not finished:
-        say(f"stopped before its {total} {unit}" + ("; continue with resume=true" if keep else ""))
-        return 130
-    if not keep:
-        return 0
-    against = f" against={config.policy.path}" if isinstance(config.policy, CheckpointConfig) else ""
-    say(f"policy: {config.out}  (burnish evaluate policy.path={config.out}{against})")
-    if trial is not None and trial.best is not None:
-        say(trial.best.sentence())
-    return 0
-
-
-def recordings(path: str) -> Episodes:
-    if not Path(path).is_dir():
-        raise BurnishError(f"there is no dataset at {path}; `burnish collect` makes one")
-    return read_lerobot(path)
-
-
 def starting_policy(chosen: Any, device: torch.device, env: Any = None) -> tuple[Any, dict[str, Any]]:
     """The policy of ``policy=...`` and its origin; nothing where none was chosen."""
     return (None, {}) if chosen is None else acting_policy(chosen, device, env)
-
-
-def identity_of(chosen: Any, policy: Any = None) -> Any:
-    """Which weights a path leads to. Of a ``policy`` that is not ours, what can be seen of it."""
-    if chosen is None:
-        return None
-    if not isinstance(chosen, CheckpointConfig):
-        return identity(policy)
-    return weights_of(chosen.path)
 
 
 if __name__ == "__main__":

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from ..policies.core.types import Learner, Metrics
+from ..policies.improve import Training
 from .replay import Replay
 from .sources import Mixture
 
 # Called after each iteration with its number and metrics; a true answer ends the loop.
 Hook = Callable[[int, Metrics], bool | None]
-
-
-class Training(Protocol):
-    """A training that can be driven and resumed: one call is one iteration."""
-
-    def iterate(self) -> Metrics: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class Offline:

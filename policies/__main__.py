@@ -13,31 +13,27 @@ import torch
 from omegaconf import MISSING
 
 from ..offline.actors import trainable_imitator
-from ..sim.build import ENVS, make_env, named, world_from
+from ..sim.build import WORLDS, make_env, origin_of, world_for
 from .best import Best
-from .build import POLICIES, CheckpointConfig, build_policy, load_policy, weights_of
+from .build import ACTING, POLICIES, CheckpointConfig, build_policy, load_policy, weights_of, where_of
 from .cli.cli import main
+from .cli.machine import prepare_machine, say
 from .controllers import controller_for
 from .core import files
-from .core.chunk import HistoryEnv
 from .core.config import to_data
-from .core.errors import BurnishError, plain_text
-from .core.scale import ScaledEnv
+from .core.errors import BurnishError
 from .core.spec import ChunkConfig, PolicySpec, check_compatible
 from .core.types import VecEnv
 from .core.wrapper import state_names
-from .data.episodes import Episodes
 from .data.lerobot import fingerprint, read_lerobot
-from .external.table import OUTSIDE, connect, place_of
+from .external.table import connect, place_of
 from .imitate import ImitateConfig, ImitationLearner, imitate
 from .measure.evaluate import Evaluation, compare, evaluation_seeds
 from .measure.evaluate import evaluate as run_evaluation
 from .runs.run import Run
+from .trial import Trial, TrialConfig, in_words
 
 # Hydra groups of each verb below: verb -> group -> choice -> dataclass.
-WORLDS = {name: kind.config for name, kind in ENVS.items()}
-# A policy that acts already: saved by us, or somebody else's.
-ACTING: dict[str, type] = {"checkpoint": CheckpointConfig, **{name: kind.config for name, kind in OUTSIDE.items()}}
 STARTS = 64  # numbers of a first state that are kept
 
 GROUPS: dict[str, dict[str, dict[str, type]]] = {
@@ -47,20 +43,6 @@ GROUPS: dict[str, dict[str, dict[str, type]]] = {
     },
     "evaluate": {"policy": ACTING, "env": WORLDS},
 }
-
-
-@dataclass
-class TrialConfig:
-    episodes: int = 100  # of each evaluation
-    worlds: int = 50  # stepped at once; changes the result by no more than rounding
-    greedy: bool = False  # act from noise 0
-    confirm: int = 256  # fresh episodes on which a run decides at its end what it delivers (best.py)
-
-    def __post_init__(self) -> None:
-        if min(self.episodes, self.worlds, self.confirm) < 1:
-            raise BurnishError(
-                f"episodes={self.episodes}, worlds={self.worlds} and confirm={self.confirm} must be at least 1"
-            )
 
 
 @dataclass
@@ -97,9 +79,7 @@ class EvaluateConfig:
 
 
 def pretrain(config: PretrainConfig) -> int:
-    device = prepare(config.device, config.threads)
-    if not Path(config.data).is_dir():
-        raise BurnishError(f"there is no dataset at {config.data}; `burnish collect` makes one")
+    device = prepare_machine(config.device, config.threads)
     episodes = read_lerobot(config.data)
     env_data = origin_of(config.env) or episodes.meta.get("env")
     # Other threads may round otherwise; a run that was moved is still the same run.
@@ -114,7 +94,7 @@ def pretrain(config: PretrainConfig) -> int:
         settings, free = settings | {"policy_sha256": weights_of(config.policy.path)}, free | {"policy.path"}
         origin["base"] = config.policy.path
     else:
-        policy = build_policy(config.policy, spec_of(episodes, config.chunk), seed=config.seed, device=device)
+        policy = build_policy(config.policy, episodes.policy_spec(config.chunk), seed=config.seed, device=device)
     # A network reads its inputs through the normalisers that it learnt with, so only fresh ones are fitted.
     fit = base is None
     learner = ImitationLearner(policy, episodes, config.train, fit=fit, seed=config.seed, device=device)
@@ -143,21 +123,8 @@ def pretrain(config: PretrainConfig) -> int:
     return 0
 
 
-def spec_of(episodes: Episodes, chunk: ChunkConfig) -> PolicySpec:
-    """Of a fresh policy that learns from recordings."""
-    recorded = episodes.spec
-    return PolicySpec(
-        obs=recorded.obs,
-        action=recorded.action,
-        control_hz=recorded.control_hz,
-        action_mode=recorded.action_mode,
-        pixels=recorded.pixels,
-        **to_data(chunk),
-    )
-
-
 def evaluate(config: EvaluateConfig) -> int:
-    device = prepare(config.device, config.threads)
+    device = prepare_machine(config.device, config.threads)
     if config.videos and config.out is None:
         raise BurnishError(f"videos={config.videos} needs a folder to write to: out=...")
     if not 0 <= config.videos <= config.trial.episodes:
@@ -225,10 +192,6 @@ def acting_policy(chosen: Any, device: torch.device, env: Any) -> tuple[Any, dic
     return connect(chosen, world.spec, world.reset()), {"env": origin_of(env)}
 
 
-def where_of(chosen: Any) -> str:
-    return chosen.path if isinstance(chosen, CheckpointConfig) else place_of(chosen)
-
-
 def shared_world(chosen: Any, origins: list[tuple[str, dict[str, Any] | None]]) -> dict[str, Any] | None:
     """One world for all: the one that was asked for, else the one that every policy was trained for. Episodes of two
     worlds are no pairs, whatever their seeds."""
@@ -241,79 +204,6 @@ def shared_world(chosen: Any, origins: list[tuple[str, dict[str, Any] | None]]) 
     return world
 
 
-def prepare(device: str, threads: int) -> torch.device:
-    if threads < 0:
-        raise BurnishError(f"threads={threads} must be at least 1, or 0 for as many as torch chooses")
-    if threads > 0:
-        torch.set_num_threads(threads)
-    try:
-        chosen = torch.device(device)
-    except RuntimeError as error:
-        raise BurnishError(f"device={device} is not a device; take cpu, cuda or cuda:0") from error
-    if chosen.type not in ("cpu", "cuda"):
-        raise BurnishError(f"device={device} is not supported; take cpu, cuda or cuda:0")
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise BurnishError(f"device={device}, but torch finds no CUDA GPU; take device=cpu, or see `burnish doctor`")
-    return chosen
-
-
-def origin_of(env: Any) -> dict[str, Any] | None:
-    """A configured world as the plain data that datasets and checkpoints remember."""
-    return None if env is None else named(env)
-
-
-def world_for(
-    spec: PolicySpec, data: Mapping[str, Any] | None, worlds: int, device: torch.device, seed: int = 0
-) -> VecEnv:
-    """The world as a policy sees it. ``seed`` decides its own episodes."""
-    return seen_by(spec, raw_world(data, worlds, device, seed))
-
-
-def raw_world(data: Mapping[str, Any] | None, worlds: int, device: torch.device, seed: int = 0) -> VecEnv:
-    if data is None:
-        raise BurnishError("neither the data nor the checkpoint says which world it is for; give env=...")
-    return make_env(world_from(data), worlds, seed=seed, device=device)
-
-
-def seen_by(spec: PolicySpec, raw: VecEnv) -> VecEnv:
-    """Its history stacked, its actions scaled."""
-    env: VecEnv = raw if spec.history == 1 else HistoryEnv(raw, spec.history)
-    check_compatible(spec, env.spec)
-    return ScaledEnv(env, spec.action)
-
-
-class Trial:
-    """An evaluation during training; the best goes to ``best``, where that is set."""
-
-    def __init__(self, env: VecEnv, config: TrialConfig, device: torch.device) -> None:
-        self.best: Best | None = None
-        self._env, self._config, self._device = env, config, device
-        # Not the seeds on which `burnish evaluate` reports: what is looked at during training must not choose its own
-        # exam.
-        self._seeds = evaluation_seeds(config.episodes, stream="select")
-
-    def _play(self, policy: Any, seeds: Sequence[int]) -> Evaluation:
-        controller = controller_for(policy, self._env.num_envs, greedy=self._config.greedy, device=self._device)
-        return run_evaluation(self._env, controller, seeds)
-
-    def confirm(self, start: Any, last: Any, step: int) -> None:
-        """At the end of a run: decide on fresh seeds what it delivers (``best.py``)."""
-        if self.best is not None:
-            seeds = evaluation_seeds(self._config.confirm, stream="confirm")
-            self.best.confirm(start, last, step, lambda policy: self._play(policy, seeds))
-
-    def __call__(self, policy: Any, step: int, *, start: bool = False) -> dict[str, Any]:
-        """``start``: it is the one that the training begins with."""
-        exam = self._play(policy, self._seeds)
-        say(f"step {step}, on seeds kept for selection: {in_words(exam)}")
-        if self.best is not None:
-            if start:
-                self.best.begin(exam)
-            else:
-                self.best.offer(policy, step, exam)
-        return {f"trial/{key}": value for key, value in exam.summary().items()}
-
-
 def trial_of(
     data: Mapping[str, Any] | None, spec: PolicySpec, config: TrialConfig, device: torch.device
 ) -> Trial | None:
@@ -322,20 +212,6 @@ def trial_of(
         return None
     worlds = min(config.worlds, max(config.episodes, config.confirm))
     return Trial(world_for(spec, data, worlds, device), config, device)
-
-
-def in_words(result: Evaluation) -> str:
-    facts = result.summary()
-    words = [f"{len(result.seeds)} episodes"]
-    if "success_rate" in facts:
-        low, high = facts["success_low"], facts["success_high"]
-        words.insert(0, f"success {facts['success_rate']:.1%} [{low:.1%}, {high:.1%}]")
-    return ", ".join([*words, f"return {facts['return_mean']:.2f}", f"length {facts['length_mean']:.1f}"])
-
-
-def say(line: str) -> None:
-    sys.stdout.write(plain_text(line) + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from .core.errors import BurnishError, did_you_mean
 from .core.seed import derive
 from .core.spec import PolicySpec
 from .diffusion import DiffusionConfig
-from .external.table import described, reconnect
+from .external.table import OUTSIDE, described, identity, place_of, reconnect
 from .flow import FlowConfig
 from .gaussian import GaussianConfig
 from .nets.critic import CriticConfig
@@ -272,3 +272,18 @@ def _adapted(settings: Any, steps: int | None, guidance: float | None) -> Any:
             raise BurnishError(f"guidance={guidance}: a {name} policy has no guidance")
         settings = replace(settings, net=replace(settings.net, guidance=guidance))
     return settings
+
+
+# A policy that acts already: saved by us, or somebody else's.
+ACTING: dict[str, type] = {"checkpoint": CheckpointConfig, **{name: kind.config for name, kind in OUTSIDE.items()}}
+
+
+def where_of(chosen: Any) -> str:
+    return chosen.path if isinstance(chosen, CheckpointConfig) else place_of(chosen)
+
+
+def identity_of(chosen: Any, policy: Any = None) -> Any:
+    """The weights that a path leads to; of a ``policy`` that is not ours, the facts that can be seen of it."""
+    if chosen is None:
+        return None
+    return weights_of(chosen.path) if isinstance(chosen, CheckpointConfig) else identity(policy)

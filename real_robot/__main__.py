@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from omegaconf import MISSING
 
-from ..policies.__main__ import acting_policy, in_words, origin_of, prepare, say, seen_by, where_of
-from ..policies.build import CheckpointConfig
+from ..policies.__main__ import acting_policy
+from ..policies.build import CheckpointConfig, where_of
 from ..policies.cli.cli import main
+from ..policies.cli.machine import prepare_machine, say
 from ..policies.controllers import controller_for
 from ..policies.core.config import from_data, to_data
 from ..policies.core.errors import BurnishError
@@ -30,7 +31,8 @@ from ..policies.external.remote import API_KEY
 from ..policies.measure.evaluate import evaluate, evaluation_seeds
 from ..policies.runs.interrupt import interruptible
 from ..policies.runs.manifest import burnish_version
-from ..sim.build import ENVS, make_env, world_from
+from ..policies.trial import in_words
+from ..sim.build import ENVS, make_env, origin_of, seen_by, world_from
 from ..sim.experts import make_expert
 from ..sim.guard import GuardConfig
 from ..sim.mirror import EmptyDesk, Mirror
@@ -110,7 +112,7 @@ class ExportVerb(ExportConfig):
 
 
 def serve(config: ServeConfig) -> int:
-    device = prepare(config.device, config.threads)
+    device = prepare_machine(config.device, config.threads)
     try:
         from .serving.server import PolicyServer
     except ImportError as error:
@@ -139,7 +141,7 @@ def export(config: ExportVerb) -> int:
 
 def deploy(config: DeployConfig) -> int:
     """One robot, a policy, so many episodes; and the same episodes in simulation beside them."""
-    device = prepare("cpu", config.threads)
+    device = prepare_machine("cpu", config.threads)
     if config.out is not None:
         require_writable(Path(config.out))
     with in_sentences(), _acting(config, device) as acting, _body(config, acting) as (body, world):
@@ -234,7 +236,7 @@ def _shadow(
 
 def record(config: RecordConfig) -> int:
     """Episodes of a person or of an expert, with a policy or without, as a dataset."""
-    device, out = prepare("cpu", config.threads), Path(config.out)
+    device, out = prepare_machine("cpu", config.threads), Path(config.out)
     require_writable(out.parent)
     seeds = [derive(config.seed, "record", i) for i in range(config.episodes)]
     with in_sentences(), _acting(config, device) as acting, interruptible() as stop, ExitStack() as seeing:

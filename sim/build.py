@@ -9,8 +9,11 @@ from typing import Any
 
 import torch
 
+from ..policies.core.chunk import HistoryEnv
 from ..policies.core.config import from_data, to_data
 from ..policies.core.errors import BurnishError, did_you_mean
+from ..policies.core.scale import ScaledEnv
+from ..policies.core.spec import PolicySpec, check_compatible
 from ..policies.core.types import VecEnv
 from ..policies.runs.stored_world import plain_world
 from .gym_env import GymConfig
@@ -57,6 +60,8 @@ ENVS: dict[str, EnvKind] = {
     "avoid": EnvKind(AvoidConfig, "tasks.avoid:Avoid", "a stylus goes between posts, by any of 24 routes", task=True),
     "insert": EnvKind(InsertConfig, "tasks.insert:Insert", "a square peg goes into a hole with little room", task=True),
 }
+
+WORLDS = {name: kind.config for name, kind in ENVS.items()}  # choices of env= on the command line
 
 
 def env_name(config: Any) -> str:
@@ -110,3 +115,28 @@ def make_env(name_or_config: Any, num_envs: int, seed: int = 0, device: torch.de
 
         return BatchedMujoco(build(config), num_envs, seed=seed, device=device)
     return build(num_envs, config, seed=seed, device=device)
+
+
+def origin_of(env: Any) -> dict[str, Any] | None:
+    """A configured world as the plain data that datasets and checkpoints remember."""
+    return None if env is None else named(env)
+
+
+def world_for(
+    spec: PolicySpec, data: Mapping[str, Any] | None, worlds: int, device: torch.device, seed: int = 0
+) -> VecEnv:
+    """The world as a policy sees it. ``seed`` decides its own episodes."""
+    return seen_by(spec, raw_world(data, worlds, device, seed))
+
+
+def raw_world(data: Mapping[str, Any] | None, worlds: int, device: torch.device, seed: int = 0) -> VecEnv:
+    if data is None:
+        raise BurnishError("neither the data nor the checkpoint says which world it is for; give env=...")
+    return make_env(world_from(data), worlds, seed=seed, device=device)
+
+
+def seen_by(spec: PolicySpec, raw: VecEnv) -> VecEnv:
+    """Its history stacked, its actions scaled."""
+    env: VecEnv = raw if spec.history == 1 else HistoryEnv(raw, spec.history)
+    check_compatible(spec, env.spec)
+    return ScaledEnv(env, spec.action)

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from burnish.policies import __main__ as verbs
-from burnish.policies.__main__ import TrialConfig
+from burnish.policies import trial
+from burnish.policies.__main__ import trial_of
 from burnish.policies.best import Best
 from burnish.policies.build import build_policy, load_policy
 from burnish.policies.cli.cli import main
@@ -17,6 +17,7 @@ from burnish.policies.core.spec import PolicySpec
 from burnish.policies.flow import FlowConfig
 from burnish.policies.measure.evaluate import Evaluation, compare
 from burnish.policies.runs.run import find_policy
+from burnish.policies.trial import TrialConfig
 from burnish.sim.build import make_env
 from latent_lab import SPEC
 
@@ -147,7 +148,7 @@ def scripted(monkeypatch):
 
     def install(*successes):
         left = iter(successes)
-        monkeypatch.setattr(verbs, "run_evaluation", lambda env, controller, seeds: exam(next(left)))
+        monkeypatch.setattr(trial, "evaluate", lambda env, controller, seeds: exam(next(left)))
 
     return install
 
@@ -202,6 +203,6 @@ def test_a_confirmation_has_all_worlds_that_it_may_have():
     base = {"name": "point_reach", "config": {}}
     seen = make_env("point_reach", 1).spec
     spec = PolicySpec(seen.obs, seen.action, 4, 4)
-    for trial, worlds in ((TrialConfig(4, 50, confirm=256), 50), (TrialConfig(4, 50, confirm=20), 20)):
-        found = verbs.trial_of(base, spec, trial, torch.device("cpu"))
+    for config, worlds in ((TrialConfig(4, 50, confirm=256), 50), (TrialConfig(4, 50, confirm=20), 20)):
+        found = trial_of(base, spec, config, torch.device("cpu"))
         assert found is not None and found._env.num_envs == worlds

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from burnish.policies.__main__ import say
 from burnish.policies.cli.cli import main
+from burnish.policies.cli.machine import say
 from burnish.policies.core.errors import LINES, LONGEST, BurnishError, plain, plain_text
 from burnish.policies.core.spec import EnvSpec, ObsSpec
 from burnish.policies.external.remote import RemoteConfig, RemotePolicy

@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from burnish.finetune.compare.compare import CompareConfig, Player
-from burnish.policies.__main__ import origin_of
 from burnish.policies.build import load_policy
 from burnish.policies.cli.cli import main
 from burnish.policies.controllers import controller_for
@@ -28,7 +27,7 @@ from burnish.policies.core.views import ResidualEnv
 from burnish.policies.measure.evaluate import Evaluation
 from burnish.policies.runs.run import read_metrics
 from burnish.real_robot.env import GuardedEnv
-from burnish.sim.build import make_env, world_from
+from burnish.sim.build import make_env, origin_of, world_from
 from burnish.sim.desk import ActionMode, Reward
 from burnish.sim.guard import GuardConfig
 from burnish.sim.mirror import Mirror

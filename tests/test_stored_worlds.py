@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from burnish.finetune.api import load
-from burnish.policies.__main__ import GROUPS, EvaluateConfig, origin_of, world_for
+from burnish.policies.__main__ import GROUPS, EvaluateConfig
 from burnish.policies.build import build_policy, describe
 from burnish.policies.cli.cli import choices, compose, main, to_object
 from burnish.policies.core.errors import BurnishError
@@ -19,7 +19,7 @@ from burnish.policies.data.lerobot import write_lerobot
 from burnish.policies.gaussian import GaussianConfig
 from burnish.policies.runs import checkpoint
 from burnish.policies.runs.stored_world import LARGEST_OF, LONGEST, plain_world
-from burnish.sim.build import ENVS, Named, make_env, named, world_from
+from burnish.sim.build import ENVS, Named, make_env, named, origin_of, world_for, world_from
 from burnish.sim.gym_env import GymConfig
 
 HOPPER = "Hopper-v5"

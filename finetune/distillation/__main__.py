@@ -11,11 +11,9 @@ from typing import Any, cast
 import torch
 from omegaconf import MISSING
 
-from ...offline.__main__ import identity_of
-from ...policies.__main__ import WORLDS, TrialConfig, origin_of, say, world_for
-from ...policies.__main__ import prepare as prepare_machine
-from ...policies.build import POLICIES, CheckpointConfig, load_policy
+from ...policies.build import POLICIES, CheckpointConfig, identity_of, load_policy
 from ...policies.cli.cli import main
+from ...policies.cli.machine import prepare_machine, say
 from ...policies.controllers import controller_for
 from ...policies.core.config import to_data
 from ...policies.core.errors import BurnishError
@@ -28,6 +26,8 @@ from ...policies.imitate import ImitateConfig, ImitationLearner, imitate
 from ...policies.measure.evaluate import Evaluation, evaluate, evaluation_seeds
 from ...policies.runs.interrupt import interruptible
 from ...policies.runs.run import Run
+from ...policies.trial import TrialConfig
+from ...sim.build import WORLDS, origin_of, world_for
 from ...sim.collect import stream
 from ..methods.distill import Distillation, innermost, student_of
 from ..people.teachers import (

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from ..core import tree
+from ..core.config import to_data
 from ..core.errors import BurnishError
 from ..core.scale import Scale
 from ..core.seed import generator as named_generator
-from ..core.spec import ActionSpec, EnvSpec, PolicySpec, stacked_by_history
+from ..core.spec import ActionSpec, ChunkConfig, EnvSpec, PolicySpec, stacked_by_history
 from ..core.types import Obs
 
 
@@ -95,6 +96,17 @@ class Episodes:
     @property
     def frames(self) -> int:
         return sum(len(episode) for episode in self.episodes)
+
+    def policy_spec(self, chunk: ChunkConfig) -> PolicySpec:
+        """Of a fresh policy that learns from these recordings."""
+        return PolicySpec(
+            obs=self.spec.obs,
+            action=self.spec.action,
+            control_hz=self.spec.control_hz,
+            action_mode=self.spec.action_mode,
+            pixels=self.spec.pixels,
+            **to_data(chunk),
+        )
 
     def split(self, fraction: float, seed: int) -> tuple[Episodes, Episodes]:
         """(train, valid): whole episodes, about ``fraction`` of them for validation, the same for the same seed.

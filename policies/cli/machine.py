@@ -1,0 +1,30 @@
+"""The device of a command, and the lines that it prints."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from ..core.errors import BurnishError, plain_text
+
+
+def prepare_machine(device: str, threads: int) -> torch.device:
+    if threads < 0:
+        raise BurnishError(f"threads={threads} must be at least 1, or 0 for as many as torch chooses")
+    if threads > 0:
+        torch.set_num_threads(threads)
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise BurnishError(f"device={device} is not a device; take cpu, cuda or cuda:0") from error
+    if chosen.type not in ("cpu", "cuda"):
+        raise BurnishError(f"device={device} is not supported; take cpu, cuda or cuda:0")
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise BurnishError(f"device={device}, but torch finds no CUDA GPU; take device=cpu, or see `burnish doctor`")
+    return chosen
+
+
+def say(line: str) -> None:
+    sys.stdout.write(plain_text(line) + "\n")
+    sys.stdout.flush()

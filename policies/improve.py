@@ -1,0 +1,124 @@
+"""A training run from a start to a delivered policy: try the start, iterate, save, try the result, confirm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import nn
+
+from .best import Best
+from .build import CheckpointConfig, describe
+from .cli.machine import say
+from .core.config import to_data
+from .core.types import Metrics
+from .external.table import OUTSIDE
+from .runs.run import OnLog, Run, UnsavedRun
+from .runs.training_loop import drive
+from .trial import Trial
+
+
+class Training(Protocol):
+    """A training that can be driven and resumed: one call is one iteration."""
+
+    def iterate(self) -> Metrics: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Learns(Protocol):
+    policy: Any
+
+
+@dataclass
+class Improvement:
+    """A training run that is ready to start. ``identity`` is what must not have changed when it is resumed."""
+
+    training: Training
+    learner: Learns
+    base: Any  # the policy at the beginning, or None
+    trial: Trial | None
+    origin: Mapping[str, Any]
+    identity: Mapping[str, Any]
+    report: Callable[[], Metrics] | None = None
+    iterations: int | None = None  # where an iteration is not always as many units as the last
+    reached: Callable[[], int] | None = None  # units so far, likewise
+    pretrained: int = 0  # iterations after which the policy is tried once more
+
+
+def improve(
+    config: Any,
+    work: Improvement,
+    total: int,
+    *,
+    per_iteration: int = 1,
+    unit: str,
+    keep: bool = True,
+    on_log: OnLog | None = None,
+) -> int:
+    """Try the base, iterate until ``total``, try the result. ``total`` and the intervals of ``config`` count in
+    ``unit``, of which an iteration is ``per_iteration``; they are rounded to whole iterations. Unless it is to be
+    kept, nothing is written."""
+    training, learner, trial = work.training, work.learner, work.trial
+    iterations = -(-total // per_iteration) if work.iterations is None else work.iterations
+
+    def iterations_in(count: int) -> int:
+        return max(1, round(count / per_iteration))
+
+    def reached(number: int) -> int:
+        return number * per_iteration if work.reached is None else work.reached()
+
+    def evaluate(number: int) -> Metrics:
+        return {} if trial is None else trial(learner.policy, reached(number))
+
+    def children() -> dict[str, Any]:
+        policy = {"config": describe(learner.policy, work.origin), "state": learner.policy.state_dict()}
+        if isinstance(work.base, nn.Module):  # what a policy holds of the base that it refines is the base itself
+            policy["frozen"] = work.base.state_dict().values()
+        return {"policy": policy, "learner": {"config": {}, "state": training.state_dict()}}
+
+    settings = to_data(config) | {"identity": to_data(work.identity)}
+    # Other threads may round otherwise, and files may be moved; a run that was moved is still the same run.
+    free = {"resume", "threads", "out", "data", "track", "policy.path", "policy.base"}
+    free |= {f"policy.{name}" for kind in OUTSIDE.values() for name in kind.free}
+    options: dict[str, Any] = {"resume": config.resume, "changeable": free, "trackers": config.track}
+    kept = Run(config.out, settings, progress_every_s=10, on_log=on_log, **options) if keep else UnsavedRun(on_log)
+    with kept as run:
+        latest = run.latest()
+        if trial is not None and keep:
+            trial.best = Best(config.out, work.origin)
+        if latest is not None:
+            training.load_state_dict(latest.children["learner"].state)
+        elif work.base is not None and trial is not None:
+            with run.watch("exams"):
+                exam = trial(work.base, 0, start=True)
+            run.log(0, exam)
+        if run.start >= iterations:
+            say(f"{config.out} has reached its {total} {unit} already; nothing is trained")
+        finished = drive(
+            run,
+            iterations,
+            training.iterate,
+            children,
+            log_every=iterations_in(config.log_every),
+            save_every=iterations_in(config.save_every),
+            eval_every=iterations_in(config.eval_every) if config.eval_every else 0,
+            eval_after=work.pretrained,
+            evaluate=evaluate,
+            report=work.report,
+        )
+        if finished and trial is not None:
+            trial.confirm(work.base, learner.policy, reached(iterations))
+    if not finished:
+        say(f"stopped before its {total} {unit}" + ("; continue with resume=true" if keep else ""))
+        return 130
+    if not keep:
+        return 0
+    against = f" against={config.policy.path}" if isinstance(config.policy, CheckpointConfig) else ""
+    say(f"policy: {config.out}  (burnish evaluate policy.path={config.out}{against})")
+    if trial is not None and trial.best is not None:
+        say(trial.best.sentence())
+    return 0

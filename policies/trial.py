@@ -1,0 +1,71 @@
+"""Evaluations during training: on seeds kept for selection, and at the end on fresh ones (`best.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .best import Best
+from .cli.machine import say
+from .controllers import controller_for
+from .core.errors import BurnishError
+from .core.types import VecEnv
+from .measure.evaluate import Evaluation, evaluate, evaluation_seeds
+
+
+@dataclass
+class TrialConfig:
+    episodes: int = 100  # of each evaluation
+    worlds: int = 50  # stepped at once; changes the result by no more than rounding
+    greedy: bool = False  # act from noise 0
+    confirm: int = 256  # fresh episodes on which a run decides at its end what it delivers (best.py)
+
+    def __post_init__(self) -> None:
+        if min(self.episodes, self.worlds, self.confirm) < 1:
+            raise BurnishError(
+                f"episodes={self.episodes}, worlds={self.worlds} and confirm={self.confirm} must be at least 1"
+            )
+
+
+class Trial:
+    """An evaluation during training; the best goes to ``best``, where that is set."""
+
+    def __init__(self, env: VecEnv, config: TrialConfig, device: torch.device) -> None:
+        self.best: Best | None = None
+        self._env, self._config, self._device = env, config, device
+        # Not the seeds on which `burnish evaluate` reports: what is looked at during training must not choose its own
+        # exam.
+        self._seeds = evaluation_seeds(config.episodes, stream="select")
+
+    def _play(self, policy: Any, seeds: Sequence[int]) -> Evaluation:
+        controller = controller_for(policy, self._env.num_envs, greedy=self._config.greedy, device=self._device)
+        return evaluate(self._env, controller, seeds)
+
+    def confirm(self, start: Any, last: Any, step: int) -> None:
+        """At the end of a run: decide on fresh seeds what it delivers (``best.py``)."""
+        if self.best is not None:
+            seeds = evaluation_seeds(self._config.confirm, stream="confirm")
+            self.best.confirm(start, last, step, lambda policy: self._play(policy, seeds))
+
+    def __call__(self, policy: Any, step: int, *, start: bool = False) -> dict[str, Any]:
+        """``start``: it is the one that the training begins with."""
+        exam = self._play(policy, self._seeds)
+        say(f"step {step}, on seeds kept for selection: {in_words(exam)}")
+        if self.best is not None:
+            if start:
+                self.best.begin(exam)
+            else:
+                self.best.offer(policy, step, exam)
+        return {f"trial/{key}": value for key, value in exam.summary().items()}
+
+
+def in_words(result: Evaluation) -> str:
+    facts = result.summary()
+    words = [f"{len(result.seeds)} episodes"]
+    if "success_rate" in facts:
+        low, high = facts["success_low"], facts["success_high"]
+        words.insert(0, f"success {facts['success_rate']:.1%} [{low:.1%}, {high:.1%}]")
+    return ", ".join([*words, f"return {facts['return_mean']:.2f}", f"length {facts['length_mean']:.1f}"])
