@@ -1,4 +1,4 @@
-"""Success and smoothness while thinking takes time: four ways to go from chunk to chunk.
+"""Success and smoothness while inference takes time: four ways to go from chunk to chunk.
 
 The ways are those of `real_robot/inference/realtime_chunking.py`.
 

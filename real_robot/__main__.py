@@ -65,9 +65,9 @@ from .inference.action_sources import (
     ServedConfig,
     StillWorld,
     exported,
+    inference_ms,
     require_fit,
     served,
-    thinking_ms,
 )
 from .inference.chunk_settings import Mode
 from .inference.predictors import loaded
@@ -151,12 +151,12 @@ def deploy(config: DeployConfig) -> int:
         if note:
             say(note)
         # With chunks it is timed where it will happen (`_ahead`).
-        thinks = _thinks(acting, body, seeds[0]) if config.chunks is None else {}
+        inference = _inference_time(acting, body, seeds[0]) if config.chunks is None else {}
         if config.dry_run:
             return _dry_run(config, acting, body, seeds[0])
         if config.shadow:
-            return _shadow(config, acting, body, seeds, thinks)
-        return _deployed(config, acting, body, world, seeds, thinks)
+            return _shadow(config, acting, body, seeds, inference)
+        return _deployed(config, acting, body, world, seeds, inference)
 
 
 def _deployed(
@@ -165,19 +165,19 @@ def _deployed(
     body: Any,
     world: Mapping[str, Any] | None,
     seeds: list[int],
-    thinks: Mapping[str, float],
+    inference: Mapping[str, float],
 ) -> int:
     with ExitStack() as stack:
         supervisor = stack.enter_context(closing(_person(config, body))) if config.supervisor else None
         stage = stage_for(config.robot, body, config.safety, config.realtime, supervisor)
         env = RobotEnv(body, stage, supervisor=supervisor)
-        receding = None
+        chunking = None
         if config.chunks is None:
-            require_quick(config.realtime, body, thinks)
+            require_quick(config.realtime, body, inference)
             view, controller = acting.view, acting.make(1)
         else:
-            view, receding = partial(seen_by, acting.spec), _ahead(config, acting, env, body, seeds[0])
-            controller = stack.enter_context(closing(receding))
+            view, chunking = partial(seen_by, acting.spec), _ahead(config, acting, env, body, seeds[0])
+            controller = stack.enter_context(closing(chunking))
         played: VecEnv = stack.enter_context(at_rest(env))
         if config.record is not None:
             robot = name_of(config.robot)
@@ -186,10 +186,10 @@ def _deployed(
         result = evaluate(view(played), controller, seeds)
     say(f"on the robot: {in_words(result)}")
     found: dict[str, Any] = {"robot": result.summary(), "reports": env.reports}
-    if receding is None:
-        found["thinking_ms"] = thinks
+    if chunking is None:
+        found["inference_ms"] = inference
     else:
-        found["chunks"] = receding.report.summary()
+        found["chunks"] = chunking.report.summary()
     if config.compare and world is not None:
         simulated = acting.view(make_env(world_from(world), min(config.episodes, acting.most)))
         beside = evaluate(simulated, acting.make(simulated.num_envs), seeds)
@@ -203,7 +203,7 @@ def _deployed(
 
 
 def _ahead(config: DeployConfig, acting: ActionSource, env: RobotEnv, body: Any, seed: int) -> RealtimeChunking:
-    """Before the first motion it is known how long the policy thinks, and that it can do what ``chunks`` asks for."""
+    """Measures inference before the first motion, and refuses a policy that cannot do what ``chunks`` asks for."""
     found = ahead(acting, config.chunks, env, None if config.realtime else config.latency)
     body.begin(seed)
     try:
@@ -211,12 +211,13 @@ def _ahead(config: DeployConfig, acting: ActionSource, env: RobotEnv, body: Any,
     except RobotError:
         found.close()
         raise
-    say(f"thinking beside it takes {took['p50']:.1f} ms, {took['p99']:.1f} at worst, so {took['delay']:.0f} ticks")
+    times = f"{took['p50']:.1f} ms, {took['p99']:.1f} ms at worst, so {took['delay']:.0f} ticks"
+    say(f"inference beside the robot takes {times}")
     return found
 
 
 def _shadow(
-    config: DeployConfig, acting: ActionSource, body: Any, seeds: list[int], thinks: Mapping[str, float]
+    config: DeployConfig, acting: ActionSource, body: Any, seeds: list[int], inference: Mapping[str, float]
 ) -> int:
     connect, anew = connection(config.robot, body, config.realtime)
     safety = with_model(config.safety, spec_of(config.robot, body, config.realtime), body)
@@ -230,7 +231,7 @@ def _shadow(
     found = summary(env.log)
     for line in page(found, config.safety):
         say(line)
-    write_json(config.out, "shadow.json", {**found, "thinking_ms": thinks, "seeds": seeds})
+    write_json(config.out, "shadow.json", {**found, "inference_ms": inference, "seeds": seeds})
     return 0
 
 
@@ -268,7 +269,7 @@ def record(config: RecordConfig) -> int:
                 say(note)
             seen, controller = ScaledEnv(taped), HoldPosition(body)
             if acting is not None:
-                require_quick(config.realtime, body, _thinks(acting, body, seeds[0]))
+                require_quick(config.realtime, body, _inference_time(acting, body, seeds[0]))
                 seen, controller = acting.view(taped), acting.make(1)
             play(seen, controller, seeds[begun:], begin, lambda: stop.requested)
             totals = writer.totals()
@@ -352,10 +353,10 @@ def _inspected(
     return stricter(acting.where, guard.limits(body.ranges), spec, config.safety)
 
 
-def _thinks(acting: ActionSource, body: Any, seed: int) -> dict[str, float]:
-    found = thinking_ms(acting, body, seed)
+def _inference_time(acting: ActionSource, body: Any, seed: int) -> dict[str, float]:
+    found = inference_ms(acting, body, seed)
     say(
-        f"{acting.where} thinks for {found['p50']:.1f} ms, {found['p99']:.1f} ms at worst in a hundred (the first time "
+        f"{acting.where} answers in {found['p50']:.1f} ms, {found['p99']:.1f} ms at worst in a hundred (the first time "
         f"{found['first']:.0f} ms); a control tick is {1e3 / body.spec.control_hz:.0f} ms"
     )
     return found

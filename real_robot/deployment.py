@@ -106,11 +106,11 @@ class RobotVerb:
 
 @dataclass
 class DeployConfig(RobotVerb):
-    chunks: Any = None  # how to go from chunk to chunk while the policy thinks; null: each decision is waited for
-    latency: AllowedLatency = field(default_factory=AllowedLatency)  # of thinking, with chunks and realtime=false
+    chunks: Any = None  # how to go from chunk to chunk during inference; null: each decision is waited for
+    latency: AllowedLatency = field(default_factory=AllowedLatency)  # of inference, with chunks and realtime=false
     compare: bool = True  # play the same episodes in simulation too
-    dry_run: bool = False  # do all but move: connect, read, think once, report
-    shadow: bool = False  # think at every tick beside a robot that somebody else moves, and send nothing
+    dry_run: bool = False  # do all but move: connect, read, infer once, report
+    shadow: bool = False  # infer at every tick beside a robot that is moved otherwise, and send nothing
     supervisor: str = ""  # keyboard or gamepad: somebody takes over, and says how it went
     record: str | None = None  # folder of a dataset of what was played
     out: str | None = None  # folder for deploy.json, or shadow.json and shadow.jsonl
@@ -129,7 +129,7 @@ class DeployConfig(RobotVerb):
         if self.chunks is not None and (self.shadow or self.dry_run):
             raise BurnishError("chunks= is how a robot is moved, and nothing is to be moved here; leave it out")
         if self.latency.mean_s and (self.realtime or self.chunks is None):
-            raise BurnishError("latency.mean_s is of thinking that is simulated; give chunks= and realtime=false")
+            raise BurnishError("latency.mean_s is of inference that is simulated; give chunks= and realtime=false")
         if self.chunks is not None and self.chunks.patience_s >= self.safety.silent_ramp_s:
             raise BurnishError(
                 f"chunks.patience_s={self.chunks.patience_s:g} must be below safety.silent_ramp_s="
@@ -162,8 +162,8 @@ class RecordConfig(RobotVerb):
 
 
 def ahead(acting: ActionSource, chunks: Chunks, env: RobotEnv, latency: Latency | None) -> RealtimeChunking:
-    """A controller that thinks while the robot moves: in a process of its own, or with a ``latency`` in the time of a
-    robot that is a model."""
+    """A controller whose inference runs while the robot moves: in a process of its own, or with a ``latency`` in the
+    time of a robot that is a model."""
     assert acting.predictor is not None, "every policy of a command line has one"
     spec = env.spec
     if chunks.relative is None:
@@ -253,9 +253,9 @@ def numbers_in(data: Any, name: str) -> list[Any]:
     return [x for key, x in data.items() if key == name] + [y for x in data.values() for y in numbers_in(x, name)]
 
 
-def require_quick(realtime: bool, body: Any, thinks: Mapping[str, float]) -> None:
-    """Refuses a policy that needs longer than a control tick; ``thinks`` in ms."""
-    if thinks["p50"] > 1e3 / body.spec.control_hz and realtime:
+def require_quick(realtime: bool, body: Any, inference: Mapping[str, float]) -> None:
+    """Refuses a policy that needs longer than a control tick; ``inference`` in ms."""
+    if inference["p50"] > 1e3 / body.spec.control_hz and realtime:
         raise BurnishError("the policy is slower than its own control rate; export it, or run it on a faster machine")
 
 

@@ -1,4 +1,4 @@
-"""Shadow mode: a policy beside a robot that somebody else moves, or that lies still. It looks and thinks, no more.
+"""Shadow mode: a policy beside a robot that is moved otherwise, or lies still. It observes and infers, no more.
 
 The adapter is opened and read, and never activated: `Adapter` takes no command then, whatever this module did. At each
 tick the set-point that would have been sent is passed through a guard of its own, and written down beside where the
@@ -51,7 +51,7 @@ class Log:
     kinds: Counter[str] = field(default_factory=Counter)
     stale: int = 0  # ticks without a new state
     late: int = 0  # ticks that began after their time was over
-    thought_ms: list[float] = field(default_factory=list)
+    inference_ms: list[float] = field(default_factory=list)
 
     def add(self, about: dict[str, Any], **row: Any) -> None:
         for name, x in row.items():
@@ -149,7 +149,7 @@ class ShadowEnv:
 def watch(
     env: ShadowEnv, seen: VecEnv, controller: Controller, seeds: Sequence[int], stopped: Callable[[], bool]
 ) -> None:
-    """Think at every tick of so many episodes; ``seen`` is ``env`` as the controller sees it."""
+    """Infer at every tick of so many episodes; ``seen`` is ``env`` as the controller sees it."""
     everyone = torch.ones(1, dtype=torch.bool)
     try:
         for seed in seeds:
@@ -158,7 +158,7 @@ def watch(
             while not (over or stopped()):
                 began = time.perf_counter()
                 action = controller.step(obs)
-                env.log.thought_ms.append(1e3 * (time.perf_counter() - began))
+                env.log.inference_ms.append(1e3 * (time.perf_counter() - began))
                 step = seen.step(action)
                 obs, over = step.obs, bool(step.truncated)
             if stopped():
@@ -181,7 +181,7 @@ def summary(log: Log) -> dict[str, Any]:
         "ticks": len(q),
         "late": log.late,
         "stale": log.stale,
-        "thought_ms": {"p99": float(np.percentile(log.thought_ms, 99)), "max": max(log.thought_ms)},
+        "inference_ms": {"p99": float(np.percentile(log.inference_ms, 99)), "max": max(log.inference_ms)},
         "first_rad": {"median": float(np.median(first)), "max": float(first.max())},
         "away_rad": {"median": float(np.median(away)), "max": float(away.max())},
         "moved_rad": {"median": float(np.median(moved)), "max": float(moved.max())},
@@ -200,13 +200,13 @@ def page(found: dict[str, Any], safety: Safety) -> list[str]:
     if not found["ticks"]:
         return ["nothing was seen, and nothing was sent"]
     guard, agreed, first, away = found["guard"], found["agreement"], found["first_rad"], found["away_rad"]
-    thought, moved = found["thought_ms"], found["moved_rad"]
+    inference, moved = found["inference_ms"], found["moved_rad"]
     kinds = ", ".join(f"{kind} {count}" for kind, count in guard["kinds"].items()) or "nothing"
     refused = f", which a robot refuses (safety.start_gap_rad={safety.start_gap_rad:g})"
     cosine = "" if agreed["cosine"] is None else f", with a cosine of {agreed['cosine']:+.2f} on average"
     return [
         f"{found['ticks']} ticks were watched, {found['late']} of them late, {found['stale']} without a new state",
-        f"thinking took {thought['p99']:.1f} ms in 99 of 100 ticks, {thought['max']:.1f} ms at worst",
+        f"inference took {inference['p99']:.1f} ms in 99 of 100 ticks, {inference['max']:.1f} ms at worst",
         f"the first set-points would have been {first['median']:.3f} rad away, {first['max']:.3f} at worst"
         + (refused if first["max"] > safety.start_gap_rad else ""),
         f"all set-points: {away['median']:.3f} rad away, {away['max']:.3f} at worst",

@@ -62,7 +62,7 @@ def test_in_real_time_with_every_process(tmp_path, robot):
 def test_a_dry_run_moves_nothing(tmp_path, capfd):
     assert main(["deploy", f"policy.path={BASE}", "dry_run=true"]) == 0
     said = capfd.readouterr().out
-    assert "no safety-rated function" in said and "nothing was moved" in said and "thinks for" in said
+    assert "no safety-rated function" in said and "nothing was moved" in said and "answers in" in said
 
 
 SLOW = ["robot.device.velocity=0.1", "robot.device.acceleration=1"]

@@ -36,7 +36,7 @@ def test_a_queue_without_latency_plays_what_is_played_without_it(tmp_path: Path)
     assert "chunks" not in plain and queued["chunks"]["late"] == queued["chunks"]["waited"] == 0
 
 
-def test_thinking_takes_its_time_and_is_reported(tmp_path: Path):
+def test_inference_takes_its_time_and_is_reported(tmp_path: Path):
     plain = played(tmp_path / "plain", "chunks=queue")
     slow = played(tmp_path / "slow", "chunks=queue", "latency.mean_s=0.06")
     again = played(tmp_path / "again", "chunks=queue", "latency.mean_s=0.06")
@@ -51,12 +51,12 @@ def test_an_answer_in_real_time_can_be_guided_to_the_old_chunk(tmp_path: Path):
     assert put["robot"] != guided["robot"] and guided["chunks"]["answers"] > EPISODES
 
 
-def test_a_process_of_its_own_thinks_in_real_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_process_of_its_own_infers_in_real_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """Only that it comes to an end, with answers: how well a busy machine keeps time is not asked here."""
     assert deploy("chunks=queue", f"out={tmp_path}", "safety.silent_ramp_s=30", "chunks.patience_s=20") == 0
     found = json.loads((tmp_path / "deploy.json").read_text())["chunks"]
     assert found["answers"] >= EPISODES and found["latency_ms_p50"] > 0
-    assert "thinking beside it takes" in capsys.readouterr().out
+    assert "inference beside the robot takes" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

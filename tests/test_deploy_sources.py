@@ -79,9 +79,9 @@ def test_a_bundle_knows_its_world_and_is_measured_before_it_moves(tmp_path, bund
     words = ["policy=bundle", f"policy.path={bundle}", "realtime=false", "episodes=1", f"out={tmp_path / 'out'}"]
     assert main(["deploy", *words]) == 0
     said = capfd.readouterr().out
-    assert said.index("thinks for") < said.index("on the robot") < said.index("in simulation, the same episodes")
+    assert said.index("answers in") < said.index("on the robot") < said.index("in simulation, the same episodes")
     found = json.loads((tmp_path / "out" / "deploy.json").read_text())
-    assert found["world"]["name"] == "insert" and set(found["thinking_ms"]) == {"p50", "p99", "first"}
+    assert found["world"]["name"] == "insert" and set(found["inference_ms"]) == {"p50", "p99", "first"}
 
 
 def test_a_look_ahead_changes_nothing(bundle):
@@ -120,7 +120,7 @@ def told(spec: PolicySpec = TOLD) -> dict:
     return {"policy_spec": to_data(spec.to_dict())}
 
 
-def test_who_thinks_longer_than_a_tick_is_refused_before_anything_moves(bundle, quick, capfd, monkeypatch):
+def test_inference_longer_than_a_tick_is_refused_before_anything_moves(bundle, quick, capfd, monkeypatch):
     act = ExportedPolicy.act
     with openpi(answers(seconds=0.06), told()) as server:
         said = refused(capfd, "policy=remote", f"policy.url={server.url}", "env=insert")

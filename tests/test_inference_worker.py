@@ -1,4 +1,4 @@
-"""Where a policy thinks: in a process of its own, from a checkpoint, a bundle or a server."""
+"""Inference in a process of its own, from a checkpoint, a bundle or a server."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Pace:
 
 
 @pytest.mark.slow
-def test_thinking_for_two_ticks_does_not_stretch_them():
-    """The median, since a busy machine may be late now and then. A fifth of a tick is a ninth of the thinking."""
+def test_inference_for_two_ticks_does_not_stretch_them():
+    """The median, since a busy machine may be late now and then. A fifth of a tick is a ninth of the inference."""
     inference = SubprocessWorker(partial(Deciding, 0.09))
     controller = RealtimeChunking(inference, Chunks(reach=8, rehearsals=8, forget=2, share=0.5, patience_s=5), HZ)
     try:
@@ -64,7 +64,7 @@ def test_thinking_for_two_ticks_does_not_stretch_them():
 
 
 @pytest.mark.slow
-def test_a_checkpoint_thinks_the_same_in_a_process_of_its_own():
+def test_a_checkpoint_answers_the_same_in_a_process_of_its_own():
     policy = load_policy(REFINED)[0]
     inference = SubprocessWorker(partial(loaded, partial(load_policy, str(REFINED))))
     state = torch.randn(1, *policy.spec.obs.shapes["state"], generator=torch.Generator().manual_seed(0))
@@ -86,7 +86,7 @@ def test_a_checkpoint_thinks_the_same_in_a_process_of_its_own():
         inference.close()
 
 
-def test_a_bundle_thinks_without_torch(tmp_path):
+def test_a_bundle_answers_without_torch(tmp_path):
     from burnish.real_robot.export.exporter import ExportConfig, export
     from burnish.real_robot.export.runtime import RowNoise, load
 

@@ -1,4 +1,4 @@
-"""Chunks in real time: thinking while the arm moves."""
+"""Chunks in real time: inference while the arm moves."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ class EXPOActor:
         return both.unflatten(1, (-1, count)).transpose(0, 1).flatten(1, 2)
 
     def choose(self, values: Tensor, generator: torch.Generator) -> Tensor:
-        """(E, B, M) -> (B,): the candidate that a random subset of critics thinks best."""
+        """(E, B, M) -> (B,): the best candidate by a random subset of critics."""
         return pessimistic(values, self.config.subset, generator).argmax(1)
 
     def state_dict(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@
     policy=remote       `client`: somewhere else, on the wire of `server`
 
 They see and say the same for the same seeds, up to rounding: the noise of a chunk is that of (episode seed, decision).
-Before anything moves, `require_fit` compares what was announced with the robot's body, and `thinking_ms` measures how
+Before anything moves, `require_fit` compares what was announced with the robot's body, and `inference_ms` measures how
 long a decision takes, without the first ones, which hold what happens once.
 
 A server that does not answer raises nothing for ``patience_s``: no plan comes, so the robot holds. After that the
@@ -75,7 +75,7 @@ class ActionSource:
     view: Callable[[VecEnv], VecEnv]
     world: Mapping[str, Any] | None = None  # for which it was trained, where it says so
     most: int = 1  # worlds that one controller has
-    predictor: Callable[[], Predictor] | None = None  # makes what thinks, also in another process
+    predictor: Callable[[], Predictor] | None = None  # makes the predictor, also in another process
     close: Callable[[], None] = field(default=lambda: None)
     learn: Callable[[EnvSpec], PolicySpec] | None = None  # of whoever says nothing of itself, and was not asked yet
 
@@ -166,7 +166,7 @@ def require_fit(acting: ActionSource, body: EnvSpec) -> list[str]:
     return [name for name in ("control_hz", "action_mode") if getattr(spec, name) is None]
 
 
-def thinking_ms(acting: ActionSource, body: Body, seed: int) -> dict[str, float]:
+def inference_ms(acting: ActionSource, body: Body, seed: int) -> dict[str, float]:
     """The time of a decision on this machine once everything is warm. Nothing moves."""
     body.begin(seed)
     env, controller = acting.view(StillWorld(body)), acting.make(1)

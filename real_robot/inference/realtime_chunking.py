@@ -17,8 +17,8 @@ what was played instead is owed, and added to the next actions as far as their l
 
 d is expected, from latencies that were measured: the smallest number of ticks in which a share of the last answers
 came. The first answers are left out, because they hold what happens once; so there is a rehearsal
-(`Receding.warm_up`) before the first motion, which also refuses what cannot work. A chunk takes over at the expected
-tick even when it came earlier, so that the latency's jitter does not reach the arm.
+(`RealtimeChunking.warm_up`) before the first motion, which also refuses what cannot work. A chunk takes over at the
+expected tick even when it came earlier, so that the latency's jitter does not reach the arm.
 
 **A late answer.** The old chunk is played on, up to its end; the answer takes over when it comes, at the action whose
 turn it then is. Where there is nothing left to play, ``step`` waits: no action means "stay" in every action mode, but a
@@ -110,10 +110,10 @@ class RealtimeChunking:
     def _begin(self) -> None:
         self._tick = self._decision = 0
         self._lines: list[Line] = []  # oldest first; but for an ensemble, at most one
-        self._asked: Asked | None = None  # being thought about
+        self._asked: Asked | None = None  # the request that is being answered
         self._ripening: tuple[Line, int] | None = None  # has come, and takes over at that tick
         self._due = 0  # the tick of the next question
-        self._past: list[Chunk] = []  # what was played; the first ``start`` of it, what the policy thought it had been
+        self._past: list[Chunk] = []  # what was played; the first ``start`` of it, what the policy was told of it
         self._playing: Line | None = None
         self._owed: Any = np.float32(0)  # displacement
 
@@ -150,7 +150,7 @@ class RealtimeChunking:
 
     def step(self, obs: Obs) -> Tensor:
         if self.delay is None:
-            raise Refused("nobody knows how long the policy thinks; call warm_up(obs) before the first motion")
+            raise Refused("the time of the policy's inference is not known; call warm_up(obs) before the first motion")
         self._hear()
         if self._asked is None and self._ripening is None and self._tick >= self._due:
             self._ask(obs)
@@ -170,10 +170,10 @@ class RealtimeChunking:
         raise BurnishError("what is played next depends on when an answer comes, so it cannot be told beforehand")
 
     def state_dict(self) -> dict[str, Any]:
-        raise BurnishError("a thought cannot be saved in the middle; let the episode end")
+        raise BurnishError("a request that waits for its answer cannot be saved; let the episode end")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        raise BurnishError("a thought cannot be taken up in the middle; begin an episode")
+        raise BurnishError("a request that waits for its answer cannot be resumed; begin an episode")
 
     def close(self) -> None:
         self._inference.close()

@@ -105,7 +105,7 @@ class InferenceWorker(Protocol):
         ...
 
     def discard(self) -> None:
-        """Whatever is being thought, nobody wants it any more."""
+        """The answer to the present request is not wanted any more."""
         ...
 
     def close(self) -> None: ...
@@ -116,7 +116,7 @@ def answered(predictor: Predictor, question: InferenceRequest) -> tuple[Chunk | 
     facts = predictor.facts
     try:
         chunk = np.asarray(predictor(*question), np.float32)
-    except Exception as error:  # of whatever library thinks there
+    except Exception as error:  # of whatever library runs there
         return None, str(error).strip() or type(error).__name__
     if chunk.shape != (facts.horizon, facts.dim) or not np.isfinite(chunk).all():
         return None, f"the policy made {chunk.shape} numbers, where {(facts.horizon, facts.dim)} finite ones are needed"
@@ -182,7 +182,7 @@ class SubprocessWorker:
         self.clock = MonotonicClock()
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_think, args=(make, theirs), name="thinking", daemon=True)
+        self._process = context.Process(target=_infer, args=(make, theirs), name="inference", daemon=True)
         self._process.start()
         theirs.close()  # the only other end is over there, so its death is heard here
         self._number = 0  # of the latest question
@@ -192,7 +192,7 @@ class SubprocessWorker:
         said = self._heard() if self._pipe.poll(START_S) else f"it was not ready after {START_S:g} s"
         if not isinstance(said, Facts):
             self.close()
-            raise Refused(f"the policy cannot be thought with in a process of its own: {said}")
+            raise Refused(f"the policy cannot answer in a process of its own: {said}")
         self.facts = said
 
     @property
@@ -249,12 +249,12 @@ class SubprocessWorker:
     def _gone(self) -> RobotError:
         self._process.join(LEAVE_S)
         return RobotError(
-            f"the thinking process has ended (exit status {self._process.exitcode}), so nobody decides any more; see "
+            f"the inference process has ended (exit status {self._process.exitcode}), so there are no new actions; see "
             "what it wrote last"
         )
 
 
-def _think(make: Callable[[], Predictor], pipe: Connection) -> None:
+def _infer(make: Callable[[], Predictor], pipe: Connection) -> None:
     """All that the process does. A Ctrl-C reaches it too, but what comes of that is decided by whoever moves the
     robot."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

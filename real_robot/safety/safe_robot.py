@@ -297,7 +297,7 @@ class SafeRobot:
         return (request, speed) if speed > 0 else (None, 1.0)
 
     def _meet(self, request: Vector) -> None:
-        """The first request must be near the robot: a policy that thinks it is elsewhere is not followed."""
+        """The first request must be near the robot: a policy that takes it to be elsewhere is not followed."""
         gap = float(np.abs(request - self._sent).max())
         if gap > self.safety.start_gap_rad:
             self.counts["gap"] += 1
