@@ -35,7 +35,7 @@ from burnish.policies.runs.manifest import plain_yaml
 
 RUNS = Path(__file__).resolve().parents[1] / "runs" / "quickstart_seeds"
 # Shows that every part works; nothing is learnt in so little time.
-QUICK = ("demonstrations=8", "steps=40", "methods=residual_ppo", "budget=3000", "exam_episodes=4", "episodes=8")
+QUICK = ("demonstrations=8", "steps=40", "methods=residual_ppo", "budget=3000", "evaluation_episodes=4", "episodes=8")
 QUICK += ("videos=0",)
 COLUMNS = {"seed": "d", "base": ".3f", "method": "", "selected_by": ".3f", "success": ".3f", "minutes": ".1f"}
 

@@ -240,7 +240,7 @@ def intervener(
     if config.expert is None:
         if method_of(config.method).interventions is InterventionUse.taught and beside is None:
             raise BurnishError(
-                f"method={method_name(config.method)} learns from somebody who takes over; say who, for example "
+                f"method={method_name(config.method)} learns from interventions; say who intervenes, for example "
                 "expert=clean or expert=noisy, or in Python a RobotEnv with a supervisor"
             )
         return None

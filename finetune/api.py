@@ -101,8 +101,8 @@ def refine(
 ) -> Refined:
     """Let ``policy`` act in ``env`` until it has decided ``total`` times in all worlds together, and learn from it.
 
-    ``policy`` is a policy, or the path of one, or the configuration of somebody else's (``RemoteConfig`` and so on), or
-    None for methods that can start from nothing; it is left as it is. ``env`` is the name of a world, its
+    ``policy`` is a policy, or the path of one, or the configuration of another library's (``RemoteConfig`` and so on),
+    or None for methods that can start from nothing; it is left as it is. ``env`` is the name of a world, its
     configuration, an id of Gymnasium's, or a ``VecEnv`` in actuator units; by default the world that the policy was
     trained for. ``method`` is a name, or a configuration. ``settings`` are those of ``burnish finetune``: of the run
     (``worlds``, ``eval_every``, ``experiment``, ...) and, without their ``method.``, of the method, nested or dotted.

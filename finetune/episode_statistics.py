@@ -45,7 +45,7 @@ class EpisodeStatistics:
     def report(self) -> Metrics:
         """Means over the episodes since the last report; "reward" is discounted within each chunk only, and "failure"
         is an end without success before the time is over; "intervened" is the share of the ticks since then that
-        somebody else played, where the world says who did."""
+        a person or an expert played, where the world says it."""
         metrics: Metrics = {"decisions": self.decisions, "control_steps": self.ticks}
         count, reward, ticks, successes, failures = self._sums.tolist()
         if count:

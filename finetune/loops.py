@@ -272,7 +272,7 @@ class OffPolicy(_Interaction[L]):
             self.owed += self.config.updates_per_decision * stored
 
     def due(self) -> int:
-        """The whole updates that are owed, which whoever asks is to make; the fraction stays."""
+        """The whole updates that are owed, which the caller is to make; the fraction stays."""
         count = int(self.owed)
         self.owed -= count
         return count

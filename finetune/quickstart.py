@@ -33,14 +33,15 @@ class QuickstartConfig:
     steps: int = 4000  # of imitation
     methods: list[str] = field(default_factory=lambda: ["dsrl", "residual_ppo"])  # experiments of insert
     budget: int = 60_000  # control steps of each refinement
-    exam_episodes: int = 50  # by which the better one is chosen
+    evaluation_episodes: int = 50  # by which the better one is chosen
     episodes: int = 200  # by which all are judged
     videos: int = 3  # seeds that are filmed
     seed: int = 0  # of every random draw
 
     def __post_init__(self) -> None:
-        check_ranges(self, {"[1, inf)": "demonstrations steps budget exam_episodes episodes", "[0, inf)": "videos"})
-        # What would be refused after minutes of collecting and imitating is refused now.
+        positive = "demonstrations steps budget evaluation_episodes episodes"
+        check_ranges(self, {"[1, inf)": positive, "[0, inf)": "videos"})
+        # A mistake is refused now, not after minutes of collecting and imitating.
         CompareConfig("base", self.methods, episodes=self.episodes, videos=self.videos)
         for name in self.methods:
             entrant(name, "insert", self.budget, execute=1)
@@ -63,7 +64,7 @@ def quickstart(config: QuickstartConfig) -> int:
             f"methods={','.join(config.methods)}",
             "seeds=1",
             f"budget={config.budget}",
-            f"exam_episodes={config.exam_episodes}",
+            f"evaluation_episodes={config.evaluation_episodes}",
             f"episodes={config.episodes}",
             f"videos={config.videos}",
             seed,

@@ -298,7 +298,7 @@ class Replay:
             raise BurnishError("the replay is empty; collect some decisions (warmup) before the first update")
         if self._weights is None:
             flat = torch.randint(0, len(self), (batch,), generator=self.generator, device=self.device)
-            # What was left out is drawn anew: each row holds at least one decision that was not.
+            # A decision that was left out is drawn anew: each row holds at least one decision that was not.
             while self._void is not None:
                 void = self._void[self._row(flat // self.num_envs), flat % self.num_envs].nonzero()[:, 0]
                 if not len(void):
@@ -382,7 +382,7 @@ class Replay:
                 "resume with the same capacity and number of worlds"
             )
         self.added, self._free = int(state["added"]), list(state["free"])
-        # Copies: the pool is written in place, and must not be shared with whoever gave the state.
+        # Copies: the pool is written in place, and must not be shared with the state that was given.
         self._head = {key: x.to(self.device, copy=True) for key, x in state["head"].items()}
         if segments and segments[0]["obs"]:
             obs, columns = (index(segments[0][name], 0) for name in ("obs", "columns"))

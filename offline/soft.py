@@ -16,9 +16,9 @@ from ..policies.core.spec import PolicySpec
 from ..policies.core.tree import check
 from ..policies.core.types import Obs
 
-# What an agent's action means to the critic: (obs, action (B, n, A)) -> (B, n, A).
+# The action that the critic sees, from the agent's: (obs, action (B, n, A)) -> (B, n, A).
 Meaning = Callable[[Obs, Tensor], Tensor]
-# What is played during the warm-up: (obs, generator) -> (N, n, A).
+# The actions of the warm-up: (obs, generator) -> (N, n, A).
 Warm = Callable[[Obs, torch.Generator], Tensor]
 
 

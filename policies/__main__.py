@@ -108,9 +108,9 @@ def pretrain(config: PretrainConfig) -> int:
         if trial is not None:
             trial.best = Best(config.out, origin)
             if base is not None and run.start == 0:
-                with run.watch("exams"):
-                    exam = trial(base, 0, start=True)
-                run.log(0, exam)
+                with run.watch("evaluation"):
+                    evaluation = trial(base, 0, start=True)
+                run.log(0, evaluation)
         finished = imitate(learner, run, evaluate=trial, origin=origin)
         if finished and trial is not None:
             trial.confirm(base, learner.average, learner.step)
@@ -183,7 +183,7 @@ def starts(env: VecEnv, seeds: Sequence[int]) -> dict[str, Any]:
 
 def acting_policy(chosen: Any, device: torch.device, env: Any) -> tuple[Any, dict[str, Any]]:
     """The policy of ``policy=...``, and its origin. ``env`` is the configured world, without which nobody knows what
-    the actions of somebody else's policy mean."""
+    the actions of another library's policy mean."""
     if isinstance(chosen, CheckpointConfig):
         return load_policy(chosen.path, device, steps=chosen.steps, guidance=chosen.guidance, base=chosen.base)
     if env is None:

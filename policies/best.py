@@ -46,7 +46,7 @@ class Best:
         self.folder, self._origin = Path(folder), origin
         self.path, self.candidate = refuse_link(self.folder / BEST), refuse_link(self.folder / CANDIDATE)
         self.start = Evaluation.load(self.folder / START) if (self.folder / START).is_file() else None
-        self.step, self.exam = _kept(self.candidate)
+        self.step, self.evaluation = _kept(self.candidate)
         self.confirmed = _confirmation(self.folder / CONFIRMED)
 
     @property
@@ -54,18 +54,18 @@ class Best:
         """The step of the policy in ``best/``; None where the run delivers its start."""
         return load(self.path).metrics["step"] if self.path.is_dir() else None
 
-    def begin(self, exam: Evaluation) -> None:
-        """``exam`` of the policy that the run starts from, on the seeds for selection."""
-        self.start = exam
-        exam.save(self.folder / START)
+    def begin(self, evaluation: Evaluation) -> None:
+        """``evaluation`` of the policy that the run starts from, on the seeds for selection."""
+        self.start = evaluation
+        evaluation.save(self.folder / START)
 
-    def offer(self, policy: Any, step: int, exam: Evaluation) -> None:
-        """``exam`` on the seeds for selection."""
-        if self.exam is None or mean(exam) >= mean(self.exam):
-            self._keep(self.candidate, policy, step, exam)
-            self.step, self.exam = step, exam
+    def offer(self, policy: Any, step: int, evaluation: Evaluation) -> None:
+        """``evaluation`` on the seeds for selection."""
+        if self.evaluation is None or mean(evaluation) >= mean(self.evaluation):
+            self._keep(self.candidate, policy, step, evaluation)
+            self.step, self.evaluation = step, evaluation
             if self.start is None:
-                self._keep(self.path, policy, step, exam)
+                self._keep(self.path, policy, step, evaluation)
 
     def confirm(self, start: Any, last: Any, step: int, examine: Callable[[Any], Evaluation]) -> None:
         """Decide what is delivered. ``examine`` plays a policy on the fresh seeds; ``last`` is the policy of ``step``.
@@ -73,29 +73,35 @@ class Best:
         Does nothing if it was decided before, or if the run began with nothing."""
         if start is None or self.start is None or self.confirmed is not None:
             return
-        exams = {"start": examine(start), "last": examine(last)}
+        played = {"start": examine(start), "last": examine(last)}
         policies, steps = {"last": last}, {"last": step}
-        if self.exam is not None and self.step != step:
+        if self.evaluation is not None and self.step != step:
             policies["candidate"], steps["candidate"] = self._candidate(start, last), self.step
-            exams["candidate"] = examine(policies["candidate"])
+            played["candidate"] = examine(policies["candidate"])
         confidence = 1 - ERROR / len(policies)
-        better = [name for name in policies if difference(exams[name], exams["start"], confidence)[1] > 0]
-        chosen = max(better, key=lambda name: mean(exams[name]), default=None)
+        better = [name for name in policies if difference(played[name], played["start"], confidence)[1] > 0]
+        chosen = max(better, key=lambda name: mean(played[name]), default=None)
         if chosen is not None:
-            self._keep(self.path, policies[chosen], steps[chosen], exams[chosen])
-        facts = {"chosen": chosen, "steps": steps, "exams": {name: exam.to_dict() for name, exam in exams.items()}}
+            self._keep(self.path, policies[chosen], steps[chosen], played[chosen])
+        facts = {
+            "chosen": chosen,
+            "steps": steps,
+            "evaluations": {name: found.to_dict() for name, found in played.items()},
+        }
         replace(self.folder / CONFIRMED, json.dumps(facts) + "\n")
         self.confirmed = _confirmation(self.folder / CONFIRMED)
 
     def sentence(self) -> str:
         """The folder of the policy to deploy."""
         if self.confirmed is None:
-            if self.start is None and self.exam is not None:
+            if self.start is None and self.evaluation is not None:
                 return f"best: {self.path}, of step {self.step:,}"
             return "best: no policy of this run has been tried"
-        exams, steps, chosen = (self.confirmed[name] for name in ("exams", "steps", "chosen"))
-        found = "; ".join(f"the {name} (step {steps[name]:,}) {_versus(exams[name], exams['start'])}" for name in steps)
-        told = f"on {len(exams['start'].seeds)} fresh seeds the start has {mean(exams['start']):.4g}, {found}"
+        played, steps, chosen = (self.confirmed[name] for name in ("evaluations", "steps", "chosen"))
+        found = "; ".join(
+            f"the {name} (step {steps[name]:,}) {_versus(played[name], played['start'])}" for name in steps
+        )
+        told = f"on {len(played['start'].seeds)} fresh seeds the start has {mean(played['start']):.4g}, {found}"
         if chosen is not None:
             return f"best: {self.path}, of step {steps[chosen]:,}: {told}"
         return f"best: the policy that this run began with. No other is better beyond doubt: {told}"
@@ -105,35 +111,35 @@ class Best:
         device = next(last.parameters()).device if isinstance(last, nn.Module) else "cpu"
         return load_policy(self.candidate, device, base=None if isinstance(start, nn.Module) else start)[0]
 
-    def _keep(self, path: Path, policy: Any, step: int, exam: Evaluation) -> None:
-        facts = {"step": step, "exam": exam.to_dict()}
+    def _keep(self, path: Path, policy: Any, step: int, evaluation: Evaluation) -> None:
+        facts = {"step": step, "evaluation": evaluation.to_dict()}
         config = describe(policy, self._origin)
         save(path, config=config, state=policy.state_dict(), metrics=facts, overwrite=path.exists())
 
 
-def mean(exam: Evaluation) -> float:
-    facts = exam.summary()
+def mean(evaluation: Evaluation) -> float:
+    facts = evaluation.summary()
     return facts.get("success_rate", facts["return_mean"])
 
 
-def difference(exam: Evaluation, start: Evaluation, confidence: float) -> tuple[float, float, float]:
+def difference(evaluation: Evaluation, start: Evaluation, confidence: float) -> tuple[float, float, float]:
     """(difference, low, high) of the pairs. A single pair proves nothing."""
-    if len(exam.seeds) < 2:
-        return mean(exam) - mean(start), float("-inf"), float("inf")
-    found = compare(exam, start, confidence)
+    if len(evaluation.seeds) < 2:
+        return mean(evaluation) - mean(start), float("-inf"), float("inf")
+    found = compare(evaluation, start, confidence)
     return found.difference, found.difference_low, found.difference_high
 
 
-def _versus(exam: Evaluation, start: Evaluation) -> str:
-    middle, low, high = difference(exam, start, 0.95)
-    return f"{mean(exam):.4g} ({middle:+.3g} [{low:+.3g}, {high:+.3g}])"
+def _versus(evaluation: Evaluation, start: Evaluation) -> str:
+    middle, low, high = difference(evaluation, start, 0.95)
+    return f"{mean(evaluation):.4g} ({middle:+.3g} [{low:+.3g}, {high:+.3g}])"
 
 
 def _kept(path: Path) -> tuple[int, Evaluation | None]:
     if not path.is_dir():
         return 0, None
     facts = load(path).metrics
-    return facts["step"], Evaluation.from_dict(facts["exam"])
+    return facts["step"], Evaluation.from_dict(facts["evaluation" if "evaluation" in facts else "exam"])  # an older one
 
 
 def _confirmation(path: Path) -> dict[str, Any] | None:
@@ -141,7 +147,8 @@ def _confirmation(path: Path) -> dict[str, Any] | None:
         return None
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
-        exams = {name: Evaluation.from_dict(exam) for name, exam in facts["exams"].items()}
-        return {"chosen": facts["chosen"], "steps": facts["steps"], "exams": exams}
+        stored = facts["evaluations" if "evaluations" in facts else "exams"]  # an older one
+        played = {name: Evaluation.from_dict(found) for name, found in stored.items()}
+        return {"chosen": facts["chosen"], "steps": facts["steps"], "evaluations": played}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BurnishError(f"{path} is malformed; delete it, and the run confirms its result once more") from error

@@ -63,7 +63,7 @@ class CompositeKind(NamedTuple):
     optional: tuple[str, ...] = ()
 
 
-# What refinement leaves behind. Nobody configures these: methods make them, and checkpoints hold them.
+# Results of refinement. They are not configured: methods make them, and checkpoints hold them.
 COMPOSITES: dict[str, CompositeKind] = {
     "residual": CompositeKind(ResidualConfig, ".compose:Residual", ("base", "net")),
     "steered": CompositeKind(SteeredConfig, ".compose:Steered", ("base", "latent")),
@@ -274,7 +274,7 @@ def _adapted(settings: Any, steps: int | None, guidance: float | None) -> Any:
     return settings
 
 
-# A policy that acts already: saved by us, or somebody else's.
+# A policy that acts already: saved by Burnish, or of another library.
 ACTING: dict[str, type] = {"checkpoint": CheckpointConfig, **{name: kind.config for name, kind in OUTSIDE.items()}}
 
 

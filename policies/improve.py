@@ -93,9 +93,9 @@ def improve(
         if latest is not None:
             training.load_state_dict(latest.children["learner"].state)
         elif work.base is not None and trial is not None:
-            with run.watch("exams"):
-                exam = trial(work.base, 0, start=True)
-            run.log(0, exam)
+            with run.watch("evaluation"):
+                evaluation = trial(work.base, 0, start=True)
+            run.log(0, evaluation)
         if run.start >= iterations:
             say(f"{config.out} has reached its {total} {unit} already; nothing is trained")
         finished = drive(

@@ -36,8 +36,7 @@ class Trial:
     def __init__(self, env: VecEnv, config: TrialConfig, device: torch.device) -> None:
         self.best: Best | None = None
         self._env, self._config, self._device = env, config, device
-        # Not the seeds on which `burnish evaluate` reports: what is looked at during training must not choose its own
-        # exam.
+        # Not the seeds on which `burnish evaluate` reports: a selection must not choose the seeds of its own result.
         self._seeds = evaluation_seeds(config.episodes, stream="select")
 
     def _play(self, policy: Any, seeds: Sequence[int]) -> Evaluation:
@@ -52,14 +51,14 @@ class Trial:
 
     def __call__(self, policy: Any, step: int, *, start: bool = False) -> dict[str, Any]:
         """``start``: it is the one that the training begins with."""
-        exam = self._play(policy, self._seeds)
-        say(f"step {step}, on seeds kept for selection: {in_words(exam)}")
+        evaluation = self._play(policy, self._seeds)
+        say(f"step {step}, on seeds kept for selection: {in_words(evaluation)}")
         if self.best is not None:
             if start:
-                self.best.begin(exam)
+                self.best.begin(evaluation)
             else:
-                self.best.offer(policy, step, exam)
-        return {f"trial/{key}": value for key, value in exam.summary().items()}
+                self.best.offer(policy, step, evaluation)
+        return {f"trial/{key}": value for key, value in evaluation.summary().items()}
 
 
 def in_words(result: Evaluation) -> str:

@@ -119,11 +119,11 @@ def serve(config: ServeConfig) -> int:
         raise BurnishError("serving needs websockets and msgpack; pip install 'burnish[serve]'") from error
     policy, _ = acting_policy(config.policy, device, None)
     server = PolicyServer(policy, config, key=os.environ.get(API_KEY), device=device)
-    reach = "to this machine alone" if config.local else "to whoever has the key"
+    reach = "to this machine alone" if config.local else "to clients that have the key"
     say(f"{config.policy.path} answers at {server.url}, {reach}; Ctrl-C ends it")
     if not config.local:
         say("note: what is said there can be read on the way; tunnel it (ssh -L), or put TLS in front (wss://)")
-    # What is loaded now stays: a collection that walks all of torch holds every answer up for some 100 ms.
+    # Loaded modules stay: a collection that walks all of torch holds every answer up for some 100 ms.
     gc.collect()
     gc.freeze()
     server.run()

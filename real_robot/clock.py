@@ -1,7 +1,7 @@
 """Time for everything that controls: monotonic nanoseconds, never the wall clock, which a time server may set back.
 
-Whoever waits or measures is handed a clock. `VirtualClock` lets an hour of a robot pass in a minute, and lets a seed
-replay a failure: time passes only where somebody waits.
+All code that waits or measures is handed a clock. `VirtualClock` lets an hour of a robot pass in a minute, and lets a
+seed replay a failure: time passes only where the code waits.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class DeployConfig(RobotVerb):
     compare: bool = True  # play the same episodes in simulation too
     dry_run: bool = False  # do all but move: connect, read, infer once, report
     shadow: bool = False  # infer at every tick beside a robot that is moved otherwise, and send nothing
-    supervisor: str = ""  # keyboard or gamepad: somebody takes over, and says how it went
+    supervisor: str = ""  # keyboard or gamepad: a person takes over, and says how it went
     record: str | None = None  # folder of a dataset of what was played
     out: str | None = None  # folder for deploy.json, or shadow.json and shadow.jsonl
 
@@ -122,7 +122,7 @@ class DeployConfig(RobotVerb):
         alone = not (self.supervisor or self.dry_run or self.shadow)
         if isinstance(self.robot, Hardware) and self.realtime and alone:
             raise BurnishError(
-                f"{self.robot.name} is hardware, and somebody has to stand beside it; give supervisor=keyboard"
+                f"{self.robot.name} is hardware, and a person has to stand beside it; give supervisor=keyboard"
             )
         if self.shadow and (self.dry_run or self.record is not None):
             raise BurnishError("a shadow plays nothing: leave out dry_run=true and record=")
@@ -194,7 +194,7 @@ def at_rest(env: RobotEnv) -> Iterator[RobotEnv]:
 
 
 def name_of(robot: Any) -> str:
-    """As in ``robot=...``, or that of somebody's plugin."""
+    """As in ``robot=...``, or that of a plugin."""
     known = [name for name, kind in ROBOTS.items() if type(robot) is kind]
     return robot.name if isinstance(robot, Hardware) else known[0]
 

@@ -43,7 +43,7 @@ def make_adapter(name: str, config: Mapping[str, Any]) -> Adapter:
         made = make(dict(config))
     except RobotError:
         raise
-    except Exception as error:  # whatever somebody's package does with settings that it does not expect
+    except Exception as error:  # of another package, at settings that it does not expect
         said = " ".join(f"{type(error).__name__}: {error}".split())
         raise Refused(f"the package of robot {name!r} does not take {dict(config)}: {said}") from error
     if not isinstance(made, Adapter):

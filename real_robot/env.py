@@ -79,7 +79,7 @@ class RobotEnv:
     the body that judges, by the truth of a simulated robot or by what was measured.
 
     The supervisor is asked after each tick about the next, so that ``info`` says of a tick who played it
-    (``intervened``) and whether somebody has reached for the robot because of it (``called``)."""
+    (``intervened``) and whether the person has reached for the robot because of it (``called``)."""
 
     num_envs = 1
     device = torch.device("cpu")
@@ -96,7 +96,7 @@ class RobotEnv:
         self._tick = self._next_ns = 0
         self._word = NOTHING  # about the tick to come
         self._by_hand = bool(getattr(supervisor, "moves", False))
-        self._held = False  # somebody plays instead of the policy
+        self._held = False  # a person plays instead of the policy
 
     @property
     def link(self) -> Link:
@@ -132,7 +132,7 @@ class RobotEnv:
         targets = self.body.targets(executed)
         now_ns = link.clock.now_ns()
         if now_ns > self._next_ns + (OVERLAP - 1) * self._period_ns:
-            self._next_ns = now_ns  # whoever decides was so late that the arm is held: what is over is not caught up
+            self._next_ns = now_ns  # the policy was so late that the arm is held: ticks that are over are not caught up
         joints, gripper = parted(self.body, targets)
         link.plan(joints[None], OVERLAP * self._period_ns / 1e9, gripper=gripper)
         self._next_ns += self._period_ns

@@ -1,6 +1,6 @@
 """Episodes on a robot -> a dataset on disk, of the kind that ``burnish collect`` writes and everything of ours reads.
 
-``action`` is what was executed, in the units of the actuators. What a policy asked for, and whether somebody else
+``action`` is what was executed, in the units of the actuators. What a policy asked for, and whether a person
 played, stand in columns of the same rows, where every tool that reads LeRobot's sets sees them; they are no
 observations. An episode is in the set whole or not at all, and a set can be taken up again.
 
@@ -198,7 +198,7 @@ class EpisodeExtras(NamedTuple):
     """The columns of an episode beside its executed actions."""
 
     requested: Tensor  # (T, A) in actuator units: of the policy, or of nobody
-    intervened: Tensor  # (T,) bool: somebody else played
+    intervened: Tensor  # (T,) bool: a person played
 
 
 def read_beside(folder: str | Path) -> list[EpisodeExtras]:

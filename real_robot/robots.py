@@ -1,10 +1,11 @@
 """``robot=...`` of the command line: which robot, and how an episode begins on it.
 
-A robot is an adapter by name with the settings of its device (`discovery`), so `plugin` names anybody's. Two are not
-hardware: `twin` is a MuJoCo model, `so101_emulated` the driver of a real arm on an emulated bus with the same model
-behind it. Of these every episode has one of its own, which begins as the simulated episode of the same seed does.
+A robot is an adapter by name with the settings of its device (`discovery`), so `plugin` names those of other packages.
+Two are not hardware: `twin` is a MuJoCo model, `so101_emulated` the driver of a real arm on an emulated bus with the
+same model behind it. Of these every episode has one of its own, which begins as the simulated episode of the same seed
+does.
 
-What can be known to be wrong without opening anything is said first (`inspected`): before a robot moves, and before a
+Mistakes that can be known without opening anything are said first (`inspected`): before a robot moves, and before a
 person is asked to lay things out.
 """
 
@@ -174,7 +175,7 @@ def stage_for(robot: Any, body: Any, safety: Safety, realtime: bool, supervisor:
         return each_anew(partial(_twin_link, robot, body, safety, realtime))
     if isinstance(robot, So101Emulated):
         return each_anew(partial(_so101_link, robot, body, safety, realtime))
-    assert supervisor is not None, "hardware is inspected with somebody beside it"
+    assert supervisor is not None, "hardware is inspected with a person beside it"
     connect = partial(RobotLink, robot.name, robot.device, safety, priority=robot.priority, core=robot.core)
     return _in_person(connect, supervisor)
 

@@ -1,7 +1,7 @@
 """A device's settings from plain data, checked: known names, right kinds, finite numbers; each mistake one sentence.
 
-A driver is told its settings by a command line, a file, or another process. Whoever turns them into the dataclass of a
-device does it here, so that the same mistake is the same sentence on every way: ``TwinConfig``, ``ArmConfig``,
+A driver is told its settings by a command line, a file, or another process. The code that turns them into the dataclass
+of a device does it here, so that the same mistake is the same sentence on every way: ``TwinConfig``, ``ArmConfig``,
 ``UniversalConfig``. Ranges and relations stay where they belong, in the ``__post_init__`` of those.
 
 `policies.core.config.from_data` does the like for what a checkpoint remembers. It is not used here, because the control

@@ -1,6 +1,6 @@
 """The person beside the robot: who says that it has succeeded, takes it over, and stops it.
 
-`RobotEnv` asks once per control tick, and again where whoever decides was late. A script stands in for a person where
+`RobotEnv` asks once per control tick, and again where the policy was late. A script stands in for a person where
 none is needed (`Scripted`); `Keyboard` listens to a terminal, `Gamepad` to a device of Linux's joystick interface. None
 of them is an emergency stop.
 """

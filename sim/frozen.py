@@ -3,7 +3,7 @@
 Hashed are the model, the settings and their defaults, what goes in and out, every level of the expert with its errors,
 and the recipe by which bases are imitated. Who changes one of these raises the task's ``version`` and writes the table
 anew by ``python -m burnish.sim.frozen``; the hashes of earlier versions stay. The code of observations and rewards is
-not hashed: whoever changes that raises the version too.
+not hashed: a change of that raises the version too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A world to look at while somebody acts in it: MuJoCo's own window where there is a screen, else films.
+"""A world to look at while a policy acts in it: MuJoCo's own window where there is a screen, else films.
 
 Both are ways to watch the same evaluation, so what is seen is what is counted.
 """

@@ -132,7 +132,7 @@ def test_a_resumed_run_goes_on_with_what_is_there(tmp_path):
     first.begin(exam(10))
     first.offer(policy(1), 1, exam(35))
     again = Best(tmp_path, {"env": None})
-    assert (again.step, again.exam, again.start) == (first.step, first.exam, first.start)
+    assert (again.step, again.evaluation, again.start) == (first.step, first.evaluation, first.start)
     again.offer(policy(2), 2, exam(30))
     assert again.step == 1
     confirming(again, policy(3), exam(10), exam(11), exam(35))

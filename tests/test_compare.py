@@ -215,8 +215,8 @@ def test_a_comparison_runs_fails_in_part_resumes_and_says_so(base, tmp_path, cap
     good.write_text(small.format("residual_ppo") + "method: {loop: {decisions_per_update: 10}, agent: {hidden: [8]}}\n")
     bad.write_text(small.format("residual_ppo") + "method: {bound: 7}\n")
     out = tmp_path / "out"
-    words = [f"base={base}", f"methods={good},{bad}", "seeds=2", "budget=160", "episodes=6", "exams=2"]
-    words += ["exam_episodes=4", "confirm_episodes=4", "worlds=4", "videos=0", "jobs=2", f"out={out}"]
+    words = [f"base={base}", f"methods={good},{bad}", "seeds=2", "budget=160", "episodes=6", "evaluations=2"]
+    words += ["evaluation_episodes=4", "confirm_episodes=4", "worlds=4", "videos=0", "jobs=2", f"out={out}"]
     assert main(["compare", *words]) == 0
     printed = capsys.readouterr()
     found = json.loads((out / "compare.json").read_text())

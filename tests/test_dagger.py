@@ -323,4 +323,4 @@ def test_a_run_from_the_command_line_resumes_and_what_it_saves_is_of_the_kind_of
     assert main(["evaluate", f"policy.path={tmp_path}/whole", f"against={base}", *TRIAL]) == 0
     capsys.readouterr()
     assert main([*words[: -len(SMALL) - 1], *SMALL, f"out={tmp_path}/run"]) == 2
-    assert "method=dagger learns from somebody who takes over; say who" in capsys.readouterr().err
+    assert "method=dagger learns from interventions; say who intervenes" in capsys.readouterr().err

@@ -127,7 +127,7 @@ def test_the_summary_says_how_much_was_changed():
     ("words", "sentence"),
     [
         (["robot=feetech", "realtime=false"], "whose time cannot be chosen"),
-        (["robot=feetech"], "somebody has to stand beside it"),
+        (["robot=feetech"], "a person has to stand beside it"),
         (["env=push"], "things move that a robot's joints do not tell about"),
         (["episodes=0"], "must be at least 1"),
         (["safety.rate_hz=7000", "realtime=false"], "takes commands at"),

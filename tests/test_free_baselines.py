@@ -111,8 +111,8 @@ def test_last_sorts_and_delivered_stands_beside_it(tmp_path):
     entries = folder_of(tmp_path, {"gated": [30], "last": [28], "candidate": [5], "old": [4]}, {})
     for name, chosen in (("last", "last"), ("candidate", "candidate"), ("old", None)):
         folder = tmp_path / Entry(name, 0).folder
-        save(folder / "best", config={}, state={}, metrics={"step": 1, "exam": evaluation(3).to_dict()})
-        facts = {"chosen": chosen, "steps": {}, "exams": {}}
+        save(folder / "best", config={}, state={}, metrics={"step": 1, "evaluation": evaluation(3).to_dict()})
+        facts = {"chosen": chosen, "steps": {}, "evaluations": {}}
         if chosen:
             (folder / "confirm.json").write_text(json.dumps(facts))
     evaluation(20).save(tmp_path / Entry("candidate", 0, "delivered").evaluation)
@@ -144,7 +144,7 @@ class Typed:
                 return
             steps = int(named.get("train.steps") or named["steps"])
             rows = [{"step": k, "time/elapsed_s": 30 + k / rate} for k in (steps // 2, steps)]
-            rows[1] |= {"time/elapsed_s": rows[1]["time/elapsed_s"] + 11, "time/exams_s": 11.0}
+            rows[1] |= {"time/elapsed_s": rows[1]["time/elapsed_s"] + 11, "time/evaluation_s": 11.0}
             (out / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
         monkeypatch.setattr(Player, "_burnish", burnish)
@@ -206,7 +206,7 @@ def test_the_greedy_base_is_always_played_and_fails_without_costing_others(tmp_p
 def test_the_median_run_is_timed_without_its_evaluations(tmp_path):
     for k, seconds in enumerate((100, 160, 900)):
         (tmp_path / str(k)).mkdir()
-        row = {"step": 1, "time/elapsed_s": seconds, "time/exams_s": 30, "time/saving_s": 10}
+        row = {"step": 1, "time/elapsed_s": seconds, "time/evaluation_s": 30, "time/saving_s": 10}
         (tmp_path / str(k) / "metrics.jsonl").write_text(json.dumps(row) + "\n")
     assert free_baselines.median_minutes([tmp_path / str(k) for k in range(3)]) == 2
 

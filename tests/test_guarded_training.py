@@ -359,8 +359,8 @@ def test_a_comparison_says_that_its_world_was_guarded(lab, tmp_path):
     world.write_text(
         "defaults: [override /env: reach]\nenv: {max_steps: 12, guard: {velocity: 0.5, acceleration: 4}}\n"
     )
-    words = [f"base={lab}/base", f"methods={method}", f"world={world}", "seeds=1", "budget=96", "episodes=4", "exams=1"]
-    words += ["exam_episodes=4", "worlds=4", "videos=0", f"out={tmp_path}/compare"]
+    words = [f"base={lab}/base", f"methods={method}", f"world={world}", "seeds=1", "budget=96", "episodes=4"]
+    words += ["evaluations=1", "evaluation_episodes=4", "worlds=4", "videos=0", f"out={tmp_path}/compare"]
     assert main(["compare", *words]) == 0
     found = json.loads((tmp_path / "compare/compare.json").read_text())
     assert found["world"] == origin_of(ReachConfig(max_steps=12, guard=GUARD))

@@ -39,7 +39,7 @@ LOOP = ["method.loop.warmup=8", "method.loop.batch=8", "method.loop.updates_per_
 FLOW = ["policy=flow", "policy.steps=2", "policy.net.mlp.hidden=[8]", "train.batch=8", *TRIAL]
 SMALL = ["method.critic.hidden=[8]", *TRIAL]
 STUDENT = ["train.steps=2", "train.save_every=1", "chunk.horizon=4", "chunk.execute=2"]
-FEW = ["budget=40", "episodes=2", "exams=1", "exam_episodes=2", "worlds=2", "videos=1", "jobs=1"]
+FEW = ["budget=40", "episodes=2", "evaluations=1", "evaluation_episodes=2", "worlds=2", "videos=1", "jobs=1"]
 ROBOT = ["realtime=false", "episodes=1", "compare=false"]
 RANDOM = re.compile(r"[.-][0-9a-f]{8}(?![0-9a-f])")  # nobody can have planted a link at a name that is drawn
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -115,8 +115,8 @@ PLAYS = {
             "seeds=1",
             "budget=40",
             "episodes=2",
-            "exams=1",
-            "exam_episodes=2",
+            "evaluations=1",
+            "evaluation_episodes=2",
             "worlds=2",
             "videos=1",
             "jobs=1",

@@ -269,7 +269,7 @@ def test_an_expert_looks_at_the_worlds_of_the_arm_behind_the_view(require: Any) 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([w for w in WORDS if w != "expert=noisy"], "method=rlif learns from somebody who takes over; say who"),
+        ([w for w in WORDS if w != "expert=noisy"], "method=rlif learns from interventions; say who intervenes"),
         ([*WORDS, "expert=perfect"], "point_reach has no expert of level 'perfect'"),
         ([*WORDS, "env=constant_reward"], "constant_reward has no scripted expert"),
         ([*WORDS, "method.intervention.hold=0"], "intervention.hold=0 must be at least 1"),

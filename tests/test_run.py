@@ -108,7 +108,7 @@ def test_seconds_are_totals_of_all_sittings_and_shares_are_not(tmp_path):
     def sitting(total: int) -> dict[str, float]:
         with Run(tmp_path / "run", {}, resume=True, tensorboard=False) as run:
             run.latest()
-            with run.watch("exams"):
+            with run.watch("evaluation"):
                 time.sleep(0.02)
             for step in run.steps(total):
                 run.log(step, {"time/acting_s": 3.0, "time/updates_per_s": 7.0, "time/waits": 0.5, "loss_s": 1.0})
@@ -116,8 +116,8 @@ def test_seconds_are_totals_of_all_sittings_and_shares_are_not(tmp_path):
         return read_metrics(tmp_path / "run")[-1]
 
     first, second = sitting(1), sitting(2)
-    assert first["time/acting_s"] == 3.0 and first["time/exams_s"] >= 0.02
-    assert second["time/acting_s"] == 6.0 and second["time/exams_s"] >= first["time/exams_s"] + 0.02
+    assert first["time/acting_s"] == 3.0 and first["time/evaluation_s"] >= 0.02
+    assert second["time/acting_s"] == 6.0 and second["time/evaluation_s"] >= first["time/evaluation_s"] + 0.02
     assert second["time/elapsed_s"] >= first["time/elapsed_s"] + 0.02
     assert (second["time/updates_per_s"], second["time/waits"], second["loss_s"]) == (7.0, 0.5, 1.0)
 

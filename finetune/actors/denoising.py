@@ -127,7 +127,7 @@ class DenoisingActor(nn.Module):
             law = self.trained.transition(x.flatten(0, 1), k, tiled(cond, count))
             density = self._density(law, following.flatten(0, 1)).unflatten(0, (batch, count))
         else:
-            # What another policy knows of an observation need not have rows, so its transitions go one by one.
+            # The encoding of an observation by another policy need not have rows, so its transitions go one by one.
             laws = [self.trained.transition(x[:, j], step_index(trace, self.switch + j), cond) for j in range(count)]
             density = torch.stack([self._density(law, following[:, j]) for j, law in enumerate(laws)], 1)
         return self._evidence(density, steps)

@@ -5,8 +5,9 @@ in a process of its own, and then `burnish evaluate` of what it left; this file 
 busy with them, and reads what they wrote (`comparison.py`). So a run that fails costs no other, and a comparison that
 was stopped goes on from the checkpoints of its runs.
 
-What costs no episodes is always there too (`free_baselines.py`): the base from noise 0, and with ``data=``, for as long
-as the median run was trained, more imitation and offline learning of the recordings that the base has imitated.
+Baselines that cost no episodes are always there too (`free_baselines.py`): the base from noise 0, and with ``data=``,
+for as long as the median run was trained, more imitation and offline learning of the recordings that the base has
+imitated.
 
 A name in ``methods`` is a shipped experiment of the task (``configs/experiment/TASK``), else a method with its default
 settings, else a file: YAML as in ``configs/experiment``, for settings of one's own. Curves are on the seeds kept for
@@ -80,8 +81,8 @@ class CompareConfig:
     task: str | None = None  # whose shipped experiments the names mean; null: the world of the base
     world: str | None = None  # a file like an experiment, whose env is that of all of them; null: the world of the base
     episodes: int = 200  # of the base and of each result in the end
-    exams: int = 10  # trials along each run
-    exam_episodes: int = 64  # episodes of each trial
+    evaluations: int = 10  # trials along each run
+    evaluation_episodes: int = 64  # episodes of each trial
     confirm_episodes: int = 256  # fresh ones, on which each run decides in the end what it delivers
     worlds: int = 50  # of trials, stepped at once
     goal: float = 0.9  # success of which the time is told
@@ -94,7 +95,7 @@ class CompareConfig:
     def __post_init__(self) -> None:
         if not self.base or not self.methods:
             raise BurnishError("base=... must name a checkpoint, and methods=... at least one method; see --help")
-        positive = "seeds budget episodes exams exam_episodes confirm_episodes worlds"
+        positive = "seeds budget episodes evaluations evaluation_episodes confirm_episodes worlds"
         check_ranges(self, {"[1, inf)": positive, "[0, inf)": "seed videos jobs"})
         if self.videos > self.episodes:
             raise BurnishError(
@@ -268,9 +269,9 @@ class Player:
     def _settings(self, chosen: Entrant, entry: Entry) -> list[str]:
         config, total = self.config, chosen.decisions
         words = [f"seed={entry.seed}", f"total={total}", f"out={self.out / entry.folder}", "resume=true", *self.common]
-        words += [f"eval_every={max(1, total // config.exams)}", f"save_every={max(1, total // 4)}"]
+        words += [f"eval_every={max(1, total // config.evaluations)}", f"save_every={max(1, total // 4)}"]
         words += [f"log_every={max(1, total // 100)}", f"trial.confirm={config.confirm_episodes}"]
-        return [*words, f"trial.episodes={config.exam_episodes}", f"trial.worlds={config.worlds}", *self.world]
+        return [*words, f"trial.episodes={config.evaluation_episodes}", f"trial.worlds={config.worlds}", *self.world]
 
     def evaluate(self, policy: str, file: Path, *more: str) -> None:
         """On the seeds that nothing is chosen on."""

@@ -128,7 +128,7 @@ class Distillation:
         return self.learner.validate()
 
     def _enter(self, number: int, student: Any) -> None:
-        assert self._relabelled is not None, "rounds need somebody who plays them"
+        assert self._relabelled is not None, "rounds need a player"
         more = self._relabelled(number, student)
         self.episodes = Episodes([*self.episodes, *more], self.episodes.spec, self.episodes.meta)
         self.round = number

@@ -1,9 +1,10 @@
-"""DAgger: a policy plays, somebody who can do better corrects it, and it goes on imitating with the corrections.
+"""DAgger: a policy plays, a person or expert who can do better corrects it, and it goes on imitating with the
+corrections.
 
 Ross, Gordon and Bagnell 2011 (DAgger, arXiv 1011.0686): what the expert says about the states that the *policy* visits
 is added to the demonstrations, and the policy is trained on the union. ``relabel=true`` asks the expert at every
 decision; with ``intervention.rule=random`` it also acts there, in their mixture. Kelly et al. 2018 (HG-DAgger, arXiv
-1810.02890), the default: nobody is asked, and only what somebody did while holding the robot is imitated.
+1810.02890), the default: no one is asked, and only actions of a person who holds the robot are imitated.
 
     who played       imitated, by a policy of n executed actions        with relabel=true
     policy           nothing                                            the first action, as the expert would have it

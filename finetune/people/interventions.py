@@ -16,8 +16,8 @@ before the next. What is left of a chunk when hands change is not executed; the 
 that a decision keeps its n ticks. The robot is handed back between two decisions only, ``hold`` ticks after it was
 taken or as soon after that as one ends, because in between the policy has no chunk that fits what it sees.
 
-Whether somebody takes over depends on (episode seed, tick), on what is played and seen, and on nothing else: not on the
-other worlds, nor on how many there are.
+Whether the expert takes over depends on (episode seed, tick), on what is played and seen, and on nothing else: not on
+the other worlds, nor on how many there are.
 
 All of that is a simulated person (``InterventionEnv``). Beside a robot stands a real one, who is asked by the robot's
 world (``real_robot.env.RobotEnv``) and takes over and gives back whenever they like (``ReportedEnv``).
@@ -59,7 +59,7 @@ class InterventionConfig:
     probability: float = 0.1  # random: per tick
     threshold: float = 0.5  # disagreement: of the largest coordinate, in units of the action range [-1, 1]
     patience: int = 1  # ticks in succession that must be wrong
-    late: int = 0  # ticks that the policy goes on playing while somebody reacts
+    late: int = 0  # ticks that the policy goes on playing while the person reacts
     miss: float = 0.0  # share of the occasions that nobody notices; then nobody looks for ``hold`` ticks
     hold: int = 4  # ticks until the robot is handed back, at the end of a decision
 
@@ -177,7 +177,7 @@ class InterventionEnv(Wrapper):
 
 
 class ReportedEnv(Wrapper):
-    """A world that says itself who played a tick (``intervened``) and whether somebody takes over behind it
+    """A world that says itself who played a tick (``intervened``) and whether a person takes over behind it
     (``called``); what they played is in ``executed``. A robot that is given back in the middle of a decision goes on
     with what is left of the chunk."""
 
@@ -239,7 +239,7 @@ class Supervised(Outcome):
 
 
 class SupervisedEnv:
-    """``ChunkEnv`` with somebody beside the robot."""
+    """``ChunkEnv`` with a person beside the robot."""
 
     def __init__(self, env: InterventionEnv | ReportedEnv, gamma: float) -> None:
         self.env, self.execute = ChunkEnv(env, env.execute, gamma), env.execute

@@ -1,21 +1,21 @@
-"""RLIF: an agent that learns to be left alone. The only reward is -1 where somebody takes the robot over.
+"""RLIF: an agent that learns to be left alone. The only reward is -1 where a person takes the robot over.
 
 Luo et al. 2023 (RLIF, arXiv 2311.12996), algorithm 2: RLPD (``rlpd.py``) with reward -1 for the decision before an
 intervention and 0 everywhere else; the task's own reward is never read. Nothing is imitated, so the agent may become
-better than whoever intervenes, as long as these know *when* to. Half of each batch is recordings, at reward 0, and what
-the interveners played (``intervention.Demonstrations``). Critics are those of RLPD, without entropy in the target; five
-updates per decision.
+better than the people who intervene, as long as these know *when* to. Half of each batch is recordings, at reward 0,
+and what the interveners played (``intervention.Demonstrations``). Critics are those of RLPD, without entropy in the
+target; five updates per decision.
 
     who played       action that the critic is shown      reward
-    policy           executed                             0, and -1 if somebody takes over with the next decision
-    policy, expert   the chunk that was asked for         -1: asked for this, somebody stepped in
+    policy           executed                             0, and -1 if a person takes over with the next decision
+    policy, expert   the chunk that was asked for         -1: asked for this, a person stepped in
     expert           executed                             0
 
 **Departures.** The published simulation judges the action that the policy is about to take and blames the one before;
 here the tick that was played is judged, so that with ``late=0`` the blame falls on what caused it
 (``interventions.py``). The published code also puts -1 on transitions within an intervention, the paper only before it,
 and so do we. The reward of a chunk is not discounted inside it. **An end that is a failure must not look like peace**:
-behind a termination nobody intervenes any more, so where a task terminates on failure, somebody must step in before.
+behind a termination nobody intervenes any more, so where a task terminates on failure, the person must step in before.
 """
 
 from __future__ import annotations

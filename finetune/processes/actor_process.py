@@ -86,7 +86,7 @@ def act(mail: Mailbox, make: Make, config: Any, orders: ActorConfig) -> None:
 
 def as_row(obs: Obs, action: Tensor, columns: dict[str, Tensor], outcome: Outcome) -> dict[str, Any]:
     """Where new episodes begin is left out, since the next row says it; of ``info`` a loop reads success and who played
-    alone; what a view adds to its outcomes is among the columns, if anybody wants it."""
+    alone; what a view adds to its outcomes is among the columns, if the learner wants it."""
     facts = {name: getattr(outcome, name) for name in Outcome._fields if name not in ("obs", "info")}
     info = {name: x for name, x in outcome.info.items() if name in ("success", "intervened")}
     return {"obs": obs, "action": action, "columns": columns, "facts": facts, "info": info}

@@ -11,7 +11,7 @@ which holds the learner and its memory, and no worlds.
 
 An iteration is that of ``OffPolicy``: one decision of every world, and the updates that are owed for it. So budgets
 count alike, and the learner never makes more than ``updates_per_decision`` for a stored decision: it waits for more.
-What differs is *when* was acted: with weights that are some updates old, while up to ``backlog`` decisions wait to be
+The difference is *when* it acted: with weights that are some updates old, while up to ``backlog`` decisions wait to be
 stored. That depends on the clock, so such a run is never repeated bit for bit, resumed or not.
 
 It pays where acting takes about as long as learning, as on a robot, which would stand still meanwhile. A toy world is

@@ -13,7 +13,7 @@ from torch import Tensor
 from .errors import BurnishError
 
 T = TypeVar("T")
-# What a specification from a file may ask for. Four cameras of 1920 x 1080 pixels are 25 MB, and a chunk of 50
+# Limits of a specification from a file. Four cameras of 1920 x 1080 pixels are 25 MB, and a chunk of 50
 # actions of 32 numbers is 6 kB. The length counts by itself: a convolution over it has as many rows of its width.
 LARGEST_OBS, LARGEST_CHUNK, LONGEST_CHUNK = 1 << 25, 1 << 20, 1 << 12  # bytes, bytes, actions
 MOST_KEYS, MOST_AXES = 256, 8

@@ -8,7 +8,7 @@ microseconds, enough between two layers of a network.
 processors a resumed run differs from one that was not stopped in the last digit of a gradient. STRICT forbids that; it
 costs some speed, which MKL_CBWR=AUTO brings back together with the rounding.
 
-Whoever sets one of these variables is obeyed; whoever imports torch before Burnish sets them outside.
+A variable that is set already is obeyed; a program that imports torch before Burnish sets them outside.
 """
 
 import os

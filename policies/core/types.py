@@ -30,7 +30,7 @@ class Step(NamedTuple):
     terminated: Tensor  # (N,) bool
     truncated: Tensor  # (N,) bool
     # Each (N, ...). Where the world knows them: "success" (N,) bool, "executed" (N, A), and "intervened" (N,) bool:
-    # somebody else played this tick, namely what "executed" says.
+    # a person or an expert played this tick, namely what "executed" says.
     info: dict[str, Tensor]
 
 

@@ -1,4 +1,4 @@
-"""A folder that grows in public: whoever looks, at any instant, finds one complete version of it or none.
+"""A folder that grows in public: a reader, at any instant, finds one complete version of it or none.
 
 Each version is built in a hidden sibling, ``.<name>.<hex>.partial/next``, with hard links to what has not changed,
 flushed to the disk, and exchanged with the folder at the target in one system call. A process killed at any instant

@@ -90,7 +90,7 @@ class _Reader:
         tables = self._episode_tables(list(self.extra)) if self.extra else ()
         return [self._extra(table, row["episode_index"]) for row, table in tables]
 
-    # What the folder says about itself.
+    # The folder's description of itself.
 
     def _read_info(self) -> dict[str, Any]:
         try:

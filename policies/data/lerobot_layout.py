@@ -41,7 +41,7 @@ RESULT_FEATURES = {
     "next.truncated": {"dtype": "bool", "shape": [1], "names": None},
     "next.success": {"dtype": "bool", "shape": [1], "names": None},
 }
-# What a further column may hold: what LeRobot can average, and parquet gives back bit by bit.
+# A further column may hold types that LeRobot can average, and parquet gives back bit by bit.
 EXTRA_TYPES = ("bool", "int64", "float32")
 _PREFIXES = (("image.", "observation.images."), ("goal_image.", "observation.goal_images."))
 

@@ -80,7 +80,7 @@ class LeRobotWriter:
         self._due_s = -math.inf if publish_every_s is not None else math.inf  # on the clock of time.monotonic
         self._folder = GrowingFolder(self.path, resume=resume)
         self._unpublished = 0
-        # What stands at the target is read in full only once there is something to add to it.
+        # The set at the target is read in full only once there is something to add to it.
         self._progress: progress.Progress | None = None
         self.seeds: list[int] = []  # of the episodes so far
         if not self._folder.published:

@@ -198,7 +198,7 @@ def _read(config: OnnxConfig) -> tuple[bytes, str]:
         raise BurnishError(f"there is no model at {path} ({error.strerror})") from error
     found = hashlib.sha256(content).hexdigest()
     if config.sha256 not in (None, found):
-        # What it is instead is nobody's business: the file may be one that a stranger's checkpoint asks about.
+        # The sentence does not say what it is instead: the file may be one that a stranger's checkpoint asks about.
         raise BurnishError(f"{path} is another model than the one that was used: its sha256 differs")
     return content, found
 

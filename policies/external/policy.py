@@ -2,8 +2,9 @@
 
 A policy of another library, ten lines of NumPy: wrapped in ``CallablePolicy`` they can be evaluated, corrected by
 residual methods and, if they take their noise from outside, steered by latent ones. Nothing of them is saved; a
-checkpoint that contains one says ``external``, and whoever loads it hands the policy in again. (Those that settings can
-name, servers, ONNX files and installed packages, are in the table of `table.py`, and found again by themselves.)
+checkpoint that contains one says ``external``, and a program that loads it hands the policy in again. (Those that
+settings can name, servers, ONNX files and installed packages, are in the table of `table.py`, and found again by
+themselves.)
 """
 
 from __future__ import annotations

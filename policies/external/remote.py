@@ -2,7 +2,7 @@
 
 Any server of it will do: openpi's own, one of another library that speaks it, ``burnish serve``. What leaves here are
 raw observations: pictures as (H, W, 3) uint8, everything else as it is, under the names that ``keys`` gives.
-What comes back is a chunk in the units of the actuators, which becomes [-1, 1] by the same limits as in `scale.py`.
+The answer is a chunk in the units of the actuators, which becomes [-1, 1] by the same limits as in `scale.py`.
 
 A server says in its metadata what else it understands, and is asked for nothing that it did not announce:
 
@@ -67,7 +67,7 @@ class RemoteConfig:
 
 
 def doubt(config: RemoteConfig, checkpoint: str) -> str:
-    """Why a checkpoint's word is not enough to connect; empty where it is. Whoever listens there would be shown what
+    """Why a checkpoint's word is not enough to connect; empty where it is. A server there would be shown what
     the robot sees. A path could be an order to some other server of this machine."""
     parts = urlsplit(config.url)
     try:

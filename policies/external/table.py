@@ -4,7 +4,7 @@ A checkpoint of what was refined on top of one remembers its settings and the wo
 
     {policy: external, kind: remote, config: {url: ...}, world: {...}, spec: {...}}
 
-so that whoever loads it is connected again, or is told what is missing. ``place`` is the setting that says where it is:
+so that loading it connects to it again, or says what is missing. ``place`` is the setting that says where it is:
 things move, and a place can be given anew. A server is then sent the user's key; one that only a file names is not.
 
 A checkpoint may be a stranger's, and nothing tells it from an own one. So its word alone leads to no other machine and

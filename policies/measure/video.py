@@ -20,7 +20,7 @@ class Mp4Writer:
     """Encodes frame by frame, so that a long episode never lies in memory; ``save`` gives the file its name."""
 
     def __init__(self, path: Path | str, fps: float) -> None:
-        # Imported here, so that whoever evaluates without videos does not load the codecs.
+        # Imported here, so that an evaluation without videos does not load the codecs.
         import av
 
         if not 0 < fps < float("inf"):

@@ -28,7 +28,7 @@ from ..core.files import sync, write_new
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
-# What is parsed becomes up to thirty times as large in memory, and YAML takes some seconds for a megabyte. The longest
+# Parsed text becomes up to thirty times as large in memory, and YAML takes some seconds for a megabyte. The longest
 # of ours have some ten kilobytes of YAML, and a few megabytes of JSON.
 LARGEST_TEXT, LARGEST_YAML = 1 << 25, 1 << 19  # bytes, characters
 
@@ -197,7 +197,7 @@ def _git_revision() -> str | None:
     here = Path(__file__)
     git = ["git", "--no-optional-locks", "-C", str(here.parent)]
     try:
-        # An installed package may lie inside somebody else's repository, which says nothing about it.
+        # An installed package may lie inside a repository of another project, which says nothing about it.
         subprocess.run([*git, "ls-files", "--error-unmatch", here.name], check=True, capture_output=True, timeout=10)
         describe = [*git, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
         return subprocess.run(describe, check=True, capture_output=True, text=True, timeout=10).stdout.strip() or None

@@ -100,7 +100,7 @@ class Run:
         self._tensorboard, self._progress_every_s = tensorboard, progress_every_s
         self._trackers, self._on_log = Trackers(trackers), on_log
         self._latest: Checkpoint | None = None
-        self.watch = Stopwatch()  # of what happens between the steps: "exams", "saving"
+        self.watch = Stopwatch()  # of what happens between the steps: "evaluation", "saving"
         self._before: dict[str, float] = {}  # seconds of earlier sittings
         self._stop = Stop()
         self._exit = ExitStack()
@@ -282,7 +282,7 @@ def progress_bar(total: int, unit: str, initial: int = 0) -> tqdm:
 
 
 def _lines(path: Path) -> list[str]:
-    """Of a run that may be somebody else's: to open a pipe, or to read a device, may take for ever."""
+    """Of a run that may be a stranger's: to open a pipe, or to read a device, may take for ever."""
     size = path.stat().st_size
     if not path.is_file() or size > LARGEST_METRICS:
         raise BurnishError(f"{path} is no file of at most {LARGEST_METRICS} bytes, and so no log of a run")

@@ -32,11 +32,11 @@ def drive(
     for number in run.steps(total):
         metrics = step()
         last = number == total
-        exam = last or number == eval_after or (eval_every > 0 and number % eval_every == 0)
-        if exam and evaluate is not None:
-            with run.watch("exams"):
+        evaluation = last or number == eval_after or (eval_every > 0 and number % eval_every == 0)
+        if evaluation and evaluate is not None:
+            with run.watch("evaluation"):
                 metrics = {**metrics, **evaluate(number)}
-        if exam or number % log_every == 0:
+        if evaluation or number % log_every == 0:
             run.log(number, {**metrics, **(report() if report is not None else {})})
         if last or run.stopping or number % save_every == 0:
             with run.watch("saving"):

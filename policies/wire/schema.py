@@ -5,7 +5,7 @@ strangers reads with a `Schema` instead: it walks the frame once, looks at the k
 built, and stops at the first that is not right. Nothing nested is ever made, and the work grows with the number of
 names, which is limited, and with the bytes of arrays, not with what a frame claims.
 
-What comes out is good: arrays of the dtype and shape that the policy takes, writable, their own memory, finite.
+The result is good: arrays of the dtype and shape that the policy takes, writable, their own memory, finite.
 
 A frame holds one row (arrays of exactly the shapes), or with ``batch`` = B so many rows of everything. Robots that were
 set up for a server of openpi send all that they observe, and a ``prompt``: of other names than the schema's, arrays,
@@ -50,7 +50,7 @@ class Code(StrEnum):
 
 
 class Refusal(BurnishError):
-    """Told to whoever asked as ``code: sentence``."""
+    """Told to the client as ``code: sentence``."""
 
     def __init__(self, code: Code, sentence: str) -> None:
         super().__init__(sentence)

@@ -1,8 +1,8 @@
 """The other end of the control loop: start it, tell it what to do, and see what the robot does.
 
 `RobotLink` has the loop in a process of its own, as a robot needs it; `LocalLink` runs the same loop in this process as
-time is waited for, so with a virtual clock an hour of a twin takes a minute. Whoever decides (a policy, a person's
-device, a test) sees no difference. Nothing here imports torch.
+time is waited for, so with a virtual clock an hour of a twin takes a minute. The source of actions (a policy, a
+person's device, a test) sees no difference. Nothing here imports torch.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def left_by(loop: ControlLoop) -> dict[str, Any]:
 
 
 def _put(path: Path, data: Mapping[str, Any]) -> None:
-    """Whole or not at all: somebody waits for it."""
+    """Whole or not at all: another process waits for it."""
     beside = path.with_suffix(".new")
     beside.write_text(json.dumps(data), encoding="utf-8")
     beside.replace(path)

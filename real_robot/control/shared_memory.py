@@ -1,8 +1,8 @@
 """Shared memory between processes while a robot moves: the latest value of one writer, mapped by all of them.
 
-A reader never waits for the writer, nor the other way round, and whoever dies leaves the memory as it is. The writer
-counts up before and after (odd: it is writing), so a reader sees that it read something torn, and reads again (in
-Linux, a seqlock). A writer that is held up in the middle, or was killed there, is not waited for: a reader then has
+A reader never waits for the writer, nor the other way round, and a process that dies leaves the memory as it is. The
+writer counts up before and after (odd: it is writing), so a reader sees that it read something torn, and reads again
+(in Linux, a seqlock). A writer that is held up in the middle, or was killed there, is not waited for: a reader then has
 the last record that it read, whose age says what it is worth. A checksum covers machines that reorder stores.
 
 Records are NumPy structures of numbers: nothing that is read here can be anything else.

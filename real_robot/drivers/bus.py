@@ -1,4 +1,4 @@
-"""An arm of servos on a serial bus, whoever made them: the adapter that both families share.
+"""An arm of servos on a serial bus, of either maker: the adapter that both families share.
 
 `Servos` is what the families do differently: packets, registers, units. `ServoArm` is what must not differ:
 
@@ -158,7 +158,7 @@ class Servos(Protocol):
         ...
 
     def freeze(self, measured: Callable[[], Reading]) -> None:
-        """Stop them, and keep their torque, after somebody else has moved them."""
+        """Stop them, and keep their torque, after they were moved by hand."""
         ...
 
 

@@ -1,6 +1,6 @@
 """Dynamixel X servos (protocol 2.0) through the vendor's SDK, ``dynamixel-sdk`` 4.1.0.
 
-What the SDK does wrong, and what is done about it here (tests/test_dynamixel.py shows both):
+Errors of the SDK, and their remedies here (tests/test_dynamixel.py shows both):
 
 * it computes the stuffing of FF FF FD and then sends the packet without: the list is bound anew inside ``addStuffing``.
   Here the list is changed in place;

@@ -1,6 +1,6 @@
 """Feetech STS3215 servos, as in the SO-100 and SO-101 arms, through the vendor's SDK, ``feetech-servo-sdk`` 1.0.0.
 
-What the protocol and the SDK do wrong, and what is done about it here (tests/test_feetech.py shows both):
+Weaknesses of the protocol and the SDK, and their remedies here (tests/test_feetech.py shows both):
 
 * a packet is protected by the sum of its bytes only. So a state is one block of many fields, and each has to be
   possible: reserved bits, status, voltage, temperature, speed; what is left goes through the gate of `bus`. Bits that

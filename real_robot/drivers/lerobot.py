@@ -148,7 +148,7 @@ class _Caller:
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(function())
-                except Exception as error:  # of LeRobot's; whoever waits gets it
+                except Exception as error:  # of LeRobot's; the waiting thread gets it
                     future.set_exception(error)
 
 

@@ -1,10 +1,11 @@
 """Universal Robots e-Series arms (UR3e, UR5e, UR10e) through ur-rtde: joint positions by ``servoj``.
 
 The controller must be in remote control, powered, with the brakes released. ``activate`` uploads ur-rtde's program and
-arms the controller's RTDE watchdog: after ``1 / watchdog_hz`` without a set-point the program stops, whoever died. So a
-loop has to write from then on.
+arms the controller's RTDE watchdog: after ``1 / watchdog_hz`` without a set-point the program stops, whichever process
+died. So a loop has to write from then on.
 
-What ur-rtde does not check is checked here (see `universal_link` for why it lives in a process of its own):
+ur-rtde does not check the following, so it is checked here (see `universal_link` for why it lives in a process of its
+own):
 * ``servoJ`` takes NaN, infinity, 1e9 and too short lists, and says True: targets are refused before they are sent if
   they are no numbers (the base class), outside the joints' limits, or further than the joints can move since the last.
 * It says True for some time after the controller died, and samples are repeated for ever: the controller's clock has

@@ -106,7 +106,7 @@ class Controller:
         self.q, self.qd = home.copy(), np.zeros(6)
         self._on_the_way: deque[Vector] = deque([home.copy()] * self.settings.delay_steps)
 
-    # What comes from outside.
+    # Input from outside.
 
     def receive(self, values: dict[str, Any]) -> None:
         self.inputs.update(values)
@@ -305,7 +305,7 @@ class Controller:
 
         return step
 
-    # What can be read.
+    # Output that can be read.
 
     def values(self, names: Sequence[str]) -> dict[str, Any]:
         return {name: self._value(name) for name in names}

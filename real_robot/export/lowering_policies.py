@@ -1,11 +1,11 @@
 """The ``act`` of each policy of ours, in the order of its own code, as operations (`lowering.py`).
 
-What is known at export is computed here: a generation takes the same times at every act, so the embedding of each goes
-through the first layer now and becomes a bias of it; what the observation gives to that layer is one product for all
-steps. The K steps stand one after the other.
+Everything that is known at export is computed here: a generation takes the same times at every act, so the embedding of
+each goes through the first layer now and becomes a bias of it; what the observation gives to that layer is one product
+for all steps. The K steps stand one after the other.
 
 The policy side of this folder does not import `policies`, so classes are known by their names (`ACTS`). What is not in
-the table (a temporal U-Net, pictures, a policy of somebody else) raises `NotLowered`, and is exported as a network.
+the table (a temporal U-Net, pictures, a policy of another library) raises `NotLowered`, and is exported as a network.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Does an exported policy answer like the policy itself? The same seeds on both sides, row by row.
 
-What is compared: chunks on random observations and on recorded ones, chunks that continue a prefix, and actions that
+It compares chunks on random observations and on recorded ones, chunks that continue a prefix, and actions that
 are corrected at their time; of the operations and of the network, where a bundle holds both. Differences are in units
 of [-1, 1]. Where the best of several draws is picked, two draws of nearly the same worth may change places by rounding:
 a small share of the rows may differ there, and the report says how many did. And where the policy itself, in float32,

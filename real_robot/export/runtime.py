@@ -6,7 +6,7 @@
     controller.reset(); controller.step(obs)    # at every tick: (A,) in the units of the actuators
 
 The noise is that of the policy side (`RowNoise`: SplitMix64, counter based), so the same seeds make the same chunks.
-What is observed wrongly (another shape, another type, NaN) is a sentence, never an action.
+A wrong observation (another shape, another type, NaN) is a sentence, never an action.
 
 A bundle whose policy is a convolutional network or a transformer holds it as an ONNX file; onnxruntime is then
 imported here, when such a bundle is loaded.

@@ -9,7 +9,7 @@ Before anything moves, `require_fit` compares what was announced with the robot'
 long a decision takes, without the first ones, which hold what happens once.
 
 A server that does not answer raises nothing for ``patience_s``: no plan comes, so the robot holds. After that the
-error goes up, and whoever owns the robot brings it to rest.
+error goes up, and the owner of the robot brings it to rest.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ActionSource:
     most: int = 1  # worlds that one controller has
     predictor: Callable[[], Predictor] | None = None  # makes the predictor, also in another process
     close: Callable[[], None] = field(default=lambda: None)
-    learn: Callable[[EnvSpec], PolicySpec] | None = None  # of whoever says nothing of itself, and was not asked yet
+    learn: Callable[[EnvSpec], PolicySpec] | None = None  # of a server that says nothing of itself
 
     @property
     def spec(self) -> PolicySpec:

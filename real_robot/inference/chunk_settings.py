@@ -30,8 +30,9 @@ class Chunks:
     """Settings of the step from chunk to chunk."""
 
     mode: Mode = Mode.queue  # how one chunk follows another
-    # Actions that may be played, from the observation's tick on; null: as many as the policy executes. Whoever imitates
-    # learns the whole chunk; a refinement is rewarded for what is executed, so what comes after may be anything.
+    # Actions that may be played, from the observation's tick on; null: as many as the policy executes. A policy that
+    # imitates learns the whole chunk; a refinement is rewarded for what is executed, so what comes after may be
+    # anything.
     reach: int | None = None
     every: int | None = None  # ticks between questions at least; null: 1 in an ensemble, else the actions it executes
     overlap: int = 0  # more actions of the old chunk that the new one continues, in real time: smoother, later to react

@@ -100,7 +100,7 @@ class PolicyClient:
     proven, unless the settings say otherwise.
 
     A server that announces no specification (openpi's own, or another library's) can be used once `learn` has asked it
-    about an observation, or with what somebody else has ``learnt`` so; until then nobody knows its ``spec``."""
+    about an observation, or with what another client has ``learnt`` so; until then its ``spec`` is not known."""
 
     def __init__(
         self,

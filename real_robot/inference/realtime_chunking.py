@@ -23,7 +23,7 @@ expected tick even when it came earlier, so that the latency's jitter does not r
 **A late answer.** The old chunk is played on, up to its end; the answer takes over when it comes, at the action whose
 turn it then is. Where there is nothing left to play, ``step`` waits: no action means "stay" in every action mode, but a
 plan that is over is held by the control loop (`safe_robot`) whatever the mode. After ``patience_s`` it gives up
-with a `RobotError`, and whoever drives the robot brings it to rest. All of it is counted (`Report`).
+with a `RobotError`, and its caller brings the robot to rest. All of it is counted (`Report`).
 
 With no latency, ``queue`` plays bit for bit what `policies.controllers.ChunkController` plays.
 
@@ -181,7 +181,7 @@ class RealtimeChunking:
     def _ask(self, obs: Obs) -> None:
         assert self.delay is not None
         tick, line = self._tick, self._lines[-1] if self._lines else None
-        # What is played until the answer is there cannot be more than there is.
+        # No more can be played until the answer is there than there is.
         delay = min(self.delay, line.end - tick) if line is not None else 0
         prefix = self._left(line, delay) if self.chunks.mode is Mode.realtime and line is not None else None
         self._inference.ask(InferenceRequest(_arrays(obs), prefix, int(self._seeds.current[0]), self._decision))

@@ -201,7 +201,7 @@ class SubprocessWorker:
 
     def ask(self, question: InferenceRequest) -> None:
         if self._busy:
-            self._next = question  # a second one would fill the pipe, and whoever writes would wait
+            self._next = question  # a second one would fill the pipe, and its writer would wait
         else:
             self._send(question)
 
@@ -265,11 +265,11 @@ def _infer(make: Callable[[], Predictor], pipe: Connection) -> None:
     except Exception as error:
         pipe.send(str(error).strip() or type(error).__name__)
         return
-    # What is loaded now stays: a collection that walks all of torch holds an answer up for some 100 ms.
+    # Loaded modules stay: a collection that walks all of torch holds an answer up for some 100 ms.
     gc.collect()
     gc.freeze()
     pipe.send(predictor.facts)
-    with suppress(EOFError, OSError):  # whoever asked is gone
+    with suppress(EOFError, OSError):  # the client is gone
         while (asked := pipe.recv()) is not None:
             number, question = asked
             chunk, why = answered(predictor, question)

@@ -11,7 +11,7 @@ tank with a share of what the damper has turned into heat. A change of stiffness
 x_d - x, and is let through in part likewise. Everything is an exact difference of energies, so no step size makes an
 error: kinetic energy + spring + tank never grow, whatever the policy.
 
-What else fills the tank is a grant by a person (``granted``), which is for the caller to log.
+The tank is also filled by a grant of a person (``granted``), which is for the caller to log.
 
 `clip_setpoint` comes before it: into a box, turned by no more than an angle, and no farther from the tool than a spring
 error that bounds its force.
@@ -110,7 +110,7 @@ def step(
         possible = np.isfinite(linear) and np.isfinite(linear**2) and np.isfinite(quadratic)
     g = share_within(linear, quadratic, max(energy - limits.floor_j, 0.0)) if possible else 0.0
     reached = wanted_m if g == 1 else tank.setpoint_m + g * jump if g else tank.setpoint_m
-    # What is booked belongs to the set-point as it was rounded.
+    # The booked energy is that of the set-point as it was rounded.
     after, before = reached - x_m, apart
     energy = _booked(energy, 0.5 * float(k @ (after**2 - before**2)) if g else 0.0, limits)
     return Filtered(EnergyTank(energy, reached, k), g, stiffer, False)

@@ -229,7 +229,7 @@ class Fallback:
         # The last velocity is zero but for rounding, and so is what follows it in shorter columns.
         speeds = np.where(np.abs(speeds) <= 1e-12 * limits.velocity, 0.0, speeds)
         path = np.concatenate([q[None], q + h * np.cumsum(speeds, axis=0)])
-        # What brakes as late as it can ends on the limit, give or take the rounding of a sum.
+        # A joint that brakes as late as it can ends on the limit, give or take the rounding of a sum.
         low, high = self._room(path)
         inside = np.minimum(np.maximum(path, low), high)
         kept = kept & (np.abs(path - inside) <= self._last_bits).all(axis=0)

@@ -270,7 +270,7 @@ class JointGuard:
 
 
 def numbers(given: Any, shape: tuple[int, ...] | None = None) -> Array | None:
-    """The one way in for what anybody asks: real numbers (of this shape) as float64, which need not be finite, or None
+    """The one way in for requests: real numbers (of this shape) as float64, which need not be finite, or None
     where it is anything else. It raises nothing, whatever ``given`` does when it is read, and reads it once. A copy,
     because who asks may write into it at any time."""
     try:

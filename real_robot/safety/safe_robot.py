@@ -19,13 +19,14 @@ Below this stand the device's own watchdog, which ``start`` demands, and the sup
 nothing is trusted. Time is only ever that of the clock: two commands are at least a period apart (less ``JITTER``),
 because the guard's promise is per command.
 
-What changed a request is counted by its kind (``counts``): limits of the joints (`guard.Intervention`), "jerk",
+Changes of a request are counted by kind (``counts``): limits of the joints (`guard.Intervention`), "jerk",
 "workspace", "floor", "apart", "looks" (`collision`), and "advised". All but the first six are also remembered in words
 (``events``), once a second at most.
 
 **Departures** from a sole producer with a private token, without which no `Command` could be made: a test reads the
-source of the package instead, and finds whoever else makes one (tests/test_safe_robot.py). In Python a token is a word
-that anybody may import, and `conformance`, which third parties run on adapters of theirs, has to write without a guard.
+source of the package instead, and finds all others that make one (tests/test_safe_robot.py). In Python a token is a
+word that any module may import, and `conformance`, which third parties run on adapters of theirs, has to write without
+a guard.
 """
 
 from __future__ import annotations
@@ -184,7 +185,7 @@ class SafeRobot:
         return StepInfo(self._state, fresh, self._sent.copy(), self._rung, self._changed)
 
     def blend(self) -> None:
-        """The speed grows anew, as after the start: somebody else asks from now on, and may mean another place."""
+        """The speed grows anew, as after the start: another source asks from now on, and may mean another place."""
         self._began_ns = self.clock.now_ns()
 
     def ramp(self, why: str) -> None:
@@ -195,8 +196,8 @@ class SafeRobot:
 
     def stop(self, kind: StopKind = StopKind.RAMP, each: Callable[[], None] = lambda: None) -> None:
         """From any rung. RAMP takes as long as braking does (as much as ``velocity / acceleration``, more with a limit
-        of jerk), the others no time; ``each`` is called after every step of it, for whoever waits for a sign of life.
-        It raises nothing: where the device fails, what is left is its own watchdog."""
+        of jerk), the others no time; ``each`` is called after every step of it, for a watchdog that waits for a sign of
+        life. It raises nothing: where the device fails, what is left is its own watchdog."""
         if self._rung is Rung.STOPPED:
             return
         self.ramp(CALLED)

@@ -1,4 +1,4 @@
-"""The door of the policy server: who is let in, how much each may say, and how long anybody may take.
+"""The door of the policy server: who is let in, how much each client may say, and how long it may take.
 
 Behind it nobody meets a stranger's bytes but `Schema.read`. In front of it everybody is a stranger, also on this
 machine: a web page can dial 127.0.0.1 (so requests that name an Origin are refused), and so can any user of the machine
@@ -53,7 +53,8 @@ MESSAGES = (Opcode.TEXT, Opcode.BINARY, Opcode.CONT)
 END = b"\r\n\r\n"  # of a greeting
 PROOF = 512  # bytes of the frame with a proof
 
-# What strangers do is no event for the operator: the library would log a traceback for each broken handshake.
+# Failed handshakes of strangers are no event for the operator: the library would log a traceback for each broken
+# handshake.
 _QUIET = logging.getLogger("burnish.door")
 _QUIET.addHandler(logging.NullHandler())
 _QUIET.propagate = False

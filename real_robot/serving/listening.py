@@ -53,7 +53,7 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 
 
 def listen(config: ServerConfig, key: str | None) -> sockets.socket:
-    """A socket that listens, or a refusal before anybody could have dialled."""
+    """A socket that listens, or a refusal before a client could have dialled."""
     if not config.local and key is None:
         raise BurnishError(
             f"host={config.host} can be reached from other machines, so a key is needed: put one into BURNISH_API_KEY, "

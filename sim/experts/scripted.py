@@ -1,4 +1,4 @@
-"""Experts for the tasks of the arm: a script of waypoints, and the errors of whoever follows it.
+"""Experts for the tasks of the arm: a script of waypoints, and the errors in following it.
 
 An expert looks at the world itself, not at the observation, as a person at the desk does: so it demonstrates for
 cameras too. A script is stateless: phase, time and per-episode choices are kept here, for all worlds.

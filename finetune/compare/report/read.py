@@ -1,6 +1,6 @@
 """Reads the files of `burnish compare` and of runs, without trust: wrong content is one sentence.
 
-A folder may come from somebody else. So nothing outside of it is read, whatever its files say, and every number is
+A folder may come from a stranger. So nothing outside of it is read, whatever its files say, and every number is
 checked to be one before it is shown. What is merely absent is None, or empty: the page says so at its place.
 """
 
@@ -321,7 +321,7 @@ def _list(data: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def _table(kind: type[T], data: Any, where: str) -> T:
-    """``kind`` from a table that may hold more than it: whoever writes it may know more than this page."""
+    """``kind`` from a table that may hold more than it: its writer may know more than this page."""
     fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     if isinstance(data, Mapping):
         data = {name: value for name, value in data.items() if name in fields}

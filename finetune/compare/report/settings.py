@@ -10,7 +10,7 @@ from ....policies.core.config import differences, to_data
 from ...table import OFFLINE, ONLINE
 from .read import RunFolder
 
-# What every run has for itself, and what only says where and how fast it ran.
+# Settings of each single run, and those that only say where and how fast it ran.
 OWN = ("seed", "out", "resume", "threads", "device", "identity", "method", "policy.path")
 
 
