@@ -267,7 +267,7 @@ def test_who_is_late_asks_again_and_plays_what_is_said_now():
 def test_what_does_not_belong_to_a_person_at_a_robot_is_refused():
     ask = partial(refine, None, method="rlif", total=2000)
     with pytest.raises(
-        BurnishError, match="say who, for example expert=clean or expert=noisy, or in Python a RobotEnv"
+        BurnishError, match="say who intervenes, for example expert=clean or expert=noisy, or in Python a RobotEnv"
     ):
         ask(Robot())
     with pytest.raises(BurnishError, match="has a supervisor, who takes it over; leave expert= out"):

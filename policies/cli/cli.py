@@ -59,6 +59,10 @@ VERBS: dict[str, Verb] = {
 SCHEMA = "_schema"
 
 
+# Hydra's store -> (group, name) -> the dataclass that it has; storing one takes milliseconds, and there are dozens.
+_REGISTERED: dict[Any, dict[tuple[str | None, str], type]] = {}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help", "help"):
@@ -123,12 +127,14 @@ def compose(verb: str, schema: type, groups: Mapping[str, Mapping[str, type]], o
     from hydra.errors import HydraException
     from omegaconf import errors
 
-    store = ConfigStore.instance()
-    store.store(name=verb + SCHEMA, node=schema)
-    for group, kinds in groups.items():
+    known = _REGISTERED.setdefault(store := ConfigStore.instance(), {})
+    for group, kinds in {None: {verb: schema}, **groups}.items():
         for name, kind in kinds.items():
+            if known.get((group, name)) is kind:
+                continue
+            known[group, name] = kind
             store.store(group=group, name=name + SCHEMA, node=kind)
-            if not resources.files("burnish.configs").joinpath(group, f"{name}.yaml").is_file():
+            if group and not resources.files("burnish.configs").joinpath(group, f"{name}.yaml").is_file():
                 store.store(group=group, name=name, node=kind)  # that of another package, which has no file here
     for word in overrides:
         if "=" not in word:
