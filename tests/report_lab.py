@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from burnish.policies.cli.cli import main
 from burnish.policies.core.config import to_data
 from burnish.policies.measure.evaluate import Evaluation, compare, evaluation_seeds
 from burnish.policies.measure.statistics import wilson
-from burnish.policies.measure.video import write_mp4
+from burnish.policies.measure.video import Mp4Writer
 from burnish.sim.build import ENVS
 
 EPISODES, EXAM, BUDGET = 200, 64, 100_000
@@ -84,6 +85,18 @@ def page(folder: Path, kind: str = "compare", *words: str) -> str:
 def write(path: Path, data: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(data), encoding="utf-8")
+
+
+def write_mp4(path: Path | str, frames: np.ndarray | Iterable[np.ndarray], fps: float) -> Path:
+    """``frames`` is (T, H, W, 3) uint8, or anything that yields (H, W, 3) uint8."""
+    writer = Mp4Writer(path, fps)
+    try:
+        for frame in frames:
+            writer.add(frame)
+    except BaseException:
+        writer.discard()
+        raise
+    return writer.save()
 
 
 def film(path: Path, *, shade: int = 90, seconds: float = 1.0, size: int = 128) -> Path:

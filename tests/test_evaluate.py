@@ -15,7 +15,7 @@ from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec
 from burnish.policies.core.types import Step
 from burnish.policies.measure.evaluate import Evaluation, evaluate, evaluation_seeds
 from burnish.policies.measure.statistics import mean_interval, wilson
-from burnish.policies.measure.video import write_mp4
+from report_lab import write_mp4
 
 SEEDS = [11, 4, 25, 7, 0, 90, 3, 18, 6, 41, 2]
 

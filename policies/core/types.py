@@ -142,21 +142,6 @@ class Policy(Protocol):
         ...
 
 
-class Imitator(Policy, Protocol):
-    def bc_loss(
-        self,
-        obs: Obs,
-        action: Tensor,
-        *,
-        mask: Tensor | None = None,
-        drop: Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """(B,), unreduced, so that it can be weighted. ``mask`` (B, H) marks real steps (False: padding);
-        ``drop`` (B,) marks rows that are trained without their goal."""
-        ...
-
-
 class ChainPolicy(Policy, Protocol):
     """Generation is a K-step Gaussian chain: x_0 noise, x_K the action. Guidance is inside ``transition``."""
 

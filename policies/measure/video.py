@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -61,18 +61,6 @@ class Mp4Writer:
     def discard(self) -> None:
         self._container.close()
         remove(self._partial)
-
-
-def write_mp4(path: Path | str, frames: np.ndarray | Iterable[np.ndarray], fps: float) -> Path:
-    """``frames`` is (T, H, W, 3) uint8, or anything that yields (H, W, 3) uint8."""
-    writer = Mp4Writer(path, fps)
-    try:
-        for frame in frames:
-            writer.add(frame)
-    except BaseException:
-        writer.discard()
-        raise
-    return writer.save()
 
 
 class Film:
