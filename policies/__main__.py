@@ -33,9 +33,9 @@ from .measure.evaluate import evaluate as run_evaluation
 from .runs.run import Run
 from .trial import Trial, TrialConfig, in_words
 
-# Hydra groups of each verb below: verb -> group -> choice -> dataclass.
 STARTS = 64  # numbers of a first state that are kept
 
+# Hydra groups of each verb below: verb -> group -> choice -> dataclass.
 GROUPS: dict[str, dict[str, dict[str, type]]] = {
     "pretrain": {
         "policy": {name: kind.config for name, kind in POLICIES.items()} | {"checkpoint": CheckpointConfig},

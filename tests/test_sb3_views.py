@@ -30,6 +30,7 @@ from burnish.sim.build import make_env
 from burnish.sim.point_reach import PointReachConfig
 from burnish.sim.toy import ConstantRewardConfig
 from diffusion_lab import small_net
+from intervention_lab import same
 from latent_lab import tanh_base
 from negative_controls import NegativeControl
 from scripted import TERMINATED, TRUNCATED, ScriptedWorld
@@ -249,6 +250,17 @@ def test_slices_are_one_long_lesson(algo):
     other.learn(count * other.decisions_per_iteration)
     assert sliced.model.num_timesteps == whole.model.num_timesteps == sliced.statistics.decisions
     assert torch.equal(weights(sliced), weights(whole)) and not torch.equal(weights(whole), weights(other))
+
+
+@pytest.mark.parametrize("algo", Algo)
+def test_a_resumed_training_has_the_networks_optimisers_and_counters_that_were_saved(algo):
+    one, other = made(algo, View.latent), made(algo, View.latent, seed=4)
+    for _ in range(one.iterations(72)):
+        one.iterate()
+    state = one.state_dict()
+    assert not same(other.state_dict()["parameters"], state["parameters"])
+    other.load_state_dict(state)
+    assert all(same(other.state_dict()[name], state[name]) for name in ("parameters", "variables", "counters"))
 
 
 def test_the_global_generators_are_left_alone():

@@ -1,4 +1,4 @@
-"""An algorithm of SB3 behind the interface of our loops: driven in slices, watched, and saved without pickle.
+"""The training loop of an SB3 algorithm, with the interface of our own loops. Its state is saved without pickle.
 
 A slice is one call of ``learn`` that plays one rollout and learns from it, which is what SB3's own loop consists of:
 slices end at the same weights, bit for bit, as one long ``learn``. A run resumes as SB3 does: parameters, optimisers,

@@ -96,7 +96,8 @@ def steps_for(minutes: float, updates_per_s: float) -> int:
 
 def net_s(row: Mapping[str, float]) -> float:
     """Seconds of a run until a line of its log, without its evaluations and its saving."""
-    return row["time/elapsed_s"] - row.get("time/evaluation_s", 0.0) - row.get("time/saving_s", 0.0)
+    evaluating = row.get("time/evaluation_s", 0.0) + row.get("time/exams_s", 0.0)  # as older versions called it
+    return row["time/elapsed_s"] - evaluating - row.get("time/saving_s", 0.0)
 
 
 def median_minutes(runs: Sequence[Path]) -> float:

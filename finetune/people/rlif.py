@@ -15,7 +15,7 @@ target; five updates per decision.
 here the tick that was played is judged, so that with ``late=0`` the blame falls on what caused it
 (``interventions.py``). The published code also puts -1 on transitions within an intervention, the paper only before it,
 and so do we. The reward of a chunk is not discounted inside it. **An end that is a failure must not look like peace**:
-behind a termination nobody intervenes any more, so where a task terminates on failure, the person must step in before.
+a termination ends all interventions, so the person must step in before a failure that terminates the episode.
 """
 
 from __future__ import annotations
