@@ -1,7 +1,7 @@
 """What `control_loop.py` measures in processes of its own, none of which imports torch.
 
     python control_parts.py idle '{"priority": 50, "core": 1}'
-    python control_parts.py calls '{"priority": 0, "core": null, "bundle": "folder"}'
+    python control_parts.py calls '{"priority": 0, "core": null, "bundle": "folder", "layers": [[48, 256], [256, 56]]}'
 
 Each says on its first line what it is, then answers every line of JSON on standard input by one. ``make`` is a robot
 for the real control process, announced to it as any package announces one: a device that answers at once, so that what
@@ -25,7 +25,7 @@ from burnish.real_robot.adapter import Adapter, Command, JointSpec, Mode, RobotS
 from burnish.real_robot.clock import SECOND, MonotonicClock, ns
 from burnish.real_robot.control.scheduling import hurry
 from burnish.real_robot.control.shared_memory import Board, blank, plan_dtype, shared_folder, state_dtype
-from burnish.real_robot.export.runtime import ExportedPolicy, load
+from burnish.real_robot.export.runtime import load
 from burnish.real_robot.safety.guard import JointGuard, Limits
 
 JOINTS = 7
@@ -97,14 +97,14 @@ class Idle:
 class Calls:
     """The pieces of a period and of a plan, each called in a row, in turns."""
 
-    def __init__(self, bundle: str) -> None:
+    def __init__(self, bundle: str, layers: list[list[int]]) -> None:
         self.policy = load(bundle)
         random = np.random.default_rng(0)
         noise_shape = self.policy.schema.noise_shape
         assert noise_shape is not None
         obs = {key: random.standard_normal(shape, np.float32) for key, shape in self.policy.schema.obs.items()}
         self.calls: dict[str, Callable[[], Any]] = {
-            "matmuls": matmuls(self.policy),
+            "matmuls": matmuls(layers),
             "act": partial(self.policy.act, obs, noise=random.standard_normal(noise_shape, np.float32)),
         }
         limits = Limits.of(SPEC, 200.0)
@@ -126,14 +126,12 @@ class Calls:
         return {name: timed(call, count) for name, call in self.calls.items()}
 
 
-def matmuls(policy: ExportedPolicy) -> Callable[[], Any]:
+def matmuls(layers: list[list[int]]) -> Callable[[], Any]:
     """The limit: the matrix products of the network alone, into memory that is there."""
-    tensors, products = policy.bundle.tensors, []
-    for op in policy.bundle.programs["plan"]["ops"]:
-        if op["op"] == "linear":
-            weight = np.ascontiguousarray(tensors[op["weight"]].T)
-            row = np.ones((1, len(weight)), np.float32)
-            products.append(partial(np.dot, row, weight, np.zeros((1, weight.shape[1]), np.float32)))
+    products = []
+    for inputs, outputs in layers:
+        row, weight, out = (np.ones(shape, np.float32) for shape in ((1, inputs), (inputs, outputs), (1, outputs)))
+        products.append(partial(np.dot, row, weight, out))
 
     def multiply() -> None:
         for product in products:

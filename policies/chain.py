@@ -28,7 +28,7 @@ from .core.seed import Noise, normal
 from .core.spec import PolicySpec
 from .core.time_limit import go_on
 from .core.tree import check
-from .core.types import ChainPolicy, Normal, Prefix, Pull
+from .core.types import ChainPolicy, Masked, Normal, Prefix, Pull
 
 MOST_STEPS = 1000  # of one generation: as many as diffusion models were first published with
 
@@ -97,8 +97,9 @@ def executed_sum(spec: PolicySpec, density: Tensor, steps: Tensor) -> Tensor:
     return (spec.executed(density) * executed[:, :, None]).sum((1, 2))
 
 
-def require_prefix(prefix: Tensor, like: Tensor) -> None:
+def require_prefix(prefix: Tensor | Masked, like: Tensor) -> None:
     """A prefix (B, p, A) must be the head of a chunk like ``like`` (B, H, A)."""
+    prefix = prefix.actions if isinstance(prefix, Masked) else prefix
     batch, horizon, dim = like.shape
     if prefix.ndim != 3 or (prefix.shape[0], prefix.shape[2]) != (batch, dim) or prefix.shape[1] > horizon:
         raise BurnishError(
@@ -115,24 +116,33 @@ def with_prefix(action: Tensor, prefix: Prefix | None) -> Tensor:
             "only flow and diffusion policies of several steps can be guided to a prefix; give actions alone as prefix="
         )
     require_prefix(prefix, action)
-    return torch.cat([prefix, action[:, prefix.shape[1] :]], 1)
+    return put(prefix, action)
 
 
-def committed(prefix: Prefix | None) -> Tensor | None:
+def committed(prefix: Prefix | None) -> Tensor | Masked | None:
     return prefix.committed if isinstance(prefix, Pull) else prefix
 
 
-def pin_prefix(prefix: Tensor | None, x_0: Tensor, level: Callable[[Tensor, int], Tensor]) -> Pin | None:
+def put(prefix: Tensor | Masked, x: Tensor, level: Callable[[Tensor], Tensor] = lambda actions: actions) -> Tensor:
+    """``x`` (B, H, A) with the committed actions, as ``level`` makes them look, in the place of its head."""
+    if isinstance(prefix, Masked):
+        return torch.where(prefix.known, level(prefix.actions), x)
+    return torch.cat([level(prefix), x[:, prefix.shape[1] :]], 1)
+
+
+def pin_prefix(
+    policy: ChainPolicy, prefix: Tensor | Masked | None, x_0: Tensor, level: Callable[[Tensor, int], Tensor]
+) -> Pin | None:
     """Inpainting: actions that are already committed replace the head of the chunk at every step.
 
-    ``level(prefix, k)`` is the prefix as it looks at step k of the chain; at k = K it must be the prefix itself.
+    ``level(prefix, k)`` is the prefix as it looks at step k < K of the chain; at k = K it is the prefix itself.
     """
     if prefix is None:
         return None
     require_prefix(prefix, x_0)
 
     def pin(x: Tensor, k: int) -> Tensor:
-        return torch.cat([level(prefix, k), x[:, prefix.shape[1] :]], 1)
+        return put(prefix, x, lambda actions: actions if k == policy.num_steps else level(actions, k))
 
     return pin
 

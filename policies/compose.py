@@ -30,7 +30,7 @@ from .core.ranges import check_ranges
 from .core.seed import Noise, RowNoise
 from .core.spec import PolicySpec, require_bytes
 from .core.tree import map_tree
-from .core.types import Controller, Obs, Policy, Prefix, Pull
+from .core.types import Controller, Masked, Obs, Policy, Prefix, Pull
 from .core.views import Hidden, ahead, require_chunks
 from .gaussian import GaussianPolicy
 from .nets.critic import QEnsemble
@@ -91,7 +91,7 @@ class Residual(nn.Module):
         greedy: bool = False,
         generator: Noise | None = None,
     ) -> Tensor:
-        if self.config.every is Every.step:
+        if self.per_step:
             raise BurnishError(
                 "a residual per step answers to what it sees at each control tick, so it has no chunk to give; "
                 "play it with controller_for(policy, num_envs), or make it with every=chunk"
@@ -105,11 +105,16 @@ class Residual(nn.Module):
         return _corrected(action, correction, self.config.bound)
 
     @property
+    def per_step(self) -> bool:
+        """Single actions are corrected, each at its tick."""
+        return self.config.every is Every.step
+
+    @property
     def observe(self) -> list[Hidden]:
         return [x for x in Hidden if x.key in self.net.spec.obs.shapes]
 
     def controller(self, num_envs: int, *, seed: int = 0, greedy: bool = False, device: Any = "cpu") -> Controller:
-        if self.config.every is Every.step:
+        if self.per_step:
             return ResidualController(self, num_envs, seed=seed, greedy=greedy, device=device)
         return ChunkController(self, num_envs, seed=seed, greedy=greedy, device=device)
 
@@ -299,10 +304,8 @@ class BestOf(nn.Module):
         """(B, M, H, A): the draws, then their edited versions. All draws of all rows are one call of the base."""
         batch, count = len(next(iter(obs.values()))), 1 if greedy else self.config.count
         many = map_tree(lambda x: x.repeat_interleave(count, 0), obs)
-        fixed = prefix.repeat_interleave(count, 0) if isinstance(prefix, Tensor) else prefix
-        if isinstance(fixed, Pull):
-            fixed = fixed._replace(actions=fixed.actions.repeat_interleave(count, 0))
-        source = _split(generator, batch, count)
+        fixed = None if prefix is None else _repeated(prefix, count)
+        source = generator.split(count) if isinstance(generator, RowNoise) else generator
         drawn = self.base.act(many, prefix=fixed, greedy=greedy, generator=source)
         if self.edit is None:
             return drawn.unflatten(0, (batch, count))
@@ -312,17 +315,16 @@ class BestOf(nn.Module):
         return torch.cat([x.unflatten(0, (batch, count)) for x in (drawn, edited)], 1)
 
 
+def _repeated(prefix: Prefix, count: int) -> Prefix:
+    if isinstance(prefix, Pull):
+        return prefix._replace(actions=prefix.actions.repeat_interleave(count, 0))
+    if isinstance(prefix, Masked):
+        return Masked(*(x.repeat_interleave(count, 0) for x in prefix))
+    return prefix.repeat_interleave(count, 0)
+
+
 def _draws(policy: Any) -> int:
     """Of the bases within each other, how many their draws come to."""
     while policy is not None and not isinstance(policy, BestOf):
         policy = getattr(policy, "base", None)
     return 1 if policy is None else policy.draws
-
-
-def _split(source: Noise | None, batch: int, count: int) -> Noise | None:
-    """Streams for ``count`` candidates of each row. Those of a row come from its own stream, so that they are the
-    same in whatever company the row is."""
-    if not isinstance(source, RowNoise):
-        return source
-    seeds = (source.uniform((batch, count)) * 2.0**53).long().flatten()
-    return RowNoise(seeds, torch.zeros_like(seeds))

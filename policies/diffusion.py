@@ -35,6 +35,7 @@ from .chain import (
     masked_mean,
     pin_prefix,
     pull_prefix,
+    put,
     require_prefix,
     require_steps,
     sample_chain,
@@ -45,7 +46,7 @@ from .core.seed import Noise, normal
 from .core.spec import PolicySpec
 from .core.time_limit import go_on
 from .core.tree import rows
-from .core.types import Normal, Obs, Prefix, Pull
+from .core.types import Masked, Normal, Obs, Prefix, Pull
 from .nets.denoiser import Cond, Denoiser, DenoiserConfig
 from .schedule import Prediction, Spacing, clean_weights, kernel, noisy, target, train_indices
 
@@ -243,7 +244,7 @@ class DiffusionPolicy(nn.Module):
         def level(known: Tensor, k: int) -> Tensor:
             return noisy(known, x_0[:, : known.shape[1]], self.visited[k])
 
-        pin, guide = pin_prefix(committed(prefix), x_0, level), pull_prefix(self, prefix, x_0, self._stage)
+        pin, guide = pin_prefix(self, committed(prefix), x_0, level), pull_prefix(self, prefix, x_0, self._stage)
         start = x_0 if pin is None else pin(x_0, 0)
         inject = self.config.injected > 0 and not greedy
         states = sample_chain(self, start, cond, generator=generator, inject=inject, pin=pin, guide=guide)
@@ -253,9 +254,10 @@ class DiffusionPolicy(nn.Module):
         level, (_, _, of_clean, of_state, _) = float(self.visited[k]), self.weights[k].tolist()
         return Stage(math.sqrt(level), math.sqrt(1 - level), of_clean, of_state)
 
-    def _solve(self, x_0: Tensor, cond: Cond, prefix: Tensor | None) -> Tensor:
+    def _solve(self, x_0: Tensor, cond: Cond, prefix: Tensor | Masked | None) -> Tensor:
         """The solver's state is x / sqrt(level) for heun and x for dpm; ``scale_model_input`` makes it x for both."""
-        solver = deepcopy(self._solver)  # it keeps a history while it runs
+        # It keeps a history while it runs, and does not change its tensors.
+        solver = deepcopy(self._solver, {id(x): x for x in vars(self._solver).values() if isinstance(x, Tensor)})
         state = x_0 * float(solver.init_noise_sigma)
         # Heun lists its inner levels twice: once to predict, once to correct.
         for sigma, tick in zip(solver.sigmas.tolist(), solver.timesteps, strict=False):
@@ -264,13 +266,12 @@ class DiffusionPolicy(nn.Module):
             x = solver.scale_model_input(state, tick)
             if prefix is not None:
                 # Only what the network sees is pinned: the solver's own head is dropped at the end.
-                known = noisy(prefix, x_0[:, : prefix.shape[1]], level)
-                x = torch.cat([known, x[:, prefix.shape[1] :]], 1)
+                x = put(prefix, x, lambda actions, level=level: noisy(actions, x_0[:, : actions.shape[1]], level))
             index = float(np.interp(math.log(sigma), self._log_sigmas, np.arange(len(self._log_sigmas))))
             output = self.output(x, torch.full((len(x),), index, device=x.device), cond)
             of_x, of_output = (float(weight) for weight in clean_weights(self.config.prediction, level))
             state = solver.step(self._clip(of_x * x + of_output * output), tick, state, return_dict=False)[0]
-        return state if prefix is None else torch.cat([prefix, state[:, prefix.shape[1] :]], 1)
+        return state if prefix is None else put(prefix, state)
 
     def bc_loss(
         self,

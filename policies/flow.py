@@ -134,7 +134,7 @@ class FlowPolicy(nn.Module):
             t = k / self.num_steps
             return (1 - t) * x_0[:, : known.shape[1]] + t * known
 
-        pin, guide = pin_prefix(committed(prefix), x_0, level), pull_prefix(self, prefix, x_0, self._stage)
+        pin, guide = pin_prefix(self, committed(prefix), x_0, level), pull_prefix(self, prefix, x_0, self._stage)
         return sample_chain(self, x_0, cond, inject=False, pin=pin, guide=guide)[-1].clamp(-1, 1)
 
     def _stage(self, k: int) -> Stage:

@@ -313,7 +313,7 @@ PASSED_OVER = {"features that climb", "actions with an extension"}
 BUNDLES = {
     "policy is a pipe": replaced("policy.json", os.mkfifo),
     "policy of zeroes": replaced("policy.json", link("/dev/zero")),
-    "tensors outside": replaced("policy.safetensors", link("{root}/outside/secret")),
+    "network outside": replaced("policy.onnx", link("{root}/outside/secret")),
     "policy deep": text("policy.json", DEEP),
     "policy pickled": text("policy.json", pickle.dumps(Payload())),
     "parity is a pipe": replaced("parity.json", os.mkfifo),

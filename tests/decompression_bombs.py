@@ -41,7 +41,7 @@ from artefacts import (
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec
 from burnish.policies.data.episodes import Episode, Episodes
 from burnish.policies.data.lerobot import write_lerobot
-from burnish.real_robot.export.bundle import write
+from burnish.real_robot.export.bundle import PLAN, write
 from export_lab import by_hand
 
 SECRET = b"SECRET"  # what lies in root/outside/secret
@@ -65,7 +65,7 @@ def good(folder: Path) -> None:
     run.mkdir()
     (run / CONFIG).write_text("seed: 0\nout: run\n")
     (run / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}\n')
-    write(by_hand(programs={"plan": {}}, onnx={"plan": network(inside=True)}, tensors={}), folder / "network")
+    write(by_hand(networks={PLAN: network(inside=True)}), folder / "network")
 
 
 # ---- checkpoints that name what lies elsewhere ----

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from onnx import TensorProto, helper, numpy_helper
 
 from burnish.policies.build import build_policy
 from burnish.policies.compose import BestOf, Repeated, Residual, SplitChain, Steered
@@ -16,8 +17,7 @@ from burnish.policies.flow import FlowConfig
 from burnish.policies.gaussian import GaussianConfig
 from burnish.policies.nets.critic import CriticConfig, QEnsemble
 from burnish.policies.nets.denoiser import DenoiserConfig, MlpBodyConfig
-from burnish.policies.nets.mlp import Activation
-from burnish.real_robot.export.bundle import Bundle, NoiseInput, Schema
+from burnish.real_robot.export.bundle import PLAN, Bundle, NoiseInput, Schema
 
 H, EXECUTE, A = 4, 2, 2
 SPEC = PolicySpec(ObsSpec({"state": (3,)}), ActionSpec((-0.5, 0.0), (1.5, 4.0)), H, EXECUTE, start=1, control_hz=20.0)
@@ -27,10 +27,9 @@ GOALS = PolicySpec(
 
 
 def one_step_flow(obs: int = 48, horizon: int = 8, dim: int = 7, widths: tuple[int, ...] = (256, 256, 256)) -> Any:
-    """The flow whose speed is measured: one Euler step through a Mish network without norms."""
+    """The flow whose speed is measured: one Euler step through the default network."""
     spec = PolicySpec(ObsSpec({"state": (obs,)}), ActionSpec((-1,) * dim, (1,) * dim), horizon, horizon)
-    body = MlpBodyConfig(list(widths), activation=Activation.mish, layer_norm=False, residual=False)
-    return alive(build_policy(FlowConfig(steps=1, shortcut=True, net=DenoiserConfig(mlp=body)), spec))
+    return alive(build_policy(FlowConfig(steps=1, net=DenoiserConfig(mlp=MlpBodyConfig(list(widths)))), spec))
 
 
 def alive(policy: Any, seed: int = 5) -> Any:
@@ -88,19 +87,37 @@ def repeated() -> Steered:
 
 
 def by_hand(**changes: Any) -> Bundle:
-    """action = clip(noise + W state): a chunk of 2 actions of 2 numbers, without any torch."""
-    ops = [
-        {"op": "linear", "in": ["obs.state", "noise.0"], "out": "sum", "width": 4, "weight": "w", "bias": "b"},
-        {"op": "clip", "in": ["sum"], "out": "clipped", "low": -1.0, "high": 1.0},
-        {"op": "pin", "in": ["clipped", "clipped"], "out": "chunk", "of_noise": 0.0, "of_prefix": 1.0},
-    ]
-    weights = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
+    """action = clip(noise + W state + b): a chunk of 2 actions of 2 numbers, without any torch."""
     parts: Mapping[str, Any] = {
         "schema": Schema({"state": (3,)}, (-1.0, 0.0), (1.0, 2.0), 2, 2, noise_shape=(2, 2), control_hz=50.0),
-        "programs": {"plan": {"ops": ops, "output": "chunk"}},
+        "networks": {PLAN: network_by_hand()},
         "noise": (NoiseInput((2, 2)),),
-        "tensors": {"w": weights, "b": np.full(4, 0.1, np.float32)},
         "about": {"class": "none", "git": "0" * 40},
         "parity": {"tolerance": 1e-5},
     }
     return Bundle(**{**parts, **changes})
+
+
+W, B = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32), np.full(4, 0.1, np.float32)
+
+
+def network_by_hand(name: str = "obs.state", width: int = 3, horizon: int = 2, weight: Any = W) -> bytes:
+    reads = {name: [1, width], "noise.0": [1, 2, 2], "prefix": [1, 2, 2], "prefix_known": [1, 2, 1]}
+    constants = {"w": weight, "b": B, "chunk": np.array([1, 2, 2]), "low": np.float32(-1), "high": np.float32(1)}
+    constants["half"] = np.float32(0.5)
+    nodes = [
+        helper.make_node("Gemm", [name, "w", "b"], ["flat"], transB=1),
+        helper.make_node("Reshape", ["flat", "chunk"], ["mean"]),
+        helper.make_node("Add", ["mean", "noise.0"], ["sum"]),
+        helper.make_node("Clip", ["sum", "low", "high"], ["clipped"]),
+        helper.make_node("Greater", ["prefix_known", "half"], ["known"]),
+        helper.make_node("Where", ["known", "prefix", "clipped"], ["actions"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "by_hand",
+        [helper.make_tensor_value_info(key, TensorProto.FLOAT, shape) for key, shape in reads.items()],
+        [helper.make_tensor_value_info("actions", TensorProto.FLOAT, [1, horizon, 2])],
+        [numpy_helper.from_array(np.asarray(x), key) for key, x in constants.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()

@@ -11,7 +11,7 @@ PACKAGES = [f"burnish.{name}" for name in ("policies", "sim", "finetune", "offli
 
 
 def test_every_module_can_be_imported() -> None:
-    for extra in ("stable_baselines3", "websockets", "msgpack", "onnxruntime"):
+    for extra in ("stable_baselines3", "websockets", "msgpack"):
         demand(extra)
 
     def broken(name: str) -> None:

@@ -15,7 +15,7 @@ from burnish.policies.external.onnx import OnnxConfig, OnnxPolicy
 from burnish.real_robot.errors import Refused
 from burnish.real_robot.export import network
 from burnish.real_robot.export.network import Network, check_graph
-from burnish.real_robot.export.runtime import _network
+from burnish.real_robot.export.runtime import BoundNetwork
 
 FLOAT, INT, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 STATE = {"state": np.zeros((1, 2), np.float32)}
@@ -115,7 +115,7 @@ def test_onnx_that_may_never_return_is_refused_before_it_runs(name, tmp_path):
     with pytest.raises(BurnishError, match=sentence):
         OnnxPolicy(OnnxConfig(str(tmp_path / "m.onnx")), WORLD)
     with pytest.raises(Refused, match=sentence):  # the same file in a bundle
-        _network(content, "policy.onnx", STATE, {"state": (2,)}, 2)
+        BoundNetwork("policy.onnx", content, STATE, (2,))
     assert time.monotonic() - began < 10  # on a busy machine; the loop alone would take half an hour
 
 

@@ -147,7 +147,7 @@ def requirements(*extras: str) -> set[str]:
 @pytest.mark.slow
 def test_what_is_imported_is_required():
     everything = requirements(*PROJECT["project"]["optional-dependencies"])
-    assert undeclared(foreign_imports(FOLDERS), requirements("maniskill", "onnx", "robots", "sb3", "serve")) == []
+    assert undeclared(foreign_imports(FOLDERS), requirements("maniskill", "robots", "sb3", "serve")) == []
     assert undeclared(foreign_imports(["tests", "benchmarks"]), everything) == []
     assert undeclared({"sympy": "sim/a.py"}, everything), "sympy comes with torch only, so importing it must be noticed"
 

@@ -7,12 +7,12 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from guard_lab import Excess, arm
 
 from burnish.real_robot.adapter import RobotState
 from burnish.real_robot.clock import VirtualClock
 from burnish.real_robot.errors import Refused
-from burnish.real_robot.export.bundle import encode_tensors
 from burnish.real_robot.safety.guard import JointGuard
 from burnish.real_robot.safety.reflex import (
     Advice,
@@ -138,7 +138,7 @@ def test_a_critic_from_a_file(tmp_path):
     (tmp_path / "noise").write_bytes(b"no safetensors at all")
     with pytest.raises(Refused, match=r"noise is no critic"):
         read_critic(tmp_path / "noise")
-    other = encode_tensors({"weight.0": np.zeros((21, 1), np.float32), "bias": np.zeros(1, np.float32)})
+    other = safetensors.numpy.save({"weight.0": np.zeros((21, 1), np.float32), "bias": np.zeros(1, np.float32)})
     (tmp_path / "other").write_bytes(other)
     with pytest.raises(Refused, match=r"is no critic: it holds"):
         read_critic(tmp_path / "other")

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
-from itertools import pairwise
-
-import numpy as np
 import pytest
 import torch
 
@@ -23,9 +19,6 @@ from burnish.policies.flow import FlowConfig
 from burnish.policies.nets.critic import CriticConfig
 from burnish.policies.nets.unet1d import LEVELS, UNetConfig
 from burnish.policies.runs import manifest
-from burnish.real_robot.errors import Refused
-from burnish.real_robot.export import ops
-from burnish.real_robot.export.ops import Pinned, prepare
 from burnish.sim.gym_env import LARGEST_PLAYED, GymConfig, GymEnv
 from export_lab import small
 
@@ -99,32 +92,6 @@ def test_a_specification_of_anything_is_one_sentence(field, value):
         assert len(str(error)) < 1000
     else:  # a rate is one; and a list of one number is a shape
         assert (field, value) in [("control_hz", 1.5), ("noise_shape", [1]), ("control_hz", True)]
-
-
-def linear(count: int, width: int) -> tuple[list[dict], dict]:
-    names = ["x", *(f"v{i}" for i in range(count))]
-    program = [{"op": "linear", "in": [a], "out": b, "width": width, "weight": "w"} for a, b in pairwise(names)]
-    return program, {"w": np.zeros((width, width), np.float32)}
-
-
-def test_weights_that_a_program_names_often_are_kept_once():
-    """200 layers of the same megabyte; the old code copied it for each."""
-    program, tensors = linear(200, 512)
-    tracemalloc.start()
-    prepare(program, "v199", {"x": np.zeros((1, 512), np.float32)}, tensors, Pinned(4))
-    _, most = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert most < 10 * 2**20
-
-
-def test_what_a_program_computes_is_bounded(monkeypatch):
-    program, tensors = linear(10, 32)
-    given = {"x": np.zeros((1, 32), np.float32)}, tensors, Pinned(4)
-    monkeypatch.setattr(ops, "MAX_WORK", 10 * 32 * 32)
-    prepare(program, "v9", *given)
-    monkeypatch.setattr(ops, "MAX_WORK", 10 * 32 * 32 - 1)
-    with pytest.raises(Refused, match="compute more than"):
-        prepare(program, "v9", *given)
 
 
 def test_a_file_larger_than_the_memory_is_not_even_hashed(tmp_path, monkeypatch):

@@ -84,7 +84,7 @@ POLICY_SIDE = tuple(
     f"real_robot.{name}"
     for name in (
         *("env", "recorder", "robots", "joints", "deployment", "shadow", "camera_observations", "serving"),
-        *(f"export.{module}" for module in ("exporter", "lowering", "lowering_policies", "parity")),
+        *(f"export.{module}" for module in ("exporter", "parity")),
         *(f"inference.{module}" for module in ("client", "action_sources", "predictors", "realtime_chunking")),
     )
 )

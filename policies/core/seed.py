@@ -79,6 +79,12 @@ class RowNoise:
         angle, radius = self.uniform((*shape, 2)).unbind(-1)
         return torch.sqrt(-2 * torch.log(radius)) * torch.cos(2 * math.pi * angle)
 
+    def split(self, count: int) -> RowNoise:
+        """Streams for ``count`` candidates of each row. Those of a row come from its own stream, so that they are the
+        same in whatever company the row is."""
+        seeds = (self.uniform((len(self._key), count)) * 2.0**53).long().flatten()
+        return RowNoise(seeds, torch.zeros_like(seeds))
+
 
 Noise = torch.Generator | RowNoise
 

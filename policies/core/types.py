@@ -82,8 +82,15 @@ class Pull(NamedTuple):
         return self.actions[:, : int((self.weights == 1).cumprod(0).sum())]
 
 
+class Masked(NamedTuple):
+    """A prefix whose length is known only when the policy acts, as an exported network needs it."""
+
+    actions: Tensor  # (B, H, A)
+    known: Tensor  # (B, H, 1), whether an action is committed
+
+
 # Actions that a chunk has to continue: all of them committed, or a ``Pull``.
-Prefix = Tensor | Pull
+Prefix = Tensor | Pull | Masked
 
 
 class Draw(NamedTuple):

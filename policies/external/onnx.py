@@ -206,8 +206,6 @@ def _read(config: OnnxConfig) -> tuple[bytes, str]:
 def _network(config: OnnxConfig, model: bytes) -> Network:
     try:
         return Network(model, config.threads)
-    except ImportError as error:
-        raise BurnishError("policy=onnx needs onnxruntime; pip install 'burnish[onnx]'") from error
     except Exception as error:  # the errors of onnxruntime have no other base
         raise BurnishError(
             f"{config.path} is no model that onnxruntime can run by itself, without operators or files of others: "

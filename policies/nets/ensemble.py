@@ -28,7 +28,7 @@ class EnsembleLinear(nn.Module):
         each = x.expand(len(self.weight), -1, -1) if x.ndim == 2 else x
         if self.weight.shape[2] == 1:
             # One column: kernels of batched matrix products take several times as long as the sum that it is.
-            return (each * self.weight.mT).sum(2, keepdim=True) + self.bias
+            return (each * self.weight.transpose(1, 2)).sum(2, keepdim=True) + self.bias
         return torch.baddbmm(self.bias, each, self.weight)
 
 

@@ -1,21 +1,15 @@
 """The exported form of a policy: a folder of data, in which nothing can run.
 
-    policy.json          what it sees and does (`Schema`), which noise it takes, its programs (`ops.py`), where it comes
-                         from, and the sha256 of every tensor and every other file
-    policy.safetensors   its numbers, float32
-    parity.json          how far it is from the policy that it was exported from, measured at export
-    policy.onnx          instead of, or beside, the program "plan": the same as a network for onnxruntime
-    tick.onnx            the same for the program "tick"
-
-The program "plan" makes a chunk of actions out of an observation and noise; "tick", if there is one, corrects each
-action when its time has come (`base_action` is then one of its inputs).
+    policy.json    what it sees and does (`Schema`), which noise it takes, where it comes from, and the sha256 of the
+                   other files
+    policy.onnx    the network that makes a chunk of actions out of an observation, noise and committed actions
+    tick.onnx      if there is one: the network that corrects each action (`base_action`) when its time has come
+    parity.json    how far it is from the policy that it was exported from, measured at export
 
 `read` believes nothing: other files than these, links, pipes, duplicate or unknown keys, NaN, sizes beyond the limits
-below and hashes that differ are refused, each by a sentence, and nothing outside the folder is opened. Hashes find
-damage, not forgers: what a forged bundle can do is act badly, and against that there is the guard.
-
-The tensors are in the safetensors format, read by the few lines below: a length, a JSON table, the bytes. The format
-allows gaps, overlaps and other types; we do not.
+below and hashes that differ are refused, each by a sentence, and nothing outside the folder is opened. The networks run
+within the bounds of `network.py`. Hashes find damage, not forgers: a forged bundle can act badly, and against that
+there is the guard.
 """
 
 from __future__ import annotations
@@ -31,19 +25,14 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..errors import Refused
 
-VERSION = 1
-POLICY, TENSORS, PARITY = "policy.json", "policy.safetensors", "parity.json"
-ONNX = {"plan": "policy.onnx", "tick": "tick.onnx"}  # program -> file
-LIMITS = {POLICY: 16 * 2**20, TENSORS: 512 * 2**20, PARITY: 2**20, **dict.fromkeys(ONNX.values(), 512 * 2**20)}
+VERSION = 2
+POLICY, PARITY = "policy.json", "parity.json"
+PLAN, TICK = "policy.onnx", "tick.onnx"
+LIMITS = {POLICY: 16 * 2**20, PARITY: 2**20, PLAN: 512 * 2**20, TICK: 512 * 2**20}
 MAX_NUMBERS = 2**24  # of one observation, and of all noise of a decision
 MAX_CHUNK = 2**18
-
-Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -122,7 +111,7 @@ def is_image(key: str) -> bool:
 
 @dataclass(frozen=True)
 class NoiseInput:
-    """Standard normals that a program reads under the name ``noise.<position in the list>``."""
+    """Standard normals that the network reads under the name ``noise.<position in the list>``."""
 
     shape: tuple[int, ...]
     rows: int = 1  # candidates
@@ -144,21 +133,16 @@ class NoiseInput:
 @dataclass(frozen=True)
 class Bundle:
     schema: Schema
-    programs: Mapping[str, Mapping[str, Any]]  # name -> {"ops", "output"}; without ops where there is only a network
+    networks: Mapping[str, bytes]  # PLAN, and TICK if it has one
     noise: tuple[NoiseInput, ...] = ()
-    tensors: Mapping[str, Array] = field(default_factory=dict)
-    onnx: Mapping[str, bytes] = field(default_factory=dict)  # program -> network
     about: Mapping[str, Any] = field(default_factory=dict)  # kind of policy, revisions, hashes of data, world
     parity: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if "plan" not in self.programs or not set(self.programs) <= set(ONNX) or not set(self.onnx) <= set(ONNX):
-            raise Refused(f"the programs of a bundle are {' and '.join(ONNX)}, not {sorted(self.programs)[:10]}")
+        if not {PLAN} <= set(self.networks) <= {PLAN, TICK}:
+            raise Refused(f"the networks of a bundle are {PLAN} and {TICK}, not {sorted(self.networks)[:10]}")
         if sum(noise.rows * math.prod(noise.shape) for noise in self.noise) > MAX_NUMBERS:
             raise Refused(f"the policy draws more than {MAX_NUMBERS} numbers of noise for one decision")
-        for name, program in self.programs.items():
-            if set(_object(program, name)) - {"ops", "output"} or not (program or name in self.onnx):
-                raise Refused(f"the program {name!r} of the bundle has neither operations nor a network, or more")
 
 
 def write(bundle: Bundle, folder: Path | str) -> Path:
@@ -168,18 +152,14 @@ def write(bundle: Bundle, folder: Path | str) -> Path:
     folder = Path(folder).absolute()
     if os.path.lexists(folder):
         raise Refused(f"{folder} exists already and is not overwritten; choose another name")
-    names = sorted(bundle.tensors)
-    files = {TENSORS: encode_tensors(bundle.tensors), PARITY: _json(bundle.parity)}
-    files |= {ONNX[name]: model for name, model in bundle.onnx.items()}
+    files = {PARITY: _json(bundle.parity), **bundle.networks}
     described = {
         "format": "burnish policy",
         "version": VERSION,
         "about": bundle.about,
         "schema": asdict(bundle.schema),
         "noise": [asdict(noise) for noise in bundle.noise],
-        "programs": bundle.programs,
-        "tensors": {name: _sha256(bundle.tensors[name].tobytes()) for name in names},
-        "files": {name: _sha256(content) for name, content in files.items() if name != TENSORS},
+        "files": {name: _sha256(content) for name, content in files.items()},
     }
     files[POLICY] = _json(described)
     scratch = folder.with_name(f".{folder.name}-{secrets.token_hex(4)}")
@@ -195,38 +175,26 @@ def write(bundle: Bundle, folder: Path | str) -> Path:
 
 
 def read(folder: Path | str) -> Bundle:
-    """Everything is verified before anything is believed; `runtime.load` reads the programs too."""
+    """Everything is verified before anything is believed; `runtime.load` reads the networks too."""
     content = _files(Path(folder))
     data = _object(_parse(content[POLICY], POLICY), POLICY)
     if data.get("format") != "burnish policy" or data.get("version") != VERSION:
         raise Refused(f"{folder} is no bundle of version {VERSION}, which this Burnish reads; export the policy again")
-    keys = {"format", "version", "about", "schema", "noise", "programs", "tensors", "files"}
+    keys = {"format", "version", "about", "schema", "noise", "files"}
     if set(data) != keys:
         raise Refused(f"{POLICY} must hold {sorted(keys)}, and holds {sorted(data)[:20]}")
     hashes = _object(data["files"], "files")
-    if set(hashes) != set(content) - {POLICY, TENSORS}:
+    if set(hashes) != set(content) - {POLICY}:
         raise Refused(f"{POLICY} lists the files {sorted(hashes)[:10]}, and beside it lie {sorted(content)}")
     for name, written in hashes.items():
         if _sha256(content[name]) != written:
             raise Refused(f"{name} was changed after it was written: its sha256 differs")
-    tensors = decode_tensors(content[TENSORS])
-    written = _object(data["tensors"], "tensors")
-    if set(written) != set(tensors):
-        odd = sorted(set(written) ^ set(tensors))[0]
-        raise Refused(f"the tensor {odd[:60]!r} is in only one of {POLICY} and {TENSORS}")
-    for name, x in tensors.items():
-        if _sha256(x.tobytes()) != written[name]:
-            raise Refused(f"the tensor {name[:60]!r} was changed after it was written: its sha256 differs")
-        if not np.isfinite(x).all():
-            raise Refused(f"the tensor {name[:60]!r} holds NaN or infinity, with which no policy acts")
     if not isinstance(data["noise"], list) or len(data["noise"]) > 10_000:
         raise Refused("the noise of a bundle is a list")
     return Bundle(
         schema=Schema.from_data(data["schema"]),
-        programs=_object(data["programs"], "programs"),
+        networks={name: content[name] for name in (PLAN, TICK) if name in content},
         noise=tuple(NoiseInput.from_data(x) for x in data["noise"]),
-        tensors=tensors,
-        onnx={name: content[file] for name, file in ONNX.items() if file in content},
         about=_object(data["about"], "about"),
         parity=_object(_parse(content[PARITY], PARITY), PARITY),
     )
@@ -241,7 +209,9 @@ def _files(folder: Path) -> dict[str, bytes]:
     try:
         names = set(os.listdir(here))
         strange = sorted(names - set(LIMITS))
-        lacking = sorted({POLICY, TENSORS, PARITY} - names)
+        if "policy.safetensors" in names:
+            raise Refused(f"{folder} was exported by an older Burnish; export the policy again")
+        lacking = sorted({POLICY, PARITY, PLAN} - names)
         if strange or lacking:
             what = f"holds {strange[0][:60]!r}, which is no part of one" if strange else f"lacks {lacking[0]}"
             raise Refused(f"{folder} is no bundle: it {what}")
@@ -266,45 +236,6 @@ def _content(here: int, name: str) -> bytes:
             return file.read(LIMITS[name])
     finally:
         os.close(descriptor)
-
-
-def encode_tensors(tensors: Mapping[str, Array]) -> bytes:
-    table, at = {}, 0
-    for name in sorted(tensors):
-        x = tensors[name]
-        if x.dtype != np.float32 or not x.flags.c_contiguous:
-            raise Refused(f"the tensor {name!r} must be contiguous float32, and is {x.dtype}")
-        table[name] = {"dtype": "F32", "shape": list(x.shape), "data_offsets": [at, at + x.nbytes]}
-        at += x.nbytes
-    text = json.dumps(table).encode()
-    text += b" " * (-len(text) % 8)  # so that what follows is aligned
-    return len(text).to_bytes(8, "little") + text + b"".join(tensors[name].tobytes() for name in sorted(tensors))
-
-
-def decode_tensors(content: bytes) -> dict[str, Array]:
-    size = int.from_bytes(content[:8], "little")
-    if len(content) < 8 or size > min(len(content) - 8, LIMITS[POLICY]):
-        raise Refused(f"{TENSORS} is cut off or no safetensors file: its table has {size} of {len(content)} bytes")
-    table, data = _object(_parse(content[8 : 8 + size], TENSORS), TENSORS), content[8 + size :]
-    table.pop("__metadata__", None)
-    found: dict[str, tuple[int, int, tuple[int, ...]]] = {}
-    for name, entry in table.items():
-        entry = _object(entry, f"tensor {name}")
-        if set(entry) != {"dtype", "shape", "data_offsets"} or entry["dtype"] != "F32":
-            raise Refused(f"the tensor {name[:60]!r} is of dtype {str(entry.get('dtype'))[:20]!r}; only F32 is allowed")
-        shape, (begin, end, *_) = _shape(entry["shape"], name), (*_shape(entry["data_offsets"], name), 0, 0)
-        if end - begin != 4 * math.prod(shape):
-            raise Refused(f"the tensor {name[:60]!r} of shape {shape} cannot lie in bytes {begin} to {end}")
-        found[name] = (begin, end, shape)
-    at, tensors = 0, {}
-    for name, (begin, end, shape) in sorted(found.items(), key=lambda item: item[1]):
-        if begin != at or end > len(data):
-            raise Refused(f"{TENSORS} is cut off or has gaps: {name[:60]!r} lies in bytes {begin} to {end}")
-        tensors[name] = np.frombuffer(data[begin:end], "<f4").reshape(shape)
-        at = end
-    if at != len(data):
-        raise Refused(f"{TENSORS} holds {len(data) - at} bytes that belong to no tensor")
-    return tensors
 
 
 def _parse(content: bytes, name: str) -> Any:

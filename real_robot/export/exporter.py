@@ -1,8 +1,7 @@
 """``burnish export``: a policy as a bundle (`bundle.py`), which a robot runs without torch (`runtime.py`).
 
-A policy of ours becomes a list of operations (`lowering_policies.py`), refined ones together with their base. What has
-no such form (a temporal U-Net, cameras) becomes an ONNX network; ``onnx=true`` writes one in any case. The export then
-has to answer like the policy (`parity.py`), or nothing is written; the report lies in the bundle.
+A policy becomes an ONNX network, refined ones together with their base. The export then has to answer like the policy
+(`parity.py`), or nothing is written; the report lies in the bundle.
 
 **Departures.** Networks are written by tracing and not by torch's newer exporter: a policy decides by numbers which it
 knows (which of two runners takes step k), and tracing follows them.
@@ -12,7 +11,7 @@ from __future__ import annotations
 
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,22 +24,21 @@ from ...policies.core.errors import BurnishError
 from ...policies.core.seed import RowNoise
 from ...policies.core.spec import PolicySpec, dtype_of
 from ...policies.core.time_limit import first_act
+from ...policies.core.types import Masked
 from ...policies.runs import manifest
 from ...policies.runs.checkpoint import FILES
 from ...policies.runs.run import find_policy
 from ..errors import RobotError
 from . import bundle as bundles
-from .bundle import Bundle, NoiseInput, Schema
-from .lowering import Lowering, NotLowered
-from .lowering_policies import act, corrects, tick
-from .parity import corrected, planner, recorded, report
-from .runtime import GOAL_GIVEN, ExportedPolicy, load
+from .bundle import PLAN, TICK, Bundle, NoiseInput, Schema
+from .network import folded
+from .parity import corrected, corrects, planner, recorded, report
+from .runtime import BASE_ACTION, GOAL_GIVEN, PREFIX, PREFIX_KNOWN, ExportedPolicy, load
 
 
 @dataclass
 class ExportConfig:
     out: str  # the folder of the bundle, which must not exist yet
-    onnx: bool = False  # a network for onnxruntime also where operations suffice
     data: str | None = None  # recordings, whose observations are tried beside random ones
     samples: int = 10_000  # random observations on which the export must answer as the policy does
     seed: int = 0  # of these
@@ -54,7 +52,7 @@ def export(config: ExportConfig, policy: Any, about: Mapping[str, Any] | None = 
     """Writes the bundle, and returns it as a robot loads it. ``about`` is where the policy comes from (`source`)."""
     if Path(config.out).exists():
         raise BurnishError(f"out={config.out} exists already and is not overwritten; choose another name")
-    made = assembled(policy, onnx=config.onnx, about=about)
+    made = assembled(policy, about=about)
     seen = None if config.data is None else recorded(config.data, made.schema, config.seed)
     try:
         measured = report(policy, made, samples=config.samples, seed=config.seed, recorded=seen)
@@ -72,28 +70,13 @@ def source(path: Path | str) -> dict[str, Any]:
     return {"checkpoint": kept, "origin": saved.config.get("origin", {}), "policy": saved.config.get("policy")}
 
 
-def assembled(policy: Any, *, onnx: bool = False, about: Mapping[str, Any] | None = None) -> Bundle:
+def assembled(policy: Any, *, about: Mapping[str, Any] | None = None) -> Bundle:
     """A bundle in memory, without its report."""
     _require_modules(policy)
     _require_no_queue(policy)
-    programs: dict[str, dict[str, Any]] = {}
-    networks: dict[str, bytes] = {}
     shapes = observed(policy)
-    low = Lowering()
-    wanted = ["plan", "tick"] if corrects(policy) else ["plan"]
-    for name in wanted:
-        # Both programs share the tensors and the noise of one `Lowering`, and each has operations of its own.
-        low.ops, noise = [], len(low.noise)
-        try:
-            output = tick(low, policy, "base_action") if name == "tick" else act(low, planner(policy))
-            programs[name] = {"ops": low.ops, "output": output}
-        except NotLowered:
-            programs[name] = {}
-            del low.noise[noise:]
-        if onnx or not programs[name]:
-            drawn, networks[name] = network(policy, shapes, name)
-            if not programs[name]:
-                low.noise += drawn
+    noise, plan = _plan(policy, shapes)
+    networks = {PLAN: plan} | ({TICK: _tick(policy, shapes)} if corrects(policy) else {})
     spec = policy.spec
     schema = Schema(
         obs={key: tuple(shape) for key, shape in sorted(shapes.items())},
@@ -109,11 +92,9 @@ def assembled(policy: Any, *, onnx: bool = False, about: Mapping[str, Any] | Non
         action_mode=spec.action_mode,
         pixels=spec.pixels,
     )
-    used = {item[key] for p in programs.values() for item in p.get("ops", ()) for key in item if key in TENSORS}
-    tensors = {name: x.numpy() for name, x in low.tensors.items() if name in used}
     said = to_data({"class": type(policy).__name__, "exported_by": manifest.burnish_version(), **(about or {})})
     try:
-        return Bundle(schema, programs, tuple(low.noise), tensors, networks, said)
+        return Bundle(schema, networks, tuple(noise), said)
     except RobotError as error:
         raise BurnishError(str(error)) from error
 
@@ -128,11 +109,8 @@ def _require_no_queue(policy: Any) -> None:
     if shown:
         raise BurnishError(
             f"its correction observes the {' and '.join(shown)} of the chunk that its base plays (method.observe), "
-            "which a bundle's program of a tick is not given; refine without method.observe to export it"
+            f"which {TICK} of a bundle is not given; refine without method.observe to export it"
         )
-
-
-TENSORS = ("weight", "bias", "shift", "scale", "tensor", "support")  # the settings of operations that name a tensor
 
 
 def observed(policy: Any) -> dict[str, tuple[int, ...]]:
@@ -148,77 +126,88 @@ def observed(policy: Any) -> dict[str, tuple[int, ...]]:
 
 
 class _Given(RowNoise):
-    """Noise that is handed in, or zeros whose shapes are remembered."""
+    """Noise that is handed in, or zeros; ``asked`` says which."""
 
-    def __init__(self, given: list[Tensor] | None) -> None:
-        self.given, self.shapes = given, []
-
-    def uniform(self, shape: Any) -> Tensor:
-        raise BurnishError("a policy that picks the best of several draws is exported only where it needs no network")
+    def __init__(self, given: list[Tensor] | None, asked: list[NoiseInput], rows: int = 1, split: bool = False) -> None:
+        self._given, self._asked, self._kind = given, asked, {"rows": rows, "split": split}
 
     def normal(self, shape: Any) -> Tensor:
-        self.shapes.append(tuple(shape[1:]))
-        return torch.zeros(tuple(shape)) if self.given is None else self.given.pop(0)
+        self._asked.append(NoiseInput(tuple(shape[1:]), **self._kind))
+        return torch.zeros(tuple(shape)) if self._given is None else self._given.pop(0)
+
+    def split(self, count: int) -> _Given:
+        if self._kind["split"]:
+            raise BurnishError("the best of several draws within another one is not exported; refine without the outer")
+        return _Given(self._given, self._asked, count, True)
 
 
-class _Acting(nn.Module):
-    """A policy as a function of arrays, in the order of ``names``."""
+class _Function(nn.Module):
+    """``run`` of a policy's named arrays, as the module that is traced."""
 
-    def __init__(self, policy: Any, program: str, keys: list[str], fixed: bool) -> None:
+    def __init__(self, policy: nn.Module, names: list[str], run: Callable[[Mapping[str, Tensor]], Tensor]) -> None:
         super().__init__()
-        self.policy, self.program, self.keys, self.fixed = policy, program, keys, fixed
+        self.policy, self._names, self._run = policy, names, run
 
     def forward(self, *given: Tensor) -> Tensor:
-        left = list(given)
-        obs = {key: left.pop(0) for key in self.keys}
-        if any(key.startswith("goal") for key in self.keys):
-            obs["goal_mask"] = left.pop(0)[:, 0]
-        if self.program == "tick":
-            return corrected(self.policy, obs, left.pop(0))
-        if self.fixed:
-            return planner(self.policy).act(obs, noise=left.pop(0))
-        return planner(self.policy).act(obs, generator=_Given(left))
+        return self._run(dict(zip(self._names, given, strict=True)))
 
 
-def network(policy: Any, shapes: Mapping[str, tuple[int, ...]], program: str) -> tuple[list[NoiseInput], bytes]:
-    """An ONNX model of one row, and the noise that it reads."""
-    keys = sorted(shapes)
-    blank = {key: torch.zeros(1, *shapes[key], dtype=dtype_of(key)) for key in keys}
-    feed = {f"obs.{key}": x for key, x in blank.items()}
-    if any(key.startswith("goal") for key in keys):
-        feed[GOAL_GIVEN] = torch.ones(1, 1)
-    noise: list[NoiseInput] = []
-    fixed = False
-    if program == "tick":
-        feed["base_action"] = torch.zeros(1, policy.spec.action.dim)
-    else:
-        asked = _Given(None)
-        try:
-            with torch.no_grad(), first_act():
-                planner(policy).act(blank, generator=asked)
-        except BurnishError:
-            raise
-        except Exception as error:  # a policy may hold one that is not ours, which raises what it likes
-            raise _unwritten(policy, error) from error
-        # Who has noise, but draws none, acts by its mean unless it is handed noise.
-        spec: PolicySpec = policy.spec
-        fixed = spec.noise_shape is not None and not asked.shapes
-        drawn = [spec.noise_shape or ()] if fixed else asked.shapes
-        noise = [NoiseInput(tuple(shape), drawn=not fixed) for shape in drawn]
-        feed |= {f"noise.{i}": torch.zeros(1, *x.shape) for i, x in enumerate(noise)}
+def _blank(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    blank = {f"obs.{key}": torch.zeros(1, *shapes[key], dtype=dtype_of(key)) for key in sorted(shapes)}
+    return {**blank, GOAL_GIVEN: torch.ones(1, 1)} if any(key.startswith("goal") for key in shapes) else blank
+
+
+def _obs(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    obs = {name.removeprefix("obs."): x for name, x in given.items() if name.startswith("obs.")}
+    return {**obs, "goal_mask": given[GOAL_GIVEN][:, 0]} if GOAL_GIVEN in given else obs
+
+
+def _plan(policy: Any, shapes: Mapping[str, tuple[int, ...]]) -> tuple[list[NoiseInput], bytes]:
+    """The network that makes chunks, of one row, and the noise that it reads."""
+    acting, blank, noise = planner(policy), _blank(shapes), list[NoiseInput]()
+    spec: PolicySpec = policy.spec
+    try:
+        with torch.no_grad(), first_act():
+            acting.act(_obs(blank), generator=_Given(None, noise))
+    except BurnishError:
+        raise
+    except Exception as error:  # a policy may hold one that is not ours, which raises what it likes
+        raise _unwritten(policy, error) from error
+    # A policy that takes noise, but draws none, acts by its mean unless it is handed noise.
+    mean = spec.noise_shape is not None and not noise
+    if spec.noise_shape is not None and mean:
+        noise = [NoiseInput(spec.noise_shape, drawn=False)]
+    zeros = {f"noise.{i}": torch.zeros(x.rows, *x.shape) for i, x in enumerate(noise)}
+    known = {PREFIX: torch.zeros(1, *spec.chunk_shape), PREFIX_KNOWN: torch.zeros(1, spec.horizon, 1)}
+
+    def run(given: Mapping[str, Tensor]) -> Tensor:
+        prefix, drawn = Masked(given[PREFIX], given[PREFIX_KNOWN] > 0.5), [given[name] for name in zeros]
+        how = {"noise": drawn[0]} if mean else {"generator": _Given(drawn, [])}
+        return acting.act(_obs(given), prefix=prefix, **how)
+
+    return noise, _traced(policy, run, {**blank, **zeros, **known})
+
+
+def _tick(policy: Any, shapes: Mapping[str, tuple[int, ...]]) -> bytes:
+    """The network that corrects an action."""
+    feed = {**_blank(shapes), BASE_ACTION: torch.zeros(1, policy.spec.action.dim)}
+    return _traced(policy, lambda given: corrected(policy, _obs(given), given[BASE_ACTION]), feed)
+
+
+def _traced(policy: Any, run: Callable[[Mapping[str, Tensor]], Tensor], feed: Mapping[str, Tensor]) -> bytes:
     try:
         with warnings.catch_warnings(), torch.no_grad(), tempfile.TemporaryDirectory() as folder:
             warnings.simplefilter("ignore")  # that numbers which are known become constants is what we want
             torch.onnx.export(
-                _Acting(policy, program, keys, fixed).eval(),
+                _Function(policy, list(feed), run).eval(),
                 tuple(feed.values()),
-                file := Path(folder) / "policy.onnx",
+                file := Path(folder) / PLAN,
                 input_names=list(feed),
                 output_names=["actions"],
                 opset_version=17,
                 dynamo=False,
             )
-            return noise, file.read_bytes()
+            return folded(file)
     except (ImportError, RuntimeError, torch.onnx.OnnxExporterError) as error:
         raise _unwritten(policy, error) from error
 

@@ -1,16 +1,16 @@
 """Does an exported policy answer like the policy itself? The same seeds on both sides, row by row.
 
-It compares chunks on random observations and on recorded ones, chunks that continue a prefix, and actions that
-are corrected at their time; of the operations and of the network, where a bundle holds both. Differences are in units
-of [-1, 1]. Where the best of several draws is picked, two draws of nearly the same worth may change places by rounding:
-a small share of the rows may differ there, and the report says how many did. And where the policy itself, in float32,
-is further from itself in float64 (a solver that begins at sigma = 20 multiplies what the network says by 20), nobody
-can ask for more: twice that distance is allowed on top, and reported as ``rounding``.
+It compares chunks on random observations and on recorded ones, chunks that continue a prefix, and actions that are
+corrected at their time. Differences are in units of [-1, 1]. Where the best of several draws is picked, two draws of
+nearly the same worth may change places by rounding: a small share of the rows may differ there, and the report says how
+many did. And where the policy itself, in float32, is further from itself in float64 (a solver that begins at sigma = 20
+multiplies what the network says by 20), twice that distance is allowed on top, and reported as ``rounding``.
 """
 
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,14 +25,19 @@ from ...policies.core.types import Obs
 from ...policies.data.lerobot import read_lerobot
 from . import runtime
 from .bundle import Bundle, Schema, is_image, stacked_by_history
-from .lowering_policies import corrects
 from .runtime import ExportedPolicy
 
 TOLERANCE = 1e-5
 SWAPPED = 1e-3  # share of rows in which two draws of the same worth may have changed places
 ROWS = 500  # asked of torch at once
 RECORDED = 1000
-FEWER = 500  # rows with a prefix, and rows of a network, which takes its time
+FEWER = 500  # rows with a prefix
+LONGEST_S = 60.0  # for the answers of a slow network; the report says to how many observations they belong
+
+
+def corrects(policy: Any) -> bool:
+    """Whether single actions are corrected at their time."""
+    return getattr(policy, "per_step", False)
 
 
 def planner(policy: Any) -> Any:
@@ -54,30 +59,27 @@ def report(
     """The largest differences, or a refusal where one is beyond ``TOLERANCE``."""
     rng = np.random.default_rng(seed)
     random = observations(policy, bundle.schema, samples, rng)
-    found: dict[str, Any] = {"tolerance": TOLERANCE, "torch": str(torch.__version__), "numpy": np.__version__}
-    forms = {"operations": False} if bundle.programs["plan"] else {}
-    swaps = any(item["op"] == "pick" for item in bundle.programs["plan"].get("ops", ()))
+    found: dict[str, Any] = {}
+    swaps = any(noise.split for noise in bundle.noise)
     # Where all that counts for the critic is committed already, all draws are worth the same, and the pick is rounding.
     longest = bundle.schema.start + bundle.schema.execute - 1 if swaps else bundle.schema.horizon
-    for form, network in {**forms, **({"network": True} if bundle.onnx else {})}.items():
-        exported = ExportedPolicy(bundle, network=network)
-        count = samples if form == "operations" else min(samples, FEWER)
-        tried: dict[str, Mapping[str, NDArray[Any]]] = {"random": _rows(random, slice(0, count))}
-        if recorded is not None:
-            tried["recorded"] = recorded
-        found[form] = {name: _chunks(policy, exported, obs, rng) for name, obs in tried.items()}
-        if form == "operations" and longest:
-            found[form]["prefix"] = _chunks(policy, exported, _rows(random, slice(0, FEWER)), rng, longest)
-        if exported.ticks:
-            found[form]["tick"] = _ticks(policy, exported, tried["random"], rng)
-        for name, said in found[form].items():
-            allowed = TOLERANCE + 2 * said.get("rounding", 0.0)
-            if said["largest"] > allowed and not (swaps and said["beyond"] <= max(1, SWAPPED * said["rows"])):
-                raise BurnishError(
-                    f"the exported {form} differ from the policy by {said['largest']:.1e} on {name} observations, and "
-                    f"{allowed:.1e} is allowed; nothing was written"
-                )
-    return found
+    exported = ExportedPolicy(bundle)
+    found["random"] = _chunks(policy, exported, random, rng)
+    if recorded is not None:
+        found["recorded"] = _chunks(policy, exported, recorded, rng)
+    fewer = {key: x[:FEWER] for key, x in random.items()}
+    if exported.continues and longest:
+        found["prefix"] = _chunks(policy, exported, fewer, rng, longest)
+    if exported.ticks:
+        found["tick"] = _ticks(policy, exported, fewer, rng)
+    for name, said in found.items():
+        allowed = TOLERANCE + 2 * said.get("rounding", 0.0)
+        if said["largest"] > allowed and not (swaps and said["beyond"] <= max(1, SWAPPED * said["rows"])):
+            raise BurnishError(
+                f"the exported policy differs from the original by {said['largest']:.1e} on {name} observations, and "
+                f"{allowed:.1e} is allowed; nothing was written"
+            )
+    return {"tolerance": TOLERANCE, "torch": str(torch.__version__), **found}
 
 
 def observations(policy: Any, schema: Schema, count: int, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
@@ -146,14 +148,13 @@ def _chunks(
                 found.append(asked.act(_tensors(obs, rows), prefix=head, generator=source).numpy())
         return np.concatenate(found)
 
-    ours = [
-        exported.act(
-            {key: x[i] for key, x in obs.items()},
-            prefix=None if lengths is None else heads[i, : lengths[i]],
-            source=runtime.RowNoise([seeds[i]], [index[i]]),
-        )
-        for i in range(count)
-    ]
+    ours: list[NDArray[Any]] = []
+    until = time.monotonic() + LONGEST_S
+    while len(ours) < count and time.monotonic() < until:
+        i = len(ours)
+        head, noise = None if lengths is None else heads[i, : lengths[i]], runtime.RowNoise([seeds[i]], [index[i]])
+        ours.append(exported.act({key: x[i] for key, x in obs.items()}, prefix=head, source=noise))
+    count = len(ours)
     theirs = answers(planner(policy))
     said = _said(np.stack(ours), theirs)
     if said["largest"] > TOLERANCE and isinstance(policy, nn.Module):
@@ -175,10 +176,6 @@ def _ticks(
 def _said(ours: NDArray[Any], theirs: NDArray[Any]) -> dict[str, Any]:
     apart = np.abs(ours.astype(np.float64) - theirs).reshape(len(ours), -1).max(1)
     return {"rows": len(ours), "largest": float(apart.max()), "beyond": int((apart > TOLERANCE).sum())}
-
-
-def _rows(obs: Mapping[str, NDArray[Any]], rows: slice) -> dict[str, NDArray[Any]]:
-    return {key: x[rows] for key, x in obs.items()}
 
 
 def _tensors(obs: Mapping[str, NDArray[Any]], rows: slice) -> Obs:

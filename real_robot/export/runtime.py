@@ -1,4 +1,4 @@
-"""Exported policies at work, in NumPy: no torch, nothing of ours outside this folder, no memory asked for on the way.
+"""Exported policies at work, by NumPy and onnxruntime: no torch, and nothing of ours outside this folder.
 
     policy = load("bundle")                     # refuses what it does not understand
     policy.act(obs, noise=..., prefix=...)      # a chunk (H, A) in [-1, 1]
@@ -7,31 +7,28 @@
 
 The noise is that of the policy side (`RowNoise`: SplitMix64, counter based), so the same seeds make the same chunks.
 A wrong observation (another shape, another type, NaN) is a sentence, never an action.
-
-A bundle whose policy is a convolutional network or a transformer holds it as an ONNX file; onnxruntime is then
-imported here, when such a bundle is loaded.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import Refused
-from .bundle import ONNX, Bundle, is_image, read, stacked_by_history
+from .bundle import PLAN, TICK, Bundle, is_image, read, stacked_by_history
 from .network import Network
-from .ops import Pinned, Program, prepare
 
 Array = NDArray[np.float32]
 Words = NDArray[np.int64]
+T = TypeVar("T")
 
-GOAL_GIVEN = "goal_given"
+GOAL_GIVEN, BASE_ACTION, PREFIX, PREFIX_KNOWN = "goal_given", "base_action", "prefix", "prefix_known"  # inputs
 
 
 def _signed(value: int) -> int:
@@ -90,53 +87,42 @@ def derive(seed: int, *names: str | int) -> int:
 
 
 class ExportedPolicy:
-    """``network`` runs the ONNX file also where the bundle has operations."""
-
-    def __init__(self, bundle: Bundle, *, network: bool = False) -> None:
+    def __init__(self, bundle: Bundle) -> None:
         self.bundle, self.schema = bundle, bundle.schema
         schema = self.schema
+        self._chunk = (schema.horizon, schema.dim)
         self._keys = {key: shape for key, shape in schema.obs.items() if key != "goal_mask"}
         self._goals = [key for key in self._keys if key == "goal" or key.startswith("goal_image.")]
-        self._pinned = Pinned(schema.horizon * schema.dim)
-        self._inputs = {
-            f"obs.{key}": np.zeros((1, math.prod(shape)), np.uint8 if is_image(key) else np.float32)
+        self._inputs: dict[str, NDArray[Any]] = {
+            f"obs.{key}": np.zeros((1, *shape), np.uint8 if is_image(key) else np.float32)
             for key, shape in self._keys.items()
         }
         if self._goals:
             self._inputs[GOAL_GIVEN] = np.ones((1, 1), np.float32)
-        self._noise = [np.zeros((x.rows, math.prod(x.shape)), np.float32) for x in bundle.noise]
+        self._noise = [np.zeros((x.rows, *x.shape), np.float32) for x in bundle.noise]
+        self._prefix = np.zeros((1, *self._chunk), np.float32)
+        self._prefix_known = np.zeros((1, schema.horizon, 1), np.float32)
         self._base_action = np.zeros((1, schema.dim), np.float32)
-        noise = {f"noise.{i}": x for i, x in enumerate(self._noise)}
         first = next((x for x in bundle.noise if not x.split), None)
         if schema.noise_shape is not None and (first is None or first.shape != schema.noise_shape):
-            raise Refused(f"the bundle takes noise of shape {schema.noise_shape}, but none of its programs reads such")
-        floats = {name: x for name, x in self._inputs.items() if x.dtype == np.float32}
-        self.continues = self._in_words("plan", network)  # a prefix
-        self._plan = self._prepared("plan", {**floats, **noise}, network)
-        self._tick = self._prepared("tick", {**floats, "base_action": self._base_action}, network)
-        self._chunk = (schema.horizon, schema.dim)
-        if self._plan is None or self._plan.output.shape != (1, math.prod(self._chunk)):
-            raise Refused(f"the program 'plan' of the bundle does not make a chunk of {self._chunk}")
-        if self._tick is not None and self._tick.output.shape != (1, schema.dim):
-            raise Refused(f"the program 'tick' of the bundle does not make an action of {schema.dim} numbers")
+            raise Refused(f"the bundle takes noise of shape {schema.noise_shape}, but its network reads none such")
+        read_by_plan = {
+            **self._inputs,
+            **{f"noise.{i}": x for i, x in enumerate(self._noise)},
+            PREFIX: self._prefix,
+            PREFIX_KNOWN: self._prefix_known,
+        }
+        self._plan = BoundNetwork(PLAN, bundle.networks[PLAN], read_by_plan, self._chunk)
+        self._tick: BoundNetwork | None = None
+        if TICK in bundle.networks:
+            read_by_tick = {**self._inputs, BASE_ACTION: self._base_action}
+            self._tick = BoundNetwork(TICK, bundle.networks[TICK], read_by_tick, (schema.dim,))
         self._low, self._high = np.array(schema.low), np.array(schema.high)
 
-    def _in_words(self, name: str, network: bool) -> bool:
-        """By operations, not by an ONNX file."""
-        return bool(self.bundle.programs[name]) and not (network and name in self.bundle.onnx)
-
-    def _prepared(self, name: str, inputs: Mapping[str, Any], network: bool) -> Program | None:
-        bundle = self.bundle
-        if name not in bundle.programs:
-            return None
-        program = bundle.programs[name]
-        if self._in_words(name, network):
-            return prepare(program.get("ops"), program.get("output"), inputs, bundle.tensors, self._pinned)
-        width = self.schema.dim if name == "tick" else self.schema.horizon * self.schema.dim
-        shapes = {f"obs.{key}": shape for key, shape in self._keys.items()}
-        shapes |= {f"noise.{i}": x.shape for i, x in enumerate(bundle.noise)}
-        every = {**self._inputs, **inputs}
-        return _network(bundle.onnx[name], ONNX[name], every, shapes, width)
+    @property
+    def continues(self) -> bool:
+        """It heeds a prefix."""
+        return PREFIX in self._plan.feed
 
     @property
     def ticks(self) -> bool:
@@ -157,15 +143,15 @@ class ExportedPolicy:
         self._observe(obs)
         self._draw(noise, greedy, source)
         self._pin(prefix)
-        return self._run(self._plan, self._chunk)
+        return self._plan()
 
     def correct(self, obs: Mapping[str, Any], action: Any) -> Array:
         """(A,): what is played in place of ``action`` of the chunk, now that this is observed."""
         if self._tick is None:
             raise Refused("this policy does not correct single actions; play its chunks as they are")
         self._observe(obs)
-        self._base_action[:] = self._number("action", action, (self.schema.dim,)).reshape(1, -1)
-        return self._run(self._tick, (self.schema.dim,))
+        self._base_action[0] = self._number("action", action, (self.schema.dim,))
+        return self._tick()
 
     def to_actuator(self, action: Array) -> NDArray[np.float64]:
         """[-1, 1] to the units of the actuators, within their limits to the last bit."""
@@ -200,7 +186,7 @@ class ExportedPolicy:
         for key in self._keys:
             buffer = self._inputs[f"obs.{key}"]
             if key in found and (given or key not in self._goals):
-                np.copyto(buffer, found[key].reshape(1, -1))
+                np.copyto(buffer[0], found[key])
             else:
                 buffer.fill(0)
         if self._goals:
@@ -230,7 +216,7 @@ class ExportedPolicy:
         candidates: dict[int, RowNoise] = {}
         for kind, buffer in zip(self.bundle.noise, self._noise, strict=True):
             if noise is not None and not kind.split:
-                buffer[:] = self._number("noise", noise, kind.shape).reshape(1, -1)
+                buffer[0] = self._number("noise", noise, kind.shape)
                 noise = None
             elif greedy or not kind.drawn:
                 buffer.fill(0)
@@ -239,75 +225,74 @@ class ExportedPolicy:
             elif kind.split:
                 if kind.rows not in candidates:
                     candidates[kind.rows] = source.split(kind.rows)
-                buffer[:] = candidates[kind.rows].normal((kind.rows, *kind.shape)).reshape(buffer.shape)
+                buffer[:] = candidates[kind.rows].normal(buffer.shape)
             else:
-                buffer[:] = source.normal((1, *kind.shape)).reshape(1, -1)
+                buffer[:] = source.normal(buffer.shape)
 
     def _pin(self, prefix: Any) -> None:
+        self._prefix_known.fill(0)
         if prefix is None:
-            self._pinned.count = 0
             return
         horizon, dim = self._chunk
         if not self.continues:
-            raise Refused("a policy that was exported as a network cannot continue a prefix; leave prefix= out")
+            raise Refused("this policy cannot continue a prefix; leave prefix= out")
         length = len(prefix) if hasattr(prefix, "__len__") else -1
         given = self._number("prefix", prefix, (min(length, horizon), dim))
-        self._pinned.count = given.size
-        self._pinned.known[: given.size] = given.reshape(-1)
+        self._prefix[0, : len(given)] = given
+        self._prefix_known[0, : len(given)] = 1
 
-    def _run(self, program: Program | None, shape: tuple[int, ...]) -> Array:
-        assert program is not None
-        with np.errstate(all="ignore"):  # what an overflow comes to is looked at below
-            for call in program.calls:
-                call()
-        if not np.isfinite(program.output).all():
+
+def load(folder: Path | str) -> ExportedPolicy:
+    return ExportedPolicy(read(folder))
+
+
+class BoundNetwork:
+    """A network of a bundle with the arrays that it reads and the shape of what it makes."""
+
+    def __init__(self, file: str, model: bytes, arrays: Mapping[str, NDArray[Any]], shape: tuple[int, ...]) -> None:
+        self._file = file
+        try:
+            self._network = Network(model)
+        except Exception as error:  # the errors of onnxruntime have no other base
+            raise Refused(f"{file} is no network that onnxruntime can run by itself: {_first_line(error)}") from error
+        self.feed: dict[str, NDArray[Any]] = {}
+        for node in self._network.inputs:
+            if node.name not in arrays:
+                raise Refused(f"{file} reads {node.name[:60]!r}, which the bundle does not observe or draw")
+            array = arrays[node.name]
+            kind = {"tensor(float)": np.float32, "tensor(uint8)": np.uint8}.get(node.type)
+            if list(node.shape) != list(array.shape) or kind != array.dtype:
+                raise Refused(
+                    f"{file} reads {node.name!r} as {node.type} of {node.shape}, and the bundle has {array.shape}"
+                )
+            self.feed[node.name] = array
+        if len(self._network.outputs) != 1:
+            raise Refused(f"{file} makes {len(self._network.outputs)} outputs, and one is needed")
+        # The first answer takes longer, and should not be the robot's.
+        name = self._network.outputs[0].name
+        answer = self._refusing(lambda: self._network.run(name, self.feed))
+        if answer.shape != (1, *shape) or answer.dtype != np.float32:
+            raise Refused(f"{file} makes {answer.dtype} of {answer.shape}, and {(1, *shape)} is needed")
+        self._answer = np.zeros((1, *shape), np.float32)
+        self._run = self._network.bind(self.feed, name, self._answer)
+
+    def __call__(self) -> Array:
+        self._refusing(self._run)
+        if not np.isfinite(self._answer).all():
             raise Refused(
                 "the policy answered with something that is no number; the observation is far from all it knew"
             )
-        return program.output.reshape(shape).copy()
+        return self._answer[0].copy()
 
-
-def load(folder: Path | str, *, network: bool = False) -> ExportedPolicy:
-    return ExportedPolicy(read(folder), network=network)
-
-
-def _network(
-    model: bytes, file: str, inputs: Mapping[str, NDArray[Any]], shapes: Mapping[str, tuple[int, ...]], width: int
-) -> Program:
-    """One call of onnxruntime in the place of operations."""
-    try:
-        found = Network(model)
-    except ImportError as error:
-        raise Refused(f"{file} needs onnxruntime; pip install 'burnish[onnx]'") from error
-    except Exception as error:  # the errors of onnxruntime have no other base
-        words = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        raise Refused(f"{file} is no network that onnxruntime can run by itself: {words}") from error
-    feed = {}
-    for node in found.inputs:
-        if node.name not in inputs:
-            raise Refused(f"{file} reads {node.name[:60]!r}, which the bundle does not observe or draw")
-        whole = inputs[node.name].reshape((1, *shapes.get(node.name, inputs[node.name].shape[1:])))  # a view
-        kind = {"tensor(float)": np.float32, "tensor(uint8)": np.uint8}.get(node.type)
-        if list(node.shape) != list(whole.shape) or kind != whole.dtype:
-            raise Refused(
-                f"{file} reads {node.name!r} as {node.type} of {node.shape}, and the bundle has {whole.shape}"
-            )
-        feed[node.name] = whole
-    outputs = found.outputs
-    if len(outputs) != 1:
-        raise Refused(f"{file} makes {len(outputs)} outputs, and one is needed")
-    output = np.zeros((1, width), np.float32)
-
-    def run() -> None:
+    def _refusing(self, run: Callable[[], T]) -> T:
         try:
-            answer = found.run(outputs[0].name, feed)
-        except Exception as error:
-            raise Refused(f"{file} cannot be run: {str(error).splitlines()[:1]}") from error
-        if answer.size != width:
-            raise Refused(f"{file} answers with {answer.size} numbers, and {width} are needed")
-        output[:] = answer.reshape(1, -1)
+            return run()
+        except Exception as error:  # the errors of onnxruntime have no other base
+            raise Refused(f"{self._file} cannot be run: {_first_line(error)}") from error
 
-    return Program([run], output)
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 class ChunkController:

@@ -45,7 +45,6 @@ RANGE_TOLERANCE = 1e-6  # of an action's range: so much may two roundings of one
 @dataclass
 class BundleConfig:
     path: str  # a folder that `burnish export` wrote
-    network: bool = False  # run its ONNX file also where operations suffice
 
 
 @dataclass
@@ -87,7 +86,7 @@ class ActionSource:
 
 
 def exported(config: BundleConfig) -> ActionSource:
-    policy = load(config.path, network=config.network)
+    policy = load(config.path)
     origin = policy.bundle.about.get("origin")
     world = origin.get("env") if isinstance(origin, dict) else None
     return ActionSource(
@@ -96,7 +95,7 @@ def exported(config: BundleConfig) -> ActionSource:
         lambda worlds: BundleController(policy),
         lambda env: env,  # the runtime stacks its own history, and answers in actuator units
         world if isinstance(world, dict) else None,
-        predictor=partial(BundlePredictor, config.path, network=config.network),
+        predictor=partial(BundlePredictor, config.path),
     )
 
 

@@ -279,8 +279,8 @@ def _infer(make: Callable[[], Predictor], pipe: Connection) -> None:
 class BundlePredictor:
     """An exported policy (`runtime`)."""
 
-    def __init__(self, path: str, greedy: bool = False, network: bool = False) -> None:
-        self._policy, self._greedy = load(path, network=network), greedy
+    def __init__(self, path: str, greedy: bool = False) -> None:
+        self._policy, self._greedy = load(path), greedy
         if self._policy.ticks:
             raise Refused(f"{path} corrects every action when its tick has come, so its chunks cannot be made ahead")
         schema = self._policy.schema

@@ -29,7 +29,6 @@ from numpy.typing import NDArray
 from ..adapter import RobotSpec, RobotState
 from ..clock import Clock, MonotonicClock, ns
 from ..errors import Refused
-from ..export.bundle import decode_tensors, encode_tensors
 from .settings import Safety
 
 Array = NDArray[np.float64]
@@ -146,21 +145,26 @@ class MlpCritic:
 
 def write_critic(path: Path | str, weights: Sequence[Array], biases: Sequence[Array]) -> None:
     """A safetensors file in float32, with "weight.0" (inputs, outputs), "bias.0" (outputs,), "weight.1", ..."""
+    from safetensors.numpy import save
+
     from ...policies.core.files import replace  # which a robot that only reads does without
 
     MlpCritic(weights, biases)  # what is no critic is not written
     named = {f"weight.{i}": w for i, w in enumerate(weights)} | {f"bias.{i}": b for i, b in enumerate(biases)}
-    replace(path, encode_tensors({name: np.array(x, np.float32, order="C") for name, x in named.items()}))
+    replace(path, save({name: np.array(x, np.float32, order="C") for name, x in named.items()}))
 
 
 def read_critic(path: Path | str) -> MlpCritic:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
     try:
         content = Path(path).read_bytes()
     except OSError as error:
         raise Refused(f"the critic {path} cannot be read: {error.strerror}") from error
     try:
-        tensors = decode_tensors(content)
-    except Refused as error:
+        tensors = load(content)
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:  # the last three of types that NumPy lacks
         raise Refused(f"{path} is no critic: {error}") from error
     count = len(tensors) // 2
     if set(tensors) != {f"{kind}.{i}" for kind in ("weight", "bias") for i in range(count)}:
