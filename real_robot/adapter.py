@@ -23,6 +23,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from ..policies.core.ranges import check_ranges
 from .clock import Clock, MonotonicClock
 from .errors import DeviceFault, IllegalTransition, Refused, StaleState
 
@@ -75,12 +76,8 @@ class JointSpec:
             raise Refused(f"the limits of joint {self.name!r} must be finite, got {numbers}")
         if not self.lower < self.upper:
             raise Refused(f"joint {self.name!r} has no room between lower={self.lower:g} and upper={self.upper:g} rad")
-        for name in ("velocity", "acceleration", "jerk", "effort"):
-            x = getattr(self, name)
-            if x is not None and x <= 0:
-                raise Refused(f"{name}={x:g} of joint {self.name!r} must be positive")
-        if self.quantum < 0:
-            raise Refused(f"quantum={self.quantum:g} of joint {self.name!r} must not be negative")
+        ranges = {"(0, inf)": "velocity acceleration jerk effort", "[0, inf)": "quantum"}
+        check_ranges(self, ranges, f"joint {self.name!r}: ", Refused)
 
 
 @dataclass(frozen=True, slots=True)

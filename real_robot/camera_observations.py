@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..policies.core.errors import BurnishError
+from ..policies.core.ranges import check_ranges
 from ..policies.core.spec import PolicySpec
 from .camera import CameraConfig, Fit, Fitted, OpenCVCamera, Sensor, Watched
 from .clock import MonotonicClock
@@ -36,8 +37,7 @@ class CameraObservationConfig(CameraConfig):
             raise Refused(f"turn={self.turn} of a camera must be 0, 90, 180 or 270 degrees")
         if len(self.size) not in (0, 2) or any(x < 1 for x in self.size):
             raise Refused(f"size={list(self.size)} of a camera must be [height, width] in pixels")
-        if not 0 < self.oldest_s < float("inf") or self.frozen_after < 0:
-            raise Refused(f"oldest_s={self.oldest_s} of a camera must be positive, and frozen_after not negative")
+        check_ranges(self, {"(0, inf)": "oldest_s", "[0, inf)": "frozen_after"}, refusal=Refused)
 
 
 @contextmanager

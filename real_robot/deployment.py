@@ -15,6 +15,7 @@ import torch
 
 from ..policies.core.errors import BurnishError
 from ..policies.core.files import replace as write
+from ..policies.core.ranges import check_ranges
 from .discovery import make_adapter
 from .env import RobotEnv, joined, parted
 from .errors import RobotError
@@ -95,9 +96,7 @@ class RobotVerb:
     threads: int = 1  # CPU threads of torch; 0: as torch chooses
 
     def __post_init__(self) -> None:
-        for name in ("episodes", "threads"):
-            if getattr(self, name) < 1:
-                raise BurnishError(f"{name}={getattr(self, name)} must be at least 1")
+        check_ranges(self, {"[1, inf)": "episodes threads"})
         if self.cameras and not self.realtime:
             raise BurnishError("cameras= see what happens in real time; leave out realtime=false")
         if self.gamepad != PAD and self.supervisor != "gamepad":

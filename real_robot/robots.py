@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..policies.core.errors import BurnishError
+from ..policies.core.ranges import check_ranges
 from .adapter import Adapter, RobotSpec
 from .clock import Clock, MonotonicClock, VirtualClock, ns
 from .compatibility import require_same_joints, require_start
@@ -68,11 +69,7 @@ class So101Emulated:
     seed: int = 0  # of these
 
     def __post_init__(self) -> None:
-        for name in ("loss", "corruption"):
-            if not 0 <= getattr(self, name) < 1:
-                raise BurnishError(f"robot.{name}={getattr(self, name)} is a share of packets, and must lie in [0, 1)")
-        if self.seed < 0:
-            raise BurnishError(f"robot.seed={self.seed} must be at least 0")
+        check_ranges(self, {"[0, 1)": "loss corruption", "[0, inf)": "seed"}, "robot.")
 
 
 @dataclass
@@ -88,10 +85,7 @@ class Hardware:
     def __post_init__(self) -> None:
         if not self.name:
             raise BurnishError(f"robot=plugin needs robot.name=..., which robot it is; choices: {', '.join(names())}")
-        if not 0 <= self.priority <= 99:
-            raise BurnishError(f"robot.priority={self.priority} must lie between 1 and 99, or be 0")
-        if self.core is not None and self.core < 0:
-            raise BurnishError(f"robot.core={self.core} must be the number of a core, at least 0")
+        check_ranges(self, {"[0, 99]": "priority", "[0, inf)": "core"}, "robot.")
 
 
 ROBOTS: dict[str, type] = {

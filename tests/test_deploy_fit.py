@@ -153,7 +153,7 @@ FEETECH = ["robot=feetech", *ATTENDED]
         (["robot=universal", *ATTENDED], "needs address"),
         (["robot=universal", "robot.device.address=5", "dry_run=true"], "address=5"),
         (["robot=universal", "robot.device.address=x", "robot.device.model=ur9", "dry_run=true"], "choices: ur3e"),
-        (["robot=feetech", "robot.priority=100"], "between 1 and 99"),
+        (["robot=feetech", "robot.priority=100"], "priority=100 must lie in [0, 99]"),
     ],
     ids=str,
 )
@@ -175,7 +175,7 @@ SO101, TWIN = "robot=so101_emulated", "robot=twin"
         ([SO101, "robot.device.port=x"], "so101_emulated has no setting 'port'"),
         ([SO101, "robot.device.rate_hz=[1,2]"], "must be three numbers"),
         ([SO101, "robot.seed=-1"], "robot.seed=-1 must be at least 0"),
-        ([SO101, "robot.loss=1.5"], "robot.loss=1.5 is a share"),
+        ([SO101, "robot.loss=1.5"], "robot.loss=1.5 must lie in [0, 1)"),
         ([TWIN, "robot.device.seed=-1"], "seed=-1 of a twin must be at least 0"),
         ([TWIN, "robot.device.seed=1.5"], "must be a whole number"),
         ([TWIN, "robot.device.velocitty=1"], "did you mean 'velocity'?"),

@@ -153,7 +153,7 @@ WRONG = [
     ({"workspace": [[0, 0], [1, 1]]}, "two corners"),
     ({"workspace": [[0, 0, 1], [1, 1, 1]]}, "two corners"),
     ({"workspace": [[0, 0, float("nan")], [1, 1, 1]]}, "two corners"),
-    ({"floor_m": float("inf")}, "height"),
+    ({"floor_m": float("inf")}, "floor_m=inf must be a finite number"),
     ({"may_touch": [["base"]], "apart": True}, "pairs"),
     ({"model": "robot.xml"}, "nothing is checked on"),
     ({"jerk": -1.0}, "safety.jerk=-1.0"),

@@ -104,7 +104,8 @@ WALLS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("sim.guard",), ("sim", *SHARED, "real_robot.safety.guard")),  # a leaf
     (("sim",), ("sim", *SHARED)),
     (POLICY_SIDE, ("real_robot", *SHARED)),
-    (("real_robot",), ("real_robot", "policies.core.files")),  # which imports the standard library alone
+    # These import the standard library alone.
+    (("real_robot",), ("real_robot", "policies.core.files", "policies.core.ranges")),
     (("configs",), ()),
 )
 

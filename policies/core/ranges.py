@@ -15,13 +15,15 @@ from typing import Any
 from .errors import BurnishError
 
 
-def check_ranges(config: Any, names_of: Mapping[str, str], prefix: str = "") -> None:
+def check_ranges(
+    config: Any, names_of: Mapping[str, str], prefix: str = "", refusal: type[Exception] = BurnishError
+) -> None:
     """Refuse the first of ``config``'s settings that lies outside its interval; ``prefix`` names its place."""
     for interval, names in names_of.items():
         for name in names.split():
             value = getattr(config, name)
             if value is not None and not _inside(value, interval):
-                raise BurnishError(f"{prefix}{name}={value} {_must(interval)}")
+                raise refusal(f"{prefix}{name}={value} {_must(interval)}")
 
 
 def _inside(x: float, interval: str) -> bool:

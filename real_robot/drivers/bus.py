@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from ...policies.core.ranges import check_ranges
 from ..adapter import Adapter, Command, GripperSpec, JointSpec, Mode, RobotSpec, RobotState, StopKind, Vector, sent_as
 from ..clock import SECOND, Clock, ns
 from ..errors import Refused, RobotError, StaleState
@@ -60,16 +61,12 @@ class ArmConfig:
     tool_site: str | None = None
 
     def __post_init__(self) -> None:
-        positive = ("velocity", "acceleration", "gripper_velocity", "baudrate", "latency_s", "quiet_s", "margin_rad")
-        wrong = [f"{name}={getattr(self, name)}" for name in positive if not 0 < getattr(self, name) < np.inf]
-        if wrong:
-            raise Refused(f"these settings of the robot must be positive: {', '.join(wrong)}")
+        positive = "velocity acceleration gripper_velocity baudrate latency_s quiet_s margin_rad"
+        check_ranges(self, {"(0, inf)": positive, "[0.02, 2.54]": "watchdog_s"}, refusal=Refused)
         if len(self.rate_hz) != 3:
             raise Refused(f"rate_hz={list(self.rate_hz)} must be three numbers: the least, the usual and the most")
         if self.profile_share < 1:
             raise Refused(f"profile_share={self.profile_share:g} below 1 would let the arm fall behind for good")
-        if not 0.02 <= self.watchdog_s <= 127 * 0.02:
-            raise Refused(f"watchdog_s={self.watchdog_s:g} must lie between 0.02 and 2.54")
         if self.without_watchdog not in ("", UNGUARDED):
             raise Refused(f"to run without a watchdog set without_watchdog to the words {UNGUARDED!r}")
 

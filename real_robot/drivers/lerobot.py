@@ -34,6 +34,7 @@ from typing import Any
 
 import numpy as np
 
+from ...policies.core.ranges import check_ranges
 from ..adapter import (
     Adapter,
     Command,
@@ -123,8 +124,7 @@ class BridgeConfig:
         names = [motor.name for motor in self.motors] + [self.gripper] * (self.gripper is not None)
         if not self.motors or len(set(names)) < len(names):
             raise Refused(f"a bridge needs motors with different names, got {names}")
-        if not all(0 < x < math.inf for x in (self.rate_hz, self.hang_s, self.connect_s)):
-            raise Refused("rate_hz, hang_s and connect_s of a bridge must be positive")
+        check_ranges(self, {"(0, inf)": "rate_hz hang_s connect_s"}, refusal=Refused)
 
 
 class _Caller:

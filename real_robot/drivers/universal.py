@@ -35,6 +35,7 @@ from typing import Any
 
 import numpy as np
 
+from ...policies.core.ranges import check_ranges
 from ..adapter import Adapter, Command, Fault, JointSpec, Mode, Phase, RobotSpec, RobotState, StopKind, Vector
 from ..clock import SECOND, Clock, MonotonicClock, ns
 from ..errors import DeviceFault, Refused, StaleState
@@ -88,8 +89,13 @@ class UniversalConfig:
     serial: str = ""  # of the controller; "": any
 
     def __post_init__(self) -> None:
-        if not 20 <= self.rate_hz <= 500:
-            raise Refused(f"rate_hz={self.rate_hz:g} is not between 20 and 500")
+        ranges = {
+            "[20, 500]": "rate_hz",
+            "[0.03, 0.2]": "lookahead_s",
+            "[100, 2000]": "gain",
+            "(0, inf)": "acceleration deceleration silence_s open_s stop_s power_s",
+        }
+        check_ranges(self, ranges, refusal=Refused)
         if self.watchdog_hz is None and not self.why_no_watchdog:
             raise Refused(
                 "without a watchdog the arm follows its last set-point when this program dies; set watchdog_hz, or say "
@@ -97,11 +103,6 @@ class UniversalConfig:
             )
         if self.watchdog_hz is not None and not 1 <= self.watchdog_hz <= self.rate_hz / 2:
             raise Refused(f"watchdog_hz={self.watchdog_hz:g} is not between 1 and half of rate_hz={self.rate_hz:g}")
-        if not (0.03 <= self.lookahead_s <= 0.2 and 100 <= self.gain <= 2000):
-            raise Refused("servoj takes lookahead_s between 0.03 and 0.2 and gain between 100 and 2000")
-        positive = (self.acceleration, self.deceleration, self.silence_s, self.open_s, self.stop_s, self.power_s)
-        if not all(0 < x < math.inf for x in positive):
-            raise Refused("acceleration, deceleration and the times must be positive")
 
 
 def spec_of(config: UniversalConfig) -> RobotSpec:

@@ -11,6 +11,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from ...policies.core.ranges import check_ranges
 from ..errors import Refused
 
 
@@ -47,23 +48,18 @@ class Chunks:
     patience_s: float = 0.8  # with nothing to play; less than safety.silent_ramp_s, after which the robot stops anyway
 
     def __post_init__(self) -> None:
-        if any(x is not None and x < 1 for x in (self.every, self.reach)):
-            raise Refused(f"chunks.every={self.every} and chunks.reach={self.reach} must be at least 1")
+        ranges = {
+            "[1, inf)": "every reach window",
+            "[0, inf)": "overlap decay forget",
+            "(0, inf)": "patience_s",
+            "(0, 1]": "share",
+        }
+        check_ranges(self, ranges, "chunks.", Refused)
         if self.hold is Hold.guide and self.mode is not Mode.realtime:
             raise Refused(
                 f"chunks.mode={self.mode.value} continues nothing, so chunks.hold=guide is for realtime alone"
             )
-        if self.overlap < 0:
-            raise Refused(f"chunks.overlap={self.overlap} must not be negative")
-        if not 0 <= self.decay < math.inf or not 0 < self.patience_s < math.inf:
-            raise Refused(
-                f"chunks.decay={self.decay} must not be negative, and chunks.patience_s={self.patience_s} be positive"
-            )
-        if not 0 < self.share <= 1 or self.window < 1:
-            raise Refused(
-                f"chunks.share={self.share} must lie in (0, 1], and chunks.window={self.window} be at least 1"
-            )
-        if not 0 <= self.forget < self.rehearsals:
+        if self.forget >= self.rehearsals:
             raise Refused(
                 f"chunks.rehearsals={self.rehearsals} must be more than the chunks.forget={self.forget} that do not "
                 "count, or no latency is known"

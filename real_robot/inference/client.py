@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...policies.core.errors import BurnishError
+from ...policies.core.ranges import check_ranges
 from ...policies.core.spec import EnvSpec, PolicySpec, dtype_of
 from ...policies.wire.connection import Connection, ServerRefused, same
 from ...policies.wire.server_spec import announced, sent, shown, wanted
@@ -48,12 +49,14 @@ class ClientConfig:
     execute: int | None = None  # actions of a chunk that are played; null: as announced, or all
 
     def __post_init__(self) -> None:
-        if not 0 < self.timeout_s < float("inf") or not 0 < self.backoff_s <= self.longest_backoff_s < float("inf"):
-            raise Refused("timeout_s must be positive, and backoff_s positive and at most longest_backoff_s")
-        if self.execute is not None and self.execute < 1:
-            raise Refused(f"execute={self.execute} must be at least 1")
-        if self.warmup < 0 or self.window < 1:
-            raise Refused(f"warmup={self.warmup} must be at least 0, and window={self.window} at least 1")
+        ranges = {
+            "(0, inf)": "timeout_s backoff_s longest_backoff_s",
+            "[1, inf)": "execute window",
+            "[0, inf)": "warmup",
+        }
+        check_ranges(self, ranges, refusal=Refused)
+        if self.backoff_s > self.longest_backoff_s:
+            raise Refused(f"backoff_s={self.backoff_s} must be at most longest_backoff_s={self.longest_backoff_s}")
 
 
 @dataclass

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ...policies.core.ranges import check_ranges
 from ..errors import Refused
 
 ENOUGH = 1e9  # of whatever unit: what is greater cannot be meant, and overflows where it is counted in nanoseconds
@@ -54,24 +55,22 @@ class Safety:
     reflex_budget_s: float = 0.002  # a critic that takes longer brakes
 
     def __post_init__(self) -> None:
-        times = ("stale_hold_periods", "stale_ramp_s", "silent_ramp_s", "following_s", "reflex_budget_s")
-        monitored = ("frozen_rad", "frozen_s", "stall_rad", "stall_share", "stall_s")
-        for name in ("rate_hz", "start_gap_rad", "following_rad", *times, *monitored):
-            if not 0 < getattr(self, name) < ENOUGH:
-                raise Refused(f"safety.{name}={getattr(self, name)} must be a positive number below {ENOUGH:g}")
-        for name in ("outside_rad", "blend_s", "jerk", "margin_m"):
-            if not 0 <= getattr(self, name) < ENOUGH:
-                raise Refused(f"safety.{name}={getattr(self, name)} must lie between 0 and {ENOUGH:g}")
-        if not 0 < self.share <= 1:
-            raise Refused(f"safety.share={self.share} must lie in (0, 1]")
-        if min(self.bad_in_a_row, self.slow_after, self.ramp_after) < 1 or self.slow_after > self.ramp_after:
-            raise Refused("safety counts must be at least 1, and slow_after at most ramp_after")
+        times = "stale_hold_periods stale_ramp_s silent_ramp_s following_s reflex_budget_s"
+        monitored = "frozen_rad frozen_s stall_rad stall_share stall_s"
+        ranges = {
+            f"(0, {ENOUGH:g})": f"rate_hz start_gap_rad following_rad {times} {monitored}",
+            f"[0, {ENOUGH:g})": "outside_rad blend_s jerk margin_m",
+            "(0, 1]": "share",
+            "[1, inf)": "bad_in_a_row slow_after ramp_after",
+            "(-inf, inf)": "floor_m",
+        }
+        check_ranges(self, ranges, "safety.", Refused)
+        if self.slow_after > self.ramp_after:
+            raise Refused(f"safety.slow_after={self.slow_after} must be at most ramp_after={self.ramp_after}")
         if self.workspace and not _is_box(self.workspace):
             raise Refused(
                 f"safety.workspace={self.workspace} must be two corners with low < high, [[x, y, z], [x, y, z]] in m"
             )
-        if self.floor_m is not None and not np.isfinite(self.floor_m):
-            raise Refused(f"safety.floor_m={self.floor_m} must be a height in m")
         if any(len(pair) != 2 for pair in self.may_touch):
             raise Refused(f"safety.may_touch={self.may_touch} must be pairs of names of bodies")
         if not self.bounded and (self.model or self.tool or self.model_joints or self.may_touch):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ...policies.core.errors import BurnishError
 from ...policies.core.files import remove
+from ...policies.core.ranges import check_ranges
 
 SHORTEST_KEY = 16  # characters
 BACKLOG = 4096  # connections that the kernel holds for us; it takes its own limit where that is less
@@ -32,11 +33,7 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port < 2**16:
             raise BurnishError(f"port={self.port} must be a port, or 0 for any that is free")
-        times = (self.rate_hz, self.handshake_s, self.receive_s, self.idle_s)
-        if min(self.clients, self.batch, self.queue) < 1 or not all(0 < x < float("inf") for x in times):
-            raise BurnishError(
-                "clients, batch and queue must be at least 1, rate_hz, handshake_s, receive_s and idle_s positive"
-            )
+        check_ranges(self, {"[1, inf)": "clients batch queue", "(0, inf)": "rate_hz handshake_s receive_s idle_s"})
         _address(self.host)
 
     @property
