@@ -168,7 +168,9 @@ def _plan(policy: Any, shapes: Mapping[str, tuple[int, ...]]) -> tuple[list[Nois
     spec: PolicySpec = policy.spec
     try:
         with torch.no_grad(), first_act():
-            acting.act(_obs(blank), generator=_Given(None, noise))
+            answer = acting.act(_obs(blank), generator=_Given(None, noise))
+        if not torch.isfinite(answer).all():
+            raise BurnishError("the policy answers an observation of zeros with numbers that are not finite")
     except BurnishError:
         raise
     except Exception as error:  # a policy may hold one that is not ours, which raises what it likes
