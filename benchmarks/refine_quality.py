@@ -71,6 +71,7 @@ from burnish.policies.build import load_policy
 from burnish.policies.controllers import controller_for
 from burnish.policies.core.config import to_data
 from burnish.policies.core.errors import BurnishError
+from burnish.policies.core.rewards import RewardConfig
 from burnish.policies.measure.evaluate import Evaluation, evaluate, evaluation_seeds
 from burnish.policies.runs.run import read_metrics
 from burnish.sim.build import world_for
@@ -205,6 +206,12 @@ def play(case: Case) -> None:
         raise RuntimeError(f"{case.task} {case.name} ended with status {process.returncode}: {log.read_text()[-500:]}")
 
 
+def compared_settings(case: Case) -> dict[str, Any]:
+    """Those by which a run is told from others: of the method, and of the rewards where they are changed."""
+    rewards = {} if case.config.rewards == RewardConfig() else {"rewards": to_data(case.config.rewards)}
+    return to_data(case.config.method) | rewards
+
+
 def conclude(case: Case) -> dict[str, Any]:
     """What the run left, as plain data."""
     free = family_of(case.method) == "free"
@@ -215,7 +222,7 @@ def conclude(case: Case) -> dict[str, Any]:
         "seed": case.seed,
         "base": fingerprint(case.task, case.base),
         "budget": case.budget,
-        "settings": None if free else to_data(case.config.method),
+        "settings": None if free else compared_settings(case),
         "machine": machine(torch.device("cpu")),
         "minutes": spent["cpu_s"] / 60,  # of processor time: other work on the machine does not count
         "wall_minutes": spent["wall_s"] / 60,
@@ -295,7 +302,7 @@ def valid_runs(results: Path) -> list[dict[str, Any]]:
         if path.parent.parent != results or run["base"] not in (fingerprint(run["task"], n) for n in _numbers(run)):
             continue
         case = Case(run["task"], run["method"], run["seed"], False, results)
-        if run["settings"] is None or run["settings"] == json.loads(json.dumps(to_data(case.config.method))):
+        if run["settings"] is None or run["settings"] == json.loads(json.dumps(compared_settings(case))):
             runs.append(run)
     return runs
 

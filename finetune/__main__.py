@@ -21,13 +21,13 @@ from ..policies.core.config import LATER
 from ..policies.core.errors import BurnishError
 from ..policies.core.files import replacing
 from ..policies.core.ranges import check_ranges
-from ..policies.core.rewards import RewardMap
+from ..policies.core.rewards import RewardConfig
 from ..policies.core.seed import derive
 from ..policies.core.spec import EnvSpec, PolicySpec, agent_spec
 from ..policies.core.types import Controller, VecEnv
 from ..policies.core.wrapper import Wrapper
 from ..policies.data.lerobot import fingerprint, read_lerobot
-from ..policies.external.reward_models import relabelled, reward_model
+from ..policies.external.reward_models import relabelled, rewarded
 from ..policies.improve import Improvement, improve
 from ..policies.runs.run import OnLog
 from ..policies.trial import TrialConfig
@@ -64,8 +64,8 @@ class FinetuneConfig:
     data: str | None = None  # a folder of recordings, part of every batch of the methods that can use them
     # updates from the recordings alone, before anything is played: offline to online in one run
     pretrain_updates: int = field(default=0, metadata=LATER)
-    # an installed model of rewards (entry point of burnish.rewards), in place of the world's and the recordings' own
-    reward_model: str | None = field(default=None, metadata=LATER)
+    # what is made of the rewards of the world, for the learner, and of those of the recordings
+    rewards: RewardConfig = field(default_factory=RewardConfig, metadata=LATER)
     expert: str | None = None  # for the methods that learn from people: how good the scripted one is who takes over
     out: str = "runs/refined"  # folder of the run
     track: list[str] = field(default_factory=list)  # besides JSONL and TensorBoard: wandb, trackio, rerun
@@ -106,9 +106,7 @@ def refinement(config: FinetuneConfig, base: Any = None, env: VecEnv | None = No
         )
     prior = None
     if config.data is not None:
-        data = read_lerobot(config.data)
-        if config.reward_model is not None:
-            data = relabelled(data, reward_model(config.reward_model, data.spec))
+        data = relabelled(read_lerobot(config.data), config.rewards)
         recorded_in = data.meta.get("env")
         if recorded_in and world and recorded_in["name"] != world["name"]:
             raise BurnishError(
@@ -192,9 +190,7 @@ def scene(
     else:
         spec = _spec_in(_specified(world) if env is None else env.spec, own_chunk(config.method).history)
     raw = raw_world(world, config.worlds, device, seed) if env is None else env
-    if config.reward_model is not None:
-        raw = RewardMap(raw, model=reward_model(config.reward_model, raw.spec))
-    return base, world, spec, seen_by(spec, raw)
+    return base, world, spec, seen_by(spec, rewarded(raw, config.rewards))
 
 
 def apart(config: FinetuneConfig, loop: Any) -> Asynchronous:

@@ -62,7 +62,7 @@ def entropy_trap(learner: Any, replay: Replay) -> str | None:
     return (
         f"advice: rewards are 0 until success, where {seen}, but going on is worth {going_on:.3g} to this agent, which "
         f"earns alpha times its entropy, {bonus:.3g}, at every decision; it will learn to avoid success. Make time "
-        "cost something (reward_offset=1 where the method has it), take the bonus out of the targets "
+        "cost something (rewards.shift=-1), take the bonus out of the targets "
         "(sac.backup_entropy=false), or begin with a small sac.alpha"
     )
 
@@ -78,7 +78,7 @@ def quitting_trap(replay: Replay, metrics: Metrics) -> str | None:
         return None
     return (
         f"advice: every decision costs this agent {-float(going_on.mean()):.3g}, and {failure:.0%} of the episodes end "
-        "by failing, which costs nothing more: it may learn to fail soon. Take no cost of time (reward_offset=0, with "
+        "by failing, which costs nothing more: it may learn to fail soon. Take no cost of time (rewards.shift=0, with "
         "sac.backup_entropy=false against the entropy trap), or a reward of progress (env.reward=dense where the world "
         "has it)"
     )

@@ -3,7 +3,7 @@
     from burnish.finetune import evaluate, load, refine
 
     policy = load("runs/bc")
-    result = refine(policy, "insert", method="dsrl", total=20_000, reward_offset=1, loop={"warmup": 1000})
+    result = refine(policy, "insert", method="dsrl", total=20_000, rewards={"shift": -1}, loop={"warmup": 1000})
     print(evaluate(result.policy).summary())
 
 This is the command line with other hands on it, and an entry point like the `__main__.py` files, which know the worlds.

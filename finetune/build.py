@@ -17,7 +17,6 @@ from ..offline.dataset import BehindCut, decisions
 from ..offline.recorded import label_with_base
 from ..offline.replay import Replay
 from ..policies.core.errors import BurnishError
-from ..policies.core.rewards import RewardConfig
 from ..policies.core.seed import derive
 from ..policies.core.spec import ActionSpec, ChunkConfig, EnvSpec, PolicySpec, chunk_spec
 from ..policies.core.types import Controller, Learner, Obs, VecEnv
@@ -182,7 +181,6 @@ def prior_data(
         config.discount.per_step(spec.execute),
         monte_carlo=row.returns,
         behind_cut=getattr(config, "behind_cut", BehindCut.worst),
-        reward=rewards_of(config),
         seed=seed,
         device=device,
     )
@@ -195,11 +193,6 @@ def prior_data(
 def fresh_spec(config: Any, world: EnvSpec, limits: ActionSpec) -> PolicySpec:
     """The spec of what a method makes without a base."""
     return chunk_spec(world, own_chunk(config), limits)
-
-
-def rewards_of(config: Any) -> RewardConfig:
-    """The change of rewards that a method makes in its world, for recordings."""
-    return getattr(config, "rewards", RewardConfig(shift=-getattr(config, "reward_offset", 0.0)))
 
 
 def recorded_by(config: Any) -> Recorded:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,12 +18,12 @@ from ..policies.__main__ import acting_policy, trial_of
 from ..policies.build import CheckpointConfig, identity_of
 from ..policies.cli.cli import main
 from ..policies.cli.machine import prepare_machine
-from ..policies.core.errors import BurnishError
 from ..policies.core.normalize import Scaling
 from ..policies.core.ranges import check_ranges
 from ..policies.core.rewards import RewardConfig
 from ..policies.core.spec import ChunkConfig
 from ..policies.data.lerobot import fingerprint, read_lerobot
+from ..policies.external.reward_models import relabelled
 from ..policies.improve import Improvement, improve
 from ..policies.trial import TrialConfig
 from ..sim.build import WORLDS, origin_of
@@ -50,8 +49,7 @@ class OfflineConfig:
     chunk: ChunkConfig = field(default_factory=ChunkConfig)  # of a fresh policy; one from a checkpoint keeps its own
     normalize: Scaling = Scaling.standard  # of what a fresh policy observes
     discount: Discount = field(default_factory=Discount)  # of later rewards
-    reward_scale: float = 1.0  # factor on every reward
-    reward_shift: float = 0.0  # added to each scaled reward; -1 makes success-or-nothing a matter of time
+    rewards: RewardConfig = field(default_factory=RewardConfig)  # what is made of the rewards of the recordings
     # Of the returns that method.calibrate compares with: what follows where a recording was cut off.
     behind_cut: BehindCut = BehindCut.worst
     n_step: int = 1  # decisions that a target sums up
@@ -70,15 +68,12 @@ class OfflineConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, {"[1, inf)": "n_step batch steps log_every save_every", "[0, inf)": "eval_every"})
-        check_ranges(self, {"(0, inf)": "reward_scale"})
-        if not math.isfinite(self.reward_shift):
-            raise BurnishError(f"reward_shift={self.reward_shift} must be a finite number")
 
 
 def offline(config: OfflineConfig) -> int:
     device, name = prepare_machine(config.device, config.threads), method_name(config.method, Phase.offline)
     row = method_of(config.method, Phase.offline)
-    episodes = read_lerobot(config.data)
+    episodes = relabelled(read_lerobot(config.data), config.rewards)
     policy, origin = starting_policy(config.policy, device)
     spec = policy.spec if policy is not None else episodes.policy_spec(config.chunk)
     world = origin_of(config.env) or episodes.meta.get("env") or origin.get("env")
@@ -88,7 +83,6 @@ def offline(config: OfflineConfig) -> int:
         config.discount.per_step(spec.execute),
         monte_carlo=row.returns,
         behind_cut=config.behind_cut,
-        reward=RewardConfig(config.reward_scale, config.reward_shift),
         seed=config.seed,
         device=device,
     )

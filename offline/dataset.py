@@ -14,7 +14,6 @@ was also executed, so the columns ``action`` and ``executed`` agree.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import Enum
 
 import torch
@@ -46,7 +45,6 @@ def decisions(
     phases: int | None = None,
     monte_carlo: bool = False,
     behind_cut: BehindCut = BehindCut.worst,
-    reward: Callable[[Tensor], Tensor] | None = None,
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> Replay:
@@ -65,7 +63,7 @@ def decisions(
         ours, theirs = getattr(spec, name), getattr(episodes.spec, name)
         if ours is not None and ours != theirs:
             raise BurnishError(f"the policy acts with {name}={ours}, but the recordings were made with {theirs}")
-    rewards = [episode.reward if reward is None else reward(episode.reward) for episode in episodes]
+    rewards = [episode.reward for episode in episodes]
     tails = _tails(rewards, gamma, behind_cut) if monte_carlo else [None] * len(episodes)
     actions = scaled_actions(episodes, spec.action).split([len(episode) for episode in episodes])
     pieces = [

@@ -16,6 +16,7 @@ from burnish.finetune.methods.residual_td3 import ResidualTD3Config
 from burnish.offline.returns import Discount, Per
 from burnish.offline.sac import soft_agent
 from burnish.policies.controllers import controller_for
+from burnish.policies.core.rewards import RewardMap
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import PolicySpec
 from burnish.policies.core.types import Obs, Step
@@ -45,16 +46,15 @@ def base() -> CallablePolicy:
     return CallablePolicy(towards, PolicySpec(spec.obs, spec.action, 4, 4, noise_shape=(1, 2)))
 
 
-def steered(seed: int = 0, env: ScaledEnv | None = None, reward_offset: float = 0.0, **changes: Any) -> OffPolicy[Any]:
+def steered(seed: int = 0, env: Any = None, shift: float = 0.0, **changes: Any) -> OffPolicy[Any]:
     """DSRL with the temperature and the entropy in the target that it begins with by default."""
     sizes: dict[str, Any] = {"agent": soft_agent(hidden=[64, 64]), "critic": CriticConfig(hidden=[64, 64])}
     config = DSRLConfig(
-        reward_offset=reward_offset,
         discount=Discount(0.97, Per.chunk),
         loop=OffPolicyConfig(warmup=500, updates_per_decision=0.5, batch=128),
         sac=latent_sac(lr=1e-3, actor_lr=1e-3, **sizes, **changes),
     )
-    loop = prepare(config, base(), env or world(seed=seed), seed=seed, probe=False)
+    loop = prepare(config, base(), RewardMap(env or world(seed=seed), shift=shift), seed=seed, probe=False)
     assert isinstance(loop, OffPolicy)
     return loop
 
@@ -77,7 +77,7 @@ def test_the_trap_and_the_way_out_of_it(seed):
     """Success after 4000 decisions in 15 recorded seeds: 0.025 to 0.055 as it begins by default, 0.75 to 0.775 where
     time costs something; the base has 0.26. The bounds are half way from the base."""
     before = success(base())
-    trapped, free = (played(steered(seed, reward_offset=offset), 4000) for offset in (0.0, 1.0))
+    trapped, free = (played(steered(seed, shift=shift), 4000) for shift in (0.0, -1.0))
     assert entropy_trap(trapped.learner, trapped.replay) is not None
     assert entropy_trap(free.learner, free.replay) is None
     assert success(trapped.learner.policy) < before - 0.12
@@ -88,14 +88,14 @@ def test_the_advice_names_both_sides_and_the_ways_out():
     loop = played(steered(), 600)
     sentence = entropy_trap(loop.learner, loop.replay)
     assert sentence is not None
-    for word in ("0 until success", "going on is worth", "reward_offset=1", "sac.backup_entropy=false", "sac.alpha"):
+    for word in ("0 until success", "going on is worth", "rewards.shift=-1", "sac.backup_entropy=false", "sac.alpha"):
         assert word in sentence
 
 
 @pytest.mark.parametrize(
     "loop",
     [
-        lambda: steered(reward_offset=1.0),  # time costs something
+        lambda: steered(shift=-1.0),  # time costs something
         lambda: steered(backup_entropy=False),  # nothing is paid for entropy
         lambda: steered(alpha=1e-5),  # too little is paid
         lambda: steered(env=world(reward=Reward.distance)),  # rewards that are negative
@@ -132,18 +132,18 @@ class Cliff(Wrapper):
 
 
 @pytest.mark.parametrize(
-    ("cliff", "offset", "warned"), [(True, 1.0, True), (True, 0.0, False), (False, 1.0, False), (False, 0.0, False)]
+    ("cliff", "shift", "warned"), [(True, -1.0, True), (True, 0.0, False), (False, -1.0, False), (False, 0.0, False)]
 )
-def test_a_cost_of_time_is_warned_of_where_episodes_end_by_failing(cliff, offset, warned):
+def test_a_cost_of_time_is_warned_of_where_episodes_end_by_failing(cliff, shift, warned):
     env = Cliff(world()) if cliff else world()
-    loop, lines = played(steered(env=env, reward_offset=offset, backup_entropy=False), 600), []
+    loop, lines = played(steered(env=env, shift=shift, backup_entropy=False), 600), []
     metrics = advised(loop, lines.append)()
     assert metrics["advice/quitting_trap"] == warned and len(lines) == warned
     # The base itself, which played the warm-up, falls in about half of its episodes.
     assert 0.3 < metrics["episode/failure"] < 0.8 if cliff else metrics["episode/failure"] == 0
     assert metrics["episode/failure"] + metrics["episode/success"] <= 1
     if warned:
-        for word in ("every decision costs", "reward_offset=0", "sac.backup_entropy=false", "env.reward=dense"):
+        for word in ("every decision costs", "rewards.shift=0", "sac.backup_entropy=false", "env.reward=dense"):
             assert word in lines[0]
 
 

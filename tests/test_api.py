@@ -184,7 +184,7 @@ def test_any_text_arrives_as_it_is(text):
         ({"sac": {"agent": {"hidden": (8, 8)}}}, lambda config: config.method.sac.agent.hidden == [8, 8]),
         # What is not said keeps the method's own default: SAC of itself would aim at another entropy.
         ({"sac": {"alpha": 0.02}}, lambda config: config.method.sac.target_entropy == 0.0),
-        ({"experiment": "insert/dsrl"}, lambda config: config.method.reward_offset == 1 and config.total == 25_000),
+        ({"experiment": "insert/dsrl"}, lambda config: config.rewards.shift == -1 and config.total == 25_000),
     ],
 )
 def test_settings_arrive_with_their_types(settings, read):
@@ -207,7 +207,8 @@ def test_settings_that_are_mappings_are_passed_whole():
     ("change", "sentence"),
     [
         ({"method": "dsrll"}, "method=dsrll is not a choice; did you mean 'dsrl'"),
-        ({"reward_ofset": 1}, "no setting 'method.reward_ofset'; did you mean 'method.reward_offset'"),
+        ({"distill_every": 1}, "no setting 'method.distill_every'; did you mean 'method.distil_every'"),
+        ({"rewards": {"shft": 1}}, "did you mean 'rewards.shift'"),
         ({"loop": {"warmpu": 1}}, "did you mean 'method.loop.warmup'"),
         ({"bound": -1}, "bound=-1"),
         ({"bound": "wide"}, "method.bound: .*wide"),

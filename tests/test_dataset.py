@@ -12,9 +12,11 @@ from burnish.policies.build import build_policy
 from burnish.policies.core.chunk import ChunkEnv, HistoryEnv
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.normalize import Scaling
+from burnish.policies.core.rewards import RewardConfig
 from burnish.policies.core.scale import Scale, ScaledEnv
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec, PolicySpec
 from burnish.policies.data.episodes import Episode, Episodes
+from burnish.policies.external.reward_models import relabelled
 from burnish.policies.gaussian import GaussianConfig
 from scripted import TERMINATED, TRUNCATED, ScriptedWorld
 
@@ -45,10 +47,10 @@ def spec_of(execute: int, history: int = 1) -> PolicySpec:
     return PolicySpec(OBS, ACTION, horizon=execute + 2, execute=execute, start=1, history=history)
 
 
-def slow(episode: Episode, spec: PolicySpec, start: int, tail: float, reward=lambda r: r) -> list[dict]:
+def slow(episode: Episode, spec: PolicySpec, start: int, tail: float) -> list[dict]:
     """One phase of one episode, tick by tick."""
     rows, length = [], len(episode)
-    rewards = reward(episode.reward).tolist()
+    rewards = episode.reward.tolist()
     scaled = Scale(ACTION).to_unit(episode.action)
     for first in range(start, length, spec.execute):
         row = {"action": torch.zeros(spec.execute, 2), "reward": 0.0, "steps": 0}
@@ -77,18 +79,15 @@ def slow(episode: Episode, spec: PolicySpec, start: int, tail: float, reward=lam
 @pytest.mark.parametrize("history", [1, 3])
 @pytest.mark.parametrize(("execute", "phases"), [(1, None), (3, None), (3, 1), (3, 2), (4, None)])
 def test_decisions_equal_a_slow_loop(execute, phases, history):
-    spec, episodes = spec_of(execute, history), some()
-
-    def shifted(r):
-        return 10 * r - 5
-
-    replay = decisions(episodes, spec, GAMMA, phases=phases, monte_carlo=True, reward=shifted)
-    worst = min(float(shifted(episode.reward).min()) for episode in episodes) / (1 - GAMMA)
+    spec, episodes = spec_of(execute, history), relabelled(some(), RewardConfig(10, -5))
+    replay = decisions(episodes, spec, GAMMA, phases=phases, monte_carlo=True)
+    worst = min(float(episode.reward.min()) for episode in episodes) / (1 - GAMMA)
+    torch.testing.assert_close(episodes[0].reward, 10 * some()[0].reward - 5)
     expected = [
         row
         for episode in episodes
         for start in range(min(phases or execute, len(episode)))
-        for row in slow(episode, spec, start, worst, shifted)
+        for row in slow(episode, spec, start, worst)
     ]
     got = replay.gather(torch.arange(len(replay)))
     assert len(replay) == len(expected)

@@ -205,7 +205,7 @@ def test_links_out_of_the_documentation_lead_to_pages_of_the_site(hook):
         "https://arxiv.org",
     ]
     assert wanted == {ROOT / "configs/experiment/insert/dsrl.yaml"}
-    assert "reward_offset: 1" in hook.shown(*wanted)
+    assert "rewards: {shift: -1}" in hook.shown(*wanted)
     assert hook.relinked("[gone](../no/such/file)", "index.md", DOCS) == ("[gone](../no/such/file)", set())
 
 

@@ -18,6 +18,7 @@ from burnish.policies.build import build_policy, describe
 from burnish.policies.compose import Repeated, Steered
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.execute import Execution
+from burnish.policies.core.rewards import RewardMap
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.seed import generator
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
@@ -136,13 +137,13 @@ def test_one_vector_of_noise_may_serve_the_whole_chunk():
     assert describe(assembly.learner.policy)["parts"]["base"]["policy"] == "repeated"
 
 
-def test_the_offset_is_taken_from_every_tick_that_was_played():
+def test_a_shift_of_rewards_counts_for_every_tick_that_was_played():
     spec = PolicySpec(ObsSpec({"state": (3,)}), ActionSpec((-1.0, -1.0), (1.0, 1.0)), 3, 3, noise_shape=(3, 2))
     base = CallablePolicy(lambda obs, noise: 0.5 * torch.tanh(noise), spec)
     outcomes = []
-    for offset in (0.0, 1.0):
+    for shift in (0.0, -1.0):
         world = ScaledEnv(ScriptedWorld([[(2, TERMINATED)], [(1, TRUNCATED)], [(9, TRUNCATED)]]))
-        env, learner = build(dsrl(reward_offset=offset, discount=Discount(0.99)), base, world)
+        env, learner = build(dsrl(discount=Discount(0.99)), base, RewardMap(world, shift=shift))
         act = learner.actor.act(env.reset(), warm=True, generator=generator(0, "act"))
         outcomes.append(env.step(act.action))
     plain, shifted = outcomes

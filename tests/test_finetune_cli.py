@@ -6,6 +6,8 @@ import shutil
 
 import pytest
 
+from burnish.finetune import api
+from burnish.finetune.__main__ import refinement
 from burnish.finetune.loops import OnPolicyConfig
 from burnish.finetune.method import Recorded
 from burnish.finetune.table import METHODS, OFFLINE, ONLINE, method_of
@@ -126,6 +128,17 @@ def test_a_base_is_probed_and_recordings_are_summed_up_in_a_sentence_each(lab, t
     assert "% of their coordinates lie further than bound=0.1 from the base" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("shift", [0, 100])  # without a shift nothing is earned: each tick costs its distance
+def test_rewards_are_changed_in_the_world_and_in_recordings(lab, shift):
+    start = {"data": f"{lab}/data", "worlds": 8, "loop": {"warmup": 8, "batch": 64, "prior_share": 0.5}}
+    config, _ = api._configured("point_reach", "rlpd", {**start, "total": 100, "rewards": {"shift": shift}})
+    _, loop = refinement(config)
+    for _ in range(3):
+        loop.iterate()
+    reward = loop.source.sample(64)["reward"]  # half of it was recorded
+    assert bool(((reward > 90) == (shift == 100)).all())
+
+
 def test_a_base_that_ignores_its_noise_is_refused(lab, tmp_path, capsys):
     deaf = ["policy=gaussian", "policy.hidden=[8]", "policy.init_std=2e-5", "policy.min_std=1e-5"]
     words = [f"data={lab}/data", "train.steps=1", "policy.loss=least_squares", *TRIAL]
@@ -169,9 +182,9 @@ def refused(capsys, *words):
         (["offline", "data=x", "method=dppo"], "this choice of method is not for this verb"),
         (["offline", "method=iql"], "data=... must be given"),
         (["offline", "method=iql", "data=nowhere"], "no dataset at nowhere"),
-        (["offline", "method=iql", "data=x", "reward_scale=0"], "reward_scale=0"),
-        (["offline", "method=iql", "data=x", "reward_scale=nan"], "reward_scale=nan"),
-        (["offline", "method=iql", "data=x", "reward_shift=inf"], "reward_shift=inf"),
+        (["offline", "method=iql", "data=x", "rewards.scale=0"], "rewards.scale=0"),
+        (["offline", "method=iql", "data=x", "rewards.scale=nan"], "rewards.scale=nan"),
+        (["offline", "method=iql", "data=x", "rewards.shift=inf"], "rewards.shift=inf"),
         (["finetune", "method=dppo", "total=0"], "total=0"),
         (["finetune", "method=dppo", "method.ppo.epocs=2"], "did you mean 'method.ppo.epochs'"),
         (["finetune", "method=dppo", "method.ppo.clip=-1"], "clip=-1"),

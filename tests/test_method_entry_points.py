@@ -88,16 +88,16 @@ def test_a_model_of_rewards_takes_the_place_of_the_worlds(site, tmp_path):
     assert burnish(site, *data).returncode == 0
     nets = ["method.critic.hidden=[8]", "method.agent.hidden=[8]", "method.loop.warmup=16", "method.loop.batch=8"]
     words = ["finetune", "method=td3_bc", *FEW, *nets, f"data={tmp_path}/data", "pretrain_updates=50"]
-    ran = burnish(site, *words, "reward_model=acme_near", f"out={tmp_path}/run")
+    ran = burnish(site, *words, "rewards.model=acme_near", f"out={tmp_path}/run")
     assert ran.returncode == 0, ran.stderr
     rewards = [line["episode/reward"] for line in read_metrics(tmp_path / "run") if "episode/reward" in line]
     assert rewards and all(100 <= x <= 100 * 12 for x in rewards)  # the model pays 100 a tick; the world less than 0
     for name, sentence in (
-        ("acme_wrong", "reward_model=acme_wrong answered with shape (12, 1)"),
+        ("acme_wrong", "rewards.model=acme_wrong answered with shape (12, 1)"),
         ("acme_nothing", "which is no model of rewards"),
         ("acme_nea", "did you mean 'acme_near'"),
     ):
-        refused = burnish(site, *words, f"reward_model={name}", f"out={tmp_path}/{name}")
+        refused = burnish(site, *words, f"rewards.model={name}", f"out={tmp_path}/{name}")
         assert refused.returncode == 2 and sentence in refused.stderr, refused.stderr
 
 

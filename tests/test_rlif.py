@@ -24,9 +24,11 @@ from burnish.offline.td3 import deterministic_agent
 from burnish.policies.build import build_policy, load_policy
 from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
+from burnish.policies.core.rewards import RewardConfig
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import ActionSpec
 from burnish.policies.core.types import VecEnv
+from burnish.policies.external.reward_models import relabelled
 from burnish.policies.flow import FlowConfig
 from burnish.policies.gaussian import GaussianConfig, GaussianPolicy
 from burnish.policies.measure.evaluate import evaluation_seeds
@@ -132,19 +134,19 @@ def test_whoever_was_stopped_is_blamed_for_what_it_asked_for() -> None:
     assert batch["reward"].tolist() == [5, 6, 7, 8] and read["executed"] is batch["executed"]
 
 
-def recorded(scale: float) -> Replay:
-    """Five episodes of the expert, paid ``scale`` times what they earned."""
+def recorded(rewards: RewardConfig) -> Replay:
+    """Five episodes of the expert, paid by ``rewards``."""
     env = make_env(OPEN, 5)
     episodes = collect(env, make_expert(OPEN, 5, "clean"), evaluation_seeds(5, stream="recorded"))
-    return decisions(episodes, ON_LINE, 0.99, reward=lambda r: scale * r)
+    return decisions(relabelled(episodes, rewards), ON_LINE, 0.99)
 
 
 @pytest.mark.parametrize("algorithm", list(Algorithm))
 def test_nothing_of_the_reward_of_the_task_is_read(algorithm: Algorithm) -> None:
     """In a world that pays noise a hundred times as large, with recordings paid otherwise, the same is learnt."""
     config = tiny(algorithm, {"warmup": 20})
-    first = started(config, prior=recorded(1.0))
-    second = started(config, prior=recorded(-50.0), meaningless=True)
+    first = started(config, prior=recorded(RewardConfig()))
+    second = started(config, prior=recorded(RewardConfig(50, -1000)), meaningless=True)
     for loop in (first, second):
         run(loop, 160)
     rewards = [loop.replay.latest()["reward"] for loop in (first, second)]
@@ -164,7 +166,7 @@ def test_help_is_part_of_every_batch_once_there_is_some() -> None:
 
 def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path: Path) -> None:
     def start() -> OffPolicy[Any]:
-        return started(tiny(loop={"warmup": 100, "capacity": 120}, late=1, hold=3), prior=recorded(1.0))
+        return started(tiny(loop={"warmup": 100, "capacity": 120}, late=1, hold=3), prior=recorded(RewardConfig()))
 
     whole, first, second = start(), start(), start()
     run(whole, 240)

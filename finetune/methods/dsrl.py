@@ -11,10 +11,10 @@ The discount is .99 per decision of n ticks, in both variants, as published; squ
 
 **Departures.** Truncations bootstrap, and a chunk's reward is discounted inside, by gamma^(1/n) per tick (the published
 code sums it). ``updates_per_decision`` is per stored decision: the published 20 per step of 4 worlds is the 5 here.
-``reward_offset`` is taken from every control tick that was played, discounted with it. Published networks have three
-layers of up to 2048; ours, of the same shape, have 256, which a CPU can train; take ``sac.agent.hidden`` and
-``sac.critic.hidden`` larger on a GPU. In the published aliased variant the bound has no effect (the actor is bounded by
-the action space); here it has, in both.
+The published shift of rewards is ``rewards.shift=-1`` of the run: of every control tick that was played, discounted so.
+Published networks have three layers of up to 2048; ours, of the same shape, have 256, which a CPU can train; take
+``sac.agent.hidden`` and ``sac.critic.hidden`` larger on a GPU. In the published aliased variant the bound has no effect
+(the actor is bounded by the action space); here it has, in both.
 """
 
 from __future__ import annotations
@@ -65,7 +65,6 @@ class DSRLConfig:
     variant: Variant = Variant.sac  # sac: a critic of noise; aliased: a critic of actions, distilled into one of noise
     bound: float = 1.5  # of each coordinate of the noise
     repeat: bool = False  # one vector of noise for the whole chunk
-    reward_offset: float = 0.0  # taken from the reward of every control tick; 1 for sparse success
     distil_every: int = 2  # aliased: critic updates per step of the latent critic
     discount: Discount = field(default_factory=lambda: Discount(0.99, Per.chunk))  # of later rewards
     loop: OffPolicyConfig = field(default_factory=latent_loop)  # how much is played, stored and learnt
@@ -92,7 +91,7 @@ def build(
     """``base`` is any policy that takes noise. With ``samples``, a few observations, it is probed first."""
     base, found = steerable(base, "method=dsrl", config.repeat, samples, config.bound)
     gamma = config.discount.per_step(base.spec.execute)
-    view = latent_view(base, env, gamma, latent=config.bound, reward_offset=config.reward_offset, seed=seed)
+    view = latent_view(base, env, gamma, latent=config.bound, seed=seed)
     agent = latent_agent(config.sac.agent, view, seed=seed, device=device)
     options: dict[str, Any] = {
         "policy": Steered(base, agent, config.bound),

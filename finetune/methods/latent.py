@@ -16,7 +16,6 @@ from ...offline.sources import Rows
 from ...policies.build import build_policy
 from ...policies.compose import Repeated
 from ...policies.core.chunk import ChunkEnv
-from ...policies.core.rewards import RewardMap
 from ...policies.core.seed import derive
 from ...policies.core.spec import agent_spec
 from ...policies.core.types import Learner, Metrics, Obs, Source, VecEnv
@@ -42,11 +41,9 @@ def latent_view(
     *,
     latent: float,
     residual: float | None = None,
-    reward_offset: float = 0.0,
     seed: int = 0,
 ) -> BaseEnv:
-    world = RewardMap(env, shift=-reward_offset) if reward_offset else env
-    chunked = ChunkEnv(world, base.spec.execute, gamma)
+    chunked = ChunkEnv(env, base.spec.execute, gamma)
     return BaseEnv(chunked, base, latent=latent, residual=residual, seed=derive(seed, "base"))
 
 

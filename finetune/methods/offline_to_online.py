@@ -36,7 +36,6 @@ from ...policies.build import build_policy
 from ...policies.core.chunk import ChunkEnv
 from ...policies.core.errors import BurnishError
 from ...policies.core.normalize import Scaling
-from ...policies.core.rewards import RewardConfig, RewardMap
 from ...policies.core.spec import ActionSpec, ChunkConfig, PolicySpec, check_compatible, chunk_spec
 from ...policies.core.types import VecEnv
 from ..loops import Assembly, OffPolicyConfig
@@ -60,7 +59,6 @@ class Online:
 
     loop: OffPolicyConfig = field(default_factory=union)  # how much is played, stored and learnt
     discount: Discount = field(default_factory=Discount)  # of later rewards
-    rewards: RewardConfig = field(default_factory=RewardConfig)  # scale and shift, in the world and in recordings
     chunk: ChunkConfig = field(default_factory=single_steps)  # of a fresh policy; one that is given keeps its own
     normalize: Scaling = Scaling.standard  # of what a fresh policy observes, by the recordings
 
@@ -146,7 +144,7 @@ def build(
         check_compatible(spec, env.spec)
     options: dict[str, Any] = {"normalize": config.normalize, "seed": seed, "device": device}
     learner = offline_learner(make, config, base, spec, data=recordings, **options)
-    world, gamma = RewardMap.of(env, config.rewards), config.discount.per_step(spec.execute)
+    gamma = config.discount.per_step(spec.execute)
     if isinstance(config, OnlineCQL):
         learner.keep_calibrating(config.behind_cut, gamma**spec.execute)
-    return Assembly(ChunkEnv(world, spec.execute, gamma), learner)
+    return Assembly(ChunkEnv(env, spec.execute, gamma), learner)

@@ -33,7 +33,6 @@ class RFSConfig:
     latent_bound: float = 1.5  # of each coordinate of the noise
     residual_bound: float = 0.1  # in units of the action range [-1, 1]
     repeat: bool = False  # one vector of noise for the whole chunk
-    reward_offset: float = 0.0  # taken from the reward of every control tick; 1 for sparse success
     discount: Discount = field(default_factory=lambda: Discount(0.99, Per.chunk))  # of later rewards
     loop: OffPolicyConfig = field(default_factory=latent_loop)  # how much is played, stored and learnt
     # target_entropy null: 0 per coordinate of the noise, entropy_per_dim per coordinate of the correction
@@ -56,7 +55,7 @@ def build(
     base, found = steerable(base, "method=rfs", config.repeat, samples, config.latent_bound)
     bounds = {"latent": config.latent_bound, "residual": config.residual_bound}
     gamma = config.discount.per_step(base.spec.execute)
-    view = latent_view(base, env, gamma, **bounds, reward_offset=config.reward_offset, seed=seed)
+    view = latent_view(base, env, gamma, **bounds, seed=seed)
     agent = latent_agent(config.sac.agent, view, seed=seed, device=device)
     sac = config.sac
     if sac.target_entropy is None:

@@ -2,7 +2,7 @@
 
     reward = scale * r + shift        r: the reward of the world, or that of a model of rewards
 
-``RewardMap`` does it to what is played, tick by tick; ``reward_of`` is the same function for recordings.
+``RewardMap`` changes what is played, tick by tick; `policies/external/reward_models.py` does the same to recordings.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ RewardModel = Callable[[Obs, Tensor, Obs], Tensor]
 class RewardConfig:
     scale: float = 1.0  # factor on every reward
     shift: float = 0.0  # added to each scaled reward; -1 makes success-or-nothing a matter of time
+    model: str | None = None  # an installed model of rewards (entry point of burnish.rewards) in place of the world's
 
     def __post_init__(self) -> None:
         check_ranges(self, {"(0, inf)": "scale", "(-inf, inf)": "shift"}, "rewards.")
@@ -43,11 +44,6 @@ class RewardMap(Wrapper):
         super().__init__(env)
         self.map, self.model = RewardConfig(scale, shift), model
         self._obs: Obs | None = None
-
-    @classmethod
-    def of(cls, env: VecEnv, config: RewardConfig) -> VecEnv:
-        """``env`` itself where nothing is changed."""
-        return env if config == RewardConfig() else cls(env, scale=config.scale, shift=config.shift)
 
     def reset(self, *args: Any, **kwargs: Any) -> Obs:
         return self._seen(self.env.reset(*args, **kwargs))
