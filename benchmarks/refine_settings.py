@@ -126,8 +126,9 @@ TRIALS = 10  # at most, for each method on each task
 
 
 def trial_settings(task: str, method: str, trial: int) -> list[str]:
-    """What trial ``trial`` changes in the shipped experiment; trial 0 is that experiment as it is. The others are drawn
-    without replacement from the whole space, in an order that is fixed by the names of the task and the method."""
+    """The changes of a trial in the shipped experiment. Trial 0 has none; after a search the experiment takes over
+    the winner. The others are drawn without replacement from the whole space, in an order that is fixed by the names of
+    the task and the method."""
     if trial == 0:
         return []
     points = list(itertools.product(*SPACE[method]))

@@ -69,6 +69,7 @@ def rows_of(folder: Path, runs: Sequence[Run]) -> list[Row]:
                 "gain_high": gained.get("_high"),
                 "over_greedy": beaten[""],
                 "over_greedy_low": beaten.get("_low"),
+                "delivered_over_greedy_low": against(delivered, greedy).get("_low"),
                 "delivered": None if nothing else float(delivered.mean()),
                 "delivered_worse": None if nothing else sum(worse(run["delivered"], base) for run in found),
                 "steps": statistics.median(run["steps"] for run in found),
@@ -124,12 +125,48 @@ def over_tasks(rows: Sequence[Row]) -> list[Row]:
     return sorted(found, key=lambda row: -row["mean_last"])
 
 
+def verdicts(rows: Sequence[Row]) -> list[Row]:
+    """Of each task, base and budget: the trained methods that differ from a base beyond doubt, and the best of all."""
+    groups: dict[tuple[str, int, int], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["task"], row["base"], row["budget"]), []).append(row)
+    found = []
+    for (task, base, budget), own in groups.items():
+        trained = [row for row in own if row["gain_low"] is not None and not row["method"].startswith("base")]
+        if not trained:
+            continue
+        delivered = [row for row in trained if row["delivered"] is not None]
+        free = max((row for row in own if row["family"] == "free"), key=lambda row: row["last"])
+        best = {"best_last": max(own, key=lambda row: row["last"]), "best_free": free}
+        best |= {"best_delivered": max(delivered, key=lambda row: row["delivered"])} if delivered else {}
+        found.append(
+            {"task": task, "base": base, "budget": budget}
+            | {
+                key: f"{x['method']} {x['delivered' if key == 'best_delivered' else 'last']:.2f}"
+                for key, x in best.items()
+            }
+            | {
+                "beat_noise_0": " ".join(row["method"] for row in trained if row["over_greedy_low"] > 0) or "none",
+                "delivered_beats_noise_0": " ".join(
+                    row["method"]
+                    for row in delivered
+                    if row["family"] != "free" and row["delivered_over_greedy_low"] > 0
+                )
+                or "none",
+                "below_the_base": " ".join(row["method"] for row in trained if row["gain_high"] < 0) or "none",
+            }
+        )
+    return found
+
+
 COLUMNS = {"task": "", "base": "d", "budget": ",", "method": "", "family": "", "seeds": "d", "last": ".3f"}
 COLUMNS |= {"worst_last": ".3f", "gain": "+.3f", "gain_low": "+.3f", "gain_high": "+.3f", "over_greedy": "+.3f"}
 COLUMNS |= {"over_greedy_low": "+.3f", "delivered": ".3f", "delivered_worse": "d", "steps": ",.0f"}
 COLUMNS |= {"gradient_steps": ",.0f", "minutes": ".1f"}
 OVER_TASKS = {"method": "", "family": "", "tasks": "d", "runs": "d", "mean_last": ".3f", "mean_gain": "+.3f"}
 OVER_TASKS |= {"worst_gain_low": "+.3f", "beats_greedy": "d", "delivered_worse": "d"}
+VERDICTS = {"task": "", "base": "d", "budget": ",", "best_last": "", "best_free": "", "best_delivered": ""}
+VERDICTS |= {"beat_noise_0": "", "delivered_beats_noise_0": "", "below_the_base": ""}
 
 
 def result(rows: Sequence[Row]) -> dict[str, float]:
@@ -162,9 +199,13 @@ def publish_tables(folder: Path, runs: Sequence[Run], *, quick: bool, embedded: 
     methods = over_tasks(rows)
     report = {"machine": machine(torch.device("cpu")), "quick": quick, "rows": rows, "methods": methods}
     path = folder.with_suffix(".json")
-    text = "\n\n".join(table(x, columns) for x, columns in ((rows, COLUMNS), (methods, OVER_TASKS)) if x)
-    publish(path, report, text, result(rows))
-    tables = {"refine_quality": markdown(rows, COLUMNS), "refine_quality_methods": markdown(methods, OVER_TASKS)}
+    all_tables = {
+        "refine_quality": (rows, COLUMNS),
+        "refine_quality_methods": (methods, OVER_TASKS),
+        "refine_quality_verdicts": (verdicts(rows), VERDICTS),
+    }
+    publish(path, report, "\n\n".join(table(x, columns) for x, columns in all_tables.values() if x), result(rows))
+    tables = {name: markdown(x, columns) for name, (x, columns) in all_tables.items()}
     page(path, *tables.values())
     if embedded and not quick:
         for name, content in tables.items():

@@ -38,6 +38,7 @@ def test_the_tables_are_those_of_the_committed_runs(tables, rows):
     for name, table in (
         ("refine_quality", tables.markdown(rows, tables.COLUMNS)),
         ("refine_quality_methods", tables.markdown(tables.over_tasks(rows), tables.OVER_TASKS)),
+        ("refine_quality_verdicts", tables.markdown(tables.verdicts(rows), tables.VERDICTS)),
     ):
         assert f"<!-- {name} -->\n{table}<!-- end -->" in text, f"{name}: run refine_quality.py --report"
     assert json.loads((RESULTS / "refine_quality.json").read_text())["rows"] == rows
@@ -76,6 +77,31 @@ def test_noise_zero_is_free_and_often_better(rows):
         assert (f"`{task}`" in said.partition("better with noise 0")[2].partition(".")[0]) == (task in better), task
     assert greedy["insert"]["last"] == 0  # "it never succeeds"
     assert max(row["last"] for row in greedy.values()) < import_module("bases").NOISE_FREE_LIMIT
+
+
+def test_what_the_runs_say(tables, rows):
+    """The sentences of the page about the first bases and 100,000 control steps, in its order."""
+    mine = [row for row in rows if row["base"] == 1 and row["budget"] == 100_000]
+    found = {row["task"]: row for row in tables.verdicts(mine)}
+    assert set(found) == {"push", "pick_place", "hopper"}
+    leaders = {row["best_last"].split()[0] for row in found.values()}
+    assert (
+        len(leaders) == 3
+        and "rlpd" in found["push"]["beat_noise_0"]
+        and "rlpd" in found["pick_place"]["below_the_base"]
+    )
+    assert found["hopper"]["beat_noise_0"] == "none"
+    for task in ("push", "pick_place"):
+        best, free = (float(found[task][key].split()[1]) for key in ("best_last", "best_free"))
+        assert 0.1 <= round(best - free, 2) <= 0.2
+    dsrl = next(row for row in mine if row["task"] == "hopper" and row["method"] == "dsrl")
+    assert dsrl["gain"] < 0 and found["hopper"]["best_delivered"].startswith("dsrl")
+    methods = {row["method"]: row for row in tables.over_tasks(rows)}
+    assert sum(row["delivered_worse"] or 0 for row in methods.values()) == 0
+    careful = sorted(methods, key=lambda name: -methods[name]["worst_gain_low"])
+    assert careful[0] == "residual_ppo" and "dsrl" in careful[-3:]
+    assert max(methods, key=lambda name: methods[name]["mean_last"]) == "dsrl"
+    assert methods["dppo"]["beats_greedy"] == methods["reinflow"]["beats_greedy"] == 0
 
 
 @pytest.mark.parametrize("effect", [0.0, 0.2])

@@ -56,6 +56,14 @@ def test_the_benchmark_has_an_experiment_for_every_run(benchmark):
 
 
 @pytest.mark.rotating(2)
+@pytest.mark.parametrize("task", ["push", "pick_place", "hopper"])  # of which there was a search
+def test_an_experiment_has_the_settings_that_won_the_search(benchmark, task):
+    for method in benchmark.RANKED:
+        winner = benchmark.Case(task, method, 0, False, ROOT / "benchmarks" / "results" / "refine_quality")
+        assert benchmark.configured(f"experiment={task}/{method}").method == winner.config.method, method
+
+
+@pytest.mark.rotating(2)
 @pytest.mark.parametrize("task", ["push", "hopper"])
 def test_every_method_has_the_same_search(benchmark, task):
     """As many different trials for each method, the first of them the shipped experiment, all of one discount."""
