@@ -122,7 +122,7 @@ def ours(case: Case) -> Callable[[], list[float]]:
             },
             "normalize": True,
         }
-    run: dict[str, Any] = {"worlds": worlds, "threads": 1, "log_every": case.steps, "trial.episodes": 1}
+    run: dict[str, Any] = {"worlds": worlds, "threads": 1, "log_every": case.steps, "eval.episodes": 1}
     run["discount"] = {"gamma": s["gamma"]}
     policy = refine(None, case.task, method=method, total=case.steps, seed=case.seed, **run, **chosen).policy
     return lambda: evaluate(policy, case.task, EPISODES, seed=SEED, worlds=EPISODES, greedy=True).returns

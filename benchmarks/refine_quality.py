@@ -161,7 +161,7 @@ class Case:
 
     def _run(self) -> list[str]:
         selected, confirmed = (16, 16) if self.quick else (SELECTED, 256) if self.trial is None else (16, 2)
-        trial = [f"trial.episodes={selected}", f"trial.worlds={WORLDS}", f"trial.confirm={confirmed}"]
+        trial = [f"eval.episodes={selected}", f"eval.worlds={WORLDS}", f"eval.confirm={confirmed}"]
         return [f"out={self.folder}", "threads=1", "resume=true", *trial]
 
     def _free(self) -> list[str]:
@@ -234,7 +234,7 @@ def conclude(case: Case) -> dict[str, Any]:
     best = Best(case.folder, {})
     last = scores(case.task, examined(case.folder, _episodes(case)))
     rows = read_metrics(case.folder)
-    key = "trial/success_rate" if TASKS[case.task].unit is None else "trial/return_mean"
+    key = "eval/success_rate" if TASKS[case.task].unit is None else "eval/return_mean"
     unit = TASKS[case.task].unit or 1
     curve = [(row.get("control_steps", 0.0), row["time/elapsed_s"], row[key] / unit) for row in rows if key in row]
     delivered = scores(case.task, _of_base(case))[: len(last)] if best.delivered is None else last

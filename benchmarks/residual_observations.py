@@ -24,7 +24,7 @@ EPISODES = 400
 WHAT = {"plain": [], "seeing": ["phase", "queue"]}
 
 
-def trial(task: str, method: str, seed: int, quick: bool) -> dict[str, Any]:
+def refined(task: str, method: str, seed: int, quick: bool) -> dict[str, Any]:
     """One pair of refinements."""
     base, row = load(BASES / task / "policy"), {"task": task, "method": method, "seed": seed}
     less: dict[str, Any] = {"total": 3000} if quick else {}
@@ -44,7 +44,7 @@ def main() -> None:
     for task, method in cases:
         gains = []
         for seed in SEEDS[: 1 if chosen.quick else None]:
-            rows.append(trial(task, method, seed, chosen.quick))
+            rows.append(refined(task, method, seed, chosen.quick))
             gains.append(rows[-1]["gain"])
             sys.stderr.write(f"{task} {method} seed {seed}: {rows[-1]['plain']:.3f}, seeing {rows[-1]['seeing']:.3f}\n")
         result[f"{task}_{method}_gain"] = statistics.mean(gains)

@@ -29,7 +29,7 @@ from burnish.policies.runs.checkpoint import Checkpoint, load
 
 ROOT = Path(__file__).resolve().parents[1]
 BASE = ROOT / "benchmarks" / "bases" / "insert"
-SILENT = ["seed=3", "threads=1", "trial.episodes=2", "trial.worlds=2", "trial.confirm=2", "save_every=1000000"]
+SILENT = ["seed=3", "threads=1", "eval.episodes=2", "eval.worlds=2", "eval.confirm=2", "save_every=1000000"]
 SHORT = ["method.loop.warmup=64", "method.loop.initial_updates=8"]
 METHODS = {
     "dsrl": ["finetune", f"policy.path={BASE}", "experiment=insert/dsrl", "total=400", *SHORT],

@@ -40,7 +40,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BEFORE = "c2fc547"  # the last revision before modules moved into rooms
 ROOMS = ("policies", "sim", "finetune", "offline", "real_robot")
 LONG, SHARED = 300, 8  # lines
-SILENT = ["trial.episodes=2", "trial.worlds=2", "trial.confirm=2", "threads=1"]
+SILENT = ["eval.episodes=2", "eval.worlds=2", "eval.confirm=2", "threads=1"]
 PPO = ["method.ppo.value.hidden=[8]", "method.loop.decisions_per_update=4"]
 LOOP = ["method.loop.warmup=8", "method.loop.batch=8", "method.loop.capacity=64", "method.loop.initial_updates=1"]
 METHODS: dict[str, list[str]] = {

@@ -44,7 +44,7 @@ def demonstrations(count: int) -> Episodes:
     return collect(make_env("two_mode", 50), make_expert("two_mode", 50, "noisy"), seeds)
 
 
-def trial(name: str, seed: int, data: Episodes, steps: int | None, episodes: int) -> dict[str, Any]:
+def imitated(name: str, seed: int, data: Episodes, steps: int | None, episodes: int) -> dict[str, Any]:
     """Pretrain one policy and let it act on ``episodes`` fresh seeds."""
     words = [f"policy={name}", "experiment=two_mode", "data=unused", f"seed={seed}"]
     words += [f"train.steps={steps}"] if steps else []
@@ -82,7 +82,7 @@ def main() -> None:
     rows = []
     for name in POLICIES:
         for seed in seeds:
-            rows.append(trial(name, seed, data, steps, episodes))
+            rows.append(imitated(name, seed, data, steps, episodes))
             sys.stderr.write(f"{name} seed {seed}: success {rows[-1]['success']:.3f}\n")
     # The worst seed of what should succeed, and the best of what should not.
     result = {f"{name}_success": min(r["success"] for r in rows if r["policy"] == name) for name in POLICIES}

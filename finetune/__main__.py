@@ -13,7 +13,7 @@ import torch
 from omegaconf import MISSING
 
 from ..offline.__main__ import starting_policy
-from ..policies.__main__ import trial_of
+from ..policies.__main__ import evaluator_of
 from ..policies.build import ACTING, identity_of, where_of
 from ..policies.cli.cli import main
 from ..policies.cli.machine import prepare_machine, say
@@ -27,10 +27,10 @@ from ..policies.core.spec import EnvSpec, PolicySpec, agent_spec
 from ..policies.core.types import Controller, VecEnv
 from ..policies.core.wrapper import Wrapper
 from ..policies.data.lerobot import fingerprint, read_lerobot
+from ..policies.evaluator import EvalConfig
 from ..policies.external.reward_models import relabelled, rewarded
 from ..policies.improve import Improvement, improve
 from ..policies.runs.run import OnLog
-from ..policies.trial import TrialConfig
 from ..sim.build import WORLDS, make_env, origin_of, raw_world, seen_by, world_from
 from ..sim.experts import make_expert
 from .advice import advised
@@ -72,7 +72,7 @@ class FinetuneConfig:
     log_every: int = 1000  # decisions between two rows of metrics
     save_every: int = 20_000  # decisions between two checkpoints
     eval_every: int = 0  # 0: only before and after
-    trial: TrialConfig = field(default_factory=TrialConfig)  # evaluations during training and at the end
+    eval: EvalConfig = field(default_factory=EvalConfig)  # evaluations during training and at the end
     seed: int = 0  # of every random draw
     processes: int = 1  # 2: one acts while the other learns, for the methods that learn from a replay
     asynchronous: AsynchronousConfig = field(default_factory=AsynchronousConfig)  # of processes=2
@@ -134,7 +134,7 @@ def refinement(config: FinetuneConfig, base: Any = None, env: VecEnv | None = No
         seed=config.seed,
         device=device,
     )
-    training = loop if config.processes == 1 else apart(config, loop)
+    training = loop if config.processes == 1 else in_two_processes(config, loop)
     learner = loop.learner
     if sentence := learner.describe():
         say(sentence)
@@ -142,7 +142,7 @@ def refinement(config: FinetuneConfig, base: Any = None, env: VecEnv | None = No
         training=training,
         learner=learner,
         base=base,
-        trial=trial_of(world, learner.policy.spec, config.trial, device),
+        evaluator=evaluator_of(world, learner.policy.spec, config.eval, device),
         origin={"env": world, "method": name, "base": None if config.policy is None else where_of(config.policy)},
         identity={
             "method": name,
@@ -193,7 +193,7 @@ def scene(
     return base, world, spec, seen_by(spec, rewarded(raw, config.rewards))
 
 
-def apart(config: FinetuneConfig, loop: Any) -> Asynchronous:
+def in_two_processes(config: FinetuneConfig, loop: Any) -> Asynchronous:
     if type(loop) is not OffPolicy:
         loops = {name: getattr(kind(), "loop", None) for name, kind in ONLINE.items()}
         able = [name for name, loop in loops.items() if isinstance(loop, OffPolicyConfig)]

@@ -37,11 +37,11 @@ from ..policies.core.scale import ScaledEnv
 from ..policies.core.spec import EnvSpec
 from ..policies.core.types import VecEnv
 from ..policies.core.wrapper import Wrapper
+from ..policies.evaluator import EvalConfig
 from ..policies.measure.evaluate import Evaluation, evaluation_seeds
 from ..policies.measure.evaluate import evaluate as play
 from ..policies.runs import checkpoint
 from ..policies.runs.run import OnLog, find_policy
-from ..policies.trial import TrialConfig
 from ..sim.build import WORLDS, origin_of, seen_by, world_for
 from .__main__ import GROUPS, FinetuneConfig, carry_out, refinement
 from .table import ONLINE, method_name
@@ -108,8 +108,8 @@ def refine(
     (``worlds``, ``eval_every``, ``experiment``, ...) and, without their ``method.``, of the method, nested or dotted.
 
     Without ``out`` nothing is written. ``on_log(step, numbers)`` is called with everything that is logged; a true
-    answer, or a Ctrl-C, ends the training after the next step. A ``VecEnv`` is not used for trials, which would move
-    its worlds: what is logged about the policy is then what happened while it learnt.
+    answer, or a Ctrl-C, ends the training after the next step. A ``VecEnv`` is not used for evaluations, which would
+    move its worlds: what is logged about the policy is then what happened while it learnt.
     """
     if out is None and (settings.get("resume") or settings.get("track")):
         raise BurnishError("resume= and track= belong to a run that is kept; name its folder: out=...")
@@ -149,7 +149,7 @@ def evaluate(
     """The report of ``burnish evaluate``: one episode for each of the same seeds, so that two of these are paired
     (``burnish.policies.measure.evaluate.compare``). ``policy`` and ``env`` are as in ``refine``, ``worlds`` are stepped
     at once, and ``greedy`` acts from noise 0."""
-    trial = TrialConfig(episodes, worlds, greedy)
+    config = EvalConfig(episodes, worlds, greedy)
     actor = load(policy) if isinstance(policy, (str, Path)) else policy
     if not hasattr(actor, "spec"):
         raise BurnishError(f"a {type(actor).__name__} is no policy; give one that was loaded, or its path")
@@ -164,9 +164,9 @@ def evaluate(
                 compose("evaluate", EvaluateConfig, POLICY_GROUPS["evaluate"], [*placeholder, *words])
             ).env
         world = origin_of(handed) or getattr(actor, "origin", {}).get("env")
-        view = world_for(actor.spec, world, trial.worlds, device)
-    controller = controller_for(actor, view.num_envs, greedy=trial.greedy, device=device)
-    return play(view, controller, evaluation_seeds(trial.episodes, base=seed))
+        view = world_for(actor.spec, world, config.worlds, device)
+    controller = controller_for(actor, view.num_envs, greedy=config.greedy, device=device)
+    return play(view, controller, evaluation_seeds(config.episodes, base=seed))
 
 
 def _marked(policy: Any, origin: Mapping[str, Any], source: CheckpointConfig | None) -> Any:

@@ -93,7 +93,7 @@ class Method:
     def settings(self, phase: Phase) -> type:
         return self.config if phase is Phase.online else self.offline
 
-    def told(self, config: Any) -> Method:
+    def with_settings(self, config: Any) -> Method:
         """The row as it is with these settings."""
         return self if self.varies is None else self.varies(config, self)
 

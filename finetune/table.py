@@ -278,4 +278,4 @@ def method_name(config: Any, phase: Phase = Phase.online) -> str:
 
 def method_of(config: Any, phase: Phase = Phase.online) -> Method:
     """The row of these settings, with the facts that depend on them."""
-    return METHODS[method_name(config, phase)].told(config)
+    return METHODS[method_name(config, phase)].with_settings(config)

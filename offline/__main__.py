@@ -14,7 +14,7 @@ from ..finetune.diagnostics import q_against_return
 from ..finetune.method import Phase, resolved
 from ..finetune.methods.offline_to_online import offline_learner
 from ..finetune.table import OFFLINE, method_name, method_of
-from ..policies.__main__ import acting_policy, trial_of
+from ..policies.__main__ import acting_policy, evaluator_of
 from ..policies.build import CheckpointConfig, identity_of
 from ..policies.cli.cli import main
 from ..policies.cli.machine import prepare_machine
@@ -23,9 +23,9 @@ from ..policies.core.ranges import check_ranges
 from ..policies.core.rewards import RewardConfig
 from ..policies.core.spec import ChunkConfig
 from ..policies.data.lerobot import fingerprint, read_lerobot
+from ..policies.evaluator import EvalConfig
 from ..policies.external.reward_models import relabelled
 from ..policies.improve import Improvement, improve
-from ..policies.trial import TrialConfig
 from ..sim.build import WORLDS, origin_of
 from .dataset import BehindCut, decisions
 from .loop import Offline
@@ -60,7 +60,7 @@ class OfflineConfig:
     log_every: int = 1000  # updates between two rows of metrics
     save_every: int = 20_000  # updates between two checkpoints
     eval_every: int = 0  # 0: only before and after
-    trial: TrialConfig = field(default_factory=TrialConfig)  # evaluations during training and at the end
+    eval: EvalConfig = field(default_factory=EvalConfig)  # evaluations during training and at the end
     seed: int = 0  # of every random draw
     device: str = "cpu"  # where networks run: cpu, cuda, cuda:1
     threads: int = 0  # 0: as torch chooses
@@ -92,7 +92,7 @@ def offline(config: OfflineConfig) -> int:
         training=Offline(learner, replay, batch=config.batch, n_step=config.n_step),
         learner=learner,
         base=policy,
-        trial=trial_of(world, learner.policy.spec, config.trial, device),
+        evaluator=evaluator_of(world, learner.policy.spec, config.eval, device),
         origin={"env": world, "data": config.data, "method": name},
         identity={
             "method": name,

@@ -21,7 +21,7 @@ from ..policies.nets.encoder import shifted
 from ..policies.runs.module_state import restore, state_of
 from .critics import fresh_critic, spread
 from .descent import adam, descend
-from .soft import Meaning, as_it_is
+from .soft import ActionTransform, unchanged
 from .td import chunk_weight
 
 
@@ -42,12 +42,12 @@ class ActorCritic(Learner):
         trained: tuple[nn.Module, ...] = (),
         scaled: tuple[nn.Module, ...] = (),
         policy: Any = None,
-        meaning: Meaning = as_it_is,
+        transform: ActionTransform = unchanged,
         normalize: bool = False,
         seed: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.agent, self.config, self.actor, self.meaning = agent, config, actor, meaning
+        self.agent, self.config, self.actor, self.transform = agent, config, actor, transform
         self.policy = agent if policy is None else policy
         self.critic = fresh_critic(agent.spec, config.critic, seed=seed, device=device)
         self.noise = named_generator(seed, "noise", device=device)
@@ -89,7 +89,7 @@ class ActorCritic(Learner):
         """Behind each update: ``due`` where the actor's turn has come, ``moved`` where it was stepped."""
 
     def q_values(self, batch: dict[str, Any]) -> Tensor:
-        return self.critic(batch["obs"], self.meaning(batch["obs"], batch["action"])).mean(0)
+        return self.critic(batch["obs"], self.transform(batch["obs"], batch["action"])).mean(0)
 
     @abstractmethod
     def _target(self, next_obs: Obs, columns: dict[str, Tensor]) -> Tensor:
@@ -105,7 +105,7 @@ class ActorCritic(Learner):
         weight = None
         if self.agent.spec.execute > 1:  # an agent of one action may choose for several ticks: a noise, for one
             weight = chunk_weight(columns["terminated"], columns["steps"], self.agent.spec.execute)
-        loss, q = online.loss(online.encode(obs), self.meaning(obs, columns["action"]), target, weight)
+        loss, q = online.loss(online.encode(obs), self.transform(obs, columns["action"]), target, weight)
         descend(self.critic_optimizer, loss, self.config.max_grad_norm)
         q = q.detach()
         return {"critic_loss": loss.detach(), "q": q.mean(), "q/spread": spread(q), "target": target.mean()}

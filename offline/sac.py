@@ -111,7 +111,7 @@ class SAC(ActorCritic):
     def _target(self, next_obs: Obs, columns: dict[str, Tensor]) -> Tensor:
         with torch.no_grad():
             draw = self.agent.draw(next_obs, generator=self.noise)
-            action = self.meaning(next_obs, self.agent.spec.executed(draw.action))
+            action = self.transform(next_obs, self.agent.spec.executed(draw.action))
             value = pessimistic(self.critic.target(next_obs, action), self.config.subset, self.noise)
             if self.config.backup_entropy:
                 value = soft_value(value, draw.log_prob[:, 0], self.temperature())
@@ -125,7 +125,7 @@ class SAC(ActorCritic):
     def _actor_step(self, obs: Obs) -> Metrics:
         draw = self.agent.draw(obs, generator=self.noise)
         action, log_prob = self.agent.spec.executed(draw.action), draw.log_prob[:, 0]
-        q = self.critic.online(obs, self.meaning(obs, action))
+        q = self.critic.online(obs, self.transform(obs, action))
         q = q.mean(0) if self.config.actor_mean else q.amin(0)
         alpha = self.temperature()
         loss = soft_actor_loss(q, log_prob, alpha)

@@ -17,12 +17,12 @@ from ..policies.core.tree import check
 from ..policies.core.types import Obs
 
 # The action that the critic sees, from the agent's: (obs, action (B, n, A)) -> (B, n, A).
-Meaning = Callable[[Obs, Tensor], Tensor]
+ActionTransform = Callable[[Obs, Tensor], Tensor]
 # The actions of the warm-up: (obs, generator) -> (N, n, A).
 Warm = Callable[[Obs, torch.Generator], Tensor]
 
 
-def as_it_is(obs: Obs, action: Tensor) -> Tensor:
+def unchanged(obs: Obs, action: Tensor) -> Tensor:
     return action
 
 

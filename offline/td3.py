@@ -7,7 +7,7 @@ that trains the critic alone, targets of critics that follow at every update, a 
 decisions come from the loop.
 
 **Departures.** The actor is a ``GaussianPolicy``, of which only tanh(mean) is used. Noise is in the units of the
-agent's own action, and ``meaning`` is applied behind the clip to [-1, 1]: what the target values is what would be
+agent's own action, and ``transform`` is applied behind the clip to [-1, 1]: what the target values is what would be
 executed. Rows whose chunk was cut short by a truncation do not train a critic of chunks (``td.chunk_weight``).
 """
 
@@ -122,12 +122,12 @@ class TD3(ActorCritic):
             action = self.agent.spec.executed(self.target_agent.act(next_obs, greedy=True))
             noise = normal(action.shape, self.noise, device=action.device, dtype=action.dtype)
             action = smoothed(action, noise, config.target_std, config.target_clip)
-            q = self.critic.target(next_obs, self.meaning(next_obs, action))
+            q = self.critic.target(next_obs, self.transform(next_obs, action))
             return td_target(columns["reward"], columns["discount"], pessimistic(q, config.subset, self.noise))
 
     def _actor_step(self, obs: Obs) -> Metrics:
         action = self.agent.spec.executed(self.agent.act(obs, greedy=True))
-        q = self.critic.online(obs, self.meaning(obs, action))
+        q = self.critic.online(obs, self.transform(obs, action))
         loss = -(q.mean(0) if self.config.actor_mean else q[0]).mean()
         descend(self.actor_optimizer, loss, self.config.max_grad_norm)
         return {"actor_loss": loss.detach(), "saturation": saturation(action.detach())}

@@ -26,12 +26,12 @@ from .core.spec import ChunkConfig, PolicySpec, check_compatible
 from .core.types import VecEnv
 from .core.wrapper import state_names
 from .data.lerobot import fingerprint, read_lerobot
+from .evaluator import EvalConfig, Evaluator, in_words
 from .external.table import connect, place_of
 from .imitate import ImitateConfig, ImitationLearner, imitate
 from .measure.evaluate import Evaluation, compare, evaluation_seeds
 from .measure.evaluate import evaluate as run_evaluation
 from .runs.run import Run
-from .trial import Trial, TrialConfig, in_words
 
 STARTS = 64  # numbers of a first state that are kept
 
@@ -54,7 +54,7 @@ class PretrainConfig:
     env: Any = None  # where to try the policy; by default the world that the data came from
     chunk: ChunkConfig = field(default_factory=ChunkConfig)  # of a fresh policy; one from a checkpoint keeps its own
     train: ImitateConfig = field(default_factory=ImitateConfig)  # imitation
-    trial: TrialConfig = field(default_factory=TrialConfig)  # evaluations during training and at the end
+    eval: EvalConfig = field(default_factory=EvalConfig)  # evaluations during training and at the end
     seed: int = 0  # of every random draw
     device: str = "cpu"  # where networks run: cpu, cuda, cuda:1
     threads: int = 0  # 0: as torch chooses
@@ -69,7 +69,7 @@ class PretrainConfig:
 class EvaluateConfig:
     policy: Any = MISSING  # policy=checkpoint policy.path=FOLDER, or another kind
     env: Any = None  # by default the world that the policy was trained for
-    trial: TrialConfig = field(default_factory=TrialConfig)  # how it is evaluated
+    eval: EvalConfig = field(default_factory=EvalConfig)  # how it is evaluated
     against: str | None = None  # another policy's folder: paired comparison on the same seeds
     seed: int = 0  # of the episodes
     videos: int = 0  # mp4 of the first so many episodes
@@ -98,28 +98,28 @@ def pretrain(config: PretrainConfig) -> int:
     # A network reads its inputs through the normalisers that it learnt with, so only fresh ones are fitted.
     fit = base is None
     learner = ImitationLearner(policy, episodes, config.train, fit=fit, seed=config.seed, device=device)
-    trial = trial_of(env_data, policy.spec, config.trial, device)
+    evaluator = evaluator_of(env_data, policy.spec, config.eval, device)
     with Run(
         config.out, settings, resume=config.resume, changeable=free, progress_every_s=10, trackers=config.track
     ) as run:
         if run.start >= config.train.steps:
             say(f"{config.out} has reached its {config.train.steps} steps already; nothing is trained")
         origin |= {"env": env_data}
-        if trial is not None:
-            trial.best = Best(config.out, origin)
+        if evaluator is not None:
+            evaluator.best = Best(config.out, origin)
             if base is not None and run.start == 0:
                 with run.watch("evaluation"):
-                    evaluation = trial(base, 0, start=True)
+                    evaluation = evaluator(base, 0, start=True)
                 run.log(0, evaluation)
-        finished = imitate(learner, run, evaluate=trial, origin=origin)
-        if finished and trial is not None:
-            trial.confirm(base, learner.average, learner.step)
+        finished = imitate(learner, run, evaluate=evaluator, origin=origin)
+        if finished and evaluator is not None:
+            evaluator.confirm(base, learner.average, learner.step)
     if not finished:
         say(f"stopped at step {learner.step} of {config.train.steps}; continue with resume=true")
         return 130
     say(f"policy: {config.out}  (burnish evaluate policy.path={config.out})")
-    if trial is not None and trial.best is not None:
-        say(trial.best.sentence())
+    if evaluator is not None and evaluator.best is not None:
+        say(evaluator.best.sentence())
     return 0
 
 
@@ -127,13 +127,13 @@ def evaluate(config: EvaluateConfig) -> int:
     device = prepare_machine(config.device, config.threads)
     if config.videos and config.out is None:
         raise BurnishError(f"videos={config.videos} needs a folder to write to: out=...")
-    if not 0 <= config.videos <= config.trial.episodes:
-        raise BurnishError(f"videos={config.videos} must lie between 0 and trial.episodes={config.trial.episodes}")
+    if not 0 <= config.videos <= config.eval.episodes:
+        raise BurnishError(f"videos={config.videos} must lie between 0 and eval.episodes={config.eval.episodes}")
     out = Path(config.out) if config.out else None
     if out is not None:
         files.require_writable(out)
     chosen = config.policy
-    seeds = evaluation_seeds(config.trial.episodes, base=config.seed)
+    seeds = evaluation_seeds(config.eval.episodes, base=config.seed)
     # Everything is loaded and checked before anything is played.
     entries = [("evaluation", where_of(chosen), acting_policy(chosen, device, config.env))]
     if config.against is not None:
@@ -146,11 +146,11 @@ def evaluate(config: EvaluateConfig) -> int:
         files.replace(out / "about.json", json.dumps(about, indent=1) + "\n")
     results: list[Evaluation] = []
     for name, path, (policy, _) in entries:
-        env = world_for(policy.spec, world, config.trial.worlds, device)
+        env = world_for(policy.spec, world, config.eval.worlds, device)
         unseen = sorted(set(policy.spec.inputs.shapes) - set(env.spec.obs.shapes))
         if unseen:
             say(f"note: this world gives no {', '.join(unseen)}; {path} acts without")
-        controller = controller_for(policy, env.num_envs, greedy=config.trial.greedy, device=device)
+        controller = controller_for(policy, env.num_envs, greedy=config.eval.greedy, device=device)
         filmed = seeds[: config.videos] if name == "evaluation" else []
         video = files.below(out, "videos") if out is not None and filmed else None
         results.append(run_evaluation(env, controller, seeds, video=video, video_seeds=filmed))
@@ -204,14 +204,14 @@ def shared_world(chosen: Any, origins: list[tuple[str, dict[str, Any] | None]]) 
     return world
 
 
-def trial_of(
-    data: Mapping[str, Any] | None, spec: PolicySpec, config: TrialConfig, device: torch.device
-) -> Trial | None:
+def evaluator_of(
+    data: Mapping[str, Any] | None, spec: PolicySpec, config: EvalConfig, device: torch.device
+) -> Evaluator | None:
     """None where no world is known."""
     if data is None:
         return None
     worlds = min(config.worlds, max(config.episodes, config.confirm))
-    return Trial(world_for(spec, data, worlds, device), config, device)
+    return Evaluator(world_for(spec, data, worlds, device), config, device)
 
 
 if __name__ == "__main__":

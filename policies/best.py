@@ -5,7 +5,7 @@ run chooses in two steps:
 
 * *Selection.* Every evaluation along the run plays the same seeds, of the stream "select". The policy with the highest
   mean there is the **candidate**; of equals, the later one, which has learnt for longer.
-* *Confirmation.* When the run has ended, the start, the candidate and the last policy play ``trial.confirm`` fresh
+* *Confirmation.* When the run has ended, the start, the candidate and the last policy play ``eval.confirm`` fresh
   seeds, of the stream "confirm", on which nothing was chosen. The candidate or the last policy is delivered if the
   interval of its paired difference from the start lies above 0, at a level corrected for the number of policies that
   were tried there (Bonferroni). If both pass, the higher mean decides. Otherwise the run delivers its start.

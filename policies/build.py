@@ -26,7 +26,7 @@ from .core.errors import BurnishError, did_you_mean
 from .core.seed import derive
 from .core.spec import PolicySpec
 from .diffusion import DiffusionConfig
-from .external.table import OUTSIDE, described, identity, place_of, reconnect
+from .external.table import EXTERNAL_KINDS, described, identity, place_of, reconnect
 from .flow import FlowConfig
 from .gaussian import GaussianConfig
 from .nets.critic import CriticConfig
@@ -275,7 +275,10 @@ def _adapted(settings: Any, steps: int | None, guidance: float | None) -> Any:
 
 
 # A policy that acts already: saved by Burnish, or of another library.
-ACTING: dict[str, type] = {"checkpoint": CheckpointConfig, **{name: kind.config for name, kind in OUTSIDE.items()}}
+ACTING: dict[str, type] = {
+    "checkpoint": CheckpointConfig,
+    **{name: kind.config for name, kind in EXTERNAL_KINDS.items()},
+}
 
 
 def where_of(chosen: Any) -> str:

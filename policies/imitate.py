@@ -26,7 +26,7 @@ from .core.types import Metrics, Obs
 from .data.episodes import Episodes, Pad, Windows
 from .nets.ema import Ema
 from .runs.run import Run
-from .runs.training_loop import drive
+from .runs.training_loop import train
 
 
 class Schedule(Enum):
@@ -197,7 +197,7 @@ def imitate(
     if latest is not None:
         learner.load_state_dict(latest.children["learner"].state)
 
-    def trial(step: int) -> Metrics:
+    def evaluation(step: int) -> Metrics:
         metrics = learner.validate()
         learner.ema.copy_to(learner.average)
         return {**metrics, **(evaluate(learner.average, step) if evaluate is not None else {})}
@@ -207,7 +207,7 @@ def imitate(
         policy = {"config": describe(learner.policy, origin), "state": learner.average.state_dict()}
         return {"policy": policy, "learner": {"config": {}, "state": learner.state_dict()}}
 
-    return drive(
+    return train(
         run,
         config.steps,
         learner.update,
@@ -215,5 +215,5 @@ def imitate(
         log_every=config.log_every,
         save_every=config.save_every,
         eval_every=config.eval_every,
-        evaluate=trial,
+        evaluate=evaluation,
     )

@@ -13,10 +13,10 @@ from .build import CheckpointConfig, describe
 from .cli.machine import say
 from .core.config import to_data
 from .core.types import Metrics
-from .external.table import OUTSIDE
+from .evaluator import Evaluator
+from .external.table import EXTERNAL_KINDS
 from .runs.run import OnLog, Run, UnsavedRun
-from .runs.training_loop import drive
-from .trial import Trial
+from .runs.training_loop import train
 
 
 class Training(Protocol):
@@ -40,7 +40,7 @@ class Improvement:
     training: Training
     learner: Learns
     base: Any  # the policy at the beginning, or None
-    trial: Trial | None
+    evaluator: Evaluator | None
     origin: Mapping[str, Any]
     identity: Mapping[str, Any]
     report: Callable[[], Metrics] | None = None
@@ -62,7 +62,7 @@ def improve(
     """Try the base, iterate until ``total``, try the result. ``total`` and the intervals of ``config`` count in
     ``unit``, of which an iteration is ``per_iteration``; they are rounded to whole iterations. Unless it is to be
     kept, nothing is written."""
-    training, learner, trial = work.training, work.learner, work.trial
+    training, learner, evaluator = work.training, work.learner, work.evaluator
     iterations = -(-total // per_iteration) if work.iterations is None else work.iterations
 
     def iterations_in(count: int) -> int:
@@ -72,7 +72,7 @@ def improve(
         return number * per_iteration if work.reached is None else work.reached()
 
     def evaluate(number: int) -> Metrics:
-        return {} if trial is None else trial(learner.policy, reached(number))
+        return {} if evaluator is None else evaluator(learner.policy, reached(number))
 
     def children() -> dict[str, Any]:
         policy = {"config": describe(learner.policy, work.origin), "state": learner.policy.state_dict()}
@@ -83,22 +83,22 @@ def improve(
     settings = to_data(config) | {"identity": to_data(work.identity)}
     # Other threads may round otherwise, and files may be moved; a run that was moved is still the same run.
     free = {"resume", "threads", "out", "data", "track", "policy.path", "policy.base"}
-    free |= {f"policy.{name}" for kind in OUTSIDE.values() for name in kind.free}
+    free |= {f"policy.{name}" for kind in EXTERNAL_KINDS.values() for name in kind.free}
     options: dict[str, Any] = {"resume": config.resume, "changeable": free, "trackers": config.track}
     kept = Run(config.out, settings, progress_every_s=10, on_log=on_log, **options) if keep else UnsavedRun(on_log)
     with kept as run:
         latest = run.latest()
-        if trial is not None and keep:
-            trial.best = Best(config.out, work.origin)
+        if evaluator is not None and keep:
+            evaluator.best = Best(config.out, work.origin)
         if latest is not None:
             training.load_state_dict(latest.children["learner"].state)
-        elif work.base is not None and trial is not None:
+        elif work.base is not None and evaluator is not None:
             with run.watch("evaluation"):
-                evaluation = trial(work.base, 0, start=True)
+                evaluation = evaluator(work.base, 0, start=True)
             run.log(0, evaluation)
         if run.start >= iterations:
             say(f"{config.out} has reached its {total} {unit} already; nothing is trained")
-        finished = drive(
+        finished = train(
             run,
             iterations,
             training.iterate,
@@ -110,8 +110,8 @@ def improve(
             evaluate=evaluate,
             report=work.report,
         )
-        if finished and trial is not None:
-            trial.confirm(work.base, learner.policy, reached(iterations))
+        if finished and evaluator is not None:
+            evaluator.confirm(work.base, learner.policy, reached(iterations))
     if not finished:
         say(f"stopped before its {total} {unit}" + ("; continue with resume=true" if keep else ""))
         return 130
@@ -119,6 +119,6 @@ def improve(
         return 0
     against = f" against={config.policy.path}" if isinstance(config.policy, CheckpointConfig) else ""
     say(f"policy: {config.out}  (burnish evaluate policy.path={config.out}{against})")
-    if trial is not None and trial.best is not None:
-        say(trial.best.sentence())
+    if evaluator is not None and evaluator.best is not None:
+        say(evaluator.best.sentence())
     return 0

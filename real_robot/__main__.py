@@ -27,11 +27,11 @@ from ..policies.core.files import fresh, require_writable
 from ..policies.core.scale import ScaledEnv
 from ..policies.core.seed import derive
 from ..policies.core.types import VecEnv
+from ..policies.evaluator import in_words
 from ..policies.external.remote import API_KEY
 from ..policies.measure.evaluate import evaluate, evaluation_seeds
 from ..policies.runs.interrupt import interruptible
 from ..policies.runs.manifest import burnish_version
-from ..policies.trial import in_words
 from ..sim.build import ENVS, make_env, origin_of, seen_by, world_from
 from ..sim.experts import make_expert
 from ..sim.guard import GuardConfig
@@ -58,7 +58,7 @@ from .env import RobotEnv
 from .errors import RobotError
 from .export.exporter import ExportConfig, source
 from .export.exporter import export as run_export
-from .gripper_channel import grasped
+from .gripper_channel import with_gripper_channel
 from .inference.action_sources import (
     ActionSource,
     BundleConfig,
@@ -321,7 +321,7 @@ def _body(config: RobotVerb, acting: ActionSource | None) -> Iterator[tuple[Any,
                 f"{who} which world it is for; give env=..., or env=joints if it is none but the robot's own numbers"
             )
         mirror = Mirror(world_from(world), draws=modelled and not config.cameras)
-        body = grasped(mirror, spec_of(config.robot, mirror, config.realtime))
+        body = with_gripper_channel(mirror, spec_of(config.robot, mirror, config.realtime))
     with with_camera_observations(body, config.cameras, policy) as seeing:
         if acting is not None and acting.learn is not None:
             told = acting.learn(seeing.spec)

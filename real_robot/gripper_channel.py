@@ -14,12 +14,12 @@ import numpy as np
 from .adapter import RobotSpec, Vector
 
 
-def grasped(body: Any, robot: RobotSpec) -> Any:
+def with_gripper_channel(body: Any, robot: RobotSpec) -> Any:
     """``body`` for that robot: itself, where both have as many joints."""
-    return Grasp(body) if robot.gripper is not None and len(body.joints) == len(robot.joints) + 1 else body
+    return GripperChannel(body) if robot.gripper is not None and len(body.joints) == len(robot.joints) + 1 else body
 
 
-class Grasp:
+class GripperChannel:
     """All else is the body's own."""
 
     grips = True

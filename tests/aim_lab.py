@@ -22,10 +22,10 @@ LENGTH, SPREAD = 3, 0.3
 class Aim:
     """The reward of a tick is -(action - state)^2, and the next state is drawn afresh from [-1, 1]. Episodes last 3
     ticks, so chunks of 2 actions are cut short, and the second action of a chunk is blind: 0 is the best it can be.
-    ``meaningless`` rewards are independent noise: a control, from which nothing can be learnt."""
+    The rewards of a ``negative_control`` are independent noise, from which nothing can be learnt."""
 
-    def __init__(self, num_envs: int, seed: int = 0, meaningless: bool = False) -> None:
-        self.num_envs, self.device, self.meaningless = num_envs, torch.device("cpu"), meaningless
+    def __init__(self, num_envs: int, seed: int = 0, negative_control: bool = False) -> None:
+        self.num_envs, self.device, self.negative_control = num_envs, torch.device("cpu"), negative_control
         self.spec = EnvSpec(ObsSpec({"state": (1,)}), ActionSpec((-1.0,), (1.0,)), 10.0, "test", LENGTH)
         self.source = generator(seed, "aim")
         self.state: Obs = {"state": torch.zeros(num_envs, 1)}
@@ -42,7 +42,7 @@ class Aim:
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         active = torch.ones(self.num_envs, dtype=torch.bool) if active is None else active
         reward = -(action.clamp(-1, 1) - self.state["state"]).square()[:, 0]
-        if self.meaningless:
+        if self.negative_control:
             reward = torch.randn(self.num_envs, generator=self.source)
         self.state, self.tick = where(active, self._fresh(), self.state), self.tick + active
         ends = self.tick >= LENGTH

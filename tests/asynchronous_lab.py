@@ -20,7 +20,7 @@ from torch import Tensor
 
 import control_lab
 from burnish.finetune.loops import OffPolicy, OffPolicyConfig
-from burnish.finetune.processes.actor_process import apart
+from burnish.finetune.processes.actor_process import run_actor
 from burnish.finetune.processes.asynchronous import Asynchronous, AsynchronousConfig
 from burnish.offline.replay import Replay
 from burnish.offline.sac import SAC, SACConfig, soft_agent
@@ -141,7 +141,7 @@ class Thread(threading.Thread):
             self.loop = make(config, seed)
             return self.loop
 
-        self._work = lambda: apart(connection, watched, config, orders, lost=lambda: None)
+        self._work = lambda: run_actor(connection, watched, config, orders, lost=lambda: None)
 
     def run(self) -> None:
         try:

@@ -23,9 +23,9 @@ GAMMA = 0.95
 CONFIG = LQRConfig(axes=2, limit=4.0, max_steps=25)
 
 
-def world(num_envs: int, seed: int = 0, *, meaningless: bool = False) -> ChunkEnv:
+def world(num_envs: int, seed: int = 0, *, negative_control: bool = False) -> ChunkEnv:
     env = ScaledEnv(LQR(num_envs, CONFIG, seed=seed))
-    return ChunkEnv(NegativeControl(env, seed) if meaningless else env, 1, GAMMA)
+    return ChunkEnv(NegativeControl(env, seed) if negative_control else env, 1, GAMMA)
 
 
 def spec() -> PolicySpec:
@@ -52,8 +52,8 @@ def score(policy: Any) -> float:
     return (discounted_return(lambda obs: policy.act(obs, greedy=True)) - nothing) / (best - nothing)
 
 
-def train(learner: Any, decisions: int, seed: int, *, meaningless: bool = False, num_envs: int = 8) -> float:
-    env = world(num_envs, seed, meaningless=meaningless)
+def train(learner: Any, decisions: int, seed: int, *, negative_control: bool = False, num_envs: int = 8) -> float:
+    env = world(num_envs, seed, negative_control=negative_control)
     config = OffPolicyConfig(capacity=decisions, warmup=decisions // 4, updates_per_decision=1.0, batch=64)
     loop = OffPolicy(learner, env, Replay(decisions, num_envs, seed=seed), config, seed=seed)
     for _ in range(decisions // num_envs):

@@ -152,7 +152,7 @@ def bundle_with_weights_beside(folder: Path) -> None:
     (folder / "policy.json").write_text(json.dumps(data))
 
 
-PLAYED = ("evaluate", "policy=onnx", "policy.path={path}/m.onnx", "env=point_reach", "trial.episodes=1")
+PLAYED = ("evaluate", "policy=onnx", "policy.path={path}/m.onnx", "env=point_reach", "eval.episodes=1")
 
 # ---- larger than they look ----
 

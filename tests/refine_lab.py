@@ -21,9 +21,9 @@ ON_LINE = PolicySpec(ObsSpec({"state": (2,)}), ActionSpec((-1.0,), (1.0,)), EXEC
 LINE = PointReachConfig(dim=1, goal_in_state=True, control_hz=5.0, max_steps=8)
 
 
-def line(num_envs: int, *, seed: int = 0, meaningless: bool = False) -> VecEnv:
+def line(num_envs: int, *, seed: int = 0, negative_control: bool = False) -> VecEnv:
     env = ScaledEnv(make_env(LINE, num_envs, seed=seed))
-    return NegativeControl(env, seed) if meaningless else env
+    return NegativeControl(env, seed) if negative_control else env
 
 
 def mean_return(policy: Any, episodes: int = 64) -> float:

@@ -160,11 +160,11 @@ def _run(
         if k:
             rows.append({"step": k, **_metrics(method, share, rate, dice), "time/elapsed_s": curve[-1][1]})
         else:
-            rows.append({"step": 0, "trial/episodes": EXAM, "time/elapsed_s": 3.0})
+            rows.append({"step": 0, "eval/episodes": EXAM, "time/elapsed_s": 3.0})
         names = (
             ("success_rate", "success_low", "success_high") if success else ("return_mean", "return_low", "return_high")
         )
-        rows[-1] |= {f"trial/{name}": x for name, x in zip(names, numbers, strict=True)}
+        rows[-1] |= {f"eval/{name}": x for name, x in zip(names, numbers, strict=True)}
     if failed:
         curve = curve[:4]
     path = f"runs/{label}-{seed}"

@@ -26,9 +26,9 @@ from burnish.finetune.table import METHODS
 config = METHODS["fpo"].config()
 config.ppo.lr, config.ppo.minibatch, config.loop.decisions_per_update = 1e-3, 512, 64
 errors = []
-for meaningless in (False, True):
+for negative_control in (False, True):
     base = blind_base()
-    loop = prepare(config, base, Aim(32, 0, meaningless))
+    loop = prepare(config, base, Aim(32, 0, negative_control))
     for _ in range(30):
         loop.iterate()
     errors.append(aim_error(loop.learner.policy))
@@ -78,11 +78,11 @@ def test_it_is_short():
 @pytest.mark.slow
 def test_it_trains_and_resumes_from_the_command_line(tree, tmp_path):
     verb = ["-c", "import sys; from burnish.policies.cli.cli import main; sys.exit(main())"]
-    trial = ["trial.episodes=2", "trial.worlds=2", "trial.confirm=2"]
+    evaluation = ["eval.episodes=2", "eval.worlds=2", "eval.confirm=2"]
     ran(tree, *verb, "collect", "env=point_reach", "env.max_steps=12", "episodes=6", f"out={tmp_path}/data")
     small = ["policy=flow", "policy.steps=2", "policy.net.mlp.hidden=[8]", "train.steps=5", "train.batch=8"]
-    ran(tree, *verb, "pretrain", *small, f"data={tmp_path}/data", f"out={tmp_path}/bc", *trial)
-    words = ["finetune", "method=fpo", f"policy.path={tmp_path}/bc", "worlds=2", f"out={tmp_path}/run", *trial]
+    ran(tree, *verb, "pretrain", *small, f"data={tmp_path}/data", f"out={tmp_path}/bc", *evaluation)
+    words = ["finetune", "method=fpo", f"policy.path={tmp_path}/bc", "worlds=2", f"out={tmp_path}/run", *evaluation]
     words += ["method.loop.decisions_per_update=4", "log_every=4", "save_every=8"]
     ran(tree, *verb, *words, "total=16")
     assert "nothing is trained" in ran(tree, *verb, *words, "total=16", "resume=true")

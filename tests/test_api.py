@@ -25,8 +25,8 @@ from burnish.policies.runs.run import read_metrics
 from burnish.sim.build import make_env
 from burnish.sim.point_reach import PointReachConfig
 
-TRIAL = {"episodes": 2, "worlds": 2, "confirm": 2}
-RUN = {"worlds": 2, "total": 24, "log_every": 4, "save_every": 8, "trial": TRIAL}
+EVALUATION = {"episodes": 2, "worlds": 2, "confirm": 2}
+RUN = {"worlds": 2, "total": 24, "log_every": 4, "save_every": 8, "eval": EVALUATION}
 PPO = {"loop": {"decisions_per_update": 4}, "ppo": {"minibatch": 4, "epochs": 1}}
 SAC = {"critic": {"hidden": [8], "members": 2}, "agent": {"hidden": [8]}}
 DSRL = {"loop": {"warmup": 8, "batch": 8, "updates_per_decision": 0.5}, "sac": SAC}
@@ -73,7 +73,7 @@ def lab(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lab")
     assert main(["collect", "env=point_reach", "env.max_steps=12", "episodes=6", f"out={folder}/data"]) == 0
     small = ["policy=flow", "policy.steps=2", "policy.net.mlp.hidden=[8]", "train.steps=5", "train.batch=8"]
-    assert main(["pretrain", *small, f"data={folder}/data", f"out={folder}/bc", *words({"trial": TRIAL})]) == 0
+    assert main(["pretrain", *small, f"data={folder}/data", f"out={folder}/bc", *words({"eval": EVALUATION})]) == 0
     return folder
 
 
@@ -137,7 +137,7 @@ def test_worlds_may_be_named_configured_or_handed_in(lab):
     configured = refine(policy, WORLD, **settings)
     handed = refine(policy, make_env(WORLD, 2, seed=0), **settings)
     assert same(named.policy, configured.policy) and same(named.policy, handed.policy)
-    assert not any(name.startswith("trial/") for line in handed.log for name in line)
+    assert not any(name.startswith("eval/") for line in handed.log for name in line)
     assert handed.policy.origin["env"] is None and named.policy.origin["env"]["name"] == "point_reach"
     with pytest.raises(BurnishError, match="give env="):
         evaluate(handed.policy)
@@ -240,7 +240,7 @@ def test_no_method_is_a_mistake_too(lab):
 
 
 def test_evaluate_is_the_command(lab, tmp_path):
-    assert main(["evaluate", f"policy.path={lab}/bc", "trial.episodes=60", "seed=2", f"out={tmp_path}"]) == 0
+    assert main(["evaluate", f"policy.path={lab}/bc", "eval.episodes=60", "seed=2", f"out={tmp_path}"]) == 0
     reported = Evaluation.load(tmp_path / "evaluation.json")
     policy = load(lab / "bc")
     assert evaluate(policy, episodes=60, seed=2) == reported == evaluate(lab / "bc", WORLD, 60, seed=2)
@@ -259,7 +259,7 @@ def test_a_saved_policy_is_the_same_policy_elsewhere(lab, tmp_path):
     better = load(tmp_path / "better")
     assert same(better, result.policy) and better.origin == result.policy.origin
     assert evaluate(better, episodes=5) == evaluate(result.policy, episodes=5)
-    assert main(["evaluate", f"policy.path={tmp_path}/better", *words({"trial": TRIAL})]) == 0
+    assert main(["evaluate", f"policy.path={tmp_path}/better", *words({"eval": EVALUATION})]) == 0
     with pytest.raises(BurnishError, match="exists already"):
         save(better, tmp_path / "better")
     save(load(lab / "bc"), tmp_path / "better", overwrite=True)

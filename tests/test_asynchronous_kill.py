@@ -127,7 +127,7 @@ CODE = "import sys, torch; torch.set_num_threads(1); from burnish.policies.cli.c
 TINY = ["method.loop.warmup=40", "method.loop.batch=8", "method.loop.updates_per_decision=0.5"]
 TINY += [f"method.sac.{word}" for word in ("critic.hidden=[8]", "critic.members=2", "agent.hidden=[8]")]
 RUN = ["finetune", "method=rlpd", "env=point_reach", "worlds=2", "total=400", "log_every=80", "save_every=80"]
-RUN += ["trial.episodes=2", "trial.worlds=2", "trial.confirm=2", "processes=2", *TINY]
+RUN += ["eval.episodes=2", "eval.worlds=2", "eval.confirm=2", "processes=2", *TINY]
 
 
 def begun(folder: Path) -> tuple[subprocess.Popen, list[int], int]:

@@ -8,16 +8,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from burnish.policies import trial
-from burnish.policies.__main__ import trial_of
+from burnish.policies import evaluator
+from burnish.policies.__main__ import evaluator_of
 from burnish.policies.best import Best
 from burnish.policies.build import build_policy, load_policy
 from burnish.policies.cli.cli import main
 from burnish.policies.core.spec import PolicySpec
+from burnish.policies.evaluator import EvalConfig
 from burnish.policies.flow import FlowConfig
 from burnish.policies.measure.evaluate import Evaluation, compare
 from burnish.policies.runs.run import find_policy
-from burnish.policies.trial import TrialConfig
 from burnish.sim.build import make_env
 from latent_lab import SPEC
 
@@ -148,7 +148,7 @@ def scripted(monkeypatch):
 
     def install(*successes):
         left = iter(successes)
-        monkeypatch.setattr(trial, "evaluate", lambda env, controller, seeds: exam(next(left)))
+        monkeypatch.setattr(evaluator, "evaluate", lambda env, controller, seeds: exam(next(left)))
 
     return install
 
@@ -164,7 +164,7 @@ def bc(tmp_path_factory):
     folder = tmp_path_factory.mktemp("best")
     assert main(["collect", "env=point_reach", "env.max_steps=12", "episodes=4", f"out={folder}/data"]) == 0
     small = ["policy=flow", "policy.steps=2", "policy.net.mlp.hidden=[8]", "train.steps=5", "train.batch=8"]
-    words = [*small, "trial.episodes=2", f"data={folder}/data", f"out={folder}/bc"]
+    words = [*small, "eval.episodes=2", f"data={folder}/data", f"out={folder}/bc"]
     assert main(["pretrain", *words]) == 0
     return folder / "bc"
 
@@ -203,6 +203,6 @@ def test_a_confirmation_has_all_worlds_that_it_may_have():
     base = {"name": "point_reach", "config": {}}
     seen = make_env("point_reach", 1).spec
     spec = PolicySpec(seen.obs, seen.action, 4, 4)
-    for config, worlds in ((TrialConfig(4, 50, confirm=256), 50), (TrialConfig(4, 50, confirm=20), 20)):
-        found = trial_of(base, spec, config, torch.device("cpu"))
+    for config, worlds in ((EvalConfig(4, 50, confirm=256), 50), (EvalConfig(4, 50, confirm=20), 20)):
+        found = evaluator_of(base, spec, config, torch.device("cpu"))
         assert found is not None and found._env.num_envs == worlds

@@ -15,7 +15,7 @@ from burnish.policies.core.config import from_data, to_data
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.seed import RowNoise
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec, PolicySpec, check_compatible
-from burnish.policies.external.table import OUTSIDE
+from burnish.policies.external.table import EXTERNAL_KINDS
 from burnish.policies.runs import checkpoint
 
 SPEC = PolicySpec(
@@ -42,7 +42,7 @@ def choices():
         return kind, below | data
 
     names = [f.name.removesuffix(".yaml") for f in resources.files("burnish.configs").joinpath("policy").iterdir()]
-    return {name: read(name) for name in sorted(names) if name not in ("checkpoint", "bundle", *OUTSIDE)}
+    return {name: read(name) for name in sorted(names) if name not in ("checkpoint", "bundle", *EXTERNAL_KINDS)}
 
 
 CHOICES = choices()

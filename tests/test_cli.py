@@ -21,7 +21,7 @@ from burnish.policies.cli.cli import VERBS, main
 from burnish.policies.cli.settings_text import texts
 from burnish.policies.measure.evaluate import Evaluation
 
-SMALL = ["policy.net.mlp.hidden=[16]", "train.steps=20", "train.save_every=10", "trial.episodes=4", "train.batch=16"]
+SMALL = ["policy.net.mlp.hidden=[16]", "train.steps=20", "train.save_every=10", "eval.episodes=4", "train.batch=16"]
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +52,11 @@ def refused(capsys, *words):
 
 @pytest.mark.slow
 def test_the_whole_path_works(lab, capsys):
-    assert main(["evaluate", f"policy.path={lab}/run", "trial.episodes=4", "videos=1", f"out={lab}/eval"]) == 0
+    assert main(["evaluate", f"policy.path={lab}/run", "eval.episodes=4", "videos=1", f"out={lab}/eval"]) == 0
     assert "success" in capsys.readouterr().out
     assert len(Evaluation.load(lab / "eval/evaluation.json").seeds) == 4
     assert len(list((lab / "eval/videos").glob("seed_*.mp4"))) == 1
-    words = [f"policy.path={lab}/run", f"against={lab}/run/checkpoints/00000010", "trial.episodes=4"]
+    words = [f"policy.path={lab}/run", f"against={lab}/run/checkpoints/00000010", "eval.episodes=4"]
     assert main(["evaluate", *words]) == 0
     assert "exact McNemar" in capsys.readouterr().out
     assert (
@@ -71,7 +71,7 @@ def test_the_whole_path_works(lab, capsys):
 def test_a_policy_with_history_is_pretrained_evaluated_and_collected(lab, capsys):
     words = ["policy=gaussian", "policy.hidden=[16]", "chunk.history=2", "chunk.start=1", *SMALL[1:]]
     assert main(["pretrain", *words, f"data={lab}/data", f"out={lab}/two"]) == 0
-    assert main(["evaluate", f"policy.path={lab}/two", "trial.episodes=3"]) == 0
+    assert main(["evaluate", f"policy.path={lab}/two", "eval.episodes=3"]) == 0
     assert (
         main(
             [
@@ -175,7 +175,7 @@ def test_a_moved_run_resumes_and_replaced_data_does_not(lab, capsys, tmp_path):
 
 
 def test_a_comparison_checks_both_first_and_is_kept(lab, capsys, tmp_path):
-    words = ["evaluate", f"policy.path={lab}/run", "policy.steps=2", "trial.episodes=3", f"out={tmp_path}/eval"]
+    words = ["evaluate", f"policy.path={lab}/run", "policy.steps=2", "eval.episodes=3", f"out={tmp_path}/eval"]
     assert "nowhere" in refused(capsys, *words, "against=nowhere")
     assert not list((tmp_path / "eval").iterdir())
     assert main([*words, f"against={lab}/run"]) == 0
@@ -191,7 +191,7 @@ def test_a_comparison_checks_both_first_and_is_kept(lab, capsys, tmp_path):
 def test_policies_of_two_worlds_are_not_pairs(lab, capsys):
     assert main(["collect", "env=two_mode", "env.noise=0.2", "episodes=4", f"out={lab}/rough"]) == 0
     assert main(["pretrain", "policy=flow", f"data={lab}/rough", f"out={lab}/rough_run", *SMALL]) == 0
-    words = ["evaluate", f"policy.path={lab}/run", f"against={lab}/rough_run", "trial.episodes=3"]
+    words = ["evaluate", f"policy.path={lab}/run", f"against={lab}/rough_run", "eval.episodes=3"]
     assert "different worlds" in refused(capsys, *words)
     assert main([*words, "env=two_mode"]) == 0
 

@@ -146,7 +146,7 @@ def test_two_dozen_kills_leave_a_readable_set_each_time(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_another_policy_at_the_same_path_cannot_continue_a_set(tmp_path, capsys, monkeypatch):
     data, run = f"{tmp_path}/data", f"{tmp_path}/run"
-    train = ["policy=gaussian", "policy.hidden=[8]", "train.batch=8", "train.steps=2", "trial.episodes=1"]
+    train = ["policy=gaussian", "policy.hidden=[8]", "train.batch=8", "train.steps=2", "eval.episodes=1"]
     assert main([*WORDS, "episodes=3", f"out={data}"]) == 0
     assert main(["pretrain", *train, f"data={data}", f"out={run}"]) == 0
     act = ["collect", "policy=checkpoint", f"policy.path={run}", "worlds=2", f"out={tmp_path}/drawn"]

@@ -45,8 +45,8 @@ def run(out: Path, entry: Entry, curve: list[tuple[int, float, float]], success:
             "control_steps": steps,
             "time/elapsed_s": s,
             "time/learning_s": s / 2,
-            "trial/success_rate": x,
-            "trial/success_low": x - 0.1,
+            "eval/success_rate": x,
+            "eval/success_low": x - 0.1,
         }
         for i, (steps, s, x) in enumerate(curve)
     ]
@@ -63,7 +63,7 @@ def average(x: ArrayLike) -> float:
 
 def test_the_area_is_the_mean_height_over_the_budget():
     assert area([(0, 0, 0.2), (50, 0, 0.6), (100, 0, 0.6)], 100) == pytest.approx(0.5)
-    # A run whose last trial came before the end counts as if it had stayed there; one that overshot is cut.
+    # A run whose last evaluation came before the end counts as if it had stayed there; one that overshot is cut.
     assert area([(0, 0, 0.2), (50, 0, 0.6)], 100) == pytest.approx(0.5)
     assert area([(0, 0, 0.0), (120, 0, 1.0)], 100) == pytest.approx(0.5)
 
@@ -203,7 +203,7 @@ def test_bad_input_is_one_sentence_before_anything_is_played(tmp_path, capsys):
 def base(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("compared")
     assert main(["collect", "env=point_reach", "episodes=6", f"out={folder}/data"]) == 0
-    words = ["policy.net.mlp.hidden=[16]", "policy.steps=2", "train.steps=30", "trial.episodes=4", "chunk.execute=4"]
+    words = ["policy.net.mlp.hidden=[16]", "policy.steps=2", "train.steps=30", "eval.episodes=4", "chunk.execute=4"]
     assert main(["pretrain", "policy=flow", *words, f"data={folder}/data", f"out={folder}/base"]) == 0
     return folder / "base"
 

@@ -296,8 +296,8 @@ def test_what_it_cannot_do_is_said() -> None:
 
 # ---- the command line ----
 
-TRIAL = ["trial.episodes=2", "trial.worlds=2", "trial.confirm=2"]
-SMALL = ["worlds=2", "total=24", "log_every=4", "save_every=8", "method.loop.batch=8", *TRIAL]
+EVALUATION = ["eval.episodes=2", "eval.worlds=2", "eval.confirm=2"]
+SMALL = ["worlds=2", "total=24", "log_every=4", "save_every=8", "method.loop.batch=8", *EVALUATION]
 
 
 @pytest.mark.slow
@@ -307,7 +307,7 @@ def test_a_run_from_the_command_line_resumes_and_what_it_saves_is_of_the_kind_of
     data, base = tmp_path / "data", tmp_path / "flow"
     assert main(["collect", "env=point_reach", "env.max_steps=12", "episodes=4", f"out={data}"]) == 0
     net = ["policy=flow", "policy.steps=2", "policy.net.mlp.hidden=[8]", "train.steps=5", "train.batch=8"]
-    assert main(["pretrain", *net, f"data={data}", f"out={base}", *TRIAL]) == 0
+    assert main(["pretrain", *net, f"data={data}", f"out={base}", *EVALUATION]) == 0
     words = ["finetune", "method=dagger", "policy=checkpoint", f"policy.path={base}", f"data={data}", "expert=noisy"]
     words += SMALL
     assert main([*words, f"out={tmp_path}/whole"]) == 0
@@ -320,7 +320,7 @@ def test_a_run_from_the_command_line_resumes_and_what_it_saves_is_of_the_kind_of
     assert any("intervened" in line for line in read_metrics(tmp_path / "whole"))
     policy, origin = load_policy(tmp_path / "whole")
     assert isinstance(policy, FlowPolicy) and origin["method"] == "dagger"
-    assert main(["evaluate", f"policy.path={tmp_path}/whole", f"against={base}", *TRIAL]) == 0
+    assert main(["evaluate", f"policy.path={tmp_path}/whole", f"against={base}", *EVALUATION]) == 0
     capsys.readouterr()
     assert main([*words[: -len(SMALL) - 1], *SMALL, f"out={tmp_path}/run"]) == 2
     assert "method=dagger learns from interventions; say who intervenes" in capsys.readouterr().err

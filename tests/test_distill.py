@@ -260,7 +260,7 @@ def test_who_may_relabel():
 # The verb.
 
 WORLD = ["env=point_reach", "env.dim=1", "env.control_hz=10", "env.max_steps=30"]
-STUDENT = ["policy=least_squares", "policy.hidden=[16]", "train.batch=32", "train.save_every=10", "trial.episodes=6"]
+STUDENT = ["policy=least_squares", "policy.hidden=[16]", "train.batch=32", "train.save_every=10", "eval.episodes=6"]
 DISTIL = ["distill", *STUDENT, "train.steps=30", "train.log_every=10", "episodes=12", "worlds=5"]
 
 
@@ -269,7 +269,7 @@ def lab(tmp_path_factory) -> Path:
     """Two teachers, made by the verbs themselves."""
     folder = tmp_path_factory.mktemp("lab")
     assert main(["collect", *WORLD, "episodes=40", f"out={folder}/data"]) == 0
-    train = ["policy=least_squares", "policy.hidden=[32]", "train.batch=64", "trial.episodes=4", "train.lr=1e-2"]
+    train = ["policy=least_squares", "policy.hidden=[32]", "train.batch=64", "eval.episodes=4", "train.lr=1e-2"]
     for name, seed in (("a", 0), ("b", 1)):
         words = [*train, "train.steps=200", f"seed={seed}", "chunk.horizon=2", "chunk.execute=1"]
         assert main(["pretrain", *words, f"data={folder}/data", f"out={folder}/{name}"]) == 0
@@ -299,11 +299,11 @@ def test_two_runs_become_one_policy_that_can_be_evaluated_and_taught_again(lab, 
     said = capsys.readouterr().out
     assert said.count("exact McNemar") == 2 and f"{out}/data: " in said
     metrics, _ = ending(out)
-    assert {"trial/0/success_rate", "teacher/1/success_rate", "data/episodes"} <= set(metrics[-1])
+    assert {"eval/0/success_rate", "teacher/1/success_rate", "data/episodes"} <= set(metrics[-1])
     policy, origin = load_policy(out)
     assert policy.spec.horizon == 2 and set(policy.spec.obs.shapes) == {"state", "goal"}
     assert origin["env"]["name"] == "point_reach" and origin["teachers"] == [f"{lab}/a", f"{lab}/b"]
-    assert main(["evaluate", f"policy.path={out}", f"against={lab}/a", "trial.episodes=4"]) == 0
+    assert main(["evaluate", f"policy.path={out}", f"against={lab}/a", "eval.episodes=4"]) == 0
     assert main(["pretrain", *STUDENT, "train.steps=5", f"data={out}/data", f"out={lab}/again"]) == 0
     # The student of these is a base that goes on, with the normalisers that it learnt with.
     words = [
@@ -314,7 +314,7 @@ def test_two_runs_become_one_policy_that_can_be_evaluated_and_taught_again(lab, 
         "train.steps=1",
         "train.lr=1e-9",
     ]
-    assert main([*words, "episodes=6", "trial.episodes=2", f"out={lab}/further"]) == 0
+    assert main([*words, "episodes=6", "eval.episodes=2", f"out={lab}/further"]) == 0
     assert torch.allclose(ending(lab / "further")[1], ending(out)[1], atol=1e-5)
 
 

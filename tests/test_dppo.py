@@ -362,11 +362,11 @@ def blind() -> Any:
     return blind_base()
 
 
-def error_after(base: Any, seed: int, meaningless: bool) -> float:
+def error_after(base: Any, seed: int, negative_control: bool) -> float:
     ppo = {"minibatch": 128, "epochs": 5, "clip": 0.1, "lr": 3e-3, "critic_lr": 3e-3, "value": ValueConfig(hidden=[32])}
     config = small_config(2, ppo=ppo)
     config.loop = OnPolicyConfig(8)
-    loop = make_loop(config, base, Aim(64, seed=seed, meaningless=meaningless), seed=seed)
+    loop = make_loop(config, base, Aim(64, seed=seed, negative_control=negative_control), seed=seed)
     for _ in range(25):
         loop.iterate()
     return aim_error(loop.learner.policy)
@@ -376,9 +376,9 @@ def error_after(base: Any, seed: int, meaningless: bool) -> float:
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_it_learns_to_aim(blind: Any, seed: int):
     """20 seeds ended between 0.015 and 0.041; the base has 0.36, and a policy that does not look 1/3 at best."""
-    assert error_after(blind, seed, meaningless=False) < 0.08
+    assert error_after(blind, seed, negative_control=False) < 0.08
 
 
 def test_it_learns_nothing_from_noise(blind: Any):
     """8 seeds ended between 0.33 and 0.42."""
-    assert error_after(blind, 0, meaningless=True) > 0.25
+    assert error_after(blind, 0, negative_control=True) > 0.25

@@ -29,7 +29,7 @@ from burnish.policies.nets.denoiser import DenoiserConfig, MlpBodyConfig
 from refine_lab import ON_LINE, learnt, line, mean_return
 
 WORLDS = 4
-# Mean returns of 20 recorded seeds: -1.50 to -1.41; of meaningless rewards -5.70 to -2.95; the base -4.26.
+# Mean returns of 20 recorded seeds: -1.50 to -1.41; of noise as rewards -5.70 to -2.95; the base -4.26.
 LEARNT = -2.0
 
 
@@ -371,5 +371,5 @@ def test_learns_what_its_base_cannot(seed: int) -> None:
 
 def test_meaningless_rewards_teach_nothing() -> None:
     config = tiny()
-    assembly = build(config, gaussian_base(), line(16, meaningless=True))
+    assembly = build(config, gaussian_base(), line(16, negative_control=True))
     assert learnt(assembly, config, 1500, 0) < LEARNT

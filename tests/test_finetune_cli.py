@@ -16,8 +16,8 @@ from burnish.policies.cli.cli import main
 from burnish.policies.runs.run import read_metrics
 from burnish.sim.build import make_env
 
-TRIAL = ["trial.episodes=2", "trial.worlds=2", "trial.confirm=2"]
-RUN = ["worlds=2", "total=24", "log_every=4", "save_every=8", *TRIAL]
+EVALUATION = ["eval.episodes=2", "eval.worlds=2", "eval.confirm=2"]
+RUN = ["worlds=2", "total=24", "log_every=4", "save_every=8", *EVALUATION]
 NEEDED = {"dppo": ["method.trained_steps=2"], "rpd": ["method.execute=2"]}
 SAC = ["method.sac.critic.hidden=[8]", "method.sac.critic.members=2", "method.sac.agent.hidden=[8]"]
 NEEDED |= dict.fromkeys(("dsrl", "rfs", "rlpd"), SAC) | {"rlif": [*SAC, "expert=noisy"], "dagger": ["expert=noisy"]}
@@ -36,7 +36,7 @@ def lab(tmp_path_factory):
     """Recordings, and a flow and a Gaussian that imitate them a little."""
     folder = tmp_path_factory.mktemp("lab")
     assert main(["collect", "env=point_reach", "env.max_steps=12", "episodes=6", f"out={folder}/data"]) == 0
-    words = [f"data={folder}/data", "train.steps=5", "train.batch=8", *TRIAL]
+    words = [f"data={folder}/data", "train.steps=5", "train.batch=8", *EVALUATION]
     flow = ["policy=flow", "policy.steps=2", "policy.net.mlp.hidden=[8]"]
     assert main(["pretrain", *flow, f"out={folder}/flow", *words]) == 0
     assert main(["pretrain", "policy=gaussian", "policy.hidden=[8]", f"out={folder}/gaussian", *words]) == 0
@@ -46,7 +46,7 @@ def lab(tmp_path_factory):
 def words_of(lab, name):
     """The command of a method, small."""
     if name in OFFLINE:
-        small = ["steps=12", "batch=8", "log_every=2", "save_every=4", *TRIAL]
+        small = ["steps=12", "batch=8", "log_every=2", "save_every=4", *EVALUATION]
         return ["offline", f"method={name}", f"data={lab}/data", *small, *NEEDED[name]]
     more, name = FIRST.get(name, NEEDED.get(name, [])), name.removesuffix(" online")
     method = METHODS[name]
@@ -94,10 +94,10 @@ def test_killed_and_resumed_is_uninterrupted_and_what_is_saved_acts(lab, tmp_pat
     resumed = tmp_path / "killed/checkpoints" / last.name
     assert contents(resumed) == contents(last) != contents(middle)
     assert lines(tmp_path / "killed") == lines(tmp_path / "whole")
-    assert main(["evaluate", f"policy.path={tmp_path}/whole", *TRIAL]) == 0
+    assert main(["evaluate", f"policy.path={tmp_path}/whole", *EVALUATION]) == 0
     _, origin = load_policy(tmp_path / "whole")
     assert origin["method"] == name.removesuffix(" online") and origin["env"]["name"] == "point_reach"
-    tried = [line for line in read_metrics(tmp_path / "whole") if "trial/episodes" in line]
+    tried = [line for line in read_metrics(tmp_path / "whole") if "eval/episodes" in line]
     before = [2] if name in FIRST else [] if name in FROM_NOTHING or name in OFFLINE else [0]
     assert [int(line["step"]) for line in tried] == [*before, int(last.name)]
 
@@ -116,7 +116,7 @@ def test_offline_starts_from_a_checkpoint(lab, tmp_path):
     assert main([*words, f"out={tmp_path}/run"]) == 0
     policy, _ = load_policy(tmp_path / "run")
     assert policy.config.hidden == [8] and policy.spec.execute == 4  # its own chunk, whatever a fresh one would have
-    assert [int(line["step"]) for line in read_metrics(tmp_path / "run") if "trial/episodes" in line] == [0, 12]
+    assert [int(line["step"]) for line in read_metrics(tmp_path / "run") if "eval/episodes" in line] == [0, 12]
 
 
 def test_a_base_is_probed_and_recordings_are_summed_up_in_a_sentence_each(lab, tmp_path, capsys):
@@ -141,7 +141,7 @@ def test_rewards_are_changed_in_the_world_and_in_recordings(lab, shift):
 
 def test_a_base_that_ignores_its_noise_is_refused(lab, tmp_path, capsys):
     deaf = ["policy=gaussian", "policy.hidden=[8]", "policy.init_std=2e-5", "policy.min_std=1e-5"]
-    words = [f"data={lab}/data", "train.steps=1", "policy.loss=least_squares", *TRIAL]
+    words = [f"data={lab}/data", "train.steps=1", "policy.loss=least_squares", *EVALUATION]
     assert main(["pretrain", *deaf, *words, f"out={tmp_path}/deaf"]) == 0
     for name in ("dsrl", "rfs"):
         words = [word.replace(f"{lab}/flow", f"{tmp_path}/deaf") for word in words_of(lab, name)]

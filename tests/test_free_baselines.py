@@ -44,7 +44,7 @@ def folder_of(out: Path, methods: dict[str, list[int]], free: dict[Entry, int], 
         for seed, successes in enumerate(runs):
             entry = Entry(name, seed)
             (out / entry.folder).mkdir(parents=True)
-            rows = [{"step": k, "trial/success_rate": 0.25, "time/elapsed_s": 60.0 * k} for k in (0, 1)]
+            rows = [{"step": k, "eval/success_rate": 0.25, "time/elapsed_s": 60.0 * k} for k in (0, 1)]
             rows[1] |= {"control_steps": 100, "decisions": 25, "gradient_steps": 7}
             (out / entry.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
             evaluation(successes).save(out / entry.evaluation)
@@ -166,7 +166,7 @@ def test_a_free_baseline_is_trained_for_the_minutes_of_the_median_run(name, verb
     probe, training, *tried = typed.words
     assert probe[0] == training[0] == verb and set(words) <= set(training) and "threads=1" in probe
     assert {word for word in probe if "steps=" in word} == {words[-1].replace("3000", str(free_baselines.PROBE))}
-    greedy = ["trial.greedy=true" in each for each in tried]
+    greedy = ["eval.greedy=true" in each for each in tried]
     assert greedy == ([False] if name == "best_of_n" else [True, False])
     plan = json.loads((tmp_path / "runs" / f"{name}-0.plan").read_text())
     assert plan["steps"] == 3000 and plan["updates_per_s"] == pytest.approx(50)
@@ -188,7 +188,7 @@ def test_the_greedy_base_is_always_played_and_fails_without_costing_others(tmp_p
     typed = Typed(monkeypatch)
     player = Player(CompareConfig(base="b", methods=["dsrl"]), tmp_path, Stop(), 1)
     player.play_free(GREEDY_BASE, minutes=1.0)
-    assert [words[0] for words in typed.words] == ["evaluate"] and "trial.greedy=true" in typed.words[0]
+    assert [words[0] for words in typed.words] == ["evaluate"] and "eval.greedy=true" in typed.words[0]
 
     def fails(player, words, log):
         raise BurnishError("no imitator")

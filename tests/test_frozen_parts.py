@@ -15,8 +15,16 @@ from burnish.policies.runs import checkpoint
 from burnish.policies.runs.checkpoint import FROZEN, TENSORS
 from burnish.real_robot.export.exporter import source
 
-TRIAL = ["trial.episodes=2", "trial.worlds=2", "trial.confirm=2"]
-RUN = ["worlds=2", "total=24", "log_every=4", "save_every=8", "method.loop.warmup=8", "method.loop.batch=8", *TRIAL]
+EVALUATION = ["eval.episodes=2", "eval.worlds=2", "eval.confirm=2"]
+RUN = [
+    "worlds=2",
+    "total=24",
+    "log_every=4",
+    "save_every=8",
+    "method.loop.warmup=8",
+    "method.loop.batch=8",
+    *EVALUATION,
+]
 
 
 @pytest.fixture
@@ -86,7 +94,7 @@ def test_a_damaged_file_is_refused(tmp_path, state, damage):
 def test_a_refinement_writes_its_base_once(tmp_path, method):
     assert main(["collect", "env=point_reach", "env.max_steps=12", "episodes=4", f"out={tmp_path}/data"]) == 0
     large = ["policy=flow", "policy.steps=2", "policy.net.mlp.hidden=[512,512]", "train.steps=3", "train.batch=8"]
-    assert main(["pretrain", *large, f"data={tmp_path}/data", f"out={tmp_path}/bc", *TRIAL]) == 0
+    assert main(["pretrain", *large, f"data={tmp_path}/data", f"out={tmp_path}/bc", *EVALUATION]) == 0
     algorithm = "td3" if method == "residual_td3" else "sac"
     nets = [f"method.{algorithm}.{name}" for name in ("critic.hidden=[8]", "critic.members=2", "agent.hidden=[8]")]
     words = ["finetune", f"method={method}", f"policy.path={tmp_path}/bc", *RUN, *nets, f"out={tmp_path}/run"]

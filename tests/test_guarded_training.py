@@ -169,18 +169,18 @@ def lab(tmp_path_factory):
     words = ["env=reach", "env.max_steps=12", "env.reward=dense", "episodes=6"]
     assert main(["collect", *words, f"out={folder}/data"]) == 0
     words = ["policy=flow", "policy.steps=2", "policy.net.mlp.hidden=[8]", "train.steps=5", "train.batch=8"]
-    assert main(["pretrain", *words, *TRIAL, f"data={folder}/data", f"out={folder}/base"]) == 0
+    assert main(["pretrain", *words, *EVALUATION, f"data={folder}/data", f"out={folder}/base"]) == 0
     return folder
 
 
-TRIAL = ["trial.episodes=4", "trial.worlds=4", "trial.confirm=2"]
+EVALUATION = ["eval.episodes=4", "eval.worlds=4", "eval.confirm=2"]
 SAC = ["method.sac.critic.hidden=[8]", "method.sac.critic.members=2", "method.sac.agent.hidden=[8]"]
 WORLD = ["env=reach", "env.max_steps=12", "env.reward=dense", *WORDS]
 
 
 def finetune(lab, *words):
     loop = ["method.loop.warmup=8", "method.loop.batch=8", "method.loop.updates_per_decision=0.5"]
-    small = ["worlds=2", "total=48", "log_every=4", "save_every=8", *TRIAL, *loop, *SAC]
+    small = ["worlds=2", "total=48", "log_every=4", "save_every=8", *EVALUATION, *loop, *SAC]
     return ["finetune", f"policy.path={lab}/base", "method=dsrl", *small, *words]
 
 
@@ -214,7 +214,7 @@ def test_what_was_refined_with_the_guard_is_evaluated_with_it_unasked(lab, tmp_p
     assert origin["env"]["config"]["guard"] == {"velocity": 0.5, "acceleration": 4.0, "rate_hz": 100.0}
     found = {}
     for name, words in {"unasked": [], "asked": WORLD, "without": WORLD[:3]}.items():
-        words = ["evaluate", f"policy.path={tmp_path}/run", *TRIAL, *words, f"out={tmp_path}/{name}"]
+        words = ["evaluate", f"policy.path={tmp_path}/run", *EVALUATION, *words, f"out={tmp_path}/{name}"]
         assert main(words) == 0
         found[name] = Evaluation.load(tmp_path / name / "evaluation.json")
     about = json.loads((tmp_path / "unasked/about.json").read_text())
@@ -225,7 +225,7 @@ def test_what_was_refined_with_the_guard_is_evaluated_with_it_unasked(lab, tmp_p
     assert '"velocity": 0.5' in "".join(p.read_text() for p in (tmp_path / "played/meta").glob("*.json"))
     capsys.readouterr()
     # Episodes of a guarded and of a free world are no pairs.
-    words = ["evaluate", f"policy.path={tmp_path}/run", f"against={lab}/base", *TRIAL]
+    words = ["evaluate", f"policy.path={tmp_path}/run", f"against={lab}/base", *EVALUATION]
     assert main(words) == 2 and "were trained for different worlds" in capsys.readouterr().err
     assert main([*words, *WORLD]) == 0
 

@@ -342,9 +342,9 @@ def test_from_the_command_line(tmp_path, capsys):
         "total=36",
         "log_every=12",
         "save_every=12",
-        "trial.episodes=2",
-        "trial.worlds=2",
-        "trial.confirm=2",
+        "eval.episodes=2",
+        "eval.worlds=2",
+        "eval.confirm=2",
     ]
     small += ["method.loop.warmup=8", "method.loop.batch=8", "method.sac.critic.hidden=[8]"]
     small += ["method.sac.critic.members=2", "method.sac.agent.hidden=[8]", "env.max_steps=10"]

@@ -324,28 +324,28 @@ class Stay:
         return torch.zeros(len(obs["state"]), 1, 1) if noise is None else noise.clamp(-1, 1)
 
 
-def plain(worlds, seed, meaningless):
+def plain(worlds, seed, negative_control):
     env = ScaledEnv(make_env(LINE, worlds, seed=seed))
-    return NegativeControl(env, seed) if meaningless else env
+    return NegativeControl(env, seed) if negative_control else env
 
 
-def residual(worlds, seed, meaningless):
-    return ResidualEnv(plain(worlds, seed, meaningless), ChunkController(Stay(), worlds, seed=seed))
+def residual(worlds, seed, negative_control):
+    return ResidualEnv(plain(worlds, seed, negative_control), ChunkController(Stay(), worlds, seed=seed))
 
 
-def latent(worlds, seed, meaningless):
-    return BaseEnv(ChunkEnv(plain(worlds, seed, meaningless), 1, 0.9), Stay(), latent=1.0, seed=seed)
+def latent(worlds, seed, negative_control):
+    return BaseEnv(ChunkEnv(plain(worlds, seed, negative_control), 1, 0.9), Stay(), latent=1.0, seed=seed)
 
 
-def trained(sb3, name, view, seed, meaningless=False):
+def trained(sb3, name, view, seed, negative_control=False):
     """An agent of SB3 after a few seconds of practice."""
     net = {"net_arch": [32, 32]}
     if name == "SAC":
-        face = as_sb3(view(4, seed, meaningless))
+        face = as_sb3(view(4, seed, negative_control))
         options = {"learning_starts": 200, "batch_size": 64, "gamma": 0.9, "gradient_steps": 4, "learning_rate": 3e-3}
         agent = sb3.SAC("MultiInputPolicy", face, seed=seed, policy_kwargs=net, device="cpu", **options)
         return agent.learn(1600)
-    face = as_sb3(view(16, seed, meaningless))
+    face = as_sb3(view(16, seed, negative_control))
     options = {"n_steps": 32, "batch_size": 128, "gamma": 0.9, "learning_rate": 3e-3}
     agent = sb3.PPO("MultiInputPolicy", face, seed=seed, policy_kwargs=net, device="cpu", **options)
     return agent.learn(16 * 32 * 16)
@@ -375,5 +375,5 @@ def test_sb3_learns_on_our_worlds_and_views(require, name, view):
 @pytest.mark.parametrize(("name", "view"), [pytest.param("SAC", plain, marks=pytest.mark.slow), ("PPO", residual)])
 def test_sb3_learns_nothing_from_meaningless_rewards(require, name, view):
     """The control: without a reward that says anything, the same practice leads nowhere."""
-    agent = trained(require("stable_baselines3"), name, view, seed=0, meaningless=True)
+    agent = trained(require("stable_baselines3"), name, view, seed=0, negative_control=True)
     assert success_rate(lambda obs: agent.predict(obs, deterministic=True)[0], view) < LEARNT

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 CODE = "import sys, torch; torch.set_num_threads(1); from burnish.policies.cli.cli import main; sys.exit(main())"
 WORDS = ["policy=flow", "policy.net.mlp.hidden=[32]", "train.steps=1500", "train.save_every=100", "train.log_every=10"]
-WORDS += ["train.batch=32", "trial.episodes=4"]
+WORDS += ["train.batch=32", "eval.episodes=4"]
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from burnish.real_robot.adapter import GripperSpec, JointSpec, Mode, RobotSpec
 from burnish.real_robot.drivers.calibration import Calibration
 from burnish.real_robot.env import RobotEnv
 from burnish.real_robot.errors import Refused
-from burnish.real_robot.gripper_channel import Grasp, grasped
+from burnish.real_robot.gripper_channel import GripperChannel, with_gripper_channel
 from burnish.real_robot.joints import Joints, JointsConfig, Units
 from burnish.real_robot.robots import TwinRobot, stage_for
 from burnish.real_robot.robots import spec_of as spec_of_robot
@@ -246,9 +246,9 @@ def test_a_gripper_of_its_own_is_the_bodys_last_joint():
     body = Mirror(InsertConfig())
     five = tuple(JointSpec(name, -3.0, 3.0, 4.0, 40.0) for name in body.joints[:-1])
     robot = RobotSpec("arm", five, frozenset({Mode.JOINT_POSITION}), (5.0, 100.0, 500.0), gripper=GripperSpec(0.07, 1))
-    assert grasped(body, replace(robot, gripper=None)) is body
-    grasp = grasped(body, robot)
-    assert isinstance(grasp, Grasp) and grasp.joints == body.joints[:-1]
+    assert with_gripper_channel(body, replace(robot, gripper=None)) is body
+    grasp = with_gripper_channel(body, robot)
+    assert isinstance(grasp, GripperChannel) and grasp.joints == body.joints[:-1]
     body.begin(5)
     low, high = body.ranges[-1]
     share = (body.start[-1] - low) / (high - low)

@@ -33,11 +33,11 @@ from burnish.sim import view
 
 pytestmark = pytest.mark.sim
 BASE = Path(__file__).resolve().parents[1] / "benchmarks" / "bases" / "insert"
-TRIAL = ["trial.episodes=2", "trial.worlds=2", "trial.confirm=2"]
-RUN = ["worlds=2", "total=16", "log_every=4", "save_every=8", "eval_every=8", *TRIAL]
+EVALUATION = ["eval.episodes=2", "eval.worlds=2", "eval.confirm=2"]
+RUN = ["worlds=2", "total=16", "log_every=4", "save_every=8", "eval_every=8", *EVALUATION]
 LOOP = ["method.loop.warmup=8", "method.loop.batch=8", "method.loop.updates_per_decision=0.5"]
-FLOW = ["policy=flow", "policy.steps=2", "policy.net.mlp.hidden=[8]", "train.batch=8", *TRIAL]
-SMALL = ["method.critic.hidden=[8]", *TRIAL]
+FLOW = ["policy=flow", "policy.steps=2", "policy.net.mlp.hidden=[8]", "train.batch=8", *EVALUATION]
+SMALL = ["method.critic.hidden=[8]", *EVALUATION]
 STUDENT = ["train.steps=2", "train.save_every=1", "chunk.horizon=4", "chunk.execute=2"]
 FEW = ["budget=40", "episodes=2", "evaluations=1", "evaluation_episodes=2", "worlds=2", "videos=1", "jobs=1"]
 ROBOT = ["realtime=false", "episodes=1", "compare=false"]
@@ -79,7 +79,7 @@ PLAYS = {
             "batch=8",
             "log_every=1",
             "save_every=1",
-            *TRIAL,
+            *EVALUATION,
             "method.critic.hidden=[8]",
             "out={out}",
         ],
@@ -105,7 +105,7 @@ PLAYS = {
         ],
         ["resume=true"],
     ),
-    "evaluate": Play(["evaluate", "policy.path={lab}/bc", "against={lab}/bc", *TRIAL, "videos=1", "out={out}"]),
+    "evaluate": Play(["evaluate", "policy.path={lab}/bc", "against={lab}/bc", *EVALUATION, "videos=1", "out={out}"]),
     "view": Play(["view", "env=two_mode", "episodes=1", "size=32", "out={out}"]),
     "compare": Play(
         [

@@ -50,7 +50,7 @@ def burnish(site, *words):
 
 
 FEW = ["env=point_reach", "env.max_steps=12", "worlds=4", "total=64", "log_every=8", "save_every=32"]
-FEW += ["trial.episodes=2", "trial.worlds=2", "trial.confirm=2"]
+FEW += ["eval.episodes=2", "eval.worlds=2", "eval.confirm=2"]
 
 
 def test_a_recurrent_learner_of_another_package_is_trained_by_its_name(site, tmp_path):

@@ -20,10 +20,10 @@ TRAIN = [
     "train.batch=16",
     "train.log_every=5",
     "train.save_every=10",
-    "trial.episodes=4",
-    "trial.confirm=4",
+    "eval.episodes=4",
+    "eval.confirm=4",
 ]
-TRAIN += ["trial.confirm=4", "train.warmup=1", "train.ema=0.5"]  # so that 20 steps lead somewhere
+TRAIN += ["eval.confirm=4", "train.warmup=1", "train.ema=0.5"]  # so that 20 steps lead somewhere
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_imitation_goes_on_from_the_weights_of_a_checkpoint_and_keeps_its_normal
 def test_the_base_is_tried_first_and_best_holds_nothing_that_does_not_beat_it(lab, tmp_path, capsys):
     assert main(further(lab, tmp_path / "run", "train.lr=1e-12")) == 0
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert rows[0]["step"] == 0 and "trial/success_rate" in rows[0]
+    assert rows[0]["step"] == 0 and "eval/success_rate" in rows[0]
     assert len(Evaluation.load(tmp_path / "run" / "start.json").seeds) >= 4
     assert not (tmp_path / "run" / "best").exists() and (tmp_path / "run" / "confirm.json").exists()
     assert "best: the policy that this run began with" in capsys.readouterr().out
@@ -112,8 +112,8 @@ def test_a_checkpoint_keeps_its_chunk_and_only_imitators_go_on(lab, tmp_path, ca
         f"policy.path={lab}/base",
         "total=40",
         "worlds=4",
-        "trial.episodes=2",
-        "trial.confirm=2",
+        "eval.episodes=2",
+        "eval.confirm=2",
         "method.agent.hidden=[8]",
     ]
     loop = "method.loop.decisions_per_update=10"

@@ -38,7 +38,7 @@ def test_control_becomes_nearly_optimal(kind: str):
     noise instead, at most -0.49 and -0.38."""
     for seed in range(3):
         assert control_lab.train(make(kind, control_lab.spec(), seed), 1200, seed) > 0.5
-    assert control_lab.train(make(kind, control_lab.spec()), 1200, 0, meaningless=True) < 0
+    assert control_lab.train(make(kind, control_lab.spec()), 1200, 0, negative_control=True) < 0
 
 
 @pytest.mark.slow

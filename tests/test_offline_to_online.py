@@ -53,13 +53,13 @@ def trained(name: str, seed: int) -> tuple[Any, Replay]:
 
 
 def gone_online(
-    learner: Any, name: str, way: str, data: Replay | None, seed: int, *, meaningless: bool = False
+    learner: Any, name: str, way: str, data: Replay | None, seed: int, *, negative_control: bool = False
 ) -> OffPolicy[Any]:
     if name == "cal_ql":
         learner.keep_calibrating(BehindCut.worst, GAMMA)
     share, reads = WAYS[way]
     config = OffPolicyConfig(capacity=10_000, warmup=80, updates_per_decision=0.25, batch=BATCH, prior_share=share)
-    env, prior = ChunkEnv(Aim(16, seed, meaningless), 1, GAMMA), data if reads else None
+    env, prior = ChunkEnv(Aim(16, seed, negative_control), 1, GAMMA), data if reads else None
     return OffPolicy(learner, env, Replay(config.capacity, 16, seed=seed), config, prior=prior, seed=seed)
 
 
@@ -165,7 +165,7 @@ def test_calibration_knows_the_return_of_an_episode_from_its_end_on(behind_cut: 
 
 def test_noise_teaches_nothing() -> None:
     learner, _ = trained("td3_bc", 0)
-    loop = gone_online(learner, "td3_bc", "warm start", None, 0, meaningless=True)
+    loop = gone_online(learner, "td3_bc", "warm start", None, 0, negative_control=True)
     for _ in range(105):
         loop.iterate()
     assert aim_error(learner.policy) > 2 * LEVELS["td3_bc"]

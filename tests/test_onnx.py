@@ -271,7 +271,7 @@ def test_the_verb_plays_a_model(tmp_path, capsys):
     inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 2]) for name in ("state", "goal")]
     outputs = [helper.make_tensor_value_info("actions", TensorProto.FLOAT, ["n", 2])]
     config = write(tmp_path / "m.onnx", nodes, inputs, outputs, [gain])
-    words = ["evaluate", "policy=onnx", f"policy.path={config.path}", "env=point_reach", "trial.episodes=20"]
+    words = ["evaluate", "policy=onnx", f"policy.path={config.path}", "env=point_reach", "eval.episodes=20"]
     assert main(words) == 0
     assert "success 100.0%" in capsys.readouterr().out
     assert main([*words, "policy.sha256=abc"]) == 2

@@ -216,9 +216,9 @@ def test_a_policy_of_plain_pictures_is_refused_where_they_are_lavish():
 def test_plain_or_lavish_goes_from_the_world_to_the_dataset_to_the_policy(tmp_path, capsys):
     world = ["env=reach", "env.observe=pixels", "env.image_size=32"]
     assert main(["collect", *world, "episodes=2", f"out={tmp_path}/data"]) == 0
-    small = ["policy=gaussian", "policy.hidden=[8]", "train.steps=2", "train.batch=4", "trial.episodes=1"]
+    small = ["policy=gaussian", "policy.hidden=[8]", "train.steps=2", "train.batch=4", "eval.episodes=1"]
     assert main(["pretrain", *small, f"data={tmp_path}/data", f"out={tmp_path}/run"]) == 0
-    evaluation = ["evaluate", f"policy.path={tmp_path}/run", "trial.episodes=1"]
+    evaluation = ["evaluate", f"policy.path={tmp_path}/run", "eval.episodes=1"]
     assert main(evaluation) == 0
     capsys.readouterr()
     assert main([*evaluation, *world, "env.lavish=true"]) == 2

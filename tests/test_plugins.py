@@ -113,7 +113,7 @@ def test_a_checkpoint_remembers_the_name(package, tmp_path, monkeypatch):
 
 def test_the_verbs_take_a_name(package, tmp_path, capsys):
     base = ["policy=callable", "policy.name=towards", "env=point_reach"]
-    assert main(["evaluate", *base, "trial.episodes=10"]) == 0
+    assert main(["evaluate", *base, "eval.episodes=10"]) == 0
     assert "towards: success 100.0%" in capsys.readouterr().out
     nets = ["critic.hidden=[8]", "critic.members=2", "agent.hidden=[8]"]
     few = [f"method.td3.{net}" for net in nets] + [
@@ -126,11 +126,11 @@ def test_the_verbs_take_a_name(package, tmp_path, capsys):
         "method.loop.initial_updates=1",
         "log_every=4",
         "save_every=8",
-        "trial.episodes=2",
-        "trial.worlds=2",
-        "trial.confirm=2",
+        "eval.episodes=2",
+        "eval.worlds=2",
+        "eval.confirm=2",
     ]
     assert main(["finetune", "method=residual_td3", *base, *few, f"out={tmp_path}/run"]) == 0
-    assert main(["evaluate", f"policy.path={tmp_path}/run", "trial.episodes=2"]) == 0
-    assert read_metrics(tmp_path / "run")[0]["trial/success_rate"] == 1.0
+    assert main(["evaluate", f"policy.path={tmp_path}/run", "eval.episodes=2"]) == 0
+    assert read_metrics(tmp_path / "run")[0]["eval/success_rate"] == 1.0
     assert main(["evaluate", "policy=callable", "policy.name=os.system", "env=point_reach"]) == 2

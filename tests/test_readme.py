@@ -17,7 +17,7 @@ TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 # As much less as shows that it runs; each must be found, so that none outlives what it shortened.
-FEW = {"trial": {"episodes": 2, "worlds": 2, "confirm": 2}}
+FEW = {"eval": {"episodes": 2, "worlds": 2, "confirm": 2}}
 SHORTER = {
     "README.md": {"total=4_000": "total=48, **FEW", '"warmup": 1000': '"warmup": 16', "episodes=100": "episodes=4"},
     "docs/python.md": {
@@ -34,7 +34,7 @@ SHORTER = {
 def test_python_runs_as_printed(tmp_path, monkeypatch, capsys, page):
     text = (ROOT / page).read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    small = ["policy.net.mlp.hidden=[16]", "train.steps=20", "train.batch=16", "trial.episodes=4"]
+    small = ["policy.net.mlp.hidden=[16]", "train.steps=20", "train.batch=16", "eval.episodes=4"]
     assert main(["collect", "env=two_mode", "episodes=12", "out=runs/data"]) == 0
     assert main(["pretrain", "policy=flow", "data=runs/data", "out=runs/bc", *small]) == 0
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

@@ -55,9 +55,9 @@ def test_training_reads_what_was_recorded(whole, tmp_path):
     assert episodes.meta["robot"] == "twin" and episodes.meta["supervisor"] == "clean expert"
     assert set(episodes.spec.obs.shapes) == {"state"}, "what was requested is no observation"
     assert lerobot_v3_reader.read(whole)[-1]["episode_index"] == 3
-    small = ["policy.hidden=[8]", "train.batch=8", "train.steps=3", "trial.episodes=1"]
+    small = ["policy.hidden=[8]", "train.batch=8", "train.steps=3", "eval.episodes=1"]
     assert main(["pretrain", "policy=gaussian", *small, f"data={whole}", f"out={tmp_path / 'bc'}"]) == 0
-    few = ["method=iql", "steps=3", "batch=8", "trial.episodes=1", "trial.confirm=2"]
+    few = ["method=iql", "steps=3", "batch=8", "eval.episodes=1", "eval.confirm=2"]
     assert main(["offline", *few, f"data={whole}", f"out={tmp_path / 'iql'}"]) == 0
 
 

@@ -17,7 +17,7 @@ from burnish.policies.runs.run import read_metrics
 pytestmark = [pytest.mark.slow, pytest.mark.sim, pytest.mark.rotating(2)]
 
 CODE = "import sys, torch; torch.set_num_threads(1); from burnish.policies.cli.cli import main; sys.exit(main())"
-SMALL = ["worlds=4", "trial.episodes=4", "trial.worlds=4", "trial.confirm=4", "policy.steps=2"]
+SMALL = ["worlds=4", "eval.episodes=4", "eval.worlds=4", "eval.confirm=4", "policy.steps=2"]
 METHODS = {
     "reinflow": ["total=2400", "save_every=160", "log_every=80", "method.loop.decisions_per_update=10"],
     "dsrl": [
@@ -31,7 +31,7 @@ METHODS = {
 def base(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("base")
     assert main(["collect", "env=insert", "expert=clumsy", "episodes=8", f"out={folder}/data"]) == 0
-    words = ["policy.net.mlp.hidden=[32]", "train.steps=50", "trial.episodes=4", "experiment=desk"]
+    words = ["policy.net.mlp.hidden=[32]", "train.steps=50", "eval.episodes=4", "experiment=desk"]
     assert main(["pretrain", "policy=flow", *words, f"data={folder}/data", f"out={folder}/base"]) == 0
     return folder / "base"
 

@@ -133,7 +133,7 @@ def test_a_real_run_is_repeated_by_the_command_on_its_page(tmp_path, capsys):
     """Every setting, strings and lists included, arrives again."""
     folder = tmp_path / "it's here"
     quoted = "'" + str(folder).replace("'", "\\'") + "'"
-    small = ["trial.episodes=4", "trial.worlds=2", "trial.confirm=2"]
+    small = ["eval.episodes=4", "eval.worlds=2", "eval.confirm=2"]
     assert main(["collect", "env=point_reach", "env.max_steps=12", "episodes=6", f"out={tmp_path}/data"]) == 0
     flow = ["pretrain", "policy=flow", "policy.steps=2", "policy.net.mlp.hidden=[8]", "train.steps=5", "train.batch=8"]
     assert main([*flow, f"data={tmp_path}/data", f"out={tmp_path}/flow", *small]) == 0
@@ -262,7 +262,7 @@ def test_a_run_that_was_never_tried(tmp_path):
 def test_a_run_that_is_not_told_apart_from_its_base(tmp_path):
     def verdict(last):
         trials = [(0, 0.4, 0.3, 0.5), (1, last, last - 0.1, last + 0.1)]
-        names = ("step", "trial/success_rate", "trial/success_low", "trial/success_high")
+        names = ("step", "eval/success_rate", "eval/success_low", "eval/success_high")
         rows = [{**dict(zip(names, row, strict=True)), "time/elapsed_s": row[0]} for row in trials]
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
         return page(report_lab.run_folder(tmp_path / "run", "dsrl", 0, rows), "run")

@@ -34,7 +34,7 @@ from scripted import TERMINATED, TRUNCATED, ScriptedWorld
 
 # Ends of both kinds, with the base's queue empty (even lengths) and half played (odd ones).
 SCRIPT = [[(5, TERMINATED), (4, TRUNCATED)], [(3, TRUNCATED), (6, TERMINATED)], [(2, TRUNCATED)]]
-# Mean returns of 20 recorded seeds: TD3 -1.15 to -1.09, SAC -1.18 to -1.10; of meaningless rewards -3.72 to -1.46 and
+# Mean returns of 20 recorded seeds: TD3 -1.15 to -1.09, SAC -1.18 to -1.10; of noise as rewards -3.72 to -1.46 and
 # -4.41 to -2.29; the base -2.74.
 LEARNT = -1.3
 
@@ -171,7 +171,7 @@ def test_the_warm_up_is_uniform_around_the_base() -> None:
     assembly = on_script(replace(tiny(), bound=0.1, warm_noise=0.2))
     obs = {"state": torch.zeros(500, 3), "base_action": torch.full((500, 2), 0.3)}
     decision = assembly.learner.actor.act(obs, warm=True, generator=torch.Generator().manual_seed(0))
-    away = assembly.learner.inner.meaning(obs, decision.action) - 0.3
+    away = assembly.learner.inner.transform(obs, decision.action) - 0.3
     assert float(away.abs().max()) <= 0.2 + 1e-6
     # 1000 uniform numbers: mean 0 within 5 standard errors of .0037, deviation .2 / sqrt(3).
     assert abs(float(away.mean())) < 0.018 and float(away.std()) == pytest.approx(0.1155, rel=0.06)
@@ -189,7 +189,7 @@ def test_the_critic_is_shown_what_was_executed(algorithm: str) -> None:
     for _ in range(20):
         loop.iterate()
     held = loop.replay.sample(256)
-    shown = assembly.learner.inner.meaning(held["obs"], held["action"])
+    shown = assembly.learner.inner.transform(held["obs"], held["action"])
     assert torch.equal(shown, held["executed"])
     raw = held["obs"]["base_action"][:, None] + config.bound * held["action"]
     assert 0.02 < float((raw.abs() > 1).float().mean()) < 0.9
@@ -341,7 +341,7 @@ def test_learns_to_correct_a_base(algorithm: str, seed: int) -> None:
 
 def test_meaningless_rewards_teach_nothing() -> None:
     config = tiny()
-    assembly = build(config, wrong_by_a_bit(), line(16, meaningless=True))
+    assembly = build(config, wrong_by_a_bit(), line(16, negative_control=True))
     assert learnt(assembly, config, 1500, 0) < LEARNT
 
 
@@ -378,7 +378,7 @@ def test_the_critic_loss_is_averaged_over_members_so_that_the_clip_is_the_publis
     inner, batch = assembly.learner.inner, loop.replay.sample(32)
     noise = copy.deepcopy(inner.noise.get_state())
     target = inner._target(batch["next_obs"], batch)
-    errors = inner.critic(batch["obs"], inner.meaning(batch["obs"], batch["action"])).detach() - target
+    errors = inner.critic(batch["obs"], inner.transform(batch["obs"], batch["action"])).detach() - target
     inner.noise.set_state(noise)
     loss = inner._critic_step(batch["obs"], batch["next_obs"], batch)["critic_loss"]
     assert float(loss) == pytest.approx(float(errors.square().mean()), rel=1e-4)

@@ -50,9 +50,9 @@ OPEN = replace(LINE, terminate=False)
 LEARNT = -2.0
 
 
-def world(seed: int = 0, meaningless: bool = False) -> VecEnv:
+def world(seed: int = 0, negative_control: bool = False) -> VecEnv:
     env = ScaledEnv(make_env(OPEN, WORLDS, seed=seed))
-    return NegativeControl(env, seed, scale=100.0) if meaningless else env
+    return NegativeControl(env, seed, scale=100.0) if negative_control else env
 
 
 def base() -> GaussianPolicy:
@@ -73,7 +73,7 @@ def tiny(algorithm: Algorithm = Algorithm.sac, loop: dict[str, Any] | None = Non
 
 def started(config: RLIFConfig, seed: int = 0, *, helped: bool = True, **options: Any) -> OffPolicy[Any]:
     expert = make_expert(OPEN, WORLDS, "clean", seed=seed) if helped else None
-    env = world(seed, options.pop("meaningless", False))
+    env = world(seed, options.pop("negative_control", False))
     loop = prepare(config, base(), env, expert=expert, seed=seed, **options)
     assert isinstance(loop, OffPolicy)
     return loop
@@ -146,7 +146,7 @@ def test_nothing_of_the_reward_of_the_task_is_read(algorithm: Algorithm) -> None
     """In a world that pays noise a hundred times as large, with recordings paid otherwise, the same is learnt."""
     config = tiny(algorithm, {"warmup": 20})
     first = started(config, prior=recorded(RewardConfig()))
-    second = started(config, prior=recorded(RewardConfig(50, -1000)), meaningless=True)
+    second = started(config, prior=recorded(RewardConfig(50, -1000)), negative_control=True)
     for loop in (first, second):
         run(loop, 160)
     rewards = [loop.replay.latest()["reward"] for loop in (first, second)]
@@ -213,8 +213,16 @@ def test_what_it_cannot_do_is_said() -> None:
 
 # ---- the command line ----
 
-TRIAL = ["trial.episodes=2", "trial.worlds=2", "trial.confirm=2"]
-SMALL = ["worlds=2", "total=24", "log_every=4", "save_every=8", "method.loop.warmup=8", "method.loop.batch=8", *TRIAL]
+EVALUATION = ["eval.episodes=2", "eval.worlds=2", "eval.confirm=2"]
+SMALL = [
+    "worlds=2",
+    "total=24",
+    "log_every=4",
+    "save_every=8",
+    "method.loop.warmup=8",
+    "method.loop.batch=8",
+    *EVALUATION,
+]
 NETS = ["method.sac.critic.hidden=[8]", "method.sac.critic.members=2", "method.sac.agent.hidden=[8]"]
 WORDS = [
     "finetune",
@@ -245,7 +253,7 @@ def test_a_run_from_the_command_line_resumes_and_what_it_saves_acts(tmp_path: Pa
     assert shares and all(0 < share < 1 for share in shares)
     policy, origin = load_policy(tmp_path / "whole")
     assert isinstance(policy, GaussianPolicy) and origin["method"] == "rlif"
-    assert main(["evaluate", f"policy.path={tmp_path}/whole", *TRIAL]) == 0
+    assert main(["evaluate", f"policy.path={tmp_path}/whole", *EVALUATION]) == 0
 
 
 def test_an_expert_of_other_units_is_refused() -> None:

@@ -25,7 +25,7 @@ from intervention_lab import same
 
 OFF = ("SAC", "TD3", "DDPG")
 PAIRS = [(algo.value, view.value) for algo in Algo for view in View]
-TRIAL = ["trial.episodes=2", "trial.worlds=2", "trial.confirm=2"]
+EVALUATION = ["eval.episodes=2", "eval.worlds=2", "eval.confirm=2"]
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def point():
 def lab(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lab")
     assert main(["collect", "env=point_reach", "env.max_steps=12", "episodes=6", f"out={folder}/data"]) == 0
-    small = ["policy.steps=2", "policy.net.mlp.hidden=[8]", "train.steps=5", "train.batch=8", *TRIAL]
+    small = ["policy.steps=2", "policy.net.mlp.hidden=[8]", "train.steps=5", "train.batch=8", *EVALUATION]
     assert main(["pretrain", "policy=flow", f"data={folder}/data", f"out={folder}/flow", *small]) == 0
     return folder
 
@@ -50,7 +50,7 @@ def words_of(lab, algo, view):
     size = "learning_starts: 8, batch_size: 4" if algo in OFF else "n_steps: 4"
     start = ["env=point_reach"] if view == "plain" else [f"policy.path={lab}/flow"]
     given = f"method.settings={{{size}, policy_kwargs: {{net_arch: [8]}}}}"
-    run = ["worlds=2", "total=24", "log_every=6", "save_every=8", *TRIAL]
+    run = ["worlds=2", "total=24", "log_every=6", "save_every=8", *EVALUATION]
     return ["finetune", "method=sb3", f"method.algo={algo}", f"view={view}", given, *start, *run]
 
 
@@ -82,10 +82,10 @@ def test_a_killed_run_resumes_with_what_was_learnt_and_its_policy_acts(lab, tmp_
             assert same(old[name], {key: x[:count] for key, x in new[name].items()})
         assert (new["dones"][""][count - 1] == 1).all()
         assert len(new["rewards"][""]) > count
-    assert main(["evaluate", f"policy.path={tmp_path}/killed", *TRIAL]) == 0
+    assert main(["evaluate", f"policy.path={tmp_path}/killed", *EVALUATION]) == 0
     _, origin = load_policy(tmp_path / "whole")
     assert origin["method"] == "sb3" and origin["env"]["name"] == "point_reach"
-    tried = [int(line["step"]) for line in read_metrics(tmp_path / "whole") if "trial/episodes" in line]
+    tried = [int(line["step"]) for line in read_metrics(tmp_path / "whole") if "eval/episodes" in line]
     assert tried == [*([] if view == "plain" else [0]), int(last.name)]
 
 

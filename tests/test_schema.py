@@ -31,7 +31,7 @@ ONE = {"state": STATE[0], "image.top": IMAGE[0]}
 def refused(value, schema=SCHEMA):
     with pytest.raises(Refusal) as refusal:
         schema.read(value if isinstance(value, (bytes, str)) else pack(value))
-    told = refusal.value.told()
+    told = refusal.value.reply()
     assert told.startswith(f"{refusal.value.code}: ") and "\n" not in told and len(told) < 300
     return refusal.value
 

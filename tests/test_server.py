@@ -195,7 +195,7 @@ def test_of_too_many_the_oldest_is_told_to_ask_again():
         for i, line in enumerate(lines):
             replies.append(pool.submit(asked, line, number(i + 1)))
             deadline = time.monotonic() + 5
-            while len(server._inference._waiting) < min(i, 2) or len(policy.asked) < 2:  # the first was the trial
+            while len(server._inference._waiting) < min(i, 2) or len(policy.asked) < 2:  # the first: the start
                 assert time.monotonic() < deadline
                 time.sleep(0.005)
         assert replies[1].result(5).startswith("busy: ") and not replies[0].done()

@@ -100,7 +100,7 @@ def test_what_has_no_chunk_to_give_is_refused_before_anybody_asks():
 
 # ---- the verbs ----
 
-TRIAL = ["trial.episodes=2", "trial.worlds=2", "trial.confirm=2"]
+EVALUATION = ["eval.episodes=2", "eval.worlds=2", "eval.confirm=2"]
 WORDS = ["env=point_reach", "env.max_steps=12"]
 FEW = ["worlds=2", "total=16", "log_every=4", "save_every=8", "method.loop.warmup=8", "method.loop.batch=8"]
 NETS = ["critic.hidden=[8]", "critic.members=2", "agent.hidden=[8]"]
@@ -115,7 +115,7 @@ def lab(tmp_path_factory):
     """A flow that imitates a little."""
     folder = tmp_path_factory.mktemp("lab")
     assert main(["collect", *WORDS, "episodes=6", f"out={folder}/data"]) == 0
-    small = ["policy.steps=2", "policy.net.mlp.hidden=[8]", "train.steps=5", "train.batch=8", *TRIAL]
+    small = ["policy.steps=2", "policy.net.mlp.hidden=[8]", "train.steps=5", "train.batch=8", *EVALUATION]
     assert main(["pretrain", "policy=flow", f"data={folder}/data", f"out={folder}/flow", *small]) == 0
     return folder
 
@@ -129,27 +129,27 @@ def refused(capsys, *words):
 
 
 def tried(run):
-    return [line["trial/return_mean"] for line in read_metrics(run) if "trial/return_mean" in line]
+    return [line["eval/return_mean"] for line in read_metrics(run) if "eval/return_mean" in line]
 
 
 @pytest.mark.parametrize("method", [pytest.param("residual_td3", marks=pytest.mark.slow), "dsrl"])
 def test_a_served_base_is_refined_and_found_again_by_the_verbs(lab, tmp_path, capsys, method):
     """In one process and over the wire, the base tries equally well and the same command makes the same kind of run."""
     policy, _ = load_policy(lab / "flow")
-    words = ["finetune", f"method={method}", *FEW, *METHODS[method], *TRIAL]
+    words = ["finetune", f"method={method}", *FEW, *METHODS[method], *EVALUATION]
     with served(policy) as server:
         base = ["policy=remote", f"policy.url={server.url}"]
         assert main([*words, *base, *WORDS, f"out={tmp_path}/run"]) == 0
-        assert main(["evaluate", f"policy.path={tmp_path}/run", *TRIAL]) == 0
-        assert main(["evaluate", *base, *WORDS, f"against={tmp_path}/run", *TRIAL]) == 0
+        assert main(["evaluate", f"policy.path={tmp_path}/run", *EVALUATION]) == 0
+        assert main(["evaluate", *base, *WORDS, f"against={tmp_path}/run", *EVALUATION]) == 0
         assert "exact McNemar" in capsys.readouterr().out
         # What was refined on top of it can be refined in its turn.
         if method == "dsrl":
             assert main([*words, f"policy.path={tmp_path}/run", f"out={tmp_path}/again"]) == 0
-    assert "no policy server answers" in refused(capsys, "evaluate", f"policy.path={tmp_path}/run", *TRIAL)
+    assert "no policy server answers" in refused(capsys, "evaluate", f"policy.path={tmp_path}/run", *EVALUATION)
     with served(policy) as server:
         moved = f"policy.base={server.url}"
-        assert main(["evaluate", f"policy.path={tmp_path}/run", moved, *TRIAL]) == 0
+        assert main(["evaluate", f"policy.path={tmp_path}/run", moved, *EVALUATION]) == 0
         resumed = [*words, "policy=remote", f"policy.url={server.url}", *WORDS, "total=24", "resume=true"]
         assert "total" in refused(capsys, *resumed, f"out={tmp_path}/run")
         assert main([*(word for word in resumed if word != "total=24"), f"out={tmp_path}/run"]) == 0
@@ -160,7 +160,7 @@ def test_a_served_base_is_refined_and_found_again_by_the_verbs(lab, tmp_path, ca
 def test_names_are_translated_on_the_command_line(lab, capsys):
     policy, _ = load_policy(lab / "flow")
     with served(policy) as server:
-        words = ["evaluate", "policy=remote", f"policy.url={server.url}", *WORDS, *TRIAL]
+        words = ["evaluate", "policy=remote", f"policy.url={server.url}", *WORDS, *EVALUATION]
         assert main([*words, "policy.keys={state:state,goal:goal}"]) == 0
         assert "names ['observation/state']" in refused(capsys, *words, "policy.keys={state:observation/state}")
         assert "no setting 'policy.kys'" in refused(capsys, *words, "policy.kys={state:state}")

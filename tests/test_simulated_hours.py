@@ -1,7 +1,7 @@
 """Robot time with faults, an hour of it in less than three minutes: every invariant holds at every command, one seed
 gives one trace, and what is broken on purpose is found and found again at the same tick.
 
-What an hour is made of, and what is judged, is said in hour_lab.py and hour_judge.py.
+What an hour is made of, and what is judged, is said in soak_lab.py and soak_judge.py.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from burnish.real_robot.drivers.dynamixel import DynamixelServos
 from burnish.real_robot.errors import StaleState
 from burnish.real_robot.safety.protection import Protection
 from burnish.real_robot.safety.safe_robot import SafeRobot
-from hour_lab import Lived, World
 from soak import often
+from soak_lab import Lived, World
 
 SDKS = {"twin": "mujoco", "dynamixel": "dynamixel_sdk", "feetech": "scservo_sdk"}
 

@@ -149,7 +149,7 @@ def test_no_bundle_opens_a_file_that_its_world_names(planted, capsys):
 
 def test_what_the_user_types_of_a_world_is_used(planted, capsys):
     """Also where a stored world says otherwise: then the user's is the one that counts."""
-    words = ["evaluate", f"policy.path={planted}/p", "trial.episodes=1", "env=gym", f"env.id={HOPPER}"]
+    words = ["evaluate", f"policy.path={planted}/p", "eval.episodes=1", "env=gym", f"env.id={HOPPER}"]
     (planted / "other.xml").write_text("<mujoco")
     assert main([*words, f"env.kwargs={{xml_file: {planted}/other.xml}}"]) == 2
     assert "XML" in capsys.readouterr().err  # it was opened, and is none

@@ -234,7 +234,7 @@ def test_rerun_writes_one_file_for_each_sitting_of_one_recording(tmp_path, monke
         assert [row for row in rows if row[0] in ("step", "loss")] == [
             row for step in (start + 1, start + 2) for row in (("step", step), ("loss", ("scalar", 1 / step), False))
         ]
-        assert "trial/success" in [row[0] for row in rows]
+        assert "eval/success" in [row[0] for row in rows]
 
 
 def test_the_real_rerun_files_hold_the_numbers(tmp_path):

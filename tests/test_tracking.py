@@ -183,11 +183,11 @@ def lab(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lab")
     assert main(["collect", "env=point_reach", "env.max_steps=12", "episodes=6", f"out={folder}/data"]) == 0
     small = ["policy=flow", "policy.steps=2", "policy.net.mlp.hidden=[8]", "train.steps=4", "train.batch=8"]
-    assert main(["pretrain", *small, f"data={folder}/data", f"out={folder}/bc", *TRIAL]) == 0
+    assert main(["pretrain", *small, f"data={folder}/data", f"out={folder}/bc", *EVALUATION]) == 0
     return folder
 
 
-TRIAL = ["trial.episodes=2", "trial.worlds=2", "trial.confirm=2"]
+EVALUATION = ["eval.episodes=2", "eval.worlds=2", "eval.confirm=2"]
 VERBS = {
     "pretrain": ["policy=gaussian", "policy.hidden=[8]", "train.steps=4", "train.batch=8", "data={lab}/data"],
     "offline": ["method=iql", "method.critic.hidden=[8]", "data={lab}/data", "steps=4", "batch=8"],
@@ -201,7 +201,7 @@ VERBS = {
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_training_can_be_tracked_from_any_sitting_on(lab, tmp_path, verb, recorder):
-    words = [verb, *(word.format(lab=lab) for word in VERBS[verb]), *TRIAL, f"out={tmp_path}/run"]
+    words = [verb, *(word.format(lab=lab) for word in VERBS[verb]), *EVALUATION, f"out={tmp_path}/run"]
     assert main([*words, "track=recorder"]) == 0
     assert yaml.safe_load((tmp_path / "run/config.yaml").read_text())["track"] == ["recorder"]
     assert main([*words, "resume=true"]) == 0  # no other settings: just not tracked any more

@@ -14,7 +14,7 @@ from burnish.policies.core.errors import BurnishError
 from burnish.policies.runs.checkpoint import FROZEN, TENSORS
 from burnish.policies.trainable import LowRank, Part, TrainableConfig, lora_of, merge_lora, shared, trainable
 
-TRIAL = ["trial.episodes=2", "trial.worlds=2", "trial.confirm=2"]
+EVALUATION = ["eval.episodes=2", "eval.worlds=2", "eval.confirm=2"]
 LORA = TrainableConfig(Part.lora, rank=2, alpha=4.0)
 
 
@@ -25,7 +25,7 @@ def base(tmp_path_factory):
     assert main(["collect", "env=point_reach", "env.max_steps=12", "episodes=4", f"out={folder}/data"]) == 0
     net = ["policy.net.mlp.hidden=[256,256]", "policy.net.encoder.trunk=[64]"]
     words = ["pretrain", "policy=flow", "policy.steps=2", *net, "train.steps=3", "train.batch=8"]
-    assert main([*words, f"data={folder}/data", f"out={folder}/bc", *TRIAL]) == 0
+    assert main([*words, f"data={folder}/data", f"out={folder}/bc", *EVALUATION]) == 0
     return folder / "bc"
 
 
@@ -85,7 +85,7 @@ def test_a_low_rank_change_has_its_rank_and_merges_into_a_plain_policy(base):
 @pytest.mark.parametrize("method", ["reinflow", "dppo", "flow_sde"])
 def test_a_run_trains_the_part_writes_little_and_resumes(base, tmp_path, method, part):
     words = ["finetune", f"method={method}", f"policy.path={base}", f"method.train.part={part}", "method.train.rank=2"]
-    words += ["worlds=2", "total=32", "log_every=1", "save_every=8", *TRIAL]
+    words += ["worlds=2", "total=32", "log_every=1", "save_every=8", *EVALUATION]
     words += ["method.ppo.value.hidden=[8]", "method.ppo.minibatch=8"]
     words += ["method.loop.decisions_per_update=2"] + (["method.trained_steps=1"] if method == "dppo" else [])
     assert main([*words, f"out={tmp_path}/whole"]) == 0

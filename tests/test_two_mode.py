@@ -33,9 +33,9 @@ def data(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["flow", "shortcut", "diffusion", "least_squares"])
 def test_imitation_of_both_ways(policy, data, tmp_path):
-    words = [f"policy={policy}", "experiment=two_mode", f"data={data}", f"out={tmp_path}/run", "trial.episodes=50"]
+    words = [f"policy={policy}", "experiment=two_mode", f"data={data}", f"out={tmp_path}/run", "eval.episodes=50"]
     assert main(["pretrain", *words, f"train.steps={STEPS.get(policy, 4000)}"]) == 0
-    where = [f"policy.path={tmp_path}/run", f"out={tmp_path}/eval", "trial.episodes=400"]
+    where = [f"policy.path={tmp_path}/run", f"out={tmp_path}/eval", "eval.episodes=400"]
     assert main(["evaluate", *where]) == 0
     success = Evaluation.load(tmp_path / "eval/evaluation.json").summary()["success_rate"]
     if policy == "least_squares":

@@ -16,7 +16,7 @@ def train(out: Path, total: int = 6, *, stop_at: int = 0, crash_at: int = 0, tra
     with Run(out, {"total": total, **config}, **options) as run:
         run.latest()
         for step in run.steps(total):
-            run.log(step, {"loss": 1 / step, "trial/success": float("nan")})
+            run.log(step, {"loss": 1 / step, "eval/success": float("nan")})
             if step % 2 == 0 or step == total or run.stopping:
                 run.save(step, {})
             if step == stop_at:

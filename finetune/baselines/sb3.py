@@ -1,4 +1,4 @@
-"""Stable-Baselines3 on our views: its algorithms as they are, our worlds, bases, checkpoints and trials around them.
+"""Stable-Baselines3 on our views: its algorithms as they are, with our worlds, bases, checkpoints and evaluations.
 
 Raffin et al. 2021, "Stable-Baselines3: Reliable Reinforcement Learning Implementations" (JMLR 22(268)). An algorithm
 trains on one of three views:

@@ -81,10 +81,10 @@ class CompareConfig:
     task: str | None = None  # whose shipped experiments the names mean; null: the world of the base
     world: str | None = None  # a file like an experiment, whose env is that of all of them; null: the world of the base
     episodes: int = 200  # of the base and of each result in the end
-    evaluations: int = 10  # trials along each run
-    evaluation_episodes: int = 64  # episodes of each trial
+    evaluations: int = 10  # along each run
+    evaluation_episodes: int = 64  # episodes of each of these
     confirm_episodes: int = 256  # fresh ones, on which each run decides in the end what it delivers
-    worlds: int = 50  # of trials, stepped at once
+    worlds: int = 50  # of evaluations, stepped at once
     goal: float = 0.9  # success of which the time is told
     videos: int = 3  # seeds on which the base and each method's best run are filmed
     jobs: int = 0  # runs at a time; 0: one per core
@@ -270,16 +270,16 @@ class Player:
         config, total = self.config, chosen.decisions
         words = [f"seed={entry.seed}", f"total={total}", f"out={self.out / entry.folder}", "resume=true", *self.common]
         words += [f"eval_every={max(1, total // config.evaluations)}", f"save_every={max(1, total // 4)}"]
-        words += [f"log_every={max(1, total // 100)}", f"trial.confirm={config.confirm_episodes}"]
-        return [*words, f"trial.episodes={config.evaluation_episodes}", f"trial.worlds={config.worlds}", *self.world]
+        words += [f"log_every={max(1, total // 100)}", f"eval.confirm={config.confirm_episodes}"]
+        return [*words, f"eval.episodes={config.evaluation_episodes}", f"eval.worlds={config.worlds}", *self.world]
 
     def evaluate(self, policy: str, file: Path, *more: str) -> None:
         """On the seeds that nothing is chosen on."""
         if file.exists():
             return
         scratch, config = files.below(file.parent, file.stem), self.config
-        words = ["evaluate", f"policy.path={policy}", f"trial.episodes={config.episodes}", f"out={scratch}", *more]
-        words += [f"trial.worlds={config.worlds}", f"seed={config.seed}", *self.world]
+        words = ["evaluate", f"policy.path={policy}", f"eval.episodes={config.episodes}", f"out={scratch}", *more]
+        words += [f"eval.worlds={config.worlds}", f"seed={config.seed}", *self.world]
         self._burnish([*words, *self.common], file.with_suffix(".log"))
         if not (scratch / "evaluation.json").exists():
             return  # stopped
@@ -298,14 +298,14 @@ class Player:
             words = [
                 "evaluate",
                 f"policy.path={policy}",
-                f"trial.episodes={count}",
+                f"eval.episodes={count}",
                 f"videos={count}",
                 f"seed={self.config.seed}",
                 f"out={scratch}",
             ]
             try:
                 files.refuse_link(scratch)
-                self._burnish([*words, f"trial.worlds={count}", *self.world, *self.common], self.out / "videos.log")
+                self._burnish([*words, f"eval.worlds={count}", *self.world, *self.common], self.out / "videos.log")
                 files.move(scratch / "videos", target)
             except (BurnishError, OSError) as error:
                 sys.stderr.write(f"no films of {name}: {error}\n")

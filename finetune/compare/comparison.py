@@ -107,12 +107,12 @@ def own(evaluation: Evaluation) -> dict[str, float]:
 
 
 def curve_of(folder: Path, name: str) -> list[tuple[float, float, float, float, float]]:
-    """(control steps, seconds, value, low, high) of each trial along a run."""
-    key = {"success": "trial/success_rate", "return": "trial/return_mean"}[name]
+    """(control steps, seconds, value, low, high) of each evaluation along a run."""
+    key = {"success": "eval/success_rate", "return": "eval/return_mean"}[name]
     found = {}
     for row in read_metrics(folder):
         if key in row:
-            low, high = (row.get(f"trial/{name}_{end}", row[key]) for end in ("low", "high"))
+            low, high = (row.get(f"eval/{name}_{end}", row[key]) for end in ("low", "high"))
             steps = row.get("control_steps", 0.0)
             found[steps] = (steps, row["time/elapsed_s"], row[key], low, high)
     return list(found.values())
@@ -217,7 +217,7 @@ def _scores(evaluation: Evaluation) -> np.ndarray:
 
 
 def area(curve: Sequence[Sequence[float]], budget: int) -> float:
-    """The mean height of a curve over the budget: linear between trials, and as in the last one from there on."""
+    """The mean height of a curve over the budget: linear between evaluations, and as in the last one from there on."""
     points = [(min(point[0], budget), point[2]) for point in curve]
     points.append((float(budget), points[-1][1]))
     return sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairwise(points)) / (budget - points[0][0])

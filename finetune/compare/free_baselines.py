@@ -35,16 +35,16 @@ TRAININGS: dict[str, tuple[tuple[str, ...], str]] = {
 NAMES = (BASE_GREEDY, *TRAININGS)
 # Tried from noise 0 as well. Of best_of_n that is a single draw, which is more imitation once more.
 ALSO_GREEDY = ("more_imitation", "iql")
-GREEDY = "trial.greedy=true"  # the word of `burnish evaluate` for it
+GREEDY = "eval.greedy=true"  # the word of `burnish evaluate` for it
 # A training chooses nothing on the way: it is seen in the end, on other episodes, what it is worth.
-UNTRIED = ["trial.episodes=1", "trial.worlds=1", "trial.confirm=1"]
+UNTRIED = ["eval.episodes=1", "eval.worlds=1", "eval.confirm=1"]
 PROBE = 200  # updates, of which the second half is timed: the first one pays for what happens once
 
 
 def free_baseline(
     name: str, *, base: str | Path, data: str | Path, steps: int, log_every: int | None = None
 ) -> list[str]:
-    """The verb of a training and its words, without those of every run (seed, out, threads, trial)."""
+    """The verb of a training and its words, without those of every run (seed, out, threads, eval)."""
     words, place = TRAININGS[name]
     start = ["policy=checkpoint", f"policy.path={base}", f"data={data}"]
     often = {"steps": steps, "log_every": log_every or max(1, steps // 100), "save_every": max(1, steps // 4)}

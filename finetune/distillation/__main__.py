@@ -21,12 +21,12 @@ from ...policies.core.ranges import check_ranges
 from ...policies.core.scale import ScaledEnv
 from ...policies.data.episodes import Episodes
 from ...policies.data.lerobot import read_lerobot
+from ...policies.evaluator import EvalConfig
 from ...policies.flow import FlowConfig
 from ...policies.imitate import ImitateConfig, ImitationLearner, imitate
 from ...policies.measure.evaluate import Evaluation, evaluate, evaluation_seeds
 from ...policies.runs.interrupt import interruptible
 from ...policies.runs.run import Run
-from ...policies.trial import TrialConfig
 from ...sim.build import WORLDS, origin_of, world_for
 from ...sim.collect import stream
 from ..methods.distill import Distillation, innermost, student_of
@@ -63,7 +63,7 @@ class DistillConfig:
     rounds: int = 0  # DAgger: the student plays, the teachers relabel, and it learns for train.steps more
     consolidate: bool = False  # the base of the one teacher learns to do by itself what was put together
     train: ImitateConfig = field(default_factory=ImitateConfig)  # imitation by the student
-    trial: TrialConfig = field(default_factory=TrialConfig)  # evaluations during training and at the end
+    eval: EvalConfig = field(default_factory=EvalConfig)  # evaluations during training and at the end
     worlds: int = 50  # stepped at once
     out: str = "runs/student"  # folder of the run
     track: list[str] = field(default_factory=list)  # besides JSONL and TensorBoard: wandb, trackio, rerun
@@ -134,9 +134,9 @@ def distill(config: DistillConfig) -> int:
         if run.start >= learner.config.steps:
             say(f"{out} has reached its {learner.config.steps} steps already; nothing is trained")
         origin = {"env": world, "teachers": config.teachers, "worlds": [teacher.world for teacher in teachers]}
-        trial = against(teachers, _examined(config.trial, device), say)
+        evaluator = against(teachers, _examined(config.eval, device), say)
         # What `imitate` asks of a learner, a distillation has.
-        finished = imitate(cast(ImitationLearner, learner), run, evaluate=trial, origin=origin)
+        finished = imitate(cast(ImitationLearner, learner), run, evaluate=evaluator, origin=origin)
     if not finished:
         say(f"stopped at step {learner.step} of {learner.config.steps}; continue with resume=true")
         return 130
@@ -152,7 +152,7 @@ def _teacher(path: str, config: DistillConfig, device: torch.device) -> Teacher:
     return Teacher(path, policy, world, cast(ScaledEnv, view).env)
 
 
-def _examined(config: TrialConfig, device: torch.device) -> Callable[[Any, dict[str, Any]], Evaluation]:
+def _examined(config: EvalConfig, device: torch.device) -> Callable[[Any, dict[str, Any]], Evaluation]:
     """An evaluation of a policy in a world, on seeds kept for selection."""
     seeds = evaluation_seeds(config.episodes, stream="select")
 

@@ -41,7 +41,7 @@ from torch import Tensor
 from ...offline.critics import adopt_normalizers
 from ...offline.returns import Discount
 from ...offline.sac import SAC, SACConfig, soft_agent
-from ...offline.soft import Meaning, Warm
+from ...offline.soft import ActionTransform, Warm
 from ...offline.sources import Rows
 from ...offline.td3 import TD3, TD3Config, deterministic_agent
 from ...policies.build import build_policy
@@ -115,7 +115,7 @@ class ResidualTD3Config:
             raise BurnishError(f"warm_noise={self.warm_noise} must not be negative; 0 warms up with the base alone")
 
 
-def executed_by(bound: float) -> Meaning:
+def executed_by(bound: float) -> ActionTransform:
     """The executed action of a correction (B, 1, A), by the very operations of ``ResidualEnv``."""
 
     def executed(obs: Obs, action: Tensor) -> Tensor:
@@ -150,7 +150,7 @@ class ResidualLearner(Learner):
 
     @torch.no_grad()
     def _distance(self, obs: Obs) -> Tensor:
-        played = self.inner.meaning(obs, self.inner.agent.act(obs, greedy=True))
+        played = self.inner.transform(obs, self.inner.agent.act(obs, greedy=True))
         return distance(played, obs["base_action"][:, None])
 
     def q_values(self, batch: dict[str, Any]) -> Tensor:
@@ -186,7 +186,7 @@ def build(
     deployed = agent if policy is None else Residual(policy, agent, config.bound, "step")
     options: dict[str, Any] = {
         "policy": deployed,
-        "meaning": executed_by(config.bound),
+        "transform": executed_by(config.bound),
         "warm": around_base(config.warm_noise, config.bound),
         "seed": seed,
         "device": device,

@@ -169,20 +169,20 @@ def against(
     """The student against each teacher in that teacher's world; ``examine(policy, world)`` plays the same seeds."""
     known: dict[str, Evaluation] = {}
 
-    def trial(student: Any, step: int) -> Metrics:
+    def evaluation(student: Any, step: int) -> Metrics:
         metrics: Metrics = {}
         for number, teacher in enumerate(teachers):
             place = f"{number}/" if len(teachers) > 1 else ""
             if teacher.name not in known:
                 known[teacher.name] = examine(teacher.policy, teacher.world)
             mine, theirs = examine(student, teacher.world), known[teacher.name]
-            for whose, result in (("trial", mine), ("teacher", theirs)):
+            for whose, result in (("eval", mine), ("teacher", theirs)):
                 metrics |= {f"{whose}/{place}{key}": value for key, value in result.summary().items()}
             words = compare(mine, theirs).sentence("the student", teacher.name)
             say(f"step {step}, on seeds kept for selection: {words}")
         return metrics
 
-    return trial
+    return evaluation
 
 
 class Relabelled(Wrapper):

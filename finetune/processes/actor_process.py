@@ -123,7 +123,7 @@ def leave() -> None:
     timer.start()
 
 
-def apart(
+def run_actor(
     connection: Connection, make: Make, config: Any, orders: ActorConfig, lost: Callable[[], None] = leave
 ) -> None:
     """All that the process does."""
@@ -139,7 +139,7 @@ def spawned(make: Make, config: Any, orders: ActorConfig) -> tuple[Running, Conn
     learner decides what comes of it."""
     context = get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=apart, args=(theirs, make, config, orders), name="acting")
+    process = context.Process(target=run_actor, args=(theirs, make, config, orders), name="acting")
     resource_tracker.ensure_running()  # else the start would begin it, which unblocks signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:

@@ -35,7 +35,7 @@ from ..core.scale import Scale
 from ..core.seed import Noise, RowNoise
 from ..core.spec import EnvSpec, PolicySpec, dtype_of
 from ..core.types import Obs, Prefix
-from ..wire.server_spec import announced, sent, shown, wanted
+from ..wire.server_spec import announced_spec, sent, shown, wanted
 from .policy import CallablePolicy, checked
 
 API_KEY = "BURNISH_API_KEY"
@@ -143,7 +143,7 @@ class RemotePolicy:
         return actions
 
     def _announced(self, told: Any) -> PolicySpec:
-        spec = announced(told, self.config.keys, f"the server at {self.config.url}")
+        spec = announced_spec(told, self.config.keys, f"the server at {self.config.url}")
         noise = spec.noise_shape if "noise" in self.extensions else None
         return replace(spec, noise_shape=noise, execute=self.config.execute or spec.execute)
 

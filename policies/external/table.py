@@ -27,7 +27,7 @@ from .plugins import CallableConfig, InstalledPolicy
 from .remote import RemoteConfig, RemotePolicy
 
 
-class OutsideKind(NamedTuple):
+class ExternalKind(NamedTuple):
     config: type
     make: type  # from (config, world: EnvSpec)
     place: str  # the setting that says where it is
@@ -37,8 +37,8 @@ class OutsideKind(NamedTuple):
     doubt: Callable[[Any, str], str] = lambda config, checkpoint: ""
 
 
-OUTSIDE: dict[str, OutsideKind] = {
-    "remote": OutsideKind(
+EXTERNAL_KINDS: dict[str, ExternalKind] = {
+    "remote": ExternalKind(
         RemoteConfig,
         RemotePolicy,
         "url",
@@ -46,10 +46,10 @@ OUTSIDE: dict[str, OutsideKind] = {
         "a server that speaks openpi's protocol",
         remote.doubt,
     ),
-    "onnx": OutsideKind(
+    "onnx": ExternalKind(
         OnnxConfig, OnnxPolicy, "path", ("path", "threads"), "an ONNX file, run by onnxruntime", onnx.doubt
     ),
-    "callable": OutsideKind(CallableConfig, InstalledPolicy, "name", (), "a policy of an installed package"),
+    "callable": ExternalKind(CallableConfig, InstalledPolicy, "name", (), "a policy of an installed package"),
 }
 
 
@@ -74,13 +74,13 @@ def identity(policy: Any) -> dict[str, Any]:
 def described(policy: Any) -> dict[str, Any]:
     """The settings that a checkpoint stores; objects that only a program can hand in are left out."""
     config = getattr(policy, "config", None)
-    names = [name for name, kind in OUTSIDE.items() if type(config) is kind.config]
+    names = [name for name, kind in EXTERNAL_KINDS.items() if type(config) is kind.config]
     return {"kind": names[0], "config": to_data(config), "world": to_data(policy.world)} if names else {}
 
 
 def reconnect(data: Mapping[str, Any], where: str, moved: str | None = None) -> Any:
     """The policy that the checkpoint ``where`` describes, at the place that it remembers or at the one given now."""
-    kind = OUTSIDE.get(str(data.get("kind")))
+    kind = EXTERNAL_KINDS.get(str(data.get("kind")))
     if kind is None:
         raise BurnishError(
             f"{where} refines a policy that is not ours and that no checkpoint can hold: "
@@ -109,5 +109,5 @@ def reconnect(data: Mapping[str, Any], where: str, moved: str | None = None) -> 
         ) from error
 
 
-def _kind(config: Any) -> OutsideKind:
-    return next(kind for kind in OUTSIDE.values() if type(config) is kind.config)
+def _kind(config: Any) -> ExternalKind:
+    return next(kind for kind in EXTERNAL_KINDS.values() if type(config) is kind.config)

@@ -9,7 +9,7 @@ from ..core.types import Metrics
 from .run import Run
 
 
-def drive(
+def train(
     run: Run,
     total: int,
     step: Callable[[], Metrics],

@@ -50,13 +50,13 @@ class Code(StrEnum):
 
 
 class Refusal(BurnishError):
-    """Told to the client as ``code: sentence``."""
+    """Sent to the client as ``code: sentence``."""
 
     def __init__(self, code: Code, sentence: str) -> None:
         super().__init__(sentence)
         self.code = code
 
-    def told(self) -> str:
+    def reply(self) -> str:
         return f"{self.code.value}: {self}"
 
 

@@ -15,7 +15,7 @@ from ..core.errors import BurnishError
 from ..core.spec import EnvSpec, ObsSpec, PolicySpec
 
 
-def announced(told: Any, keys: Mapping[str, str], where: str) -> PolicySpec:
+def announced_spec(told: Any, keys: Mapping[str, str], where: str) -> PolicySpec:
     """Of a server that announces a specification, under our names."""
     try:
         spec = PolicySpec.from_dict(told)

@@ -23,7 +23,7 @@ from ...policies.core.errors import BurnishError
 from ...policies.core.ranges import check_ranges
 from ...policies.core.spec import EnvSpec, PolicySpec, dtype_of
 from ...policies.wire.connection import Connection, ServerRefused, same
-from ...policies.wire.server_spec import announced, sent, shown, wanted
+from ...policies.wire.server_spec import announced_spec, sent, shown, wanted
 from ..clock import SECOND, Clock, MonotonicClock, ns
 from ..errors import Refused, RobotError
 
@@ -236,7 +236,7 @@ class PolicyClient:
 
     def _announced(self, told: Any) -> PolicySpec | None:
         try:
-            return None if told is None else self._settled(announced(told, self.config.keys, self._where))
+            return None if told is None else self._settled(announced_spec(told, self.config.keys, self._where))
         except BurnishError as error:
             raise Refused(str(error)) from error
 

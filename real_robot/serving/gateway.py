@@ -244,7 +244,7 @@ class Gateway:
             await self._requests(visitor)
         except Refusal as refusal:
             with contextlib.suppress(ConnectionClosed, TimeoutError):
-                await self._send(visitor, refusal.told())
+                await self._send(visitor, refusal.reply())
                 await visitor.close(POLICY_VIOLATION, refusal.code.value)
         except ConnectionClosed:
             return
@@ -271,7 +271,7 @@ class Gateway:
                     await asyncio.sleep(REFUSAL_S)
                 if mistakes >= MISTAKES:
                     raise
-                answer = refusal.told()
+                answer = refusal.reply()
             await self._send(visitor, answer)
             visitor.answering, visitor.heard_s = False, loop.time()
 

@@ -53,7 +53,7 @@ def of_comparison(comparison: Comparison, styles: Mapping[str, int]) -> Curves:
 
 
 def of_run(run: RunFolder) -> Curves:
-    measure, rows = measure_of(run), trials(run)
+    measure, rows = measure_of(run), evaluations(run)
     if len(rows) < 2:
         return Curves(
             [], "This run was tried less than twice, so there is no learning curve; eval_every=... makes one."
@@ -68,24 +68,24 @@ def of_run(run: RunFolder) -> Curves:
 
 
 def measure_of(run: RunFolder) -> Measure:
-    return Measure(not run.rows or any("trial/success_rate" in row for row in run.rows) or not _returns(run))
+    return Measure(not run.rows or any("eval/success_rate" in row for row in run.rows) or not _returns(run))
 
 
-def trials(run: RunFolder) -> list[list[float | None]]:
+def evaluations(run: RunFolder) -> list[list[float | None]]:
     """As a comparison stores them. A run that counts no control steps counts its updates."""
     kind = "success" if measure_of(run).success else "return"
-    name = "trial/success_rate" if kind == "success" else "trial/return_mean"
+    name = "eval/success_rate" if kind == "success" else "eval/return_mean"
     rows: list[list[float | None]] = []
     for row in run.rows:
         if name in row:
             steps = row.get("control_steps", row.get("step"))
-            ends = [row.get(f"trial/{kind}_{end}") for end in ("low", "high")]
+            ends = [row.get(f"eval/{kind}_{end}") for end in ("low", "high")]
             rows.append([steps, row.get("time/elapsed_s"), row[name], *ends])
     return rows
 
 
 def _returns(run: RunFolder) -> bool:
-    return any("trial/return_mean" in row for row in run.rows)
+    return any("eval/return_mean" in row for row in run.rows)
 
 
 def _view(

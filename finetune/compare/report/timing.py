@@ -66,6 +66,6 @@ def pace(rows: Sequence[Mapping[str, float]]) -> str:
         return "This run logged no time."
     elapsed_s, steps = last["time/elapsed_s"], last.get("control_steps")
     if not steps or elapsed_s <= 0:
-        return f"It took {duration(elapsed_s)}, trials included."
+        return f"It took {duration(elapsed_s)}, evaluations included."
     speed = f"{number(steps / elapsed_s)} per second"
-    return f"It took {duration(elapsed_s)} for {steps:,.0f} control steps, {speed}, trials included."
+    return f"It took {duration(elapsed_s)} for {steps:,.0f} control steps, {speed}, evaluations included."

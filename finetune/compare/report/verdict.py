@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..comparison import BEATS, SAID
-from .curves import measure_of, trials
+from .curves import evaluations, measure_of
 from .read import Comparison, Entry, RunFolder
 from .words import duration, number, plural, probability
 
@@ -128,7 +128,7 @@ def run_title(run: RunFolder) -> str:
 
 def of_run(run: RunFolder) -> Verdict:
     measure = measure_of(run)
-    rows = [row for row in trials(run) if row[2] is not None]
+    rows = [row for row in evaluations(run) if row[2] is not None]
     name, where = run_name(run), _spent(run)
     if not rows:
         return Verdict(f"{name} was never tried, so how good it is is not known.", where)
@@ -167,13 +167,13 @@ def _spent(run: RunFolder) -> str:
 
 
 def run_facts(run: RunFolder) -> Facts:
-    measure, rows = measure_of(run), trials(run)
+    measure, rows = measure_of(run), evaluations(run)
     facts: Facts = []
     for name, row in (("At first", rows[0]), ("In the end", rows[-1])) if len(rows) > 1 else ():
         facts.append((name, measure.value(row[2]), measure.interval(row[3], row[4])))
     best = max((row[2] for row in rows if row[2] is not None), default=None)
     if len(rows) > 2 and best is not None:
-        facts.append(("Best on the way", measure.value(best), f"of {number(len(rows))} trials"))
+        facts.append(("Best on the way", measure.value(best), f"of {number(len(rows))} evaluations"))
     for name, key in (("Seed", "seed"), ("Worlds", "worlds")):
         value = run.config.get(key)
         if isinstance(value, int):

@@ -17,7 +17,7 @@ from .measure.evaluate import Evaluation, evaluate, evaluation_seeds
 
 
 @dataclass
-class TrialConfig:
+class EvalConfig:
     episodes: int = 100  # of each evaluation
     worlds: int = 50  # stepped at once; changes the result by no more than rounding
     greedy: bool = False  # act from noise 0
@@ -30,10 +30,10 @@ class TrialConfig:
             )
 
 
-class Trial:
+class Evaluator:
     """An evaluation during training; the best goes to ``best``, where that is set."""
 
-    def __init__(self, env: VecEnv, config: TrialConfig, device: torch.device) -> None:
+    def __init__(self, env: VecEnv, config: EvalConfig, device: torch.device) -> None:
         self.best: Best | None = None
         self._env, self._config, self._device = env, config, device
         # Not the seeds on which `burnish evaluate` reports: a selection must not choose the seeds of its own result.
@@ -58,7 +58,7 @@ class Trial:
                 self.best.begin(evaluation)
             else:
                 self.best.offer(policy, step, evaluation)
-        return {f"trial/{key}": value for key, value in evaluation.summary().items()}
+        return {f"eval/{key}": value for key, value in evaluation.summary().items()}
 
 
 def in_words(result: Evaluation) -> str:

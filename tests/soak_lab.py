@@ -1,7 +1,7 @@
 """Robot time with faults, all of it decided by one seed.
 
-A `World` is a stand (hour_stands.py) with the control loop around it, a policy that asks for bold motions, faults at
-any instant, and a person who comes when the robot has stopped. `Judge` (hour_judge.py) reads the wire. A failure is a
+A `World` is a stand (soak_stands.py) with the control loop around it, a policy that asks for bold motions, faults at
+any instant, and a person who comes when the robot has stopped. `Judge` (soak_judge.py) reads the wire. A failure is a
 tick and a sentence, and the same seed makes it again at the same tick.
 """
 
@@ -18,8 +18,8 @@ from burnish.real_robot.clock import ns
 from burnish.real_robot.control.link import LocalLink
 from burnish.real_robot.errors import RobotError
 from burnish.real_robot.safety.safe_robot import Rung, Safety
-from hour_judge import Failure, Judge
-from hour_stands import STANDS, Weather
+from soak_judge import Failure, Judge
+from soak_stands import STANDS, Weather
 
 DECISION_S = 0.25
 GAP_S = 2.5  # on average, between a fault and the next one
