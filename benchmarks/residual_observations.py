@@ -3,13 +3,22 @@
 The same base, experiment, budget and seeds; `method.observe=[phase,queue]` is the only difference. Each refined policy,
 the last one and not a chosen one, plays the same fresh seeds. Reported: success for each task, method and seed, and the
 mean over seeds of what seeing both gains, with its standard error.
+
+    python benchmarks/residual_observations.py [--quick] [--jobs 1] [--report]
+
+A pair of runs leaves one JSON file in `results/residual_observations/`; pairs that are there are not repeated.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
+import shutil
 import statistics
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -24,36 +33,47 @@ EPISODES = 400
 WHAT = {"plain": [], "seeing": ["phase", "queue"]}
 
 
-def refined(task: str, method: str, seed: int, quick: bool) -> dict[str, Any]:
-    """One pair of refinements."""
+def refined(task: str, method: str, seed: int, kept: Path, quick: bool) -> None:
+    """One pair of refinements, written to ``kept``."""
+    torch.set_num_threads(1)
     base, row = load(BASES / task / "policy"), {"task": task, "method": method, "seed": seed}
     less: dict[str, Any] = {"total": 3000} if quick else {}
-    start = time.perf_counter()
+    start = time.process_time()
     for name, observe in WHAT.items():
         run = refine(base, experiment=f"{task}/{method}", observe=observe, seed=seed, threads=1, **less)
         played = evaluate(run.policy, episodes=40 if quick else EPISODES, seed=seed + 1000)
         row[name] = played.summary()["success_rate"]
-    return row | {"gain": row["seeing"] - row["plain"], "minutes": (time.perf_counter() - start) / 60}
+    row |= {"gain": row["seeing"] - row["plain"], "minutes": (time.process_time() - start) / 60}
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text(json.dumps(row) + "\n", encoding="utf-8")
+    sys.stderr.write(f"{kept.stem}: {row['plain']:.3f}, seeing {row['seeing']:.3f}\n")
 
 
 def main() -> None:
-    chosen = options(__doc__).parse_args()
-    torch.set_num_threads(1)
-    cases = [("insert", "residual_ppo")] if chosen.quick else [(task, method) for task in TASKS for method in METHODS]
-    rows, result = [], {}
-    for task, method in cases:
-        gains = []
-        for seed in SEEDS[: 1 if chosen.quick else None]:
-            rows.append(refined(task, method, seed, chosen.quick))
-            gains.append(rows[-1]["gain"])
-            sys.stderr.write(f"{task} {method} seed {seed}: {rows[-1]['plain']:.3f}, seeing {rows[-1]['seeing']:.3f}\n")
-        result[f"{task}_{method}_gain"] = statistics.mean(gains)
+    parser = options(__doc__)
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one core each (default: %(default)s)")
+    parser.add_argument("--report", action="store_true", help="only print and write the table of what is there")
+    chosen = parser.parse_args()
+    results = chosen.out / ("residual_observations_quick" if chosen.quick else "residual_observations")
+    if chosen.quick:
+        shutil.rmtree(results, ignore_errors=True)
+    seeds, tasks = (SEEDS[:1], TASKS[:1]) if chosen.quick else (SEEDS, TASKS)
+    pairs = list(itertools.product(tasks, METHODS[: len(tasks)]))
+    cases = {results / f"{t}-{m}-{seed}.json": (t, m, seed) for seed in seeds for t, m in pairs}
+    if not chosen.report:
+        with ProcessPoolExecutor(chosen.jobs, mp_context=get_context("spawn")) as pool:
+            left = [(*case, kept, chosen.quick) for kept, case in cases.items() if not kept.exists()]
+            list(pool.map(refined, *zip(*left, strict=True)) if left else [])
+    rows, result = [json.loads(kept.read_text(encoding="utf-8")) for kept in sorted(cases) if kept.exists()], {}
+    for task, method in pairs:
+        gains = [row["gain"] for row in rows if (row["task"], row["method"]) == (task, method)]
+        if gains:
+            result[f"{task}_{method}_gain"] = statistics.mean(gains)
         if len(gains) > 1:
             result[f"{task}_{method}_error"] = statistics.stdev(gains) / len(gains) ** 0.5
     columns = {"task": "", "method": "", "seed": "", "plain": ".3f", "seeing": ".3f", "gain": "+.3f", "minutes": ".1f"}
     report = {"machine": machine(torch.device("cpu")), "quick": chosen.quick, "rows": rows}
-    name = "residual_observations_quick.json" if chosen.quick else "residual_observations.json"
-    publish(chosen.out / name, report, table(rows, columns), result)
+    publish(results.with_suffix(".json"), report, table(rows, columns), result)
 
 
 if __name__ == "__main__":
