@@ -33,7 +33,7 @@ AGENT = deterministic_agent(hidden=HIDDEN)
 
 
 def make(critic: CriticConfig | None = None, **settings) -> TD3:
-    options = {name: settings.pop(name) for name in ("meaning", "warm") if name in settings}
+    options = {name: settings.pop(name) for name in ("transform", "warm") if name in settings}
     config = TD3Config(agent=AGENT, critic=critic or CriticConfig(hidden=HIDDEN, layer_norm=False), **settings)
     return TD3(build_policy(AGENT, SPEC), config, **options)
 
@@ -113,12 +113,12 @@ def test_the_target_values_what_would_be_executed():
     """A residual at its bound: base + action is clipped before the critic sees it, in the target and in the data."""
     seen = []
 
-    def meaning(obs, action):
+    def transform(obs, action):
         executed = (0.9 + action).clamp(-1, 1)
         seen.append(executed.detach())
         return executed
 
-    learner = make(CriticConfig(members=10, hidden=HIDDEN), subset=2, meaning=meaning, actor_every=1)
+    learner = make(CriticConfig(members=10, hidden=HIDDEN), subset=2, transform=transform, actor_every=1)
     learner.update(Rows(transitions(0)))
     assert [x.shape for x in seen] == 3 * [(ROWS, 1, ACTION)]  # target, data, actor
     assert all(float(x.max()) == 1.0 and float(x.min()) >= -0.1 - 1e-6 for x in seen)
