@@ -184,7 +184,7 @@ def _base(policy: Any) -> tuple[Any, Any]:
         raise BurnishError(f"a {type(policy).__name__} is no policy; give one that was loaded, or its path")
     source = getattr(policy, "source", None)
     try:
-        # Who was trained on after loading is not what lies there.
+        # A policy that was trained on after loading is not the saved one.
         known = source is not None and _digest(policy) == _digest(find_policy(source.path).state)
     except BurnishError:
         known = False  # it has moved

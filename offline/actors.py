@@ -51,7 +51,7 @@ def trainable_tanh_gaussian(policy: Any, method: str) -> GaussianPolicy:
 
 
 def _copied(policy: Any, method: str) -> Any:
-    """Ready to learn. What a policy keeps fixed by itself stays fixed."""
+    """Ready to learn. Parts that a policy keeps fixed stay fixed."""
     if not any(p.requires_grad for p in policy.parameters()):
         raise BurnishError(
             f"{method} is to train a policy of which all parameters are frozen; requires_grad_(True) first"

@@ -8,8 +8,8 @@ a proper sequence of decisions, and together they use every window once.
     phase 1       [1 2 3][4 5 6]
     phase 2         [2 3 4][5 6]
 
-Rewards and discounts are those of ``ChunkEnv``: in-chunk discounting, gamma^steps * (1 - terminated). What was recorded
-was also executed, so the columns ``action`` and ``executed`` agree.
+Rewards and discounts are those of ``ChunkEnv``: in-chunk discounting, gamma^steps * (1 - terminated). Recorded actions
+were also executed, so the columns ``action`` and ``executed`` agree.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Chunks for imitation, made of the actions that a replay holds.
 
 A replay holds the executed slice (B, n, A) of every decision, zero after the ``steps`` that were really played;
-``bc_loss`` wants whole chunks (B, H, A) and a mask of what is real. What was played before and after the slice stands
+``bc_loss`` wants whole chunks (B, H, A) and a mask of what is real. Actions before and after the slice stand
 in the neighbouring decisions of the same episode, so a learner asks the loop for as many of them as a chunk covers
 (``around = neighbours(spec)``), and learns all H positions as imitation of recordings does.
 

@@ -3,7 +3,7 @@
 Li et al. 2025 (Q-chunking, arXiv 2507.07969), "QC": the critic regresses Q(s, a_1..h) on the discounted sum of the h
 rewards and gamma^h times the target critic of the best of ``count`` draws of the flow at s'. Since the chunk was played
 as a whole, this backup over h steps is unbiased without any correction for another policy. The flow is trained by
-imitation alone; no gradient of the critic reaches it. What is deployed is the best of ``count`` draws. The same with
+imitation alone; no gradient of the critic reaches it. The deployed action is the best of ``count`` draws. The same with
 FQL's one-step policy in place of the best draw, "QC-FQL", is ``method=fql`` with a chunk; with a chunk of one action
 this is the best of n (BFN).
 

@@ -4,7 +4,7 @@ Flow policies, DDPM and DDIM are such chains; they differ only in ``transition``
 policy gradients (DPPO, Ren et al. 2024, arXiv 2409.00588; ReinFlow, Zhang et al. 2025, arXiv 2505.22094) treat each
 transition as a decision, so sampler and density must use one and the same ``transition``: here they do.
 
-Two ways to make a chain continue what was decided before. What is committed is put into it at every step (`pin_prefix`)
+Two ways to make a chain continue what was decided before. The committed part is put in at every step (`pin_prefix`)
 and holds exactly; but a short prefix says little, so the rest may go elsewhere. A ``Pull`` also guides (`pull_prefix`):
 Pi-GDM (Song et al. 2023, "Pseudoinverse-guided diffusion models") as real-time chunking uses it (Black et al. 2025,
 arXiv 2506.07339), at the price of a backward pass per step. With x_k = a clean + b noise, the predicted clean chunk

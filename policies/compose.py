@@ -7,7 +7,7 @@
 ``Repeated``  the base, with one noise vector for all of its rows: a smaller space to steer in.
 
 Each is a ``Policy`` itself, so they nest. Exploration noise that training added is not deployed: a correction is always
-its mean. What stands in the place of the base's own noise is drawn, unless ``greedy``. Parts may be policies that are
+its mean. Noise in the place of the base's own is drawn, unless ``greedy``. Parts may be policies that are
 not ours; they are then handed in again at loading (`build.load_policy`).
 """
 

@@ -7,7 +7,7 @@ nanoseconds, arrays are float64 of shape (n,) in the order of ``spec.joints``.
     any --fault--> FAULT --recover--> INACTIVE --recover--> INACTIVE            any --close--> CLOSED, for good
 
 `Adapter` keeps this table (`TRANSITIONS`) and checks what goes through it in both directions, so a driver writes only
-what its hardware needs: the methods with a leading underscore. Who drives a robot does not call ``write``: `SafeRobot`
+what its hardware needs: the methods with a leading underscore. Programs do not call ``write``: `SafeRobot`
 does, and is the only one that makes a `Command`.
 """
 
@@ -161,7 +161,7 @@ class Command:
 
 CALLS = ("configure", "activate", "read", "write", "stop", "deactivate", "recover", "close")
 _STAY: Mapping[str, Phase | None] = {"stop": None, "close": Phase.CLOSED}
-# phase -> call -> the phase after it (None: the same). What is not here is illegal.
+# phase -> call -> the phase after it (None: the same). Other calls are illegal.
 TRANSITIONS: Mapping[Phase, Mapping[str, Phase | None]] = {
     Phase.UNCONFIGURED: {**_STAY, "configure": Phase.INACTIVE},
     Phase.INACTIVE: {**_STAY, "activate": Phase.ACTIVE, "read": None, "recover": None},

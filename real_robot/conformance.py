@@ -8,8 +8,8 @@
 ``make`` gives a fresh adapter each time, of the same robot, with nothing opened. The robot moves: each joint by
 ``amplitude_rad``, at a tenth of its limits. On hardware, stand clear and keep the emergency stop at hand.
 
-A check that cannot be made on this robot (no gripper, no watchdog) says so, and does not count. What is checked is in
-`promises`.
+A check that cannot be made on this robot (no gripper, no watchdog) says so, and does not count. The checks are in
+`adapter_checks`.
 """
 
 from __future__ import annotations

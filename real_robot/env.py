@@ -7,7 +7,7 @@ learns with the limits active.
 The body (`Body`) is what a world's numbers mean on this robot; `sim.mirror` makes it of a simulated task. A `Stage`
 brings about the beginning of an episode, which on hardware may take a person.
 
-Nobody can put a robot back into the middle of an episode. What is saved of it decides the episodes to come, and where
+Nobody can put a robot back into the middle of an episode. The saved state decides the episodes to come, and where
 that is loaded the one under way is over: a reset comes first (``continues``). A training that was interrupted goes on
 so, and does not repeat bit for bit.
 """

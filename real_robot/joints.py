@@ -1,5 +1,5 @@
-"""``env=joints``: a robot without a task. What a policy sees are its joints and its cameras, and what it says is where
-they go. For policies that were learnt from recordings of a real robot, and for those of policy servers.
+"""``env=joints``: a robot without a task. A policy sees its joints and its cameras, and says where the joints
+go. For policies that were learnt from recordings of a real robot, and for those of policy servers.
 
     state, action    (n,) the joints in the robot's order, (n + 1,) with a gripper that is a channel of its own behind
                      them; measured angles, and set-points

@@ -1,6 +1,6 @@
 """Episodes on a robot -> a dataset on disk, of the kind that ``burnish collect`` writes and everything of ours reads.
 
-``action`` is what was executed, in the units of the actuators. What a policy asked for, and whether a person
+``action`` is what was executed, in the units of the actuators. The request of the policy, and whether a person
 played, stand in columns of the same rows, where every tool that reads LeRobot's sets sees them; they are no
 observations. An episode is in the set whole or not at all, and a set can be taken up again.
 
@@ -98,7 +98,7 @@ class Recorded(Wrapper):
 def recording(
     env: VecEnv, out: str, meta: Mapping[str, Any], robot: str, seeds: Sequence[int], *, resume: bool = False
 ) -> Iterator[tuple[Recorded, LeRobotWriter]]:
-    """Whatever ends it, the episodes that had ended before are in the set at ``out``."""
+    """However it ends, the episodes that had ended before are in the set at ``out``."""
     if Path(out).exists() and not resume:
         raise BurnishError(f"{out} exists already; use another folder, or continue it with resume=true")
     extra = columns(env.spec.action.dim)

@@ -37,7 +37,7 @@ _L1, _L2, _L3 = float(np.hypot(*UPPER_ARM)), float(np.hypot(*FOREARM)), HAND + T
 _UPPER_TILT = float(np.arctan2(UPPER_ARM[1], UPPER_ARM[0]))  # elevations of the links at zero
 _FORE_TILT = float(np.arctan2(FOREARM[1], FOREARM[0]))
 
-# Who collides: what the hand has touches objects and fixtures, objects touch each other too.
+# Collisions: parts of the hand touch objects and fixtures, objects touch each other too.
 TOUCHING = {
     "hand": 'contype="1" conaffinity="0"',
     "object": 'contype="2" conaffinity="3"',

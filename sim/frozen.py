@@ -1,7 +1,7 @@
 """Tasks whose numbers are quoted do not change: what they are made of is frozen by hash, one hash per task version.
 
 Hashed are the model, the settings and their defaults, what goes in and out, every level of the expert with its errors,
-and the recipe by which bases are imitated. Who changes one of these raises the task's ``version`` and writes the table
+and the recipe by which bases are imitated. A change of one of these raises the task's ``version`` and writes the table
 anew by ``python -m burnish.sim.frozen``; the hashes of earlier versions stay. The code of observations and rewards is
 not hashed: a change of that raises the version too.
 """

@@ -46,8 +46,8 @@ _open: weakref.WeakSet[GLContext] = weakref.WeakSet()
 
 
 def open_context(model: mujoco.MjModel, size: int) -> tuple[GLContext, mujoco.MjrContext]:
-    """A context, current in the calling thread, and in it what MuJoCo needs to draw ``model`` off the screen. Who opens
-    it frees both, the second one first, in the same thread."""
+    """A context, current in the calling thread, and in it what MuJoCo needs to draw ``model`` off the screen. Both
+    are freed in the same thread, the second one first."""
     # Mesa's own threads would only be in the way of ours, of which each draws other worlds.
     os.environ.setdefault("LP_NUM_THREADS", "0")
     with _lock:

@@ -1,7 +1,7 @@
 """Any Gymnasium environment (Towers et al. 2024, arXiv 2407.17032) as worlds of ours: N copies, one after another.
 
 This is a door, not a fast lane: each copy is stepped from Python, at about the pace of Gymnasium's ``SyncVectorEnv``.
-Our simulations are in `batch.py`. What becomes of an observation is told in `gym_observation.py`.
+Our simulations are in `batch.py`. Observations are converted in `gym_observation.py`.
 
 A configuration must never run code. Gymnasium imports a module if an id says "module:Env-v0", so such ids are refused,
 and arguments are plain data. Packages that register their environments on import are tried only from ``PACKAGES``.

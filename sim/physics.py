@@ -1,7 +1,7 @@
 """N copies of one MuJoCo model, stepped on all cores of the machine.
 
 One `MjData` per world, and threads that take the next world until none is left: `mj_step` releases Python's lock, so
-nothing but the call itself is Python. What worlds hold is read and written by one gather over all of them (`Column`),
+nothing but the call itself is Python. State is read and written by one gather over all of them (`Column`),
 so the cost per world of a task's arithmetic is that of an array operation. `mujoco.rollout` was measured beside it
 (docs/simulation.md): it is no faster up to 64 worlds, forgets the solver's warm start between calls (so trajectories
 leave Gymnasium's), and returns the state but none of the quantities derived from it, such as contact forces.

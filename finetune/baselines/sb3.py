@@ -7,7 +7,7 @@ trains on one of three views:
     latent     decision time: it chooses the noise that the base starts from                    (``BaseEnv``)
     plain      control time: no base, from scratch
 
-``settings`` are the words of SB3's own constructors, with SB3's own defaults. What comes out is a policy of ours that
+``settings`` are the words of SB3's own constructors, with SB3's own defaults. The result is a policy of ours that
 acts as SB3's does, and is deployed and refined further without SB3 (`actor.py`). A run is saved as plain data
 and resumes as SB3 does, with new episodes (`training.py`); SB3's own zip, which is pickle, is written on request
 (``keep_zip``) and never read.

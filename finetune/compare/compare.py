@@ -289,7 +289,7 @@ class Player:
         files.remove(scratch)
 
     def film(self, policies: Mapping[str, str]) -> None:
-        """All of them on the same first seeds. What cannot be filmed is left out."""
+        """All of them on the same first seeds. Policies that cannot be filmed are left out."""
         count = self.config.videos
         for name, policy in policies.items():
             target, scratch = self.out / VIDEOS / name, self.out / VIDEOS / f".{name}"

@@ -135,7 +135,7 @@ def distill(config: DistillConfig) -> int:
             say(f"{out} has reached its {learner.config.steps} steps already; nothing is trained")
         origin = {"env": world, "teachers": config.teachers, "worlds": [teacher.world for teacher in teachers]}
         evaluator = against(teachers, _examined(config.eval, device), say)
-        # What `imitate` asks of a learner, a distillation has.
+        # A distillation has all that `imitate` asks of a learner.
         finished = imitate(cast(ImitationLearner, learner), run, evaluate=evaluator, origin=origin)
     if not finished:
         say(f"stopped at step {learner.step} of {learner.config.steps}; continue with resume=true")

@@ -7,7 +7,7 @@ of 200 episodes with 5e-6, .86 with 5e-5 and .99 with 1.5e-4, one seed each. Def
 large model. Nothing is learnt but the flow, which is deployed as it is.
 
 **Departures.** The value has a network of its own with its own optimiser; theirs is a head on features of the policy,
-with the Huber loss. What a likelihood counts: see ``actors/sde_flow.py``. The random step is drawn for each row; theirs
+with the Huber loss. Terms of a likelihood: see ``actors/sde_flow.py``. The random step is drawn for each row; theirs
 is one for all worlds. Their other noise, flow-CPS, is left out: its last step has none, and so no likelihood.
 """
 

@@ -12,7 +12,7 @@ layer norm, one update per decision, SAC's entropy target of -|A|.
 
 An actor from scratch begins without data that would say how observations lie. With ``normalize`` it scales them by the
 mean and deviation of recordings, if there are any, and of all that it acted on: a coordinate in millimetres counts as
-much as one in metres. What was stored stays raw, so old and new decisions are scaled alike.
+much as one in metres. Stored rows stay raw, so old and new decisions are scaled alike.
 
 **Departures.** Every update draws its own rows, where the published code draws 20 batches at once and splits them: the
 same distribution. The chunked variant's small weight of imitation (.01) is left out. Critics have two layers of 256,

@@ -12,7 +12,7 @@ decision; with ``intervention.rule=random`` it also acts there, in their mixture
     expert           all n actions                                      all n actions
     expert, policy   those of the expert                                likewise (a person at a robot gives it back so)
 
-A chunk is what follows one observation. What the expert did in the middle of the policy's chunk answers to another one,
+A chunk is what follows one observation. The expert's acts in the middle of the policy's chunk answer to another one,
 which no replay of decisions holds, and so does what it would have done later in a chunk that it did not begin. So a
 policy of chunks learns their later actions from interventions and recordings alone: relabelling does not replace them.
 

@@ -1,7 +1,7 @@
 """Interventions: when a person or an expert takes over, what is played then, and what of it is kept.
 
 Human-gated control: HG-DAgger, Kelly et al. 2018 (arXiv 1810.02890). Simulated interveners, at random or for a reason:
-RLIF, Luo et al. 2023 (arXiv 2311.12996), section 5. Who intervenes is any ``Controller``, in the units of the policy;
+RLIF, Luo et al. 2023 (arXiv 2311.12996), section 5. The expert is any ``Controller``, in the units of the policy;
 its skill is its own affair. Its attention is described here: it may react late, or miss what it should have seen.
 
     rule = disagreement, patience = 1, late = 1, hold = 2; decisions of n = 3 ticks
@@ -12,7 +12,7 @@ its skill is its own affair. Its attention is described here: it may react late,
     called           1    |    0    |    0    |    1        the decision in which, or right behind which, hands change
 
 A person sees what the robot did and not what it means to do: the tick that was played is judged, and hands change
-before the next. What is left of a chunk when hands change is not executed; the expert's actions stand in its place, so
+before the next. The rest of a chunk when hands change is not executed; the expert's actions stand in its place, so
 that a decision keeps its n ticks. The robot is handed back between two decisions only, ``hold`` ticks after it was
 taken or as soon after that as one ends, because in between the policy has no chunk that fits what it sees.
 

@@ -1,4 +1,4 @@
-"""Cores, threads, and sums that repeat. What stands here is read by libraries when torch is loaded: this comes before.
+"""Cores, threads, and sums that repeat. Libraries read these when torch is loaded: they come before.
 
 **Spinning.** GNU's OpenMP lets threads spin for milliseconds after each product, on cores that physics, or another run,
 needs: two runs with two threads each on two cores take turns at stopping each other. A thousand turns are some

@@ -252,7 +252,7 @@ def _gather(x: Tensor, index: Tensor) -> Tensor:
 
 
 def scaled_actions(episodes: Episodes, limits: ActionSpec) -> Tensor:
-    """(F, A): the actions of all frames in [-1, 1], by the map that execution inverts. What lies outside is refused."""
+    """(F, A): the actions of all frames in [-1, 1], by the map that execution inverts. Actions outside are refused."""
     action = torch.cat([episode.action for episode in episodes])
     tree.check(action, f"F {limits.dim}")
     scale = Scale(limits, action.device)

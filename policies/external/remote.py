@@ -1,7 +1,7 @@
 """``policy=remote``: a policy behind a websocket, as a frozen base or to be measured, on openpi's protocol.
 
-Any server of it will do: openpi's own, one of another library that speaks it, ``burnish serve``. What leaves here are
-raw observations: pictures as (H, W, 3) uint8, everything else as it is, under the names that ``keys`` gives.
+Any server of it will do: openpi's own, one of another library that speaks it, ``burnish serve``. Raw observations
+leave here: pictures as (H, W, 3) uint8, everything else as it is, under the names that ``keys`` gives.
 The answer is a chunk in the units of the actuators, which becomes [-1, 1] by the same limits as in `scale.py`.
 
 A server says in its metadata what else it understands, and is asked for nothing that it did not announce:

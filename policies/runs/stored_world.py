@@ -2,7 +2,7 @@
 
 Plain settings alone: numbers within bounds, truth values, short names, short lists of these. A path is none of them.
 Of the arguments of a Gymnasium environment only those of a list may be said: ``xml_file`` would open any file, wait at
-a pipe for ever, or ask for more memory than there is. What the user types may say more.
+a pipe for ever, or ask for more memory than there is. The command line may say more.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ frames of actions, strictly in turn. A *text* frame says that there are no actio
 close; ours goes on, and begins the text with a word for the reason.
 
 A request changes nothing in a stateless server, so ``ask`` sends one whose connection was lost once more on a new one,
-and one that met a busy server again after a pause. Who controls a robot calls ``exchange``, which tries once: by then
+and one that met a busy server again after a pause. A robot's controller calls ``exchange``, which tries once: by then
 the observation is old.
 
 A key may be shown in two ways. As openpi's client does, in the header ``Authorization: Api-Key ...``, which everybody

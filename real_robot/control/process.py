@@ -5,7 +5,7 @@ One JSON line on standard input says what to control:
     {"robot": "twin", "config": {...}, "safety": {"rate_hz": 100}, "folder": "...", "priority": 50, "core": null}
 
 It imports NumPy and the robot's SDK, nothing else. When it has been asked to quit, has lost its parent, or fails, the
-robot is brought to rest first. What it did is left as ``control.json`` in the folder, and when as ``ticks.npy``.
+robot is brought to rest first. The folder keeps ``control.json``, a summary, and ``ticks.npy``, the times.
 """
 
 from __future__ import annotations

@@ -104,13 +104,13 @@ class Port:
         self._quiet_ns = ns(quiet_s)
         self._byte_ns = 10 * SECOND / baudrate
         self._deadline_ns = self._packet_ns = 0
-        # Who had the line before may have left an answer under way.
+        # The last user of the line may have left an answer under way.
         self._dirty, self._patient = True, False
 
     @contextmanager
     def exchange(self, deadline_ns: int, settle: bool = True, patient: bool = False) -> Iterator[None]:
-        """One question and its answers, over by the deadline; without ``settle``, a packet that nobody answers. Who is
-        ``patient`` waits until the deadline for each answer. What the SDK stumbles over in it is a `Lost`."""
+        """One question and its answers, over by the deadline; without ``settle``, a packet that nobody answers. With
+        ``patient`` it waits until the deadline for each answer. An answer that the SDK cannot read is a `Lost`."""
         try:
             if self._dirty and settle:
                 self._settle(deadline_ns)

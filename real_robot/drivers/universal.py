@@ -16,7 +16,7 @@ own):
 * ``speedJ`` is not used: without an expiry, or repeated by the program, it moves on after its client has died.
 
 **Without power** the brakes of all joints close by springs and hold the arm, so ``safe_when_unpowered`` is True and
-``stop(RELEASE)`` brakes first and powers off then. What the gripper holds may fall all the same. ``activate`` powers on
+``stop(RELEASE)`` brakes first and powers off then. A held object may fall all the same. ``activate`` powers on
 and opens the brakes again where it was ``stop`` that closed them, and in no other case: that is for a person.
 
 Positions, speeds: data sheets of the manufacturer (speeds without payload limits). They publish no accelerations; 8

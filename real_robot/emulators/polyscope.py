@@ -6,7 +6,7 @@ which ur-rtde has ("input" and "output" as the controller sees them):
 
     input int 0   a command, 0: none          output int 0   1: ready, 2: finished (until input int 0 is 0 again)
 
-Commands that stream (`STREAMING`) leave the controller ready. What belongs to a command is in the other registers.
+Commands that stream (`STREAMING`) leave the controller ready. The arguments of a command are in the other registers.
 
 **Departures** from a controller: set-points are followed by a first-order lag (the look-ahead of ``servoj``) within
 limits of velocity and acceleration, then by a pure delay; there are no dynamics, no collisions, no Cartesian motion; a

@@ -228,7 +228,7 @@ class _Server:
                 self._flush(client)
 
     def _held_s(self, client: _Client) -> float:
-        """By how long its packages are late. What is held back keeps its place before what follows."""
+        """By how long its packages are late. A package held back keeps its place before later ones."""
         wanted_s = 0.05 if Trouble.LATE in self._troubles else 0.0
         if Trouble.LAG in self._troubles and client.inputs:
             wanted_s = 0.3

@@ -2,7 +2,7 @@
 
 It runs onnxruntime's own operators alone: libraries of others are never loaded, nor files beside it. Before anything
 of it is run, the graph is walked: what repeats other nodes is refused, whatever says how often, and so are functions
-that unfold to more than `MOST_NODES`. What is left is a list of operations, and ends. How long one of them takes is
+that unfold to more than `MOST_NODES`. The rest is a list of operations, and ends. How long one of them takes is
 seen only by running it, so reading the file and the first run have `FIRST_S` seconds each, and all networks of a
 process have `MEMORY` bytes together. Constants are not worked out in advance, which nothing could stop.
 

@@ -1,7 +1,7 @@
 """The robot's end of the policy server: asks for a chunk, believes nothing, and never waits for long.
 
 A reply is as hostile as a request: it must be small, hold a finite chunk of exactly the announced shape, and name the
-observation that it answers. Whatever else comes is a `PolicyUnavailable`, after which the robot plays what it has, or
+observation that it answers. Any other answer is a `PolicyUnavailable`, after which the robot plays what it has, or
 stops; nobody is asked again about an observation that is old by then. A connection that was lost is made anew at the
 next request, at most once in ``backoff_s``, which doubles with every failure in a row.
 

@@ -31,7 +31,7 @@ With no latency, ``queue`` plays bit for bit what `policies.controllers.ChunkCon
 left of the old chunk. ``hold=guide`` does so, and also puts the prefix into the chain (policies/chain.py says why). The
 default puts it in and leaves the rest free: it needs no gradient, so that exported policies can do it as well, but a
 short prefix holds less well; hence ``overlap``. "All that is left" ends where ``reach`` ends, beyond which a chunk may
-be anything. What a supervisor plays instead of an action is not heard of here: the prefix holds what was asked for.
+be anything. The actions of a supervisor are not heard of here: the prefix holds what was asked for.
 """
 
 from __future__ import annotations

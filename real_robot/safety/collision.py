@@ -14,7 +14,7 @@ this says least, until it says enough everywhere (conservative advancement from 
 begin the next path. A path that needs more than ``LOOKS`` is refused: a tick costs a bounded time.
 
 **Departures.** Bodies of a joint and of its parent may touch, as in MuJoCo. Heights above the floor and other planes
-take capsules and spheres as they are, other shapes by their bounding boxes. What a gripper holds is not known here, and
+take capsules and spheres as they are, other shapes by their bounding boxes. A held object is not known here, and
 what stands around is where the model has it.
 """
 

@@ -140,7 +140,7 @@ class SetpointLimits:
 
 def clip_setpoint(pose: Array, tool: Array, limits: SetpointLimits) -> tuple[Array, bool]:
     """A requested pose (7,), metres and quaternion wxyz, as near as the limits allow, and whether it was changed; the
-    tool is where it is measured. What is no pose becomes the tool's own, in the box."""
+    tool is where it is measured. A matrix that is no pose becomes the tool's own, in the box."""
     with np.errstate(over="ignore", invalid="ignore"):
         size = float(np.linalg.norm(pose[3:])) if pose.shape == (7,) else np.nan
     good = np.isfinite(pose).all() and np.isfinite(size) and size > 1e-6

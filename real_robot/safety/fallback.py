@@ -25,7 +25,7 @@ forbid it, the largest of a few shares of the way from the old plan's next set-p
 plan in hand where that still has to brake: so nothing is faster than s V or the hardest braking allows.
 
 **From outside** the limits of position, where a robot may be found, a path goes in: each of its set-points is inside,
-or not farther outside than the one before it. What is left of such a path after its first set-point is one too, so the
+or not farther outside than the one before it. The rest of such a path after its first set-point is one too, so the
 induction holds, and staying is one to begin with.
 
 It belongs behind `JointGuard`, whose output is its request, and keeps the same limits by itself; `protection` says how

@@ -189,7 +189,7 @@ class JointGuard:
 
     def __call__(self, request: Any, speed: float = 1.0) -> Guarded:
         """``speed`` in [0, 1] is the share of the velocity limits that may be used now; a robot that is faster than
-        that slows down with all of A, so the theorem holds for any sequence of shares. What is not a number in [0, 1]
+        that slows down with all of A, so the theorem holds for any sequence of shares. A share outside of [0, 1]
         counts as 0, which brakes, because nobody knows what it was to allow."""
         asked, bad = self._understood(request)
         h, q, v, step, free = self._h, self._q, self._v, self._step, self._free

@@ -1,4 +1,4 @@
-"""`SafeRobot`: the only one that makes commands. Whatever a program asks of a robot goes through here.
+"""`SafeRobot`: the only one that makes commands. Every request of a program to a robot goes through here.
 
     request -> reflex (may only slow down) -> protection -> rounding by the device -> Command -> adapter
 

@@ -257,7 +257,7 @@ class Gateway:
             async with asyncio.timeout(self.config.idle_s):
                 frame = await visitor.recv()
             visitor.answering = True
-            # Who asks faster than allowed is read more slowly: no request of a fast loop fails for its speed.
+            # A client that asks faster than allowed is read more slowly: no request of a fast loop fails for its speed.
             begun = max(begun + 1 / self.config.rate_hz, loop.time() - 0.1)
             if begun > loop.time():
                 await asyncio.sleep(begun - loop.time())

@@ -170,7 +170,7 @@ def progress(hand: TaskArm, cube: Cube, goal: Array, radius: float) -> Array:
     tool = distance(hand, cube)
     away = _length((goal - position)[:, :2])
     above = tolerance(away, high=0.5 * radius, margin=2 * radius)
-    # What is over the goal need not be high any more, so lowering it there costs nothing.
+    # A cube over the goal need not be high any more, so lowering it there costs nothing.
     lifted = np.maximum(tolerance(position[:, 2], low=EDGE + 0.02, high=1.0, margin=0.03), above)
     lowered = above * tolerance(position[:, 2] - goal[:, 2], margin=0.05)
     carrying = 0.3 + 0.1 * lifted + 0.3 * tolerance(away, high=0.5 * radius, margin=0.25) + 0.1 * lowered

@@ -28,7 +28,7 @@ class Bar(NamedTuple):
 def bar(
     label: str, timing: Mapping[str, float | None] | None, minutes: float | None, names: Sequence[str]
 ) -> Bar | None:
-    """``names`` give every bar of a page the same colours. What no part accounts for is the rest."""
+    """``names`` give every bar of a page the same colours. Time that no part accounts for is the rest."""
     parts = seconds(timing)
     known = sum(parts.values())
     total = max(known, 60 * (minutes or 0.0))
