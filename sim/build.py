@@ -16,7 +16,7 @@ from ..policies.core.scale import ScaledEnv
 from ..policies.core.spec import PolicySpec, check_compatible
 from ..policies.core.types import VecEnv
 from ..policies.runs.stored_world import plain_world
-from .gym_env import GymConfig
+from .external.settings import GymConfig, RemoteConfig, require_trusted
 from .locomotion.settings import AntConfig, HalfCheetahConfig, HopperConfig, HumanoidConfig, Walker2dConfig
 from .point_reach import PointReachConfig
 from .tasks.avoid import AvoidConfig
@@ -45,7 +45,10 @@ ENVS: dict[str, EnvKind] = {
     "lqr": EnvKind(LQRConfig, "toy:LQR", "linear dynamics and quadratic cost, with the value known by Riccati"),
     "constant_reward": EnvKind(ConstantRewardConfig, "toy:ConstantReward", "reward 1 for ever, V = 1 / (1 - gamma)"),
     "two_mode": EnvKind(TwoModeConfig, "two_mode:TwoMode", "around an obstacle, where the mean of both ways crashes"),
-    "gym": EnvKind(GymConfig, "gym_env:GymEnv", "any Gymnasium environment with continuous actions, by env.id"),
+    "gym": EnvKind(
+        GymConfig, "external.worlds:ExternalEnv", "any Gymnasium environment with continuous actions, by env.id"
+    ),
+    "remote": EnvKind(RemoteConfig, "external.worlds:ExternalEnv", "the same in another Python or machine"),
     "half_cheetah": EnvKind(
         HalfCheetahConfig, "locomotion.robots:HalfCheetah", "Gymnasium's HalfCheetah-v5", task=True
     ),
@@ -99,9 +102,13 @@ def world_from(data: Mapping[str, Any]) -> Any:
     name, settings = data.get("name"), data.get("config", {})
     if not isinstance(name, str) or name not in ENVS:
         raise BurnishError(f"there is no environment {name!r:.80}; {did_you_mean(str(name)[:80], ENVS)}")
-    if not isinstance(data, Named):
-        plain_world(settings, "the world that is stored with the policy or the data")
-    return from_data(ENVS[name].config, settings, "env")
+    if isinstance(data, Named):
+        return from_data(ENVS[name].config, settings, "env")
+    plain_world(settings, "the world that is stored with the policy or the data")
+    config = from_data(ENVS[name].config, settings, "env")
+    if isinstance(config, GymConfig):
+        require_trusted(config)
+    return config
 
 
 def make_env(name_or_config: Any, num_envs: int, seed: int = 0, device: torch.device | str = "cpu") -> VecEnv:

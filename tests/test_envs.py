@@ -10,7 +10,7 @@ import torch
 from burnish.policies.core.config import to_data
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.types import VecEnv
-from burnish.sim.build import ENVS, env_name, make_env, world_from
+from burnish.sim.build import ENVS, Named, env_name, make_env, world_from
 
 SEEDS = [11, 12, 13]
 
@@ -59,7 +59,7 @@ def test_contract(name):
 def test_a_world_is_remembered_as_plain_data(name):
     config = ENVS[name].config()
     assert env_name(config) == name
-    assert world_from({"name": name, "config": to_data(config)}) == config
+    assert world_from(Named(name=name, config=to_data(config))) == config
     with pytest.raises(BurnishError, match="no setting 'gravty'"):
         world_from({"name": name, "config": {"gravty": 1}})
 

@@ -19,7 +19,8 @@ from burnish.policies.flow import FlowConfig
 from burnish.policies.nets.critic import CriticConfig
 from burnish.policies.nets.unet1d import LEVELS, UNetConfig
 from burnish.policies.runs import manifest
-from burnish.sim.gym_env import LARGEST_PLAYED, GymConfig, GymEnv
+from burnish.sim.external.settings import GymConfig
+from burnish.sim.external.worlds import LARGEST_PLAYED, ExternalEnv
 from export_lab import small
 
 LIMITS = ActionSpec((-1.0,), (1.0,))
@@ -140,5 +141,5 @@ def test_the_first_act_has_a_limit_of_time(monkeypatch):
 def test_the_actions_that_a_gymnasium_world_keeps_are_bounded():
     most = LARGEST_PLAYED // 4
     with pytest.raises(BurnishError, match=r"env\.max_steps=268435457 would need"):
-        GymEnv(1, GymConfig(max_steps=most + 1))
-    assert GymEnv(1, GymConfig(max_steps=1000)).spec.max_steps == 1000
+        ExternalEnv(1, GymConfig(max_steps=most + 1))
+    assert ExternalEnv(1, GymConfig(max_steps=1000)).spec.max_steps == 1000

@@ -173,7 +173,7 @@ def relative_imports(module: Module) -> Iterator[str]:
 PICKLES = ("pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve")
 EXECUTES = ("torch.load", "torch.save", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "eval", "exec", "__import__")
 VAGUE = {"utils", "util", "common", "misc", "helpers", "helper"}
-GYMNASIUM_FACES = ("policies.gymnasium_adapters", "sim.gym_env")
+GYMNASIUM_FACES = ("policies.gymnasium_adapters", "sim.external")
 
 
 def executes_nothing(module: Module) -> Iterator[str]:
@@ -347,7 +347,7 @@ CONTROLS: list[tuple[Rule, str, str, bool]] = [
     (nothing_is_done, "offline/a.py", "def f(done): ...", True),
     (nothing_is_done, "offline/a.py", "f(done=1)", True),
     (nothing_is_done, "policies/data/a.py", "row['next.done']", False),
-    (nothing_is_done, "sim/gym_env.py", "done = terminated | truncated", False),
+    (nothing_is_done, "sim/external/worlds.py", "done = terminated | truncated", False),
     (explains_itself, "sim/a.py", "import math", True),
     (explains_itself, "sim/a.py", "'''What it is.'''", False),
     (short, "sim/a.py", "x = 1\n" * 401, True),

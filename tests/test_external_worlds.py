@@ -1,10 +1,9 @@
-"""Gymnasium's environments as worlds: what they do is what Gymnasium does, and what cannot be taken is refused well."""
+"""Gymnasium's environments as worlds do the same as in Gymnasium, and an unfit one is refused by a sentence."""
 
 from __future__ import annotations
 
 import itertools
 import shutil
-import sys
 from typing import Any
 
 import gymnasium
@@ -17,8 +16,9 @@ from burnish.policies.cli.cli import main
 from burnish.policies.core.config import from_data, to_data
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.types import VecEnv
-from burnish.sim import gym_env
-from burnish.sim.gym_env import GymConfig, GymEnv
+from burnish.sim.external.settings import GymConfig, Reward
+from burnish.sim.external.workers import InProcess
+from burnish.sim.external.worlds import ExternalEnv, cut_seed
 
 BENCH = "burnish_test/Bench-v0"
 BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -70,6 +70,10 @@ class Bench(gymnasium.Env):
         return np.full((6, 8, 3), self.tick, np.uint8)
 
 
+class Silent(Bench):
+    metadata: Any = None
+
+
 @pytest.fixture(autouse=True)
 def bench():
     """How the test's own environments are registered: by Python, with spaces that no configuration could name."""
@@ -86,12 +90,14 @@ def bench():
 
 
 def worlds(num_envs=2, seed=0, **config):
-    return GymEnv(num_envs, GymConfig(**{"id": BENCH, **config}), seed=seed)
+    return ExternalEnv(num_envs, GymConfig(**{"id": BENCH, "processes": 0, **config}), seed=seed)
 
 
-def inner(env: GymEnv) -> Any:
+def inner(env: ExternalEnv) -> Any:
     """The first environment itself, without Gymnasium's wrappers."""
-    return env._worlds[0].unwrapped
+    link = env._links[0]
+    assert isinstance(link, InProcess)
+    return link._host.worlds[0].unwrapped
 
 
 @pytest.mark.parametrize(
@@ -105,11 +111,13 @@ def inner(env: GymEnv) -> Any:
 )
 def test_a_world_does_what_the_plain_environment_does(name, limit):
     """Worlds are active in turns and begin anew on other ticks; each follows its own plain environment bit for bit."""
-    env = GymEnv(3, GymConfig(name, max_steps=limit))
+    env = ExternalEnv(3, GymConfig(name, max_steps=limit))
     assert isinstance(env, VecEnv)
     plain = [gymnasium.make(name, max_episode_steps=limit) for _ in range(3)]
     seeds = [5, 2**40, 7]
-    expected = torch.stack([torch.as_tensor(p.reset(seed=s)[0]).float() for p, s in zip(plain, seeds, strict=True)])
+    expected = torch.stack(
+        [torch.as_tensor(p.reset(seed=cut_seed(s))[0]).float() for p, s in zip(plain, seeds, strict=True)]
+    )
     assert torch.equal(env.reset(seeds=seeds)["state"], expected)
     source, ended = torch.Generator().manual_seed(0), 0
     low, high = torch.tensor(env.spec.action.low), torch.tensor(env.spec.action.high)
@@ -130,7 +138,7 @@ def test_a_world_does_what_the_plain_environment_does(name, limit):
             ended += int(again.sum())
             seeds = [s + 100 for s in seeds]
             for i in again.nonzero()[:, 0].tolist():
-                expected[i] = torch.as_tensor(plain[i].reset(seed=seeds[i])[0]).float()
+                expected[i] = torch.as_tensor(plain[i].reset(seed=cut_seed(seeds[i]))[0]).float()
             assert torch.equal(env.reset(again, seeds)["state"], expected)
     assert ended >= 3, "no end was seen, so nothing about ends was shown"
 
@@ -159,6 +167,29 @@ def test_terminated_wins_and_limits_truncate(bench):
     assert [(bool(t[0]), bool(c[0])) for t, c in flags] == [(False, False), (False, True)]
     with pytest.raises(BurnishError, match="stepped after its end"):
         env.step(torch.zeros(2, 2))
+
+
+def test_the_first_success_may_end_the_episode_and_its_payment(bench):
+    bench(terminates=2, word="solved")
+
+    def played(**config):
+        env = worlds(1, **config)
+        env.reset()
+        steps = [env.step(torch.zeros(1, 2)) for _ in range(3)]
+        return env, [
+            (s.reward.item(), s.terminated.item(), s.info.get("success", torch.zeros(1)).item()) for s in steps
+        ]
+
+    bench(terminates=9, word="solved")
+    assert played(success="solved")[1] == [(pytest.approx(0.1), False, False)] * 3
+    _, paid = played(success="solved", success_reward=None, reward=Reward.until_success)
+    assert paid == [(-1.0, False, False)] * 3
+    _, paid = played(success_reward=0.05, end_at_success=True, reward=Reward.until_success)
+    assert paid[0] == (0.0, True, True), "the step that pays enough is the success"
+    bench(terminates=2)
+    assert [p[1:] for p in played(success="terminated")[1][:2]] == [(False, False), (True, True)]
+    with pytest.raises(BurnishError, match=r"reports none; say how to read it: env\.success=KEY"):
+        played(reward=Reward.until_success)
 
 
 @pytest.mark.parametrize("word", ["success", "is_success", None])
@@ -223,9 +254,12 @@ def test_what_cannot_be_taken_is_refused_in_one_sentence(bench, kwargs, sentence
         ({"kwargs": {"space": BOX}}, "plain data"),
         ({"kwargs": {"nested": [{"call": print}]}}, "plain data"),
         ({"kwargs": [1]}, "plain data"),
-        ({"max_steps": 0}, "above 0"),
-        ({"control_hz": 0.0}, "above 0"),
-        ({"id": "GymV26Environment-v0", "kwargs": {"env_id": "os:A-v0"}}, "must not run code"),
+        ({"max_steps": 0}, "env.max_steps=0 must be at least 1"),
+        ({"control_hz": 0.0}, "must be a positive number"),
+        ({"id": "GymV26Environment-v0", "kwargs": {"env_id": "os:A-v0"}}, "import a module by"),
+        ({"id": "Pendulum-v1", "package": "no_such_package"}, "No module named 'no_such_package'"),
+        ({"id": "no_such_module:Class"}, "No module named 'no_such_module'"),
+        ({"success": "won", "success_reward": 1.0}, "both say what a success is"),
     ],
 )
 def test_a_configuration_that_makes_no_sense_is_refused_in_one_sentence(config, sentence):
@@ -234,40 +268,15 @@ def test_a_configuration_that_makes_no_sense_is_refused_in_one_sentence(config, 
     assert "\n" not in str(caught.value)
 
 
-REGISTERS = """
-import gymnasium
-gymnasium.register("{}", lambda: gymnasium.make("Pendulum-v1").unwrapped)
-"""
-
-
-def test_no_configuration_imports_a_module(tmp_path, monkeypatch):
-    (tmp_path / "intruder.py").write_text(REGISTERS.format("In-v0"))
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(BurnishError, match="must not run code"):
-        from_data(GymConfig, {"id": "intruder:In-v0"})
-    with pytest.raises(BurnishError, match="cannot be made"):
-        worlds(id="In-v0")
-    assert "intruder" not in sys.modules
-    gymnasium.make("intruder:In-v0")  # the control: this is what Gymnasium does with such an id
-    del sys.modules["intruder"]
-
-
-def test_packages_of_our_own_list_are_imported_when_an_id_is_unknown(tmp_path, monkeypatch):
-    (tmp_path / "guest_package.py").write_text(REGISTERS.format("Guest-v0"))
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(gym_env, "PACKAGES", ("guest_package", "not_installed_at_all"))
-    worlds(id="Pendulum-v1")
-    assert "guest_package" not in sys.modules
-    assert worlds(id="Guest-v0", max_steps=5).spec.max_steps == 5
-    del sys.modules["guest_package"]
-
-
-def test_rate_and_mode():
-    assert GymEnv(1).spec.control_hz == 20.0, "1 / dt of the pendulum, whose films run at another rate"
+def test_rate_and_mode(bench):
+    assert ExternalEnv(1).spec.control_hz == 20.0, "1 / dt of the pendulum, whose films run at another rate"
     assert worlds().spec.control_hz == 12.0
     assert worlds(control_hz=3.0).spec.control_hz == 3.0
-    assert GymEnv(1).spec.action_mode == "gym:Pendulum-v1"
+    assert ExternalEnv(1).spec.action_mode == "gym:Pendulum-v1"
     assert worlds(action_mode="torque").spec.action_mode == "torque"
+    assert "12 Hz (its render_fps)" in worlds().describe()
+    silent = worlds(id="test_external_worlds:Silent", max_steps=3)
+    assert silent.spec.control_hz == 20.0 and "assumed" in silent.describe()
 
 
 def test_a_world_is_remembered_with_its_arguments():

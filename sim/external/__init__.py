@@ -1,0 +1,1 @@
+"""Worlds of other packages: Gymnasium environments in worker processes, here or in another Python."""

@@ -1,0 +1,91 @@
+"""Observations of Gymnasium as observations of ours, whatever the order in which their keys were written down:
+
+    uint8 of 2 or 3 dimensions     an image: ``image.<key>``, channels first; ``image.main`` if it stands alone
+    ``desired_goal`` and below     ``goal``, or ``goal_image.main``
+    every other Box                flattened, and concatenated in the order of the keys into ``state``
+
+Dicts may be nested: their keys are joined by dots. Numbers become float32 here, and are rounded nowhere else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...policies.core.errors import BurnishError
+from ...policies.core.spec import ObsSpec
+
+
+@dataclass(frozen=True)
+class Image:
+    name: str  # of the array in the memory of the worlds
+    key: str
+    shape: tuple[int, ...]  # there: (H, W), (H, W, C) or (C, H, W)
+
+    def read(self, value: np.ndarray) -> np.ndarray:
+        """(N, C, H, W). The channels are the shorter one of both ends."""
+        if len(self.shape) == 2:
+            return value[:, None]
+        return value if self.shape[0] < self.shape[2] else np.moveaxis(value, 3, 1)
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A stretch of a vector of ours."""
+
+    name: str
+    key: str
+    start: int
+    end: int
+
+
+class Layout:
+    """The place of each leaf of an environment's observation (`world_server.leaves`). ``world`` is for sentences."""
+
+    def __init__(self, leaves: Sequence[Mapping[str, Any]], world: str) -> None:
+        self._images: list[Image] = []
+        self._numbers: list[Numbers] = []
+        ends = {"state": 0, "goal": 0}
+        for leaf in sorted(leaves, key=lambda leaf: leaf["path"]):
+            path, shape = [str(key) for key in leaf["path"]], tuple(leaf["shape"])
+            name, called = "obs." + ".".join(path), ".".join(path)
+            if leaf["kind"] != "Box":
+                raise BurnishError(
+                    f"env.id={world} observes {called or 'something'} of kind {leaf['kind']}, but only Box, Dict and "
+                    "Tuple are read here; register a version that turns it into numbers"
+                )
+            is_goal = path[:1] == ["desired_goal"]
+            if leaf["dtype"] == "uint8" and len(shape) in (2, 3):
+                key = f"goal_image.{'.'.join(path[1:]) or 'main'}" if is_goal else f"image.{called or 'main'}"
+                self._images.append(Image(name, key, shape))
+            elif len(shape) <= 2:
+                key = "goal" if is_goal else "state"
+                self._numbers.append(Numbers(name, key, ends[key], ends[key] + math.prod(shape)))
+                ends[key] = self._numbers[-1].end
+            else:
+                raise BurnishError(
+                    f"env.id={world} observes {called or 'an array'} of shape {shape} and type {leaf['dtype']}, but "
+                    "images must be uint8 with at most 3 dimensions; choose or register a version that gives such"
+                )
+        shapes = {key: (end,) for key, end in ends.items() if end > 0}
+        pictures = {image.key: image.read(np.empty((1, *image.shape))).shape[1:] for image in self._images}
+        self.spec = ObsSpec({**shapes, **pictures})
+
+    def room(self, num_envs: int) -> dict[str, np.ndarray]:
+        """Observations of ours for so many worlds, still empty."""
+        images = {image.key for image in self._images}
+        return {
+            key: np.zeros((num_envs, *shape), np.uint8 if key in images else np.float32)
+            for key, shape in self.spec.shapes.items()
+        }
+
+    def write(self, arrays: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray]) -> None:
+        """The memory of some worlds into as many rows of ours."""
+        for image in self._images:
+            rows[image.key][:] = image.read(arrays[image.name])
+        for part in self._numbers:
+            rows[part.key][:, part.start : part.end] = arrays[part.name].reshape(len(arrays[part.name]), -1)

@@ -1,0 +1,143 @@
+"""Settings of worlds of other packages, and which modules they may import.
+
+A configuration that was read from a file imports nothing that its reader did not ask for: `require_trusted`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from typing import Any
+
+from ...policies.core.config import LATER
+from ...policies.core.errors import BurnishError
+from ...policies.core.ranges import check_ranges
+
+# Packages that a stored world may import: well known, and registering environments is all that their import does.
+KNOWN = ("gymnasium_robotics", "metaworld", "ogbench", "gym_pusht", "mani_skill", "shimmy", "robosuite", "ale_py")
+GUESSES = ("gymnasium_robotics", "ogbench")  # tried for an id that is not registered and has no prefix
+OURS = {"id": "env.id", "max_episode_steps": "env.max_steps"}  # what `gymnasium.make` takes beside the arguments
+COMPATIBILITY = ("GymV21Environment", "GymV26Environment")  # they take the name of a module among their arguments
+
+
+class Reward(Enum):
+    given = "given"  # as the world pays
+    until_success = "until_success"  # -1 in every step until the first success
+
+
+@dataclass
+class GymConfig:
+    id: str = "Pendulum-v1"  # as registered with Gymnasium, module:callable, or an entry point of burnish.worlds
+    kwargs: Any = None  # plain data for its constructor; on the command line 'env.kwargs={render_mode: rgb_array}'
+    max_steps: int | None = None  # by default the limit it is registered with
+    control_hz: float | None = None  # by default 1 / dt, control_freq or render_fps, where the environment has one
+    action_mode: str | None = None  # what the numbers mean; by default gym:<id>, which says nothing
+    package: str | None = field(default=None, metadata=LATER)  # imported first; by default the prefix of the id
+    success: str | None = field(default=None, metadata=LATER)  # key of info, or terminated; by default the usual keys
+    success_reward: float | None = field(default=None, metadata=LATER)  # a step that pays at least this is a success
+    end_at_success: bool = field(default=False, metadata=LATER)  # the first success terminates the episode
+    reward: Reward = field(default=Reward.given, metadata=LATER)  # given, or -1 until success
+    processes: int | None = field(default=None, metadata=LATER)  # that step the worlds; 0: this one; default one a core
+    restart: bool = field(default=False, metadata=LATER)  # a worker that dies is replaced, its episodes truncated
+
+    def __post_init__(self) -> None:
+        if self.id.startswith(COMPATIBILITY):
+            raise BurnishError(
+                f"env.id={self.id} would import a module by its arguments; give env.id=module:callable, which returns "
+                "the environment"
+            )
+        if self.kwargs is not None and not (isinstance(self.kwargs, Mapping) and _is_plain(self.kwargs)):
+            raise BurnishError(
+                f"env.kwargs={self.kwargs!r} must be a mapping of plain data: names to numbers, strings, booleans, "
+                "lists and mappings of these"
+            )
+        for name in set(self.kwargs or {}) & set(OURS):
+            raise BurnishError(f"env.kwargs cannot set {name}, which has a place of its own; give {OURS[name]}")
+        check_ranges(self, {"[1, inf)": "max_steps", "(0, inf)": "control_hz", "[0, inf)": "processes"}, "env.")
+        check_ranges(self, {"(-inf, inf)": "success_reward"}, "env.")
+        if self.success is not None and self.success_reward is not None:
+            raise BurnishError("env.success and env.success_reward both say what a success is; give one of them")
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def registered(name: str) -> Any:
+    """The specification of an id in this process, if something registered it."""
+    gymnasium = sys.modules.get("gymnasium")
+    return None if gymnasium is None else gymnasium.registry.get(name)
+
+
+def is_entry_point(name: str) -> bool:
+    return bool(entry_points(group="burnish.worlds", name=name))
+
+
+def packages_of(config: GymConfig) -> list[str]:
+    """The modules to import before the environment is made: the one that the user names; for ``module:callable`` none,
+    since that is imported itself; else the package with the prefix of the id, or the module that registered it here."""
+    if config.package is not None:
+        return [config.package]
+    if ":" in config.id or is_entry_point(config.id):
+        return []
+    if (spec := registered(config.id)) is not None:
+        module = spec.entry_point.partition(":")[0] if isinstance(spec.entry_point, str) else _module_of(spec)
+        root = module.partition(".")[0]
+        return [] if root in ("gymnasium", "__main__", "") else [root]
+    prefix, slash, _ = config.id.partition("/")
+    if slash:
+        names = (prefix, prefix.lower(), prefix.lower().replace("-", "_"), prefix.lower().replace("-", ""))
+        return [name for name in dict.fromkeys(names) if name.isidentifier() and find_spec(name)][:1]
+    return []
+
+
+def _module_of(spec: Any) -> str:
+    return getattr(spec.entry_point, "__module__", None) or ""
+
+
+def require_trusted(config: GymConfig) -> None:
+    """Of a world that a checkpoint or a dataset names: it imports what is well known, or imported already."""
+    if isinstance(config, RemoteConfig) and (config.name is None or config.package or ":" in config.id):
+        raise BurnishError(
+            "the world that is stored with the policy or the data lives in another Python or on another machine, and "
+            f"files start and reach nothing here; say it yourself: env=remote env.id={config.id} env.python=... or "
+            "env.address=..."
+        )
+    wanted = [config.id.partition(":")[0]] if ":" in config.id else packages_of(config)
+    for module in wanted:
+        root = module.partition(".")[0]
+        if root not in KNOWN and root not in sys.modules:
+            raise BurnishError(
+                f"the world that is stored with the policy or the data would import {module!r:.80}, and files import "
+                f"nothing here by themselves; say it yourself: env=gym env.id={config.id} env.package={module}, or "
+                f"BURNISH_IMPORT={root} before the command"
+            )
+
+
+def environment() -> dict[str, str]:
+    """Of a worker: one thread each, because there is a worker a core."""
+    threads = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LP_NUM_THREADS")
+    return {**dict.fromkeys(threads, "1"), **os.environ}
+
+
+@dataclass
+class RemoteConfig(GymConfig):
+    """The same worlds in another Python, on this machine or on another one."""
+
+    python: str | None = None  # interpreter that has them, such as /opt/libero/bin/python; by default this one
+    name: str | None = None  # of an environment made by `burnish worlds add NAME`, in place of python
+    address: str | None = None  # HOST:PORT of `world_server.py --listen` on another machine, in place of both
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if sum(x is not None for x in (self.python, self.name, self.address)) > 1:
+            raise BurnishError("env.python, env.name and env.address each say where the worlds live; give one of them")

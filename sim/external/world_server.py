@@ -1,0 +1,398 @@
+"""Environments of Gymnasium, made and stepped for a Burnish process, in whichever Python has them.
+
+One file without dependencies but NumPy, for Python 3.8 and newer. Burnish starts it for its worker processes and for
+worlds that live in another Python, and then it needs no arguments of yours. It serves a Burnish on another machine so:
+
+    BURNISH_API_KEY=... python world_server.py --listen 0.0.0.0:7777 --id Foo-v0 [--package foo] [--kwargs '{"a": 1}']
+
+A request is one letter, a header in JSON and some bytes; so is each answer. Actions, observations and rewards lie in a
+block of memory that both sides lay out in the same way (`fields`, `arrays`): shared between processes of one machine,
+and sent along, its first half with a request and its second half with an answer, between machines. No pickle.
+
+    m  make {"recipe", "count"}     -> what the environment is (`Host.describe`)
+    a  attach {"size"}              the memory, of so many bytes
+    r  reset the worlds of `mask`, on `seeds`        s  step the worlds of `mask` by `action`
+    p  play {"world", "seed"}: begin anew, and take the actions that follow
+    x  the expert's action -> `advice`               v  view {"world"} -> a picture
+
+An environment that fails answers ``e`` with its error, and the worker goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import hmac
+import importlib
+import importlib.util
+import json
+import mmap
+import os
+import random
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+VERSION = 1
+SUCCESS = ("success", "is_success")  # the usual keys of an info
+UNREPORTED = 2  # in `success`, where the environment says nothing
+HEAD = struct.Struct("<cII")  # letter, bytes of the header, bytes that follow it
+LONGEST_HEADER, LONGEST_BYTES = 1 << 22, 1 << 30
+KEY = "BURNISH_API_KEY"
+
+
+# ---- Environments ----
+
+
+def load(name: str) -> Any:
+    """The object ``module:attribute``; of a file, ``/path/of.py:attribute``."""
+    module, _, attribute = name.rpartition(":")
+    if module.endswith(".py"):
+        spec = importlib.util.spec_from_file_location(os.path.basename(module)[:-3], module)
+        assert spec is not None and spec.loader is not None
+        found = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(found)
+    else:
+        found = importlib.import_module(module)
+    for part in attribute.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def installed(name: str) -> Any:
+    """The entry point ``name`` of the group `burnish.worlds`; None where no installed package has it."""
+    from importlib.metadata import entry_points
+
+    found: Any = entry_points()
+    group = found.select(group="burnish.worlds") if hasattr(found, "select") else found.get("burnish.worlds", ())
+    return next((entry.load() for entry in group if entry.name == name), None)
+
+
+def make(recipe: dict[str, Any]) -> Any:
+    """One environment: of a callable, of an entry point, or as it is registered with Gymnasium (or the older Gym)."""
+    sys.path.extend(path for path in recipe.get("paths") or () if path not in sys.path)
+    for package in recipe.get("packages") or ():
+        importlib.import_module(package)
+    name, kwargs = recipe["id"], dict(recipe.get("kwargs") or {})
+    made = load(name) if ":" in name else installed(name)
+    if made is not None:
+        return made(**kwargs)
+    try:
+        import gymnasium as gym
+    except ImportError:
+        import gym  # pyright: ignore[reportMissingImports]
+
+        return gym.make(name, **kwargs)
+    for package in recipe.get("guesses") or ():
+        if name not in gym.registry and importlib.util.find_spec(package) is not None:
+            importlib.import_module(package)
+    # The checker of Gymnasium would test in every step what is tested here.
+    kwargs.setdefault("disable_env_checker", True)
+    return gym.make(name, max_episode_steps=recipe.get("max_steps"), **kwargs)
+
+
+def leaves(space: Any, path: tuple[str, ...] = ()) -> Iterator[dict[str, Any]]:
+    """The arrays of an observation space, each with the keys that lead to it, in the order of these keys."""
+    inner = getattr(space, "spaces", None)
+    if inner is not None:
+        items = inner.items() if hasattr(inner, "items") else ((str(i), x) for i, x in enumerate(inner))
+        for key, value in sorted(items, key=lambda item: str(item[0])):
+            yield from leaves(value, (*path, str(key)))
+        return
+    kind = type(space).__name__
+    boxed = kind == "Box"
+    dtype, shape = (str(space.dtype), list(space.shape)) if boxed else ("", [])
+    yield {"path": list(path), "kind": kind, "dtype": dtype, "shape": shape}
+
+
+def look_up(obs: Any, path: list[str]) -> Any:
+    for key in path:
+        obs = obs[int(key)] if isinstance(obs, (tuple, list)) else obs[key]
+    return obs
+
+
+def first(value: Any) -> float:
+    """The number in a scalar, an array of one, or a tensor of one."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().numpy()
+    return float(np.asarray(value).reshape(-1)[0])
+
+
+class Host:
+    """``count`` environments of one recipe, and the memory in which they and their user meet."""
+
+    def __init__(self, recipe: dict[str, Any], count: int) -> None:
+        self.recipe, self.worlds = recipe, [make(recipe) for _ in range(count)]
+        world = self.worlds[0]
+        self.leaves = list(leaves(world.observation_space))
+        self.box = world.action_space
+        self.dim = int(np.prod(getattr(self.box, "shape", None) or ()))
+        self.success = recipe.get("success")
+        expert = recipe.get("expert")
+        self.experts = [load(expert)(world) for world in self.worlds] if expert else []
+        self.seen: list[Any] = [None] * count  # the last observation and info of each world
+
+    def describe(self) -> dict[str, Any]:
+        world, box = self.worlds[0], self.box
+        inner, spec = getattr(world, "unwrapped", world), getattr(world, "spec", None)
+        action = {"kind": type(box).__name__, "dtype": str(box.dtype or ""), "shape": list(box.shape or ())}
+        if action["kind"] == "Box":
+            action["low"], action["high"] = (x.ravel().astype(float).tolist() for x in (box.low, box.high))
+        rates = {"dt": getattr(inner, "dt", None), "control_freq": getattr(inner, "control_freq", None)}
+        rates["render_fps"] = (getattr(world, "metadata", None) or {}).get("render_fps")
+        return {
+            "version": VERSION,
+            "python": sys.version.split()[0],
+            "observation": self.leaves,
+            "action": action,
+            "rates": {key: first(x) for key, x in rates.items() if _is_number(x)},
+            "max_steps": getattr(spec, "max_episode_steps", None),
+            "nondeterministic": bool(getattr(spec, "nondeterministic", False)),
+            "render_mode": getattr(world, "render_mode", None),
+        }
+
+    def attach(self, memory: Any) -> None:
+        self.memory, self.arrays = memory, arrays(memory, self.describe_fields(), len(self.worlds))
+        self.rows = [self.arrays["obs." + ".".join(leaf["path"])] for leaf in self.leaves]
+
+    def describe_fields(self) -> list[tuple[str, str, tuple[int, ...], bool]]:
+        return fields(self.leaves, self.dim)
+
+    def reset(self, i: int, seed: int) -> None:
+        """On ``seed`` all that draws: the environment's generator before its wrappers draw from it (Meta-World's choose
+        the goal so), then as Gymnasium says; and NumPy's and Python's own generators, which are put back."""
+        world, kept = self.worlds[i], (np.random.get_state(), random.getstate())
+        np.random.seed(seed)
+        random.seed(seed)
+        inner = getattr(world, "unwrapped", world)
+        if hasattr(inner, "_np_random"):
+            inner._np_random = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
+        try:
+            found = world.reset(seed=seed)
+        finally:
+            np.random.set_state(kept[0])
+            random.setstate(kept[1])
+        self._see(i, *(found if isinstance(found, tuple) else (found, {})))
+        if self.experts:
+            self.experts[i].reset(*self.seen[i])
+
+    def step(self, i: int, action: np.ndarray) -> None:
+        """An old environment of four answers says by ``TimeLimit.truncated`` that it was cut off."""
+        obs, reward, terminated, *rest = self.worlds[i].step(action.astype(self.box.dtype).reshape(self.box.shape))
+        info = rest[-1]
+        cut = rest[0] if len(rest) > 1 else info.get("TimeLimit.truncated", False)
+        ended = bool(first(terminated)) and (len(rest) > 1 or not cut)
+        self._see(i, obs, info)
+        self.arrays["reward"][i], self.arrays["terminated"][i] = first(reward), ended
+        self.arrays["truncated"][i] = bool(first(cut)) and not ended
+        self.arrays["success"][i] = self._succeeded(info, ended)
+
+    def _succeeded(self, info: dict[str, Any], ended: bool) -> int:
+        if self.success == "terminated":
+            return int(ended)
+        for key in (self.success,) if self.success else SUCCESS:
+            if key in info:
+                return int(bool(first(info[key])))
+        return UNREPORTED
+
+    def _see(self, i: int, obs: Any, info: Any) -> None:
+        self.seen[i] = (obs, info)
+        for row, leaf in zip(self.rows, self.leaves):
+            value = look_up(obs, leaf["path"])
+            value = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+            if list(value.shape) != leaf["shape"]:  # would be broadcast in silence, or not at all
+                name = ".".join(leaf["path"]) or "observations"
+                raise ValueError(f"it declares {name} of shape {tuple(leaf['shape'])}, but gave {value.shape}")
+            row[i] = value
+
+    def answer(self, letter: bytes, header: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+        """To one request, once there is memory."""
+        if letter == b"v":
+            picture = np.ascontiguousarray(self.worlds[header["world"]].render(), np.uint8)
+            return {"shape": list(picture.shape)}, picture.tobytes()
+        if letter == b"p":
+            i, played = header["world"], np.frombuffer(data, np.float64).reshape(-1, self.dim)
+            self.reset(i, header["seed"])
+            for action in played:
+                self.step(i, action)
+            return {}, b""
+        a = self.arrays
+        for i in np.flatnonzero(a["mask"]).tolist():
+            if letter == b"r":
+                self.reset(i, int(a["seeds"][i]))
+            elif letter == b"s":
+                self.step(i, a["action"][i])
+            elif letter == b"x":
+                a["advice"][i] = np.ravel(self.experts[i].act(*self.seen[i]))
+            else:
+                raise ValueError(f"there is no request {letter!r}")
+        return {}, b""
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+
+
+# ---- Memory ----
+
+
+def fields(observation: list[dict[str, Any]], dim: int) -> list[tuple[str, str, tuple[int, ...], bool]]:
+    """Name, type, shape of a row, and whether it goes to the worlds; those that do stand first."""
+    given = [("action", "float64", (dim,), True), ("seeds", "int64", (), True), ("mask", "uint8", (), True)]
+    made = [("reward", "float64", (), False), ("advice", "float64", (dim,), False)]
+    made += [(name, "uint8", (), False) for name in ("terminated", "truncated", "success")]
+    seen = [("obs." + ".".join(x["path"]), x["dtype"], tuple(x["shape"]), False) for x in observation]
+    return [*given, *made, *seen]
+
+
+def sizes(layout: list[tuple[str, str, tuple[int, ...], bool]], count: int) -> tuple[int, int]:
+    """Bytes of the part that goes to the worlds, and of all."""
+    ends = [0, 0]
+    for _, dtype, shape, given in layout:
+        size = count * int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        ends[not given] += -(-size // 64) * 64
+    return ends[0], ends[0] + ends[1]
+
+
+def arrays(memory: Any, layout: list[tuple[str, str, tuple[int, ...], bool]], count: int) -> dict[str, np.ndarray]:
+    """Views (count, ...) of the memory, each beginning at a multiple of 64 bytes."""
+    found, start = {}, 0
+    for name, dtype, shape, _ in layout:
+        size = count * int(np.prod(shape, dtype=np.int64))
+        found[name] = np.frombuffer(memory, dtype, size, start).reshape(count, *shape)
+        start += -(-size * np.dtype(dtype).itemsize // 64) * 64
+    return found
+
+
+# ---- Messages ----
+
+
+def send(connection: socket.socket, letter: bytes, header: dict[str, Any], data: Any = b"") -> None:
+    text = json.dumps(header).encode() if header else b""
+    connection.sendall(b"".join((HEAD.pack(letter, len(text), len(data)), text, data)))
+
+
+def receive(connection: socket.socket) -> tuple[bytes, dict[str, Any], bytes]:
+    """EOFError where the other side is gone; ValueError for what is no message."""
+    letter, header, data = HEAD.unpack(exactly(connection, HEAD.size))
+    if header > LONGEST_HEADER or data > LONGEST_BYTES:
+        raise ValueError("a message is longer than any of ours")
+    text = exactly(connection, header)
+    found = json.loads(text) if text else {}
+    if not isinstance(found, dict):
+        raise ValueError("the header of a message is no mapping")
+    return letter, found, exactly(connection, data)
+
+
+def exactly(connection: socket.socket, size: int) -> bytes:
+    parts, left = [], size
+    while left:
+        part = connection.recv(min(left, 1 << 20))
+        if not part:
+            raise EOFError
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
+
+
+def proof(key: str, nonce: str, side: str) -> str:
+    return hmac.new(key.encode(), (side + nonce).encode(), hashlib.sha256).hexdigest()
+
+
+def proven(connection: socket.socket, key: str) -> bool:
+    """The server's side: who holds the key proves it over a nonce, and so does the server. No key needs no proof."""
+    nonce = os.urandom(16).hex()
+    send(connection, b"h", {"version": VERSION, "nonce": nonce if key else ""})
+    if not key:
+        return True
+    _, reply, _ = receive(connection)
+    if not hmac.compare_digest(str(reply.get("proof", "")), proof(key, nonce, "client")):
+        send(connection, b"e", {"kind": "refused", "text": "the key is another one"})
+        return False
+    send(connection, b"h", {"proof": proof(key, str(reply.get("nonce", "")), "server")})
+    return True
+
+
+# ---- Serving ----
+
+
+def serve(connection: socket.socket, memory_file: int = -1, recipe: Any = None, most: int = 0) -> None:
+    """Answers until the other side goes. With ``recipe`` the world is fixed, and its user may only say how many, up to
+    ``most``. Without ``memory_file`` memory travels with the messages."""
+    host, given = None, 0
+    while True:
+        try:
+            letter, header, data = receive(connection)
+        except (EOFError, OSError, ValueError):
+            return
+        try:
+            if letter == b"m":
+                count = int(header["count"])
+                if recipe is not None and not 1 <= count <= most:
+                    raise ValueError(f"{count} worlds were asked for, and 1 to {most} are offered")
+                host = Host(header["recipe"] if recipe is None else recipe, count)
+                send(connection, b"k", host.describe())
+                continue
+            if host is None:
+                raise ValueError("no world was made yet")
+            if letter == b"a":
+                given, size = sizes(host.describe_fields(), len(host.worlds))
+                host.attach(bytearray(size) if memory_file < 0 else mmap.mmap(memory_file, size))
+                send(connection, b"k", {})
+                continue
+            if memory_file < 0 and letter in b"rsx":
+                host.memory[:given] = data
+            reply, blob = host.answer(letter, header, data)
+            send(connection, b"k", reply, host.memory[given:] if memory_file < 0 and letter in b"rsxp" else blob)
+        except Exception as error:  # whatever an environment raises is told, and the worker goes on
+            send(connection, b"e", {"kind": type(error).__name__, "text": str(error)[:2000]})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Serve environments of Gymnasium to Burnish.")
+    parser.add_argument("--socket", type=int, help="of Burnish: the inherited connection")
+    parser.add_argument("--memory", type=int, help="of Burnish: the inherited memory")
+    parser.add_argument("--listen", help="HOST:PORT of this machine; a HOST that others can reach needs " + KEY)
+    parser.add_argument("--id", help="the environment: registered, an entry point, or module:callable")
+    parser.add_argument("--package", action="append", default=[], help="imported first; may be repeated")
+    parser.add_argument("--kwargs", default="{}", help="arguments of the environment, as JSON")
+    parser.add_argument("--most", type=int, default=64, help="worlds that a user may ask for (default: %(default)s)")
+    chosen = parser.parse_args()
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [path for path in sys.path if os.path.abspath(path) != here]  # its files are no packages of yours
+    if chosen.socket is not None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for Burnish, which ends its workers itself
+        serve(socket.socket(fileno=chosen.socket), chosen.memory)
+        return
+    if not chosen.listen or not chosen.id:
+        parser.error("give --listen HOST:PORT and --id ENVIRONMENT")
+    name, _, port = chosen.listen.rpartition(":")
+    key = os.environ.get(KEY, "")
+    if not key and name not in ("127.0.0.1", "localhost", "::1"):
+        parser.error(f"{name} can be reached by others: set {KEY} here and where Burnish runs, or listen on 127.0.0.1")
+    recipe = {"id": chosen.id, "packages": chosen.package, "kwargs": json.loads(chosen.kwargs)}
+    with socket.create_server((name, int(port))) as listener:
+        sys.stderr.write(f"serving {chosen.id} on {name}:{listener.getsockname()[1]}\n")
+        sys.stderr.flush()
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        while True:
+            connection, _ = listener.accept()
+            with connection:
+                if os.fork() == 0:  # each user has worlds of their own, and keeps nobody waiting
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    connection.settimeout(10)
+                    with contextlib.suppress(EOFError, OSError, ValueError):
+                        if proven(connection, key):
+                            connection.settimeout(None)
+                            serve(connection, recipe=recipe, most=chosen.most)
+                    return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,391 @@
+"""Any Gymnasium environment (Towers et al. 2024, arXiv 2407.17032) as worlds of ours: N worlds in W worker processes.
+
+The environments live in `world_server.py`; the ways to them are in `workers.py`. A worker steps several worlds for one
+request, and observations come back through shared memory, so that neither pickles nor pipes stand between. The same
+seeds play the same episodes in any number of workers, because each world is reset with a seed of its own.
+
+An environment that is a function of its seed and its actions, as Gymnasium asks, can also be saved: its state is the
+seed of the episode and the actions so far, which are played again. The observation tells whether that was true.
+
+Seeds have 31 bits here, since many generators take no more: a longer one is cut.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...policies.core import tree
+from ...policies.core.errors import BurnishError, plain
+from ...policies.core.spec import ActionSpec, EnvSpec, require_bytes
+from ...policies.core.threads import usable_cores
+from ...policies.core.types import Obs, Step
+from ..torch_world import Clock, restored
+from .observation import Layout
+from .settings import GUESSES, GymConfig, RemoteConfig, Reward, packages_of, registered
+from .workers import Died, Failed, InProcess, Link, Process, Remote, ask_all
+from .world_server import SUCCESS, UNREPORTED
+
+LARGEST_PLAYED = 1 << 30  # bytes of the actions of all episodes under way, which are kept to save their state
+SEED_BITS = 31
+ASSUMED_HZ = 20.0  # where nothing says how often a world is commanded
+
+
+def cut_seed(seed: int) -> int:
+    return seed & ((1 << SEED_BITS) - 1)
+
+
+class ExternalEnv:
+    """Rows of worlds that are not active keep their last observation, and are paid nothing."""
+
+    def __init__(
+        self,
+        num_envs: int,
+        config: GymConfig | None = None,
+        *,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.config = config = config or GymConfig()
+        self.num_envs, self.device = num_envs, torch.device(device)
+        self._clock = Clock(num_envs, seed)
+        self._begun, self._lost = np.zeros((2, num_envs), dtype=bool)
+        self._succeeded = np.zeros(num_envs, dtype=bool)
+        self._recipe = recipe_of(config)
+        self._links: list[Link] = []
+        weakref.finalize(self, _close, self._links)
+        counts = _shares(num_envs, _processes(config, num_envs))
+        self._slices = [slice(sum(counts[:k]), sum(counts[: k + 1])) for k in range(len(counts))]
+        try:
+            self._links += [self._open(count) for count in counts]
+            for link in self._links:
+                link.ready()
+        except (Died, Failed) as error:
+            raise BurnishError(_not_made(config, error)) from error
+        self.description = found = self._links[0].description
+        self._layout = Layout(found["observation"], config.id)
+        self._dtype = np.dtype(_boxed(found["action"], config.id)["dtype"])
+        action = ActionSpec(found["action"]["low"], found["action"]["high"])
+        self._low, self._high = np.array(action.low, self._dtype), np.array(action.high, self._dtype)
+        hz, self._hz_from = _control_hz(found["rates"], config)
+        mode = config.action_mode or f"gym:{config.id}"
+        self.spec = EnvSpec(self._layout.spec, action, hz, mode, _max_steps(found["max_steps"], config))
+        self._rows = self._layout.room(num_envs)
+        require_bytes(
+            4 * num_envs * self.spec.max_steps * action.dim, LARGEST_PLAYED,
+            f"the actions of {num_envs} episodes of env.max_steps={self.spec.max_steps}",
+        )  # fmt: skip
+        self._played = np.zeros((num_envs, self.spec.max_steps, action.dim), np.float32)
+
+    def _open(self, count: int) -> Link:
+        config = self.config
+        if isinstance(config, RemoteConfig):
+            if config.address is not None:
+                return Remote(config.address, count)
+            return Process(self._recipe, count, config.python or sys.executable)
+        in_process = _processes(config, self.num_envs) == 0
+        return InProcess(self._recipe, count) if in_process else Process(self._recipe, count)
+
+    def describe(self) -> str:
+        """For the first line of a run."""
+        named = {name: getattr(self.config, name) for name in ("success", "success_reward")}
+        read = " ".join(f"success by env.{name}={x}" for name, x in named.items() if x is not None)
+        read = read or f"success where the info says {' or '.join(SUCCESS)}"
+        kinds = {InProcess: "this process", Process: "a process of their own", Remote: "a server"}
+        where = kinds[type(self._links[0])] if len(self._links) < 2 else f"{len(self._links)} processes"
+        return (
+            f"{self.config.id}: {self.num_envs} worlds in {where}, {self.spec.control_hz:g} Hz ({self._hz_from}), "
+            f"at most {self.spec.max_steps} steps, {read}"
+        )
+
+    def reset(self, mask: Tensor | None = None, seeds: Sequence[int] | None = None) -> Obs:
+        mask = self._clock.begin(mask, seeds)
+        chosen = mask.numpy()
+        self._begun |= chosen
+        self._played[chosen] = 0
+        self._succeeded[chosen] = self._lost[chosen] = False
+        for link, rows in self._each():
+            link.arrays["seeds"][:] = cut_seeds(self._clock.seeds[rows])
+        self._request(b"r", chosen)
+        return self._observe()
+
+    def step(self, action: Tensor, active: Tensor | None = None) -> Step:
+        tree.check(action, f"{self.num_envs} {self.spec.action.dim}")
+        given = action.detach().cpu().float().numpy()
+        units, ticks = self._to_units(given), self._clock.tick.numpy()
+        chosen = self._clock.advance(active).numpy()
+        self._refuse_idle(chosen, ticks)
+        self._played[chosen, ticks[chosen]] = given[chosen]
+        for link, rows in self._each():
+            link.arrays["action"][:] = units[rows]
+        self._request(b"s", chosen & ~self._lost)
+        reward, success, terminated, truncated = (
+            np.concatenate([link.arrays[name] for link in self._links])
+            for name in ("reward", "success", "terminated", "truncated")
+        )
+        if self.config.success_reward is not None:
+            success = (reward >= self.config.success_reward).astype(np.uint8)
+        live, reported = chosen & ~self._lost, success != UNREPORTED
+        won = live & reported & (success > 0)
+        terminated = live & (terminated.astype(bool) | (won & self.config.end_at_success))
+        late = ticks + 1 >= self.spec.max_steps
+        truncated = chosen & ~terminated & (truncated.astype(bool) | late | self._lost)
+        self._succeeded |= won
+        if self.config.reward is Reward.until_success:
+            self._require_success(live & ~reported)
+            reward = -(~self._succeeded).astype(np.float64)
+        facts = {"executed": units.astype(np.float32)}
+        if (live & reported).any():
+            facts["success"] = won
+        return Step(
+            self._observe(),
+            torch.from_numpy(np.where(live, reward, 0)).float().to(self.device),
+            torch.from_numpy(terminated).to(self.device),
+            torch.from_numpy(truncated).to(self.device),
+            {key: torch.from_numpy(x).to(self.device) for key, x in facts.items()},
+        )
+
+    def advice(self) -> Tensor:
+        """(N, A) in actuator units: what the experts, which live beside their environments, would do now."""
+        if not self._recipe.get("expert"):
+            raise BurnishError(f"{self.config.id} was made without experts")
+        self._request(b"x", self._begun & ~self._lost)
+        return torch.from_numpy(np.concatenate([link.arrays["advice"] for link in self._links]).copy())
+
+    def render(self, size: int = 128) -> Tensor:
+        """(N, H, W, 3) uint8. How large, the environment decides: many take ``width`` and ``height`` as arguments."""
+        if self.description["render_mode"] != "rgb_array":
+            raise BurnishError(
+                f"{self.config.id} was made without pictures; make it with 'env.kwargs={{render_mode: rgb_array}}'"
+            )
+        try:
+            frames = [
+                np.frombuffer(data, np.uint8).reshape(header["shape"])
+                for header, data in self._of_each_world(b"v", lambda i: ({}, b""))
+            ]
+        except Failed as error:
+            raise BurnishError(f"{self.config.id} cannot be rendered: {error}") from error
+        return torch.from_numpy(np.stack(frames)).to(self.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.description["nondeterministic"]:
+            raise BurnishError(
+                f"{self.config.id} is registered as not deterministic, so its state cannot be saved: what its seed and "
+                "actions led to, they need not lead to again"
+            )
+        longest = int(self._clock.tick.max())
+        return {
+            **self._clock.state_dict(),
+            "begun": torch.from_numpy(self._begun.copy()),
+            "succeeded": torch.from_numpy(self._succeeded.copy()),
+            "played": torch.from_numpy(self._played[:, :longest].copy()),
+            **{f"obs.{key}": torch.from_numpy(x.copy()) for key, x in self._rows.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The episodes under way are played again, and must lead to the observations that were saved."""
+        seen = restored(self._tensors(), state, "obs.")
+        self._clock.load_state_dict(state)
+        state = {"succeeded": torch.zeros(self.num_envs, dtype=torch.bool), **state}  # older ones lack it
+        flags = {"begun": torch.from_numpy(self._begun), "succeeded": torch.from_numpy(self._succeeded)}
+        flags = restored(flags, state)
+        self._begun, self._succeeded = flags["begun"].numpy(), flags["succeeded"].numpy()
+        longest = int(self._clock.tick.max())
+        room = torch.from_numpy(self._played[:, :longest])
+        played = restored({"played": room}, state)["played"].numpy()
+        self._played[:] = 0
+        self._played[:, :longest] = played
+        self._lost[:] = False
+
+        def episode(i: int) -> tuple[dict[str, Any], bytes] | None:
+            steps = int(self._clock.tick[i])
+            actions = self._to_units(self._played[i, :steps]).astype(np.float64).tobytes()
+            seed = int(cut_seed(int(self._clock.seeds[i])))
+            return ({"seed": seed}, actions) if self._begun[i] else None
+
+        try:
+            self._of_each_world(b"p", episode)
+        except Failed as error:
+            raise BurnishError(f"the saved state of {self.config.id} cannot be restored: {error}") from error
+        self._gather()
+        if not all(np.array_equal(x, seen[key].numpy(), equal_nan=True) for key, x in self._rows.items()):
+            raise BurnishError(
+                f"the saved state of {self.config.id} cannot be restored: the same seed and actions lead elsewhere, "
+                "because the environment is not deterministic or another version was installed"
+            )
+
+    def close(self) -> None:
+        _close(self._links)
+
+    # ---- Requests ----
+
+    def _each(self) -> list[tuple[Link, slice]]:
+        return list(zip(self._links, self._slices, strict=True))
+
+    def _request(self, letter: bytes, chosen: np.ndarray) -> None:
+        """To the worlds ``chosen`` (N,); their observations are gathered."""
+        for link, rows in self._each():
+            link.arrays["mask"][:] = chosen[rows]
+        try:
+            died = ask_all(self._links, letter)
+        except Failed as error:
+            raise BurnishError(f"{self.config.id} failed: {error}") from error
+        for k, error in enumerate(died):
+            if error is not None:
+                self._replace(k, error, letter, chosen)
+        self._gather()
+
+    def _replace(self, k: int, error: Died, letter: bytes, chosen: np.ndarray) -> None:
+        """Of a worker that died: its episodes are lost, and truncated in their next step."""
+        rows = self._slices[k]
+        if not self.config.restart:
+            raise BurnishError(
+                f"the process with worlds {rows.start} to {rows.stop - 1} of {self.config.id} died ({error}); continue "
+                "the run with resume=true, or let env.restart=true replace such a process"
+            ) from error
+        count, old = rows.stop - rows.start, self._links[k].arrays
+        self._links[k].close()
+        try:
+            self._links[k] = link = self._open(count)
+            link.ready()
+        except (Died, Failed) as again:
+            raise BurnishError(_not_made(self.config, again)) from again
+        for name, x in link.arrays.items():
+            x[:] = old[name]  # the last observations stand
+        anew = chosen[rows] if letter == b"r" else np.zeros(count, dtype=bool)
+        self._lost[rows] = self._begun[rows] & ~anew
+        if anew.any() and ask_all([link], letter)[0] is not None:
+            raise BurnishError(f"a process of {self.config.id} died again when its worlds were reset ({error})")
+
+    def _of_each_world(self, letter: bytes, content: Any) -> list[tuple[dict[str, Any], bytes]]:
+        """A request to each world, with a header and data; None leaves a world out. Workers answer at the same time."""
+        found: dict[int, tuple[dict[str, Any], bytes]] = {}
+        for j in range(max(link.count for link in self._links)):
+            asked = []
+            for link, rows in self._each():
+                i = rows.start + j
+                if i < rows.stop and (said := content(i)) is not None:
+                    link.begin(letter, {"world": j, **said[0]}, said[1])
+                    asked.append((i, link))
+            found.update({i: link.finish() for i, link in asked})
+        return [found[i] for i in sorted(found)]
+
+    def _gather(self) -> None:
+        for link, rows in self._each():
+            self._layout.write(link.arrays, {key: x[rows] for key, x in self._rows.items()})
+
+    # ---- Checks ----
+
+    def _refuse_idle(self, chosen: np.ndarray, ticks: np.ndarray) -> None:
+        for bad, words in (
+            (chosen & ~self._begun, "was never reset, so it cannot step"),
+            (chosen & (ticks >= self.spec.max_steps), "was stepped after its end"),
+        ):
+            if bad.any():
+                raise BurnishError(f"world {int(bad.argmax())} of {self.config.id} {words}; reset it first")
+
+    def _require_success(self, unreported: np.ndarray) -> None:
+        if unreported.any():
+            raise BurnishError(
+                f"env.reward=until_success needs to know of success, and {self.config.id} reports none; say how to "
+                "read it: env.success=KEY of its info, env.success=terminated, or env.success_reward=AMOUNT"
+            )
+
+    def _to_units(self, action: np.ndarray) -> np.ndarray:
+        """(..., A), clipped, of the type that the environment takes."""
+        return np.clip(action.astype(self._dtype), self._low, self._high)
+
+    def _tensors(self) -> Obs:
+        return {key: torch.from_numpy(x) for key, x in self._rows.items()}
+
+    def _observe(self) -> Obs:
+        return {key: x.clone().to(self.device) for key, x in self._tensors().items()}
+
+
+def cut_seeds(seeds: Tensor) -> np.ndarray:
+    return seeds.cpu().numpy() & ((1 << SEED_BITS) - 1)
+
+
+def recipe_of(config: GymConfig) -> dict[str, Any]:
+    """What `world_server.make` needs."""
+    kwargs = dict(config.kwargs or {})
+    if isinstance(config, RemoteConfig):
+        packages, paths = ([config.package] if config.package else []), []
+    else:
+        packages, paths = packages_of(config), [path or "." for path in sys.path]
+    recipe = {"id": config.id, "packages": packages, "paths": paths, "kwargs": kwargs, "max_steps": config.max_steps}
+    return recipe | {"success": config.success, "guesses": GUESSES if "/" not in config.id else ()}
+
+
+def _processes(config: GymConfig, num_envs: int) -> int:
+    """By default a process for each core; none where the environment is known to this program alone."""
+    if config.processes is not None:
+        return min(config.processes, num_envs)
+    spec = registered(config.id)
+    module = "" if spec is None or isinstance(spec.entry_point, str) else getattr(spec.entry_point, "__module__", "")
+    root = module.partition(".")[0]
+    if root == "__main__" or (root and find_spec(root) is None):
+        return 0
+    return min(usable_cores(), num_envs)
+
+
+def _shares(total: int, parts: int) -> list[int]:
+    parts = max(1, parts)
+    return [total // parts + (k < total % parts) for k in range(parts)]
+
+
+def _close(links: list[Link]) -> None:
+    for link in links:
+        link.close()
+    links.clear()
+
+
+def _not_made(config: GymConfig, error: Exception) -> str:
+    given = f" with env.kwargs={config.kwargs}" if config.kwargs else ""
+    return (
+        f"env.id={config.id} cannot be made{given} ({plain(error, 1000).rstrip('.')}); correct it, install what is "
+        "missing, or name the package that registers it: env.package=..."
+    )
+
+
+def _boxed(action: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    if action["kind"] != "Box" or not action["dtype"].startswith("float"):
+        kind = f"Box of {action['dtype']}" if action["kind"] == "Box" else action["kind"]
+        raise BurnishError(
+            f"env.id={name} takes actions of kind {kind}, but policies here act in real numbers; choose its continuous "
+            "version, if there is one (some take 'env.kwargs={continuous: true}')"
+        )
+    if not np.isfinite([*action["low"], *action["high"]]).all():
+        raise BurnishError(
+            f"env.id={name} takes actions without limits, but policies here act between limits; register a version "
+            "whose Box has finite limits"
+        )
+    return action
+
+
+def _control_hz(rates: Mapping[str, float], config: GymConfig) -> tuple[float, str]:
+    """And who says so."""
+    if config.control_hz is not None:
+        return config.control_hz, "env.control_hz"
+    for name, rate in (
+        ("dt", rates.get("dt")),
+        ("control_freq", rates.get("control_freq")),
+        ("render_fps", rates.get("render_fps")),
+    ):
+        if rate is not None and 0 < rate < float("inf"):
+            return (1 / rate if name == "dt" else rate), f"its {name}"
+    return ASSUMED_HZ, "assumed, since the world does not say; env.control_hz=... sets it"
+
+
+def _max_steps(limit: int | None, config: GymConfig) -> int:
+    limit = config.max_steps or limit
+    if limit is None:
+        raise BurnishError(f"env.id={config.id} is registered without a limit of time; give env.max_steps")
+    return int(limit)

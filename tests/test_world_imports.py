@@ -1,0 +1,73 @@
+"""Which modules a world imports: those that the command line or a program names, and none for a file's word."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import pytest
+import torch
+
+from burnish.policies.core.errors import BurnishError
+from burnish.sim.build import Named, world_from
+from burnish.sim.external.settings import GymConfig
+from burnish.sim.external.worlds import ExternalEnv
+
+REGISTERS = """
+import gymnasium
+gymnasium.register("{}", lambda: gymnasium.make("Pendulum-v1").unwrapped)
+"""
+
+
+@pytest.fixture
+def guest(tmp_path, monkeypatch):
+    """A package that registers an environment when it is imported, and has a callable that returns one."""
+    (tmp_path / "guest_worlds.py").write_text(
+        REGISTERS.format("guest_worlds/In-v0")
+        + "def made(**kwargs):\n    return gymnasium.make('Pendulum-v1', **kwargs)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "guest_worlds"
+    sys.modules.pop("guest_worlds", None)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"id": "guest_worlds/In-v0"},  # by the prefix of its id
+        {"id": "guest_worlds:made", "kwargs": {"g": 9.0}},
+        {"id": "guest_worlds:made", "processes": 1},
+        {"id": "guest_worlds/In-v0", "processes": 2},
+    ],
+)
+def test_the_command_line_imports_what_it_names(guest, config):
+    env = ExternalEnv(2, GymConfig(**{"processes": 0, "max_steps": 5, **config}))
+    assert env.reset()["state"].shape == (2, 3)
+    assert env.step(torch.zeros(2, 1)).truncated.tolist() == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("stored", "sentence"),
+    [
+        ({"id": "guest_worlds/In-v0"}, "would import 'guest_worlds'.*env.package=guest_worlds.*BURNISH_IMPORT"),
+        ({"id": "Pendulum-v1", "package": "guest_worlds"}, "would import 'guest_worlds'"),
+        ({"id": "guest_worlds:made"}, "is no name"),
+    ],
+)
+def test_a_stored_world_imports_nothing(guest, stored, sentence):
+    with pytest.raises(BurnishError, match=sentence):
+        world_from({"name": "gym", "config": stored})
+    assert guest not in sys.modules
+    if "package" not in stored:
+        world_from(Named(name="gym", config=stored))  # the control: the user's own word
+
+
+def test_a_stored_world_of_an_imported_package_is_made(guest):
+    import_module(guest)
+    assert world_from({"name": "gym", "config": {"id": "guest_worlds/In-v0"}}).id == "guest_worlds/In-v0"
+
+
+@pytest.mark.parametrize("where", [{"python": "python3"}, {"address": "127.0.0.1:1"}, {"name": "x", "package": "os"}])
+def test_a_stored_world_starts_and_reaches_nothing(where):
+    with pytest.raises(BurnishError, match="say it yourself"):
+        world_from({"name": "remote", "config": {"id": "Pendulum-v1", **where}})

@@ -1,0 +1,162 @@
+"""Worker processes, another Python, another machine: the same episodes as in process; a death is one sentence."""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from burnish.policies.core.errors import BurnishError
+from burnish.sim.external import world_server
+from burnish.sim.external.settings import GymConfig, RemoteConfig
+from burnish.sim.external.workers import Process
+from burnish.sim.external.worlds import ExternalEnv
+
+SERVER = Path(world_server.__file__)
+
+
+def played(env: ExternalEnv, ticks: int = 30) -> torch.Tensor:
+    """(1 + ticks, N, 4): observations and rewards of worlds that are active in turns, on fixed seeds and actions."""
+    source, n = torch.Generator().manual_seed(0), env.num_envs
+    seen = [torch.cat([env.reset(seeds=list(range(n)))["state"], torch.zeros(n, 1)], 1)]
+    for tick in range(ticks):
+        active = torch.tensor([(tick + i) % 3 > 0 for i in range(n)])
+        step = env.step(4 * torch.rand(n, 1, generator=source) - 2, active)
+        seen.append(torch.cat([step.obs["state"], step.reward[:, None]], 1))
+    return torch.stack(seen)
+
+
+@pytest.fixture(scope="module")
+def in_process():
+    return played(ExternalEnv(5, GymConfig(processes=0)))
+
+
+@pytest.fixture
+def served():
+    """A server of pendulums on this machine, with a key, and its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    words = [sys.executable, str(SERVER), "--listen", address, "--id", "Pendulum-v1", "--most", "3"]
+    process = subprocess.Popen(words, env={**os.environ, world_server.KEY: "secret"}, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None and "serving Pendulum-v1" in process.stderr.readline()
+    yield address, process
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("processes", [1, 2, 5])
+def test_any_number_of_workers_plays_the_same_episodes(in_process, processes):
+    env = ExternalEnv(5, GymConfig(processes=processes))
+    assert len(env._links) == processes
+    assert torch.equal(played(env), in_process)
+    assert not torch.equal(in_process[0, 0], in_process[0, 1]), "the control: other seeds begin elsewhere"
+
+
+def test_another_python_plays_the_same_episodes(in_process):
+    assert torch.equal(played(ExternalEnv(5, RemoteConfig(python=sys.executable))), in_process)
+
+
+def test_another_machine_plays_the_same_episodes_for_the_holder_of_the_key(in_process, served, monkeypatch):
+    address, _ = served
+    with pytest.raises(BurnishError, match="asks for a key"):
+        ExternalEnv(1, RemoteConfig(address=address))
+    monkeypatch.setenv(world_server.KEY, "another")
+    with pytest.raises(BurnishError, match="refuses the key"):
+        ExternalEnv(1, RemoteConfig(address=address))
+    monkeypatch.setenv(world_server.KEY, "secret")
+    env = ExternalEnv(5, RemoteConfig(address=address, processes=2))
+    assert torch.equal(played(env), in_process)
+    saved, after = env.state_dict(), env.step(torch.ones(5, 1)).obs["state"]
+    env.load_state_dict(saved)
+    assert torch.equal(env.step(torch.ones(5, 1)).obs["state"], after)
+    with pytest.raises(BurnishError, match="4 worlds were asked for, and 1 to 3 are offered"):
+        ExternalEnv(4, RemoteConfig(address=address, processes=1))
+
+
+def killed(env: ExternalEnv, k: int) -> None:
+    link = env._links[k]
+    assert isinstance(link, Process)
+    os.kill(link._process.pid, signal.SIGKILL)
+    link._process.wait()
+
+
+@pytest.mark.parametrize("moment", ["step", "reset"])
+def test_a_worker_that_dies_is_one_sentence(moment):
+    env = ExternalEnv(4, GymConfig(processes=2))
+    env.reset()
+    killed(env, 1)
+    with pytest.raises(BurnishError, match=r"worlds 2 to 3 of Pendulum-v1 died \(killed by signal 9\)") as caught:
+        env.step(torch.ones(4, 1)) if moment == "step" else env.reset()
+    assert "resume=true" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_worker_that_is_replaced_loses_its_episodes_and_no_others():
+    env, other = (ExternalEnv(4, GymConfig(processes=2, restart=True)) for _ in range(2))
+    for worlds in (env, other):
+        worlds.reset(seeds=[1, 2, 3, 4])
+        before = worlds.step(torch.ones(4, 1)).obs["state"]
+    killed(env, 1)
+    step, expected = (worlds.step(torch.ones(4, 1)) for worlds in (env, other))
+    assert step.truncated.tolist() == [False, False, True, True] and not step.terminated.any()
+    assert torch.equal(step.obs["state"][:2], expected.obs["state"][:2])
+    assert torch.equal(step.obs["state"][2:], before[2:]), "where the lost worlds were last seen"
+    for worlds in (env, other):
+        worlds.reset(torch.tensor([False, False, True, True]), [0, 0, 5, 6])
+    assert torch.equal(env.step(torch.ones(4, 1)).obs["state"], other.step(torch.ones(4, 1)).obs["state"])
+    killed(env, 0)
+    anew = [worlds.reset(torch.tensor([True, False, False, False]), [7, 0, 0, 0])["state"] for worlds in (env, other)]
+    assert torch.equal(anew[0], anew[1]), "a reset in which a worker died is made again"
+    assert env.step(torch.ones(4, 1)).truncated.tolist() == [False, True, False, False]
+
+
+def test_workers_end_with_their_owner():
+    code = (
+        "import os, sys, torch\n"
+        "from burnish.sim.external.settings import GymConfig\n"
+        "from burnish.sim.external.worlds import ExternalEnv\n"
+        "env = ExternalEnv(2, GymConfig(processes=2))\n"
+        "print(*[link._process.pid for link in env._links], flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    pids = [int(word) for word in found.stdout.split()]
+    assert found.returncode == -9 and len(pids) == 2
+    for pid in pids:
+        for _ in range(100):
+            if not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]:
+                break
+            signal.sigtimedwait([], 0.1)
+        else:
+            raise AssertionError(f"worker {pid} outlived its owner")
+
+
+def test_the_server_is_one_file_for_python_3_8_that_needs_numpy_alone():
+    tree = ast.parse(SERVER.read_text(encoding="utf-8"), feature_version=(3, 8))
+    head = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    names = {alias.name if isinstance(node, ast.Import) else node.module for node in head for alias in node.names}
+    assert {str(name).partition(".")[0] for name in names} <= set(sys.stdlib_module_names) | {"numpy"}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"version": 99},
+        {"version": 1, "observation": [], "action": {}},
+        {"version": 1, "observation": [{"path": ["a"], "kind": "Box", "dtype": "object", "shape": [2]}], "action": {}},
+        {"version": 1, "observation": [{"path": [], "kind": "Box", "dtype": "f8", "shape": [1 << 40]}], "action": {}},
+    ],
+)
+def test_worlds_that_describe_themselves_in_another_form_are_refused(said):
+    from burnish.sim.external.workers import checked
+
+    with pytest.raises(BurnishError, match="the worlds"):
+        checked(said)
