@@ -16,8 +16,8 @@ from burnish.policies.cli.cli import main
 from burnish.policies.core.config import from_data, to_data
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.types import VecEnv
+from burnish.sim.external.links import InProcess
 from burnish.sim.external.settings import GymConfig, Reward
-from burnish.sim.external.workers import InProcess
 from burnish.sim.external.worlds import ExternalEnv, cut_seed
 
 BENCH = "burnish_test/Bench-v0"
@@ -95,7 +95,7 @@ def worlds(num_envs=2, seed=0, **config):
 
 def inner(env: ExternalEnv) -> Any:
     """The first environment itself, without Gymnasium's wrappers."""
-    link = env._links[0]
+    link = env.workers.links[0]
     assert isinstance(link, InProcess)
     return link._host.worlds[0].unwrapped
 

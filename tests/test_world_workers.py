@@ -15,8 +15,8 @@ import torch
 
 from burnish.policies.core.errors import BurnishError
 from burnish.sim.external import world_server
+from burnish.sim.external.links import Process, checked
 from burnish.sim.external.settings import GymConfig, RemoteConfig
-from burnish.sim.external.workers import Process
 from burnish.sim.external.worlds import ExternalEnv
 
 SERVER = Path(world_server.__file__)
@@ -55,7 +55,7 @@ def served():
 @pytest.mark.parametrize("processes", [1, 2, 5])
 def test_any_number_of_workers_plays_the_same_episodes(in_process, processes):
     env = ExternalEnv(5, GymConfig(processes=processes))
-    assert len(env._links) == processes
+    assert len(env.workers.links) == processes
     assert torch.equal(played(env), in_process)
     assert not torch.equal(in_process[0, 0], in_process[0, 1]), "the control: other seeds begin elsewhere"
 
@@ -82,7 +82,7 @@ def test_another_machine_plays_the_same_episodes_for_the_holder_of_the_key(in_pr
 
 
 def killed(env: ExternalEnv, k: int) -> None:
-    link = env._links[k]
+    link = env.workers.links[k]
     assert isinstance(link, Process)
     os.kill(link._process.pid, signal.SIGKILL)
     link._process.wait()
@@ -123,7 +123,7 @@ def test_workers_end_with_their_owner():
         "from burnish.sim.external.settings import GymConfig\n"
         "from burnish.sim.external.worlds import ExternalEnv\n"
         "env = ExternalEnv(2, GymConfig(processes=2))\n"
-        "print(*[link._process.pid for link in env._links], flush=True)\n"
+        "print(*[link._process.pid for link in env.workers.links], flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
@@ -156,7 +156,5 @@ def test_the_server_is_one_file_for_python_3_8_that_needs_numpy_alone():
     ],
 )
 def test_worlds_that_describe_themselves_in_another_form_are_refused(said):
-    from burnish.sim.external.workers import checked
-
     with pytest.raises(BurnishError, match="the worlds"):
         checked(said)

@@ -1,291 +1,185 @@
-"""The three ways to the worlds of `world_server.py`: in this process, in a worker process, on another machine.
-
-All of them do the same: ``begin`` a request, ``finish`` it, and meet the worlds in ``arrays``. A worker shares its
-memory with us by a file without a name, so a process that is killed leaves nothing behind.
-"""
+"""The workers of N worlds: each has a share, all get a request at the same time, and one that dies is replaced."""
 
 from __future__ import annotations
 
-import json
-import math
-import mmap
-import os
-import socket
-import subprocess
+import itertools
 import sys
-import tempfile
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Protocol
+import weakref
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 
 from ...policies.core.errors import BurnishError, plain
-from . import world_server as server
-from .settings import environment
+from ...policies.core.threads import usable_cores
+from .links import Died, Failed, InProcess, Link, Process, Remote
+from .settings import GUESSES, GymConfig, RemoteConfig, packages_of, registered
 
-SERVER = Path(server.__file__)
-LARGEST_BLOCK = 1 << 32  # bytes of observations of one worker
-PATIENCE_S = 10.0  # for a server on another machine to answer for the first time
-
-
-class Died(Exception):
-    """The other side is gone; the text says how."""
+Reply = tuple[dict[str, Any], bytes]
 
 
-class Failed(Exception):
-    """The environment raised an error; the text is the error's."""
+class Workers:
+    """``lost`` (N,) marks the worlds whose episode went with a worker that was replaced."""
 
-
-class Link(Protocol):
-    count: int
-    description: dict[str, Any]
-    arrays: dict[str, np.ndarray]
-
-    def ready(self) -> None:
-        """Waits until the worlds are made, and lays out the memory. All workers make theirs at the same time."""
-        ...
-
-    def begin(self, letter: bytes, header: Mapping[str, Any] | None = None, data: bytes = b"") -> None: ...
-
-    def finish(self) -> tuple[dict[str, Any], bytes]: ...
-
-    def close(self) -> None: ...
-
-
-class InProcess:
-    def __init__(self, recipe: Mapping[str, Any], count: int) -> None:
-        self.count = count
+    def __init__(self, config: GymConfig, num_envs: int) -> None:
+        self.config = config
+        self.lost = np.zeros(num_envs, dtype=bool)
+        self._recipe, self._expert = recipe_of(config), ""
+        self.links: list[Link] = []
+        weakref.finalize(self, _close, self.links)
+        self._processes = processes_of(config, num_envs)
+        parts = max(1, self._processes)
+        ends = [num_envs * k // parts for k in range(parts + 1)]
+        self.shares = [slice(*pair) for pair in itertools.pairwise(ends)]
         try:
-            self._host = server.Host(dict(recipe), count)
-        except Exception as error:
-            raise Failed(_told(error)) from error
+            self.links += [self._open(share) for share in self.shares]  # they make their worlds at the same time
+            for link in self.links:
+                link.ready()
+        except (Died, Failed) as error:
+            raise BurnishError(self._not_made(error)) from error
+        self.description = self.links[0].description
 
-    def ready(self) -> None:
-        self.description = checked(json.loads(json.dumps(self._host.describe())))
-        layout = self._host.describe_fields()
-        self._host.attach(bytearray(server.sizes(layout, self.count)[1]))
-        self.arrays = self._host.arrays
+    def _open(self, share: slice) -> Link:
+        config, count = self.config, share.stop - share.start
+        if isinstance(config, RemoteConfig):
+            if config.address is not None:
+                return Remote(config.address, count)
+            return Process(self._recipe, count, interpreter(config))
+        return Process(self._recipe, count) if self._processes else InProcess(self._recipe, count)
 
-    def begin(self, letter: bytes, header: Mapping[str, Any] | None = None, data: bytes = b"") -> None:
-        self._request = (letter, dict(header or {}), data)
+    def where(self) -> str:
+        kinds = {InProcess: "this process", Process: "a process of their own", Remote: "a server"}
+        return kinds[type(self.links[0])] if len(self.links) == 1 else f"{len(self.links)} processes"
 
-    def finish(self) -> tuple[dict[str, Any], bytes]:
-        try:
-            return self._host.answer(*self._request)
-        except Exception as error:
-            raise Failed(_told(error)) from error
+    def give(self, name: str, rows: np.ndarray) -> None:
+        for link, share in zip(self.links, self.shares, strict=True):
+            link.arrays[name][:] = rows[share]
 
-    def close(self) -> None:
-        for world in self._host.worlds:
-            world.close()
+    def get(self, name: str) -> np.ndarray:
+        """(N, ...), a copy."""
+        return np.concatenate([link.arrays[name] for link in self.links])
 
+    def request(self, letter: bytes, chosen: np.ndarray, begun: np.ndarray) -> None:
+        """To the worlds ``chosen`` (N,). ``begun`` (N,) are those in an episode, which may be lost in it."""
+        self.give("mask", chosen)
+        died = self._ask(self.links, letter)
+        for k, error in died.items():
+            self._replace(k, error, letter, chosen, begun)
 
-class Connected:
-    """Over a socket; how the memory is shared, the two kinds below say."""
+    def _ask(self, links: list[Link], letter: bytes) -> dict[int, Died]:
+        """An error of an environment is raised when all have answered."""
+        died: dict[int, Died] = {}
+        failed: Failed | None = None
+        for step in ("begin", "finish"):
+            for k, link in enumerate(links):
+                try:
+                    if k not in died:
+                        link.begin(letter) if step == "begin" else link.finish()
+                except Died as error:
+                    died[k] = error
+                except Failed as error:
+                    failed = error
+        if failed is not None:
+            raise BurnishError(f"{self.config.id} failed: {failed}") from failed
+        return died
 
-    count: int
-    _socket: socket.socket
-    _given = 0  # bytes of the memory that travel with a request; none where it is shared
-
-    def _make(self, recipe: Mapping[str, Any] | None, count: int) -> None:
-        self.count = count
-        self.begin(b"m", {"recipe": recipe, "count": count})
-
-    def ready(self) -> None:
-        self.description = checked(self.finish()[0])
-        layout = server.fields(self.description["observation"], math.prod(self.description["action"]["shape"]))
-        given, size = server.sizes(layout, self.count)
-        if size > LARGEST_BLOCK:
-            raise BurnishError(f"{self.count} worlds would need {size:.3g} bytes of memory; take fewer worlds=")
-        memory = self._memory(given, size)
-        self.begin(b"a", {})
-        self.finish()
-        self.arrays = server.arrays(memory, layout, self.count)
-
-    def _memory(self, given: int, size: int) -> Any:
-        raise NotImplementedError
-
-    def begin(self, letter: bytes, header: Mapping[str, Any] | None = None, data: bytes = b"") -> None:
-        try:
-            server.send(self._socket, letter, dict(header or {}), data)
-        except OSError as error:
-            raise Died(self._how()) from error
-
-    def finish(self) -> tuple[dict[str, Any], bytes]:
-        try:
-            letter, header, data = server.receive(self._socket)
-        except (EOFError, OSError) as error:
-            raise Died(self._how()) from error
-        except ValueError as error:
-            raise Died(f"it sent no message of ours ({plain(error, 200)})") from error
-        if letter == b"e":
-            raise Failed(f"{plain(header.get('kind', 'error'), 80)}: {plain(header.get('text', ''), 2000)}")
-        return header, data
-
-    def _how(self) -> str:
-        return "the connection was closed"
-
-    def close(self) -> None:
-        self._socket.close()
-
-
-class Process(Connected):
-    """A worker in ``python``, by default in this one."""
-
-    def __init__(self, recipe: Mapping[str, Any], count: int, python: str = sys.executable) -> None:
-        self._socket, theirs = socket.socketpair()
-        self._file = _unnamed_file()
-        fds = (theirs.fileno(), self._file)
-        words = [python, str(SERVER), "--socket", str(fds[0]), "--memory", str(fds[1])]
-        try:
-            # What packages print goes where our own words do not: a worker has no business on standard output.
-            self._process = subprocess.Popen(words, pass_fds=fds, env=environment(), stdin=subprocess.DEVNULL, stdout=2)
-        except OSError as error:
+    def _replace(self, k: int, error: Died, letter: bytes, chosen: np.ndarray, begun: np.ndarray) -> None:
+        share = self.shares[k]
+        if not self.config.restart:
             raise BurnishError(
-                f"{python} cannot be started: {error.strerror}; name an interpreter of Python"
+                f"the process with worlds {share.start} to {share.stop - 1} of {self.config.id} died ({error}); "
+                "continue the run with resume=true, or let env.restart=true replace such a process"
             ) from error
-        finally:
-            theirs.close()
-        self._make(recipe, count)
-
-    def _memory(self, given: int, size: int) -> mmap.mmap:
-        os.ftruncate(self._file, size)
-        return mmap.mmap(self._file, size)
-
-    def _how(self) -> str:
+        seen = self.links[k].arrays
+        self.links[k].close()
         try:
-            status = self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            return "it no longer answers"
-        return f"killed by signal {-status}" if status < 0 else f"it ended with status {status}"
+            self.links[k] = link = self._open(share)
+            link.ready()
+        except (Died, Failed) as again:
+            raise BurnishError(self._not_made(again)) from again
+        self._take_on(link)
+        for name, x in link.arrays.items():
+            x[:] = seen[name]  # where the worlds were last seen, and what is asked of them
+        anew = chosen[share] if letter == b"r" else np.zeros_like(chosen[share])
+        self.lost[share] = begun[share] & ~anew
+        if anew.any() and self._ask([link], letter):
+            raise BurnishError(f"a process of {self.config.id} died again when its worlds were reset ({error})")
 
-    def close(self) -> None:
-        super().close()  # the worker reads its end, and goes
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-        try:
-            self._process.wait(2)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+    def of_each_world(self, letter: bytes, content: Callable[[int], Reply | None]) -> list[Reply]:
+        """A request to each world, with a header and data; None leaves a world out. Workers answer at the same time."""
+        found: dict[int, Reply] = {}
+        for j in range(max(link.count for link in self.links)):
+            asked = []
+            for link, share in zip(self.links, self.shares, strict=True):
+                i = share.start + j
+                if i < share.stop and (said := content(i)) is not None:
+                    link.begin(letter, {"world": j, **said[0]}, said[1])
+                    asked.append((i, link))
+            found.update({i: link.finish() for i, link in asked})
+        return [found[i] for i in sorted(found)]
 
+    def take_on(self, expert: str) -> None:
+        """``module:callable``, called with each environment beside it; its result has ``reset`` and ``act``."""
+        self._expert = expert
+        for link in self.links:
+            self._take_on(link)
 
-class Remote(Connected):
-    """Worlds of `world_server.py --listen` on another machine, whose key is in BURNISH_API_KEY on both."""
-
-    def __init__(self, address: str, count: int) -> None:
-        host, _, port = address.rpartition(":")
-        try:
-            self._socket = socket.create_connection((host, int(port)), PATIENCE_S)
-        except (OSError, ValueError, OverflowError) as error:
-            raise BurnishError(
-                f"env.address={address} cannot be reached ({plain(error, 200)}); start "
-                f"`python world_server.py --listen {address} --id ...` there"
-            ) from error
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        try:
-            self._prove(os.environ.get(server.KEY, ""))
-            self._socket.settimeout(None)
-            self._make(None, count)
-        except BaseException:
-            self.close()
-            raise
-
-    def _prove(self, key: str) -> None:
-        """Both sides hold the key; neither sends it."""
-        nonce = str(self.finish()[0].get("nonce", ""))
-        if not nonce:
-            return
-        if not key:
-            raise BurnishError(f"the server of worlds asks for a key; set {server.KEY} to the one it has")
-        mine = os.urandom(16).hex()
-        self.begin(b"h", {"proof": server.proof(key, nonce, "client"), "nonce": mine})
-        try:
-            answer = self.finish()[0]
-        except (Failed, Died) as error:
-            raise BurnishError(f"the server of worlds refuses the key of {server.KEY} ({error})") from error
-        if answer.get("proof") != server.proof(key, mine, "server"):
-            raise BurnishError(f"the server of worlds does not hold the key of {server.KEY}, so it is not trusted")
-
-    def _memory(self, given: int, size: int) -> bytearray:
-        self._given, self._block = given, bytearray(size)
-        return self._block
-
-    def begin(self, letter: bytes, header: Mapping[str, Any] | None = None, data: bytes = b"") -> None:
-        self._letter = letter
-        super().begin(letter, header, bytes(self._block[: self._given]) if letter in b"rsx" else data)
-
-    def finish(self) -> tuple[dict[str, Any], bytes]:
-        header, data = super().finish()
-        if self._given and self._letter in b"rsxp":
-            if len(data) != len(self._block) - self._given:
-                raise Died("it sent an answer of another size")
-            self._block[self._given :] = data
-        return header, data
-
-    _letter = b""
-    _block = bytearray()
-
-
-def checked(description: dict[str, Any]) -> dict[str, Any]:
-    """What another program says of its worlds, refused where it has not the form that ours has."""
-    try:
-        if description["version"] != server.VERSION:
-            raise BurnishError(
-                f"the worlds speak version {description['version']!r:.20} of the protocol, we {server.VERSION}"
-            )
-        leaves, action = description["observation"], description["action"]
-        good = isinstance(leaves, list) and 0 < len(leaves) <= 256 and _shaped(action)
-        good = good and all(_shaped(x) and all(isinstance(key, str) for key in x["path"]) for x in leaves)
-        ends = [action.get("low", []), action.get("high", [])]
-        good = good and all(isinstance(x, (int, float)) for end in ends for x in end)
-        if not good:
-            raise TypeError
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise BurnishError(
-            "the worlds describe themselves in no form of ours; take the world_server.py of this version"
-        ) from error
-    return description
-
-
-def _shaped(part: Mapping[str, Any]) -> bool:
-    shape, dtype = part["shape"], part["dtype"]
-    known = not dtype or np.dtype(dtype).kind in "biuf"
-    return (
-        known and len(shape) <= 8 and all(type(x) is int and 0 <= x < 1 << 24 for x in shape) and len(part["kind"]) < 80
-    )
-
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
-def _unnamed_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("burnish-worlds")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
-
-
-def ask_all(links: Sequence[Link], letter: bytes) -> list[Died | None]:
-    """One request to all, at the same time; who died in it. An environment's error is raised when all are through."""
-    died: list[Died | None] = [None] * len(links)
-    failed: Failed | None = None
-    for i, link in enumerate(links):
-        try:
-            link.begin(letter)
-        except Died as error:
-            died[i] = error
-    for i, link in enumerate(links):
-        if died[i] is None:
+    def _take_on(self, link: Link) -> None:
+        if self._expert:
             try:
+                link.begin(b"t", {"expert": self._expert})
                 link.finish()
-            except Died as error:
-                died[i] = error
-            except Failed as error:
-                failed = error
-    if failed is not None:
-        raise failed
-    return died
+            except (Died, Failed) as error:
+                raise BurnishError(
+                    f"expert={self._expert} cannot be made beside {self.config.id} ({error}); name a callable of one "
+                    "environment, module:callable"
+                ) from error
+
+    def close(self) -> None:
+        _close(self.links)
+
+    def _not_made(self, error: Exception) -> str:
+        config = self.config
+        given = f" with env.kwargs={config.kwargs}" if config.kwargs else ""
+        return (
+            f"env.id={config.id} cannot be made{given} ({plain(error, 1000).rstrip('.')}); correct it, install what is "
+            "missing, or name the package that registers it: env.package=..."
+        )
+
+
+def recipe_of(config: GymConfig) -> dict[str, Any]:
+    """What `world_server.make` needs."""
+    here = not isinstance(config, RemoteConfig)
+    packages = packages_of(config) if here else [config.package] if config.package else []
+    return {
+        "id": config.id,
+        "kwargs": dict(config.kwargs or {}),
+        "max_steps": config.max_steps,
+        "success": config.success,
+        "packages": packages,
+        "guesses": GUESSES if "/" not in config.id else (),
+        "paths": [path or "." for path in sys.path] if here else [],
+    }
+
+
+def interpreter(config: RemoteConfig) -> str:
+    return config.python or sys.executable
+
+
+def processes_of(config: GymConfig, num_envs: int) -> int:
+    """By default a process for each core; none where the environment is known to this program alone."""
+    if config.processes is not None:
+        return min(config.processes, num_envs)
+    spec = registered(config.id)
+    module = "" if spec is None or isinstance(spec.entry_point, str) else getattr(spec.entry_point, "__module__", "")
+    root = module.partition(".")[0]
+    if root == "__main__" or (root and find_spec(root) is None):
+        return 0
+    return min(usable_cores(), num_envs)
+
+
+def _close(links: list[Link]) -> None:
+    for link in links:
+        link.close()
+    links.clear()

@@ -13,7 +13,8 @@ and sent along, its first half with a request and its second half with an answer
     a  attach {"size"}              the memory, of so many bytes
     r  reset the worlds of `mask`, on `seeds`        s  step the worlds of `mask` by `action`
     p  play {"world", "seed"}: begin anew, and take the actions that follow
-    x  the expert's action -> `advice`               v  view {"world"} -> a picture
+    t  take on {"expert"}: one beside each world     x  the action of the expert -> `advice`
+    v  view {"world"} -> a picture
 
 An environment that fails answers ``e`` with its error, and the worker goes on.
 """
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import hashlib
 import hmac
 import importlib
@@ -30,6 +32,7 @@ import json
 import mmap
 import os
 import random
+import runpy
 import signal
 import socket
 import struct
@@ -40,37 +43,30 @@ from typing import Any
 import numpy as np
 
 VERSION = 1
+GROUP = "burnish.worlds"  # of entry points
 SUCCESS = ("success", "is_success")  # the usual keys of an info
+GENERATORS = ("_np_random", "rng")  # of an environment
 UNREPORTED = 2  # in `success`, where the environment says nothing
 HEAD = struct.Struct("<cII")  # letter, bytes of the header, bytes that follow it
 LONGEST_HEADER, LONGEST_BYTES = 1 << 22, 1 << 30
 KEY = "BURNISH_API_KEY"
 
 
-# ---- Environments ----
-
-
 def load(name: str) -> Any:
     """The object ``module:attribute``; of a file, ``/path/of.py:attribute``."""
     module, _, attribute = name.rpartition(":")
     if module.endswith(".py"):
-        spec = importlib.util.spec_from_file_location(os.path.basename(module)[:-3], module)
-        assert spec is not None and spec.loader is not None
-        found = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(found)
-    else:
-        found = importlib.import_module(module)
-    for part in attribute.split("."):
-        found = getattr(found, part)
-    return found
+        return runpy.run_path(module)[attribute]
+    return functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
 
 
+@functools.lru_cache
 def installed(name: str) -> Any:
-    """The entry point ``name`` of the group `burnish.worlds`; None where no installed package has it."""
+    """The entry point of that name; None where no installed package has it."""
     from importlib.metadata import entry_points
 
     found: Any = entry_points()
-    group = found.select(group="burnish.worlds") if hasattr(found, "select") else found.get("burnish.worlds", ())
+    group = found.select(group=GROUP) if hasattr(found, "select") else found.get(GROUP, ())
     return next((entry.load() for entry in group if entry.name == name), None)
 
 
@@ -105,10 +101,10 @@ def leaves(space: Any, path: tuple[str, ...] = ()) -> Iterator[dict[str, Any]]:
         for key, value in sorted(items, key=lambda item: str(item[0])):
             yield from leaves(value, (*path, str(key)))
         return
-    kind = type(space).__name__
-    boxed = kind == "Box"
-    dtype, shape = (str(space.dtype), list(space.shape)) if boxed else ("", [])
-    yield {"path": list(path), "kind": kind, "dtype": dtype, "shape": shape}
+    kind, array = type(space).__name__, {"dtype": "", "shape": []}
+    if kind == "Box":
+        array = {"dtype": str(space.dtype), "shape": list(space.shape)}
+    yield {"path": list(path), "kind": kind, **array}
 
 
 def look_up(obs: Any, path: list[str]) -> Any:
@@ -117,11 +113,12 @@ def look_up(obs: Any, path: list[str]) -> Any:
     return obs
 
 
+def as_array(value: Any) -> np.ndarray:
+    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+
+
 def first(value: Any) -> float:
-    """The number in a scalar, an array of one, or a tensor of one."""
-    if hasattr(value, "detach"):
-        value = value.detach().cpu().numpy()
-    return float(np.asarray(value).reshape(-1)[0])
+    return float(as_array(value).reshape(-1)[0])
 
 
 class Host:
@@ -134,8 +131,7 @@ class Host:
         self.box = world.action_space
         self.dim = int(np.prod(getattr(self.box, "shape", None) or ()))
         self.success = recipe.get("success")
-        expert = recipe.get("expert")
-        self.experts = [load(expert)(world) for world in self.worlds] if expert else []
+        self.experts: list[Any] = []
         self.seen: list[Any] = [None] * count  # the last observation and info of each world
 
     def describe(self) -> dict[str, Any]:
@@ -166,13 +162,15 @@ class Host:
 
     def reset(self, i: int, seed: int) -> None:
         """On ``seed`` all that draws: the environment's generator before its wrappers draw from it (Meta-World's choose
-        the goal so), then as Gymnasium says; and NumPy's and Python's own generators, which are put back."""
+        the goal so; robosuite's is seeded by nothing else), then as Gymnasium says; and the generators of NumPy and of
+        Python, which are put back."""
         world, kept = self.worlds[i], (np.random.get_state(), random.getstate())
         np.random.seed(seed)
         random.seed(seed)
-        inner = getattr(world, "unwrapped", world)
-        if hasattr(inner, "_np_random"):
-            inner._np_random = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
+        inner, fresh = getattr(world, "unwrapped", world), np.random.default_rng(seed)
+        for name in GENERATORS:
+            if isinstance(vars(inner).get(name), np.random.Generator):
+                vars(inner)[name].bit_generator.state = fresh.bit_generator.state  # others may hold the same one
         try:
             found = world.reset(seed=seed)
         finally:
@@ -204,15 +202,18 @@ class Host:
     def _see(self, i: int, obs: Any, info: Any) -> None:
         self.seen[i] = (obs, info)
         for row, leaf in zip(self.rows, self.leaves):
-            value = look_up(obs, leaf["path"])
-            value = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+            value = as_array(look_up(obs, leaf["path"]))
             if list(value.shape) != leaf["shape"]:  # would be broadcast in silence, or not at all
-                name = ".".join(leaf["path"]) or "observations"
-                raise ValueError(f"it declares {name} of shape {tuple(leaf['shape'])}, but gave {value.shape}")
+                raise ValueError(f"it declares {leaf['path']} of shape {leaf['shape']}, but gave {value.shape}")
             row[i] = value
 
     def answer(self, letter: bytes, header: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
-        """To one request, once there is memory."""
+        if letter == b"t":
+            self.experts = [load(header["expert"])(world) for world in self.worlds]
+            for expert, seen in zip(self.experts, self.seen):
+                if seen is not None:
+                    expert.reset(*seen)
+            return {}, b""
         if letter == b"v":
             picture = np.ascontiguousarray(self.worlds[header["world"]].render(), np.uint8)
             return {"shape": list(picture.shape)}, picture.tobytes()

@@ -1,8 +1,9 @@
 """Any Gymnasium environment (Towers et al. 2024, arXiv 2407.17032) as worlds of ours: N worlds in W worker processes.
 
-The environments live in `world_server.py`; the ways to them are in `workers.py`. A worker steps several worlds for one
-request, and observations come back through shared memory, so that neither pickles nor pipes stand between. The same
-seeds play the same episodes in any number of workers, because each world is reset with a seed of its own.
+The environments live in `world_server.py`, the ways to them are in `links.py`, and `workers.py` keeps them. A worker
+steps several worlds for one request, and observations come back through shared memory, so that neither pickles nor
+pipes stand between. The same seeds play the same episodes in any number of workers, because each world is reset with a
+seed of its own.
 
 An environment that is a function of its seed and its actions, as Gymnasium asks, can also be saved: its state is the
 seed of the episode and the actions so far, which are played again. The observation tells whether that was true.
@@ -12,10 +13,7 @@ Seeds have 31 bits here, since many generators take no more: a longer one is cut
 
 from __future__ import annotations
 
-import sys
-import weakref
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -23,14 +21,14 @@ import torch
 from torch import Tensor
 
 from ...policies.core import tree
-from ...policies.core.errors import BurnishError, plain
+from ...policies.core.errors import BurnishError
 from ...policies.core.spec import ActionSpec, EnvSpec, require_bytes
-from ...policies.core.threads import usable_cores
 from ...policies.core.types import Obs, Step
 from ..torch_world import Clock, restored
+from .links import Failed
 from .observation import Layout
-from .settings import GUESSES, GymConfig, RemoteConfig, Reward, packages_of, registered
-from .workers import Died, Failed, InProcess, Link, Process, Remote, ask_all
+from .settings import GymConfig, Reward
+from .workers import Workers
 from .world_server import SUCCESS, UNREPORTED
 
 LARGEST_PLAYED = 1 << 30  # bytes of the actions of all episodes under way, which are kept to save their state
@@ -56,20 +54,10 @@ class ExternalEnv:
         self.config = config = config or GymConfig()
         self.num_envs, self.device = num_envs, torch.device(device)
         self._clock = Clock(num_envs, seed)
-        self._begun, self._lost = np.zeros((2, num_envs), dtype=bool)
-        self._succeeded = np.zeros(num_envs, dtype=bool)
-        self._recipe = recipe_of(config)
-        self._links: list[Link] = []
-        weakref.finalize(self, _close, self._links)
-        counts = _shares(num_envs, _processes(config, num_envs))
-        self._slices = [slice(sum(counts[:k]), sum(counts[: k + 1])) for k in range(len(counts))]
-        try:
-            self._links += [self._open(count) for count in counts]
-            for link in self._links:
-                link.ready()
-        except (Died, Failed) as error:
-            raise BurnishError(_not_made(config, error)) from error
-        self.description = found = self._links[0].description
+        self._begun, self._succeeded = np.zeros((2, num_envs), dtype=bool)
+        self._advice: Tensor | None = None
+        self.workers = Workers(config, num_envs)
+        self.description = found = self.workers.description
         self._layout = Layout(found["observation"], config.id)
         self._dtype = np.dtype(_boxed(found["action"], config.id)["dtype"])
         action = ActionSpec(found["action"]["low"], found["action"]["high"])
@@ -84,25 +72,14 @@ class ExternalEnv:
         )  # fmt: skip
         self._played = np.zeros((num_envs, self.spec.max_steps, action.dim), np.float32)
 
-    def _open(self, count: int) -> Link:
-        config = self.config
-        if isinstance(config, RemoteConfig):
-            if config.address is not None:
-                return Remote(config.address, count)
-            return Process(self._recipe, count, config.python or sys.executable)
-        in_process = _processes(config, self.num_envs) == 0
-        return InProcess(self._recipe, count) if in_process else Process(self._recipe, count)
-
     def describe(self) -> str:
         """For the first line of a run."""
         named = {name: getattr(self.config, name) for name in ("success", "success_reward")}
         read = " ".join(f"success by env.{name}={x}" for name, x in named.items() if x is not None)
         read = read or f"success where the info says {' or '.join(SUCCESS)}"
-        kinds = {InProcess: "this process", Process: "a process of their own", Remote: "a server"}
-        where = kinds[type(self._links[0])] if len(self._links) < 2 else f"{len(self._links)} processes"
         return (
-            f"{self.config.id}: {self.num_envs} worlds in {where}, {self.spec.control_hz:g} Hz ({self._hz_from}), "
-            f"at most {self.spec.max_steps} steps, {read}"
+            f"{self.config.id}: {self.num_envs} worlds in {self.workers.where()}, {self.spec.control_hz:g} Hz "
+            f"({self._hz_from}), at most {self.spec.max_steps} steps, {read}"
         )
 
     def reset(self, mask: Tensor | None = None, seeds: Sequence[int] | None = None) -> Obs:
@@ -110,9 +87,8 @@ class ExternalEnv:
         chosen = mask.numpy()
         self._begun |= chosen
         self._played[chosen] = 0
-        self._succeeded[chosen] = self._lost[chosen] = False
-        for link, rows in self._each():
-            link.arrays["seeds"][:] = cut_seeds(self._clock.seeds[rows])
+        self._succeeded[chosen] = self.workers.lost[chosen] = False
+        self.workers.give("seeds", cut_seeds(self._clock.seeds))
         self._request(b"r", chosen)
         return self._observe()
 
@@ -123,20 +99,18 @@ class ExternalEnv:
         chosen = self._clock.advance(active).numpy()
         self._refuse_idle(chosen, ticks)
         self._played[chosen, ticks[chosen]] = given[chosen]
-        for link, rows in self._each():
-            link.arrays["action"][:] = units[rows]
-        self._request(b"s", chosen & ~self._lost)
-        reward, success, terminated, truncated = (
-            np.concatenate([link.arrays[name] for link in self._links])
-            for name in ("reward", "success", "terminated", "truncated")
-        )
+        self.workers.give("action", units)
+        self._request(b"s", chosen & ~self.workers.lost)
+        names = ("reward", "success", "terminated", "truncated")
+        reward, success, terminated, truncated = map(self.workers.get, names)
+        lost = self.workers.lost
         if self.config.success_reward is not None:
             success = (reward >= self.config.success_reward).astype(np.uint8)
-        live, reported = chosen & ~self._lost, success != UNREPORTED
+        live, reported = chosen & ~lost, success != UNREPORTED
         won = live & reported & (success > 0)
         terminated = live & (terminated.astype(bool) | (won & self.config.end_at_success))
         late = ticks + 1 >= self.spec.max_steps
-        truncated = chosen & ~terminated & (truncated.astype(bool) | late | self._lost)
+        truncated = chosen & ~terminated & (truncated.astype(bool) | late | lost)
         self._succeeded |= won
         if self.config.reward is Reward.until_success:
             self._require_success(live & ~reported)
@@ -153,11 +127,11 @@ class ExternalEnv:
         )
 
     def advice(self) -> Tensor:
-        """(N, A) in actuator units: what the experts, which live beside their environments, would do now."""
-        if not self._recipe.get("expert"):
-            raise BurnishError(f"{self.config.id} was made without experts")
-        self._request(b"x", self._begun & ~self._lost)
-        return torch.from_numpy(np.concatenate([link.arrays["advice"] for link in self._links]).copy())
+        """(N, A) in actuator units: what the experts (`Workers.take_on`) would do now. Each is asked once in a tick."""
+        if self._advice is None:
+            self.workers.request(b"x", self._begun & ~self.workers.lost, self._begun)
+            self._advice = torch.from_numpy(self.workers.get("advice"))
+        return self._advice
 
     def render(self, size: int = 128) -> Tensor:
         """(N, H, W, 3) uint8. How large, the environment decides: many take ``width`` and ``height`` as arguments."""
@@ -168,7 +142,7 @@ class ExternalEnv:
         try:
             frames = [
                 np.frombuffer(data, np.uint8).reshape(header["shape"])
-                for header, data in self._of_each_world(b"v", lambda i: ({}, b""))
+                for header, data in self.workers.of_each_world(b"v", lambda i: ({}, b""))
             ]
         except Failed as error:
             raise BurnishError(f"{self.config.id} cannot be rendered: {error}") from error
@@ -202,7 +176,7 @@ class ExternalEnv:
         played = restored({"played": room}, state)["played"].numpy()
         self._played[:] = 0
         self._played[:, :longest] = played
-        self._lost[:] = False
+        self.workers.lost[:] = False
 
         def episode(i: int) -> tuple[dict[str, Any], bytes] | None:
             steps = int(self._clock.tick[i])
@@ -211,7 +185,7 @@ class ExternalEnv:
             return ({"seed": seed}, actions) if self._begun[i] else None
 
         try:
-            self._of_each_world(b"p", episode)
+            self.workers.of_each_world(b"p", episode)
         except Failed as error:
             raise BurnishError(f"the saved state of {self.config.id} cannot be restored: {error}") from error
         self._gather()
@@ -222,64 +196,16 @@ class ExternalEnv:
             )
 
     def close(self) -> None:
-        _close(self._links)
-
-    # ---- Requests ----
-
-    def _each(self) -> list[tuple[Link, slice]]:
-        return list(zip(self._links, self._slices, strict=True))
+        self.workers.close()
 
     def _request(self, letter: bytes, chosen: np.ndarray) -> None:
-        """To the worlds ``chosen`` (N,); their observations are gathered."""
-        for link, rows in self._each():
-            link.arrays["mask"][:] = chosen[rows]
-        try:
-            died = ask_all(self._links, letter)
-        except Failed as error:
-            raise BurnishError(f"{self.config.id} failed: {error}") from error
-        for k, error in enumerate(died):
-            if error is not None:
-                self._replace(k, error, letter, chosen)
+        self.workers.request(letter, chosen, self._begun)
+        self._advice = None
         self._gather()
 
-    def _replace(self, k: int, error: Died, letter: bytes, chosen: np.ndarray) -> None:
-        """Of a worker that died: its episodes are lost, and truncated in their next step."""
-        rows = self._slices[k]
-        if not self.config.restart:
-            raise BurnishError(
-                f"the process with worlds {rows.start} to {rows.stop - 1} of {self.config.id} died ({error}); continue "
-                "the run with resume=true, or let env.restart=true replace such a process"
-            ) from error
-        count, old = rows.stop - rows.start, self._links[k].arrays
-        self._links[k].close()
-        try:
-            self._links[k] = link = self._open(count)
-            link.ready()
-        except (Died, Failed) as again:
-            raise BurnishError(_not_made(self.config, again)) from again
-        for name, x in link.arrays.items():
-            x[:] = old[name]  # the last observations stand
-        anew = chosen[rows] if letter == b"r" else np.zeros(count, dtype=bool)
-        self._lost[rows] = self._begun[rows] & ~anew
-        if anew.any() and ask_all([link], letter)[0] is not None:
-            raise BurnishError(f"a process of {self.config.id} died again when its worlds were reset ({error})")
-
-    def _of_each_world(self, letter: bytes, content: Any) -> list[tuple[dict[str, Any], bytes]]:
-        """A request to each world, with a header and data; None leaves a world out. Workers answer at the same time."""
-        found: dict[int, tuple[dict[str, Any], bytes]] = {}
-        for j in range(max(link.count for link in self._links)):
-            asked = []
-            for link, rows in self._each():
-                i = rows.start + j
-                if i < rows.stop and (said := content(i)) is not None:
-                    link.begin(letter, {"world": j, **said[0]}, said[1])
-                    asked.append((i, link))
-            found.update({i: link.finish() for i, link in asked})
-        return [found[i] for i in sorted(found)]
-
     def _gather(self) -> None:
-        for link, rows in self._each():
-            self._layout.write(link.arrays, {key: x[rows] for key, x in self._rows.items()})
+        for link, share in zip(self.workers.links, self.workers.shares, strict=True):
+            self._layout.write(link.arrays, {key: x[share] for key, x in self._rows.items()})
 
     # ---- Checks ----
 
@@ -311,48 +237,6 @@ class ExternalEnv:
 
 def cut_seeds(seeds: Tensor) -> np.ndarray:
     return seeds.cpu().numpy() & ((1 << SEED_BITS) - 1)
-
-
-def recipe_of(config: GymConfig) -> dict[str, Any]:
-    """What `world_server.make` needs."""
-    kwargs = dict(config.kwargs or {})
-    if isinstance(config, RemoteConfig):
-        packages, paths = ([config.package] if config.package else []), []
-    else:
-        packages, paths = packages_of(config), [path or "." for path in sys.path]
-    recipe = {"id": config.id, "packages": packages, "paths": paths, "kwargs": kwargs, "max_steps": config.max_steps}
-    return recipe | {"success": config.success, "guesses": GUESSES if "/" not in config.id else ()}
-
-
-def _processes(config: GymConfig, num_envs: int) -> int:
-    """By default a process for each core; none where the environment is known to this program alone."""
-    if config.processes is not None:
-        return min(config.processes, num_envs)
-    spec = registered(config.id)
-    module = "" if spec is None or isinstance(spec.entry_point, str) else getattr(spec.entry_point, "__module__", "")
-    root = module.partition(".")[0]
-    if root == "__main__" or (root and find_spec(root) is None):
-        return 0
-    return min(usable_cores(), num_envs)
-
-
-def _shares(total: int, parts: int) -> list[int]:
-    parts = max(1, parts)
-    return [total // parts + (k < total % parts) for k in range(parts)]
-
-
-def _close(links: list[Link]) -> None:
-    for link in links:
-        link.close()
-    links.clear()
-
-
-def _not_made(config: GymConfig, error: Exception) -> str:
-    given = f" with env.kwargs={config.kwargs}" if config.kwargs else ""
-    return (
-        f"env.id={config.id} cannot be made{given} ({plain(error, 1000).rstrip('.')}); correct it, install what is "
-        "missing, or name the package that registers it: env.package=..."
-    )
 
 
 def _boxed(action: Mapping[str, Any], name: str) -> Mapping[str, Any]:

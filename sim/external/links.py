@@ -1,0 +1,269 @@
+"""The three ways to the environments of `world_server.py`: in this process, in a worker process, on another machine.
+
+All of them do the same: ``begin`` a request, ``finish`` it, and meet the worlds in ``arrays``. A worker shares its
+memory with us by a file without a name, so a process that is killed leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from ...policies.core.errors import BurnishError, plain
+from . import world_server as server
+from .settings import environment
+
+SERVER = Path(server.__file__)
+LARGEST_BLOCK = 1 << 32  # bytes of observations of one worker
+PATIENCE_S = 10.0  # for a server on another machine to answer for the first time
+
+
+class Died(Exception):
+    """The other side is gone; the text says how."""
+
+
+class Failed(Exception):
+    """The environment raised an error; the text is the error's."""
+
+
+class Link(Protocol):
+    count: int
+    description: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+    def ready(self) -> None:
+        """Waits until the worlds are made, and lays out the memory. All workers make theirs at the same time."""
+        ...
+
+    def begin(self, letter: bytes, header: Mapping[str, Any] | None = None, data: bytes = b"") -> None: ...
+
+    def finish(self) -> tuple[dict[str, Any], bytes]: ...
+
+    def close(self) -> None: ...
+
+
+class InProcess:
+    def __init__(self, recipe: Mapping[str, Any], count: int) -> None:
+        self.count = count
+        try:
+            self._host = server.Host(dict(recipe), count)
+        except Exception as error:
+            raise Failed(_told(error)) from error
+
+    def ready(self) -> None:
+        self.description = checked(json.loads(json.dumps(self._host.describe())))
+        layout = self._host.describe_fields()
+        self._host.attach(bytearray(server.sizes(layout, self.count)[1]))
+        self.arrays = self._host.arrays
+
+    def begin(self, letter: bytes, header: Mapping[str, Any] | None = None, data: bytes = b"") -> None:
+        self._request = (letter, dict(header or {}), data)
+
+    def finish(self) -> tuple[dict[str, Any], bytes]:
+        try:
+            return self._host.answer(*self._request)
+        except Exception as error:
+            raise Failed(_told(error)) from error
+
+    def close(self) -> None:
+        for world in self._host.worlds:
+            world.close()
+
+
+class Connected:
+    """Over a socket; how the memory is shared, the two kinds below say."""
+
+    count: int
+    _socket: socket.socket
+    _given = 0  # bytes of the memory that travel with a request; none where it is shared
+
+    def _make(self, recipe: Mapping[str, Any] | None, count: int) -> None:
+        self.count = count
+        self.begin(b"m", {"recipe": recipe, "count": count})
+
+    def ready(self) -> None:
+        self.description = checked(self.finish()[0])
+        layout = server.fields(self.description["observation"], math.prod(self.description["action"]["shape"]))
+        given, size = server.sizes(layout, self.count)
+        if size > LARGEST_BLOCK:
+            raise BurnishError(f"{self.count} worlds would need {size:.3g} bytes of memory; take fewer worlds=")
+        memory = self._memory(given, size)
+        self.begin(b"a", {})
+        self.finish()
+        self.arrays = server.arrays(memory, layout, self.count)
+
+    def _memory(self, given: int, size: int) -> Any:
+        raise NotImplementedError
+
+    def begin(self, letter: bytes, header: Mapping[str, Any] | None = None, data: bytes = b"") -> None:
+        try:
+            server.send(self._socket, letter, dict(header or {}), data)
+        except OSError as error:
+            raise Died(self._how()) from error
+
+    def finish(self) -> tuple[dict[str, Any], bytes]:
+        try:
+            letter, header, data = server.receive(self._socket)
+        except (EOFError, OSError) as error:
+            raise Died(self._how()) from error
+        except ValueError as error:
+            raise Died(f"it sent no message of ours ({plain(error, 200)})") from error
+        if letter == b"e":
+            raise Failed(f"{plain(header.get('kind', 'error'), 80)}: {plain(header.get('text', ''), 2000)}")
+        return header, data
+
+    def _how(self) -> str:
+        return "the connection was closed"
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Process(Connected):
+    """A worker in ``python``, by default in this one."""
+
+    def __init__(self, recipe: Mapping[str, Any], count: int, python: str = sys.executable) -> None:
+        self._socket, theirs = socket.socketpair()
+        self._file = _unnamed_file()
+        fds = (theirs.fileno(), self._file)
+        words = [python, str(SERVER), "--socket", str(fds[0]), "--memory", str(fds[1])]
+        try:
+            # What packages print goes where our own words do not: a worker has no business on standard output.
+            self._process = subprocess.Popen(words, pass_fds=fds, env=environment(), stdin=subprocess.DEVNULL, stdout=2)
+        except OSError as error:
+            raise BurnishError(
+                f"{python} cannot be started: {error.strerror}; name an interpreter of Python"
+            ) from error
+        finally:
+            theirs.close()
+        self._make(recipe, count)
+
+    def _memory(self, given: int, size: int) -> mmap.mmap:
+        os.ftruncate(self._file, size)
+        return mmap.mmap(self._file, size)
+
+    def _how(self) -> str:
+        try:
+            status = self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            return "it no longer answers"
+        return f"killed by signal {-status}" if status < 0 else f"it ended with status {status}"
+
+    def close(self) -> None:
+        super().close()  # the worker reads its end, and goes
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+        try:
+            self._process.wait(2)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class Remote(Connected):
+    """Worlds of `world_server.py --listen` on another machine, whose key is in BURNISH_API_KEY on both."""
+
+    def __init__(self, address: str, count: int) -> None:
+        host, _, port = address.rpartition(":")
+        try:
+            self._socket = socket.create_connection((host, int(port)), PATIENCE_S)
+        except (OSError, ValueError, OverflowError) as error:
+            raise BurnishError(
+                f"env.address={address} cannot be reached ({plain(error, 200)}); start "
+                f"`python world_server.py --listen {address} --id ...` there"
+            ) from error
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            self._prove(os.environ.get(server.KEY, ""))
+            self._socket.settimeout(None)
+            self._make(None, count)
+        except BaseException:
+            self.close()
+            raise
+
+    def _prove(self, key: str) -> None:
+        """Both sides hold the key; neither sends it."""
+        nonce = str(self.finish()[0].get("nonce", ""))
+        if not nonce:
+            return
+        if not key:
+            raise BurnishError(f"the server of worlds asks for a key; set {server.KEY} to the one it has")
+        mine = os.urandom(16).hex()
+        self.begin(b"h", {"proof": server.proof(key, nonce, "client"), "nonce": mine})
+        try:
+            answer = self.finish()[0]
+        except (Failed, Died) as error:
+            raise BurnishError(f"the server of worlds refuses the key of {server.KEY} ({error})") from error
+        if answer.get("proof") != server.proof(key, mine, "server"):
+            raise BurnishError(f"the server of worlds does not hold the key of {server.KEY}, so it is not trusted")
+
+    def _memory(self, given: int, size: int) -> bytearray:
+        self._given, self._block = given, bytearray(size)
+        return self._block
+
+    def begin(self, letter: bytes, header: Mapping[str, Any] | None = None, data: bytes = b"") -> None:
+        self._letter = letter
+        super().begin(letter, header, bytes(self._block[: self._given]) if letter in b"rsx" else data)
+
+    def finish(self) -> tuple[dict[str, Any], bytes]:
+        header, data = super().finish()
+        if self._given and self._letter in b"rsxp":
+            if len(data) != len(self._block) - self._given:
+                raise Died("it sent an answer of another size")
+            self._block[self._given :] = data
+        return header, data
+
+    _letter = b""
+    _block = bytearray()
+
+
+def checked(description: dict[str, Any]) -> dict[str, Any]:
+    """What another program says of its worlds, refused where it has not the form that ours has."""
+    try:
+        if description["version"] != server.VERSION:
+            raise BurnishError(
+                f"the worlds speak version {description['version']!r:.20} of the protocol, we {server.VERSION}"
+            )
+        leaves, action = description["observation"], description["action"]
+        good = isinstance(leaves, list) and 0 < len(leaves) <= 256 and _shaped(action)
+        good = good and all(_shaped(x) and all(isinstance(key, str) for key in x["path"]) for x in leaves)
+        ends = [action.get("low", []), action.get("high", [])]
+        good = good and all(isinstance(x, (int, float)) for end in ends for x in end)
+        if not good:
+            raise TypeError
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BurnishError(
+            "the worlds describe themselves in no form of ours; take the world_server.py of this version"
+        ) from error
+    return description
+
+
+def _shaped(part: Mapping[str, Any]) -> bool:
+    shape, dtype = part["shape"], part["dtype"]
+    known = not dtype or np.dtype(dtype).kind in "biuf"
+    return (
+        known and len(shape) <= 8 and all(type(x) is int and 0 <= x < 1 << 24 for x in shape) and len(part["kind"]) < 80
+    )
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _unnamed_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("burnish-worlds")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
