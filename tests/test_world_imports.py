@@ -49,17 +49,17 @@ def test_the_command_line_imports_what_it_names(guest, config):
 @pytest.mark.parametrize(
     ("stored", "sentence"),
     [
-        ({"id": "guest_worlds/In-v0"}, "would import 'guest_worlds'.*env.package=guest_worlds.*BURNISH_IMPORT"),
-        ({"id": "Pendulum-v1", "package": "guest_worlds"}, "would import 'guest_worlds'"),
-        ({"id": "guest_worlds:made"}, "is no name"),
+        ({"id": "guest_worlds/In-v0"}, "would import guest_worlds .BURNISH_IMPORT=guest_worlds"),
+        ({"id": "Pendulum-v1", "package": "guest_worlds"}, "would import guest_worlds"),
+        ({"id": "Pendulum-v1", "package": "guest_worlds.inner"}, "would import guest_worlds"),
+        ({"id": "guest_worlds:made"}, "would import guest_worlds"),
     ],
 )
 def test_a_stored_world_imports_nothing(guest, stored, sentence):
     with pytest.raises(BurnishError, match=sentence):
         world_from({"name": "gym", "config": stored})
     assert guest not in sys.modules
-    if "package" not in stored:
-        world_from(Named(name="gym", config=stored))  # the control: the user's own word
+    world_from(Named(name="gym", config=stored))  # the control: the user's own word
 
 
 def test_a_stored_world_of_an_imported_package_is_made(guest):
@@ -67,7 +67,7 @@ def test_a_stored_world_of_an_imported_package_is_made(guest):
     assert world_from({"name": "gym", "config": {"id": "guest_worlds/In-v0"}}).id == "guest_worlds/In-v0"
 
 
-@pytest.mark.parametrize("where", [{"python": "python3"}, {"address": "127.0.0.1:1"}, {"name": "x", "package": "os"}])
+@pytest.mark.parametrize("where", [{"python": "python3"}, {"address": "127.0.0.1:1"}])
 def test_a_stored_world_starts_and_reaches_nothing(where):
-    with pytest.raises(BurnishError, match="say it yourself"):
+    with pytest.raises(BurnishError, match="files start and reach nothing"):
         world_from({"name": "remote", "config": {"id": "Pendulum-v1", **where}})

@@ -2,14 +2,17 @@
 
 Plain settings alone: numbers within bounds, truth values, short names, short lists of these. A path is none of them.
 Of the arguments of a Gymnasium environment only those of a list may be said: ``xml_file`` would open any file, wait at
-a pipe for ever, or ask for more memory than there is. The command line may say more.
+a pipe for ever, or ask for more memory than there is. Of packages only those that are well known, or imported already,
+may be asked for; of interpreters and addresses none. The command line may say more.
 """
 
 from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 from ..core.errors import BurnishError
@@ -30,15 +33,19 @@ _ARGUMENTS = """
     continuing_task position_noise_range reset_target reward_type
     continuous_action_threshold difficulty frameskip full_action_space mode obs_type repeat_action_probability
     env_name reward_function_version
+    task robots seed control_freq reward_shaping tasks_to_complete
 """
+# Packages that a stored world may import: well known, and registering environments is all that their import does.
+KNOWN = ("gymnasium_robotics", "metaworld", "ogbench", "gym_pusht", "mani_skill", "shimmy", "robosuite", "ale_py")
+ELSEWHERE = ("python", "address")  # of worlds that live in another Python or on another machine
 ARGUMENTS = frozenset(_ARGUMENTS.split())
 LARGEST = 1e6  # of any number; the sizes and counts below cost memory or time
 LARGEST_OF = {"max_steps": 100_000, "control_hz": 10_000, "image_size": 1024, "width": 1024, "height": 1024,
-              "dim": 1024, "axes": 64, "frame_skip": 1000, "frameskip": 1000}  # fmt: skip
+              "dim": 1024, "axes": 64, "frame_skip": 1000, "frameskip": 1000, "processes": 256}  # fmt: skip
 LONGEST, DEEPEST = 16, 4  # entries of a list; mappings and lists within each other
 _WORD, _ID = (
     re.compile(r"[A-Za-z0-9_][A-Za-z0-9_ .:+-]{0,79}"),
-    re.compile(r"[A-Za-z0-9_.-]{1,60}(/[A-Za-z0-9_.-]{1,60})?"),
+    re.compile(r"[A-Za-z0-9_.-]{1,60}([/:][A-Za-z0-9_.-]{1,60})?"),
 )
 
 
@@ -52,6 +59,23 @@ def plain_world(settings: Any, where: str) -> None:
         )
 
 
+def modules_of_prefix(name: str) -> list[str]:
+    """The importable modules that ``prefix/Name-v0`` may mean; Meta-World's is ``metaworld``."""
+    prefix, slash, _ = name.partition("/")
+    low = prefix.lower()
+    spelled = dict.fromkeys((prefix, low, low.replace("-", "_"), low.replace("-", ""))) if slash else {}
+    return [module for module in spelled if module.isidentifier() and find_spec(module) is not None]
+
+
+def _unasked(key: str, value: str) -> str:
+    """The module that a setting of a world would import without anybody's word; empty where there is none."""
+    modules = [value] if key == "env.package" else modules_of_prefix(value)
+    if key == "env.id" and ":" in value:
+        modules = [value.partition(":")[0]]
+    roots = [module.partition(".")[0] for module in modules]
+    return next((root for root in roots if root not in KNOWN and root not in sys.modules), "")
+
+
 def _strange(value: Any, name: str, depth: int) -> str:
     """The parts that are not plain, in words; empty where all are."""
     last = name.rpartition(".")[2]
@@ -63,10 +87,13 @@ def _strange(value: Any, name: str, depth: int) -> str:
         most = LARGEST_OF.get(last, LARGEST)
         endless = value in (math.inf, -math.inf) and last.endswith("_range")  # a limit that is none
         return "" if abs(value) <= most or endless else f"{name}={_shown(value)}, which is beyond {most:g}"
+    if name.startswith("env.") and last in ELSEWHERE and name.count(".") == 1:
+        return f"{name}={_shown(value)}, and files start and reach nothing"
     if isinstance(value, str):
-        return (
-            "" if (_ID if name == "env.id" else _WORD).fullmatch(value) else f"{name}={_shown(value)}, which is no name"
-        )
+        if not (_ID if name == "env.id" else _WORD).fullmatch(value):
+            return f"{name}={_shown(value)}, which is no name"
+        module = _unasked(name, value) if name in ("env.id", "env.package") else ""
+        return module and f"{name}={value}, which would import {module} (BURNISH_IMPORT={module} imports it for you)"
     if isinstance(value, (list, tuple)):
         if len(value) > LONGEST:
             return f"{name} of {len(value)} entries, more than {LONGEST}"

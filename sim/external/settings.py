@@ -1,6 +1,6 @@
 """Settings of worlds of other packages, and which modules they may import.
 
-A configuration that was read from a file imports nothing that its reader did not ask for: `require_trusted`.
+A configuration that was read from a file imports no more than `policies/runs/stored_world.py` lets it.
 """
 
 from __future__ import annotations
@@ -11,15 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from importlib.metadata import entry_points
-from importlib.util import find_spec
 from typing import Any
 
 from ...policies.core.config import LATER
 from ...policies.core.errors import BurnishError
 from ...policies.core.ranges import check_ranges
+from ...policies.runs.stored_world import modules_of_prefix
 
-# Packages that a stored world may import: well known, and registering environments is all that their import does.
-KNOWN = ("gymnasium_robotics", "metaworld", "ogbench", "gym_pusht", "mani_skill", "shimmy", "robosuite", "ale_py")
 GUESSES = ("gymnasium_robotics", "ogbench")  # tried for an id that is not registered and has no prefix
 OURS = {"id": "env.id", "max_episode_steps": "env.max_steps"}  # what `gymnasium.make` takes beside the arguments
 COMPATIBILITY = ("GymV21Environment", "GymV26Environment")  # they take the name of a module among their arguments
@@ -93,34 +91,11 @@ def packages_of(config: GymConfig) -> list[str]:
         module = spec.entry_point.partition(":")[0] if isinstance(spec.entry_point, str) else _module_of(spec)
         root = module.partition(".")[0]
         return [] if root in ("gymnasium", "__main__", "") else [root]
-    prefix, slash, _ = config.id.partition("/")
-    if slash:
-        names = (prefix, prefix.lower(), prefix.lower().replace("-", "_"), prefix.lower().replace("-", ""))
-        return [name for name in dict.fromkeys(names) if name.isidentifier() and find_spec(name)][:1]
-    return []
+    return modules_of_prefix(config.id)[:1]
 
 
 def _module_of(spec: Any) -> str:
     return getattr(spec.entry_point, "__module__", None) or ""
-
-
-def require_trusted(config: GymConfig) -> None:
-    """Of a world that a checkpoint or a dataset names: it imports what is well known, or imported already."""
-    if isinstance(config, RemoteConfig) and (config.name is None or config.package or ":" in config.id):
-        raise BurnishError(
-            "the world that is stored with the policy or the data lives in another Python or on another machine, and "
-            f"files start and reach nothing here; say it yourself: env=remote env.id={config.id} env.python=... or "
-            "env.address=..."
-        )
-    wanted = [config.id.partition(":")[0]] if ":" in config.id else packages_of(config)
-    for module in wanted:
-        root = module.partition(".")[0]
-        if root not in KNOWN and root not in sys.modules:
-            raise BurnishError(
-                f"the world that is stored with the policy or the data would import {module!r:.80}, and files import "
-                f"nothing here by themselves; say it yourself: env=gym env.id={config.id} env.package={module}, or "
-                f"BURNISH_IMPORT={root} before the command"
-            )
 
 
 def environment() -> dict[str, str]:
