@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +33,8 @@ from ..policies.runs.run import progress_bar
 from .build import ENVS, make_env, named, world_from
 from .collect import stream
 from .experts import make_expert
+from .experts.hosted import Errors
+from .external.settings import GymConfig
 from .two_mode import TwoModeConfig
 from .view import ViewConfig, watch
 
@@ -50,7 +52,8 @@ PUBLISH_EVERY_S = 5.0  # so much work a kill costs at most, or a twentieth of th
 @dataclass
 class CollectConfig:
     env: Any = None  # two_mode by default; with a policy, the world that it was trained for
-    expert: str | None = None  # clean by default; clean, noisy, and where an arm acts multi_modal and clumsy
+    expert: str | None = None  # clean by default; noisy, clumsy, where an arm acts multi_modal; or module:callable
+    errors: Errors = field(default_factory=Errors)  # of an expert in worlds of other packages, instead of its level's
     policy: Any = None  # policy=checkpoint policy.path=...: a trained policy, which then acts instead of the expert
     episodes: int = 100  # how many are recorded
     worlds: int = 50  # stepped at once; changes what a network does by no more than rounding
@@ -62,6 +65,10 @@ class CollectConfig:
     def __post_init__(self) -> None:
         if self.episodes < 1 or self.worlds < 1:
             raise BurnishError(f"episodes={self.episodes} and worlds={self.worlds} must be at least 1")
+        if self.errors != Errors() and not isinstance(self.env, GymConfig):
+            raise BurnishError(
+                "errors.* are for experts in worlds of other packages; choose a level here, expert=clumsy"
+            )
         if self.expert is not None and self.policy is not None:
             raise BurnishError(f"expert={self.expert} and policy=checkpoint cannot both act; give one of them")
 
@@ -137,7 +144,9 @@ def _scene(config: CollectConfig) -> Scene:
     if config.policy is None:
         world, made_by = config.env or TwoModeConfig(), {"expert": config.expert or "clean"}
         raw = env = make_env(world, worlds)
-        controller: Controller = make_expert(world, worlds, made_by["expert"], seed=config.seed, env=raw)
+        errors = None if config.errors == Errors() else config.errors
+        controller: Controller = make_expert(world, worlds, made_by["expert"], seed=config.seed, env=raw, errors=errors)
+        made_by |= {} if errors is None else {"errors": to_data(errors)}
     else:
         chosen = config.policy
         policy, trained = load_policy(chosen.path, steps=chosen.steps, guidance=chosen.guidance, base=chosen.base)

@@ -16,6 +16,7 @@ import torch
 from ...policies.core.errors import BurnishError, did_you_mean
 from ...policies.core.types import Controller, VecEnv
 from ..build import env_config, env_name
+from ..external.settings import GymConfig
 from . import toy
 
 
@@ -43,11 +44,20 @@ def make_expert(
     seed: int = 0,
     device: torch.device | str = "cpu",
     env: VecEnv | None = None,
+    errors: Any = None,
 ) -> Controller:
     """A controller of N worlds of that environment, in [-1, 1]. Scripted experts look at the worlds ``env`` themselves,
-    as the person at the desk does, and must act in step with them."""
+    as the person at the desk does, and must act in step with them. In worlds of other packages, ``level`` may also be
+    ``module:callable``, and ``errors`` (`hosted.Errors`) take the place of those of the level."""
     config = env_config(name_or_config)
     name = env_name(config)
+    if isinstance(config, GymConfig):
+        from ..external.worlds import ExternalEnv
+        from .hosted import hosted_expert
+
+        if not isinstance(env, ExternalEnv) or env.num_envs != num_envs:
+            raise BurnishError(f"the expert of {config.id} lives beside its environments; give them as env=")
+        return hosted_expert(env, level, errors, seed)
     levels = LEVELS if name in SCRIPTED else EXPERTS.get(name, {})
     if not levels:
         raise BurnishError(f"{name} has no scripted expert; let a policy act, with policy=checkpoint policy.path=...")

@@ -119,17 +119,18 @@ class Workers:
             found.update({i: link.finish() for i, link in asked})
         return [found[i] for i in sorted(found)]
 
-    def take_on(self, expert: str) -> None:
-        """``module:callable``, called with each environment beside it; its result has ``reset`` and ``act``."""
+    def take_on(self, expert: str) -> list[float] | None:
+        """``module:callable``, called with each environment beside it; its result has ``reset`` and ``act``. Its
+        ``still``, the action in which it rests, is returned if it has one."""
         self._expert = expert
-        for link in self.links:
-            self._take_on(link)
+        first, *_ = [self._take_on(link) for link in self.links]
+        return first
 
-    def _take_on(self, link: Link) -> None:
+    def _take_on(self, link: Link) -> list[float] | None:
         if self._expert:
             try:
                 link.begin(b"t", {"expert": self._expert})
-                link.finish()
+                return link.finish()[0].get("still")
             except (Died, Failed) as error:
                 raise BurnishError(
                     f"expert={self._expert} cannot be made beside {self.config.id} ({error}); name a callable of one "

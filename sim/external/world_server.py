@@ -76,8 +76,7 @@ def make(recipe: dict[str, Any]) -> Any:
     for package in recipe.get("packages") or ():
         importlib.import_module(package)
     name, kwargs = recipe["id"], dict(recipe.get("kwargs") or {})
-    made = load(name) if ":" in name else installed(name)
-    if made is not None:
+    if (made := load(name) if ":" in name else installed(name)) is not None:
         return made(**kwargs)
     try:
         import gymnasium as gym
@@ -95,8 +94,7 @@ def make(recipe: dict[str, Any]) -> Any:
 
 def leaves(space: Any, path: tuple[str, ...] = ()) -> Iterator[dict[str, Any]]:
     """The arrays of an observation space, each with the keys that lead to it, in the order of these keys."""
-    inner = getattr(space, "spaces", None)
-    if inner is not None:
+    if (inner := getattr(space, "spaces", None)) is not None:
         items = inner.items() if hasattr(inner, "items") else ((str(i), x) for i, x in enumerate(inner))
         for key, value in sorted(items, key=lambda item: str(item[0])):
             yield from leaves(value, (*path, str(key)))
@@ -213,7 +211,8 @@ class Host:
             for expert, seen in zip(self.experts, self.seen):
                 if seen is not None:
                     expert.reset(*seen)
-            return {}, b""
+            still = getattr(self.experts[0], "still", None)
+            return {} if still is None else {"still": as_array(still).astype(float).tolist()}, b""
         if letter == b"v":
             picture = np.ascontiguousarray(self.worlds[header["world"]].render(), np.uint8)
             return {"shape": list(picture.shape)}, picture.tobytes()
@@ -221,6 +220,8 @@ class Host:
             i, played = header["world"], np.frombuffer(data, np.float64).reshape(-1, self.dim)
             self.reset(i, header["seed"])
             for action in played:
+                if self.experts:
+                    self.experts[i].act(*self.seen[i])  # it may remember what it has done
                 self.step(i, action)
             return {}, b""
         a = self.arrays
