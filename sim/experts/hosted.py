@@ -7,42 +7,62 @@ expert can be imperfect: new ones in each step are averaged away by imitation, o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...policies.core.errors import BurnishError, did_you_mean
 from ...policies.core.ranges import check_ranges
 from ...policies.core.scale import Scale
-from ...policies.core.seed import generator, normal
+from ...policies.core.seed import normal
 from ...policies.core.types import Obs
 from ..external.worlds import ExternalEnv
 from ..torch_world import Clock, restored
 
-USUAL = "burnish.sim.experts.external:make"  # chooses by the package of the environment
-PAUSE = 5  # steps of a pause, on average
+USUAL = "burnish.sim.external.experts:make"  # chooses by the package of the environment
+WAVES = 64  # of which the bias is the sum: enough that it looks alike in all directions
 
 
 @dataclass
 class Errors:
     noise: float = 0.0  # standard deviation of an error that is new in each step, where actions lie in [-1, 1]
-    bias: float = (
-        0.0  # size of an error that is the same in every step of every episode; its direction follows from seed
-    )
-    hesitation: float = 0.0  # share of the steps in which the hand pauses
+    bias: float = 0.0  # standard deviation, over situations, of an error that is the same in the same situation
+    scale: float = 0.3  # change of the observation, in its own units, after which the bias is another
+    hesitation: float = 0.0  # probability, in each step, that the hand stops
+    pause: float = 4.0  # steps of a stop, on average
 
     def __post_init__(self) -> None:
-        check_ranges(self, {"[0, inf)": "noise bias", "[0, 1)": "hesitation"}, "errors.")
+        intervals = {"[0, inf)": "noise bias", "(0, inf)": "scale", "[0, 1]": "hesitation", "[1, inf)": "pause"}
+        check_ranges(self, intervals, "errors.")
 
 
 LEVELS = {
     "clean": Errors(),
-    "noisy": Errors(noise=0.3),
-    "clumsy": Errors(noise=0.1, bias=0.2, hesitation=0.1),
+    "noisy": Errors(noise=0.4),
+    "clumsy": Errors(noise=0.1, bias=0.4, hesitation=0.03),
 }
+
+
+class Bias:
+    """A smooth random function of the situation, of mean 0 and standard deviation 1: a Gaussian process by random
+    Fourier features (Rahimi and Recht 2007). The situation is what is observed and the action that would be right."""
+
+    def __init__(self, size: int, actions: int, scale: float, seed: int) -> None:
+        draw = np.random.default_rng([seed, 0xB1A5])
+        waves = draw.normal(size=(WAVES, size + actions))
+        waves[:, :size] /= scale
+        self._waves, self._phases = torch.from_numpy(waves), torch.from_numpy(draw.uniform(0, 2 * np.pi, WAVES))
+        self._sizes = torch.from_numpy(draw.normal(size=(actions, WAVES)) * np.sqrt(2 / WAVES))
+
+    def __call__(self, seen: Tensor, action: Tensor) -> Tensor:
+        """(N, S), (N, A) -> (N, A)."""
+        situation = torch.cat([seen, action], 1).double()
+        return (torch.cos(situation @ self._waves.T + self._phases) @ self._sizes.T).float()
 
 
 def hosted_expert(env: ExternalEnv, name: str, errors: Errors | None = None, seed: int = 0) -> HostedExpert:
@@ -69,8 +89,9 @@ class HostedExpert:
         limits = zip(env.spec.action.low, env.spec.action.high, strict=True)
         still = still or [0.0 if low == -high else float("nan") for low, high in limits]
         self._still = self._scale.to_unit(torch.tensor(still, dtype=torch.float32))
-        direction = torch.randn(dim, generator=generator(seed, "bias"))
-        self._bias = errors.bias * direction / direction.square().mean().sqrt()
+        shapes = env.spec.obs.shapes
+        self._keys = [key for key in ("state", "goal") if key in shapes]
+        self._bias = Bias(sum(shapes[key][0] for key in self._keys), dim, errors.scale, seed)
         self._clock = Clock(n, seed)
         self._state = {"pause": torch.zeros(n, dtype=torch.int64), "last": torch.zeros(n, dim)}
 
@@ -79,28 +100,30 @@ class HostedExpert:
         self._state["pause"] = self._state["pause"].masked_fill(mask, 0)
 
     def peek(self, obs: Obs) -> Tensor:
-        return self._act()[0].to(self.env.device)
+        return self._act(obs)[0].to(self.env.device)
 
     def step(self, obs: Obs) -> Tensor:
-        action, self._state["pause"] = self._act()
+        action, self._state["pause"] = self._act(obs)
         self._state["last"] = action
         self._clock.advance()
         return action.to(self.env.device)
 
-    def _act(self) -> tuple[Tensor, Tensor]:
+    def _act(self, obs: Obs) -> tuple[Tensor, Tensor]:
         """(N, A), and the steps for which each hand will go on pausing."""
-        right = self._scale.to_unit(self.env.advice().float())
-        noise = normal(right.shape, self._clock.noise("error"))
-        pause = self._state["pause"]
-        begins, length = self._clock.noise("pause").uniform((len(pause), 2)).unbind(1)
-        # Pauses of 1 to 2 PAUSE - 1 steps; a pause is left for at least one step, so the share is met on average.
-        share = self.errors.hesitation
-        start = (pause == 0) & (begins < share / (share + PAUSE * (1 - share)))
-        pause = torch.where(start, 1 + (length * (2 * PAUSE - 1)).long(), (pause - 1).clamp(min=0))
-        still = torch.where(self._still.isnan(), self._state["last"], self._still)
-        moved = right + self._bias + self.errors.noise * noise
+        errors, pause = self.errors, self._state["pause"]
+        action = self._scale.to_unit(self.env.advice().float())  # also in a pause: a person goes on thinking
+        noise = normal(action.shape, self._clock.noise("error"))
+        stops, length = self._clock.noise("pause").uniform((len(pause), 2)).unbind(1)
+        if errors.bias > 0:
+            seen = [obs[key].cpu() for key in self._keys]
+            action = action + errors.bias * self._bias(torch.cat([*seen, action[:, :0]], 1), action)
+        action = (action + errors.noise * noise).clamp(-1, 1)
+        # Lengths are geometric, at least 1.
+        drawn = 1 + (length.log() / math.log1p(-1 / errors.pause)).long() if errors.pause > 1 else pause.new_ones(())
+        pause = torch.where((pause == 0) & (stops < errors.hesitation), drawn, pause)
         fresh = self._clock.tick[:, None] == 0  # nothing went before
-        return torch.where((pause[:, None] > 0) & ~fresh, still, moved).clamp(-1, 1), pause
+        still = torch.where(self._still.isnan(), torch.where(fresh, action, self._state["last"]), self._still)
+        return torch.where(pause[:, None] > 0, still, action), (pause - 1).clamp(min=0)
 
     def state_dict(self) -> dict[str, Any]:
         return {**self._clock.state_dict(), **{key: x.clone() for key, x in self._state.items()}}
