@@ -1,0 +1,1 @@
+"""Worlds that other packages own, played by ours: in this process, in workers, on a GPU."""
