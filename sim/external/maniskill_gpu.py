@@ -51,8 +51,8 @@ class ManiSkillEnv:
         gpu = config.on_gpu()
         if num_envs > 1 and not gpu and simulation is None:
             raise BurnishError(
-                f"ManiSkill simulates one world per process on a CPU, but {num_envs} were asked for; play them in a pool "
-                "of processes, or set env.backend=gpu"
+                f"ManiSkill simulates one world per process on a CPU, but {num_envs} were asked for; play them in a "
+                "pool of processes, or set env.backend=gpu"
             )
         if gpu and simulation is None and not torch.cuda.is_available():
             raise BurnishError("env.backend=gpu needs a CUDA device, and torch finds none; set env.backend=cpu")
@@ -135,8 +135,8 @@ class ManiSkillEnv:
         late = ~self._ready if active is None else active & ~self._ready
         if bool(late.any()):
             raise BurnishError(
-                f"world {int(late.nonzero()[0])} of {self.config.id} was never reset, has ended, or stood by while others "
-                "moved; reset it before it acts"
+                f"world {int(late.nonzero()[0])} of {self.config.id} was never reset, has ended, or stood by while "
+                "others moved; reset it before it acts"
             )
 
     def render(self, size: int = 128) -> Tensor:
@@ -167,5 +167,5 @@ class ManiSkillEnv:
 
 _NOT_SAVED = (
     "the state of {} cannot be saved: ManiSkill restores positions and speeds, but not the contacts that its physics "
-    "remembers, so that an episode would not go on as it did; with env.backend=cpu and a pool of processes it can be saved"
+    "remembers, so that an episode would not go on as it did; with env.backend=cpu and a pool of processes it can be"
 )

@@ -116,7 +116,7 @@ def _check_reward(config: ManiSkillConfig, simulation: Any) -> None:
     name = f"compute_{config.reward_mode.value}_reward"
     if getattr(type(simulation), name) is getattr(base, name):
         raise BurnishError(
-            f"env.id={config.id} has no reward {config.reward_mode.value}; choose another env.reward_mode, such as sparse"
+            f"env.id={config.id} has no reward {config.reward_mode.value}; choose another env.reward_mode"
         )
 
 
@@ -167,8 +167,8 @@ def box_of(config: ManiSkillConfig, simulation: Any) -> spaces.Box:
         )
     if not space.is_bounded("both"):
         raise BurnishError(
-            f"env.control_mode={simulation.control_mode} of {config.id} takes actions without limits, but policies here "
-            "act between limits; choose one of "
+            f"env.control_mode={simulation.control_mode} of {config.id} takes actions without limits, but policies "
+            "here act between limits; choose one of "
             + ", ".join(mode for mode in simulation.agent.supported_control_modes if "delta" in mode)
         )
     return space
