@@ -185,8 +185,8 @@ def vulkan(folders: Sequence[str] = VULKAN_DRIVERS) -> Finding:
 
 def _install_vulkan(packages: str) -> str:
     return (
-        f"run `apt-get install {packages}` (as root; on Debian 12 add `-t bookworm-backports`, because its own Mesa is too "
-        "old to render without a GPU)"
+        f"run `apt-get install {packages}` (as root; on Debian 12 add `-t bookworm-backports`, because its own Mesa is "
+        "too old to render without a GPU)"
     )
 
 

@@ -80,6 +80,9 @@ class ManiSkillConfig:
     seed_each: bool = (
         True  # on a GPU start each world by its own seed; false starts all at once: faster, but not paired
     )
+    rebuild: bool = (
+        False  # on a CPU build a new scene for each episode (0.5 s), so that nothing is left of the last one
+    )
     shader: str | None = None  # how cameras draw: minimal, default, rt-fast, rt-med, rt; by default as the task says
     film: bool = False  # whether pictures for films can be drawn, which needs Vulkan
 
