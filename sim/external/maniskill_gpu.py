@@ -13,6 +13,9 @@ clock and its seed, but its physics goes on under a command that holds the robot
 moves nothing. A row that has missed a step cannot go on where it was, so it must be reset before it acts again, as a
 row whose episode has ended must anyway; anything else is refused.
 
+Two things are as ManiSkill gives them. Contacts are those of the last step, so the first observation of an episode may
+show a grasp of the one before. And physics on a GPU need not give equal numbers twice.
+
 On a CPU there can be one world; so `maniskill_world.py` and this file can be compared there.
 """
 
@@ -30,7 +33,7 @@ from ...policies.core.spec import ActionSpec, EnvSpec, ObsSpec
 from ...policies.core.types import Obs, Step
 from ..torch_world import Clock
 from .maniskill import ManiSkillConfig
-from .maniskill_world import box_of, read, registered_limit, simulate
+from .maniskill_world import begin, box_of, read, registered_limit, simulate
 
 SEEDS = (1 << 31) - 1  # seeds here have 63 bits, NumPy's 32
 
@@ -96,8 +99,9 @@ class ManiSkillEnv:
         seeds = (self._clock.seeds & SEEDS).tolist()
         seeds[0] = seeds[int(rows[0])]
         with torch.no_grad():
-            # Without the numbers of rows it may build its scene anew, which it may not in a partial reset.
-            return self._simulation.reset(seed=seeds, options={"env_idx": rows} if self.num_envs > 1 else {})[0]
+            if self.num_envs == 1:
+                return begin(self._simulation, seeds[0], self.config.rebuild)
+            return self._simulation.reset(seed=seeds, options={"env_idx": rows})[0]
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         tree.check(action, f"{self.num_envs} {self.spec.action.dim}")

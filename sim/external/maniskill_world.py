@@ -14,6 +14,7 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 from torch import Tensor
 
 from ...policies.core.errors import BurnishError, did_you_mean
@@ -143,6 +144,17 @@ def _choose_cameras(config: ManiSkillConfig, simulation: Any) -> None:
         remove()
 
 
+def begin(simulation: Any, seed: int, rebuild: bool = False) -> Any:
+    """What the only world of a simulation shows first. Contacts are those of the last step of physics, so that after an
+    episode that ended with a cube in the hand ManiSkill would show ``is_grasped`` in the next one. One step, of which
+    nothing else is kept, puts an end to that; a new scene has no contacts."""
+    options = {"reconfigure": rebuild}
+    if not rebuild and simulation.reconfiguration_freq == 0:
+        simulation.reset(seed=seed, options=options)
+        simulation.scene.step()
+    return simulation.reset(seed=seed, options=options)[0]
+
+
 def read(config: ManiSkillConfig, seen: Any) -> dict[str, Tensor]:
     """An observation of ManiSkill as ``state`` (N, D) float32, and (N, H, W, 3) uint8 for each camera."""
     if config.obs is Observations.state:
@@ -175,7 +187,7 @@ def box_of(config: ManiSkillConfig, simulation: Any) -> spaces.Box:
     return space
 
 
-class ManiSkillWorld(gymnasium.Env[dict[str, np.ndarray], np.ndarray]):
+class ManiSkillWorld(gymnasium.Env[Any, np.ndarray]):
     """Observations are a dict: ``state``, and each camera under its name.
 
     Equal seeds and actions give equal episodes, bit for bit, so an episode can be saved as its seed and its actions.
@@ -196,7 +208,7 @@ class ManiSkillWorld(gymnasium.Env[dict[str, np.ndarray], np.ndarray]):
         self.dt = 1 / self.control_hz
         self.metadata = {"render_modes": ["rgb_array"], "render_fps": self.control_hz}
         self.render_mode = "rgb_array" if config.film else None
-        self.spec = gymnasium.envs.registration.EnvSpec(config.id, max_episode_steps=self.limit)
+        self.spec = EnvSpec(config.id, max_episode_steps=self.limit)
         first = self._observe(self._simulation.get_obs())
         self.observation_space = spaces.Dict({name: _space(x) for name, x in first.items()})
         if config.obs is Observations.rgb and "hand_camera" in first and config.robot_uids is None:
@@ -213,7 +225,7 @@ class ManiSkillWorld(gymnasium.Env[dict[str, np.ndarray], np.ndarray]):
         if not 0 <= seed <= LARGEST_SEED:
             raise BurnishError(f"a seed of ManiSkill must lie in [0, 2^32), but it is {seed}; fold it first")
         with torch.no_grad():
-            seen, _ = self._simulation.reset(seed=seed, options={"reconfigure": self.config.rebuild})
+            seen = begin(self._simulation, seed, self.config.rebuild)
         return self._observe(seen), {}
 
     def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
