@@ -91,6 +91,7 @@ def test_the_first_renderer_that_works_is_reported(monkeypatch: pytest.MonkeyPat
 
 
 def test_vulkan_needs_a_loader_and_a_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(module, "mesa", lambda: "25.0.7-2~bpo12+1")
     monkeypatch.setattr(module.ctypes.util, "find_library", lambda name: None)
     finding = module.vulkan([str(tmp_path)])
     assert finding.ok is None and finding.detail == "no loader and no driver"
@@ -99,8 +100,34 @@ def test_vulkan_needs_a_loader_and_a_driver(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(module.ctypes.util, "find_library", lambda name: "libvulkan.so.1")
     assert module.vulkan([str(tmp_path)]).detail == "no driver"
 
+    (tmp_path / "intel_icd.x86_64.json").write_text("{}")
+    finding = module.vulkan([str(tmp_path)])
+    assert finding.ok is None and "lavapipe" in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("version", "ok"), [("25.0.7-2~bpo12+1", True), ("24.3.0-1", True), ("24.2.8-1", None), ("22.3.6-1", None)]
+)
+def test_lavapipe_draws_for_maniskill_since_mesa_24_3(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, ok: bool | None
+):
+    monkeypatch.setattr(module, "mesa", lambda: version)
+    monkeypatch.setattr(module.ctypes.util, "find_library", lambda name: "libvulkan.so.1")
     (tmp_path / "lvp_icd.x86_64.json").write_text("{}")
-    assert module.vulkan([str(tmp_path)]) == Finding("vulkan", True, "drivers: lvp")
+    finding = module.vulkan([str(tmp_path)])
+    assert finding.ok is ok and f"Mesa {version}" in finding.detail and bool(finding.advice) == (ok is None)
+
+    (tmp_path / "nvidia_icd.json").write_text("{}")  # draws whatever Mesa is
+    assert module.vulkan([str(tmp_path)]).ok is True
+
+
+def test_a_system_without_debian_packages_tells_no_version_of_mesa(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(module.shutil, "which", lambda name: None)
+    monkeypatch.setattr(module.ctypes.util, "find_library", lambda name: "libvulkan.so.1")
+    (tmp_path / "lvp_icd.x86_64.json").write_text("{}")
+    assert module.mesa() is None
+    finding = module.vulkan([str(tmp_path)])
+    assert finding.ok is True and "Mesa" not in finding.detail
 
 
 def test_a_small_disk_is_advised_against_but_not_refused(tmp_path: Path):

@@ -143,6 +143,16 @@ def rendering() -> Finding:
 
 
 VULKAN_DRIVERS = ("/usr/share/vulkan/icd.d", "/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d")
+LAVAPIPE, OLDEST_MESA = "lvp", (24, 3)  # Mesa's driver that draws on the CPU, and since when it does for ManiSkill
+
+
+def mesa() -> str | None:
+    """The version of Mesa's Vulkan drivers, where the system knows its packages as Debian does."""
+    if shutil.which("dpkg-query") is None:
+        return None
+    command = ["dpkg-query", "-W", "-f=${Version}", "mesa-vulkan-drivers"]
+    child = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return child.stdout.strip() or None if child.returncode == 0 else None
 
 
 def vulkan(folders: Sequence[str] = VULKAN_DRIVERS) -> Finding:
@@ -157,14 +167,33 @@ def vulkan(folders: Sequence[str] = VULKAN_DRIVERS) -> Finding:
         if not found
     ]
     if missing:
-        advice = f"only ManiSkill needs it: run `apt-get install {' '.join(missing)}` (as root; on Debian 12 add "
-        return Finding(
-            "vulkan",
-            None,
-            "no " + " and no ".join("loader" if package == "libvulkan1" else "driver" for package in missing),
-            advice + "`-t bookworm-backports`, because its own Mesa is too old to render without a GPU)",
-        )
-    return Finding("vulkan", True, "drivers: " + ", ".join(drivers))
+        kinds = ["loader" if package == "libvulkan1" else "driver" for package in missing]
+        advice = "only ManiSkill's images need it: " + _install_vulkan(" ".join(missing))
+        return Finding("vulkan", None, "no " + " and no ".join(kinds), advice)
+    version = mesa() if LAVAPIPE in drivers else None
+    detail = "drivers: " + ", ".join(drivers) + (f"; Mesa {version}" if version else "")
+    if "nvidia" in drivers or "nvidia_layers" in drivers:
+        return Finding("vulkan", True, detail)
+    if LAVAPIPE not in drivers:
+        advice = "they need a GPU of their own; without one ManiSkill draws with Mesa's lavapipe: "
+        return Finding("vulkan", None, detail, advice + _install_vulkan("mesa-vulkan-drivers"))
+    if version and _numbers(version) < OLDEST_MESA:
+        advice = f"ManiSkill draws without a GPU since Mesa {'.'.join(map(str, OLDEST_MESA))}: "
+        return Finding("vulkan", None, detail, advice + _install_vulkan("mesa-vulkan-drivers libvulkan1"))
+    return Finding("vulkan", True, f"{detail}; without a GPU, lavapipe draws on the CPU")
+
+
+def _install_vulkan(packages: str) -> str:
+    return (
+        f"run `apt-get install {packages}` (as root; on Debian 12 add `-t bookworm-backports`, because its own Mesa is "
+        "too old to render without a GPU)"
+    )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Those that a version begins with: (25, 0, 7) of "25.0.7-2~bpo12+1"."""
+    found = re.match(r"[\d.]*", version.partition(":")[2] or version)
+    return tuple(int(part) for part in found[0].split(".") if part) if found else ()
 
 
 def ffmpeg() -> Finding:

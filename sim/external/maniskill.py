@@ -1,0 +1,155 @@
+"""ManiSkill 3 (Tao et al. 2024, arXiv 2410.00425): the settings of its tasks, and one task as a Gymnasium environment.
+
+On the CPU one process simulates one world (`maniskill_world.py`), and a pool of processes plays many. On a GPU one
+simulation holds all worlds (`maniskill_gpu.py`). Nothing heavy is imported here: this file is read for ``--help``.
+
+**Departures** from what ``gymnasium.make`` gives: the time limit is ours, because the demonstrations of ManiSkill's
+planner are longer than the registered limits, so that a policy that imitates them would never get to the end; images
+stand beside the numbers instead of three levels deep; a world that only gives numbers starts no renderer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from ...policies.core.config import from_data, to_data
+from ...policies.core.errors import BurnishError, did_you_mean
+from ...policies.core.ranges import check_ranges
+
+if TYPE_CHECKING:
+    from .maniskill_world import ManiSkillWorld
+
+
+class Observations(Enum):
+    state = "state"  # numbers alone, with the poses of the objects
+    rgb = "rgb"  # images, and of the numbers those that a robot knows of itself
+
+
+class Reward(Enum):
+    sparse = "sparse"  # 1 where the task is solved, -1 where it has failed
+    dense = "dense"
+    normalized_dense = "normalized_dense"  # the dense one, at most 1
+
+
+class Backend(Enum):
+    auto = "auto"  # the GPU if torch finds one, else the CPU
+    cpu = "cpu"
+    gpu = "gpu"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What was measured of a task. ``max_steps`` is twice the mean length of the planner's demonstrations (PushCube 69,
+    PickCube 75, StackCube 107, PegInsertionSide 155), and longer than the longest of them (77, 88, 126, 203)."""
+
+    max_steps: int | None = None  # None: the registered limit
+    control_mode: str | None = "pd_ee_delta_pose"  # None: the first one of the robot
+    draws: bool = False  # reads what it has drawn, so that it needs a renderer for numbers too
+
+
+# To pd_ee_delta_pose all demonstrations of PickCube and StackCube can be replayed, but only 15 of 20 of
+# PegInsertionSide, all of which can be to pd_joint_delta_pos.
+TASKS: Mapping[str, Task] = {
+    "PushCube-v1": Task(140),
+    "PickCube-v1": Task(150),
+    "StackCube-v1": Task(220),
+    "PegInsertionSide-v1": Task(310, "pd_joint_delta_pos"),
+    "PushT-v1": Task(draws=True),
+}
+UNKNOWN = Task(control_mode=None)
+SHADERS = ("minimal", "default", "rt-fast", "rt-med", "rt")
+
+
+@dataclass
+class ManiSkillConfig:
+    id: str = "PushCube-v1"  # as registered with ManiSkill
+    obs: Observations = Observations.state  # state | rgb (images, and what the robot knows of itself)
+    cameras: list[str] = field(default_factory=list)  # those that are observed with obs=rgb; by default all of the task
+    image_size: int = 64  # height and width of the images of all cameras
+    control_mode: str | None = None  # what the actions mean; by default pd_ee_delta_pose where demonstrations fit it
+    robot_uids: str | None = None  # by default the task's own; StackCube is drawn 3 times faster with panda
+    reward_mode: Reward = Reward.sparse  # sparse | dense | normalized_dense
+    max_steps: int | None = None  # by default twice the length of the planner's demonstrations, else as registered
+    control_hz: int | None = None  # by default that of the task, mostly 20
+    end_at_success: bool = True  # whether an episode ends when the task is solved
+    backend: Backend = Backend.auto  # auto | cpu (one world per process) | gpu (all worlds in one simulation)
+    seed_each: bool = (
+        True  # on a GPU start each world by its own seed; false starts all at once: faster, but not paired
+    )
+    rebuild: bool = (
+        False  # on a CPU build a new scene for each episode (0.5 s), so that nothing is left of the last one
+    )
+    shader: str | None = None  # how cameras draw: minimal, default, rt-fast, rt-med, rt; by default as the task says
+    film: bool = False  # whether pictures for films can be drawn, which needs Vulkan
+
+    def __post_init__(self) -> None:
+        check_ranges(self, {"[1, inf)": "max_steps control_hz", "[4, 4096]": "image_size"}, "env.")
+        if not self.id or ":" in self.id or "/" in self.id:
+            raise BurnishError(f"env.id={self.id!r} must be the name of a task of ManiSkill, such as PushCube-v1")
+        if self.cameras and self.obs is Observations.state:
+            raise BurnishError(f"env.cameras={list(self.cameras)} are observed with env.obs=rgb only; set it")
+        if self.shader is not None and self.shader not in SHADERS:
+            raise BurnishError(f"env.shader={self.shader!r} is not known; {did_you_mean(self.shader, SHADERS)}")
+        if self.robot_uids == "":
+            raise BurnishError("env.robot_uids='' names no robot; leave it out for the robot of the task")
+
+    @property
+    def task(self) -> Task:
+        return TASKS.get(self.id, UNKNOWN)
+
+    @property
+    def renders(self) -> bool:
+        """Whether the simulation starts a renderer, which needs a driver for Vulkan."""
+        return self.obs is Observations.rgb or self.film or self.task.draws
+
+    def limit(self, registered: int | None) -> int:
+        limit = self.max_steps or self.task.max_steps or registered
+        if limit is None:
+            raise BurnishError(f"env.id={self.id} is registered without a limit of time; give env.max_steps")
+        return limit
+
+    def about_limit(self, registered: int | None) -> str:
+        """A sentence for the first lines of a run."""
+        limit = self.limit(registered)
+        if self.max_steps is not None:
+            return f"{self.id}: episodes of at most {limit} steps, as env.max_steps says"
+        if self.task.max_steps is not None:
+            return (
+                f"{self.id}: episodes of at most {limit} steps, twice the planner's demonstrations; registered is "
+                f"{registered}, which most of them exceed"
+            )
+        return (
+            f"{self.id}: episodes of at most {limit} steps, as registered; if demonstrations are longer, a policy that "
+            "imitates them cannot succeed, so set env.max_steps to about twice their length"
+        )
+
+    def on_gpu(self) -> bool:
+        if self.backend is not Backend.auto:
+            return self.backend is Backend.gpu
+        import torch
+
+        return torch.cuda.is_available()
+
+
+def make(threads: int | None = None, **settings: Any) -> ManiSkillWorld:
+    """One world on the CPU, as a Gymnasium environment without a time limit. ``settings`` are those of
+    ``ManiSkillConfig`` as plain data. ``threads`` is for processes of a pool, which have to share the cores: how many
+    of them torch and the software renderer use, from now on and for all of this process."""
+    if threads is not None:
+        os.environ["LP_NUM_THREADS"] = str(threads)  # is read when the renderer starts
+        import torch
+
+        torch.set_num_threads(threads)
+    from .maniskill_world import ManiSkillWorld
+
+    return ManiSkillWorld(from_data(ManiSkillConfig, settings, "env"))
+
+
+def recipe(config: ManiSkillConfig, processes: int = 1) -> dict[str, Any]:
+    """How a worker of a pool makes its world: a callable and its arguments, as plain data."""
+    threads = {"threads": 1} if processes > 1 else {}
+    return {"id": f"{__name__}:make", "package": None, "kwargs": {**to_data(config), **threads}}
