@@ -169,6 +169,10 @@ class Wilful(Script):
         return super().reset(mask, [len(self.begun) + i for i in range(self.num_envs)])
 
 
+class Unrepeatable(Script):
+    repeatable = False
+
+
 class Passed(Wrapper):
     def step(self, action, active=None):
         return self.env.step(action, active)
@@ -185,8 +189,7 @@ def test_a_world_that_ignores_its_seed_gives_no_pairs():
 
 @pytest.mark.parametrize("wrap", [lambda env: env, Passed, lambda env: Passed(Passed(env))])
 def test_a_robot_is_not_reset_to_find_out(wrap):
-    env = Script(1)
-    env.repeatable = False
+    env = Unrepeatable(1)
     found = evaluate(wrap(env), Noisy(1), SEEDS)
     assert env.begun == SEEDS and not found.repeatable
     assert found == replace(expected(SEEDS), repeatable=False)

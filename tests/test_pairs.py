@@ -60,7 +60,7 @@ OTHER_SEEDS = "not paired: the two evaluations ran different seed lists; "
 def test_what_is_no_pair_is_compared_as_independent_episodes(changes, begins):
     b = outcome([True] * 12 + [False] * 7 + [True] * 2 + [False] * 4)
     a = replace(outcome([True] * 19 + [False] * 6), **changes)
-    result, turned = compare(a, b), compare(b, a)
+    result, turned = compare_two(a, b), compare_two(b, a)
     assert result.sentence().startswith(begins) and turned.unpaired == result.unpaired
     if not changes:
         assert result.unpaired == "" and result.wins == 7
