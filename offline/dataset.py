@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ..policies.core.errors import BurnishError
 from ..policies.core.normalize import Normalizer, Scaling
-from ..policies.core.spec import PolicySpec, stacked_by_history
+from ..policies.core.spec import PolicySpec, require_like_actions, stacked_by_history
 from ..policies.core.types import Obs
 from ..policies.data.episodes import Episode, Episodes, scaled_actions
 from .replay import Replay
@@ -59,10 +59,12 @@ def decisions(
     count = spec.execute if phases is None else phases
     if not 1 <= count <= spec.execute:
         raise BurnishError(f"phases={phases} must lie between 1 and the {spec.execute} executed steps of a decision")
-    for name in ("action_mode", "control_hz"):
-        ours, theirs = getattr(spec, name), getattr(episodes.spec, name)
-        if ours is not None and ours != theirs:
-            raise BurnishError(f"the policy acts with {name}={ours}, but the recordings were made with {theirs}")
+    require_like_actions("the policy", spec.action_mode, "the recordings", episodes.spec.action_mode)
+    if spec.control_hz not in (None, episodes.spec.control_hz):
+        raise BurnishError(
+            f"the policy acts with control_hz={spec.control_hz}, but the recordings were made with "
+            f"{episodes.spec.control_hz}"
+        )
     rewards = [episode.reward for episode in episodes]
     tails = _tails(rewards, gamma, behind_cut) if monte_carlo else [None] * len(episodes)
     actions = scaled_actions(episodes, spec.action).split([len(episode) for episode in episodes])

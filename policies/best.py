@@ -7,8 +7,9 @@ run chooses in two steps:
   mean there is the **candidate**; of equals, the later one, which has learnt for longer.
 * *Confirmation.* When the run has ended, the start, the candidate and the last policy play ``eval.confirm`` fresh
   seeds, of the stream "confirm", on which nothing was chosen. The candidate or the last policy is delivered if the
-  interval of its paired difference from the start lies above 0, at a level corrected for the number of policies that
-  were tried there (Bonferroni). If both pass, the higher mean decides. Otherwise the run delivers its start.
+  interval of its difference from the start (of pairs, where the world honours its seeds) lies above 0, at a level
+  corrected for the number of policies that were tried there (Bonferroni). If both pass, the higher mean decides.
+  Otherwise the run delivers its start.
 
 The folder of the run holds
 
@@ -32,7 +33,7 @@ from torch import nn
 from .build import describe, load_policy
 from .core.errors import BurnishError
 from .core.files import refuse_link, replace
-from .measure.evaluate import Evaluation, compare
+from .measure.evaluate import Evaluation, compare, why_unpaired
 from .runs.checkpoint import load, save
 
 BEST, CANDIDATE, START, CONFIRMED = "best", "candidate", "start.json", "confirm.json"
@@ -102,6 +103,8 @@ class Best:
             f"the {name} (step {steps[name]:,}) {_versus(played[name], played['start'])}" for name in steps
         )
         told = f"on {len(played['start'].seeds)} fresh seeds the start has {mean(played['start']):.4g}, {found}"
+        if unpaired := why_unpaired(played["last"], played["start"]):
+            told += f" (not paired: {unpaired})"
         if chosen is not None:
             return f"best: {self.path}, of step {steps[chosen]:,}: {told}"
         return f"best: the policy that this run began with. No other is better beyond doubt: {told}"
@@ -123,7 +126,7 @@ def mean(evaluation: Evaluation) -> float:
 
 
 def difference(evaluation: Evaluation, start: Evaluation, confidence: float) -> tuple[float, float, float]:
-    """(difference, low, high) of the pairs. A single pair proves nothing."""
+    """(difference, low, high), as `compare` finds them. A single episode proves nothing."""
     if len(evaluation.seeds) < 2:
         return mean(evaluation) - mean(start), float("-inf"), float("inf")
     found = compare(evaluation, start, confidence)

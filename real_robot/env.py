@@ -9,7 +9,8 @@ brings about the beginning of an episode, which on hardware may take a person.
 
 Nobody can put a robot back into the middle of an episode. The saved state decides the episodes to come, and where
 that is loaded the one under way is over: a reset comes first (``continues``). A training that was interrupted goes on
-so, and does not repeat bit for bit.
+so, and does not repeat bit for bit. Nor is an episode begun twice to find out whether its seed is honoured
+(``repeatable``): evaluations on a robot are never paired.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ class RobotEnv:
     num_envs = 1
     device = torch.device("cpu")
     continues = False
+    repeatable = False
 
     def __init__(self, body: Body, stage: Stage, seed: int = 0, supervisor: Supervisor | None = None) -> None:
         self.body, self.spec, self.supervisor = body, body.spec, supervisor

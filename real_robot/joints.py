@@ -29,7 +29,6 @@ from ..policies.core.spec import ActionSpec, EnvSpec, ObsSpec, PolicySpec
 from .adapter import RobotSpec, Vector
 
 ABSOLUTE = "joint_target"
-UNKNOWN = "unknown"  # what the recordings of others say of their actions
 USUAL_HZ = 30.0
 MOST_HZ = 1000.0
 TWICE = 2.0  # a policy's set-points that need so many ranges of a joint are no angles of it
@@ -92,9 +91,7 @@ class Joints:
         hz = next(x for x in (config.control_hz, told, USUAL_HZ) if x is not None)
         if not 0 < hz <= MOST_HZ:
             raise BurnishError(f"control_hz={hz:g} must lie in (0, {MOST_HZ:g}]; give env.control_hz=...")
-        unknown = policy is not None and policy.action_mode in (None, UNKNOWN)
-        mode = UNKNOWN if unknown else ABSOLUTE
-        self.spec = EnvSpec(ObsSpec({"state": (len(self._zero),)}), action, float(hz), mode, config.max_steps)
+        self.spec = EnvSpec(ObsSpec({"state": (len(self._zero),)}), action, float(hz), ABSOLUTE, config.max_steps)
         self._now = self._rest = self._wide(np.clip(0.0, lower, upper), 0.0)
         self._asked: Vector | None = None  # in this episode
         self._start: Vector | None = None

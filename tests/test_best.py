@@ -48,6 +48,19 @@ def confirming(best, last, *exams, step=9):
     best.confirm(policy(0), last, step, lambda _: next(left))
 
 
+def test_without_pairs_a_small_lead_is_not_beyond_doubt(tmp_path):
+    """7 more successes of 40, and no loss: pairs show it, independent episodes do not."""
+    start = exam(20)
+    mended = [i for i, won in enumerate(start.success) if not won][:7]
+    last = replace(start, success=[won or i in mended for i, won in enumerate(start.success)])
+    for repeatable, name in ((True, "paired"), (False, "unpaired")):
+        best = Best(tmp_path / name, {})
+        best.begin(exam(20))
+        confirming(best, policy(1), replace(start, repeatable=repeatable), replace(last, repeatable=repeatable))
+        assert best.path.exists() == repeatable
+        assert ("(not paired: equal seeds begin different episodes" in best.sentence()) != repeatable
+
+
 def test_the_candidate_has_the_highest_mean_and_of_equals_the_latest(tmp_path):
     best = Best(tmp_path, {})
     best.begin(exam(40))

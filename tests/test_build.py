@@ -137,6 +137,32 @@ def test_another_number_of_steps_is_remembered(tmp_path):
         load_policy(tmp_path / "g", steps=7)
 
 
+FITTING = [
+    ("unknown", "ee_delta"),  # a LeRobot set of others, and a world of ours
+    ("velocity", "gym:Pendulum-v1"),  # recordings of docs/data.md, and a Gymnasium world
+    ("gym:FetchReach-v3", "gym:FetchReachDense-v3"),  # twins
+    (None, "ee_delta"),
+    ("ee_delta", "ee_delta"),
+]
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [*FITTING, ("ee_delta", "joint_target")])
+def test_only_two_action_modes_that_say_something_can_misfit(ours, theirs):
+    policy, world = dataclasses.replace(SPEC, action_mode=ours), EnvSpec(SPEC.inputs, SPEC.action, 20.0, theirs, 10)
+    if (ours, theirs) in FITTING:
+        return check_compatible(policy, world)
+    with pytest.raises(BurnishError, match=r"ee_delta, but the environment with .*joint_target.*env\.action_mode=ee_d"):
+        check_compatible(policy, world)
+
+
+def test_silent_action_modes_excuse_no_other_dimension_and_no_other_rate():
+    silent = dataclasses.replace(SPEC, action_mode="unknown")
+    with pytest.raises(BurnishError, match="acts in 3 dimensions"):
+        check_compatible(silent, EnvSpec(SPEC.inputs, ActionSpec((-1,), (1,)), 20.0, "unknown", 10))
+    with pytest.raises(BurnishError, match=r"control_hz=20\.0"):
+        check_compatible(silent, EnvSpec(SPEC.inputs, SPEC.action, 10.0, "unknown", 10))
+
+
 @pytest.mark.parametrize("kind", ["flow", "diffusion", "gaussian"])
 def test_a_policy_that_dropped_goals_fits_a_world_without_goals_and_another_does_not(kind):
     data = {"goal_drop": 0.2} if kind == "gaussian" else {"net": {"goal_drop": 0.2}}

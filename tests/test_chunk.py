@@ -167,6 +167,15 @@ def test_scaled_world_gets_actuator_units_and_reports_what_it_executed_in_ours()
         ScaledEnv(world, ActionSpec((0, 0, 0), (1, 1, 1)))
 
 
+def test_limits_of_a_policy_that_lie_beyond_those_of_the_world_are_other_units():
+    world = ScriptedWorld([[(9, TRUNCATED)]])
+    low, high = world.spec.action.low, world.spec.action.high
+    ScaledEnv(world, ActionSpec((low[0] - 9, low[1]), (high[0] + 9, high[1] / 2)))  # controls: wider, and narrower
+    for beyond in (ActionSpec((low[0], 50), (high[0], 100)), ActionSpec((low[0], -100), (high[0], -50))):
+        with pytest.raises(BurnishError, match=r"dimension 1 of the policy's actions lies in \[.*other units"):
+            ScaledEnv(world, beyond)
+
+
 def test_what_the_world_says_it_executed_is_what_counts():
     """A guard or a take-over inside the world changes the action; the outcome must tell."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -141,7 +142,9 @@ def test_other_seeds_are_other_runs_and_other_episodes(tmp_path, monkeypatch):
 
 def test_episodes_of_several_runs_are_pooled():
     together = joined([evaluation([True, False]), evaluation([True, True])])
-    assert together.success == [True, False, True, True] and len(together.seeds) == 4
+    assert together.success == [True, False, True, True] and len(together.seeds) == 4 and together.repeatable
+    wilful = replace(evaluation([True]), repeatable=False)
+    assert not joined([evaluation([True]), wilful]).repeatable
 
 
 # ---- commands ----

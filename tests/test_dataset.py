@@ -242,3 +242,5 @@ def test_refusals():
     for name, value in (("action_mode", "velocity"), ("control_hz", 50.0)):
         with pytest.raises(BurnishError, match=f"the policy acts with {name}={value}, but the recordings"):
             decisions(episodes, replace(spec, **{name: value}), GAMMA)
+    for mode in (None, "unknown", "gym:Pendulum-v1"):  # controls: these say nothing that could misfit
+        assert len(decisions(episodes, replace(spec, action_mode=mode), GAMMA)) > 0

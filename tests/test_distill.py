@@ -248,6 +248,19 @@ def test_teachers_of_unlike_worlds_are_refused(other, fact):
         shared_spec([teacher(name="a"), strange])
 
 
+def test_teachers_share_the_action_mode_that_one_of_them_says():
+    def acting(name, mode):
+        made = teacher(name=name)
+        made.env.spec = replace(made.env.spec, action_mode=mode)
+        return made
+
+    a, b, silent = acting("a", "ee_delta"), acting("b", "joint_target"), acting("c", "unknown")
+    assert shared_spec([silent, a]).action_mode == shared_spec([a, silent]).action_mode == "ee_delta"
+    assert shared_spec([silent, silent]).action_mode == "unknown"
+    with pytest.raises(BurnishError, match=r"a acts with action_mode=ee_delta, but b with action_mode=joint_target"):
+        shared_spec([silent, a, b])
+
+
 def test_who_may_relabel():
     one, stacked = teacher(name="a"), replace(spec_of(LINE), history=2)
     require_rounds(spec_of(LINE), [one])

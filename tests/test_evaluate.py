@@ -13,7 +13,8 @@ from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.seed import EpisodeSeeds, RowNoise, derive
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec
 from burnish.policies.core.types import Step
-from burnish.policies.measure.evaluate import Evaluation, evaluate, evaluation_seeds
+from burnish.policies.core.wrapper import Wrapper
+from burnish.policies.measure.evaluate import Evaluation, compare, evaluate, evaluation_seeds
 from burnish.policies.measure.statistics import mean_interval, wilson
 from report_lab import write_mp4
 
@@ -152,11 +153,46 @@ def test_control_a_controller_that_is_not_restarted_for_each_seed_gives_another_
 def test_each_seed_is_played_once_and_resets_touch_only_the_worlds_that_begin():
     env, controller = Script(3), Noisy(3)
     evaluate(env, controller, SEEDS)
+    assert env.begun[:3] == SEEDS[:3]  # begun twice, to see whether the world honours its seeds
+    env.begun = env.begun[3:]
     assert sorted(env.begun) == sorted(SEEDS)
     begun = [
         seed for mask, seeds in controller.told for seed, begins in zip(seeds, mask.tolist(), strict=True) if begins
     ]
     assert begun == env.begun
+
+
+class Wilful(Script):
+    """Begins whatever episode comes next."""
+
+    def reset(self, mask=None, seeds=None):
+        return super().reset(mask, [len(self.begun) + i for i in range(self.num_envs)])
+
+
+class Unrepeatable(Script):
+    repeatable = False
+
+
+class Passed(Wrapper):
+    def step(self, action, active=None):
+        return self.env.step(action, active)
+
+
+def test_a_world_that_ignores_its_seed_gives_no_pairs():
+    found = evaluate(Wilful(3), Noisy(3), SEEDS)
+    assert not found.repeatable
+    words = compare(found, found).sentence("it", "itself")
+    assert words.startswith("not paired: equal seeds begin different episodes in this world; it succeeds in ")
+    control = evaluate(Script(3), Noisy(3), SEEDS)
+    assert control.repeatable and "paired seeds" in compare(control, control).sentence()
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, Passed, lambda env: Passed(Passed(env))])
+def test_a_robot_is_not_reset_to_find_out(wrap):
+    env = Unrepeatable(1)
+    found = evaluate(wrap(env), Noisy(1), SEEDS)
+    assert env.begun == SEEDS and not found.repeatable
+    assert found == replace(expected(SEEDS), repeatable=False)
 
 
 def test_success_is_absent_where_the_world_reports_none():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,13 @@ from burnish.finetune.compare.comparison import (
 )
 from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.measure.evaluate import Evaluation
-from burnish.policies.measure.statistics import paired_difference, pooled_interval
+from burnish.policies.measure.evaluate import OTHER_EPISODES, Evaluation
+from burnish.policies.measure.statistics import (
+    paired_difference,
+    pooled_interval,
+    unpaired_difference,
+    unpaired_mean_difference,
+)
 from burnish.policies.runs.checkpoint import save
 from burnish.policies.runs.interrupt import Stop
 
@@ -104,6 +110,23 @@ def test_over_several_runs_both_runs_and_episodes_are_samples(tmp_path):
     scores = [[x - y for x, y in zip(evaluation(k).success or [], base, strict=True)] for k in (40, 24)]
     row = next(row for row in found["methods"] if row["method"] == "wild")
     assert (row["over_free"], row["over_free_low"], row["over_free_high"]) == pooled_interval(scores)
+
+
+def test_without_pairs_runs_and_the_baseline_are_independent_samples(tmp_path):
+    """Control: the same counts, paired. All successes of the worse are successes of the better, so pairs tell more."""
+    entries = folder_of(tmp_path, {"one": [28], "two": [28, 30]}, {GREEDY_BASE: 14})
+    pairs = summarize(tmp_path, entries, [GREEDY_BASE], budget=100, goal=0.9)
+    for file in sorted((tmp_path / "evaluations").iterdir()):
+        replace(Evaluation.load(file), repeatable=False).save(file)
+    found = summarize(tmp_path, entries, [GREEDY_BASE], budget=100, goal=0.9)
+    rows = {row["method"]: row for row in found["methods"]}
+    over = {name: tuple(row[f"over_free{end}"] for end in ("", "_low", "_high")) for name, row in rows.items()}
+    assert over["one"] == unpaired_difference((28, N), (14, N))
+    assert over["two"] == unpaired_mean_difference([28 / N, 30 / N], [float(i < 14) for i in range(N)])
+    assert rows["one"]["difference_low"] == unpaired_difference((28, N), (10, N))[1]
+    assert found["unpaired"] == OTHER_EPISODES and verdict(found).startswith(f"not paired: {OTHER_EPISODES}; ")
+    assert pairs["unpaired"] == "" and verdict(pairs).startswith("one (seed 0)")
+    assert found["runs"][0]["p_value"] > pairs["runs"][0]["p_value"]
 
 
 def test_last_sorts_and_delivered_stands_beside_it(tmp_path):

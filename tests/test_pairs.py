@@ -14,7 +14,15 @@ from burnish.policies.measure.evaluate import (
     compare_returns,
     compare_two,
 )
-from burnish.policies.measure.statistics import mcnemar_exact, mean_interval, paired_difference, wilson
+from burnish.policies.measure.statistics import (
+    fisher_exact,
+    mcnemar_exact,
+    mean_interval,
+    paired_difference,
+    unpaired_difference,
+    unpaired_mean_difference,
+    wilson,
+)
 
 
 def outcome(success):
@@ -36,12 +44,42 @@ def test_compare_two():
     json.dumps(result.to_dict(), allow_nan=False)
 
 
-def test_compare_two_refuses_what_is_not_paired():
+OTHER_WORLD = "not paired: equal seeds begin different episodes in this world; "
+OTHER_SEEDS = "not paired: the two evaluations ran different seed lists; "
+
+
+@pytest.mark.parametrize(
+    ("changes", "begins"),
+    [
+        ({}, "a succeeds"),  # control: pairs
+        ({"repeatable": False}, OTHER_WORLD),
+        ({"seeds": [*range(24), 99]}, OTHER_SEEDS),
+        ({"seeds": list(range(25))[::-1]}, OTHER_SEEDS),  # another order would pair the wrong rows
+    ],
+)
+def test_what_is_no_pair_is_compared_as_independent_episodes(changes, begins):
+    b = outcome([True] * 12 + [False] * 7 + [True] * 2 + [False] * 4)
+    a = replace(outcome([True] * 19 + [False] * 6), **changes)
+    result, turned = compare_two(a, b), compare_two(b, a)
+    assert result.sentence().startswith(begins) and turned.unpaired == result.unpaired
+    if not changes:
+        assert result.unpaired == "" and result.wins == 7
+        return
+    assert (result.difference, result.difference_low, result.difference_high) == unpaired_difference((19, 25), (14, 25))
+    assert result.p_value == fisher_exact((19, 25), (14, 25)) != mcnemar_exact(7, 2)
+    assert result.wins is result.losses is result.ties is None
+    assert " of 25 and b in 56.0%" in result.sentence() and "wins" not in result.sentence()
+    assert "Fisher's exact p = " in result.sentence()
+    json.dumps(result.to_dict(), allow_nan=False)
+
+
+def test_evaluations_of_different_length_are_compared_without_pairs():
+    sentence = compare(outcome([True] * 4), outcome([True, False, False])).sentence()
+    assert sentence.startswith(OTHER_SEEDS) and "of 4 and b in 33.3%" in sentence and "of 3 episodes" in sentence
+
+
+def test_a_comparison_by_success_needs_success():
     a = outcome([True, False, True])
-    with pytest.raises(BurnishError, match=r"different seed lists \(3 and 3 seeds, 2 in common"):
-        compare_two(a, replace(a, seeds=[0, 1, 9]))
-    with pytest.raises(BurnishError, match="different seed lists"):  # another order would pair the wrong rows
-        compare_two(a, replace(a, seeds=[2, 1, 0]))
     with pytest.raises(BurnishError, match="needs success"):
         compare_two(a, replace(a, success=None, success_at_end=None))
 
@@ -66,7 +104,10 @@ def test_returns_are_compared_by_pairs():
     assert "over 30 paired seeds: difference +1.1 [" in result.sentence()
     json.dumps(result.to_dict(), allow_nan=False)
     assert isinstance(compare(outcome([True] * 30), outcome([False] * 30)), Comparison)
-    with pytest.raises(BurnishError, match="different seed lists"):
-        compare_returns(a, replace(b, seeds=[99, *b.seeds[1:]]))
+    alone = compare_returns(a, replace(b, repeatable=False))
+    assert (alone.difference, alone.difference_low, alone.difference_high) == unpaired_mean_difference(
+        a.returns, b.returns
+    )
+    assert alone.sentence().startswith(OTHER_WORLD) and alone.difference_low < 0
     with pytest.raises(BurnishError, match="at least 2 seeds"):
         compare_returns(returning([1.0]), returning([2.0]))

@@ -68,6 +68,17 @@ def test_the_verdict_is_that_of_the_paired_seeds(folder):
     assert "the loss is not finite at step 3" in text
 
 
+def test_a_page_of_a_world_that_ignores_its_seeds_shows_no_pairs(folder):
+    why = "equal seeds begin different episodes in this world"
+    assert "Paired difference" in page(folder) and "ot paired" not in page(folder)  # control
+    first_run(folder, unpaired=why)
+    change(folder, unpaired=why)
+    text = page(folder)
+    assert "Unpaired difference" in text and "Fisher" in text and "McNemar" not in text
+    assert "per result, not paired" in text and "on the same seeds" not in text
+    assert f"Not paired: {why}, so no run can be shown at the starts of its base." in text
+
+
 @pytest.mark.parametrize(
     ("low", "high", "begins"),
     [(0.1, 0.2, "dsrl succeeds in"), (-0.1, 0.2, "No method is measurably better"), (-0.2, -0.1, "No method improved")],

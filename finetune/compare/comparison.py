@@ -1,11 +1,13 @@
 """A comparison: its runs read from disk, a row per method, the best run, and a sentence for each.
 
-Curves are of the seeds kept for selection; ``final`` and all differences are of other seeds, paired with the base. The
-criterion is success, or the mean return where the world knows no success. Methods are sorted by the last policies of
-their runs (``final`` of a run, ``mean`` of a method); beside stands what the runs deliver.
+Curves are of the seeds kept for selection; ``final`` and all differences are of other seeds, paired with the base where
+the world honours its seeds (``unpaired`` says why not). The criterion is success, or the mean return where the world
+knows no success. Methods are sorted by the last policies of their runs (``final`` of a run, ``mean`` of a method);
+beside stands what the runs deliver.
 
-Each method is held against the best of the free baselines, seed by seed. Which one is the best is seen on the same
-episodes, so luck speaks for the baseline: rather too few methods are said to beat it, and rather too many to be worse.
+Each method is held against the best of the free baselines, seed by seed where there are pairs. Which one is the best is
+seen on the same episodes, so luck speaks for the baseline: rather too few methods are said to beat it, and rather too
+many to be worse.
 """
 
 from __future__ import annotations
@@ -19,8 +21,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...policies.best import BEST, Best
-from ...policies.measure.evaluate import Comparison, Evaluation, compare
-from ...policies.measure.statistics import interquartile_mean, pooled_interval, stratified_bootstrap
+from ...policies.measure.evaluate import Comparison, Evaluation, compare, why_unpaired
+from ...policies.measure.statistics import (
+    interquartile_mean,
+    pooled_interval,
+    stratified_bootstrap,
+    unpaired_mean_difference,
+)
 from ...policies.runs.run import read_metrics
 from .free_baselines import ALSO_GREEDY, NAMES, lacking
 from .report.timing import of_metrics
@@ -78,6 +85,7 @@ def summarize(
     shown += ("difference", "difference_low")
     return {
         "criterion": criterion(base),
+        "unpaired": next((row["unpaired"] for row in runs + baselines if row.get("unpaired")), ""),
         "base": {**own(base), "episodes": len(base.seeds)},
         "budget": budget,
         "goal": goal,
@@ -127,7 +135,7 @@ def run_row(out: Path, entry: Entry, base: Evaluation, *, budget: int, goal: flo
     delivery = delivered(out, entry, end, base)
     return row | {
         "curve": curve,
-        **_paired(end, base),
+        **_against_base(end, base),
         "delivers": delivered_by(out / entry.folder),
         "delivered": None if delivery is None else own(delivery)["final"],
         "selected_by": curve[-1][2],
@@ -150,7 +158,7 @@ def free_row(out: Path, entry: Entry, base: Evaluation) -> dict[str, Any]:
     trained = [r for r in read_metrics(folder) if "time/elapsed_s" in r] if folder.is_dir() else []
     counts = {"minutes": trained[-1]["time/elapsed_s"] / 60, "gradient_steps": trained[-1]["step"]} if trained else {}
     usual = {"minutes": 0.0, "gradient_steps": 0.0, "control_steps": 0.0}
-    return row | _paired(Evaluation.load(out / entry.evaluation), base) | usual | counts
+    return row | _against_base(Evaluation.load(out / entry.evaluation), base) | usual | counts
 
 
 def _begun(out: Path, entry: Entry) -> dict[str, Any]:
@@ -162,7 +170,7 @@ def _begun(out: Path, entry: Entry) -> dict[str, Any]:
     return row | {"status": "failed", "error": said}
 
 
-def _paired(end: Evaluation, base: Evaluation) -> dict[str, Any]:
+def _against_base(end: Evaluation, base: Evaluation) -> dict[str, Any]:
     found = compare(end, base)
     return {
         **own(end),
@@ -170,6 +178,7 @@ def _paired(end: Evaluation, base: Evaluation) -> dict[str, Any]:
         "difference_low": found.difference_low,
         "difference_high": found.difference_high,
         "p_value": found.p_value if isinstance(found, Comparison) else None,
+        "unpaired": found.unpaired,
     }
 
 
@@ -197,7 +206,8 @@ def against(
     row: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], free: Mapping[str, Any] | None, out: Path
 ) -> dict[str, Any]:
     """A method, by the last policies of its runs, held against a free baseline on the same seeds. Of a single run the
-    interval is that of its episodes, and of several that of both, runs and episodes."""
+    interval is that of its episodes, and of several that of both, runs and episodes. Without pairs, the means of the
+    runs and the episodes of the baseline are two independent samples."""
     ended = [run for run in runs if run["method"] == row["method"] and run["status"] == "finished"]
     if free is None or not ended:
         return dict.fromkeys(("standing", "over_free", "over_free_low", "over_free_high"))
@@ -206,6 +216,8 @@ def against(
     if len(mine) == 1:
         found = compare(mine[0], yardstick)
         difference, low, high = found.difference, found.difference_low, found.difference_high
+    elif any(why_unpaired(x, yardstick) for x in mine):
+        difference, low, high = unpaired_mean_difference([_scores(x).mean() for x in mine], _scores(yardstick))
     else:
         difference, low, high = pooled_interval([_scores(x) - _scores(yardstick) for x in mine])
     standing = BEATS if low > 0 else WORSE if high < 0 else UNCLEAR
@@ -265,8 +277,9 @@ def _mean(values: Iterable[float | None]) -> float | None:
 def joined(evaluations: Sequence[Evaluation]) -> Evaluation:
     """Episodes of several evaluations in one list, for what does not ask which seeds they had."""
     columns = [evaluation.to_dict() for evaluation in evaluations]
-    kept = {name: x and list(chain(*(each[name] for each in columns))) for name, x in columns[0].items()}
-    return Evaluation(**kept)
+    lists = {name: x for name, x in columns[0].items() if name != "repeatable"}
+    kept = {name: x and list(chain(*(each[name] for each in columns))) for name, x in lists.items()}
+    return Evaluation(**kept, repeatable=all(evaluation.repeatable for evaluation in evaluations))
 
 
 def verdict(found: Mapping[str, Any]) -> str:
@@ -282,7 +295,7 @@ def verdict(found: Mapping[str, Any]) -> str:
         f"{form.format(base['final'])} [{form.format(base['low'])}, {form.format(base['high'])}]"
     )
     yardstick = next((row for row in found["free"] if row["label"] == found["best_free"]), None)
-    lines = [whole]
+    lines = [f"not paired: {found['unpaired']}; {whole}" if found["unpaired"] else whole]
     if yardstick is not None:
         lines += [f"the best free baseline, {yardstick['label']}, has {form.format(yardstick['final'])}"]
         signed = form.replace(":", ":+")

@@ -20,7 +20,16 @@ from ...policies.core.errors import BurnishError
 from ...policies.core.files import refuse_link
 from ...policies.core.scale import Scale
 from ...policies.core.seed import derive
-from ...policies.core.spec import ActionSpec, EnvSpec, ObsSpec, PolicySpec, check_compatible, stacked_by_history
+from ...policies.core.spec import (
+    ActionSpec,
+    EnvSpec,
+    ObsSpec,
+    PolicySpec,
+    check_compatible,
+    require_like_actions,
+    says_nothing,
+    stacked_by_history,
+)
 from ...policies.core.types import Controller, Metrics, Obs, Step, VecEnv
 from ...policies.core.wrapper import Wrapper
 from ...policies.data.episodes import Episode
@@ -75,7 +84,6 @@ def shared_spec(teachers: Sequence[Teacher]) -> EnvSpec:
             )
         facts = [
             ("action limits", _limits(spec.action), _limits(world.action)),
-            ("action_mode", spec.action_mode, world.action_mode),
             ("control_hz", spec.control_hz, world.control_hz),
             ("pictures", spec.pixels or world.pixels, world.pixels or spec.pixels),
             ("goals", _goals(spec.obs), _goals(world.obs)),
@@ -86,10 +94,16 @@ def shared_spec(teachers: Sequence[Teacher]) -> EnvSpec:
                     f"{first} and {name} cannot teach one student, because their worlds differ in {fact}: {one} and "
                     f"{other}; choose teachers of like worlds, or one world for all with env=..."
                 )
+    modes = [(t.name, world.action_mode) for t, world in zip(teachers, worlds, strict=True)]
+    known = [each for each in modes if not says_nothing(each[1])] or modes
+    for each in known:
+        require_like_actions(*known[0], *each)
     shown = {key: s for key, s in spec.obs.shapes.items() if all(w.obs.shapes.get(key) == s for w in worlds)}
     if not shown:
         raise BurnishError("the worlds of the teachers show nothing in common, so no student could act in all of them")
-    return replace(spec, obs=ObsSpec(shown), max_steps=max(world.max_steps for world in worlds))
+    return replace(
+        spec, obs=ObsSpec(shown), action_mode=known[0][1], max_steps=max(world.max_steps for world in worlds)
+    )
 
 
 @dataclass

@@ -45,6 +45,13 @@ class ScaledEnv(Wrapper):
             raise BurnishError(
                 f"the policy acts in {limits.dim} dimensions, but the environment in {env.spec.action.dim}"
             )
+        rows = zip(limits.low, limits.high, env.spec.action.low, env.spec.action.high, strict=True)
+        for i, (low, high, least, most) in enumerate(rows):
+            if high < least or low > most:  # all that the policy can ask for would be clipped to one number
+                raise BurnishError(
+                    f"dimension {i} of the policy's actions lies in [{low:g}, {high:g}], but the environment takes "
+                    f"[{least:g}, {most:g}]; the two have other units"
+                )
         self.scale = Scale(limits, env.device)
         self.spec = replace(env.spec, action=ActionSpec((-1.0,) * limits.dim, (1.0,) * limits.dim))
 

@@ -17,6 +17,8 @@ T = TypeVar("T")
 # actions of 32 numbers is 6 kB. The length counts by itself: a convolution over it has as many rows of its width.
 LARGEST_OBS, LARGEST_CHUNK, LONGEST_CHUNK = 1 << 25, 1 << 20, 1 << 12  # bytes, bytes, actions
 MOST_KEYS, MOST_AXES = 256, 8
+UNKNOWN = "unknown"  # the action_mode of recordings that do not say what their actions mean
+OF_A_WORLD = "gym:"  # action modes that begin so only name the world that the actions are for
 
 
 def require_bytes(size: int, most: int, what: str) -> None:
@@ -105,7 +107,7 @@ class EnvSpec:
     obs: ObsSpec
     action: ActionSpec
     control_hz: float
-    action_mode: str  # what the numbers mean: "velocity", "joint_target", "ee_delta", ...
+    action_mode: str  # what the numbers mean: "velocity", "joint_target", "ee_delta", ...; may say nothing
     max_steps: int
     pixels: str | None = None  # how cameras are drawn ("plain", "lavish"); None: without cameras, or unknown
 
@@ -246,6 +248,21 @@ def chunk_spec(env: EnvSpec, chunk: ChunkConfig, limits: ActionSpec | None = Non
     return replace(spec, action=limits or spec.action, horizon=chunk.horizon, execute=chunk.execute, start=chunk.start)
 
 
+def says_nothing(action_mode: str | None) -> bool:
+    """Whether an ``action_mode`` leaves open what the numbers of an action mean."""
+    return not action_mode or action_mode == UNKNOWN or action_mode.startswith(OF_A_WORLD)
+
+
+def require_like_actions(ours: str, mode: str | None, theirs: str, other: str | None) -> None:
+    """Refuse two action modes that both say what their numbers mean, and differ. ``ours`` and ``theirs`` name them."""
+    if not (says_nothing(mode) or says_nothing(other) or mode == other):
+        raise BurnishError(
+            f"{ours} acts with action_mode={mode}, but {theirs} with action_mode={other}, so equal numbers are other "
+            f"actions; where both words mean the same, say so: env.action_mode={mode} with env=gym, or "
+            "action_mode of the entry burnish in meta/info.json of recordings"
+        )
+
+
 def check_compatible(policy: PolicySpec, env: EnvSpec) -> None:
     """``env`` is the world as the policy would see it (after history stacking and scaling)."""
     needed, given = policy.inputs.shapes, env.obs.shapes
@@ -258,10 +275,12 @@ def check_compatible(policy: PolicySpec, env: EnvSpec) -> None:
             raise BurnishError(f"the policy needs {key!r} of shape {shape}, but the environment gives {given[key]}")
     if policy.action.dim != env.action.dim:
         raise BurnishError(f"the policy acts in {policy.action.dim} dimensions, the environment in {env.action.dim}")
-    for name in ("action_mode", "control_hz"):
-        ours, theirs = getattr(policy, name), getattr(env, name)
-        if ours is not None and ours != theirs:
-            raise BurnishError(f"the policy was trained with {name}={ours}, but the environment has {name}={theirs}")
+    require_like_actions("the policy", policy.action_mode, "the environment", env.action_mode)
+    if policy.control_hz not in (None, env.control_hz):
+        raise BurnishError(
+            f"the policy was trained with control_hz={policy.control_hz}, but the environment has "
+            f"control_hz={env.control_hz}"
+        )
     looks = any(key.startswith("image.") for key in needed)
     if looks and None not in (policy.pixels, env.pixels) and policy.pixels != env.pixels:
         raise BurnishError(

@@ -113,6 +113,7 @@ class VecEnv(Protocol):
     """N worlds at control time. Rows outside ``mask`` or ``active`` are not touched.
 
     A world may answer in the same memory again and again: who keeps an observation beyond the next call copies it.
+    A world that must not be reset only to be looked at says ``repeatable = False`` (`wrapper.repeatable`).
     """
 
     num_envs: int

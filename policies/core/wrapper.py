@@ -50,9 +50,19 @@ def state_names(env: Any) -> Sequence[str] | None:
 def continues(env: Any) -> bool:
     """Whether the state of the world behind ``env`` holds the episodes under way. A robot's cannot: it says
     ``continues = False``, its state decides the episodes to come, and it is reset after loading."""
+    return getattr(_innermost(env), "continues", True)
+
+
+def repeatable(env: Any) -> bool:
+    """Whether the world behind ``env`` may begin an episode once more, only to see if its seed decides the beginning.
+    A robot says ``repeatable = False``: its resets cost a person's time, and no seed lays out the same scene again."""
+    return getattr(_innermost(env), "repeatable", True)
+
+
+def _innermost(env: Any) -> Any:
     while hasattr(env, "env"):
         env = env.env
-    return getattr(env, "continues", True)
+    return env
 
 
 class Wrapper:

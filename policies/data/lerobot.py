@@ -16,7 +16,7 @@ import pyarrow as pa
 import torch
 
 from ..core.errors import BurnishError
-from ..core.spec import EnvSpec, ObsSpec
+from ..core.spec import UNKNOWN, EnvSpec, ObsSpec
 from ..runs.manifest import memory
 from . import lerobot_files as files
 from . import lerobot_images as images
@@ -80,7 +80,7 @@ class _Reader:
         if spec is None:
             self.notes.append("action limits are the range of the data")
             rate, longest = float(self.info["fps"]), max(map(len, episodes))
-            spec = EnvSpec(ObsSpec(self.shapes), action_limits(episodes), rate, "unknown", longest)
+            spec = EnvSpec(ObsSpec(self.shapes), action_limits(episodes), rate, UNKNOWN, longest)
             meta = {"source": "lerobot", "robot_type": self.info.get("robot_type")}
         if self.notes:
             meta = {**meta, "notes": list(dict.fromkeys(self.notes))}

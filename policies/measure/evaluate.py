@@ -3,6 +3,10 @@
 An episode depends on its seed and on nothing else: not on the number of worlds, not on the world that played it, not
 on what the other worlds did (up to the rounding of a network's matrix products, which know how many rows they have).
 Two evaluations over one seed list are therefore paired, episode by episode.
+
+Not every world keeps that promise. So `evaluate` begins the first episodes twice, and an `Evaluation` remembers whether
+equal seeds gave equal observations (``repeatable``). Where they did not, `compare` uses the tests of independent
+episodes, and says so. Dice that no first observation shows are not seen by this check.
 """
 
 from __future__ import annotations
@@ -21,9 +25,20 @@ from ..core import tree
 from ..core.errors import BurnishError
 from ..core.files import named, replace
 from ..core.seed import derive
-from ..core.types import Controller, VecEnv
-from .statistics import mcnemar_exact, mean_interval, paired_difference, wilson
+from ..core.types import Controller, Obs, VecEnv
+from ..core.wrapper import repeatable
+from .statistics import (
+    fisher_exact,
+    mcnemar_exact,
+    mean_interval,
+    paired_difference,
+    unpaired_difference,
+    unpaired_mean_difference,
+    wilson,
+)
 from .video import Film
+
+OTHER_EPISODES = "equal seeds begin different episodes in this world"
 
 
 def evaluation_seeds(count: int, *, stream: str = "evaluate", base: int = 0) -> list[int]:
@@ -43,9 +58,12 @@ class Evaluation:
     truncated: list[bool]
     success: list[bool] | None = None  # at any step of the episode
     success_at_end: list[bool] | None = None  # at its last step
+    repeatable: bool = True  # equal seeds begin equal episodes; files of older versions do not say
 
     def __post_init__(self) -> None:
-        columns = {f.name: getattr(self, f.name) for f in fields(self)}
+        if not isinstance(self.repeatable, bool):
+            raise BurnishError(f"an evaluation is malformed: repeatable={self.repeatable!r:.40} must be true or false")
+        columns = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "repeatable"}
         sizes = {name: len(x or ()) for name, x in columns.items() if x is not None or not name.startswith("success")}
         if not self.seeds or len(set(sizes.values())) > 1:
             raise BurnishError(f"an evaluation needs one value per seed and at least one seed, got lengths {sizes}")
@@ -109,6 +127,9 @@ def evaluate(
     The worlds work through the list: who is finished takes the next seed, and who finds none waits inactive. With a
     folder ``video``, each episode of ``video_seeds`` becomes ``seed_<n>_success.mp4`` or ``seed_<n>_failure.mp4``
     there. ``progress`` is told (episodes finished, episodes in all).
+
+    All worlds are reset twice before the first step, to see whether they honour their seeds; a world that says
+    ``repeatable = False``, such as a robot, is not asked, and counts as one that does not.
     """
     if not hasattr(controller, "step"):
         raise BurnishError(f"a {type(controller).__name__} is not a controller; wrap a policy in ChunkController")
@@ -134,7 +155,7 @@ def _play(
     active = torch.tensor([e is not None for e in episode], device=device)
 
     everyone = torch.ones(worlds, dtype=torch.bool, device=device)
-    obs = env.reset(everyone, world_seeds)
+    obs, honours = _begin(env, everyone, world_seeds)
     controller.reset(everyone, world_seeds)
     _refuse_non_finite(obs, active, world_seeds)
     film.shoot(world_seeds, active)
@@ -189,10 +210,19 @@ def _play(
             film.shoot(world_seeds, begins)
 
     by_seed = [list(column) for column in zip(*rows, strict=True)]
-    returned, length, terminated, truncated, once, at_end = by_seed
-    if not reports_success:
-        return Evaluation(seeds, returned, length, terminated, truncated)
-    return Evaluation(seeds, returned, length, terminated, truncated, once, at_end)
+    returned, length, terminated, truncated, *successes = by_seed
+    once, at_end = successes if reports_success else (None, None)
+    return Evaluation(seeds, returned, length, terminated, truncated, once, at_end, honours)
+
+
+def _begin(env: VecEnv, everyone: Tensor, world_seeds: Sequence[int]) -> tuple[Obs, bool]:
+    """The first observations, and whether the same seeds give them twice, bit for bit."""
+    if not repeatable(env):
+        return env.reset(everyone, world_seeds), False
+    first = tree.map_tree(torch.clone, env.reset(everyone, world_seeds))
+    again = env.reset(everyone, world_seeds)
+    # NaN would count as unequal, but an episode that begins with one is refused anyway.
+    return again, all(torch.equal(x, first[key]) for key, x in again.items())
 
 
 def _refuse_non_finite(values: Mapping[str, Tensor], active: Tensor, world_seeds: Sequence[int]) -> None:
@@ -220,9 +250,11 @@ def _refuse_endless(lengths: Tensor, active: Tensor, max_steps: int, world_seeds
 
 @dataclass(frozen=True)
 class Comparison:
-    """``a`` against ``b`` on the same seeds. A win is a seed on which only ``a`` succeeded."""
+    """``a`` against ``b`` by success. A win is a seed on which only ``a`` succeeded; only pairs have wins."""
 
-    episodes: int
+    episodes: int  # of a
+    b_episodes: int
+    unpaired: str  # why the episodes are no pairs; empty where they are
     confidence: float
     a_rate: float
     a_low: float
@@ -230,31 +262,42 @@ class Comparison:
     b_rate: float
     b_low: float
     b_high: float
-    difference: float  # a minus b, with the interval of the pairs
+    difference: float  # a minus b, with the interval of the pairs, or of two independent rates
     difference_low: float
     difference_high: float
-    wins: int
-    losses: int
-    ties: int
-    p_value: float  # exact McNemar, two-sided
+    wins: int | None
+    losses: int | None
+    ties: int | None
+    p_value: float  # two-sided: exact McNemar of pairs, else Fisher's exact test
 
-    def to_dict(self) -> dict[str, float]:
+    def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def sentence(self, a: str = "a", b: str = "b") -> str:
+        test = (
+            f"Fisher's exact p = {self.p_value:.2g}"
+            if self.unpaired
+            else f"{self.wins} wins, {self.losses} losses, {self.ties} ties, exact McNemar p = {self.p_value:.2g}"
+        )
+        both = _in_one_sentence(
+            self,
+            f"{a} succeeds in {self.a_rate:.1%} [{self.a_low:.1%}, {self.a_high:.1%}]",
+            f"{b} in {self.b_rate:.1%} [{self.b_low:.1%}, {self.b_high:.1%}]",
+            "of",
+        )
         return (
-            f"{a} succeeds in {self.a_rate:.1%} [{self.a_low:.1%}, {self.a_high:.1%}] and {b} in {self.b_rate:.1%} "
-            f"[{self.b_low:.1%}, {self.b_high:.1%}] of {self.episodes} paired seeds: difference {self.difference:+.1%} "
-            f"[{self.difference_low:+.1%}, {self.difference_high:+.1%}], {self.wins} wins, {self.losses} losses, "
-            f"{self.ties} ties, exact McNemar p = {self.p_value:.2g} ({self.confidence:.0%} intervals)"
+            f"{both}: difference {self.difference:+.1%} [{self.difference_low:+.1%}, {self.difference_high:+.1%}], "
+            f"{test} ({self.confidence:.0%} intervals)"
         )
 
 
 @dataclass(frozen=True)
 class ReturnComparison:
-    """``a`` against ``b`` on the same seeds by undiscounted returns, with Student's intervals."""
+    """``a`` against ``b`` by undiscounted returns, with Student's intervals, or Welch's where there are no pairs."""
 
-    episodes: int
+    episodes: int  # of a
+    b_episodes: int
+    unpaired: str  # why the episodes are no pairs; empty where they are
     confidence: float
     a_mean: float
     a_low: float
@@ -262,64 +305,87 @@ class ReturnComparison:
     b_mean: float
     b_low: float
     b_high: float
-    difference: float  # a minus b, with the interval of the mean of the pairs' differences
+    difference: float  # a minus b, with the interval of the mean of the pairs' differences, or of two means
     difference_low: float
     difference_high: float
 
-    def to_dict(self) -> dict[str, float]:
+    def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def sentence(self, a: str = "a", b: str = "b") -> str:
+        both = _in_one_sentence(
+            self,
+            f"{a} returns {self.a_mean:.4g} [{self.a_low:.4g}, {self.a_high:.4g}]",
+            f"{b} {self.b_mean:.4g} [{self.b_low:.4g}, {self.b_high:.4g}]",
+            "over",
+        )
         return (
-            f"{a} returns {self.a_mean:.4g} [{self.a_low:.4g}, {self.a_high:.4g}] and {b} {self.b_mean:.4g} "
-            f"[{self.b_low:.4g}, {self.b_high:.4g}] over {self.episodes} paired seeds: difference "
-            f"{self.difference:+.4g} [{self.difference_low:+.4g}, {self.difference_high:+.4g}] "
+            f"{both}: difference {self.difference:+.4g} [{self.difference_low:+.4g}, {self.difference_high:+.4g}] "
             f"({self.confidence:.0%} intervals)"
         )
 
 
+def _in_one_sentence(found: Comparison | ReturnComparison, a: str, b: str, of: str) -> str:
+    if not found.unpaired:
+        return f"{a} and {b} {of} {found.episodes} paired seeds"
+    return f"not paired: {found.unpaired}; {a} {of} {found.episodes} and {b} {of} {found.b_episodes} episodes"
+
+
 def compare(a: Evaluation, b: Evaluation, confidence: float = 0.95) -> Comparison | ReturnComparison:
-    """By success if both report it, else by returns."""
-    paired = a.success is not None and b.success is not None
-    return compare_two(a, b, confidence) if paired else compare_returns(a, b, confidence)
+    """By success if both report it, else by returns: pair by pair where one seed list was played and both honour their
+    seeds, else as independent episodes."""
+    known = a.success is not None and b.success is not None
+    return compare_two(a, b, confidence) if known else compare_returns(a, b, confidence)
+
+
+def why_unpaired(a: Evaluation, b: Evaluation) -> str:
+    """Empty where the episodes of ``a`` and ``b`` are pairs."""
+    if not (a.repeatable and b.repeatable):
+        return OTHER_EPISODES
+    return "" if a.seeds == b.seeds else "the two evaluations ran different seed lists"
 
 
 def compare_returns(a: Evaluation, b: Evaluation, confidence: float = 0.95) -> ReturnComparison:
-    _require_paired(a, b)
-    if len(a.seeds) < 2:
+    if min(len(a.seeds), len(b.seeds)) < 2:
         raise BurnishError("a comparison of returns needs at least 2 seeds: one episode says nothing of the spread")
-    each = [x - y for x, y in zip(a.returns, b.returns, strict=True)]
-    numbers = []
-    for values in (a.returns, b.returns, each):
+    unpaired, numbers = why_unpaired(a, b), []
+    for values in (a.returns, b.returns):
         numbers += [math.fsum(values) / len(values), *mean_interval(values, confidence)]
-    return ReturnComparison(len(each), confidence, *numbers)
-
-
-def _require_paired(a: Evaluation, b: Evaluation) -> None:
-    if a.seeds != b.seeds:
-        raise BurnishError(
-            f"the two evaluations ran different seed lists ({len(a.seeds)} and {len(b.seeds)} seeds, "
-            f"{len(set(a.seeds) & set(b.seeds))} in common), so they are not paired; run both on one list"
-        )
+    if unpaired:
+        numbers += unpaired_mean_difference(a.returns, b.returns, confidence)
+    else:
+        each = [x - y for x, y in zip(a.returns, b.returns, strict=True)]
+        numbers += [math.fsum(each) / len(each), *mean_interval(each, confidence)]
+    return ReturnComparison(len(a.seeds), len(b.seeds), unpaired, confidence, *numbers)
 
 
 def compare_two(a: Evaluation, b: Evaluation, confidence: float = 0.95) -> Comparison:
     """By success."""
-    _require_paired(a, b)
     if a.success is None or b.success is None:
         raise BurnishError("a comparison needs success, which the world of these evaluations does not report")
-    pairs = list(zip(a.success, b.success, strict=True))
-    wins, losses = sum(x and not y for x, y in pairs), sum(y and not x for x, y in pairs)
-    a_low, a_high = wilson(sum(a.success), len(pairs), confidence)
-    b_low, b_high = wilson(sum(b.success), len(pairs), confidence)
-    difference, low, high = paired_difference(a.success, b.success, confidence)
+    unpaired = why_unpaired(a, b)
+    of_a, of_b = (sum(a.success), len(a.seeds)), (sum(b.success), len(b.seeds))
+    a_low, a_high = wilson(*of_a, confidence)
+    b_low, b_high = wilson(*of_b, confidence)
+    wins = losses = ties = None
+    if unpaired:
+        difference, low, high = unpaired_difference(of_a, of_b, confidence)
+        p_value = fisher_exact(of_a, of_b)
+    else:
+        pairs = list(zip(a.success, b.success, strict=True))
+        wins, losses = sum(x and not y for x, y in pairs), sum(y and not x for x, y in pairs)
+        ties = len(pairs) - wins - losses
+        difference, low, high = paired_difference(a.success, b.success, confidence)
+        p_value = mcnemar_exact(wins, losses)
     return Comparison(
-        episodes=len(pairs),
+        episodes=of_a[1],
+        b_episodes=of_b[1],
+        unpaired=unpaired,
         confidence=confidence,
-        a_rate=sum(a.success) / len(pairs),
+        a_rate=of_a[0] / of_a[1],
         a_low=a_low,
         a_high=a_high,
-        b_rate=sum(b.success) / len(pairs),
+        b_rate=of_b[0] / of_b[1],
         b_low=b_low,
         b_high=b_high,
         difference=difference,
@@ -327,6 +393,6 @@ def compare_two(a: Evaluation, b: Evaluation, confidence: float = 0.95) -> Compa
         difference_high=high,
         wins=wins,
         losses=losses,
-        ties=len(pairs) - wins - losses,
-        p_value=mcnemar_exact(wins, losses),
+        ties=ties,
+        p_value=p_value,
     )

@@ -1,10 +1,14 @@
 """Intervals and tests for success rates and returns, in closed form.
 
 ``wilson`` is the score interval of Wilson (1927); ``paired_difference`` is method 10 of Newcombe (1998, Statistics in
-Medicine 17:2635-2650), square-and-add of two Wilson intervals with a corrected phi; ``mcnemar_exact`` is the exact
-conditional form of McNemar (1947); ``mean_interval`` is Student's (1908), and ``pooled_interval`` adds two of them in
-squares, for runs and seeds that are crossed; ``interquartile_mean`` with
-``stratified_bootstrap`` is what Agarwal et al. (2021, arXiv 2108.13264) report of few runs.
+Medicine 17:2635-2650), square-and-add of two Wilson intervals with a corrected phi; ``unpaired_difference`` is method
+10 of its companion (1998, Statistics in Medicine 17:873-890), the same without phi; ``mcnemar_exact`` is the exact
+conditional form of McNemar (1947), and ``fisher_exact`` the test of Fisher (1935) for outcomes that are no pairs;
+``mean_interval`` is Student's (1908), ``unpaired_mean_difference`` Welch's (1947), and ``pooled_interval`` adds two of
+Student's in squares, for runs and seeds that are crossed; ``interquartile_mean`` with ``stratified_bootstrap`` is what
+Agarwal et al. (2021, arXiv 2108.13264) report of few runs.
+
+**Departures.** The degrees of freedom of Welch's interval are rounded down to a whole number, so it is rather too wide.
 """
 
 from __future__ import annotations
@@ -74,13 +78,39 @@ def paired_difference(
         raise BurnishError(f"pairs need two lists of one length, at least 1; got shapes {x.shape} and {y.shape}")
     n, in_a, in_b, both = len(x), int(x.sum()), int(y.sum()), int((x & y).sum())
     phi = _phi(both, in_a - both, in_b - both, n - in_a - in_b + both)
-    (low_a, high_a), (low_b, high_b) = wilson(in_a, n, confidence), wilson(in_b, n, confidence)
-    rate_a, rate_b, difference = in_a / n, in_b / n, (in_a - in_b) / n
+    return _square_and_add((in_a, n), (in_b, n), phi, confidence)
+
+
+def unpaired_difference(a: tuple[int, int], b: tuple[int, int], confidence: float = 0.95) -> tuple[float, float, float]:
+    """(difference, low, high) of P(a) - P(b), where ``a`` and ``b`` are (successes, trials) that are independent."""
+    return _square_and_add(a, b, 0.0, confidence)
+
+
+def _square_and_add(
+    a: tuple[int, int], b: tuple[int, int], phi: float, confidence: float
+) -> tuple[float, float, float]:
+    """The difference of two rates (successes, trials) whose outcomes are correlated by ``phi``."""
+    (low_a, high_a), (low_b, high_b) = wilson(*a, confidence), wilson(*b, confidence)
+    rate_a, rate_b = a[0] / a[1], b[0] / b[1]
+    difference = (a[0] * b[1] - b[0] * a[1]) / (a[1] * b[1])  # rounded once
     down_a, up_a, down_b, up_b = rate_a - low_a, high_a - rate_a, rate_b - low_b, high_b - rate_b
     # Law of cosines: two half widths combine with the cosine phi. Rounding may leave a tiny negative square at phi = 1.
     low = difference - math.sqrt(max(down_a**2 + up_b**2 - 2 * phi * down_a * up_b, 0.0))
     high = difference + math.sqrt(max(up_a**2 + down_b**2 - 2 * phi * up_a * down_b, 0.0))
     return difference, low, high
+
+
+def fisher_exact(a: tuple[int, int], b: tuple[int, int]) -> float:
+    """Two-sided p of two rates (successes, trials), given how many successes there are in all: the probability of all
+    splits of them that are at most as probable as this one."""
+    (in_a, of_a), (in_b, of_b) = a, b
+    if not (0 <= in_a <= of_a and 0 <= in_b <= of_b):
+        raise BurnishError(f"{in_a} of {of_a} and {in_b} of {of_b} are no successes of trials, so they have no test")
+    both = in_a + in_b
+    # Whole numbers, so that splits of one probability are counted or left out together.
+    ways = [math.comb(of_a, k) * math.comb(of_b, both - k) for k in range(max(0, both - of_b), min(of_a, both) + 1)]
+    observed = math.comb(of_a, in_a) * math.comb(of_b, in_b)
+    return sum(way for way in ways if way <= observed) / sum(ways)
 
 
 def _t_quantile(confidence: float, degrees: int) -> float:
@@ -106,14 +136,39 @@ def _t_quantile(confidence: float, degrees: int) -> float:
 def mean_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[float, float]:
     """(low, high) for the mean of independent values. A single value says nothing of its spread: (-inf, inf)."""
     _check_confidence(confidence)
-    x = np.asarray(values, dtype=np.float64)
-    if x.ndim != 1 or len(x) == 0 or not np.isfinite(x).all():
-        raise BurnishError("a mean needs a list of at least one number, all of them finite")
+    x = _finite_list(values)
     if len(x) == 1:
         return -math.inf, math.inf
     mean = float(x.mean())
     half = _t_quantile(confidence, len(x) - 1) * float(x.std(ddof=1)) / math.sqrt(len(x))
     return mean - half, mean + half
+
+
+def _finite_list(values: ArrayLike) -> np.ndarray:
+    x = np.asarray(values, dtype=np.float64)
+    if x.ndim != 1 or len(x) == 0 or not np.isfinite(x).all():
+        raise BurnishError("a mean needs a list of at least one number, all of them finite")
+    return x
+
+
+def unpaired_mean_difference(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> tuple[float, float, float]:
+    """(difference, low, high) of the means of two lists of independent values, whose variances may differ. A single
+    value says nothing of its spread: infinite bounds."""
+    _check_confidence(confidence)
+    x, y = _finite_list(a), _finite_list(b)
+    difference = float(x.mean() - y.mean())
+    if min(len(x), len(y)) == 1:
+        return difference, -math.inf, math.inf
+    of_x, of_y = float(x.var(ddof=1)) / len(x), float(y.var(ddof=1)) / len(y)
+    if of_x + of_y == 0:
+        return difference, difference, difference
+    # Welch and Satterthwaite; a share of the variance, so that tiny variances do not underflow when squared.
+    share = of_x / (of_x + of_y)
+    degrees = 1 / (share**2 / (len(x) - 1) + (1 - share) ** 2 / (len(y) - 1))
+    # It lies between the smaller of both degrees and their sum; rounding must not take it below.
+    whole = max(math.floor(degrees), min(len(x), len(y)) - 1)
+    half = _t_quantile(confidence, whole) * math.sqrt(of_x + of_y)
+    return difference, difference - half, difference + half
 
 
 def pooled_interval(scores: ArrayLike, confidence: float = 0.95) -> tuple[float, float, float]:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ...policies.core.chunk import HistoryEnv
 from ...policies.core.errors import BurnishError
-from ...policies.core.spec import ActionSpec, EnvSpec, ObsSpec, PolicySpec, check_compatible
+from ...policies.core.spec import ActionSpec, EnvSpec, ObsSpec, PolicySpec, check_compatible, says_nothing
 from ...policies.core.types import Controller, Obs, Step, VecEnv
 from ...policies.wire.server_spec import sent
 from ..clock import SECOND, Clock, MonotonicClock, ns
@@ -162,7 +162,8 @@ def require_fit(acting: ActionSource, body: EnvSpec) -> list[str]:
                 f"{acting.where} does not fit this robot: coordinate {i} of its actions lies in [{low:g}, {high:g}], "
                 f"and that of the robot in [{least:g}, {most:g}]; units or limits are others"
             )
-    return [name for name in ("control_hz", "action_mode") if getattr(spec, name) is None]
+    told = {"control_hz": spec.control_hz is not None, "action_mode": not says_nothing(spec.action_mode)}
+    return [name for name, known in told.items() if not known]
 
 
 def inference_ms(acting: ActionSource, body: Body, seed: int) -> dict[str, float]:

@@ -42,6 +42,7 @@ def comparison_page(comparison: Comparison, videos_mib: float) -> str:
             "verdict": verdict.of_comparison(comparison),
             "facts": verdict.comparison_facts(comparison),
             "measure": comparison.measure,
+            "unpaired": comparison.unpaired,
             "styles": styles,
             "curves": of_comparison(comparison, styles),
             "table": {
@@ -82,6 +83,7 @@ def run_page(run: RunFolder, command: str | None) -> str:
             "verdict": verdict.of_run(run),
             "facts": verdict.run_facts(run),
             "measure": measure_of(run),
+            "unpaired": "",
             "styles": {verdict.run_name(run): 0},
             "curves": curves,
             "table": None,

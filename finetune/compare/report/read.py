@@ -51,6 +51,7 @@ class Entry:
     difference_low: float | None = None
     difference_high: float | None = None
     p_value: float | None = None
+    unpaired: str = ""  # why its episodes and the base's are no pairs; empty where they are
     area: float | None = None
     time_to_goal_s: float | None = None
     dip: float | None = None
@@ -171,6 +172,7 @@ class Comparison:
     folders: dict[str, RunFolder]  # of runs, likewise
     free: list[Entry]  # the free baselines; older comparisons have none
     lacking: str  # which of them are not there, and how to get them
+    unpaired: str  # why the episodes of the runs and of the base are no pairs; empty where they are
 
     @property
     def best_free(self) -> Entry | None:
@@ -243,6 +245,7 @@ def read_comparison(path: Path) -> Comparison:
         evaluations=_evaluations(path, ["base", *names]),
         free=[_table(Entry, x, f"free[{i}]") for i, x in enumerate(_list(data, "free"))],
         lacking=str(data.get("lacking") or ""),
+        unpaired=str(data.get("unpaired") or ""),
         folders={run.name: read_run(folder) for run in runs if (folder := _run_folder(path, run)) is not None},
     )
 

@@ -44,6 +44,8 @@ def field_of(comparison: Comparison, runs: Sequence[str]) -> Field | str:
     runs = [name for name in runs if name in comparison.evaluations]
     if base is None or not runs:
         return "Nothing is known of single episodes: the evaluation of the base, or of every run, is missing."
+    if comparison.unpaired:
+        return f"Not paired: {comparison.unpaired}, so no run can be shown at the starts of its base."
     starts = comparison.starts
     seeds = [str(seed) for seed in base.seeds]
     rows = [i for i, seed in enumerate(seeds) if seed in starts.values]

@@ -33,11 +33,12 @@ def of_comparison(comparison: Comparison) -> Verdict:
         return Verdict("No run of this comparison finished, so there is nothing to compare.", lost.strip())
     measure, base = comparison.measure, base_value(comparison)
     final = run.final if run.final is not None else best.final
+    alike = "" if comparison.unpaired else " on the same seeds"
     if measure.success:
-        beside = "" if base is None else f", its base on the same seeds in {measure.value(base)}"
+        beside = "" if base is None else f", its base{alike} in {measure.value(base)}"
         reached = f"succeeds in {measure.value(final)} of the episodes{beside}."
     else:
-        beside = "" if base is None else f", its base on the same seeds {measure.value(base)}"
+        beside = "" if base is None else f", its base{alike} {measure.value(base)}"
         reached = f"returns {measure.value(final)}{beside}."
     low, high = run.difference_low, run.difference_high
     if low is None or high is None or low > 0:
@@ -67,8 +68,10 @@ def _difference(comparison: Comparison, run: Entry) -> str:
     if run.difference is None:
         return ""
     interval = measure.interval(run.difference_low, run.difference_high)
-    test = "" if run.p_value is None else f", exact McNemar test p {_equals(run.p_value)}"
-    return f"Paired difference {measure.change(run.difference)}{measure.unit_of_change} {interval} (95%){test}."
+    kind, name = ("Unpaired", "Fisher's exact") if run.unpaired else ("Paired", "exact McNemar")
+    test = "" if run.p_value is None else f", {name} test p {_equals(run.p_value)}"
+    why = f" Not paired: {run.unpaired}." if run.unpaired else ""
+    return f"{kind} difference {measure.change(run.difference)}{measure.unit_of_change} {interval} (95%){test}.{why}"
 
 
 def _equals(p: float) -> str:
@@ -101,7 +104,13 @@ def comparison_facts(comparison: Comparison) -> Facts:
     failed = len(comparison.runs) - finished
     facts.append(("Runs", f"{finished}", f"finished, {failed} failed" if failed else "all finished"))
     if base is not None:
-        facts.append(("Episodes", f"{len(base.seeds):,}", "per result, paired"))
+        facts.append(
+            (
+                "Episodes",
+                f"{len(base.seeds):,}",
+                "per result, not paired" if comparison.unpaired else "per result, paired",
+            )
+        )
     return facts
 
 
