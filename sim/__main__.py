@@ -34,6 +34,7 @@ from .build import ENVS, make_env, named, world_from
 from .collect import stream
 from .experts import make_expert
 from .experts.hosted import Errors
+from .external.maniskill import ManiSkillConfig
 from .external.settings import GymConfig
 from .two_mode import TwoModeConfig
 from .view import ViewConfig, watch
@@ -65,7 +66,7 @@ class CollectConfig:
     def __post_init__(self) -> None:
         if self.episodes < 1 or self.worlds < 1:
             raise BurnishError(f"episodes={self.episodes} and worlds={self.worlds} must be at least 1")
-        if self.errors != Errors() and not isinstance(self.env, GymConfig):
+        if self.errors != Errors() and not isinstance(self.env, GymConfig | ManiSkillConfig):
             raise BurnishError(
                 "errors.* are for experts in worlds of other packages; choose a level here, expert=clumsy"
             )

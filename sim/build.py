@@ -16,6 +16,7 @@ from ..policies.core.scale import ScaledEnv
 from ..policies.core.spec import PolicySpec, check_compatible
 from ..policies.core.types import VecEnv
 from ..policies.runs.stored_world import plain_world
+from .external.maniskill import ManiSkillConfig
 from .external.settings import GymConfig, RemoteConfig
 from .locomotion.settings import AntConfig, HalfCheetahConfig, HopperConfig, HumanoidConfig, Walker2dConfig
 from .point_reach import PointReachConfig
@@ -49,6 +50,7 @@ ENVS: dict[str, EnvKind] = {
         GymConfig, "external.worlds:ExternalEnv", "any Gymnasium environment with continuous actions, by env.id"
     ),
     "remote": EnvKind(RemoteConfig, "external.worlds:ExternalEnv", "the same in another Python or machine"),
+    "maniskill": EnvKind(ManiSkillConfig, "external.maniskill:worlds", "a task of ManiSkill 3, on the CPU or a GPU"),
     "half_cheetah": EnvKind(
         HalfCheetahConfig, "locomotion.robots:HalfCheetah", "Gymnasium's HalfCheetah-v5", task=True
     ),

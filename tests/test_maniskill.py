@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 from burnish.policies.core.errors import BurnishError
 from burnish.sim.external import maniskill_speed
-from burnish.sim.external.maniskill import TASKS, Backend, ManiSkillConfig, Observations, Reward, make, recipe
+from burnish.sim.external.maniskill import TASKS, Backend, ManiSkillConfig, Observations, RewardMode, make
 from burnish.sim.external.maniskill_gpu import ManiSkillEnv
 
 
@@ -236,11 +236,11 @@ def test_wrong_settings_are_refused_before_anything_is_imported(settings: dict[s
 
 
 def test_a_recipe_is_plain_data_that_makes_the_same_settings():
-    config = ManiSkillConfig("PickCube-v1", Observations.rgb, ["base_camera"], reward_mode=Reward.dense)
-    plain = recipe(config, processes=2)
-    assert plain["id"] == "burnish.sim.external.maniskill:make" and plain["kwargs"].pop("threads") == 1
-    assert plain["kwargs"]["obs"] == "rgb" and "threads" not in recipe(config)["kwargs"]
-    assert all(type(x) in (str, int, bool, list, type(None)) for x in plain["kwargs"].values())
+    config = ManiSkillConfig("PickCube-v1", Observations.rgb, ["base_camera"], reward_mode=RewardMode.dense)
+    made = hosted(config, 2)
+    assert made.id == "burnish.sim.external.maniskill:make" and made.kwargs.pop("threads") == 1
+    assert made.kwargs["obs"] == "rgb" and "threads" not in hosted(config, 1).kwargs
+    assert from_data(ManiSkillConfig, made.kwargs) == config
 
 
 def test_settings_are_read_without_maniskill():

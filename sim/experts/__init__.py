@@ -16,6 +16,7 @@ import torch
 from ...policies.core.errors import BurnishError, did_you_mean
 from ...policies.core.types import Controller, VecEnv
 from ..build import env_config, env_name
+from ..external.maniskill import ManiSkillConfig
 from ..external.settings import GymConfig
 from . import toy
 
@@ -51,7 +52,7 @@ def make_expert(
     ``module:callable``, and ``errors`` (`hosted.Errors`) take the place of those of the level."""
     config = env_config(name_or_config)
     name = env_name(config)
-    if isinstance(config, GymConfig):
+    if isinstance(config, GymConfig | ManiSkillConfig):
         from ..external.worlds import ExternalEnv
         from .hosted import hosted_expert
 

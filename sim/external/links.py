@@ -241,6 +241,8 @@ def checked(description: dict[str, Any]) -> dict[str, Any]:
         good = good and all(_shaped(x) and all(isinstance(key, str) for key in x["path"]) for x in leaves)
         ends = [action.get("low", []), action.get("high", [])]
         good = good and all(isinstance(x, (int, float)) for end in ends for x in end)
+        mode, notes = description["says"]["action_mode"], description["says"]["notes"] or []
+        good = good and isinstance(mode, str | None) and all(isinstance(note, str) for note in notes)
         if not good:
             raise TypeError
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -19,8 +19,12 @@ from typing import TYPE_CHECKING, Any
 from ...policies.core.config import from_data, to_data
 from ...policies.core.errors import BurnishError, did_you_mean
 from ...policies.core.ranges import check_ranges
+from .settings import GymConfig, Reward
 
 if TYPE_CHECKING:
+    import torch
+
+    from ...policies.core.types import VecEnv
     from .maniskill_world import ManiSkillWorld
 
 
@@ -29,7 +33,7 @@ class Observations(Enum):
     rgb = "rgb"  # images, and of the numbers those that a robot knows of itself
 
 
-class Reward(Enum):
+class RewardMode(Enum):
     sparse = "sparse"  # 1 where the task is solved, -1 where it has failed
     dense = "dense"
     normalized_dense = "normalized_dense"  # the dense one, at most 1
@@ -72,19 +76,18 @@ class ManiSkillConfig:
     image_size: int = 64  # height and width of the images of all cameras
     control_mode: str | None = None  # what the actions mean; by default pd_ee_delta_pose where demonstrations fit it
     robot_uids: str | None = None  # by default the task's own; StackCube is drawn 3 times faster with panda
-    reward_mode: Reward = Reward.sparse  # sparse | dense | normalized_dense
+    reward_mode: RewardMode = RewardMode.sparse  # sparse | dense | normalized_dense
     max_steps: int | None = None  # by default twice the length of the planner's demonstrations, else as registered
     control_hz: int | None = None  # by default that of the task, mostly 20
     end_at_success: bool = True  # whether an episode ends when the task is solved
     backend: Backend = Backend.auto  # auto | cpu (one world per process) | gpu (all worlds in one simulation)
-    seed_each: bool = (
-        True  # on a GPU start each world by its own seed; false starts all at once: faster, but not paired
-    )
-    rebuild: bool = (
-        False  # on a CPU build a new scene for each episode (0.5 s), so that nothing is left of the last one
-    )
+    seed_each: bool = True  # on a GPU begin each world by its own seed; false begins all at once: faster, not paired
+    rebuild: bool = False  # on the CPU build a scene for each episode (0.5 s), so that nothing is left of the last one
     shader: str | None = None  # how cameras draw: minimal, default, rt-fast, rt-med, rt; by default as the task says
     film: bool = False  # whether pictures for films can be drawn, which needs Vulkan
+    reward: Reward = Reward.given  # given: as reward_mode says; until_success: -1 in every step until the first success
+    processes: int | None = None  # on the CPU, that step the worlds; 0: this one; default one a core
+    restart: bool = False  # on the CPU, a worker that dies is replaced, its episodes truncated
 
     def __post_init__(self) -> None:
         check_ranges(self, {"[1, inf)": "max_steps control_hz", "[4, 4096]": "image_size"}, "env.")
@@ -149,7 +152,26 @@ def make(threads: int | None = None, **settings: Any) -> ManiSkillWorld:
     return ManiSkillWorld(from_data(ManiSkillConfig, settings, "env"))
 
 
-def recipe(config: ManiSkillConfig, processes: int = 1) -> dict[str, Any]:
-    """How a worker of a pool makes its world: a callable and its arguments, as plain data."""
-    threads = {"threads": 1} if processes > 1 else {}
-    return {"id": f"{__name__}:make", "package": None, "kwargs": {**to_data(config), **threads}}
+def hosted(config: ManiSkillConfig, num_envs: int) -> GymConfig:
+    """The same worlds, one in each environment of `world_server.py`."""
+    own = {"reward": config.reward.name, "processes": config.processes, "restart": config.restart}
+    settings = {key: x for key, x in to_data(config).items() if key not in own}
+    threads = {} if num_envs == 1 or config.processes == 0 else {"threads": 1}
+    return GymConfig(
+        f"{__name__}:make",
+        {**settings, **threads},
+        end_at_success=config.end_at_success,
+        reward=config.reward,
+        processes=config.processes,
+        restart=config.restart,
+    )
+
+
+def worlds(num_envs: int, config: ManiSkillConfig, *, seed: int = 0, device: torch.device | str = "cpu") -> VecEnv:
+    if config.on_gpu():
+        from .maniskill_gpu import ManiSkillEnv
+
+        return ManiSkillEnv(num_envs, config, seed=seed, device=device)
+    from .worlds import ExternalEnv
+
+    return ExternalEnv(num_envs, hosted(config, num_envs), seed=seed, device=device)

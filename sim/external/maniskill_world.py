@@ -18,7 +18,7 @@ from gymnasium.envs.registration import EnvSpec
 from torch import Tensor
 
 from ...policies.core.errors import BurnishError, did_you_mean
-from .maniskill import ManiSkillConfig, Observations, Reward
+from .maniskill import ManiSkillConfig, Observations, RewardMode
 from .maniskill_speed import speed_up
 
 # All that ManiSkill's constructors raise where a setting, a file or a driver is wrong.
@@ -110,9 +110,9 @@ def _cannot(config: ManiSkillConfig, error: Exception, renderer: str) -> str:
 def _check_reward(config: ManiSkillConfig, simulation: Any) -> None:
     """A task without the reward would refuse only when it is stepped."""
     info = simulation.get_info()
-    if config.reward_mode is Reward.sparse and "fail" in info and "success" not in info:
+    if config.reward_mode is RewardMode.sparse and "fail" in info and "success" not in info:
         raise BurnishError(f"env.id={config.id} has no reward sparse that works; set env.reward_mode=dense")
-    if config.reward_mode is Reward.sparse:
+    if config.reward_mode is RewardMode.sparse:
         return
     base = importlib.import_module("mani_skill.envs.sapien_env").BaseEnv
     name = f"compute_{config.reward_mode.value}_reward"

@@ -54,7 +54,7 @@ class GymConfig:
                 f"env.kwargs={self.kwargs!r} must be a mapping of plain data: names to numbers, strings, booleans, "
                 "lists and mappings of these"
             )
-        for name in set(self.kwargs or {}) & set(OURS):
+        for name in set(self.kwargs or {}) & set(OURS) if ":" not in self.id else ():
             raise BurnishError(f"env.kwargs cannot set {name}, which has a place of its own; give {OURS[name]}")
         check_ranges(self, {"[1, inf)": "max_steps", "(0, inf)": "control_hz", "[0, inf)": "processes"}, "env.")
         check_ranges(self, {"(-inf, inf)": "success_reward"}, "env.")

@@ -85,10 +85,9 @@ def make(recipe: dict[str, Any]) -> Any:
 
         return gym.make(name, **kwargs)
     for package in recipe.get("guesses") or ():
-        if name not in gym.registry and importlib.util.find_spec(package) is not None:
+        if name not in gym.registry and importlib.util.find_spec(package):
             importlib.import_module(package)
-    # The checker of Gymnasium would test in every step what is tested here.
-    kwargs.setdefault("disable_env_checker", True)
+    kwargs.setdefault("disable_env_checker", True)  # it would test in every step what is tested here
     return gym.make(name, max_episode_steps=recipe.get("max_steps"), **kwargs)
 
 
@@ -138,7 +137,7 @@ class Host:
         action = {"kind": type(box).__name__, "dtype": str(box.dtype or ""), "shape": list(box.shape or ())}
         if action["kind"] == "Box":
             action["low"], action["high"] = (x.ravel().astype(float).tolist() for x in (box.low, box.high))
-        rates = {"dt": getattr(inner, "dt", None), "control_freq": getattr(inner, "control_freq", None)}
+        rates = {name: getattr(inner, name, None) for name in ("dt", "control_freq")}
         rates["render_fps"] = (getattr(world, "metadata", None) or {}).get("render_fps")
         return {
             "version": VERSION,
@@ -147,6 +146,7 @@ class Host:
             "action": action,
             "rates": {key: first(x) for key, x in rates.items() if _is_number(x)},
             "max_steps": getattr(spec, "max_episode_steps", None),
+            "says": {name: getattr(inner, name, None) for name in ("action_mode", "notes")},
             "nondeterministic": bool(getattr(spec, "nondeterministic", False)),
             "render_mode": getattr(world, "render_mode", None),
         }

@@ -63,7 +63,7 @@ class ExternalEnv:
         action = ActionSpec(found["action"]["low"], found["action"]["high"])
         self._low, self._high = np.array(action.low, self._dtype), np.array(action.high, self._dtype)
         hz, self._hz_from = _control_hz(found["rates"], config)
-        mode = config.action_mode or f"gym:{config.id}"
+        mode = config.action_mode or found["says"]["action_mode"] or f"gym:{config.id}"
         self.spec = EnvSpec(self._layout.spec, action, hz, mode, _max_steps(found["max_steps"], config))
         self._rows = self._layout.room(num_envs)
         require_bytes(
@@ -80,6 +80,7 @@ class ExternalEnv:
         return (
             f"{self.config.id}: {self.num_envs} worlds in {self.workers.where()}, {self.spec.control_hz:g} Hz "
             f"({self._hz_from}), at most {self.spec.max_steps} steps, {read}"
+            + "".join(f"; {note}" for note in self.description["says"]["notes"] or ())
         )
 
     def reset(self, mask: Tensor | None = None, seeds: Sequence[int] | None = None) -> Obs:
