@@ -116,7 +116,8 @@ def collect(config: CollectConfig) -> int:
 
 
 def view(config: ViewConfig) -> int:
-    acting = CollectConfig(config.env, config.expert, config.policy, config.episodes, worlds=1, seed=config.seed)
+    played = {"env": config.env, "expert": config.expert, "policy": config.policy, "episodes": config.episodes}
+    acting = CollectConfig(**played, worlds=1, seed=config.seed)
     scene = _scene(acting)
     return watch(scene.raw, scene.env, scene.controller, config)
 

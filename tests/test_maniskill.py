@@ -12,9 +12,10 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from burnish.policies.core.config import from_data
 from burnish.policies.core.errors import BurnishError
 from burnish.sim.external import maniskill_speed
-from burnish.sim.external.maniskill import TASKS, Backend, ManiSkillConfig, Observations, RewardMode, make
+from burnish.sim.external.maniskill import TASKS, Backend, ManiSkillConfig, Observations, RewardMode, hosted, make
 from burnish.sim.external.maniskill_gpu import ManiSkillEnv
 
 
