@@ -18,16 +18,15 @@ import os
 import subprocess
 import sys
 import tempfile
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import torch
 from measure import machine, options, publish, table
+from revisions import ROOT, entry, linked, translated, worktree
 
 from burnish.policies.runs.checkpoint import Checkpoint, load
 
-ROOT = Path(__file__).resolve().parents[1]
 BASE = ROOT / "benchmarks" / "bases" / "insert"
 SILENT = ["seed=3", "threads=1", "eval.episodes=2", "eval.worlds=2", "eval.confirm=2", "save_every=1000000"]
 SHORT = ["method.loop.warmup=64", "method.loop.initial_updates=8"]
@@ -43,10 +42,9 @@ QUICK = ("dsrl", "iql")
 
 def played(tree: Path, words: list[str]) -> None:
     """A command of the Burnish in ``tree``, whose folders are linked as the package."""
-    subprocess.run(["make", "-C", str(tree), "dev"], check=True, capture_output=True)
-    entry = tomllib.loads((tree / "pyproject.toml").read_text())["project"]["scripts"]["burnish"].split(":")[0]
+    words = translated(tree, words)
     # The folder stands before whatever is installed.
-    code = f"import sys; sys.path.insert(0, {str(tree / '.dev')!r}); from {entry} import main; sys.exit(main())"
+    code = f"import sys; sys.path.insert(0, {str(linked(tree))!r}); from {entry(tree)} import main; sys.exit(main())"
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, env=environment)
     if done.returncode:
@@ -96,29 +94,23 @@ def main() -> None:
     chosen = parser.parse_args()
     methods = QUICK if chosen.quick else tuple(METHODS)
     rows = []
-    with tempfile.TemporaryDirectory() as made:
-        other = Path(made) / "before"
-        git = ["git", "-C", str(ROOT), "worktree"]
-        subprocess.run([*git, "add", "--detach", str(other), chosen.before], check=True, capture_output=True)
-        try:
-            for method in methods:
-                before, now = (
-                    learnt(tree, method, Path(made) / name / method) for name, tree in (("then", other), ("now", ROOT))
-                )
-                before = {name: x for name, x in before.items() if "actor.frozen." not in name}
-                changed = [name for name, x in before.items() if now.get(name) != x]
-                rows.append(
-                    {
-                        "method": method,
-                        "tensors": len(before),
-                        "changed": len(changed),
-                        "new": len(now.keys() - before.keys()),
-                        "equal": not changed,
-                    }
-                )
-                sys.stderr.write(f"{method}: {', '.join(changed[:5]) or 'equal'}\n")
-        finally:
-            subprocess.run([*git, "remove", "--force", str(other)], check=True, capture_output=True)
+    with tempfile.TemporaryDirectory() as made, worktree(chosen.before, Path(made) / "before") as other:
+        for method in methods:
+            before, now = (
+                learnt(tree, method, Path(made) / name / method) for name, tree in (("then", other), ("now", ROOT))
+            )
+            before = {name: x for name, x in before.items() if "actor.frozen." not in name}
+            changed = [name for name, x in before.items() if now.get(name) != x]
+            rows.append(
+                {
+                    "method": method,
+                    "tensors": len(before),
+                    "changed": len(changed),
+                    "new": len(now.keys() - before.keys()),
+                    "equal": not changed,
+                }
+            )
+            sys.stderr.write(f"{method}: {', '.join(changed[:5]) or 'equal'}\n")
     head = ["git", "-C", str(ROOT), "rev-parse", chosen.before]
     revision = subprocess.run(head, check=True, capture_output=True, text=True).stdout.strip()
     report = {"machine": machine(torch.device("cpu")), "quick": chosen.quick, "before": revision, "rows": rows}

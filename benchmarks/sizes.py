@@ -27,7 +27,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import tomllib
 from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -35,8 +34,8 @@ from typing import Any
 
 import torch
 from measure import RESULTS, embed, machine, markdown, options, publish, table
+from revisions import ROOT, entry, linked, translated, worktree
 
-ROOT = Path(__file__).resolve().parents[1]
 BEFORE = "c2fc547"  # the last revision before modules moved into rooms
 ROOMS = ("policies", "sim", "finetune", "offline", "real_robot")
 LONG, SHARED = 300, 8  # lines
@@ -83,8 +82,8 @@ sys.exit(status)
 
 def burnish(tree: Path, words: list[str], note: Path) -> int:
     """A command of the Burnish in ``tree``; the most bytes of tensors that were alive at a checkpoint."""
-    entry = tomllib.loads((tree / "pyproject.toml").read_text())["project"]["scripts"]["burnish"].split(":")[0]
-    command = [sys.executable, "-c", MEASURED, str(tree / ".dev"), entry, str(note), *words]
+    words = translated(tree, words)
+    command = [sys.executable, "-c", MEASURED, str(linked(tree)), entry(tree), str(note), *words]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
     if done.returncode:
         raise RuntimeError(f"{' '.join(words)} ended with status {done.returncode}: {done.stderr[-500:]}")
@@ -93,7 +92,6 @@ def burnish(tree: Path, words: list[str], note: Path) -> int:
 
 def base_of(tree: Path, folder: Path) -> int:
     """Makes the base in ``folder``; the bytes of its weights."""
-    subprocess.run(["make", "-C", str(tree), "dev"], check=True, capture_output=True)
     data, note = f"{folder}/data", folder / "live"
     burnish(tree, ["collect", "env=point_reach", "env.max_steps=12", "episodes=4", f"out={data}"], note)
     net = ["policy=flow", "policy.steps=2", "policy.net.mlp.hidden=[1024,1024,1024]", "train.steps=1", "train.batch=8"]
@@ -198,14 +196,9 @@ def main() -> None:
         rows, houses = refined({"now": ROOT}, REPORTED), [told["house"][0], {"revision": "now", **house(ROOT)}]
         chosen.before = told["before"]
     else:
-        with tempfile.TemporaryDirectory() as made:
-            git, other = ["git", "-C", str(ROOT), "worktree"], Path(made) / "tree"
-            subprocess.run([*git, "add", "--detach", str(other), chosen.before], check=True, capture_output=True)
-            try:
-                trees = {"before": other, "now": ROOT}
-                rows, houses = refined(trees, METHODS), [{"revision": x, **house(tree)} for x, tree in trees.items()]
-            finally:
-                subprocess.run([*git, "remove", "--force", str(other)], check=True, capture_output=True)
+        with tempfile.TemporaryDirectory() as made, worktree(chosen.before, Path(made) / "tree") as other:
+            trees = {"before": other, "now": ROOT}
+            rows, houses = refined(trees, METHODS), [{"revision": x, **house(tree)} for x, tree in trees.items()]
     columns = {"method": "", **{f"{x}_{when}": ".2f" for x in ("live", "added") for when in ("before", "now")}}
     whole = {"revision": "", **dict.fromkeys(("lines", "files", "long_files", "cycles", "duplicates"), ",d")}
     result = {

@@ -11,13 +11,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-SHARED = {"control_parts", "measure", "runners", "sim_peers", "envpool_loop"}
+SHARED = {"control_parts", "measure", "revisions", "runners", "sim_peers", "envpool_loop"}
 SHARED |= {"refine_bases", "refine_settings", "refine_tables"}
 KEYS = {
     "bases": {
@@ -137,14 +138,26 @@ def test_the_table_of_the_rehearsal_is_that_of_its_file(tmp_path: Path):
     assert "<!-- rehearsal -->\n" + made[made.index("| robot") :] + "<!-- end -->" in docs.read_text()
 
 
-def test_percentiles_are_those_of_numpy():
-    spec = importlib.util.spec_from_file_location("measure", BENCHMARKS / "measure.py")
+def shared(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
     assert spec is not None and spec.loader is not None
-    measure = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(measure)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_percentiles_are_those_of_numpy():
+    measure = shared("measure")
     samples = np.random.default_rng(0).lognormal(size=57)
     for percent in (0, 50, 99, 100):
         assert measure.percentile(samples.tolist(), percent) == pytest.approx(np.percentile(samples, percent))
+
+
+def test_an_older_revision_is_asked_in_its_own_words(tmp_path: Path):
+    """Evaluations were set by `trial.*`, before policies/evaluator.py; `eval.*` ended its commands with status 2."""
+    revisions, words = shared("revisions"), ["seed=3", "eval.episodes=2", "eval.confirm=2", "out=eval.x"]
+    assert revisions.translated(BENCHMARKS.parent, words) == words
+    assert revisions.translated(tmp_path, words) == ["seed=3", "trial.episodes=2", "trial.confirm=2", "out=eval.x"]
 
 
 def test_every_script_is_known_here():
