@@ -302,35 +302,6 @@ def test_a_body_that_trickles_in_is_cut_off_though_it_never_pauses():
         assert time.monotonic() - begun < 3
 
 
-def test_places_are_not_kept_by_silence():
-    with served(flow(), clients=2, receive_s=0.5) as server:
-        first, second, third = (dial(server) for _ in range(3))
-        for socket in (first, second):
-            assert "actions" in content(asked(socket, STATE))
-        assert asked(third, STATE).startswith("busy: all 2 places")
-        time.sleep(0.6)
-        assert "actions" in content(asked(second, STATE))
-        assert "actions" in content(asked(third, STATE)) and "actions" in content(asked(second, STATE))
-        with pytest.raises(ConnectionClosed):  # it was silent longest
-            first.recv(timeout=5)
-        second.close()
-        third.close()
-
-
-def test_local_clients_that_ask_nothing_shut_nobody_out():
-    """Polite ones: they come in, and stay; and then ask once, and stay."""
-    with served(flow()) as server:
-        idle = [dial(server) for _ in range(server.config.clients)]
-        with dial(server) as late:
-            assert "actions" in content(asked(late, STATE)), "at once"
-        assert all("actions" in content(asked(socket, STATE)) for socket in idle)
-        client = Connection(server.url, timeout_s=2)
-        assert "actions" in client.ask(STATE), "it asks again while it is told that the server is busy"
-        client.close()
-        for socket in idle:
-            socket.close()
-
-
 def test_the_eldest_of_too_many_greetings_gives_way():
     with served(flow(), handshake_s=20.0) as server:
         crowd = [raw(server) for _ in range(door.STRANGERS + 10)]

@@ -6,7 +6,8 @@ machine: a web page can dial 127.0.0.1 (so requests that name an Origin are refu
 two ways to show it. Neither hides what is said: TLS or SSH does.
 
     a place                   there are ``clients`` of them, for who has shown the key, or where there is none, has
-                              asked something; one that asked nothing for SILENT_S goes to the next who wants one
+                              asked something; one that asked nothing for SILENT_S goes to the next who wants one.
+                              Where there is no key, so does the one that was held longest, after HELD_S
     a stranger                handshake_s to show the key; STRANGERS of them, and of more, the address that sends most
                               loses its eldest. `admission.py` stands before this where there is a key
     a frame                   schema bytes at most; receive_s from its first byte to its last, rate_hz of them
@@ -45,6 +46,7 @@ from .listening import BACKLOG, ServerConfig
 POLICY_VIOLATION = 1008
 STRANGERS = 64  # connections without a place
 SILENT_S = 1.0  # so long a client that asks nothing keeps its place when others want one
+HELD_S = 5.0  # so long a client that asks keeps it, when it has not proven a key and others want one
 CHATTER = 64  # control frames and fragments between two messages
 REFUSAL_S = 0.03  # every refusal takes so long, and costs us nothing: who is always wrong is not often wrong
 CLOSE_S = 0.25  # for the other side to say goodbye too
@@ -69,6 +71,8 @@ class GatewayConnection(ServerConnection):
         self.let_in = False  # has shown the key, where there is one
         self.answering = False  # it waits for us, so its time does not run
         self.heard_s = self.loop.time()
+        self.placed_s = self.heard_s  # since when it has a place
+        self.gave_up = False  # its place, to a client that waited
         self._door, self._chatter = gateway, 0
         self._greeting = b""  # its last bytes
         self._pending = 0  # bytes of a frame that is not complete
@@ -223,13 +227,36 @@ class Gateway:
             silent = [x for x in self._inside if not x.answering]
             quietest = min(silent, key=lambda x: x.heard_s, default=None)
             longest_s = min(SILENT_S, self.config.receive_s)
-            if quietest is None or quietest.loop.time() - quietest.heard_s < longest_s:
-                places = f"all {self.config.clients} places are taken by clients that ask"
-                raise Refusal(Code.BUSY, f"{places}; serve with a larger clients=...")
-            self.left(quietest)
-            quietest.transport.abort()
+            if quietest is not None and quietest.loop.time() - quietest.heard_s >= longest_s:
+                self.left(quietest)
+                quietest.transport.abort()
+            elif not self._rotate():
+                raise self._full(visitor)
         self.left(visitor)
         self._inside.add(visitor)
+        visitor.placed_s, visitor.gave_up = visitor.loop.time(), False
+
+    def _rotate(self) -> bool:
+        """Without a key nobody has shown a right to stay, so the client that has a place longest must give it up. Its
+        connection stays, and asks for a place like any other. A place behind a key is its owner's."""
+        if self._key is not None:
+            return False
+        eldest = min(self._inside, key=lambda x: x.placed_s)
+        if eldest.loop.time() - eldest.placed_s < HELD_S:
+            return False
+        self._inside.remove(eldest)
+        eldest.gave_up = True
+        self.dialled(eldest)
+        return True
+
+    def _full(self, visitor: GatewayConnection) -> Refusal:
+        places = f"all {self.config.clients} places are taken by clients that ask"
+        if self._key is not None:
+            return Refusal(Code.BUSY, f"{places}; serve with a larger clients=...")
+        if visitor.gave_up:
+            places = f"the place of this client went to one that waited, and {places}"
+        advice = f"ask again within {HELD_S:g} s, or serve with a larger clients=... or a key, which keeps a place"
+        return Refusal(Code.BUSY, f"{places}; {advice}")
 
     def _subprotocol(self, visitor: Any, offered: Any) -> Any:
         return HMAC_SUBPROTOCOL if HMAC_SUBPROTOCOL in offered and not visitor.let_in else None
