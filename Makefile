@@ -34,13 +34,14 @@ dev: ## links in .dev/burnish, by which pyright and editors resolve `burnish.*`
 quickstart: venv ## a robot that fails, refined until it does not: a few minutes
 	$(BIN)/burnish quickstart
 
-# What a file's tests share is made once if one process has the whole file. A robot that is late stops, as it must, so
-# tests of robots on the wall clock run alone, when the others are through.
+# What a file's tests share is made once if one process has the whole file; tests/conftest.py orders the files, quick ones
+# first, and xdist would order them otherwise. A robot that is late stops, as it must, so tests of robots on the wall
+# clock run alone, when the others are through.
 test: venv ## all tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile -rs --durations=25 -m 'not real_time'
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -rs --durations=25 -m 'not real_time'
 	$(BIN)/python -m pytest -rs --durations=10 -m real_time
 
-# PARTS="guard attack" chooses; each part says what it shows, how far it has come, and in the end whether it held.
+# PARTS="guard attack" chooses, PARTS=turn takes a short one, each run another; each part says what it shows, how far it has come, and in the end whether it held.
 soak: venv ## the long versions of the tests that have one: a night (PARTS=... chooses some)
 	$(BIN)/python tests/soak.py $(PARTS)
 

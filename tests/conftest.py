@@ -75,6 +75,13 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
             say(f"  {report.nodeid.partition('::')[2]}: {name} {value}")
 
 
+def core_first(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Whole files in the order in which they fail fastest: quick ones, those that need a simulator, those with slow
+    tests. Of the last the longest come first, so that at the end no process waits long for another."""
+    slow, sim = (Counter(item.path for item in items if mark in item.keywords) for mark in ("slow", "sim"))
+    return sorted(items, key=lambda item: (bool(slow[item.path]), -slow[item.path], bool(sim[item.path])))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of the cases of a ``rotating(n)`` test one in n is played, of a ``slow`` one in ``SLOW``, with BURNISH_SOAK=1 or
     BURNISH_TURN=all all. ``case=`` numbers those that belong together, whatever tests they are of."""
@@ -98,3 +105,4 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+    items[:] = core_first(items)

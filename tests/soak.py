@@ -3,7 +3,8 @@
 A test that is worth more of the same asks `often` how much of it the occasion calls for, and tells a `Progress` how far
 it has come. As a program (``python tests/soak.py``, by ``make soak``) this runs the long versions and nothing else:
 first what measures time, alone, and then what only computes, as many at once as there are cores, up to two. Words after
-the command choose parts (``python tests/soak.py guard attack``). What each has shown is said in the end.
+the command choose parts (``python tests/soak.py guard attack``); ``turn`` is one of the short parts, in each run of CI
+another. What each has shown is said in the end.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ T = TypeVar("T")
 
 SOAK = os.environ.get("BURNISH_SOAK") == "1"
 EVERY_S = 60.0  # tells a Progress how it goes
+SHORT = 1.0  # minutes that a part may take to be played in CI
 # Which share of the rotating tests is played, or "all"; workers of one run inherit it.
 TURN = os.environ.setdefault("BURNISH_TURN", str(int(time.time()) // 600))
 
@@ -201,7 +203,14 @@ def run(part: Part) -> tuple[bool, float]:
     return holds, took
 
 
+def whose_turn() -> list[str]:
+    """The short part that this run plays; all of them with BURNISH_TURN=all."""
+    short = [part.name for part in PARTS if part.minutes <= SHORT]
+    return [name for number, name in enumerate(short) if in_turn(number, len(short))]
+
+
 def main(names: list[str]) -> int:
+    names = whose_turn() if names == ["turn"] else names
     unknown = set(names) - {part.name for part in PARTS}
     if unknown:
         say(f"no part is called {sorted(unknown)[0]!r}; choices: {', '.join(part.name for part in PARTS)}")

@@ -7,6 +7,9 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+
+from conftest import core_first
 
 import soak
 
@@ -47,6 +50,28 @@ def test_the_end_says_what_held(monkeypatch, capsys):
     said = capsys.readouterr().err
     assert "holds   one (60 s): that it is" in said and "FAILED  two" in said
     assert soak.main(["one"]) == 0 and soak.main(["three"]) == 2
+
+
+def test_ci_plays_one_short_part_and_the_next_run_another(monkeypatch):
+    short = [part.name for part in soak.PARTS if part.minutes <= 1]
+    assert len(short) > 1
+    played = []
+    monkeypatch.setattr(soak, "run", lambda part: (played.append(part.name) or True, 1.0))
+    for turn in range(len(short)):
+        monkeypatch.setattr(soak, "TURN", str(turn))
+        assert soak.main(["turn"]) == 0 and len(played) == turn + 1
+    assert sorted(played) == sorted(short)
+    monkeypatch.setattr(soak, "TURN", "all")
+    assert sorted(soak.whose_turn()) == sorted(short)
+
+
+def test_quick_files_come_first_and_whole():
+    def file(name, *tests):
+        return [SimpleNamespace(path=name, keywords=set(marks.split())) for marks in tests]
+
+    one, many = file("one", "", "slow"), file("many", "slow", "slow sim", "")
+    world, core, late = file("world", "sim", ""), file("core", "", "", "rotating"), file("late", "")
+    assert core_first([*one, *world, *core, *many, *late]) == [*core, *late, *world, *many, *one]
 
 
 def test_progress_speaks_once_a_minute_and_only_in_the_soak(monkeypatch, capsys):
