@@ -17,13 +17,14 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
+from conftest import demand
 from test_finetune_cli import SAC
 
 from burnish.finetune import quickstart
-from burnish.finetune.compare import compare
+from burnish.finetune.compare import compare, free_baselines
 from burnish.policies.cli import cli
 from burnish.policies.cli.cli import VERBS, main
 from burnish.policies.core.errors import BurnishError
@@ -37,9 +38,9 @@ EVALUATION = ["eval.episodes=2", "eval.worlds=2", "eval.confirm=2"]
 RUN = ["worlds=2", "total=16", "log_every=4", "save_every=8", "eval_every=8", *EVALUATION]
 LOOP = ["method.loop.warmup=8", "method.loop.batch=8", "method.loop.updates_per_decision=0.5"]
 FLOW = ["policy=flow", "policy.steps=2", "policy.net.mlp.hidden=[8]", "train.batch=8", *EVALUATION]
-SMALL = ["method.critic.hidden=[8]", *EVALUATION]
-STUDENT = ["train.steps=2", "train.save_every=1", "chunk.horizon=4", "chunk.execute=2"]
+REFINED = ["finetune", "method=dsrl", "policy.path={lab}/bc", *RUN, *LOOP, *SAC]
 FEW = ["budget=40", "episodes=2", "evaluations=1", "evaluation_episodes=2", "worlds=2", "videos=1", "jobs=1"]
+COMPARED = ["compare", "base={lab}/bc", "methods={lab}/steady.yaml", "seeds=1", *FEW]
 ROBOT = ["realtime=false", "episodes=1", "compare=false"]
 RANDOM = re.compile(r"[.-][0-9a-f]{8}(?![0-9a-f])")  # nobody can have planted a link at a name that is drawn
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -85,8 +86,21 @@ PLAYS = {
         ],
         ["resume=true"],
     ),
-    "finetune": Play(
-        ["finetune", "method=dsrl", "policy.path={lab}/bc", *RUN, *LOOP, *SAC, "out={out}"], ["resume=true"]
+    "finetune": Play([*REFINED, "out={out}"], ["resume=true"]),
+    "finetune, track": Play([*REFINED, "track=[rerun]", "out={out}"], ["resume=true"]),
+    "finetune, keep_zip": Play(
+        [
+            "finetune",
+            "method=sb3",
+            "method.algo=PPO",
+            "view=residual",
+            "method.settings={{n_steps: 4, policy_kwargs: {{net_arch: [8]}}}}",
+            "method.keep_zip=true",
+            "policy.path={lab}/bc",
+            *RUN,
+            "out={out}",
+        ],
+        ["resume=true"],
     ),
     "distill": Play(
         [
@@ -105,25 +119,27 @@ PLAYS = {
         ],
         ["resume=true"],
     ),
-    "evaluate": Play(["evaluate", "policy.path={lab}/bc", "against={lab}/bc", *EVALUATION, "videos=1", "out={out}"]),
-    "view": Play(["view", "env=two_mode", "episodes=1", "size=32", "out={out}"]),
-    "compare": Play(
+    "distill, consolidate": Play(
         [
-            "compare",
-            "base={lab}/bc",
-            "methods={lab}/steady.yaml",
-            "seeds=1",
-            "budget=40",
+            "distill",
+            "teachers={lab}/steered",
+            "consolidate=true",
             "episodes=2",
-            "evaluations=1",
-            "evaluation_episodes=2",
             "worlds=2",
-            "videos=1",
-            "jobs=1",
+            "keep=all",
+            "train.batch=8",
+            "train.steps=2",
+            "train.save_every=1",
+            *EVALUATION,
             "out={out}",
         ],
         ["resume=true"],
     ),
+    "evaluate": Play(["evaluate", "policy.path={lab}/bc", "against={lab}/bc", *EVALUATION, "videos=1", "out={out}"]),
+    "view": Play(["view", "env=two_mode", "episodes=1", "size=32", "out={out}"]),
+    "compare": Play([*COMPARED, "out={out}"], ["resume=true"]),
+    # Deeper are the runs, which other verbs write, each of which is played here by itself.
+    "compare, data": Play([*COMPARED, "data={lab}/data", "out={out}"], ["resume=true"], depth=2),
     "report": Play(["report", "run={out}/run"]),
     "report of a comparison": Play(["report", "compare={out}/comparison"]),
     # What lies deeper is written by the verbs that it plays, each of which is played here by itself.
@@ -134,7 +150,15 @@ PLAYS = {
         ["resume=true", "episodes=2"],
     ),
     "deploy": Play(["deploy", f"policy.path={BASE}", *ROBOT, "out={out}"]),
+    "deploy, record": Play(["deploy", f"policy.path={BASE}", *ROBOT, "record={out}/set", "out={out}/told"]),
     "deploy, shadow": Play(["deploy", f"policy.path={BASE}", *ROBOT, "shadow=true", "out={out}"]),
+}
+OUTPUTS = {  # of the plays that are there for one setting
+    "finetune, track": ("tracking.json", "rerun/00000000.rrd"),
+    "finetune, keep_zip": ("sb3.zip",),
+    "distill, consolidate": ("data/meta/info.json",),
+    "compare, data": ("runs/iql-0.plan", "runs/.iql-0", "evaluations/more_imitation-0.json"),
+    "deploy, record": ("set/meta/info.json",),
 }
 QUICK = ("collect", "finetune", "evaluate", "view", "report", "export")  # of each kind of writer one
 OTHERS = [pytest.mark.slow, pytest.mark.rotating(2)]
@@ -152,11 +176,28 @@ class InProcess:
         return self.returncode
 
 
+def viewer() -> ModuleType:
+    """Stands for the package of Rerun, which not everybody has: a recording writes the file that it is told to."""
+    module = ModuleType("rerun")
+    recording = SimpleNamespace(
+        save=lambda path: Path(path).write_text("begun\n"),
+        **dict.fromkeys(("log", "set_time", "flush", "disconnect"), ignore),
+    )
+    module.__dict__.update(RecordingStream=lambda *_, **__: recording, TextDocument=ignore, Scalars=ignore)
+    return module
+
+
+def ignore(*_, **__):
+    return None
+
+
 @pytest.fixture(autouse=True)
 def small(lab, monkeypatch):
     """The verbs that play verbs play small ones."""
     monkeypatch.setattr(view, "_can_open_windows", lambda: False)
     monkeypatch.setattr(compare, "subprocess", SimpleNamespace(Popen=InProcess, STDOUT=subprocess.STDOUT))
+    monkeypatch.setattr(free_baselines, "PROBE", 4)
+    monkeypatch.setitem(sys.modules, "rerun", viewer())
     run = cli.run
 
     def smaller(verb, words):
@@ -205,6 +246,7 @@ def lab(tmp_path_factory):
     words = [f"data={folder}/data", "chunk.execute=4", "train.steps=5"]
     assert main(["pretrain", *FLOW, *words, f"out={folder}/bc"]) == 0
     settings = "method: {loop: {decisions_per_update: 10}, agent: {hidden: [8]}}\n"
+    assert main([word.format(lab=folder) for word in (*REFINED, f"out={folder}/steered")]) == 0
     (folder / "steady.yaml").write_text(f"defaults: [override /method: residual_ppo]\nworlds: 2\n{settings}")
     return folder
 
@@ -275,6 +317,8 @@ def named_in(said: str, out: Path, planted: set[str]) -> set[str]:
 @pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=OTHERS) for name in PLAYS])
 def test_links_at_every_output_lead_to_no_write_outside(name, lab, tmp_path, capfd):
     play, whole, root = PLAYS[name], tmp_path / "whole", tmp_path / "stranger"
+    if "method=sb3" in play.words:
+        demand("stable_baselines3")
     begun(name, lab, whole)
     names = WATCH.names(lambda: play(lab, whole), whole)
     names = [name for name in names if name not in play.named and name.count("/") < play.depth]
@@ -299,6 +343,7 @@ def test_links_at_every_output_lead_to_no_write_outside(name, lab, tmp_path, cap
             assert status in (1, 2) and about, f"a refusal that names nothing planted: {said}"
             spared |= about
         refused |= spared
+    assert {*OUTPUTS.get(name, ())} <= {*names}, "control: it wrote what it is played for"
     sys.stderr.write(f"{name}: {len(names)} names; refused: {', '.join(sorted(refused)) or 'none'}\n")
 
 
