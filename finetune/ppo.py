@@ -25,7 +25,6 @@ import torch
 from torch import Tensor, nn
 
 from ..offline.critics import explained_variance
-from ..offline.returns import gae
 from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution, execution
 from ..policies.core.normalize import Running
@@ -39,7 +38,7 @@ from ..policies.nets.encoder import require_shift, shifted
 from ..policies.runs.module_state import restore, state_of
 from .reward_scale import RewardScale
 from .rollout import flat
-from .surrogate import Reduction, clip_fraction, clipped_surrogate, divisor, effective_clip, kl_k3
+from .surrogate import Reduction, clip_fraction, clipped_surrogate, divisor, effective_clip, gae, kl_k3
 
 # A further loss per row: (obs of the minibatch, the minibatch) -> (B,). Its mean is added, weighted by the method.
 Auxiliary = Callable[[Obs, dict[str, Any]], Tensor]

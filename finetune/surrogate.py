@@ -1,8 +1,11 @@
-"""The clipped surrogate of PPO, for policies whose likelihood has J factors; and what decides how strong its clip is.
+"""The formulae of PPO: advantages, and the clipped surrogate for policies whose likelihood has J factors.
 
 Schulman et al. 2017 (PPO, arXiv 1707.06347), equation 7. DPPO (Ren et al. 2024, arXiv 2409.00588) makes every denoising
 step a factor of its own, with an advantage that is discounted towards the noisy steps and a clip that grows towards the
 clean ones; a Gaussian has one factor. The estimate of the divergence is Schulman's k3: r - 1 - log r, never negative.
+
+Generalised advantage estimation: Schulman et al. 2016 (arXiv 1506.02438), equation 16, over time (T, N), with the two
+flags of `offline/returns.py`: *discount* and *ended*.
 """
 
 from __future__ import annotations
@@ -14,6 +17,24 @@ import torch
 from torch import Tensor
 
 from ..policies.core.tree import check
+
+
+def gae(
+    reward: Tensor, discount: Tensor, ended: Tensor, value: Tensor, next_value: Tensor, lam: float
+) -> tuple[Tensor, Tensor]:
+    """(advantage, value target), each (T, N). ``next_value`` is V(next_obs): where the decision led, not the reset."""
+    sizes = check(reward, "T N")
+    for x in (discount, ended, value, next_value):
+        check(x, "T N", sizes)
+    future = torch.where(discount > 0, discount * next_value, 0.0)
+    delta = reward + future - value
+    carry = lam * discount * ~ended
+    advantage = torch.empty_like(delta)
+    running = torch.zeros_like(delta[0])
+    for t in range(len(delta) - 1, -1, -1):
+        running = delta[t] + carry[t] * running
+        advantage[t] = running
+    return advantage, advantage + value
 
 
 class Reduction(Enum):

@@ -1,8 +1,7 @@
 """Returns along time (T, N), T decisions of N worlds. A discount is that of ``Outcome``: gamma^steps (1 - terminated).
 
-Generalised advantage estimation: Schulman et al. 2016 (arXiv 1506.02438), equation 16, with two flags instead of one:
-the *discount* decides whether the future counts (not after a termination), *ended* where the sum over later advantages
-stops (at both kinds of end).
+There are two flags instead of one: the *discount* decides whether the future counts (not after a termination), *ended*
+where the sum over later decisions stops (at both kinds of end).
 """
 
 from __future__ import annotations
@@ -35,24 +34,6 @@ class Discount:
     def per_step(self, execute: int) -> float:
         """A discount per chunk, spread over its n ticks: a full chunk is discounted by exactly gamma."""
         return self.gamma if self.per is Per.step else self.gamma ** (1 / execute)
-
-
-def gae(
-    reward: Tensor, discount: Tensor, ended: Tensor, value: Tensor, next_value: Tensor, lam: float
-) -> tuple[Tensor, Tensor]:
-    """(advantage, value target), each (T, N). ``next_value`` is V(next_obs): where the decision led, not the reset."""
-    sizes = check(reward, "T N")
-    for x in (discount, ended, value, next_value):
-        check(x, "T N", sizes)
-    future = torch.where(discount > 0, discount * next_value, 0.0)
-    delta = reward + future - value
-    carry = lam * discount * ~ended
-    advantage = torch.empty_like(delta)
-    running = torch.zeros_like(delta[0])
-    for t in range(len(delta) - 1, -1, -1):
-        running = delta[t] + carry[t] * running
-        advantage[t] = running
-    return advantage, advantage + value
 
 
 def lambda_returns(reward: Tensor, discount: Tensor, ended: Tensor, next_value: Tensor, lam: float) -> Tensor:

@@ -17,9 +17,10 @@ from burnish.finetune.surrogate import (
     denoising_weight,
     divisor,
     effective_clip,
+    gae,
     kl_k3,
 )
-from burnish.offline.returns import Discount, Per, gae, lambda_returns, returns_to_go
+from burnish.offline.returns import Discount, Per, lambda_returns, returns_to_go
 
 pytestmark = pytest.mark.usefixtures("float64")
 

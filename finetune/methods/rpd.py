@@ -8,7 +8,7 @@ anything else that acts) in the same state.
 the published code asks it again for every minibatch of every epoch, although the observations do not change. The
 divergence from teacher to student is the closed form between two Gaussians, whose floor on the teacher's deviation
 takes the place of the published clamps. Returns are bootstrapped at the time limit instead of ending with it, and
-advantages are those of `returns.gae`, not the finite-horizon variant of ManiSkill. A student of chunks is compared on
+advantages are those of `surrogate.gae`, not the finite-horizon variant of ManiSkill. A student of chunks is compared on
 all their actions. Published are 128 worlds and minibatches of 133 rows, with a discount of 0.8 for dense rewards.
 """
 
