@@ -219,5 +219,5 @@ def test_help_offers_each_verb_its_methods(capsys):
         assert main([verb, "--help"]) == 0
         line = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("  method="))
         # Settings of rlpd and of residual_td3 that have a name of their own.
-        named = {"sac", "td3", "residual_td3_published"} if verb == "finetune" else set()
+        named = {"sac", "td3", "residual_td3_cpu", "residual_td3_published"} if verb == "finetune" else set()
         assert line.strip().removeprefix("method=").split("|") == sorted(table.keys() | named)

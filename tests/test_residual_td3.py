@@ -360,7 +360,8 @@ def test_the_published_preset_is_that_of_resfit_and_explicit_settings_win() -> N
     td3, loop = published.td3, published.loop
     assert (td3.lr, td3.actor_lr, td3.subset, td3.actor_every, td3.max_grad_norm) == (1e-4, 1e-6, 2, 4, 1.0)
     assert (loop.warmup, loop.initial_updates, loop.updates_per_decision, loop.n_step) == (10_000, 10_000, 4, 3)
-    assert cpu == ResidualTD3Config() and cpu.td3.critic.members == 2 and max(cpu.td3.critic.hidden) <= 256
+    assert cpu == chosen("method=residual_td3_cpu") == ResidualTD3Config()
+    assert cpu.td3.critic.members == 2 and max(cpu.td3.critic.hidden) <= 256
     given = chosen("method=residual_td3_published", "method.td3.agent.hidden=[256,256]", "method.loop.warmup=4000")
     assert given.td3.agent.hidden == [256, 256] and given.loop.warmup == 4000  # also where it is the cpu preset's
     assert given.td3.agent.layer_norm and given.sac.agent.hidden == [1024, 1024]

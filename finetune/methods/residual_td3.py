@@ -13,8 +13,9 @@ learns the same correction with SAC.
 One formula for what is played, what is valued and what the target is, clip included. Training begins with the base and
 uniform noise around it, then with updates of the critic alone (``loop.initial_updates``).
 
-There are two presets, and a setting that is given wins over both. ``method=residual_td3`` is for a CPU, which finishes
-100,000 steps in minutes; ``method=residual_td3_published`` is ResFiT's, which takes a GPU (days on a CPU):
+There are two presets, and a setting that is given wins over both. ``method=residual_td3_cpu``, which is also
+``method=residual_td3``, is for a CPU, which finishes 100,000 steps in minutes; ``method=residual_td3_published`` is
+ResFiT's, which takes a GPU (days on a CPU):
 
                                                 cpu              published
     hidden layers of actor and critics          256, 256         1024, 1024, the actor's with layer norm too
