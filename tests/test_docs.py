@@ -255,6 +255,12 @@ def test_the_site_builds_without_warnings_and_asks_no_other_host(hook, tmp_path)
     assert not (tmp_path / "plan.html").exists() and not list(tmp_path.glob("*.py"))
 
 
+def test_tests_that_contributors_are_pointed_to_are_there():
+    named = set(re.findall(r"tests/\w+\.py", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")))
+    assert len(named) > 20, "the table of holes and hazards was not found"
+    assert not {name for name in named if not (ROOT / name).is_file()}
+
+
 def test_the_links_of_the_readme_lead_somewhere():
     targets = re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
     assert len(targets) >= 4
