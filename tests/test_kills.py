@@ -43,7 +43,8 @@ def policy(path: str) -> None:
     config = settings(path, velocity=VELOCITY, acceleration=ACCELERATION, watchdog_s=WATCHDOG_S)
     link = RobotLink("dynamixel", config, Safety(rate_hz=RATE_HZ, blend_s=0.0, start_gap_rad=10.0), watch_s=WATCH_S)
     link.start()
-    names = {"policy": os.getpid(), "control": link.pid, "watchdog": link.watchdog_pid, "folder": str(link.folder)}
+    assert link._watchdog is not None
+    names = {"policy": os.getpid(), "control": link.pid, "watchdog": link._watchdog.pid, "folder": str(link.folder)}
     sys.stdout.write(json.dumps(names) + "\n")
     sys.stdout.flush()
     turn_s = 0.8 * (HIGH - LOW).min() / VELOCITY

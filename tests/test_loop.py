@@ -317,7 +317,8 @@ def test_a_control_process_that_hangs_is_killed():
 def test_without_a_watchman_the_robot_comes_to_rest():
     with linked(start_gap_rad=2.0) as link:
         moving(link)
-        os.kill(link.watchdog_pid, signal.SIGKILL)
+        assert link._watchdog is not None
+        os.kill(link._watchdog.pid, signal.SIGKILL)
         deadline = time.monotonic() + 5
         while link.state().rung is not Rung.STOPPED and time.monotonic() < deadline:
             time.sleep(0.005)

@@ -54,7 +54,8 @@ def kept_in(path: str | Path) -> bool:
 
 def read_sim_state(path: str | Path, episode: int, frame: int) -> State:
     """The world of an episode before its action ``frame`` (T: after the last one), each tensor (1, ...): what
-    ``load_state_dict`` of a single world takes. For several worlds, rows are joined with ``torch.cat``."""
+    ``load_state_dict`` of a single world takes. For several worlds, rows are joined with ``torch.cat``. It is for
+    users, who enter a recording at a frame of their choice (docs/data.md); no verb does."""
     root = Path(path)
     with _in_a_sentence(root):
         kept = _Kept(root)

@@ -242,10 +242,6 @@ class RobotLink(Link):
         return self._process.pid
 
     @property
-    def watchdog_pid(self) -> int | None:
-        return self._watchdog.pid if self._watchdog is not None else None
-
-    @property
     def alive(self) -> bool:
         return self._process.poll() is None
 
