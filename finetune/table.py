@@ -16,7 +16,7 @@ from ..offline.fql import FQLConfig
 from ..offline.iql import IQLConfig
 from ..offline.q_chunking import QChunkingConfig
 from ..offline.td3_bc import TD3BCConfig
-from ..policies.core.errors import BurnishError, did_you_mean, plain
+from ..policies.core.errors import BurnishError, did_you_mean, reason
 from .baselines.sb3 import SB3Config, View
 from .method import NONE, Method, Needs, Phase, Recorded, Ticks
 from .methods.dppo import DPPOConfig
@@ -235,8 +235,7 @@ class Table(Mapping[str, Method]):
                     if entry.name in {**self.ours, **self._installed}:
                         raise TypeError("has the name of another method")
                 except Exception as error:  # it is another's code, and may raise anything
-                    text = plain(str(error) or type(error).__name__)
-                    sys.stderr.write(f"burnish: method={entry.name} ({entry.value}) is left out: {text}\n")
+                    sys.stderr.write(f"burnish: method={entry.name} ({entry.value}) is left out: {reason(error)}\n")
                     continue
                 self._installed[entry.name] = row
         return self._installed

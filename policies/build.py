@@ -22,7 +22,7 @@ from torch import nn
 
 from .compose import BestOfConfig, RepeatedConfig, ResidualConfig, SteeredConfig
 from .core.config import from_data, to_data
-from .core.errors import BurnishError, did_you_mean
+from .core.errors import BurnishError, did_you_mean, reason
 from .core.seed import derive
 from .core.spec import PolicySpec
 from .diffusion import DiffusionConfig
@@ -155,9 +155,8 @@ def restore_policy(
         raise
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
         # Settings that fit their dataclasses and still make no network: of a size that no memory has, of no size.
-        reason = (str(error) or type(error).__name__).split("\n")[0]
         raise BurnishError(
-            f"the config.yaml in {saved.path} describes no policy that can be built: {reason}"
+            f"the config.yaml in {saved.path} describes no policy that can be built: {reason(error)}"
         ) from error
     if not isinstance(policy, nn.Module):
         return policy

@@ -23,6 +23,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from ..policies.core.errors import reason
 from ..policies.core.ranges import check_ranges
 from .clock import Clock, MonotonicClock
 from .errors import DeviceFault, IllegalTransition, Refused, StaleState
@@ -249,7 +250,7 @@ class Adapter(ABC):
         try:
             self._stop(kind)
         except Exception as error:  # whatever a driver raises: a stop goes on
-            self._past.troubles.append(f"stop({kind.value}): {error}")
+            self._past.troubles.append(f"stop({kind.value}): {reason(error)}")
             self._fail("stop", error)
             return
         self._phase = TRANSITIONS[self._phase]["stop"] or self._phase

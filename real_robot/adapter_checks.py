@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..policies.core.errors import reason
 from .adapter import API_VERSION, CALLS, TRANSITIONS, Adapter, Command, Mode, Phase, RobotState, StopKind, Vector
 from .clock import SECOND, ns
 from .errors import DeviceFault, IllegalTransition, Refused, RobotError, StaleState
@@ -191,7 +192,7 @@ def table(trial: Trial) -> Found:
                 except IllegalTransition as error:
                     raised = error
                 except RobotError as error:
-                    yield name, False, f"{type(error).__name__}: {error}"
+                    yield name, False, reason(error, named=True)
                     continue
                 right = (raised is None) is legal and robot.phase is expected
                 yield name, right, f"{'raised' if raised else 'went through'}, and the phase is {robot.phase.value}"
@@ -366,7 +367,8 @@ def faults(trial: Trial) -> Found:
     robot, _ = _active(trial)
     try:
         error = _break(robot)
-        yield "fault: a lost link is a DeviceFault", isinstance(error, DeviceFault), f"{type(error).__name__}: {error}"
+        told = reason(error, named=True) if error else "nothing was raised"
+        yield "fault: a lost link is a DeviceFault", isinstance(error, DeviceFault), told
         yield "fault: and the phase FAULT", robot.phase is Phase.FAULT, robot.phase.value
         yield "fault: which says why", robot.fault is not None and bool(robot.fault.text), str(robot.fault)
         robot.recover()

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..policies.core.errors import reason
 from .adapter import Mode, Phase
 from .adapter_checks import PARTS, TIMEOUT_S, Driver, Found, Make, Trial
 from .errors import Refused
@@ -91,7 +92,7 @@ def check(
             except StopIteration:
                 break
             except Exception as error:  # the robot broke off this part; the others are still worth seeing
-                checks.append(Check(f"{part.__name__}: to its end", False, f"{type(error).__name__}: {error}"))
+                checks.append(Check(f"{part.__name__}: to its end", False, reason(error, named=True)))
                 break
             checks.append(Check(name, None if held is None else bool(held), text))
     return Conformance(make().spec.name, tuple(checks))

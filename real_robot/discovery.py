@@ -17,6 +17,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from ..policies.core.errors import reason
 from .adapter import Adapter
 from .errors import Refused, RobotError
 
@@ -44,7 +45,7 @@ def make_adapter(name: str, config: Mapping[str, Any]) -> Adapter:
     except RobotError:
         raise
     except Exception as error:  # of another package, at settings that it does not expect
-        said = " ".join(f"{type(error).__name__}: {error}".split())
+        said = reason(error, named=True)
         raise Refused(f"the package of robot {name!r} does not take {dict(config)}: {said}") from error
     if not isinstance(made, Adapter):
         raise Refused(f"the package of robot {name!r} made a {type(made).__name__}, which is no Adapter")
@@ -72,7 +73,7 @@ def _maker(name: str) -> Make:
     try:
         return plugins[name].load()
     except (ImportError, AttributeError) as error:
-        raise Refused(f"the package of robot {name!r} cannot be imported: {error}; install it again") from error
+        raise Refused(f"the package of robot {name!r} cannot be imported: {reason(error)}; install it again") from error
 
 
 def _plugins() -> dict[str, EntryPoint]:

@@ -8,7 +8,7 @@ import pytest
 
 from burnish.policies.cli.cli import main
 from burnish.policies.cli.machine import say
-from burnish.policies.core.errors import LINES, LONGEST, BurnishError, plain, plain_text
+from burnish.policies.core.errors import LINES, LONGEST, BurnishError, plain, plain_text, reason
 from burnish.policies.core.spec import EnvSpec, ObsSpec
 from burnish.policies.external.remote import RemoteConfig, RemotePolicy
 from burnish.policies.wire.connection import Connection, ServerBusy, ServerRefused
@@ -47,6 +47,21 @@ def test_no_text_is_endless():
     assert plain("x" * 10**6) == "x" * (LONGEST - 3) + "..." and len(plain("\x1b" * 10**6)) == LONGEST
     assert plain("x" * 300, 300) == "x" * 300 and plain("x" * 301, 300) == "x" * 297 + "..."
     assert len(str(BurnishError("x\n" * 10**6)).split("\n")) == LINES
+
+
+@pytest.mark.parametrize(
+    ("error", "plainly", "named"),
+    [
+        (ValueError("too long.\nand more"), "too long", "ValueError: too long"),
+        (AssertionError(), "AssertionError", "AssertionError"),
+        (RuntimeError(" \n"), "RuntimeError", "RuntimeError"),
+        (RuntimeError("."), "RuntimeError", "RuntimeError"),
+        (OSError("a\x1b[31m"), "a\\x1b[31m", "OSError: a\\x1b[31m"),
+    ],
+)
+def test_an_error_of_other_code_always_says_something(error, plainly, named):
+    assert reason(error) == plainly and reason(error, named=True) == named
+    assert len(reason(ValueError("x" * 9000), 40)) == 40
 
 
 def test_a_server_cannot_write_into_the_terminal():

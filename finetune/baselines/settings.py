@@ -12,7 +12,7 @@ import torch
 from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.vec_env import VecMonitor
 
-from ...policies.core.errors import BurnishError, did_you_mean
+from ...policies.core.errors import BurnishError, did_you_mean, reason
 from ...policies.core.seed import derive
 from ...policies.nets.mlp import Activation
 from .sb3 import DETERMINISTIC, SB3Config
@@ -60,8 +60,7 @@ def make_model(
         # Without a seed: SB3 would seed the global generators, and the worlds, which have seeds of their own.
         model = kind(name, VecMonitor(face), **options)
     except (AssertionError, TypeError, ValueError) as error:
-        reason = (str(error).strip() or type(error).__name__).split("\n")[0].rstrip(".")
-        raise BurnishError(f"SB3 refuses the settings of {what}: {reason}") from error
+        raise BurnishError(f"SB3 refuses the settings of {what}: {reason(error)}") from error
     model.action_space.seed(derive(seed, "warm-up") % 2**32)
     return model
 

@@ -16,7 +16,7 @@ from enum import Enum
 from importlib import import_module, resources
 from typing import Any, NamedTuple
 
-from ..core.errors import BurnishError, did_you_mean, plain
+from ..core.errors import BurnishError, did_you_mean, plain, reason
 from .settings_text import beside, texts
 
 
@@ -216,7 +216,7 @@ def to_object(composed: Any) -> Any:
             raise BurnishError(f"{missing[0]}=... must be given; see --help")
         return OmegaConf.to_object(composed)
     except errors.OmegaConfBaseException as error:
-        raise BurnishError(_first_line(error)) from error
+        raise BurnishError(reason(error)) from error
 
 
 def usage(verb: str, composed: Any, groups: Mapping[str, Mapping[str, type]]) -> str:
@@ -298,7 +298,7 @@ def _sentence(
     from omegaconf import errors
 
     if isinstance(error, OverrideParseException):
-        return f"cannot read {error.override!r}: {_first_line(error)}"
+        return f"cannot read {error.override!r}: {reason(error)}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, choice = str(error.missing_cfg_file).partition("/")
         if group and choice.endswith(SCHEMA):
@@ -312,8 +312,8 @@ def _sentence(
     if isinstance(cause, (errors.ConfigKeyError, errors.ConfigAttributeError)) or "not in struct" in str(error):
         return f"there is no setting {key!r}; {_nearest(key, schema, groups, overrides)}"
     if isinstance(cause, errors.ValidationError):
-        return f"{key}: {_first_line(cause)}"
-    return _first_line(error)
+        return f"{key}: {reason(cause)}"
+    return reason(error)
 
 
 def _key_of(error: Exception, overrides: Sequence[str]) -> str:
@@ -345,7 +345,3 @@ def _fields(schema: type, path: str) -> list[tuple[str, Any]]:
         nested = isinstance(kind, type) and dataclasses.is_dataclass(kind)
         out += _fields(kind, name) if nested else [(name, kind)]
     return out
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0].rstrip(".")

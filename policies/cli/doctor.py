@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..core.errors import reason
 from ..core.threads import usable_cores
 
 GIGABYTE = 1e9
@@ -71,7 +72,7 @@ def torch() -> Finding:
     except (ImportError, OSError) as error:  # A wheel for another machine fails as OSError while it loads libraries.
         advice = "run `pip install torch==2.13.0` (for the small build without CUDA, add "
         return Finding(
-            "torch", False, _first_line(error), advice + "`--extra-index-url https://download.pytorch.org/whl/cpu`)"
+            "torch", False, reason(error), advice + "`--extra-index-url https://download.pytorch.org/whl/cpu`)"
         )
     return Finding("torch", True, f"{module.__version__}, {module.get_num_threads()} threads")
 
@@ -84,7 +85,7 @@ def gpu() -> Finding:
             for i in range(cuda.device_count())
         ]
     except (ImportError, OSError, RuntimeError) as error:
-        return Finding("gpu", None, _first_line(error), "make `import torch` work first")
+        return Finding("gpu", None, reason(error), "make `import torch` work first")
     if found:
         return Finding("gpu", True, "; ".join(found))
     if Path("/proc/driver/nvidia/version").exists():
@@ -200,9 +201,7 @@ def ffmpeg() -> Finding:
     try:
         av = importlib.import_module("av")
     except (ImportError, OSError) as error:
-        return Finding(
-            "ffmpeg", False, _first_line(error), "run `pip install av`; its wheel brings the ffmpeg libraries"
-        )
+        return Finding("ffmpeg", False, reason(error), "run `pip install av`; its wheel brings the ffmpeg libraries")
     try:
         av.codec.Codec("libx264", "w")
     except ValueError:  # PyAV's UnknownCodecError is one.
@@ -228,10 +227,6 @@ def memory(needed_gb: float = 4.0) -> Finding:
 
 def cores() -> Finding:
     return Finding("cores", True, f"{usable_cores()} usable, {platform.machine()}")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def examine() -> list[Finding]:

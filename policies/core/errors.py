@@ -31,6 +31,16 @@ class BurnishError(ValueError):
         return plain_text(super().__str__())
 
 
+def reason(error: BaseException, most: int = LONGEST, *, named: bool = False) -> str:
+    """What an error of other code says, for a sentence of ours: its first line without the full stop. ``named`` puts
+    the name of its kind in front; an error without a text has nothing but that name."""
+    first, *_ = str(error).strip().splitlines() or [""]
+    kind, text = type(error).__name__, first.strip().rstrip(".")
+    if not text:
+        return kind
+    return plain(f"{kind}: {text}" if named else text, most)
+
+
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """A tail for an error sentence: the nearest choice, or all of them."""
     known = sorted(choices)

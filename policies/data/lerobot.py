@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from ..core.errors import BurnishError
+from ..core.errors import BurnishError, reason
 from ..core.spec import UNKNOWN, EnvSpec, ObsSpec
 from ..runs.manifest import memory
 from . import lerobot_files as files
@@ -305,8 +305,7 @@ class _Reader:
         except FileNotFoundError as error:
             raise self._error(f"lacks {file}") from error
         except (OSError, MemoryError, pa.ArrowException) as error:
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-            raise self._error(f"has a damaged or truncated {file} ({reason})") from error
+            raise self._error(f"has a damaged or truncated {file} ({reason(error)})") from error
 
     def _error(self, what: str) -> BurnishError:
         return BurnishError(f"the dataset {self.root} {what}")

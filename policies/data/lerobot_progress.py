@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..core.config import differences
-from ..core.errors import BurnishError
+from ..core.errors import BurnishError, reason
 from . import lerobot_images as images
 from . import lerobot_layout as layout
 from . import lerobot_sim_state as sim_state
@@ -86,8 +86,7 @@ def taken_up(root: Path, features: Mapping[str, Any]) -> Progress:
         progress.open.number, progress.open.size = last_number, sum(size_of(*pair) for pair in pairs)
         return progress
     except (OSError, LookupError, ValueError, TypeError, pa.ArrowException) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise BurnishError(f"the dataset {root} is damaged and cannot be continued ({reason})") from error
+        raise BurnishError(f"the dataset {root} is damaged and cannot be continued ({reason(error)})") from error
 
 
 def recorded_seeds(root: Path, info: Mapping[str, Any]) -> list[int]:
@@ -96,8 +95,7 @@ def recorded_seeds(root: Path, info: Mapping[str, Any]) -> list[int]:
         found = _info(root)
         seeds = _read(root / layout.FINAL_OBS_PATH, ["seed"])["seed"].to_pylist() if "burnish" in found else []
     except (OSError, ValueError, TypeError, pa.ArrowException) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise BurnishError(f"{root} holds no dataset that could be continued ({reason})") from error
+        raise BurnishError(f"{root} holds no dataset that could be continued ({reason(error)})") from error
     if "burnish" not in found:
         raise BurnishError(f"{root} was not written by Burnish, so it cannot be continued; choose another path")
     known = {**found, "burnish": {key: x for key, x in found["burnish"].items() if key != "sim_state"}}

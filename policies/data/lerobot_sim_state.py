@@ -20,7 +20,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from ..core.errors import BurnishError
+from ..core.errors import BurnishError, reason
 from ..runs.manifest import memory
 from . import lerobot_files as files
 from . import lerobot_layout as layout
@@ -127,8 +127,7 @@ def _in_a_sentence(root: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, LookupError, TypeError, ValueError, AttributeError, MemoryError, pa.ArrowException) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise BurnishError(f"the simulator states of {root} cannot be read ({reason})") from error
+        raise BurnishError(f"the simulator states of {root} cannot be read ({reason(error)})") from error
 
 
 def _described(tensors: Any) -> list[tuple[str, np.dtype, tuple[int, ...]]]:

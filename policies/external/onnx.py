@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ...real_robot.export.network import Network
-from ..core.errors import BurnishError
+from ..core.errors import BurnishError, reason
 from ..core.scale import Scale
 from ..core.seed import Noise
 from ..core.spec import EnvSpec, ObsSpec, PolicySpec, dtype_of
@@ -112,7 +112,7 @@ class OnnxPolicy:
         try:
             answers = [self._network.run(self._output, {k: x[part] for k, x in arrays.items()}) for part in parts]
         except Exception as error:  # the errors of onnxruntime have no other base
-            raise BurnishError(f"{self.config.path} cannot be run: {_first_line(error)}") from error
+            raise BurnishError(f"{self.config.path} cannot be run: {reason(error, 300)}") from error
         actions = np.concatenate(answers)
         return actions[:, None] if actions.ndim == 2 else actions
 
@@ -209,9 +209,5 @@ def _network(config: OnnxConfig, model: bytes) -> Network:
     except Exception as error:  # the errors of onnxruntime have no other base
         raise BurnishError(
             f"{config.path} is no model that onnxruntime can run by itself, without operators or files of others: "
-            f"{_first_line(error)}"
+            f"{reason(error, 300)}"
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

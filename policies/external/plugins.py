@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..core.errors import BurnishError, did_you_mean
+from ..core.errors import BurnishError, did_you_mean, reason
 from ..core.seed import Noise
 from ..core.spec import EnvSpec, PolicySpec
 from ..core.types import Obs, Policy, Prefix
@@ -62,7 +62,7 @@ def loaded(group: str, name: str, setting: str, what: str) -> Any:
     try:
         return entry.load()
     except (ImportError, AttributeError) as error:
-        raise BurnishError(f"{setting}={name} leads to {entry.value}, which is broken: {error}") from error
+        raise BurnishError(f"{setting}={name} leads to {entry.value}, which is broken: {reason(error)}") from error
 
 
 def _entry(group: str, name: str, setting: str, what: str) -> EntryPoint:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol
 
 import yaml
 
-from ..core.errors import BurnishError, did_you_mean
+from ..core.errors import BurnishError, did_you_mean, reason
 from ..core.files import below, for_guests, replace, vacant
 from .checkpoint import number
 from .manifest import parse
@@ -89,7 +89,7 @@ def _reachable(wandb: Any) -> bool:
     try:
         found, why = wandb.login(prompt=False, verify=True), "there is no key, see `wandb login`"
     except Exception as error:  # no network, a wrong key, a proxy: whatever it is, it records offline
-        found, why = False, _first_line(error)
+        found, why = False, reason(error)
     if not found:
         _log.warning("wandb records offline, for `wandb sync` to upload: %s", why)
     return found
@@ -180,7 +180,7 @@ class Trackers:
             _log.warning(
                 "track=%s failed and is switched off, the training goes on: %s (%s)",
                 name,
-                _first_line(error),
+                reason(error),
                 type(error).__name__,
             )
 
@@ -192,7 +192,7 @@ def _package(name: str) -> Any:
         return import_module(TRACKERS[name].package)
     except Exception as error:  # packages that do not fit each other raise whatever they like
         raise BurnishError(
-            f"track={name} needs a package that does not load ({_first_line(error)}); pip install 'burnish[{name}]'"
+            f"track={name} needs a package that does not load ({reason(error)}); pip install 'burnish[{name}]'"
         ) from error
 
 
@@ -208,7 +208,3 @@ def _identity(folder: Path) -> dict[str, str]:
     if not _ID.fullmatch(data["id"]):
         raise BurnishError(f"{path} is malformed: the id {data['id']!r} must be eight hexadecimal digits")
     return {"id": data["id"], "name": data["name"]}
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]

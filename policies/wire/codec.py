@@ -20,7 +20,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from ..core.errors import BurnishError
+from ..core.errors import BurnishError, reason
 
 LIMIT = 64 * 2**20  # bytes of a frame; 400 pictures of 224 x 224 pixels
 # Of one list or map: large things are arrays, and a list of nothing costs eight bytes for each of its entries.
@@ -55,7 +55,7 @@ def unpack(frame: Any, limit: int = LIMIT) -> Any:
     except BurnishError:
         raise
     except (ValueError, TypeError, ArithmeticError, RecursionError, msgpack.UnpackException) as error:
-        raise BurnishError(f"a frame is malformed: {error or type(error).__name__}") from error
+        raise BurnishError(f"a frame is malformed: {reason(error)}") from error
 
 
 def _encoded(value: Any) -> Any:

@@ -31,7 +31,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 from websockets.sync.client import connect, unix_connect
 from websockets.typing import Subprotocol
 
-from ..core.errors import BurnishError, plain
+from ..core.errors import BurnishError, plain, reason
 from .codec import LIMIT, pack, unpack
 
 HMAC_SUBPROTOCOL = Subprotocol("burnish.hmac-sha256")
@@ -99,7 +99,7 @@ class Connection:
             return self._exchange(pack(message))
         except (ConnectionClosed, OSError) as error:
             self.abort()
-            raise BurnishError(f"the connection to {self.url} was lost ({_reason(error)})") from error
+            raise BurnishError(f"the connection to {self.url} was lost ({reason(error, QUOTED)})") from error
 
     @contextmanager
     def patient(self, timeout_s: float) -> Iterator[None]:
@@ -137,7 +137,8 @@ class Connection:
             return self._exchange(frame)
         except (ConnectionClosed, ConnectionError) as error:
             raise BurnishError(
-                f"the policy server at {self.url} dropped the connection twice ({_reason(error)}); see its own log"
+                f"the policy server at {self.url} dropped the connection twice ({reason(error, QUOTED)}); see its own "
+                "log"
             ) from error
 
     def _connect(self) -> dict[str, Any]:
@@ -174,7 +175,9 @@ class Connection:
             raise
         except (OSError, WebSocketException) as error:
             self.close()
-            raise BurnishError(f"no policy server answers at {self.url} ({_reason(error)}); is it running?") from error
+            raise BurnishError(
+                f"no policy server answers at {self.url} ({reason(error, QUOTED)}); is it running?"
+            ) from error
 
     def _prove_key(self) -> None:
         if self._socket.subprotocol != HMAC_SUBPROTOCOL or self._key is None:
@@ -216,7 +219,3 @@ class Connection:
 def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Also of what holds arrays."""
     return pack(one) == pack(other)
-
-
-def _reason(error: Exception) -> str:
-    return plain((str(error).strip() or type(error).__name__).splitlines()[0].rstrip("."), QUOTED)

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from ...policies.core.errors import reason
 from ..adapter import Phase
 from ..clock import Clock, MonotonicClock, ns
 from ..discovery import second_channel
@@ -107,7 +108,7 @@ class Watchdog:
         try:
             self._stop_now()
         except Exception as error:  # whatever a driver raises: there is nobody to raise it to
-            return f"{why}; its second channel failed: {error}"
+            return f"{why}; its second channel failed: {reason(error)}"
         return f"{why}; stopped by its second channel in {(self._clock.now_ns() - began_ns) / 1e9:.3f} s"
 
 

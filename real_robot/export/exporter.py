@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ...policies.core.config import to_data
-from ...policies.core.errors import BurnishError
+from ...policies.core.errors import BurnishError, reason
 from ...policies.core.seed import RowNoise
 from ...policies.core.spec import PolicySpec, dtype_of
 from ...policies.core.time_limit import first_act
@@ -215,5 +215,4 @@ def _traced(policy: Any, run: Callable[[Mapping[str, Tensor]], Tensor], feed: Ma
 
 
 def _unwritten(policy: Any, error: Exception) -> BurnishError:
-    words = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-    return BurnishError(f"a {type(policy).__name__} cannot be written as a network: {words}")
+    return BurnishError(f"a {type(policy).__name__} cannot be written as a network: {reason(error, 200)}")

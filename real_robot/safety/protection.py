@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...policies.core.errors import reason
 from ..adapter import RobotSpec, Vector
 from ..errors import Refused
 from .fallback import Fallback, FallbackResult
@@ -136,7 +137,7 @@ class Protection:
         try:
             return self._fallback(request, speed)
         except Exception as error:  # whatever it meets: a filter that fails is a reason to brake, not to fall over
-            self.lost = f"the fallback failed: {type(error).__name__}: {error}"
+            self.lost = f"the fallback failed: {reason(error, named=True)}"
             return None
 
     def _why(self, request: Any, q: Vector, v: Vector) -> tuple[str, ...]:

@@ -39,6 +39,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ...policies.core.errors import reason
 from ..adapter import Adapter, Command, Mode, Phase, RobotSpec, RobotState, Simulated, StopKind, Vector
 from ..clock import SECOND, ns
 from ..errors import DeviceFault, Refused, RobotError, StaleState
@@ -310,7 +311,7 @@ class SafeRobot:
         try:
             share = float(advisor(self._state, request))
         except Exception as error:  # a critic that fails is a reason to brake, not to fall over
-            self.note("advisor", f"{type(error).__name__}: {error}")
+            self.note("advisor", reason(error, named=True))
             share = 0.0
         share = share if 0 <= share <= 1 else 0.0
         if share < 1:
