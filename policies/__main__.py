@@ -127,6 +127,8 @@ def evaluate(config: EvaluateConfig) -> int:
     device = prepare_machine(config.device, config.threads)
     if config.videos and config.out is None:
         raise BurnishError(f"videos={config.videos} needs a folder to write to: out=...")
+    if config.eval.episodes == 0:
+        raise BurnishError("eval.episodes=0 plays nothing; an evaluation needs at least 1")
     if not 0 <= config.videos <= config.eval.episodes:
         raise BurnishError(f"videos={config.videos} must lie between 0 and eval.episodes={config.eval.episodes}")
     out = Path(config.out) if config.out else None
@@ -207,11 +209,18 @@ def shared_world(chosen: Any, origins: list[tuple[str, dict[str, Any] | None]]) 
 def evaluator_of(
     data: Mapping[str, Any] | None, spec: PolicySpec, config: EvalConfig, device: torch.device
 ) -> Evaluator | None:
-    """None where no world is known."""
+    """None where no world is known, or none is wanted."""
+    if config.episodes == 0:
+        say("eval.episodes=0: the policy is not tried, so nothing is known of its success, and no best/ is chosen")
+        return None
     if data is None:
         return None
     worlds = min(config.worlds, max(config.episodes, config.confirm))
-    return Evaluator(world_for(spec, data, worlds, device), config, device)
+    try:
+        world = world_for(spec, data, worlds, device)
+    except BurnishError as error:
+        raise BurnishError(f"{error}. To train without trying the policy, give eval.episodes=0") from error
+    return Evaluator(world, config, device)
 
 
 if __name__ == "__main__":

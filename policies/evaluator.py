@@ -11,23 +11,20 @@ import torch
 from .best import Best
 from .cli.machine import say
 from .controllers import controller_for
-from .core.errors import BurnishError
+from .core.ranges import check_ranges
 from .core.types import VecEnv
 from .measure.evaluate import Evaluation, evaluate, evaluation_seeds
 
 
 @dataclass
 class EvalConfig:
-    episodes: int = 100  # of each evaluation
+    episodes: int = 100  # of each evaluation; 0: nothing is tried, and training needs no world for it
     worlds: int = 50  # stepped at once; changes the result by no more than rounding
     greedy: bool = False  # act from noise 0
     confirm: int = 256  # fresh episodes on which a run decides at its end what it delivers (best.py)
 
     def __post_init__(self) -> None:
-        if min(self.episodes, self.worlds, self.confirm) < 1:
-            raise BurnishError(
-                f"episodes={self.episodes}, worlds={self.worlds} and confirm={self.confirm} must be at least 1"
-            )
+        check_ranges(self, {"[0, inf)": "episodes", "[1, inf)": "worlds confirm"}, "eval.")
 
 
 class Evaluator:

@@ -134,7 +134,8 @@ def distill(config: DistillConfig) -> int:
         if run.start >= learner.config.steps:
             say(f"{out} has reached its {learner.config.steps} steps already; nothing is trained")
         origin = {"env": world, "teachers": config.teachers, "worlds": [teacher.world for teacher in teachers]}
-        evaluator = against(teachers, _examined(config.eval, device), say)
+        tried = config.eval.episodes > 0
+        evaluator = against(teachers, _examined(config.eval, device), say) if tried else None
         # A distillation has all that `imitate` asks of a learner.
         finished = imitate(cast(ImitationLearner, learner), run, evaluate=evaluator, origin=origin)
     if not finished:
