@@ -28,8 +28,8 @@ from typing import Any
 import torch
 from measure import machine, markdown, options, page, publish, table
 
-from burnish.finetune.compare.entrants import MAIN
 from burnish.finetune.quickstart import SETTINGS
+from burnish.policies.cli.verb_process import MAIN
 from burnish.policies.measure.statistics import wilson
 from burnish.policies.runs.manifest import plain_yaml
 

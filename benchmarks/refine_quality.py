@@ -64,10 +64,10 @@ from refine_settings import (
 from refine_tables import publish_tables, rows_of
 
 from burnish.finetune.__main__ import FinetuneConfig
-from burnish.finetune.compare.entrants import MAIN
 from burnish.finetune.compare.free_baselines import free_baseline, steps_in
 from burnish.policies.best import Best
 from burnish.policies.build import load_policy
+from burnish.policies.cli.verb_process import MAIN
 from burnish.policies.controllers import controller_for
 from burnish.policies.core.config import to_data
 from burnish.policies.core.errors import BurnishError

@@ -12,12 +12,11 @@ import hashlib
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 from conftest import demand
@@ -169,8 +168,8 @@ KINDS = ("to a copy", "to where nothing is", "second name")
 class InProcess:
     """Stands for a process of `burnish compare`: the same words, without the seconds that imports take."""
 
-    def __init__(self, command, **streams):
-        self.returncode = main(command[3:])
+    def __init__(self, words, **streams):
+        self.returncode = main(words)
 
     def poll(self):
         return self.returncode
@@ -195,7 +194,7 @@ def ignore(*_, **__):
 def small(lab, monkeypatch):
     """The verbs that play verbs play small ones."""
     monkeypatch.setattr(view, "_can_open_windows", lambda: False)
-    monkeypatch.setattr(compare, "subprocess", SimpleNamespace(Popen=InProcess, STDOUT=subprocess.STDOUT))
+    monkeypatch.setattr(compare, "start_verb", InProcess)
     monkeypatch.setattr(free_baselines, "PROBE", 4)
     monkeypatch.setitem(sys.modules, "rerun", viewer())
     run = cli.run

@@ -35,6 +35,7 @@ import yaml
 
 from ...policies.best import BEST
 from ...policies.build import load_policy, weights_of
+from ...policies.cli.verb_process import start_verb
 from ...policies.core import files
 from ...policies.core.config import differences, to_data
 from ...policies.core.errors import BurnishError, plain_text
@@ -59,7 +60,7 @@ from .comparison import (
     table,
     verdict,
 )
-from .entrants import MAIN, Entrant, entrant, world_words
+from .entrants import Entrant, entrant, world_words
 from .free_baselines import BASE_GREEDY
 
 GROUPS: dict[str, dict[str, type]] = {}  # no setting of this verb is a choice among configurations
@@ -314,7 +315,7 @@ class Player:
     def _burnish(self, words: Sequence[str], log: Path) -> None:
         """A verb in a process of its own. It hears of a Ctrl-C by itself, but not of a SIGTERM to this one."""
         with files.fresh(files.named(log.parent) / log.name) as file:
-            process = subprocess.Popen([sys.executable, "-c", MAIN, *words], stdout=file, stderr=subprocess.STDOUT)
+            process = start_verb(words, stdout=file, stderr=subprocess.STDOUT)
             told = False
             while process.poll() is None:
                 if self.stop.requested and not told:

@@ -18,8 +18,6 @@ from ...policies.runs.stored_world import plain_world
 from ..build import decision_ticks
 from ..table import ONLINE
 
-MAIN = "import sys; from burnish.policies.cli.cli import main; sys.exit(main())"  # a verb in a process of its own
-
 
 class Entrant(NamedTuple):
     """A method under the name it has in the tables, and what is said of it on a command line."""

@@ -15,15 +15,14 @@ from __future__ import annotations
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from ...policies.cli.verb_process import start_verb
 from ...policies.core.errors import BurnishError
 from ...policies.runs.run import METRICS, read_metrics
-from .entrants import MAIN
 
 BASE_GREEDY = "base_greedy"
 # Of each training: the verb with its words, and where its settings of training stand.
@@ -78,7 +77,7 @@ def steps_in(minutes: float, name: str, *, base: str | Path, data: str | Path) -
     def play(command: Sequence[str]) -> None:
         nonlocal share
         began = time.monotonic()
-        process = subprocess.Popen([sys.executable, "-c", MAIN, *command], stdout=subprocess.DEVNULL)
+        process = start_verb(command, stdout=subprocess.DEVNULL)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:

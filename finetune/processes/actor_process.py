@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, Protocol
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from ...policies.cli.verb_process import child_imports, import_modules
 from ...policies.core.errors import BurnishError
 from ...policies.core.tree import to
 from ...policies.core.types import Actor, Obs, Outcome
@@ -124,11 +125,17 @@ def leave() -> None:
 
 
 def run_actor(
-    connection: Connection, make: Make, config: Any, orders: ActorConfig, lost: Callable[[], None] = leave
+    connection: Connection,
+    make: Make,
+    config: Any,
+    orders: ActorConfig,
+    lost: Callable[[], None] = leave,
+    modules: Sequence[str] = (),
 ) -> None:
-    """All that the process does."""
+    """All that the process does. It imports ``modules`` first."""
     mail = Mailbox(connection, lost)
     try:
+        import_modules(modules)
         act(mail, make, config, orders)
     except BurnishError as error:
         mail.send(FAILED, {"why": str(error)})
@@ -139,7 +146,8 @@ def spawned(make: Make, config: Any, orders: ActorConfig) -> tuple[Running, Conn
     learner decides what comes of it."""
     context = get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=run_actor, args=(theirs, make, config, orders), name="acting")
+    modules = {"modules": child_imports()}
+    process = context.Process(target=run_actor, args=(theirs, make, config, orders), kwargs=modules, name="acting")
     resource_tracker.ensure_running()  # else the start would begin it, which unblocks signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from ..core.errors import BurnishError, did_you_mean, plain, reason
 from .settings_text import beside, texts
+from .verb_process import import_modules, named_modules
 
 
 class Verb(NamedTuple):
@@ -70,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     verb, overrides = words[0], words[1:]
     try:
+        import_modules(named_modules())
         return run(verb, overrides)
     except BurnishError as error:
         sys.stderr.write(f"burnish {verb}: {error}\n")
