@@ -35,8 +35,9 @@ from .core.errors import BurnishError
 from .core.files import refuse_link, replace
 from .measure.evaluate import Evaluation, compare, why_unpaired
 from .runs.checkpoint import load, save
+from .runs.run import START
 
-BEST, CANDIDATE, START, CONFIRMED = "best", "candidate", "start.json", "confirm.json"
+BEST, CANDIDATE, CONFIRMED = "best", "candidate", "confirm.json"
 ERROR = 0.05  # share of runs without any progress that may deliver something other than their start, either way
 
 

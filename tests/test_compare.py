@@ -211,6 +211,20 @@ def base(tmp_path_factory) -> Path:
     return folder / "base"
 
 
+def test_a_comparison_whose_base_cannot_be_evaluated_does_not_occupy_its_folder(base, tmp_path, capsys, monkeypatch):
+    def fails(self, words, log):
+        raise BurnishError("this world cannot be built")
+
+    monkeypatch.setattr(Player, "_burnish", fails)
+    words = ["compare", f"base={base}", "methods=dsrl", f"out={tmp_path}/out"]
+    for budget in (400, 800):
+        assert main([*words, f"budget={budget}"]) == 2
+        assert "this world cannot be built" in capsys.readouterr().err
+    evaluation([True]).save(tmp_path / "out/evaluations/base.json")
+    assert main(words) == 2
+    assert "holds a comparison" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_comparison_runs_fails_in_part_resumes_and_says_so(base, tmp_path, capsys, monkeypatch):
     small = "defaults: [override /method: {0}]\nworlds: 4\n"

@@ -44,6 +44,7 @@ from ...policies.core.threads import usable_cores
 from ...policies.data.lerobot import fingerprint
 from ...policies.runs.interrupt import Stop, interruptible
 from ...policies.runs.manifest import parse, plain_yaml
+from ...policies.runs.run import CONFIG
 from ..build import require
 from ..table import ONLINE
 from . import free_baselines
@@ -175,7 +176,9 @@ def claim(path: Path, mine: Mapping[str, Any], usual: Mapping[str, Any], free: C
 
 
 def _claim(config: CompareConfig) -> None:
-    path = Path(config.out) / "config.yaml"
+    path = Path(config.out) / CONFIG
+    if _holds_nothing(path.parent):
+        files.remove(path)
     if path.exists() and not config.resume:
         raise BurnishError(f"{config.out} holds a comparison; resume=true continues it, or choose another out=...")
     mine = to_data(config) | {"base_sha256": weights_of(config.base), "world": world_words(config.world) or None}
@@ -183,6 +186,12 @@ def _claim(config: CompareConfig) -> None:
     # Recordings may be named later, but not be others than those that were learnt from.
     learnt = any((Path(config.out) / RUNS).glob(f"*{PLAN}"))
     claim(path, mine, to_data(CompareConfig("-", ["-"])), CHANGEABLE | (set() if learnt else {"data_sha256"}))
+
+
+def _holds_nothing(out: Path) -> bool:
+    """A comparison failed there before its base was evaluated."""
+    names = {entry.name for entry in out.iterdir()} if out.is_dir() else set()
+    return names == {CONFIG, EVALUATIONS} and not any((out / EVALUATIONS).glob("*.json"))
 
 
 class Player:

@@ -47,12 +47,12 @@ from tqdm import tqdm
 
 from ..core.config import differences, to_data
 from ..core.errors import BurnishError
-from ..core.files import below, growing, locked, move, named, refuse_link, replace
+from ..core.files import below, growing, locked, move, named, refuse_link, remove, replace
 from .checkpoint import Checkpoint, load, newest, number, numbered, prune, save
 from .interrupt import Stop, interruptible
 from .manifest import parse, plain_yaml
 from .stopwatch import Stopwatch
-from .tracking import Trackers
+from .tracking import IDENTITY, TRACKERS, Trackers
 
 # Is told every line that is logged; a true answer stops the run as Ctrl-C would.
 OnLog = Callable[[int, Mapping[str, float]], Any]
@@ -60,6 +60,9 @@ OnLog = Callable[[int, Mapping[str, float]], Any]
 # Seconds that add up, and no rates.
 _TOTAL = re.compile(r"time/(?!.*_per_s$).*_s")
 CONFIG, METRICS, CHECKPOINTS, TENSORBOARD, LOCK = "config.yaml", "metrics.jsonl", "checkpoints", "tensorboard", ".lock"
+START = "start.json"  # the evaluation of the policy that the run starts from (`best.py`)
+# Everything that a run writes, besides its empty folder of checkpoints, before there is a policy of it.
+BEFORE_A_POLICY = (CONFIG, METRICS, TENSORBOARD, START, IDENTITY, *TRACKERS)
 LARGEST_METRICS = 1 << 28  # bytes; a hundred thousand lines of a long log have half of it
 
 
@@ -67,6 +70,7 @@ class Run:
     """The folder is touched on entering the ``with`` block, and only once nothing stands against it.
 
     With ``resume`` a new or empty folder is started afresh, so that the same command may be repeated until it is done.
+    So is, with ``resume`` or without, the folder of a run that failed before it had saved anything.
     ``changeable`` names the settings (dotted; a name covers what is below it) that may differ from the saved ones.
     Where stderr is no terminal there is no progress bar, but a line every ``progress_every_s`` seconds if that is set.
     ``trackers`` are rows of the table in `tracking.py` that are told the numbers too, and so is ``on_log``.
@@ -107,11 +111,15 @@ class Run:
 
     def __enter__(self) -> Run:
         with ExitStack() as stack:
-            resumed = self._check()
+            self._check()
             taken = f"another process is writing {self.path}; wait for it, or use another out="
             stack.enter_context(locked(named(self.path) / LOCK, taken))
+            resumed = self._check()  # once more, because the process that had the lock may have saved meanwhile
             for each in below(self.path, CHECKPOINTS).iterdir():
                 refuse_link(each)
+            if not resumed:
+                for name in BEFORE_A_POLICY:
+                    remove(self.path / name)
             if resumed:
                 self._latest = newest(self.checkpoints)
             self.start = self._latest.state["step"] if self._latest else 0
@@ -204,7 +212,7 @@ class Run:
         """Whether there is a run to continue; whatever stands against it is said before anything is touched."""
         if self.path.exists() and not self.path.is_dir():
             raise BurnishError(f"{self.path} is a file, so no run can be written there; use another out=")
-        if not self.path.exists() or all(entry.name == LOCK for entry in self.path.iterdir()):
+        if not self.path.exists() or _holds_nothing(self.path):
             return False
         if not self._resume:
             raise BurnishError(f"{self.path} is not empty; use resume=true or another out=")
@@ -279,6 +287,15 @@ def progress_bar(total: int, unit: str, initial: int = 0) -> tqdm:
     terminal = sys.stderr.isatty()
     columns = min(100, size.columns)
     return tqdm(total=total, initial=initial, unit=unit, disable=not terminal, ncols=columns, nrows=size.lines)
+
+
+def _holds_nothing(path: Path) -> bool:
+    """The folder is empty, or a run failed there before its first checkpoint and its first candidate."""
+    names = {entry.name for entry in path.iterdir()}
+    if names <= {LOCK}:
+        return True
+    began = names >= {LOCK, CHECKPOINTS} and names <= {LOCK, CHECKPOINTS, *BEFORE_A_POLICY}
+    return began and not any((path / CHECKPOINTS).iterdir())
 
 
 def _lines(path: Path) -> list[str]:
