@@ -4,7 +4,8 @@
 2018, arXiv 1801.01290, equation 1). Where a task pays nothing until success, and success ends the episode, finishing is
 worth its reward once, but going on is worth alpha H / (1 - gamma): an agent that gains more by going on learns to avoid
 the goal. Training looks healthy (the return with entropy rises) while success falls. A cost of time, or targets without
-the bonus, takes the reason away.
+the bonus, takes the reason away. A world that reports no success may still pay for the end of an episode. If it has
+paid nothing yet, there is nothing to advise.
 
 **The quitting trap** is its mirror image. Where every decision costs something, and an episode can end by failing (the
 thing to be pushed is out of reach), failing soon costs less than trying on: an agent learns to fail. A reward of
@@ -36,8 +37,9 @@ def soft_learner(learner: Any) -> SAC | None:
 
 
 @torch.no_grad()
-def entropy_trap(learner: Any, replay: Replay) -> str | None:
-    """A sentence, if finishing is worth less than going on to ``learner`` as it is now; else None.
+def entropy_trap(learner: Any, replay: Replay, *, success: bool = True) -> str | None:
+    """A sentence, if finishing is worth less than going on to ``learner`` as it is now; else None. ``success``: the
+    world reports it.
 
     It speaks of rewards of which none is negative and none was earned before a termination: all else gives a reason to
     go on, or to finish, of its own."""
@@ -49,6 +51,9 @@ def entropy_trap(learner: Any, replay: Replay) -> str | None:
     on = recent["discount"].flatten()[~finished]
     if bool((reward < 0).any()) or bool((reward[~finished] != 0).any()) or not len(on):
         return None
+    paid = bool((reward > 0).any())
+    if not paid and not success:
+        return None
     best = float(reward.max()) or 1.0
     count = len(reward)
     some = torch.arange(0, count, max(1, count // SAMPLE), device=reward.device)
@@ -58,10 +63,11 @@ def entropy_trap(learner: Any, replay: Replay) -> str | None:
     going_on = bonus / max(1e-9, 1 - float(on.mean()))
     if going_on <= best:
         return None
-    seen = f"finishing is worth {best:.3g}" if bool((reward > 0).any()) else "no decision has earned anything yet"
+    seen = f"finishing is worth {best:.3g}" if paid else "no decision has earned anything yet"
+    goal = "success" if success else "the end of an episode"
     return (
-        f"advice: rewards are 0 until success, where {seen}, but going on is worth {going_on:.3g} to this agent, which "
-        f"earns alpha times its entropy, {bonus:.3g}, at every decision; it will learn to avoid success. Make time "
+        f"advice: rewards are 0 until {goal}, where {seen}, but going on is worth {going_on:.3g} to this agent, which "
+        f"earns alpha times its entropy, {bonus:.3g}, at every decision; it will learn to avoid {goal}. Make time "
         "cost something (rewards.shift=-1), take the bonus out of the targets "
         "(sac.backup_entropy=false), or begin with a small sac.alpha"
     )
@@ -90,12 +96,15 @@ def advised(loop: Any, say: Callable[[str], None]) -> Callable[[], Metrics]:
         return loop.report
     soft = soft_learner(loop.learner) is not None
     said: set[str] = set()
+    success = False  # the world has reported it; a report without ended episodes says nothing of it
 
     def report() -> Metrics:
+        nonlocal success
         metrics: Metrics = dict(loop.report())
+        success = success or "episode/success" in metrics
         found = {"quitting_trap": quitting_trap(loop.replay, metrics)}
         if soft:
-            found["entropy_trap"] = entropy_trap(loop.learner, loop.replay)
+            found["entropy_trap"] = entropy_trap(loop.learner, loop.replay, success=success)
         for name, sentence in found.items():
             if sentence is not None and name not in said:
                 say(sentence)

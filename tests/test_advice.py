@@ -147,6 +147,29 @@ def test_a_cost_of_time_is_warned_of_where_episodes_end_by_failing(cliff, shift,
             assert word in lines[0]
 
 
+class Silent(Wrapper):
+    """Reports no success, and pays nothing for it if ``paid`` is false."""
+
+    def __init__(self, env: Any, paid: bool) -> None:
+        super().__init__(env)
+        self.paid = paid
+
+    def step(self, action: Tensor, active: Tensor | None = None) -> Step:
+        step = self.env.step(action, active)
+        info = {name: x for name, x in step.info.items() if name != "success"}
+        return step._replace(info=info, reward=step.reward * self.paid)
+
+
+@pytest.mark.parametrize("paid", [True, False])
+def test_a_world_that_reports_no_success_is_told_of_none(paid):
+    loop, lines = played(steered(env=Silent(world(), paid)), 600), []
+    metrics = advised(loop, lines.append)()
+    assert "episode/success" not in metrics and metrics["advice/entropy_trap"] == paid
+    assert len(lines) == paid and "success" not in "".join(lines)
+    if paid:
+        assert "until the end of an episode, where finishing is worth 1," in lines[0]
+
+
 def test_an_advice_is_said_once_and_counted_every_time():
     loop, lines = played(steered(), 600), []
     report = advised(loop, lines.append)
