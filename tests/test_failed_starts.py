@@ -30,7 +30,8 @@ VERBS = {
 def lab(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("lab")
     assert main(["collect", "env=point_reach", "env.max_steps=6", "episodes=4", f"out={folder}/data"]) == 0
-    assert main(["pretrain", *NET, f"data={folder}/data", "train.steps=2", "eval.episodes=0", f"out={folder}/bc"]) == 0
+    words = [*NET, *EVALUATION, "train.steps=2"]
+    assert main(["pretrain", *words, f"data={folder}/data", f"out={folder}/bc"]) == 0
     return folder
 
 
