@@ -17,11 +17,12 @@ from burnish.sim.point_reach import PointReach
 BROKEN = "this world cannot be reset"
 EVALUATION = ["eval.episodes=2", "eval.worlds=2", "eval.confirm=2"]
 NET = ["policy=flow", "policy.net.mlp.hidden=[8]", "policy.steps=2", "train.batch=8", "chunk.execute=4"]
-# Each tries its start, or its only policy, before its first checkpoint.
+# Each resets a world before its first checkpoint.
 VERBS = {
     "pretrain": [*NET, "data={lab}/data", "train.steps=2"],
     "more imitation": ["policy.path={lab}/bc", "data={lab}/data", "train.steps=2"],
     "offline": ["method=iql", "data={lab}/data", "steps=2", "batch=8", "method.critic.hidden=[8]"],
+    "distill": ["teachers={lab}/bc", "episodes=2", "keep=all", *NET[:3], "train.steps=2", "chunk.horizon=4"],
     "finetune": ["policy.path={lab}/bc", "method=residual_ppo", "method.agent.hidden=[8]", "worlds=2", "total=8"],
 }
 
