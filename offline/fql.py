@@ -58,6 +58,10 @@ def large_flow() -> FlowConfig:
     return FlowConfig(net=DenoiserConfig(mlp=body))
 
 
+def large_critic() -> CriticConfig:
+    return CriticConfig(hidden=[512, 512, 512, 512], activation=Activation.gelu)
+
+
 @dataclass
 class FQLConfig:
     alpha: float = 1.0  # weight of the distillation against Q
@@ -67,10 +71,7 @@ class FQLConfig:
     tau: float = 0.005  # share by which target networks follow, at every update
     flow: FlowConfig = field(default_factory=large_flow)  # the flow that imitates
     one_step: OneStepConfig = field(default_factory=OneStepConfig)  # the one-step policy that is deployed
-    # the Q network
-    critic: CriticConfig = field(
-        default_factory=lambda: CriticConfig(hidden=[512, 512, 512, 512], activation=Activation.gelu)
-    )
+    critic: CriticConfig = field(default_factory=large_critic)  # the Q network
     execution: Execution = Execution.eager  # eager, or compiled, or CUDA graphs
 
     def __post_init__(self) -> None:

@@ -29,12 +29,11 @@ from ..policies.core.ranges import check_ranges
 from ..policies.core.types import Metrics, Obs
 from ..policies.flow import FlowConfig
 from ..policies.nets.critic import CriticConfig
-from ..policies.nets.mlp import Activation
 from ..policies.runs.module_state import restore, state_of
 from .actors import PolicyActor, trainable_imitator
 from .critics import adopt_normalizers, spread
 from .descent import adam, descend
-from .fql import Heads, large_flow
+from .fql import Heads, large_critic, large_flow
 from .imitation import imitation_chunk
 from .learner import JointLearner
 from .td import chunk_weight, td_target
@@ -47,10 +46,7 @@ class QChunkingConfig:
     lr: float = 3e-4  # learning rate of everything
     tau: float = 0.005  # share by which target networks follow, at every update
     flow: FlowConfig = field(default_factory=large_flow)  # the flow that imitates
-    # the Q network
-    critic: CriticConfig = field(
-        default_factory=lambda: CriticConfig(hidden=[512, 512, 512, 512], activation=Activation.gelu)
-    )
+    critic: CriticConfig = field(default_factory=large_critic)  # the Q network
     execution: Execution = Execution.eager  # eager, or compiled, or CUDA graphs
 
     def __post_init__(self) -> None:
