@@ -75,15 +75,8 @@ class CQLConfig:
     execution: Execution = Execution.eager  # eager, or compiled, or CUDA graphs
 
     def __post_init__(self) -> None:
-        check_ranges(
-            self,
-            {
-                "(0, inf)": "lr actor_lr alpha gap_temperature",
-                "(0, 1]": "tau",
-                "[0, inf)": "weight subset",
-                "[1, inf)": "count",
-            },
-        )
+        least = {"[0, inf)": "weight subset", "[1, inf)": "count"}
+        check_ranges(self, {"(0, inf)": "lr actor_lr alpha gap_temperature", "(0, 1]": "tau", **least})
         if self.threshold is not None and self.weight == 0:
             raise BurnishError(f"threshold={self.threshold} needs a weight above 0 to start from; take weight=1")
 

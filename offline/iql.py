@@ -85,14 +85,10 @@ class IQLConfig:
     def __post_init__(self) -> None:
         if not 0 < self.expectile < 1:
             raise BurnishError(f"expectile={self.expectile} must lie between 0 and 1; 0.7 to 0.9 is usual")
-        check_ranges(self, {"(0, inf)": "lr"})
         if not (self.actor_lr > 0 or self.frozen):
             raise BurnishError(f"actor_lr={self.actor_lr} must be a positive number, or 0 with extraction=best_of_n")
-        check_ranges(self, {"(0, 1]": "tau"})
-        if self.beta < 0 or self.weight_cap < 1:
-            raise BurnishError(f"beta={self.beta} must be at least 0 and weight_cap={self.weight_cap} at least 1")
-        if self.count < 1 or self.decay_steps < 0:
-            raise BurnishError(f"count={self.count} must be at least 1 and decay_steps={self.decay_steps} at least 0")
+        least = {"[0, inf)": "beta decay_steps", "[1, inf)": "weight_cap count"}
+        check_ranges(self, {"(0, inf)": "lr", "(0, 1]": "tau", **least})
 
     @property
     def frozen(self) -> bool:

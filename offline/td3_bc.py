@@ -50,15 +50,8 @@ class TD3BCConfig:
     execution: Execution = Execution.eager  # eager, or compiled, or CUDA graphs
 
     def __post_init__(self) -> None:
-        check_ranges(
-            self,
-            {
-                "(0, inf)": "lr actor_lr",
-                "(0, 1]": "tau",
-                "[0, inf)": "alpha target_std target_clip explore_std",
-                "[1, inf)": "actor_every",
-            },
-        )
+        least = {"[0, inf)": "alpha target_std target_clip explore_std", "[1, inf)": "actor_every"}
+        check_ranges(self, {"(0, inf)": "lr actor_lr", "(0, 1]": "tau", **least})
 
     @property
     def policy(self) -> GaussianConfig:

@@ -11,7 +11,7 @@ import torch
 from .best import Best
 from .cli.machine import say
 from .controllers import controller_for
-from .core.errors import BurnishError
+from .core.ranges import check_ranges
 from .core.types import VecEnv
 from .measure.evaluate import Evaluation, evaluate, evaluation_seeds
 
@@ -24,10 +24,7 @@ class EvalConfig:
     confirm: int = 256  # fresh episodes on which a run decides at its end what it delivers (best.py)
 
     def __post_init__(self) -> None:
-        if min(self.episodes, self.worlds, self.confirm) < 1:
-            raise BurnishError(
-                f"episodes={self.episodes}, worlds={self.worlds} and confirm={self.confirm} must be at least 1"
-            )
+        check_ranges(self, {"[1, inf)": "episodes worlds confirm"})
 
 
 class Evaluator:

@@ -40,8 +40,16 @@ def in_sentences() -> Iterator[None]:
         raise BurnishError(str(error)) from error
 
 
+class InSentences:
+    """Settings of the robot's side as they stand on a command line."""
+
+    def __post_init__(self) -> None:
+        with in_sentences():
+            super().__post_init__()  # pyright: ignore[reportAttributeAccessIssue]
+
+
 @dataclass
-class Allowed(Safety):
+class Allowed(InSentences, Safety):
     """``safety.*`` of a command line."""
 
     # Typed further, a command line's 0 would be no float: these are lists in lists.
@@ -57,26 +65,17 @@ class Allowed(Safety):
             raise BurnishError(
                 f"safety.workspace={self.workspace} must be two corners of numbers, [[x, y, z], [x, y, z]] in m"
             ) from error
-        with in_sentences():
-            super().__post_init__()
+        super().__post_init__()
 
 
 @dataclass
-class AllowedChunks(Chunks):
+class AllowedChunks(InSentences, Chunks):
     """``chunks.*`` of a command line."""
 
-    def __post_init__(self) -> None:
-        with in_sentences():
-            super().__post_init__()
-
 
 @dataclass
-class AllowedLatency(Latency):
+class AllowedLatency(InSentences, Latency):
     """``latency.*`` of a command line."""
-
-    def __post_init__(self) -> None:
-        with in_sentences():
-            super().__post_init__()
 
 
 @dataclass

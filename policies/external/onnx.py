@@ -26,6 +26,7 @@ from torch import Tensor
 
 from ...real_robot.export.network import Network
 from ..core.errors import BurnishError
+from ..core.ranges import check_ranges
 from ..core.scale import Scale
 from ..core.seed import Noise
 from ..core.spec import EnvSpec, ObsSpec, PolicySpec, dtype_of
@@ -55,8 +56,7 @@ class OnnxConfig:
     sha256: str | None = None  # of the file; refused if it is another
 
     def __post_init__(self) -> None:
-        if self.threads < 1 or (self.execute is not None and self.execute < 1):
-            raise BurnishError(f"policy.threads={self.threads} and policy.execute={self.execute} must be at least 1")
+        check_ranges(self, {"[1, inf)": "threads execute"}, "policy.")
 
 
 class OnnxPolicy:
