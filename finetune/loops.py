@@ -108,9 +108,8 @@ class _Interaction(Generic[L]):
         self.statistics.load_state_dict(state["ledger"])
         self.generator.set_state(state["generator"].cpu())
         self.obs = state["obs"]
-        self.fresh = state.get("fresh", torch.zeros_like(self.fresh)).to(
-            self.env.device, copy=True
-        )  # older states lack it
+        fresh = state.get("fresh", torch.zeros_like(self.fresh))  # older states lack it
+        self.fresh = fresh.to(self.env.device, copy=True)
         if self.obs is None:
             self.statistics.abandon()
 
