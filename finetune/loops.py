@@ -17,12 +17,11 @@ from torch import Tensor
 
 from ..offline.replay import Memory, Replay
 from ..offline.sources import Mixture, Rows
-from ..policies.core.errors import BurnishError
 from ..policies.core.ranges import check_ranges
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.spec import EnvSpec
 from ..policies.core.tree import map_tree
-from ..policies.core.types import Learner, Metrics, Obs, Outcome, Source
+from ..policies.core.types import Learner, Metrics, Obs, Outcome, Saved, Source
 from ..policies.core.wrapper import continues
 from ..policies.runs.stopwatch import Stopwatch
 from .diagnostics import q_against_return
@@ -31,7 +30,7 @@ from .people.intervened_rows import InterventionUse, as_executed
 from .rollout import Rollout
 
 
-class DecisionEnv(Protocol):
+class DecisionEnv(Saved, Protocol):
     """``ChunkEnv``, ``BaseEnv``, or anything else that plays a decision and says what came of it."""
 
     num_envs: int
@@ -41,10 +40,6 @@ class DecisionEnv(Protocol):
     def reset(self, seeds: Sequence[int] | None = None) -> Obs: ...
 
     def step(self, action: Tensor, /) -> Outcome: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class Assembly(NamedTuple):
@@ -59,8 +54,7 @@ class OnPolicyConfig:
     decisions_per_update: int = 128  # per world
 
     def __post_init__(self) -> None:
-        if self.decisions_per_update < 1:
-            raise BurnishError(f"loop.decisions_per_update={self.decisions_per_update} must be at least 1 (per world)")
+        check_ranges(self, {"[1, inf)": "decisions_per_update"}, "loop.")
 
 
 L = TypeVar("L", bound=Learner)
@@ -114,9 +108,8 @@ class _Interaction(Generic[L]):
         self.statistics.load_state_dict(state["ledger"])
         self.generator.set_state(state["generator"].cpu())
         self.obs = state["obs"]
-        self.fresh = state.get("fresh", torch.zeros_like(self.fresh)).to(
-            self.env.device, copy=True
-        )  # older states lack it
+        fresh = state.get("fresh", torch.zeros_like(self.fresh))  # older states lack it
+        self.fresh = fresh.to(self.env.device, copy=True)
         if self.obs is None:
             self.statistics.abandon()
 
@@ -159,16 +152,8 @@ class OffPolicyConfig:
     prior_share: float | None = 0.5  # of each batch, where prior data is given; 0 ignores it, null draws from the union
 
     def __post_init__(self) -> None:
-        check_ranges(
-            self,
-            {
-                "[1, inf)": "capacity n_step",
-                "[0, inf)": "warmup initial_updates updates_per_decision",
-                "[2, inf)": "batch",
-                "[0, 1]": "prior_share",
-            },
-            "loop.",
-        )
+        ranges = {"[1, inf)": "capacity n_step", "[2, inf)": "batch", "[0, 1]": "prior_share"}
+        check_ranges(self, {**ranges, "[0, inf)": "warmup initial_updates updates_per_decision"}, "loop.")
 
 
 SLICE = 50  # initial updates in one iteration: between iterations a run can be watched, stopped and saved

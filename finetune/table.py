@@ -61,111 +61,63 @@ def _cql(config: CQLConfig, row: Method) -> Method:
     return row.changed(returns=config.calibrate)
 
 
+# What methods do with recordings and with decisions in which a person played.
+PLAYED: dict[str, Any] = {"recordings": Recorded.played, "interventions": InterventionUse.executed}
+TAUGHT: dict[str, Any] = {"recordings": Recorded.played, "interventions": InterventionUse.taught}
+
+
 def _offline(name: str, config: type, online: type, needs: Needs, doc: str, **facts: Any) -> Method:
-    return Method(
-        doc=doc,
-        config=online,
-        offline=config,
-        learner=f"..offline.{name}:build",
-        needs=needs,
-        recordings=Recorded.played,
-        interventions=InterventionUse.executed,
-        **facts,
-    )
+    learner = f"..offline.{name}:build"
+    return Method(doc=doc, config=online, offline=config, learner=learner, needs=needs, **PLAYED, **facts)
+
+
+def _online(name: str, config: type, doc: str, room: str = "methods", **facts: Any) -> Method:
+    return Method(doc=doc, config=config, build=f".{room}.{name}:build", **facts)
 
 
 METHODS_OF_OURS: dict[str, Method] = {
-    "dppo": Method(
-        doc="PPO through the last steps of a diffusion or flow",
-        config=DPPOConfig,
-        build=".methods.dppo:build",
-        needs=Needs.chain,
+    "dppo": _online("dppo", DPPOConfig, "PPO through the last steps of a diffusion or flow", needs=Needs.chain),
+    "reinflow": _online("reinflow", ReinFlowConfig, "PPO on a flow with learnt noise, dropped later", needs=Needs.flow),
+    "flow_sde": _online("flow_sde", FlowSDEConfig, "PPO on one random step of a flow made an SDE", needs=Needs.flow),
+    "gaussian_ppo": _online(
+        "gaussian_ppo", GaussianPPOConfig, "plain PPO, refining or from scratch", needs=Needs.gaussian
     ),
-    "reinflow": Method(
-        doc="PPO on a flow with learnt noise, dropped later",
-        config=ReinFlowConfig,
-        build=".methods.reinflow:build",
-        needs=Needs.flow,
-    ),
-    "flow_sde": Method(
-        doc="PPO on one random step of a flow made an SDE",
-        config=FlowSDEConfig,
-        build=".methods.flow_sde:build",
-        needs=Needs.flow,
-    ),
-    "gaussian_ppo": Method(
-        doc="plain PPO, refining or from scratch",
-        config=GaussianPPOConfig,
-        build=".methods.gaussian_ppo:build",
-        needs=Needs.gaussian,
-    ),
-    "residual_ppo": Method(
-        doc="PPO on a bounded correction per tick",
-        config=ResidualPPOConfig,
-        build=".methods.residual_ppo:build",
-        ticks=Ticks.one,
-    ),
-    "rpd": Method(
-        doc="PPO on a small student near a large teacher",
-        config=RPDConfig,
-        build=".methods.rpd:build",
-        ticks=Ticks.own,
-    ),
-    "dsrl": Method(
-        doc="SAC in the noise of a base that stays as it is",
-        config=DSRLConfig,
-        build=".methods.dsrl:build",
+    "residual_ppo": _online("residual_ppo", ResidualPPOConfig, "PPO on a bounded correction per tick", ticks=Ticks.one),
+    "rpd": _online("rpd", RPDConfig, "PPO on a small student near a large teacher", ticks=Ticks.own),
+    "dsrl": _online(
+        "dsrl",
+        DSRLConfig,
+        "SAC in the noise of a base that stays as it is",
         needs=Needs.noise,
         recordings=Recorded.executed,
         interventions=InterventionUse.executed,
         steers=True,
         varies=_dsrl,
     ),
-    "residual_td3": Method(
-        doc="TD3 or SAC on a bounded correction per tick",
-        config=ResidualTD3Config,
-        build=".methods.residual_td3:build",
+    "residual_td3": _online(
+        "residual_td3",
+        ResidualTD3Config,
+        "TD3 or SAC on a bounded correction per tick",
         recordings=Recorded.corrections,
         ticks=Ticks.one,
     ),
-    "rfs": Method(
-        doc="noise and a correction of the chunk, chosen together",
-        config=RFSConfig,
-        build=".methods.rfs:build",
-        needs=Needs.noise,
-        steers=True,
+    "rfs": _online(
+        "rfs", RFSConfig, "noise and a correction of the chunk, chosen together", needs=Needs.noise, steers=True
     ),
-    "expo": Method(
-        doc="the best of edited draws; the base only imitates",
-        config=EXPOConfig,
-        build=".methods.expo:build",
-        needs=Needs.imitator,
-        recordings=Recorded.played,
-        interventions=InterventionUse.executed,
+    "expo": _online(
+        "expo", EXPOConfig, "the best of edited draws; the base only imitates", needs=Needs.imitator, **PLAYED
     ),
-    "rlpd": Method(
-        doc="SAC or TD3, half of each batch recordings",
-        config=RLPDConfig,
-        build=".methods.rlpd:build",
+    "rlpd": _online("rlpd", RLPDConfig, "SAC or TD3, half of each batch recordings", needs=Needs.squashed, **PLAYED),
+    "rlif": _online(
+        "rlif",
+        RLIFConfig,
+        "RLPD with a reward of -1 where the expert takes over: expert=",
+        "people",
         needs=Needs.squashed,
-        recordings=Recorded.played,
-        interventions=InterventionUse.executed,
+        **TAUGHT,
     ),
-    "rlif": Method(
-        doc="RLPD with a reward of -1 where the expert takes over: expert=",
-        config=RLIFConfig,
-        build=".people.rlif:build",
-        needs=Needs.squashed,
-        recordings=Recorded.played,
-        interventions=InterventionUse.taught,
-    ),
-    "dagger": Method(
-        doc="imitates an expert who takes over",
-        config=DAggerConfig,
-        build=".people.dagger:build",
-        needs=Needs.imitator,
-        recordings=Recorded.played,
-        interventions=InterventionUse.taught,
+    "dagger": _online(
+        "dagger", DAggerConfig, "imitates an expert who takes over", "people", needs=Needs.imitator, **TAUGHT
     ),
     "iql": _offline(
         "iql",
@@ -195,10 +147,11 @@ METHODS_OF_OURS: dict[str, Method] = {
         Needs.trainable,
         "a flow imitates whole chunks; the best of its draws by a critic of chunks acts and is backed up",
     ),
-    "sb3": Method(
-        doc="SB3 as it is: view=residual|latent|plain",
-        config=SB3Config,
-        build=".baselines.sb3:build",
+    "sb3": _online(
+        "sb3",
+        SB3Config,
+        "SB3 as it is: view=residual|latent|plain",
+        "baselines",
         needs=Needs.view,
         library=True,
         interventions=InterventionUse.refused,

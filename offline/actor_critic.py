@@ -14,18 +14,17 @@ from torch import Tensor, nn
 
 from ..policies.core.execute import execution
 from ..policies.core.normalize import Running
-from ..policies.core.seed import generator as named_generator
-from ..policies.core.types import Learner, Metrics, Obs, Source
+from ..policies.core.types import Metrics, Obs, Source
 from ..policies.gaussian import GaussianPolicy
 from ..policies.nets.encoder import shifted
-from ..policies.runs.module_state import restore, state_of
-from .critics import fresh_critic, spread
+from .critics import spread
 from .descent import adam, descend
+from .learner import CriticLearner, columns_of
 from .soft import ActionTransform, unchanged
 from .td import chunk_weight
 
 
-class ActorCritic(Learner):
+class ActorCritic(CriticLearner):
     """``agent`` acts on the view that it learns from; ``policy`` is what is deployed (the agent itself by default).
 
     ``own`` are the networks that an algorithm adds, of which those in ``trained`` are stepped with the agent, and those
@@ -47,11 +46,9 @@ class ActorCritic(Learner):
         seed: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.agent, self.config, self.actor, self.transform = agent, config, actor, transform
+        super().__init__(agent.spec, config, seed=seed, device=device)
+        self.agent, self.actor, self.transform = agent, actor, transform
         self.policy = agent if policy is None else policy
-        self.critic = fresh_critic(agent.spec, config.critic, seed=seed, device=device)
-        self.noise = named_generator(seed, "noise", device=device)
-        self.updates = 0
         self.seen = Running(agent, *scaled, self.critic) if normalize else None
         self.trained = [p for part in (agent, *trained) for p in part.parameters() if p.requires_grad]
         self.critic_optimizer = adam(self.critic.online.parameters(), config.lr, config.execution)
@@ -75,7 +72,7 @@ class ActorCritic(Learner):
     def update(self, source: Source) -> Metrics:
         batch = source.sample()
         self.updates += 1
-        columns = {name: batch[name] for name in ("action", "reward", "discount", "terminated", "steps")}
+        columns = columns_of(batch)
         obs, next_obs = (shifted(batch[name], self.config.image_shift, self.noise) for name in ("obs", "next_obs"))
         metrics = self._step_critic(obs, next_obs, columns)
         due = self.updates % self.config.actor_every == 0
@@ -109,10 +106,3 @@ class ActorCritic(Learner):
         descend(self.critic_optimizer, loss, self.config.max_grad_norm)
         q = q.detach()
         return {"critic_loss": loss.detach(), "q": q.mean(), "q/spread": spread(q), "target": target.mean()}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**state_of(self._parts), "updates": self.updates}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        restore(self._parts, state)
-        self.updates = int(state["updates"])

@@ -36,16 +36,15 @@ from torch import Tensor
 from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution, execution
 from ..policies.core.ranges import check_ranges
-from ..policies.core.seed import generator as named_generator
 from ..policies.core.tree import check, index
-from ..policies.core.types import Decision, Learner, Metrics, Obs, Source
+from ..policies.core.types import Decision, Metrics, Obs, Source
 from ..policies.gaussian import GaussianConfig, GaussianPolicy
 from ..policies.nets.critic import CriticConfig
-from ..policies.runs.module_state import restore, state_of
 from .actors import PolicyActor, trainable_tanh_gaussian
-from .critics import adopt_normalizers, fresh_critic, spread
+from .critics import adopt_normalizers, spread
 from .dataset import BehindCut
 from .descent import adam, descend
+from .learner import CriticLearner, columns_of
 from .replay import Replay
 from .returns import returns_to_go
 from .sac import SACActor, soft_agent
@@ -76,15 +75,8 @@ class CQLConfig:
     execution: Execution = Execution.eager  # eager, or compiled, or CUDA graphs
 
     def __post_init__(self) -> None:
-        check_ranges(
-            self,
-            {
-                "(0, inf)": "lr actor_lr alpha gap_temperature",
-                "(0, 1]": "tau",
-                "[0, inf)": "weight subset",
-                "[1, inf)": "count",
-            },
-        )
+        least = {"[0, inf)": "weight subset", "[1, inf)": "count"}
+        check_ranges(self, {"(0, inf)": "lr actor_lr alpha gap_temperature", "(0, 1]": "tau", **least})
         if self.threshold is not None and self.weight == 0:
             raise BurnishError(f"threshold={self.threshold} needs a weight above 0 to start from; take weight=1")
 
@@ -105,18 +97,17 @@ class CalibratingActor(SACActor):
         return Decision(action, {**columns, "return_to_go": action.new_full((len(action),), -math.inf)})
 
 
-class CQL(Learner):
+class CQL(CriticLearner):
     def __init__(
         self, policy: GaussianPolicy, config: CQLConfig, *, seed: int = 0, device: torch.device | str = "cpu"
     ) -> None:
-        self.policy, self.config = policy.to(device), config
-        spec = policy.spec
+        super().__init__(policy.spec, config, seed=seed, device=device)
+        self.policy, spec = policy.to(device), policy.spec
         kind = CalibratingActor if config.calibrate else SACActor
         self.actor = kind(policy, PolicyActor(policy).play)
         self.behind_cut, self.discount = BehindCut.worst, 1.0
         self.worst = math.inf  # reward of a decision so far
         self.running: Tensor | None = None  # (N,) decisions of the episodes under way
-        self.critic = fresh_critic(spec, config.critic, seed=seed, device=device)
         adopt_normalizers(self.critic, policy)
         self.size = spec.execute * spec.action.dim
         self.temperature = Temperature(
@@ -125,8 +116,6 @@ class CQL(Learner):
         # It rises while gap - threshold > 0, as a temperature does while log_prob + target > 0.
         held = None if config.threshold is None else -config.threshold
         self.multiplier = Temperature(config.weight or 1.0, held).to(device)
-        self.noise = named_generator(seed, "noise", device=device)
-        self.updates = 0
         self.trained = [p for part in (policy, self.temperature) for p in part.parameters() if p.requires_grad]
         judges = (self.critic.online, self.multiplier)
         critic_side = [p for part in judges for p in part.parameters() if p.requires_grad]
@@ -148,7 +137,7 @@ class CQL(Learner):
     def update(self, source: Source) -> Metrics:
         batch = source.sample()
         self.updates += 1
-        columns = {name: batch[name] for name in ("action", "reward", "discount", "terminated", "steps")}
+        columns = columns_of(batch)
         if self.config.calibrate:
             if "return_to_go" not in batch:
                 raise BurnishError(
@@ -157,9 +146,6 @@ class CQL(Learner):
             columns["return_to_go"] = batch["return_to_go"]
         metrics = self._step_critic(batch["obs"], batch["next_obs"], columns)
         return metrics | self._step_actor(batch["obs"])
-
-    def q_values(self, batch: dict[str, Any]) -> Tensor:
-        return self.critic(batch["obs"], batch["action"]).mean(0)
 
     # ---- calibration in the world ----
 
@@ -257,11 +243,10 @@ class CQL(Learner):
 
     def state_dict(self) -> dict[str, Any]:
         known = {} if self.running is None else {"worst": self.worst, "running": self.running.clone()}
-        return {**state_of(self._parts), "updates": self.updates, **known}
+        return {**super().state_dict(), **known}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        restore(self._parts, state)
-        self.updates = int(state["updates"])
+        super().load_state_dict(state)
         self.worst, running = float(state.get("worst", self.worst)), state.get("running")
         self.running = None if running is None else running.to(self.noise.device, copy=True)
 

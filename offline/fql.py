@@ -24,21 +24,20 @@ from torch import Tensor
 
 from ..policies.build import build_policy
 from ..policies.core.errors import BurnishError
-from ..policies.core.execute import Execution, execution
+from ..policies.core.execute import Execution
 from ..policies.core.ranges import check_ranges
 from ..policies.core.seed import derive, normal
-from ..policies.core.seed import generator as named_generator
-from ..policies.core.types import Learner, Metrics, Obs, Source
+from ..policies.core.types import Metrics, Obs
 from ..policies.flow import FlowConfig
 from ..policies.nets.critic import CriticConfig
 from ..policies.nets.denoiser import DenoiserConfig, MlpBodyConfig
 from ..policies.nets.mlp import Activation
 from ..policies.one_step import OneStepConfig, OneStepPolicy
-from ..policies.runs.module_state import restore, state_of
 from .actors import PolicyActor, trainable_imitator
-from .critics import adopt_normalizers, fresh_critic, spread
+from .critics import adopt_normalizers, spread
 from .descent import adam, descend
-from .imitation import imitation_chunk, neighbours, played_around
+from .imitation import imitation_chunk
+from .learner import JointLearner
 from .soft import q_scale
 from .td import chunk_weight, td_target
 
@@ -59,6 +58,10 @@ def large_flow() -> FlowConfig:
     return FlowConfig(net=DenoiserConfig(mlp=body))
 
 
+def large_critic() -> CriticConfig:
+    return CriticConfig(hidden=[512, 512, 512, 512], activation=Activation.gelu)
+
+
 @dataclass
 class FQLConfig:
     alpha: float = 1.0  # weight of the distillation against Q
@@ -68,10 +71,7 @@ class FQLConfig:
     tau: float = 0.005  # share by which target networks follow, at every update
     flow: FlowConfig = field(default_factory=large_flow)  # the flow that imitates
     one_step: OneStepConfig = field(default_factory=OneStepConfig)  # the one-step policy that is deployed
-    # the Q network
-    critic: CriticConfig = field(
-        default_factory=lambda: CriticConfig(hidden=[512, 512, 512, 512], activation=Activation.gelu)
-    )
+    critic: CriticConfig = field(default_factory=large_critic)  # the Q network
     execution: Execution = Execution.eager  # eager, or compiled, or CUDA graphs
 
     def __post_init__(self) -> None:
@@ -85,21 +85,18 @@ class FQLConfig:
         return self.flow
 
 
-class FQL(Learner):
+class FQL(JointLearner):
     """``flow`` imitates, ``policy`` acts."""
 
     def __init__(self, flow: Any, config: FQLConfig, *, seed: int = 0, device: torch.device | str = "cpu") -> None:
-        self.flow, self.config = flow.to(device), config
+        super().__init__(flow.spec, config, seed=seed, device=device)
+        self.flow = flow.to(device)
         self.policy: OneStepPolicy = build_policy(
             config.one_step, flow.spec, seed=derive(seed, "one step"), device=device
         )
-        self.critic = fresh_critic(flow.spec, config.critic, seed=seed, device=device)
         for module in (self.policy, self.critic):
             adopt_normalizers(module, flow)
         self.actor = PolicyActor(self.policy)
-        self.around = neighbours(flow.spec)
-        self.noise = named_generator(seed, "noise", device=device)
-        self.updates = 0
         parts = (self.critic.online, flow, self.policy)
         trained = [p for part in parts for p in part.parameters() if p.requires_grad]
         self.optimizer = adam(trained, config.lr, config.execution)
@@ -110,16 +107,6 @@ class FQL(Learner):
             "optimizer": self.optimizer,
             "noise": self.noise,
         }
-        self._step = execution(self._descend, config.execution, device=device, generators=[self.noise])
-
-    def update(self, source: Source) -> Metrics:
-        batch = source.sample(around=self.around)
-        self.updates += 1
-        columns = {name: batch[name] for name in ("action", "reward", "discount", "terminated", "steps")}
-        return self._step(batch["obs"], batch["next_obs"], columns, played_around(batch))
-
-    def q_values(self, batch: dict[str, Any]) -> Tensor:
-        return self.critic(batch["obs"], batch["action"]).mean(0)
 
     def critic_loss(self, obs: Obs, next_obs: Obs, columns: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """(loss, Q of the data (E, B))."""
@@ -164,13 +151,6 @@ class FQL(Learner):
             "q": q.mean(),
             "q/spread": spread(q),
         }
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**state_of(self._parts), "updates": self.updates}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        restore(self._parts, state)
-        self.updates = int(state["updates"])
 
 
 def build(config: FQLConfig, policy: Any, *, seed: int = 0, device: torch.device | str = "cpu") -> FQL:

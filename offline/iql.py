@@ -32,20 +32,19 @@ from torch import Tensor
 
 from ..policies.compose import BestOf
 from ..policies.core.errors import BurnishError
-from ..policies.core.execute import Execution, execution
+from ..policies.core.execute import Execution
 from ..policies.core.ranges import check_ranges
 from ..policies.core.seed import derive
-from ..policies.core.seed import generator as named_generator
-from ..policies.core.types import Learner, Metrics, Obs, Source
+from ..policies.core.types import Metrics, Obs, Source
 from ..policies.flow import FlowConfig
 from ..policies.gaussian import GaussianConfig
 from ..policies.nets.critic import CriticConfig, ValueConfig, ValueNet
 from ..policies.nets.mlp import Activation
-from ..policies.runs.module_state import restore, state_of
 from .actors import PolicyActor, trainable_imitator
-from .critics import adopt_normalizers, explained_variance, fresh_critic, spread
+from .critics import adopt_normalizers, explained_variance, spread
 from .descent import descend
-from .imitation import imitation_chunk, neighbours, played_around
+from .imitation import imitation_chunk
+from .learner import JointLearner
 from .td import advantage_weight, chunk_weight, expectile, pessimistic, row_mean, td_target
 
 
@@ -86,14 +85,10 @@ class IQLConfig:
     def __post_init__(self) -> None:
         if not 0 < self.expectile < 1:
             raise BurnishError(f"expectile={self.expectile} must lie between 0 and 1; 0.7 to 0.9 is usual")
-        check_ranges(self, {"(0, inf)": "lr"})
         if not (self.actor_lr > 0 or self.frozen):
             raise BurnishError(f"actor_lr={self.actor_lr} must be a positive number, or 0 with extraction=best_of_n")
-        check_ranges(self, {"(0, 1]": "tau"})
-        if self.beta < 0 or self.weight_cap < 1:
-            raise BurnishError(f"beta={self.beta} must be at least 0 and weight_cap={self.weight_cap} at least 1")
-        if self.count < 1 or self.decay_steps < 0:
-            raise BurnishError(f"count={self.count} must be at least 1 and decay_steps={self.decay_steps} at least 0")
+        least = {"[0, inf)": "beta decay_steps", "[1, inf)": "weight_cap count"}
+        check_ranges(self, {"(0, inf)": "lr", "(0, 1]": "tau", **least})
 
     @property
     def frozen(self) -> bool:
@@ -109,24 +104,20 @@ def decayed(rate: float, update: int, steps: int) -> float:
     return rate if steps == 0 else rate * 0.5 * (1 + math.cos(math.pi * min(1.0, update / steps)))
 
 
-class IQL(Learner):
+class IQL(JointLearner):
     """``imitator`` is what is trained; what is deployed is it, or the best of its draws."""
 
     def __init__(self, imitator: Any, config: IQLConfig, *, seed: int = 0, device: torch.device | str = "cpu") -> None:
-        self.imitator, self.config = imitator.to(device), config
-        spec = imitator.spec
-        self.critic = fresh_critic(spec, config.critic, seed=seed, device=device)
+        super().__init__(imitator.spec, config, seed=seed, device=device)
+        self.imitator = imitator.to(device)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(seed, "value"))
-            self.value = ValueNet(spec, config.value).to(device)
+            self.value = ValueNet(imitator.spec, config.value).to(device)
         for module in (self.critic, self.value):
             adopt_normalizers(module, imitator)
         chosen = config.extraction is Extraction.best_of_n
         self.policy = BestOf(imitator, self.critic.online, config.count) if chosen else imitator
         self.actor = PolicyActor(self.policy)
-        self.around = neighbours(spec)
-        self.noise = named_generator(seed, "noise", device=device)
-        self.updates = 0
         self.rate = torch.tensor(config.actor_lr, device=device)  # a tensor, because a recorded graph keeps numbers
         trained = [] if config.frozen else [p for p in imitator.parameters() if p.requires_grad]
         judges = [*self.critic.online.parameters(), *self.value.parameters()]
@@ -140,17 +131,10 @@ class IQL(Learner):
             "optimizer": self.optimizer,
             "noise": self.noise,
         }
-        self._step = execution(self._descend, config.execution, device=device, generators=[self.noise])
 
     def update(self, source: Source) -> Metrics:
-        batch = source.sample(around=self.around)
         self.rate.fill_(decayed(self.config.actor_lr, self.updates, self.config.decay_steps))
-        self.updates += 1
-        columns = {name: batch[name] for name in ("action", "reward", "discount", "terminated", "steps")}
-        return self._step(batch["obs"], batch["next_obs"], columns, played_around(batch))
-
-    def q_values(self, batch: dict[str, Any]) -> Tensor:
-        return self.critic(batch["obs"], batch["action"]).mean(0)
+        return super().update(source)
 
     def _descend(self, obs: Obs, next_obs: Obs, columns: dict[str, Tensor], around: dict[str, Tensor]) -> Metrics:
         config, spec, online = self.config, self.imitator.spec, self.critic.online
@@ -184,13 +168,6 @@ class IQL(Learner):
             "weight": weight.mean(),
             "weight/capped": (weight >= config.weight_cap * (1 - 1e-6)).float().mean(),
         }
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**state_of(self._parts), "updates": self.updates}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        restore(self._parts, state)
-        self.updates = int(state["updates"])
 
 
 def build(config: IQLConfig, policy: Any, *, seed: int = 0, device: torch.device | str = "cpu") -> IQL:

@@ -24,19 +24,18 @@ import torch
 from torch import Tensor
 
 from ..policies.compose import BestOf
-from ..policies.core.execute import Execution, execution
+from ..policies.core.execute import Execution
 from ..policies.core.ranges import check_ranges
-from ..policies.core.seed import generator as named_generator
-from ..policies.core.types import Learner, Metrics, Obs, Source
+from ..policies.core.types import Metrics, Obs
 from ..policies.flow import FlowConfig
 from ..policies.nets.critic import CriticConfig
-from ..policies.nets.mlp import Activation
 from ..policies.runs.module_state import restore, state_of
 from .actors import PolicyActor, trainable_imitator
-from .critics import adopt_normalizers, fresh_critic, spread
+from .critics import adopt_normalizers, spread
 from .descent import adam, descend
-from .fql import Heads, large_flow
-from .imitation import imitation_chunk, neighbours, played_around
+from .fql import Heads, large_critic, large_flow
+from .imitation import imitation_chunk
+from .learner import JointLearner
 from .td import chunk_weight, td_target
 
 
@@ -47,10 +46,7 @@ class QChunkingConfig:
     lr: float = 3e-4  # learning rate of everything
     tau: float = 0.005  # share by which target networks follow, at every update
     flow: FlowConfig = field(default_factory=large_flow)  # the flow that imitates
-    # the Q network
-    critic: CriticConfig = field(
-        default_factory=lambda: CriticConfig(hidden=[512, 512, 512, 512], activation=Activation.gelu)
-    )
+    critic: CriticConfig = field(default_factory=large_critic)  # the Q network
     execution: Execution = Execution.eager  # eager, or compiled, or CUDA graphs
 
     def __post_init__(self) -> None:
@@ -62,31 +58,20 @@ class QChunkingConfig:
         return self.flow
 
 
-class QChunking(Learner):
+class QChunking(JointLearner):
     """``flow`` imitates; ``policy`` is the best of its draws."""
 
     def __init__(
         self, flow: Any, config: QChunkingConfig, *, seed: int = 0, device: torch.device | str = "cpu"
     ) -> None:
-        self.flow, self.config = flow.to(device), config
-        self.critic = fresh_critic(flow.spec, config.critic, seed=seed, device=device)
+        super().__init__(flow.spec, config, seed=seed, device=device)
+        self.flow = flow.to(device)
         adopt_normalizers(self.critic, flow)
         self.policy = BestOf(flow, self.critic.online, config.count)
         self.actor = PolicyActor(self.policy)
-        self.around = neighbours(flow.spec)
-        self.noise = named_generator(seed, "noise", device=device)
         trained = [p for part in (self.critic.online, flow) for p in part.parameters() if p.requires_grad]
         self.optimizer = adam(trained, config.lr, config.execution)
         self._parts = {"flow": flow, "critic": self.critic, "optimizer": self.optimizer, "noise": self.noise}
-        self._step = execution(self._descend, config.execution, device=device, generators=[self.noise])
-
-    def update(self, source: Source) -> Metrics:
-        batch = source.sample(around=self.around)
-        columns = {name: batch[name] for name in ("action", "reward", "discount", "terminated", "steps")}
-        return self._step(batch["obs"], batch["next_obs"], columns, played_around(batch))
-
-    def q_values(self, batch: dict[str, Any]) -> Tensor:
-        return self.critic(batch["obs"], batch["action"]).mean(0)
 
     @torch.no_grad()
     def target(self, next_obs: Obs, columns: dict[str, Tensor]) -> Tensor:
@@ -118,7 +103,7 @@ class QChunking(Learner):
             "q/spread": spread(q),
         }
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:  # nothing here depends on the number of updates
         return state_of(self._parts)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

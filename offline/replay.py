@@ -61,7 +61,6 @@ class Replay:
         self._final_at = torch.full((self.rows, num_envs), -1, dtype=torch.int64, device=self.device)
         self._free: list[int] = []
         self._head: Obs = {}  # where the newest row led, per world
-        self._weights: Tensor | None = None
         self._void: Tensor | None = None  # (rows, N): decisions that are never drawn; None while there are none
 
     @property
@@ -93,7 +92,6 @@ class Replay:
             self._void[row] = False
         self._keep_finals(row, self._columns["ended"][row])
         self.added += 1
-        self._weights = None
 
     def cut(self, worlds: Tensor | None = None) -> None:
         """The next row is not a continuation, in ``worlds`` (N,) or in all: they are about to be reset from outside,
@@ -283,30 +281,17 @@ class Replay:
         rows, stored = self._order(len(values)), self._columns[column]
         stored[rows.to(stored.device), world] = values.to(stored)
 
-    def reweigh(self, weights: Tensor | None) -> None:
-        """Sample in proportion to ``weights`` (T, N), in the order of ``latest()``, until the next ``add``."""
-        if weights is None:
-            self._weights = None
-            return
-        shape = (self.filled, self.num_envs)
-        if tuple(weights.shape) != shape or not bool((weights >= 0).all()) or not 0 < float(weights.sum()) < math.inf:
-            raise BurnishError(f"weights must be finite numbers of at least 0, not all 0, and of shape {shape}")
-        self._weights = (weights.to(self.device) * self.learnable()).flatten().double().cumsum(0)
-
     def _draw(self, batch: int) -> Tensor:
         if len(self) == 0:
             raise BurnishError("the replay is empty; collect some decisions (warmup) before the first update")
-        if self._weights is None:
-            flat = torch.randint(0, len(self), (batch,), generator=self.generator, device=self.device)
-            # A decision that was left out is drawn anew: each row holds at least one decision that was not.
-            while self._void is not None:
-                void = self._void[self._row(flat // self.num_envs), flat % self.num_envs].nonzero()[:, 0]
-                if not len(void):
-                    break
-                flat[void] = torch.randint(0, len(self), (len(void),), generator=self.generator, device=self.device)
-            return flat
-        u = torch.rand(batch, generator=self.generator, device=self.device, dtype=torch.float64)
-        return torch.searchsorted(self._weights, u * self._weights[-1], right=True).clamp(max=len(self) - 1)
+        flat = torch.randint(0, len(self), (batch,), generator=self.generator, device=self.device)
+        # A decision that was left out is drawn anew: each row holds at least one decision that was not.
+        while self._void is not None:
+            void = self._void[self._row(flat // self.num_envs), flat % self.num_envs].nonzero()[:, 0]
+            if not len(void):
+                break
+            flat[void] = torch.randint(0, len(self), (len(void),), generator=self.generator, device=self.device)
+        return flat
 
     def _row(self, age: Tensor) -> Tensor:
         """The place in the ring of the row of that age; age 0 is the oldest that is still held."""
@@ -397,4 +382,3 @@ class Replay:
             rows = slice(at, at := at + len(segment["final_at"]))
             assign(held, rows, {name: segment[name] for name in held})
         self.generator.set_state(state["generator"].cpu())
-        self._weights = None

@@ -72,9 +72,8 @@ class SACConfig:
         require_shift("image_shift", self.image_shift)
         if not self.agent.squash:
             raise BurnishError("agent.squash=false: SAC needs an actor that is bounded by tanh")
-        check_ranges(self, {"(0, inf)": "lr actor_lr alpha tau"})
-        if self.actor_every < 1 or self.critic_warmup < 0 or self.subset < 0:
-            raise BurnishError("actor_every must be at least 1, critic_warmup and subset at least 0")
+        least = {"[1, inf)": "actor_every", "[0, inf)": "critic_warmup subset"}
+        check_ranges(self, {"(0, inf)": "lr actor_lr alpha tau", **least})
 
 
 class SACActor:

@@ -70,13 +70,8 @@ class TD3Config:
         require_shift("image_shift", self.image_shift)
         if not self.agent.squash:
             raise BurnishError("agent.squash=false: TD3 needs an actor that is bounded by tanh")
-        check_ranges(
-            self, {"(0, inf)": "lr actor_lr", "(0, 1]": "tau", "[0, inf)": "explore_std target_std target_clip subset"}
-        )
-        if self.actor_every < 1 or self.critic_warmup < 0:
-            raise BurnishError(
-                f"actor_every={self.actor_every} must be at least 1, critic_warmup={self.critic_warmup} at least 0"
-            )
+        least = {"[0, inf)": "explore_std target_std target_clip subset critic_warmup", "[1, inf)": "actor_every"}
+        check_ranges(self, {"(0, inf)": "lr actor_lr", "(0, 1]": "tau", **least})
 
 
 class TD3Actor:

@@ -21,16 +21,15 @@ from torch import Tensor
 
 from ..policies.core.execute import Execution, execution
 from ..policies.core.ranges import check_ranges
-from ..policies.core.seed import generator as named_generator
 from ..policies.core.seed import normal
-from ..policies.core.types import Learner, Metrics, Obs, Source
+from ..policies.core.types import Metrics, Obs, Source
 from ..policies.gaussian import GaussianConfig, GaussianPolicy
 from ..policies.nets.critic import CriticConfig
-from ..policies.runs.module_state import restore, state_of
 from .actors import PolicyActor, trainable_tanh_gaussian
-from .critics import adopt_normalizers, fresh_critic, spread
+from .critics import adopt_normalizers, spread
 from .descent import adam, descend
 from .imitation import imitation_chunk, neighbours, played_around
+from .learner import CriticLearner, columns_of
 from .soft import polyak, q_scale, smoothed
 from .td import chunk_weight, pessimistic, td_target
 from .td3 import TD3Actor, deterministic_agent
@@ -51,15 +50,8 @@ class TD3BCConfig:
     execution: Execution = Execution.eager  # eager, or compiled, or CUDA graphs
 
     def __post_init__(self) -> None:
-        check_ranges(
-            self,
-            {
-                "(0, inf)": "lr actor_lr",
-                "(0, 1]": "tau",
-                "[0, inf)": "alpha target_std target_clip explore_std",
-                "[1, inf)": "actor_every",
-            },
-        )
+        least = {"[0, inf)": "alpha target_std target_clip explore_std", "[1, inf)": "actor_every"}
+        check_ranges(self, {"(0, inf)": "lr actor_lr", "(0, 1]": "tau", **least})
 
     @property
     def policy(self) -> GaussianConfig:
@@ -67,18 +59,16 @@ class TD3BCConfig:
         return self.agent
 
 
-class TD3BC(Learner):
+class TD3BC(CriticLearner):
     def __init__(
         self, policy: GaussianPolicy, config: TD3BCConfig, *, seed: int = 0, device: torch.device | str = "cpu"
     ) -> None:
-        self.policy, self.config = policy.to(device), config
+        super().__init__(policy.spec, config, seed=seed, device=device)
+        self.policy = policy.to(device)
         self.target_policy = copy.deepcopy(policy).requires_grad_(False)
-        self.critic = fresh_critic(policy.spec, config.critic, seed=seed, device=device)
         adopt_normalizers(self.critic, policy)
         self.around = neighbours(policy.spec)
         self.actor = TD3Actor(policy, config.explore_std, PolicyActor(policy).play)
-        self.noise = named_generator(seed, "noise", device=device)
-        self.updates = 0
         self.trained = [p for p in policy.parameters() if p.requires_grad]
         self.critic_optimizer = adam(self.critic.online.parameters(), config.lr, config.execution)
         self.actor_optimizer = adam(self.trained, config.actor_lr, config.execution)
@@ -96,16 +86,13 @@ class TD3BC(Learner):
     def update(self, source: Source) -> Metrics:
         batch = source.sample(around=self.around)
         self.updates += 1
-        columns = {name: batch[name] for name in ("action", "reward", "discount", "terminated", "steps")}
+        columns = columns_of(batch)
         metrics = self._step_critic(batch["obs"], batch["next_obs"], columns)
         if self.updates % self.config.actor_every == 0:
             metrics |= self._step_actor(batch["obs"], columns["action"], columns["steps"], played_around(batch))
             polyak(self.target_policy.parameters(), self.policy.parameters(), self.config.tau)
             self.critic.follow(self.config.tau)
         return metrics
-
-    def q_values(self, batch: dict[str, Any]) -> Tensor:
-        return self.critic(batch["obs"], batch["action"]).mean(0)
 
     def _target(self, next_obs: Obs, columns: dict[str, Tensor]) -> Tensor:
         with torch.no_grad():
@@ -134,13 +121,6 @@ class TD3BC(Learner):
         loss = away - self.config.alpha * q_scale(q) * q.mean()
         descend(self.actor_optimizer, loss)
         return {"actor_loss": loss.detach(), "actor/q": q.detach().mean(), "actor/away": away.detach()}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**state_of(self._parts), "updates": self.updates}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        restore(self._parts, state)
-        self.updates = int(state["updates"])
 
 
 def build(config: TD3BCConfig, policy: Any, *, seed: int = 0, device: torch.device | str = "cpu") -> TD3BC:

@@ -52,12 +52,6 @@ def _corrected(action: Tensor, correction: Tensor, bound: float) -> Tensor:
     return (action + bound * correction.reshape(action.shape)).clamp(-1, 1)
 
 
-def _positive(kind: str, **bounds: float | None) -> None:
-    for name, bound in bounds.items():
-        if bound is not None and not 0 < bound < math.inf:
-            raise BurnishError(f"{kind}.{name}={bound} must be a positive number")
-
-
 class Every(Enum):
     step = "step"  # one control tick: the net sees one action of the base, and corrects it
     chunk = "chunk"  # one decision: it sees and corrects the executed slice
@@ -69,7 +63,7 @@ class ResidualConfig:
     every: Every
 
     def __post_init__(self) -> None:
-        _positive("residual", bound=self.bound)
+        check_ranges(self, {"(0, inf)": "bound"}, "residual.")
 
 
 class Residual(nn.Module):
@@ -196,7 +190,7 @@ class SteeredConfig:
     residual_bound: float | None = None
 
     def __post_init__(self) -> None:
-        _positive("steered", latent_bound=self.latent_bound, residual_bound=self.residual_bound)
+        check_ranges(self, {"(0, inf)": "latent_bound residual_bound"}, "steered.")
 
 
 class Steered(nn.Module):

@@ -15,7 +15,6 @@ closed, and covers the published choice a = 1.5.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -52,13 +51,8 @@ class FlowConfig:
 
     def __post_init__(self) -> None:
         require_steps(self.steps)
-        if not 0 < self.shortcut_share < 1:
-            raise BurnishError(f"policy.shortcut_share={self.shortcut_share} must lie between 0 and 1")
-        check_ranges(self, {"(0, inf)": "beta_a logit_std"}, "policy.")
-        if not math.isfinite(self.logit_mean):
-            raise BurnishError(f"policy.logit_mean={self.logit_mean} must be a finite number")
-        if not 1 <= self.shortcut_levels <= 16:
-            raise BurnishError(f"policy.shortcut_levels={self.shortcut_levels} must lie between 1 and 16")
+        own = {"(0, inf)": "beta_a logit_std", "(-inf, inf)": "logit_mean"}
+        check_ranges(self, {"(0, 1)": "shortcut_share", "[1, 16]": "shortcut_levels", **own}, "policy.")
         if self.shortcut and (self.steps & (self.steps - 1) or self.steps > 2**self.shortcut_levels):
             raise BurnishError(
                 f"policy.steps={self.steps}: a shortcut model steps by powers of two up to "

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from .build import describe
-from .core.errors import BurnishError
 from .core.execute import Execution, Precision, autocast, execution
 from .core.normalize import Scaling
 from .core.ranges import check_ranges
@@ -61,20 +60,14 @@ class ImitateConfig:
     save_every: int = 1000  # updates between two checkpoints
 
     def __post_init__(self) -> None:
-        least_of = {"steps": 1, "batch": 1, "log_every": 1, "save_every": 1, "warmup": 0, "eval_every": 0}
-        for name, least in least_of.items():
-            if getattr(self, name) < least:
-                raise BurnishError(f"train.{name}={getattr(self, name)} must be at least {least}")
-        check_ranges(
-            self,
-            {
-                "(0, inf)": "lr clip_grad",
-                "[0, 1)": "ema valid_fraction",
-                "[0, 1]": "min_lr_ratio",
-                "[0, inf)": "weight_decay",
-            },
-            "train.",
-        )
+        ranges = {
+            "[1, inf)": "steps batch log_every save_every",
+            "[0, inf)": "warmup eval_every weight_decay",
+            "(0, inf)": "lr clip_grad",
+            "[0, 1)": "ema valid_fraction",
+            "[0, 1]": "min_lr_ratio",
+        }
+        check_ranges(self, ranges, "train.")
 
 
 def learning_rate(config: ImitateConfig, step: int) -> float:

@@ -12,21 +12,17 @@ from .best import Best
 from .build import CheckpointConfig, describe
 from .cli.machine import say
 from .core.config import to_data
-from .core.types import Metrics
+from .core.types import Metrics, Saved
 from .evaluator import Evaluator
 from .external.table import EXTERNAL_KINDS
 from .runs.run import OnLog, Run, UnsavedRun
 from .runs.training_loop import train
 
 
-class Training(Protocol):
+class Training(Saved, Protocol):
     """A training that can be driven and resumed: one call is one iteration."""
 
     def iterate(self) -> Metrics: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class Learns(Protocol):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,15 +38,18 @@ class Trial:
 Found = Iterator[tuple[str, Any, str]]  # name, did it hold, and what was seen
 
 
-def _ready(trial: Trial) -> Adapter:
-    robot = trial.make()
-    robot.configure()
-    return robot
+@contextmanager
+def ready(make: Make) -> Iterator[Adapter]:
+    """Configured, and closed behind what is tried on it."""
+    with closing(make()) as robot:
+        robot.configure()
+        yield robot
 
 
-def _active(trial: Trial) -> tuple[Adapter, RobotState]:
-    robot = _ready(trial)
-    return robot, robot.activate(Mode.JOINT_POSITION)
+@contextmanager
+def _active(trial: Trial) -> Iterator[tuple[Adapter, RobotState]]:
+    with ready(trial.make) as robot:
+        yield robot, robot.activate(Mode.JOINT_POSITION)
 
 
 class Driver:
@@ -178,8 +181,7 @@ def table(trial: Trial) -> Found:
     """All 48 cells: six phases, eight calls."""
     for phase in Phase:
         for call in CALLS:
-            robot = _brought_to(trial, phase)
-            try:
+            with closing(_brought_to(trial, phase)) as robot:
                 name = f"table: {call} in {phase.value}"
                 if robot.phase is not phase:
                     yield name, False, f"the phase is {robot.phase.value}"
@@ -196,13 +198,10 @@ def table(trial: Trial) -> Found:
                     continue
                 right = (raised is None) is legal and robot.phase is expected
                 yield name, right, f"{'raised' if raised else 'went through'}, and the phase is {robot.phase.value}"
-            finally:
-                robot.close()
 
 
 def states(trial: Trial) -> Found:
-    robot = _ready(trial)
-    try:
+    with ready(trial.make) as robot:
         n = len(robot.spec.joints)
         seen = [robot.read(TIMEOUT_S) for _ in range(10)]
         first = seen[0]
@@ -232,13 +231,10 @@ def states(trial: Trial) -> Found:
             robot.read(0.0)
         took_s = (robot.clock.now_ns() - before_ns) / SECOND
         yield "state: a read without patience returns", took_s < 0.1, f"{took_s:.3f} s"
-    finally:
-        robot.close()
 
 
 def motion(trial: Trial) -> Found:
-    robot, state = _active(trial)
-    try:
+    with _active(trial) as (robot, state):
         driver = Driver(robot, state)
         start = state.q.copy()
         driver.go(start, 20)
@@ -271,13 +267,10 @@ def motion(trial: Trial) -> Found:
         driver.go(start, driver.ticks_for(trial.amplitude_rad))
         gap = np.abs(driver.state.q - start)
         yield "motion: and back", (gap <= tolerance).all(), f"{gap.round(4).tolist()} rad away"
-    finally:
-        robot.close()
 
 
 def refusals(trial: Trial) -> Found:
-    robot, state = _active(trial)
-    try:
+    with _active(trial) as (robot, state):
         driver = Driver(robot, state)
         held = driver.go(state.q, 5).target
         n = len(held)
@@ -303,14 +296,11 @@ def refusals(trial: Trial) -> Found:
         driver.go(held, 10)
         moved = np.abs(driver.state.q - state.q).max()
         yield "refused: nothing of it was sent", moved <= trial.still_rad, f"it moved by {moved:.4f} rad"
-    finally:
-        robot.close()
 
 
 def stops(trial: Trial) -> Found:
     for kind in StopKind:
-        robot, state = _active(trial)
-        try:
+        with _active(trial) as (robot, state):
             driver = Driver(robot, state)
             driver.go(state.q, 5)
             before_ns = robot.clock.now_ns()
@@ -325,8 +315,6 @@ def stops(trial: Trial) -> Found:
             robot.deactivate()
             again = robot.activate(Mode.JOINT_POSITION)
             yield f"stop {kind.value}: and can be active again", robot.phase is Phase.ACTIVE, str(again.q)
-        finally:
-            robot.close()
 
 
 def _drift(robot: Adapter, seconds: float) -> float:
@@ -342,8 +330,7 @@ def _drift(robot: Adapter, seconds: float) -> float:
 
 
 def watchdog(trial: Trial) -> Found:
-    robot, state = _active(trial)
-    try:
+    with _active(trial) as (robot, state):
         watchdog_s = robot.spec.device_watchdog_s
         if watchdog_s is None:
             yield "watchdog: it stops a robot that hears nothing", None, "this robot has none"
@@ -359,13 +346,10 @@ def watchdog(trial: Trial) -> Found:
             yield "watchdog: it stops a robot that hears nothing", drift <= trial.still_rad, f"{drift:.4f} rad after it"
         except DeviceFault as error:
             yield "watchdog: it stops a robot that hears nothing", robot.phase is Phase.FAULT, str(error)
-    finally:
-        robot.close()
 
 
 def faults(trial: Trial) -> Found:
-    robot, _ = _active(trial)
-    try:
+    with _active(trial) as (robot, _):
         error = _break(robot)
         told = reason(error, named=True) if error else "nothing was raised"
         yield "fault: a lost link is a DeviceFault", isinstance(error, DeviceFault), told
@@ -380,20 +364,14 @@ def faults(trial: Trial) -> Found:
         robot.recover()
         drift = _drift(robot, 0.3)
         yield "recover: of a robot at rest moves nothing", drift <= trial.still_rad, f"{drift:.4f} rad"
-    finally:
-        robot.close()
 
 
 def ends(trial: Trial) -> Found:
-    robot, _ = _active(trial)
-    robot.close()
-    robot.close()
+    with _active(trial) as (robot, _):
+        robot.close()
     yield "end: close from ACTIVE, twice", robot.phase is Phase.CLOSED, robot.phase.value
-    again = _ready(trial)
-    try:
+    with ready(trial.make) as again:
         yield "end: another adapter finds it free", again.read(TIMEOUT_S).seq >= 0, ""
-    finally:
-        again.close()
 
 
 PARTS: tuple[Callable[[Trial], Found], ...] = (spec, table, states, motion, refusals, stops, watchdog, faults, ends)

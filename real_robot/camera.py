@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..policies.core.ranges import check_ranges
 from .clock import Clock, MonotonicClock, ns
 from .errors import DeviceFault, Refused, StaleState
 
@@ -132,10 +133,7 @@ class CameraConfig:
     open_s: float = 5.0  # until the first picture
 
     def __post_init__(self) -> None:
-        for name in ("width", "height", "fps", "pace_hz", "open_s"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise Refused(f"{name}={value} of a camera must be positive")
+        check_ranges(self, {"(0, inf)": "width height fps pace_hz open_s"}, "camera.", Refused)
 
 
 class OpenCVCamera:

@@ -20,7 +20,7 @@ import numpy as np
 
 from ..policies.core.errors import reason
 from .adapter import Mode, Phase
-from .adapter_checks import PARTS, TIMEOUT_S, Driver, Found, Make, Trial
+from .adapter_checks import PARTS, TIMEOUT_S, Driver, Found, Make, Trial, ready
 from .errors import Refused
 
 
@@ -54,9 +54,7 @@ def outside(trial: Trial) -> Found:
     if trial.outside is None:
         yield "outside: it stays where it is found", None, "no robot outside its limits was given"
         return
-    robot = trial.outside()
-    robot.configure()
-    try:
+    with ready(trial.outside) as robot:
         found, low, high = robot.read(TIMEOUT_S).q, robot.spec.column("lower"), robot.spec.column("upper")
         is_outside = ((found < low) | (found > high)).any()
         yield "outside: it is", is_outside, f"{found.tolist()} rad is within the limits, so nothing is tried"
@@ -73,8 +71,6 @@ def outside(trial: Trial) -> Found:
         gap = np.abs(np.stack([sent, driver.state.q]) - target).max()
         arrived = gap <= trial.still_rad + 2 * robot.spec.column("quantum").max()
         yield "outside: it goes in when it is asked to", arrived, f"it is {gap:.4f} rad from there"
-    finally:
-        robot.close()
 
 
 def check(

@@ -40,8 +40,16 @@ def in_sentences() -> Iterator[None]:
         raise BurnishError(str(error)) from error
 
 
+class InSentences:
+    """Settings of the robot's side as they stand on a command line."""
+
+    def __post_init__(self) -> None:
+        with in_sentences():
+            super().__post_init__()  # pyright: ignore[reportAttributeAccessIssue]
+
+
 @dataclass
-class Allowed(Safety):
+class Allowed(InSentences, Safety):
     """``safety.*`` of a command line."""
 
     # Typed further, a command line's 0 would be no float: these are lists in lists.
@@ -57,26 +65,17 @@ class Allowed(Safety):
             raise BurnishError(
                 f"safety.workspace={self.workspace} must be two corners of numbers, [[x, y, z], [x, y, z]] in m"
             ) from error
-        with in_sentences():
-            super().__post_init__()
+        super().__post_init__()
 
 
 @dataclass
-class AllowedChunks(Chunks):
+class AllowedChunks(InSentences, Chunks):
     """``chunks.*`` of a command line."""
 
-    def __post_init__(self) -> None:
-        with in_sentences():
-            super().__post_init__()
-
 
 @dataclass
-class AllowedLatency(Latency):
+class AllowedLatency(InSentences, Latency):
     """``latency.*`` of a command line."""
-
-    def __post_init__(self) -> None:
-        with in_sentences():
-            super().__post_init__()
 
 
 @dataclass
@@ -84,9 +83,8 @@ class RobotVerb:
     robot: Any  # which robot, twin or emulator
     policy: Any  # policy=checkpoint, bundle, server or another kind
     env: Any = None  # what the policy was trained for, by default; joints: the robot itself, without a task
-    cameras: dict[str, Any] = field(
-        default_factory=dict
-    )  # name -> settings of `eyes.CameraObservationConfig`: source, fit, ...
+    # name -> settings of `camera_observations.CameraObservationConfig`: source, fit, ...
+    cameras: dict[str, Any] = field(default_factory=dict)
     safety: Allowed = field(default_factory=Allowed)  # limits, and what happens when they are met
     episodes: int = 10  # how many are played
     seed: int = 0  # of every random draw
@@ -139,10 +137,8 @@ class DeployConfig(RobotVerb):
 @dataclass
 class RecordConfig(RobotVerb):
     policy: Any = None  # who plays where the supervisor does not; by default nobody, and the robot stays
-    # expert, keyboard or gamepad
-    supervisor: str = (
-        "keyboard"  # keyboard, gamepad, or expert: the scripted one of the task, for robots that are models
-    )
+    # keyboard, gamepad, or expert: the scripted one of the task, for robots that are models
+    supervisor: str = "keyboard"
     level: str = "clean"  # of the expert
     after: int = 0  # ticks until the expert takes over from a policy
     out: str = "runs/recorded"  # folder of the dataset

@@ -64,11 +64,7 @@ class DeskConfig:
     guard: GuardConfig = field(default_factory=GuardConfig, metadata=LATER)
 
     def __post_init__(self) -> None:
-        if self.image_size < 8 or self.max_steps < 1:
-            raise BurnishError(
-                f"image_size={self.image_size} must be at least 8, and max_steps={self.max_steps} at least 1"
-            )
-        check_ranges(self, {"[5, 100]": "control_hz"})
+        check_ranges(self, {"[8, inf)": "image_size", "[1, inf)": "max_steps", "[5, 100]": "control_hz"})
         for name in self.cameras:
             if name not in CAMERAS:
                 raise BurnishError(f"the desk has no camera {name!r}; {did_you_mean(name, CAMERAS)}")

@@ -1,6 +1,6 @@
 """PointReach: a point goes to a goal that is drawn per episode; many decisions per episode. In pure torch.
 
-It keeps the promises of the closed-form worlds in `toy.py`, and `dtype=torch.float64` is for tests here too.
+It keeps the promises of the closed-form worlds in `toy.py`.
 """
 
 from __future__ import annotations
@@ -8,17 +8,16 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..policies.core import tree
 from ..policies.core.errors import BurnishError
-from ..policies.core.seed import normal
+from ..policies.core.ranges import check_ranges
 from ..policies.core.spec import ActionSpec, EnvSpec, ObsSpec
 from ..policies.core.types import Obs, Step
-from .torch_world import Clock, distance, paint, pixel_distance, restored
+from .torch_world import TorchWorld, distance, paint, pixel_distance
 
 
 class Order(enum.Enum):
@@ -48,10 +47,9 @@ class PointReachConfig:
     max_steps: int = 60  # control ticks until an episode is truncated
 
     def __post_init__(self) -> None:
-        if self.dim < 1 or self.max_steps < 1 or self.radius <= 0 or self.noise < 0 or self.control_hz <= 0:
-            raise BurnishError(
-                "point_reach needs dim, max_steps, radius and control_hz above 0, and noise of at least 0"
-            )
+        check_ranges(
+            self, {"[1, inf)": "dim max_steps", "(0, inf)": "radius control_hz", "[0, inf)": "noise"}, "point_reach."
+        )
         if self.image and self.dim != 2:
             raise BurnishError(f"point_reach draws its image in a plane, but dim={self.dim}; use dim=2 or image=false")
         if self.reward is Reward.dense and self.terminate:
@@ -61,20 +59,13 @@ class PointReachConfig:
             )
 
 
-class PointReach:
+class PointReach(TorchWorld[PointReachConfig]):
     """A point in the box [-1, 1]^dim (m) goes to a goal that is drawn per episode. Many decisions per episode."""
 
-    def __init__(
-        self,
-        num_envs: int,
-        config: PointReachConfig | None = None,
-        *,
-        seed: int = 0,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        self.config = config = config or PointReachConfig()
-        self.num_envs, self.device, self.dtype = num_envs, torch.device(device), dtype
+    Settings = PointReachConfig
+
+    def _set_up(self) -> tuple[EnvSpec, dict[str, Tensor]]:
+        config = self.config
         parts = 1 + (config.order is Order.acceleration) + config.goal_in_state
         shapes: dict[str, tuple[int, ...]] = {"state": (parts * config.dim,)}
         if not config.goal_in_state:
@@ -83,10 +74,9 @@ class PointReach:
             shapes["image.top"] = (3, 16, 16)
         self.limit = 1.0 if config.order is Order.velocity else 4.0
         action = ActionSpec((-self.limit,) * config.dim, (self.limit,) * config.dim)
-        self.spec = EnvSpec(ObsSpec(shapes), action, config.control_hz, config.order.value, config.max_steps)
-        self._clock = Clock(num_envs, seed, device)
-        zero = torch.zeros(num_envs, config.dim, device=self.device, dtype=dtype)
-        self._state = {"position": zero, "velocity": zero, "goal": zero}
+        spec = EnvSpec(ObsSpec(shapes), action, config.control_hz, config.order.value, config.max_steps)
+        zero = torch.zeros(self.num_envs, config.dim, device=self.device, dtype=self.dtype)
+        return spec, {"position": zero, "velocity": zero, "goal": zero}
 
     def reset(self, mask: Tensor | None = None, seeds: Sequence[int] | None = None) -> Obs:
         mask = self._clock.begin(mask, seeds)
@@ -99,10 +89,7 @@ class PointReach:
         config, old = self.config, self._state
         tree.check(action, f"{self.num_envs} {config.dim}")
         executed = action.to(self.dtype).clamp(-self.limit, self.limit)
-        force = executed
-        if config.noise > 0:
-            source = self._clock.noise("dynamics")
-            force = force + config.noise * normal(force.shape, source, device=self.device, dtype=self.dtype)
+        force = self._disturbed(executed, config.noise)
         dt = 1 / config.control_hz
         velocity = force if config.order is Order.velocity else old["velocity"] + dt * force
         position = (old["position"] + dt * velocity.clamp(-1, 1)).clamp(-1, 1)
@@ -148,10 +135,3 @@ class PointReach:
         goal = pixel_distance(self._state["goal"], size, 1.0) <= self.config.radius
         point = pixel_distance(self._state["position"], size, 1.0) <= 0.04
         return paint(paint(picture, goal, (120, 200, 120)), point, (200, 60, 40))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**self._clock.state_dict(), **tree.map_tree(torch.clone, self._state)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._clock.load_state_dict(state)
-        self._state = restored(self._state, state)

@@ -6,15 +6,19 @@ reduction may round differently for another number of rows, an addition of two t
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..policies.core import tree
 from ..policies.core.errors import BurnishError
-from ..policies.core.seed import EpisodeSeeds, RowNoise, derive
+from ..policies.core.seed import EpisodeSeeds, RowNoise, derive, normal
+from ..policies.core.spec import EnvSpec
+
+Config = TypeVar("Config")
 
 
 class Clock:
@@ -76,6 +80,49 @@ def restored(current: Mapping[str, Tensor], state: Mapping[str, Any], prefix: st
             )
         loaded[key] = given.to(device=x.device, dtype=x.dtype, copy=True)
     return loaded
+
+
+class Clocked:
+    """A clock, and tensors (N, ...) by name, which are saved together: those of a world, or of a controller."""
+
+    _clock: Clock
+    _state: dict[str, Tensor]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**self._clock.state_dict(), **tree.map_tree(torch.clone, self._state)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._clock.load_state_dict(state)
+        self._state = restored(self._state, state)
+
+
+class TorchWorld(Clocked, Generic[Config]):
+    """``dtype=torch.float64`` is for tests of formulae; policies need float32."""
+
+    Settings: type[Config]
+
+    def __init__(
+        self,
+        num_envs: int,
+        config: Config | None = None,
+        *,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.config = self.Settings() if config is None else config
+        self.num_envs, self.device, self.dtype = num_envs, torch.device(device), dtype
+        self._clock = Clock(num_envs, seed, device)
+        self.spec, self._state = self._set_up()
+
+    @abstractmethod
+    def _set_up(self) -> tuple[EnvSpec, dict[str, Tensor]]:
+        """What the world shows and takes, and its state before the first reset."""
+
+    def _disturbed(self, x: Tensor, deviation: float) -> Tensor:
+        if deviation == 0:
+            return x
+        return x + deviation * normal(x.shape, self._clock.noise("dynamics"), device=self.device, dtype=self.dtype)
 
 
 def dot(x: Tensor, y: Tensor) -> Tensor:

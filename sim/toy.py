@@ -1,8 +1,8 @@
 """Worlds with answers known in closed form, in pure torch: LQR and ConstantReward.
 
 Each is a ``VecEnv``: it never resets itself, rows outside ``mask`` or ``active`` keep their state bit for bit, and
-world i is a function of its seed and its actions alone. ``dtype=torch.float64`` is for tests of formulae; policies need
-float32. A tick that reaches both an end and the time limit is terminated, not truncated.
+world i is a function of its seed and its actions alone. A tick that reaches both an end and the time limit is
+terminated, not truncated.
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..policies.core import tree
 from ..policies.core.errors import BurnishError
-from ..policies.core.seed import normal
+from ..policies.core.ranges import check_ranges
 from ..policies.core.spec import ActionSpec, EnvSpec, ObsSpec
 from ..policies.core.types import Obs, Step
-from .torch_world import Clock, dot, linear, restored
+from .torch_world import TorchWorld, dot, linear
 
 
 @dataclass
@@ -37,36 +36,27 @@ class LQRConfig:
     max_steps: int = 100  # control ticks until an episode is truncated
 
     def __post_init__(self) -> None:
-        if self.axes < 1 or self.max_steps < 1 or min(self.action_cost, self.limit, self.control_hz) <= 0:
-            raise BurnishError("lqr needs axes, max_steps, action_cost, limit and control_hz above 0")
-        if min(self.position_cost, self.velocity_cost, self.noise) < 0:
-            raise BurnishError("lqr needs position_cost, velocity_cost and noise of at least 0")
+        positive, least_0 = "action_cost limit control_hz", "position_cost velocity_cost noise"
+        check_ranges(self, {"[1, inf)": "axes max_steps", "(0, inf)": positive, "[0, inf)": least_0}, "lqr.")
 
 
-class LQR:
+class LQR(TorchWorld[LQRConfig]):
     """x' = A x + B u + noise, reward -(x' Q x + u' R u) at the x from which u was chosen; never terminates.
 
     Its value is known: ``solve`` gives P and K of the discounted Riccati equation, u = -K x is optimal, and ``value``
     includes what the noise costs.
     """
 
-    def __init__(
-        self,
-        num_envs: int,
-        config: LQRConfig | None = None,
-        *,
-        seed: int = 0,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        self.config = config = config or LQRConfig()
-        self.num_envs, self.device, self.dtype = num_envs, torch.device(device), dtype
+    Settings = LQRConfig
+
+    def _set_up(self) -> tuple[EnvSpec, dict[str, Tensor]]:
+        config = self.config
         action = ActionSpec((-config.limit,) * config.axes, (config.limit,) * config.axes)
         obs = ObsSpec({"state": (2 * config.axes,)})
-        self.spec = EnvSpec(obs, action, config.control_hz, "acceleration", config.max_steps)
-        self._a, self._b, self._q, self._r = (m.to(device=self.device, dtype=dtype) for m in lqr_matrices(config))
-        self._clock = Clock(num_envs, seed, device)
-        self._state = {"x": torch.zeros(num_envs, 2 * config.axes, device=self.device, dtype=dtype)}
+        matrices = (m.to(device=self.device, dtype=self.dtype) for m in lqr_matrices(config))
+        self._a, self._b, self._q, self._r = matrices
+        x = torch.zeros(self.num_envs, 2 * config.axes, device=self.device, dtype=self.dtype)
+        return EnvSpec(obs, action, config.control_hz, "acceleration", config.max_steps), {"x": x}
 
     def reset(self, mask: Tensor | None = None, seeds: Sequence[int] | None = None) -> Obs:
         mask = self._clock.begin(mask, seeds)
@@ -79,10 +69,7 @@ class LQR:
         tree.check(action, f"{self.num_envs} {self.config.axes}")
         u = action.to(self.dtype).clamp(-self.config.limit, self.config.limit)
         reward = -(dot(x, linear(self._q, x)) + dot(u, linear(self._r, u)))
-        new = linear(self._a, x) + linear(self._b, u)
-        if self.config.noise > 0:
-            source = self._clock.noise("dynamics")
-            new = new + self.config.noise * normal(x.shape, source, device=self.device, dtype=self.dtype)
+        new = self._disturbed(linear(self._a, x) + linear(self._b, u), self.config.noise)
         active = self._clock.advance(active)
         self._state = tree.where(active, {"x": new}, self._state)
         truncated = self._clock.tick >= self.config.max_steps
@@ -96,13 +83,6 @@ class LQR:
         p, _ = self.solve(gamma)
         state = state.to(device="cpu", dtype=torch.float64)
         return -dot(state, linear(p, state)) - gamma / (1 - gamma) * self.config.noise**2 * p.trace()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**self._clock.state_dict(), **tree.map_tree(torch.clone, self._state)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._clock.load_state_dict(state)
-        self._state = restored(self._state, state)
 
 
 def lqr_matrices(config: LQRConfig) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -143,27 +123,18 @@ class ConstantRewardConfig:
     max_steps: int = 10  # control ticks until an episode is truncated
 
     def __post_init__(self) -> None:
-        if self.max_steps < 1 or self.control_hz <= 0:
-            raise BurnishError("constant_reward needs max_steps and control_hz above 0")
+        check_ranges(self, {"[1, inf)": "max_steps", "(0, inf)": "control_hz"}, "constant_reward.")
 
 
-class ConstantReward:
+class ConstantReward(TorchWorld[ConstantRewardConfig]):
     """Reward 1 in every step, whatever the action: a critic that mistakes a truncation for an end is found out."""
 
-    def __init__(
-        self,
-        num_envs: int,
-        config: ConstantRewardConfig | None = None,
-        *,
-        seed: int = 0,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        self.config = config = config or ConstantRewardConfig()
-        self.num_envs, self.device, self.dtype = num_envs, torch.device(device), dtype
+    Settings = ConstantRewardConfig
+
+    def _set_up(self) -> tuple[EnvSpec, dict[str, Tensor]]:
+        config = self.config
         obs = ObsSpec({"state": (1 + config.observe_time,)})
-        self.spec = EnvSpec(obs, ActionSpec((-1.0,), (1.0,)), config.control_hz, "none", config.max_steps)
-        self._clock = Clock(num_envs, seed, device)
+        return EnvSpec(obs, ActionSpec((-1.0,), (1.0,)), config.control_hz, "none", config.max_steps), {}
 
     def reset(self, mask: Tensor | None = None, seeds: Sequence[int] | None = None) -> Obs:
         self._clock.begin(mask, seeds)
@@ -183,9 +154,3 @@ class ConstantReward:
         if self.config.observe_time:
             columns.append(self._clock.tick.to(self.dtype) / self.config.max_steps)
         return {"state": torch.stack(columns, dim=-1)}
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._clock.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._clock.load_state_dict(state)

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..policies.core import tree
 from ..policies.core.errors import BurnishError
-from ..policies.core.seed import normal
+from ..policies.core.ranges import check_ranges
 from ..policies.core.spec import ActionSpec, EnvSpec, ObsSpec
 from ..policies.core.types import Obs, Step
-from .torch_world import Clock, distance, paint, pixel_distance, restored
+from .torch_world import TorchWorld, distance, paint, pixel_distance
 
 # Geometry in metres, x to the right; the obstacle stands at the origin.
 START = (-0.76, 0.0)  # near enough that a late choice of side is too late
@@ -44,10 +43,8 @@ class TwoModeConfig:
     max_steps: int = 60  # control ticks until an episode is truncated
 
     def __post_init__(self) -> None:
-        if min(self.obstacle_radius, self.goal_radius, self.control_hz) <= 0 or self.max_steps < 1:
-            raise BurnishError("two_mode needs obstacle_radius, goal_radius, control_hz and max_steps above 0")
-        if min(self.start_spread, self.start_length, self.noise) < 0:
-            raise BurnishError("two_mode needs start_spread, start_length and noise of at least 0")
+        positive, least_0 = "obstacle_radius goal_radius control_hz", "start_spread start_length noise"
+        check_ranges(self, {"(0, inf)": positive, "[1, inf)": "max_steps", "[0, inf)": least_0}, "two_mode.")
         if self.obstacle_radius + self.start_length >= -START[0] or self.obstacle_radius >= self.half_width:
             raise BurnishError(
                 f"two_mode with obstacle_radius={self.obstacle_radius} leaves no room to pass; "
@@ -55,27 +52,21 @@ class TwoModeConfig:
             )
 
 
-class TwoMode:
+class TwoMode(TorchWorld[TwoModeConfig]):
     """The reward is 1 at the goal and 0 elsewhere; the obstacle and the walls end an episode without it."""
 
-    def __init__(
-        self,
-        num_envs: int,
-        config: TwoModeConfig | None = None,
-        *,
-        seed: int = 0,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        self.config = config = config or TwoModeConfig()
-        self.num_envs, self.device, self.dtype = num_envs, torch.device(device), dtype
+    Settings = TwoModeConfig
+
+    def _set_up(self) -> tuple[EnvSpec, dict[str, Tensor]]:
+        config = self.config
         action = ActionSpec((-1.0, -1.0), (1.0, 1.0))
-        self.spec = EnvSpec(ObsSpec({"state": (2,)}), action, config.control_hz, "velocity", config.max_steps)
-        self._clock = Clock(num_envs, seed, device)
-        self._start, self._goal = (torch.tensor(p, device=self.device, dtype=dtype) for p in (START, GOAL))
-        self._spread = torch.tensor([config.start_length, config.start_spread], device=self.device, dtype=dtype)
-        mode = torch.full((num_envs,), UNDECIDED, device=self.device)
-        self._state = {"position": self._start.repeat(num_envs, 1), "mode": mode}
+        spec = EnvSpec(ObsSpec({"state": (2,)}), action, config.control_hz, "velocity", config.max_steps)
+        spread = (config.start_length, config.start_spread)
+        self._start, self._goal, self._spread = (
+            torch.tensor(p, device=self.device, dtype=self.dtype) for p in (START, GOAL, spread)
+        )
+        mode = torch.full((self.num_envs,), UNDECIDED, device=self.device)
+        return spec, {"position": self._start.repeat(self.num_envs, 1), "mode": mode}
 
     def reset(self, mask: Tensor | None = None, seeds: Sequence[int] | None = None) -> Obs:
         mask = self._clock.begin(mask, seeds)
@@ -91,11 +82,7 @@ class TwoMode:
         config, old = self.config, self._state
         tree.check(action, f"{self.num_envs} 2")
         executed = action.to(self.dtype).clamp(-1, 1)
-        velocity = executed
-        if config.noise > 0:
-            source = self._clock.noise("dynamics")
-            velocity = velocity + config.noise * normal(velocity.shape, source, device=self.device, dtype=self.dtype)
-        position = old["position"] + velocity / config.control_hz
+        position = old["position"] + self._disturbed(executed, config.noise) / config.control_hz
         x, y = position.unbind(-1)
         passed = (old["mode"] == UNDECIDED) & (x >= 0)
         mode = torch.where(passed, torch.where(y > 0, UPPER, LOWER), old["mode"])
@@ -122,10 +109,3 @@ class TwoMode:
         picture = paint(picture, goal, (120, 200, 120))
         picture = paint(picture, obstacle <= self.config.obstacle_radius, (70, 70, 70))
         return paint(picture, pixel_distance(place, size, EXTENT) <= 0.04, (200, 60, 40))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**self._clock.state_dict(), **tree.map_tree(torch.clone, self._state)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._clock.load_state_dict(state)
-        self._state = restored(self._state, state)

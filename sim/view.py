@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..policies.core.errors import BurnishError
 from ..policies.core.files import require_writable
+from ..policies.core.ranges import check_ranges
 from ..policies.core.scale import ScaledEnv
 from ..policies.core.seed import derive
 from ..policies.core.types import Controller, Obs, Step, VecEnv
@@ -36,8 +37,7 @@ class ViewConfig:
     size: int = 384  # of the films, in pixels; many Gymnasium environments have a size of their own
 
     def __post_init__(self) -> None:
-        if not 16 <= self.size <= 2048:
-            raise BurnishError(f"size={self.size} must lie between 16 and 2048 pixels")
+        check_ranges(self, {"[16, 2048]": "size"})
 
 
 def watch(raw: VecEnv, env: VecEnv, controller: Controller, config: ViewConfig) -> int:

@@ -18,7 +18,7 @@ from burnish.policies.core.scale import Scale
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec
 from burnish.real_robot.clock import SECOND, VirtualClock
 from burnish.real_robot.errors import Refused
-from burnish.real_robot.inference.client import Chunk, ClientConfig, Latencies, PolicyClient, PolicyUnavailable
+from burnish.real_robot.inference.client import Chunk, ClientConfig, PolicyClient, PolicyUnavailable
 from openpi_lab import Drop, Fail, frame, openpi
 from server_lab import LIMITS, SPEC, flow, served
 
@@ -91,7 +91,6 @@ def test_a_hostile_reply_is_no_chunk_and_the_next_one_counts(reply, words):
         assert words in str(failure.value) and "\n" not in str(failure.value)
         time.sleep(0.02)
         assert asker.act(OBS).obs_seq == 3
-        assert asker.latencies.count == 1, "of the new connection"
 
 
 def test_what_a_server_says_of_its_time_is_believed_only_if_it_makes_sense():
@@ -304,35 +303,7 @@ def test_a_refusal_leaves_the_connection_and_a_dropped_one_is_made_anew():
             assert asker.act(OBS).actions.shape == (4, 2), "at once: the connection holds"
 
 
-def test_the_cold_start_is_no_latency():
-    latencies = Latencies(warmup=2, window=100)
-    with pytest.raises(Refused, match="before 3 answers"):
-        latencies.quantile_s(0.99)
-    for x in (9.0, 9.0, *(i / 100 for i in range(1, 101))):
-        latencies.add(x)
-    assert (
-        latencies.quantile_s(0.95) == 0.95 and latencies.quantile_s(0.99) == 0.99 and latencies.quantile_s(1.0) == 1.0
-    )
-    latencies.connected()
-    for x in (9.0, 9.0, 0.5):
-        latencies.add(x)
-    assert latencies.quantile_s(1.0) == 1.0 and latencies.quantile_s(0.0) == 0.02, "the oldest went, 9 s never came"
-
-
-def test_a_slow_first_answer_does_not_enter_the_plan():
-    def answer(message):
-        time.sleep(0.3 if message["obs_seq"] <= 2 else 0.0)
-        return right(message)
-
-    with openpi(answer, METADATA) as server:
-        asker = client(server, warmup=2)
-        assert not asker.latencies.warm
-        for _ in range(12):
-            asker.act(OBS)
-        assert asker.latencies.warm and asker.latencies.quantile_s(0.99) < 0.3
-
-
-@pytest.mark.parametrize("changes", [{"timeout_s": 0.0}, {"backoff_s": 9.0}, {"warmup": -1}, {"window": 0}], ids=str)
+@pytest.mark.parametrize("changes", [{"timeout_s": 0.0}, {"backoff_s": 9.0}, {"execute": 0}], ids=str)
 def test_impossible_settings_are_refused(changes):
     with pytest.raises(Refused):
         ClientConfig(**changes)

@@ -82,11 +82,11 @@ def test_the_device_keeps_its_rules():
     servo = chain.servos[0]
     servo.write(9, (1000).to_bytes(2, "little"))  # the least angle, with the lock on: until power is lost
     assert servo.get(9) == 1000
-    servo.restart()
+    servo.restart(0)
     assert servo.get(9) == 0
     servo.write(LOCK, b"\0")
     servo.write(9, (1000).to_bytes(2, "little"))
-    servo.restart()
+    servo.restart(0)
     assert servo.get(9) == 1000
     servo.write(TORQUE, b"\1")
     servo.write(GOAL, (200).to_bytes(2, "little"))

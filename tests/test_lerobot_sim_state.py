@@ -19,6 +19,7 @@ from burnish.policies.data.lerobot import read_lerobot, write_lerobot
 from burnish.policies.data.lerobot_sim_state import read_sim_state
 from burnish.sim.build import make_env, world_from
 from burnish.sim.point_reach import PointReach
+from burnish.sim.torch_world import Clocked
 
 WORLD = ["env=point_reach", "env.order=acceleration", "env.noise=0.5", "env.image=true", "env.max_steps=15"]
 
@@ -134,7 +135,7 @@ def test_a_row_group_of_another_episode_is_noticed(folder, tmp_path):
 
 def test_worlds_that_cannot_save_their_state_are_refused(tmp_path, capsys, monkeypatch):
     words = ["collect", "env=point_reach", "episodes=2", "sim_state=true", f"out={tmp_path}/set"]
-    monkeypatch.delattr(PointReach, "state_dict")
+    monkeypatch.delattr(Clocked, "state_dict")  # which the world inherits
     assert main(words) == 2
     assert "the world point_reach cannot save its state" in capsys.readouterr().err
     monkeypatch.setattr(PointReach, "state_dict", lambda self: {"clock": torch.zeros(7)}, raising=False)

@@ -279,7 +279,7 @@ def deviation(counts, weights):
 CHI_SQUARE = 49.73
 
 
-def test_draws_are_uniform_or_as_weighed():
+def test_draws_are_uniform():
     rng = random.Random(6)
     replay, lists = Replay(24, 4, seed=1), Lists(4, rng)
     for _ in range(15):
@@ -293,21 +293,6 @@ def test_draws_are_uniform_or_as_weighed():
     even, slope = torch.ones(24, dtype=torch.float64), torch.arange(1.0, 25.0).double()
     plain = counts()
     assert deviation(plain, even) < CHI_SQUARE < deviation(plain, slope)
-    replay.reweigh(slope.view(6, 4))
-    weighed = counts()
-    assert deviation(weighed, slope) < CHI_SQUARE < deviation(weighed, even)
-    half = torch.zeros(6, 4)
-    half[2, 1] = half[5, 3] = 1
-    replay.reweigh(half)
-    assert set(counts().nonzero()[:, 0].tolist()) == {9, 23}
-    replay.reweigh(None)
-    assert deviation(counts(), even) < CHI_SQUARE
-    replay.reweigh(half)
-    replay.add(*lists.play())  # weights are of rows that have moved on
-    assert replay._weights is None
-    for bad in (torch.ones(4, 6), -torch.ones(6, 4), torch.zeros(6, 4), torch.full((6, 4), math.nan)):
-        with pytest.raises(BurnishError, match="weights"):
-            replay.reweigh(bad)
 
 
 def test_mixture_shares():

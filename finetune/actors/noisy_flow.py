@@ -22,14 +22,14 @@ from torch import Tensor, nn
 
 from ...policies.chain import start_noise, step_index
 from ...policies.core.errors import BurnishError
+from ...policies.core.ranges import check_ranges
 from ...policies.core.seed import Noise, normal
-from ...policies.core.spec import PolicySpec
 from ...policies.core.tree import check
 from ...policies.core.types import Draw, Normal, Obs
 from ...policies.nets.denoiser import Cond, tiled
 from ...policies.nets.mlp import MLP, Activation, SinusoidalTime
 from ...policies.trainable import TrainableConfig
-from .trainable_flow import evidence, trainable_flow
+from .trainable_flow import FlowActor, evidence, trainable_flow
 
 # Entropy of a standard normal.
 _UNIT_ENTROPY = 0.5 * math.log(2 * math.pi * math.e)
@@ -61,10 +61,7 @@ class NoiseConfig:
             )
         if not self.hidden or min(self.hidden) < 1:
             raise BurnishError(f"noise.hidden={self.hidden} needs at least one width, each at least 1")
-        if (self.decay or 0) < 0:
-            raise BurnishError(f"noise.decay={self.decay} counts updates and must be at least 0")
-        if not 0 <= self.hold < 1 or not 0 <= self.floor <= 1:
-            raise BurnishError(f"noise.hold={self.hold} must lie in [0, 1) and noise.floor={self.floor} in [0, 1]")
+        check_ranges(self, {"[0, inf)": "decay", "[0, 1)": "hold", "[0, 1]": "floor"}, "noise.")
         if self.clip_noise is not None and self.clip_noise <= 0:
             raise BurnishError(f"noise.clip_noise={self.clip_noise} must be positive; null is no clip")
 
@@ -111,34 +108,17 @@ class NoiseNet(nn.Module):
             self.log_max.copy_(torch.log(config.min_std + share * (config.max_std - config.min_std)))
 
 
-class NoisyFlowActor(nn.Module):
-    """``flow`` is what is trained and deployed; ``noise`` is only for training. The trace is the chain
-    (B, K + 1, H, A), unclamped."""
-
-    coordinates: Tensor
-    transitions: Tensor
+class NoisyFlowActor(FlowActor):
+    """``noise`` is only for training. The trace is the chain (B, K + 1, H, A), unclamped."""
 
     def __init__(self, base: Any, config: NoiseConfig, train: TrainableConfig | None = None) -> None:
-        super().__init__()
-        self.flow = trainable_flow(base, "reinflow", train)
+        super().__init__(trainable_flow(base, "reinflow", train))
         self.config = config
         self.noise = NoiseNet(self.flow.net.encoder.dim, self.spec.chunk_shape, config)
         chunk, count = math.prod(self.spec.chunk_shape), self.num_steps
         last = self.spec.execute * self.spec.action.dim
-        terms = float((count - 1 + config.count_initial) * chunk + last)
-        self.register_buffer("coordinates", torch.tensor([terms]), persistent=False)
-        self.register_buffer("transitions", torch.tensor([float(count + config.count_initial)]), persistent=False)
-
-    @property
-    def spec(self) -> PolicySpec:
-        return self.flow.spec
-
-    @property
-    def num_steps(self) -> int:
-        return self.flow.num_steps
-
-    def encode(self, obs: Obs) -> Cond:
-        return self.flow.encode(obs)
+        terms = (count - 1 + config.count_initial) * chunk + last
+        self._count(float(terms), float(count + config.count_initial))
 
     def transition(self, x: Tensor, k: Tensor, cond: Cond) -> Normal:
         """The Euler step of the flow, with noise."""

@@ -34,17 +34,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...policies.chain import start_noise, step_index
 from ...policies.core.errors import BurnishError
 from ...policies.core.seed import Noise, RowNoise, normal
-from ...policies.core.spec import PolicySpec
 from ...policies.core.tree import check, rows
 from ...policies.core.types import Draw, Normal, Obs
 from ...policies.nets.denoiser import Cond, tiled
 from ...policies.trainable import TrainableConfig
-from .trainable_flow import evidence, trainable_flow
+from .trainable_flow import FlowActor, evidence, trainable_flow
 
 
 @dataclass
@@ -60,35 +59,19 @@ class SDEConfig:
             )
 
 
-class SDEFlowActor(nn.Module):
-    """``flow`` is what is trained and deployed. The trace (B, M, 1 + 2 H A) lists the stochastic transitions of a draw,
+class SDEFlowActor(FlowActor):
+    """The trace (B, M, 1 + 2 H A) lists the stochastic transitions of a draw,
     M = 1 if mixed and K otherwise: each is its step k, the state where it began, and the state where it led."""
 
-    coordinates: Tensor
-    transitions: Tensor
-
     def __init__(self, base: Any, config: SDEConfig, train: TrainableConfig | None = None) -> None:
-        super().__init__()
-        self.flow = trainable_flow(base, "flow_sde", train)
+        super().__init__(trainable_flow(base, "flow_sde", train))
         self.config = config
         chunk, last = math.prod(self.spec.chunk_shape), self.spec.execute * self.spec.action.dim
         count = self.num_steps
         terms, joined = float((count - 1) * chunk + last), float(count)
         if config.mixed:  # on average over its random step
             terms, joined = terms / count, 1.0
-        self.register_buffer("coordinates", torch.tensor([terms]), persistent=False)
-        self.register_buffer("transitions", torch.tensor([joined]), persistent=False)
-
-    @property
-    def spec(self) -> PolicySpec:
-        return self.flow.spec
-
-    @property
-    def num_steps(self) -> int:
-        return self.flow.num_steps
-
-    def encode(self, obs: Obs) -> Cond:
-        return self.flow.encode(obs)
+        self._count(terms, joined)
 
     def transition(self, x: Tensor, k: Tensor, cond: Cond, stochastic: Tensor | None = None) -> Normal:
         """``stochastic`` (B,) bool: rows outside take the ordinary step of the flow, without spread."""

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from ...policies.core.errors import BurnishError
 from ...policies.core.spec import PolicySpec
 from ...policies.core.tree import check
+from ...policies.core.types import Obs
 from ...policies.flow import FlowPolicy
+from ...policies.nets.denoiser import Cond
 from ...policies.trainable import TrainableConfig, trainable
 
 
@@ -22,6 +24,33 @@ def trainable_flow(base: Any, method: str, train: TrainableConfig | None = None)
             "use method=dppo for a diffusion policy, or a residual method for a policy that only acts"
         )
     return trainable(base, train or TrainableConfig())
+
+
+class FlowActor(nn.Module):
+    """``flow`` is what is trained and deployed. One factor of the likelihood sums over ``terms`` coordinates, and joins
+    so many ``transitions``."""
+
+    coordinates: Tensor
+    transitions: Tensor
+
+    def __init__(self, flow: FlowPolicy) -> None:
+        super().__init__()
+        self.flow = flow
+
+    def _count(self, terms: float, transitions: float) -> None:
+        self.register_buffer("coordinates", torch.tensor([terms]), persistent=False)
+        self.register_buffer("transitions", torch.tensor([transitions]), persistent=False)
+
+    @property
+    def spec(self) -> PolicySpec:
+        return self.flow.spec
+
+    @property
+    def num_steps(self) -> int:
+        return self.flow.num_steps
+
+    def encode(self, obs: Obs) -> Cond:
+        return self.flow.encode(obs)
 
 
 def evidence(spec: PolicySpec, density: Tensor, last: Tensor, steps: Tensor) -> Tensor:

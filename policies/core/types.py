@@ -176,7 +176,16 @@ class StochasticPolicy(Policy, Protocol):
         ...
 
 
-class Controller(Protocol):
+@runtime_checkable
+class Saved(Protocol):
+    """Its state can be taken out and put back, bit for bit; of a world see also ``continues``."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Controller(Saved, Protocol):
     """Stateful, control time: what evaluation, collection, views and deployment drive."""
 
     def reset(self, mask: Tensor, seeds: Sequence[int] | None = None) -> None: ...
@@ -188,10 +197,6 @@ class Controller(Protocol):
     def peek(self, obs: Obs) -> Tensor:
         """(N, A): what ``step`` would return. Changes nothing."""
         ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 Metrics = dict[str, Tensor | float]
@@ -225,7 +230,7 @@ class Source(Protocol):
         ...
 
 
-class Learner(Protocol):
+class Learner(Saved, Protocol):
     """A learner inherits from this class, and says more than ``update`` only where it has something to say."""
 
     columns: tuple[str, ...] = ()  # facts of an ``Outcome`` to be stored beside the base columns, such as "executed"
@@ -257,7 +262,3 @@ class Learner(Protocol):
     def describe(self) -> str:
         """A sentence for the beginning of a run."""
         return ""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...

@@ -10,16 +10,7 @@ import torch
 from torch import Tensor
 
 from .errors import BurnishError
-from .types import Obs, VecEnv
-
-
-@runtime_checkable
-class Saved(Protocol):
-    """A world whose state can be taken out and put back, bit for bit; but see ``continues``."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+from .types import Obs, Saved, VecEnv
 
 
 @runtime_checkable

@@ -212,12 +212,8 @@ class _Reader:
             raise self._error(f"promises {self.info['total_episodes']} episodes, but meta/episodes lists {len(rows)}")
         if sum(row["length"] for row in rows) > self.frames:
             raise self._error(f"promises {self.frames} frames, but the episodes in meta/episodes have more in all")
-        current, table, owner, template = (
-            None,
-            None,
-            np.empty(0),
-            files.checked_template(self.root, self.info["data_path"]),
-        )
+        current, table, owner = None, None, np.empty(0)
+        template = files.checked_template(self.root, self.info["data_path"])
         for row in sorted(rows, key=lambda row: row["episode_index"]):
             file = template.format(chunk_index=row["data/chunk_index"], file_index=row["data/file_index"])
             if table is None or file != current:

@@ -26,10 +26,12 @@ from torch import Tensor
 
 from ...real_robot.export.network import Network
 from ..core.errors import BurnishError, reason
+from ..core.ranges import check_ranges
 from ..core.scale import Scale
 from ..core.seed import Noise
-from ..core.spec import EnvSpec, ObsSpec, PolicySpec, dtype_of
+from ..core.spec import EnvSpec, PolicySpec, dtype_of
 from ..core.types import Obs, Prefix
+from ..wire.server_spec import shown
 from .policy import CallablePolicy, checked
 
 SPEC = "burnish.spec"
@@ -55,8 +57,7 @@ class OnnxConfig:
     sha256: str | None = None  # of the file; refused if it is another
 
     def __post_init__(self) -> None:
-        if self.threads < 1 or (self.execute is not None and self.execute < 1):
-            raise BurnishError(f"policy.threads={self.threads} and policy.execute={self.execute} must be at least 1")
+        check_ranges(self, {"[1, inf)": "threads execute"}, "policy.")
 
 
 class OnnxPolicy:
@@ -147,22 +148,8 @@ class OnnxPolicy:
         feed = {names[key]: torch.zeros(1, *shape, dtype=dtype_of(key)) for key, shape in shapes.items()}
         if noise is not None:
             feed[config.noise] = torch.zeros(1, *noise)
-        actions = self._run(feed)
-        if actions.ndim != 3 or actions.shape[2] != world.action.dim:
-            raise BurnishError(
-                f"{config.path} answers with actions of shape {actions.shape}, but the environment takes chunks of "
-                f"{world.action.dim} numbers"
-            )
-        return PolicySpec(
-            obs=ObsSpec(shapes),
-            action=world.action,
-            horizon=actions.shape[1],
-            execute=config.execute or actions.shape[1],
-            noise_shape=noise,
-            control_hz=world.control_hz,
-            action_mode=world.action_mode,
-            pixels=world.pixels,
-        )
+        spec = shown(self._run(feed)[0], world, list(names), config.path)
+        return replace(spec, execute=config.execute or spec.execute, noise_shape=noise)
 
     def _noise_shape(self) -> tuple[int, ...] | None:
         if self.config.noise not in self._inputs:

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import BurnishError
+from ..core.ranges import check_ranges
 from ..core.scale import Scale
 from ..core.seed import Noise, RowNoise
 from ..core.spec import EnvSpec, PolicySpec, dtype_of
@@ -62,8 +63,7 @@ class RemoteConfig:
             raise BurnishError(
                 f"a url is written into checkpoints, so it must hold no secrets; put the key into {API_KEY}"
             )
-        if self.batch < 1 or (self.execute is not None and self.execute < 1) or not 0 < self.timeout_s < float("inf"):
-            raise BurnishError("policy.batch and policy.execute must be at least 1, and policy.timeout_s positive")
+        check_ranges(self, {"[1, inf)": "batch execute", "(0, inf)": "timeout_s"}, "policy.")
 
 
 def doubt(config: RemoteConfig, checkpoint: str) -> str:

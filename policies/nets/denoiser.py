@@ -9,7 +9,6 @@ the network, so that the sampler and the density of a chain can never disagree a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 
 from ..chain import drop_rows, require_chunk
 from ..core.errors import BurnishError
+from ..core.ranges import check_ranges
 from ..core.spec import PolicySpec
 from ..core.tree import check
 from .encoder import EncoderConfig, ObsEncoder
@@ -54,10 +54,7 @@ class DenoiserConfig:
     goal_drop: float = 0.0  # share of training rows whose goal is hidden
 
     def __post_init__(self) -> None:
-        if not 0 <= self.goal_drop < 1:
-            raise BurnishError(f"goal_drop is a share of the training rows in [0, 1), got {self.goal_drop}")
-        if not math.isfinite(self.guidance):
-            raise BurnishError(f"guidance={self.guidance} must be a finite number")
+        check_ranges(self, {"[0, 1)": "goal_drop", "(-inf, inf)": "guidance"})
         if self.guidance != 1 and self.goal_drop == 0:
             raise BurnishError(
                 f"guidance={self.guidance} needs a policy that also learned without its goal; "

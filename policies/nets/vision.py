@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from ..core.errors import BurnishError
+from ..core.ranges import check_ranges
 from .mlp import require_widths
 
 # Strided convolutions go on until the longer side of the feature map is at most this many pixels.
@@ -31,10 +31,7 @@ class VisionConfig:
 
     def __post_init__(self) -> None:
         require_widths("vision.channels", self.channels, least=1)
-        if self.features < 1:
-            raise BurnishError("vision.features must be at least 1")
-        if not 0 <= self.shift < 0.5:
-            raise BurnishError(f"vision.shift is a share of the image in [0, 0.5), got {self.shift}")
+        check_ranges(self, {"[1, inf)": "features", "[0, 0.5)": "shift"}, "vision.")
 
 
 class VisionNet(nn.Module):

@@ -1,6 +1,6 @@
 """An arm of servos on a serial bus, of either maker: the adapter that both families share.
 
-`Servos` is what the families do differently: packets, registers, units. `ServoArm` is what must not differ:
+`servos` has what the families do differently: packets, registers, units. `ServoArm` is what must not differ:
 
 * a state is measured or it is not there: a lost answer is asked for once more inside the time given, and then it is
   `StaleState`; nothing is predicted and nothing is repeated;
@@ -16,9 +16,8 @@ The gripper may be the last servo: a channel of its own, as a fraction of its wi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -29,14 +28,9 @@ from ..errors import Refused, RobotError, StaleState
 from ..settings import settings
 from .calibration import NEAR_TICKS, QUANTUM_RAD, Calibration
 from .port import Lost, Port, SerialWire, Wire, pyserial
-
-T = TypeVar("T")
+from .servos import ANSWER_S, SEND_S, Reading, Servos, insist
 
 UNGUARDED = "the arm keeps its last goal when this program dies"
-TRIES = 8  # for what is not done in a hurry: at ten percent losses one in a hundred million fails
-ANSWER_S = 0.03
-CALM_S = 0.1  # for an answer while nothing moves and no watchdog runs
-SEND_S = 0.01
 
 
 @dataclass(frozen=True)
@@ -101,64 +95,6 @@ class ArmConfig:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """Of all servos, in the order of the bus, in their own direction."""
-
-    ticks: Vector
-    speed_rad_s: Vector
-    effort_nm: Vector | None = None
-    t_device_s: float | None = None
-
-
-class Servos(Protocol):
-    """All of these raise `Lost` where an answer is missing, and `DeviceFault` where one says what is wrong."""
-
-    fastest_rad_s: float  # without load
-
-    @property
-    def own(self) -> Sequence[tuple[int, int]]:
-        """Ticks between which each takes goals, known since `identify`, as is what it gives at most."""
-        ...
-
-    @property
-    def stall_nm(self) -> Sequence[float]: ...
-
-    def connect(self, port: Port, ids: Sequence[int]) -> None: ...
-    def identify(self, offsets: Sequence[int], ranges: Sequence[tuple[int, int]]) -> int:
-        """They are who they should be, set as the calibration was made, and without complaints; so many ns do they
-        wait before they answer, one after the other."""
-        ...
-
-    def revive(self) -> None:
-        """Those that have shut themselves down, where that takes no torque from an arm and gives none."""
-        ...
-
-    def read(self, deadline_ns: int) -> Reading: ...
-    def send(self, ticks: Sequence[int], deadline_ns: int) -> None:
-        """Goals for all; nobody answers."""
-        ...
-
-    def prepare(self, ticks: Sequence[int], velocity: Sequence[float], acceleration: float) -> None:
-        """The profile, and goals that move nothing, confirmed by reading them back."""
-        ...
-
-    def arm(self, watchdog_s: float) -> None:
-        """`Refused` where they cannot; 0 clears."""
-        ...
-
-    def disarm(self) -> None: ...
-    def enable(self) -> None: ...
-    def release(self) -> None: ...
-    def load(self) -> None:
-        """The vendor's SDK; `Refused` where it is missing."""
-        ...
-
-    def freeze(self, measured: Callable[[], Reading]) -> None:
-        """Stop them, and keep their torque, after they were moved by hand."""
-        ...
-
-
 class Gate:
     """No servo turns faster than it can: what has moved farther since the last position is not a position.
 
@@ -182,14 +118,6 @@ class Gate:
 
     def _fresh(self, seen: tuple[int, Vector] | None, t_ns: int) -> tuple[int, Vector] | None:
         return seen if seen is not None and t_ns - seen[0] <= self._memory_ns else None
-
-
-def insist(call: Callable[[], T]) -> T:
-    """For what has to succeed before the arm may move, and does no harm twice."""
-    for _ in range(TRIES - 1):
-        with suppress(Lost):
-            return call()
-    return call()
 
 
 def prepared(arm: ServoArm) -> Callable[[], None]:

@@ -26,8 +26,9 @@ import numpy as np
 from ..adapter import Adapter
 from ..clock import Clock, MonotonicClock, ns
 from ..errors import DeviceFault, Refused
-from .bus import ANSWER_S, CALM_S, SEND_S, ArmConfig, Reading, ServoArm, insist, prepared
+from .bus import ArmConfig, ServoArm, prepared
 from .port import LinkLost, Lost, Port, Wire
+from .servos import ANSWER_S, CALM_S, Reading, Register, Servos, agreed, insist
 
 RPM = 0.229 * 2 * math.pi / 60  # rad/s
 RPM2 = 214.577 * 2 * math.pi / 3600  # rad/s^2
@@ -63,21 +64,15 @@ MODELS = {
 }
 
 
-class DynamixelServos:
+class DynamixelServos(Servos):
     def __init__(self, clock: Clock) -> None:
-        self.fastest_rad_s = max(model.fastest_rad_s for model in MODELS.values() if model.fastest_rad_s < 20)
         self._clock = clock
-        self._ids: list[int] = []
+        self.fastest_rad_s = max(model.fastest_rad_s for model in MODELS.values() if model.fastest_rad_s < 20)
         self._models: list[Model] = []
-        self._own: list[tuple[int, int]] = []
         self._counted: tuple[int, int, list[int]] | None = None  # asked and answered at, and each servo's counter
         self._device_ms = 0
         self._watchdog = 0  # in units, while armed
         self._suspect_ns = 0
-
-    @property
-    def own(self) -> list[tuple[int, int]]:
-        return self._own
 
     @property
     def stall_nm(self) -> list[float]:
@@ -100,7 +95,7 @@ class DynamixelServos:
         self._counted, self._watchdog = None, 0
 
     def identify(self, offsets: Sequence[int], ranges: Sequence[tuple[int, int]]) -> int:
-        self._models, self._own, delay_ns = [], [], 0
+        self._models, self.own, delay_ns = [], [], 0
         for i, offset, (low, high) in zip(self._ids, offsets, ranges, strict=True):
             number = insist(lambda i=i: self._ping(i))
             if number not in MODELS:
@@ -115,7 +110,7 @@ class DynamixelServos:
             if found != offset:
                 raise DeviceFault(f"servo {i} has homing offset {found}, and was calibrated with {offset}")
             least, most = self._get(i, MIN_POSITION), self._get(i, MAX_POSITION)
-            self._own.append((least, most))
+            self.own.append((least, most))
             if least > low or most < high:
                 raise DeviceFault(f"servo {i} itself allows less than its calibrated range of {low} to {high} ticks")
             delay_ns += 2000 * self._get(i, RETURN_DELAY)
@@ -186,10 +181,9 @@ class DynamixelServos:
     def freeze(self, measured: Callable[[], Reading]) -> None:
         """By their own watchdog, made as short as it can be: nobody says anything after that, so each servo stops where
         it is. No answer is waited for, and a packet that is read, or written with goals, would feed the watchdog."""
-        for _ in range(3):  # nobody answers to a packet for all
-            self._send_all(WATCHDOG, [1] * len(self._ids), self._clock.now_ns() + ns(SEND_S))
+        self._tell(WATCHDOG, 1)
 
-    def _set_all(self, register: tuple[int, int], value: int) -> None:
+    def _set_all(self, register: Register, value: int) -> None:
         """In one packet and one question, because a servo whose watchdog is armed wants to hear something soon."""
         deadline_ns = self._clock.now_ns() + ns(ANSWER_S)
         self._send_all(register, [value] * len(self._ids), deadline_ns)
@@ -198,8 +192,7 @@ class DynamixelServos:
             raise Lost(f"not every servo has taken {value} into register {register[0]}")
 
     def release(self) -> None:
-        for _ in range(3):  # nobody answers to a packet for all
-            self._send_all(TORQUE, [0] * len(self._ids), self._clock.now_ns() + ns(SEND_S))
+        self._tell(TORQUE, 0)
 
     def _ping(self, i: int) -> int:
         with self._port.exchange(self._clock.now_ns() + ns(CALM_S), patient=True):
@@ -214,9 +207,8 @@ class DynamixelServos:
             if result:
                 raise Lost(f"servo {i} does not answer: {self._handler.getTxRxResult(result)}")
 
-    def _get(self, i: int, register: tuple[int, int], alerted: bool = False) -> int:
-        """Two answers have to agree: one that is late, of another register, is taken for the first of them at most.
-        ``alerted``: of a servo that has shut itself down too."""
+    def _get(self, i: int, register: Register, alerted: bool = False) -> int:
+        """``alerted``: of a servo that has shut itself down too."""
         address, size = register
 
         def once() -> int:
@@ -225,36 +217,7 @@ class DynamixelServos:
                 error &= ~ALERT if alerted else 0xFF
                 return _number(self._checked(i, data, size, result, error), 0, size, signed=size > 1)
 
-        def twice() -> int:
-            first = once()
-            if once() != first:
-                raise Lost(f"two answers of servo {i} differ")
-            return first
-
-        return insist(twice)
-
-    def _put(self, i: int, register: tuple[int, int], value: int) -> None:
-        address, size = register
-        data = list(value.to_bytes(size, "little", signed=value < 0))
-
-        def once() -> None:
-            with self._port.exchange(self._clock.now_ns() + ns(CALM_S), patient=True):
-                result, error = self._handler.writeTxRx(self._port, i, address, size, data)
-                self._checked(i, [], 0, result, error)
-            # Two late answers of another register agree too, now and then.
-            if (found := self._get(i, register)) != value:
-                raise Lost(f"servo {i} has {found} in register {address} where {value} was written")
-
-        insist(once)
-
-    def _send_all(self, register: tuple[int, int], values: Sequence[int], deadline_ns: int) -> None:
-        address, size = register
-        rows = [[i, *v.to_bytes(size, "little", signed=v < 0)] for i, v in zip(self._ids, values, strict=True)]
-        parameters = [byte for row in rows for byte in row]
-        with self._port.exchange(deadline_ns, settle=False):
-            result = self._handler.syncWriteTxOnly(self._port, address, size, parameters, len(parameters))
-        if result:
-            raise LinkLost(f"goals could not be sent: {self._handler.getTxRxResult(result)}")
+        return insist(lambda: agreed(i, once))
 
     def _blocks(self, address: int, size: int, deadline_ns: int) -> tuple[list[list[int]], int]:
         """Of all servos, and when they were asked."""

@@ -25,9 +25,10 @@ import numpy as np
 from ..adapter import Adapter
 from ..clock import Clock, MonotonicClock, ns
 from ..errors import DeviceFault, Refused
-from .bus import ANSWER_S, CALM_S, SEND_S, ArmConfig, Reading, ServoArm, insist, prepared
+from .bus import ArmConfig, ServoArm, prepared
 from .calibration import QUANTUM_RAD, TICKS
 from .port import LinkLost, Lost, Port, Wire
+from .servos import ANSWER_S, CALM_S, SEND_S, Reading, Register, Servos, agreed, insist
 
 MODEL_NUMBER = 777
 STALL_NM = 1.9  # at 7.4 V, of the data sheet: what a load of 1 means
@@ -46,20 +47,14 @@ FOLLOWS_TICKS = 40  # so near its goal a servo may stand still
 ERRORS = {1: "voltage", 2: "angle sensor", 4: "overheat", 8: "current", 32: "overload"}
 
 
-class FeetechServos:
+class FeetechServos(Servos):
     fastest_rad_s = 5.5
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._ids: list[int] = []
-        self._own: list[tuple[int, int]] = []
         self._goals: list[int] = []
         self._complaint: tuple[int, int] | None = None  # of the last read: (id, error)
         self._unchanged: dict[int, tuple[int, bytes]] = {}
-
-    @property
-    def own(self) -> list[tuple[int, int]]:
-        return self._own
 
     @property
     def stall_nm(self) -> list[float]:
@@ -79,7 +74,7 @@ class FeetechServos:
         self._powered_ns: int | None = None  # when they were last known to be, while they should
 
     def identify(self, offsets: Sequence[int], ranges: Sequence[tuple[int, int]]) -> int:
-        delay_ns, self._own = 0, []
+        delay_ns, self.own = 0, []
         for i, offset, (low, high) in zip(self._ids, offsets, ranges, strict=True):
             model = self._get(i, (3, 2))
             if model != MODEL_NUMBER:
@@ -93,7 +88,7 @@ class FeetechServos:
             least, most = self._get(i, MIN_ANGLE), self._get(i, MAX_ANGLE)
             if (least or most) and (least > low or most < high):
                 raise DeviceFault(f"servo {i} itself allows less than its calibrated range of {low} to {high} ticks")
-            self._own.append((least, most) if least or most else (0, TICKS - 1))
+            self.own.append((least, most) if least or most else (0, TICKS - 1))
             delay_ns += 2000 * self._get(i, RETURN_DELAY)
         return delay_ns
 
@@ -141,8 +136,7 @@ class FeetechServos:
 
     def release(self) -> None:
         self._goals, self._powered_ns = [], None
-        for _ in range(3):  # nobody answers to a packet for all
-            self._send_all(TORQUE, [0] * len(self._ids), self._clock.now_ns() + ns(SEND_S))
+        self._tell(TORQUE, 0)
 
     def freeze(self, measured: Callable[[], Reading]) -> None:
         """Goals where they are found, and the hardest braking that they have: in one packet, whose registers are read
@@ -158,49 +152,20 @@ class FeetechServos:
 
         insist(once)
 
-    def _get(self, i: int, register: tuple[int, int]) -> int:
-        """Two answers have to agree, because of the weak sum."""
+    def _get(self, i: int, register: Register) -> int:
         address, size = register
 
         def once() -> int:
             with self._port.exchange(self._clock.now_ns() + ns(CALM_S), patient=True):
                 data, result, error = self._handler.readTxRx(self._port, i, address, size)
-                self._expect(i, data, size, result, error)
+                self._checked(i, data, size, result, error)
                 if self._port.heard != size + OVERHEAD:
                     raise Lost(f"servo {i} said more than its answer")
                 return int.from_bytes(bytes(data), "little")
 
-        def twice() -> int:
-            first = once()
-            if once() != first:
-                raise Lost(f"two answers of servo {i} differ")
-            return first
+        return insist(lambda: agreed(i, once))
 
-        return insist(twice)
-
-    def _put(self, i: int, register: tuple[int, int], value: int) -> None:
-        address, size = register
-        data = list(value.to_bytes(size, "little"))
-
-        def once() -> None:
-            with self._port.exchange(self._clock.now_ns() + ns(CALM_S), patient=True):
-                result, error = self._handler.writeTxRx(self._port, i, address, size, data)
-                self._expect(i, [], 0, result, error)
-            if self._get(i, register) != value:
-                raise Lost(f"servo {i} did not take {value} into register {address}")
-
-        insist(once)
-
-    def _send_all(self, register: tuple[int, int], values: Sequence[int], deadline_ns: int) -> None:
-        address, size = register
-        rows = [[i, *value.to_bytes(size, "little")] for i, value in zip(self._ids, values, strict=True)]
-        parameters = [byte for row in rows for byte in row]
-        with self._port.exchange(deadline_ns, settle=False):
-            result = self._handler.syncWriteTxOnly(self._port, address, size, parameters, len(parameters))
-        if result:
-            raise LinkLost(f"goals could not be sent: {self._handler.getTxRxResult(result)}")
-
-    def _blocks(self, register: tuple[int, int], deadline_ns: int) -> list[bytes]:
+    def _blocks(self, register: Register, deadline_ns: int) -> list[bytes]:
         blocks, (address, size) = [], register
         with self._port.exchange(deadline_ns):
             result = self._handler.syncReadTx(self._port, address, size, self._ids, len(self._ids))
@@ -208,15 +173,14 @@ class FeetechServos:
                 raise LinkLost(f"a question could not be sent: {self._handler.getTxRxResult(result)}")
             for i in self._ids:
                 data, result, error = self._handler.readRx(self._port, i, size)
-                self._expect(i, data, size, result, error)
-                blocks.append(bytes(data))
+                blocks.append(bytes(self._checked(i, data, size, result, error)))
             surplus = self._port.heard - len(self._ids) * (size + OVERHEAD)
             if not 0 <= surplus < OVERHEAD:
                 raise Lost(f"{surplus} bytes too many came with the answers, so one of them may be an old one")
         self._complaint = None
         return blocks
 
-    def _expect(self, i: int, data: Sequence[int], size: int, result: int, error: int) -> None:
+    def _checked(self, i: int, data: list[int], size: int, result: int, error: int) -> list[int]:
         if result:
             raise Lost(f"servo {i} does not answer: {self._handler.getTxRxResult(result)}")
         if len(data) != size:
@@ -230,6 +194,7 @@ class FeetechServos:
                 )
             self._complaint = i, error
             raise Lost(f"servo {i} reports error {error}")
+        return data
 
     def _understood(self, i: int, block: bytes) -> tuple[int, int, int]:
         position, speed, load = (int.from_bytes(block[k : k + 2], "little") for k in (0, 2, 4))

@@ -17,6 +17,7 @@ from typing import Any
 import mujoco
 import numpy as np
 
+from ...policies.core.ranges import check_ranges
 from ..adapter import Adapter, Command, JointSpec, Mode, RobotSpec, RobotState, StopKind, sent_as
 from ..clock import SECOND, Clock, ns
 from ..errors import DeviceFault, Refused, StaleState
@@ -46,11 +47,8 @@ class TwinConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("watchdog_s", "command_latency_s", "state_latency_s", "jitter_s", "noise_rad", "noise_rad_s"):
-            if not 0 <= getattr(self, name) < np.inf:
-                raise Refused(f"robot.{name}={getattr(self, name)} must not be negative")
-        if not (0 <= self.drop < 1 and self.state_hz > 0):
-            raise Refused(f"robot.drop={self.drop} must lie in [0, 1), and robot.state_hz={self.state_hz} be positive")
+        least_0 = "watchdog_s command_latency_s state_latency_s jitter_s noise_rad noise_rad_s"
+        check_ranges(self, {"[0, inf)": least_0, "[0, 1)": "drop", "(0, inf)": "state_hz"}, "robot.", Refused)
         if self.seed < 0:
             raise Refused(f"seed={self.seed} of a twin must be at least 0")
 

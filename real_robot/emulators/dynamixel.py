@@ -12,20 +12,14 @@ of life of the computer; the e-manual leaves that open.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from ..clock import ns
-from .faults import NONE, Encoders, Faults
-from .line import GoalWrite, Line
-from .servo import QUANTUM_RAD, Drive, Plant, ProfilePlant
+from .line import BROADCAST, Chain, GoalWrite, Heard, Receiver
+from .servo import QUANTUM_RAD, Drive
 
 HEADER = b"\xff\xff\xfd\x00"
-BROADCAST = 0xFE
 LONGEST = 1024  # bytes of one packet that a servo can store
-PARTIAL_NS = ns(0.005)  # after so long a pause the rest of a packet does not come any more
 
 RPM = 0.229 * 2 * math.pi / 60  # rad/s, a unit of velocity
 RPM2 = 214.577 * 2 * math.pi / 3600  # rad/s^2, a unit of acceleration
@@ -104,19 +98,8 @@ def packet(device: int, instruction: int, parameters: bytes) -> bytes:
     return head + crc16(head).to_bytes(2, "little")
 
 
-class Packets:
-    """Cuts a stream into (device, instruction, parameters), as the receiver of a servo does."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-        self._last_ns = 0
-
-    def __call__(self, data: bytes, now_ns: int) -> list[tuple[int, int, bytes]]:
-        if now_ns - self._last_ns > PARTIAL_NS:
-            self._buffer.clear()
-        self._last_ns = now_ns
-        buffer = self._buffer
-        buffer += data
+class Packets(Receiver):
+    def _cut(self, buffer: bytearray) -> list[Heard]:
         found = []
         while True:
             start = buffer.find(b"\xff\xff\xfd")
@@ -209,70 +192,16 @@ class Servo:
         return Drive(goal_rad, bool(self.get(TORQUE)), velocity * RPM, acceleration)
 
 
-class DynamixelChain:
-    """``start_ticks`` are where the shafts are; ``overrides`` set registers at the factory, {id: {address: value}}."""
-
-    def __init__(
-        self,
-        ids: Sequence[int],
-        start_ticks: Sequence[int] | None = None,
-        *,
-        plant: Plant | None = None,
-        requests: Faults = NONE,
-        replies: Faults = NONE,
-        seed: int = 0,
-        overrides: dict[int, dict[int, int]] | None = None,
-    ) -> None:
-        self.line = Line(requests=requests, replies=replies, seed=seed)
-        start = np.full(len(ids), 2048) if start_ticks is None else np.asarray(start_ticks)
-        self.plant: Plant = plant or ProfilePlant(start * QUANTUM_RAD)
-        self.servos = [Servo(i, (overrides or {}).get(i, {})) for i in ids]
-        self.log: list[GoalWrite] = []  # of goals in whole packets of the computer, whether a servo got them or not
-        self.taken: list[GoalWrite] = []  # of goals that servos have made theirs
-        self._tap, self._ears = Packets(), Packets()
-        self._encoders = Encoders()
-        self._frozen: dict[int, bytes] = {}  # what a servo whose sensor hangs goes on saying
-        self.now_ns = 0
-
-    def feed(self, data: bytes, now_ns: int) -> None:
-        now_ns += len(data) * self.line.byte_ns
-        for _, instruction, parameters in self._tap(data, now_ns):
-            self._note(instruction, parameters, now_ns)
-        for heard in self.line.hear(data, now_ns):
-            for device, instruction, parameters in self._ears(heard, now_ns):
-                self._advance(now_ns)
-                self._obey(device, instruction, parameters, now_ns)
-
-    def take(self, now_ns: int) -> bytes:
-        return self.line.take(now_ns)
-
-    def next_ns(self) -> int | None:
-        return self.line.next_ns()
-
-    def motion(self, now_ns: int) -> tuple[list[int], list[float]]:
-        self._advance(now_ns)
-        q, v, _ = self.plant.motion()
-        return [self._ticks(servo, q[i]) for i, servo in enumerate(self.servos)], [float(x) for x in v]
+class DynamixelChain(Chain):
+    servo, receiver, turn, offset = Servo, Packets, 1, OFFSET
+    now_ns = 0
 
     def shut_down(self, number: int, error: int = 0x20) -> None:
         """The servo protects itself, by default from overload: torque off, until it is rebooted."""
-        for i, servo in enumerate(self.servos):
-            if servo.number == number:
-                servo.set(HARDWARE_ERROR, error)
-                servo.set(TORQUE, 0)
-                self.plant.drive(i, servo.drive())
-
-    def restart(self, number: int, now_ns: int) -> None:
-        """Its supply broke down for a moment: what is not in EEPROM is as it came from the factory, and no torque."""
-        self._advance(now_ns)
-        for i, servo in enumerate(self.servos):
-            if servo.number == number:
-                servo.restart(now_ns)
-                self.plant.drive(i, servo.drive())
-
-    @staticmethod
-    def _ticks(servo: Servo, angle_rad: float) -> int:
-        return round(float(angle_rad) / QUANTUM_RAD) + servo.get(OFFSET)
+        for i, servo in self._numbered(number):
+            servo.set(HARDWARE_ERROR, error)
+            servo.set(TORQUE, 0)
+            self.plant.drive(i, servo.drive())
 
     def _note(self, instruction: int, parameters: bytes, now_ns: int) -> None:
         address = int.from_bytes(parameters[:2], "little")
@@ -355,19 +284,14 @@ class DynamixelChain:
     def _read(self, i: int, servo: Servo, address: int, size: int) -> tuple[int, bytes]:
         if address + size > SIZE:
             return ERR_ACCESS, b""
-        q, v, load = self.plant.motion()
+        _, v, load = self.plant.motion()
         servo.set(TICK, (self.now_ns - servo.started_ns) // 1_000_000 % 32768)
         servo.set(MOVING, int(abs(v[i]) > servo.get(24) * RPM))
         servo.set(PWM, round(885 * load[i]))
         servo.set(CURRENT, round(servo.get(38) * load[i]))
         servo.set(SPEED, round(v[i] / RPM))
-        servo.set(POSITION, self._encoders(self.line.replies.faults, servo.number, self._ticks(servo, q[i])))
-        table, faults = bytes(servo.table), self.line.replies.faults
-        if not faults.frozen:
-            self._frozen.clear()
-        elif faults.concerns(servo.number):
-            table = self._frozen.setdefault(i, table)
-        return 0, table[address : address + size]
+        servo.set(POSITION, self._position(i))
+        return 0, self._table(i)[address : address + size]
 
     def _write(self, i: int, servo: Servo, address: int, data: bytes, now_ns: int) -> int:
         error, written = servo.write(address, data)

@@ -10,18 +10,11 @@ write, action, sync read and sync write stay unanswered, as does everything a se
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
+from .line import BROADCAST, Chain, GoalWrite, Heard, Receiver
+from .servo import QUANTUM_RAD, TICKS, Drive
 
-from ..clock import ns
-from .faults import NONE, Encoders, Faults
-from .line import GoalWrite, Line
-from .servo import QUANTUM_RAD, TICKS, Drive, Plant, ProfilePlant
-
-BROADCAST = 0xFE
-PARTIAL_NS = ns(0.005)  # after so long a pause the rest of a packet does not come any more
 FASTEST = 5.2  # rad/s without load, at 12 V
 UNLIMITED = 150.0  # rad/s^2: an acceleration of 0 asks for all that the motor has
 ACCELERATION_UNIT = 100 * QUANTUM_RAD  # rad/s^2
@@ -73,19 +66,8 @@ def packet(device: int, instruction: int, parameters: bytes) -> bytes:
     return b"\xff\xff" + body + bytes([~sum(body) & 0xFF])
 
 
-class Packets:
-    """Cuts a stream into (device, instruction, parameters), as the receiver of a servo does."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-        self._last_ns = 0
-
-    def __call__(self, data: bytes, now_ns: int) -> list[tuple[int, int, bytes]]:
-        if now_ns - self._last_ns > PARTIAL_NS:
-            self._buffer.clear()
-        self._last_ns = now_ns
-        buffer = self._buffer
-        buffer += data
+class Packets(Receiver):
+    def _cut(self, buffer: bytearray) -> list[Heard]:
         found = []
         while True:
             start = buffer.find(b"\xff\xff")
@@ -122,7 +104,11 @@ class Servo:
         self.registered: bytes | None = None
         self.overloaded = False
 
-    def restart(self) -> None:
+    @property
+    def number(self) -> int:
+        return self.table[ID]
+
+    def restart(self, now_ns: int) -> None:
         for address, register in REGISTERS.items():
             self.set(address, register.initial)
         self.table[:EPROM_END] = self.stored
@@ -160,78 +146,25 @@ class Servo:
         return Drive((goal + self.get(OFFSET)) * QUANTUM_RAD, powered, min(speed, FASTEST), acceleration)
 
 
-class FeetechChain:
-    """``start_ticks`` are where the shafts are; ``overrides`` set registers at the factory, {id: {address: value}}."""
-
-    def __init__(
-        self,
-        ids: Sequence[int],
-        start_ticks: Sequence[int] | None = None,
-        *,
-        plant: Plant | None = None,
-        requests: Faults = NONE,
-        replies: Faults = NONE,
-        seed: int = 0,
-        overrides: dict[int, dict[int, int]] | None = None,
-    ) -> None:
-        self.line = Line(requests=requests, replies=replies, seed=seed)
-        start = np.full(len(ids), TICKS // 2) if start_ticks is None else np.asarray(start_ticks)
-        self.plant: Plant = plant or ProfilePlant(start * QUANTUM_RAD)
-        self.servos = [Servo(i, (overrides or {}).get(i, {})) for i in ids]
-        self.log: list[GoalWrite] = []  # of goals in whole packets of the computer, whether a servo got them or not
-        self.taken: list[GoalWrite] = []  # of goals that servos have made theirs
-        self._tap, self._ears = Packets(), Packets()
-        self._encoders = Encoders()
-        self._frozen: dict[int, bytes] = {}  # what a servo whose sensor hangs goes on saying
-
-    def feed(self, data: bytes, now_ns: int) -> None:
-        now_ns += len(data) * self.line.byte_ns
-        for _, instruction, parameters in self._tap(data, now_ns):
-            if instruction == SYNC_WRITE and len(parameters) > 2 and parameters[0] <= GOAL < sum(parameters[:2]):
-                self._note(parameters, now_ns)
-        for heard in self.line.hear(data, now_ns):
-            for device, instruction, parameters in self._ears(heard, now_ns):
-                self.plant.advance(now_ns)
-                self._obey(device, instruction, parameters, now_ns)
-
-    def take(self, now_ns: int) -> bytes:
-        return self.line.take(now_ns)
-
-    def next_ns(self) -> int | None:
-        return self.line.next_ns()
-
-    def motion(self, now_ns: int) -> tuple[list[int], list[float]]:
-        self.plant.advance(now_ns)
-        q, v, _ = self.plant.motion()
-        return [self._ticks(servo, q[i]) for i, servo in enumerate(self.servos)], [float(x) for x in v]
-
-    def restart(self, number: int, now_ns: int) -> None:
-        """Its supply broke down for a moment: what is not in EPROM is as it came from the factory, and no torque."""
-        self.plant.advance(now_ns)
-        for i, servo in enumerate(self.servos):
-            if servo.get(ID) == number:
-                servo.restart()
-                self.plant.drive(i, servo.drive())
+class FeetechChain(Chain):
+    servo, receiver, turn, offset = Servo, Packets, -1, OFFSET
 
     def overload(self, number: int) -> None:
         """The servo protects itself: it gives no torque, and says so, until torque is enabled again."""
-        for i, servo in enumerate(self.servos):
-            if servo.get(ID) == number:
-                servo.overloaded = True
-                self.plant.drive(i, servo.drive())
+        for i, servo in self._numbered(number):
+            servo.overloaded = True
+            self.plant.drive(i, servo.drive())
 
-    @staticmethod
-    def _ticks(servo: Servo, angle_rad: float) -> int:
-        return round(float(angle_rad) / QUANTUM_RAD) - servo.get(OFFSET)
-
-    def _note(self, parameters: bytes, now_ns: int) -> None:
+    def _note(self, instruction: int, parameters: bytes, now_ns: int) -> None:
+        if instruction != SYNC_WRITE or len(parameters) < 3 or not parameters[0] <= GOAL < sum(parameters[:2]):
+            return
         at, size = 1 + GOAL - parameters[0], 1 + parameters[1]
         rows = [parameters[i : i + size] for i in range(2, len(parameters), size)]
         ticks = tuple(decoded(int.from_bytes(row[at : at + 2], "little"), 15) for row in rows)
         self.log.append(GoalWrite(now_ns, tuple(row[0] for row in rows), ticks))
 
     def _obey(self, device: int, instruction: int, parameters: bytes, now_ns: int) -> None:
-        own = {servo.get(ID): i for i, servo in enumerate(self.servos)}
+        own = {servo.number: i for i, servo in enumerate(self.servos)}
         if instruction == SYNC_READ and device == BROADCAST and len(parameters) > 2:
             for number in parameters[2:]:
                 if number in own:
@@ -265,18 +198,13 @@ class FeetechChain:
 
     def _read(self, i: int, address: int, size: int) -> bytes:
         servo = self.servos[i]
-        q, v, load = self.plant.motion()
-        servo.set(POSITION, self._encoders(self.line.replies.faults, servo.get(ID), self._ticks(servo, q[i])))
+        _, v, load = self.plant.motion()
+        servo.set(POSITION, self._position(i))
         servo.set(PRESENT_SPEED, round(v[i] / QUANTUM_RAD))
         servo.set(LOAD, round(1000 * load[i]))
         servo.set(MOVING, int(v[i] != 0))
         servo.set(STATUS, OVERLOAD if servo.overloaded else 0)
-        table, faults = bytes(servo.table), self.line.replies.faults
-        if not faults.frozen:
-            self._frozen.clear()
-        elif faults.concerns(servo.get(ID)):
-            table = self._frozen.setdefault(i, table)
-        return table[address : address + size].ljust(size, b"\0")
+        return self._table(i)[address : address + size].ljust(size, b"\0")
 
     def _write(self, i: int, address: int, data: bytes, now_ns: int) -> None:
         servo = self.servos[i]
@@ -287,11 +215,11 @@ class FeetechChain:
             servo.set(OFFSET, round(float(self.plant.motion()[0][i]) / QUANTUM_RAD) - TICKS // 2)
             servo.set(TORQUE, 0)
         if GOAL in written:
-            self.taken.append(GoalWrite(now_ns, (servo.get(ID),), (servo.get(GOAL),)))
+            self.taken.append(GoalWrite(now_ns, (servo.number,), (servo.get(GOAL),)))
         if written:
             self.plant.drive(i, servo.drive())
 
     def _answer(self, i: int, data: bytes, now_ns: int) -> None:
         servo = self.servos[i]
-        message = packet(servo.get(ID), OVERLOAD if servo.overloaded else 0, data)
-        self.line.answer(message, now_ns + 2000 * servo.table[RETURN_DELAY], servo.get(ID))
+        message = packet(servo.number, OVERLOAD if servo.overloaded else 0, data)
+        self.line.answer(message, now_ns + 2000 * servo.table[RETURN_DELAY], servo.number)

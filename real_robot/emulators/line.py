@@ -1,4 +1,4 @@
-"""The half-duplex line between a computer and a chain of servos: timing at the baud rate, and faults.
+"""A chain of servos, and the half-duplex line between a computer and them: timing at the baud rate, and faults.
 
 While a servo answers, nobody hears what the computer says: such a request is lost, as on a real bus. An answer that a
 fault delays is held up behind the line, in the adapter of the computer, and disturbs nobody.
@@ -7,14 +7,22 @@ fault delays is held up behind the line, in the adapter of the computer, and dis
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Protocol
+from typing import Any
 
-from ..clock import SECOND, Clock
-from .faults import NONE, FaultInjector, Faults
-from .servo import Plant
+import numpy as np
+
+from ..clock import SECOND, Clock, ns
+from .faults import NONE, Encoders, FaultInjector, Faults
+from .servo import QUANTUM_RAD, TICKS, Plant, ProfilePlant
+
+BROADCAST = 0xFE
+PARTIAL_NS = ns(0.005)  # after so long a pause the rest of a packet does not come any more
+
+Heard = tuple[int, int, bytes]  # device, instruction, parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,23 +32,6 @@ class GoalWrite:
     t_ns: int
     ids: tuple[int, ...]
     ticks: tuple[int, ...]
-
-
-class Chain(Protocol):
-    """An emulated bus, without any input or output of its own."""
-
-    line: Line
-    plant: Plant
-
-    def feed(self, data: bytes, now_ns: int) -> None: ...
-    def take(self, now_ns: int) -> bytes: ...
-    def next_ns(self) -> int | None:
-        """When ``take`` will have something; None: not until it is fed."""
-        ...
-
-    def motion(self, now_ns: int) -> tuple[Sequence[int], Sequence[float]]:
-        """Positions in ticks and velocities in rad/s, as they are, whatever the registers say."""
-        ...
 
 
 class Line:
@@ -75,6 +66,119 @@ class Line:
 
     def next_ns(self) -> int | None:
         return self._queue[0][0] if self._queue else None
+
+
+class Receiver:
+    """Cuts a stream into packets, as a servo does."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._last_ns = 0
+
+    def __call__(self, data: bytes, now_ns: int) -> list[Heard]:
+        if now_ns - self._last_ns > PARTIAL_NS:
+            self._buffer.clear()
+        self._last_ns = now_ns
+        self._buffer += data
+        return self._cut(self._buffer)
+
+    @abstractmethod
+    def _cut(self, buffer: bytearray) -> list[Heard]:
+        """The whole packets in ``buffer``, which keeps only what may be the beginning of another one."""
+
+
+class Chain:
+    """An emulated bus, without any input or output of its own. A family adds its packets, its registers, and what its
+    servos do when they are asked.
+
+    ``start_ticks`` are where the shafts are; ``overrides`` set registers at the factory, {id: {address: value}}."""
+
+    servo: type[Any]
+    receiver: type[Receiver]
+    turn: int  # +1 where an offset is added to the angle, -1 where it is taken off
+    offset: int  # the register that holds it
+
+    def __init__(
+        self,
+        ids: Sequence[int],
+        start_ticks: Sequence[int] | None = None,
+        *,
+        plant: Plant | None = None,
+        requests: Faults = NONE,
+        replies: Faults = NONE,
+        seed: int = 0,
+        overrides: dict[int, dict[int, int]] | None = None,
+    ) -> None:
+        self.line = Line(requests=requests, replies=replies, seed=seed)
+        start = np.full(len(ids), TICKS // 2) if start_ticks is None else np.asarray(start_ticks)
+        self.plant: Plant = plant or ProfilePlant(start * QUANTUM_RAD)
+        self.servos = [self.servo(i, (overrides or {}).get(i, {})) for i in ids]
+        self.log: list[GoalWrite] = []  # of goals in whole packets of the computer, whether a servo got them or not
+        self.taken: list[GoalWrite] = []  # of goals that servos have made theirs
+        self._tap, self._ears = self.receiver(), self.receiver()
+        self._encoders = Encoders()
+        self._frozen: dict[int, bytes] = {}  # what a servo whose sensor hangs goes on saying
+
+    def feed(self, data: bytes, now_ns: int) -> None:
+        now_ns += len(data) * self.line.byte_ns
+        for _, instruction, parameters in self._tap(data, now_ns):
+            self._note(instruction, parameters, now_ns)
+        for heard in self.line.hear(data, now_ns):
+            for device, instruction, parameters in self._ears(heard, now_ns):
+                self._advance(now_ns)
+                self._obey(device, instruction, parameters, now_ns)
+
+    def take(self, now_ns: int) -> bytes:
+        return self.line.take(now_ns)
+
+    def next_ns(self) -> int | None:
+        """When ``take`` will have something; None: not until it is fed."""
+        return self.line.next_ns()
+
+    def motion(self, now_ns: int) -> tuple[list[int], list[float]]:
+        """Positions in ticks and velocities in rad/s, as they are, whatever the registers say."""
+        self._advance(now_ns)
+        q, v, _ = self.plant.motion()
+        return [self._ticks(servo, q[i]) for i, servo in enumerate(self.servos)], [float(x) for x in v]
+
+    def restart(self, number: int, now_ns: int) -> None:
+        """Its supply broke down for a moment: what is kept only until then is as it came from the factory, and there is
+        no torque."""
+        self._advance(now_ns)
+        for i, servo in self._numbered(number):
+            servo.restart(now_ns)
+            self.plant.drive(i, servo.drive())
+
+    @abstractmethod
+    def _note(self, instruction: int, parameters: bytes, now_ns: int) -> None:
+        """Log the goals of a packet, if it holds some."""
+
+    @abstractmethod
+    def _obey(self, device: int, instruction: int, parameters: bytes, now_ns: int) -> None: ...
+
+    def _advance(self, now_ns: int) -> None:
+        self.plant.advance(now_ns)
+
+    def _numbered(self, number: int) -> Iterator[tuple[int, Any]]:
+        return ((i, servo) for i, servo in enumerate(self.servos) if servo.number == number)
+
+    def _ticks(self, servo: Any, angle_rad: float) -> int:
+        return round(float(angle_rad) / QUANTUM_RAD) + self.turn * servo.get(self.offset)
+
+    def _position(self, i: int) -> int:
+        """What the sensor says."""
+        servo = self.servos[i]
+        ticks = self._ticks(servo, self.plant.motion()[0][i])
+        return self._encoders(self.line.replies.faults, servo.number, ticks)
+
+    def _table(self, i: int) -> bytes:
+        """What the servo says of itself."""
+        servo, faults = self.servos[i], self.line.replies.faults
+        if not faults.frozen:
+            self._frozen.clear()
+        elif faults.concerns(servo.number):
+            return self._frozen.setdefault(i, bytes(servo.table))
+        return bytes(servo.table)
 
 
 class Loopback:

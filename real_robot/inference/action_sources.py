@@ -27,6 +27,7 @@ from torch import Tensor
 
 from ...policies.core.chunk import HistoryEnv
 from ...policies.core.errors import BurnishError
+from ...policies.core.ranges import check_ranges
 from ...policies.core.spec import ActionSpec, EnvSpec, ObsSpec, PolicySpec, check_compatible, says_nothing
 from ...policies.core.types import Controller, Obs, Step, VecEnv
 from ...policies.wire.server_spec import sent
@@ -60,8 +61,7 @@ class ServedConfig:
     def __post_init__(self) -> None:
         if not self.url.startswith(("ws://", "wss://", "unix:")):
             raise BurnishError(f"url={self.url!r} is no address of a policy server; write ws://host:port or unix:/path")
-        if not 0 < self.timeout_s < np.inf or not 0 <= self.patience_s < np.inf:
-            raise BurnishError("policy.timeout_s must be positive, and policy.patience_s not negative")
+        check_ranges(self, {"(0, inf)": "timeout_s", "[0, inf)": "patience_s"}, "policy.")
 
 
 @dataclass

@@ -4,14 +4,10 @@ A reply is as hostile as a request: it must be small, hold a finite chunk of exa
 observation that it answers. Any other answer is a `PolicyUnavailable`, after which the robot plays what it has, or
 stops; nobody is asked again about an observation that is old by then. A connection that was lost is made anew at the
 next request, at most once in ``backoff_s``, which doubles with every failure in a row.
-
-`Latencies` tells what to expect of a request. The first answers of a connection are left out: they hold what happens
-once (a first inference, a cold cache), and a controller that plans with the p99 would plan with that.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -41,19 +37,13 @@ class ClientConfig:
     timeout_s: float = 1.0  # of a reply; connecting may take as long
     backoff_s: float = 0.1  # after the first failure
     longest_backoff_s: float = 5.0
-    warmup: int = 8  # answers of a connection that are no latencies
-    window: int = 512  # latencies that are remembered
     send_key: bool = False  # in a header, to servers that know no proof of it
     keys: dict[str, str] = field(default_factory=dict)  # our name of an observation: theirs; empty: all, as they are
     prompt: str | None = None
     execute: int | None = None  # actions of a chunk that are played; null: as announced, or all
 
     def __post_init__(self) -> None:
-        ranges = {
-            "(0, inf)": "timeout_s backoff_s longest_backoff_s",
-            "[1, inf)": "execute window",
-            "[0, inf)": "warmup",
-        }
+        ranges = {"(0, inf)": "timeout_s backoff_s longest_backoff_s", "[1, inf)": "execute"}
         check_ranges(self, ranges, refusal=Refused)
         if self.backoff_s > self.longest_backoff_s:
             raise Refused(f"backoff_s={self.backoff_s} must be at most longest_backoff_s={self.longest_backoff_s}")
@@ -66,36 +56,6 @@ class Chunk:
     asked_ns: int
     came_ns: int
     server_ms: float | None = None  # what the server says that it took
-
-
-@dataclass
-class Latencies:
-    """Of the last ``window`` answers, without the first ``warmup`` of each connection."""
-
-    warmup: int
-    window: int
-    count: int = 0  # answers of this connection
-    _kept_s: deque[float] = field(default_factory=deque)
-
-    def connected(self) -> None:
-        self.count = 0
-
-    def add(self, latency_s: float) -> None:
-        self.count += 1
-        if self.count > self.warmup:
-            self._kept_s.append(latency_s)
-            if len(self._kept_s) > self.window:
-                self._kept_s.popleft()
-
-    @property
-    def warm(self) -> bool:
-        return len(self._kept_s) > 0
-
-    def quantile_s(self, share: float) -> float:
-        """The smallest of which at least ``share`` of the answers took no longer: never one that did not occur."""
-        if not self._kept_s:
-            raise Refused(f"no latency is known before {self.warmup + 1} answers; ask for some chunks first")
-        return float(np.quantile(self._kept_s, share, method="inverted_cdf"))
 
 
 class PolicyClient:
@@ -115,7 +75,6 @@ class PolicyClient:
         learnt: PolicySpec | None = None,
     ) -> None:
         self.config, self._key, self._clock = config, key, clock or MonotonicClock()
-        self.latencies = Latencies(config.warmup, config.window)
         self._connection: Connection | None = None
         self._failures, self._not_before_ns, self._obs_seq = 0, 0, 0
         self._connect()
@@ -166,7 +125,6 @@ class PolicyClient:
             self._lost()  # who answers wrongly once is not in step with us
             raise
         self._failures = 0
-        self.latencies.add((came_ns - asked_ns) / SECOND)
         return chunk
 
     def reset(self) -> None:
@@ -220,7 +178,6 @@ class PolicyClient:
             self._lost()
             raise PolicyUnavailable(str(error)) from error
         self._connection = made
-        self.latencies.connected()
 
     def _lost(self) -> None:
         if self._connection is not None:

@@ -21,7 +21,7 @@ from ...policies.core.types import Obs
 from ..batch import BatchedMujoco
 from ..desk import DeskTask
 from ..physics import Array
-from ..torch_world import Clock, restored
+from ..torch_world import Clock, Clocked
 
 
 class Move(NamedTuple):
@@ -47,7 +47,7 @@ class Level(NamedTuple):
     noise: float = 0.0  # standard deviation of an error of the hand in each tick, in steps of the tool
 
 
-class ScriptedExpert:
+class ScriptedExpert(Clocked):
     """A `Controller` of the worlds of ``env``, in [-1, 1]; it must act in step with them."""
 
     def __init__(self, env: BatchedMujoco, script: Script, *, noise: float = 0.0, seed: int = 0) -> None:
@@ -91,13 +91,6 @@ class ScriptedExpert:
             error = self.noise * normal(error.shape, self._clock.noise("expert"), dtype=error.dtype)
         action = self.task.hand.action_towards(move.pose, gripper, error.numpy())
         return torch.from_numpy(action).float().to(self.env.device)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**self._clock.state_dict(), **{key: x.clone() for key, x in self._state.items()}}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._clock.load_state_dict(state)
-        self._state = restored(self._state, state)
 
 
 def by_phase(phase: Array, options: Sequence[Array | bool]) -> Array:

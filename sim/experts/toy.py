@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,12 +15,12 @@ from ...policies.core import tree
 from ...policies.core.seed import normal
 from ...policies.core.types import Obs
 from ..point_reach import Order, PointReachConfig
-from ..torch_world import Clock, linear, restored
+from ..torch_world import Clock, Clocked, linear
 from ..toy import LQRConfig, lqr_solve
 from ..two_mode import GOAL, TwoModeConfig
 
 
-class FeedbackExpert:
+class FeedbackExpert(Clocked):
     """A fixed law from observation to action, with the errors of a hand. ``law`` gives (N, A) in [-1, 1] units."""
 
     def __init__(
@@ -34,7 +33,7 @@ class FeedbackExpert:
         device: torch.device | str = "cpu",
     ) -> None:
         self.law, self.noise = law, noise
-        self._clock = Clock(num_envs, seed, device)
+        self._clock, self._state = Clock(num_envs, seed, device), {}
 
     def reset(self, mask: Tensor, seeds: Sequence[int] | None = None) -> None:
         self._clock.begin(mask, seeds)
@@ -46,12 +45,6 @@ class FeedbackExpert:
         action = self.peek(obs)
         self._clock.advance()
         return action
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._clock.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._clock.load_state_dict(state)
 
 
 def with_error(action: Tensor, noise: float, clock: Clock) -> Tensor:
@@ -99,7 +92,7 @@ class TwoModeWay:
     noise: float = 0.0
 
 
-class TwoModeExpert:
+class TwoModeExpert(Clocked):
     """Chooses its side and height per episode, climbs at once, keeps its height beside the obstacle, comes back."""
 
     def __init__(
@@ -135,13 +128,6 @@ class TwoModeExpert:
         action = self.peek(obs)
         self._clock.advance()
         return action
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**self._clock.state_dict(), **tree.map_tree(torch.clone, self._state)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._clock.load_state_dict(state)
-        self._state = restored(self._state, state)
 
 
 Device = torch.device | str

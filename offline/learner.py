@@ -1,0 +1,64 @@
+"""The common part of learners with critics: what they save, and what their critics say of a batch.
+
+``JointLearner`` is the part of those that step all their losses at once, on chunks of the data."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..policies.core.execute import execution
+from ..policies.core.seed import generator as named_generator
+from ..policies.core.spec import PolicySpec
+from ..policies.core.types import Learner, Metrics, Obs, Source
+from ..policies.runs.module_state import restore, state_of
+from .critics import fresh_critic
+from .imitation import neighbours, played_around
+
+
+def columns_of(batch: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {name: batch[name] for name in ("action", "reward", "discount", "terminated", "steps")}
+
+
+class CriticLearner(Learner):
+    """``_parts`` are what is saved of it, beside the number of updates."""
+
+    _parts: Mapping[str, Any]
+
+    def __init__(self, spec: PolicySpec, config: Any, *, seed: int, device: torch.device | str) -> None:
+        self.config = config
+        self.critic = fresh_critic(spec, config.critic, seed=seed, device=device)
+        self.noise = named_generator(seed, "noise", device=device)
+        self.updates = 0
+
+    def q_values(self, batch: dict[str, Any]) -> Tensor:
+        return self.critic(batch["obs"], batch["action"]).mean(0)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**state_of(self._parts), "updates": self.updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        restore(self._parts, state)
+        self.updates = int(state["updates"])
+
+
+class JointLearner(CriticLearner):
+    """``_descend`` takes the step, from the executed actions and from those around them that imitation reaches into."""
+
+    def __init__(self, spec: PolicySpec, config: Any, *, seed: int, device: torch.device | str) -> None:
+        super().__init__(spec, config, seed=seed, device=device)
+        self.around = neighbours(spec)
+        self._step = execution(self._descend, config.execution, device=device, generators=[self.noise])
+
+    def update(self, source: Source) -> Metrics:
+        batch = source.sample(around=self.around)
+        self.updates += 1
+        return self._step(batch["obs"], batch["next_obs"], columns_of(batch), played_around(batch))
+
+    @abstractmethod
+    def _descend(self, obs: Obs, next_obs: Obs, columns: dict[str, Tensor], around: dict[str, Tensor]) -> Metrics:
+        """One step down all losses."""
