@@ -25,7 +25,7 @@ from burnish.policies.gaussian import GaussianConfig
 from burnish.policies.runs.checkpoint import save
 from burnish.policies.runs.interrupt import Stop
 from burnish.sim.build import make_env, named
-from burnish.sim.gym_env import GymConfig
+from burnish.sim.external.settings import GymConfig
 
 WORLD = "AcmePendulum-v0"
 PACKAGE = """

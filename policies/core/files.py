@@ -18,6 +18,7 @@ It imports the standard library alone, because a robot's own programs write file
 from __future__ import annotations
 
 import fcntl
+import mmap
 import os
 import shutil
 import stat
@@ -182,6 +183,18 @@ def link_or_copy(source: Path, target: Path) -> None:
         os.link(source, target, follow_symlinks=False)
     except OSError:
         shutil.copy2(source, target, follow_symlinks=False)
+
+
+def shared_memory() -> IO[bytes]:
+    """An empty file without a name, to be mapped by several processes; it goes with the last of them."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("burnish"), "w+b")
+    return tempfile.TemporaryFile()
+
+
+def mapped(memory: IO[bytes], size: int) -> mmap.mmap:
+    memory.truncate(size)
+    return mmap.mmap(memory.fileno(), size)
 
 
 def sync(path: Path) -> None:

@@ -13,7 +13,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ...policies.core.errors import BurnishError, plain
+from ...policies.core.files import mapped, shared_memory
 from . import world_server as server
 from .settings import environment
 
@@ -135,8 +135,8 @@ class Process(Connected):
 
     def __init__(self, recipe: Mapping[str, Any], count: int, python: str = sys.executable) -> None:
         self._socket, theirs = socket.socketpair()
-        self._file = _unnamed_file()
-        fds = (theirs.fileno(), self._file)
+        self._file = shared_memory()
+        fds = (theirs.fileno(), self._file.fileno())
         words = [python, str(SERVER), "--socket", str(fds[0]), "--memory", str(fds[1])]
         try:
             # What packages print goes where our own words do not: a worker has no business on standard output.
@@ -150,8 +150,7 @@ class Process(Connected):
         self._make(recipe, count)
 
     def _memory(self, given: int, size: int) -> mmap.mmap:
-        os.ftruncate(self._file, size)
-        return mmap.mmap(self._file, size)
+        return mapped(self._file, size)
 
     def _how(self) -> str:
         try:
@@ -162,9 +161,7 @@ class Process(Connected):
 
     def close(self) -> None:
         super().close()  # the worker reads its end, and goes
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        self._file.close()
         try:
             self._process.wait(2)
         except subprocess.TimeoutExpired:
@@ -262,10 +259,3 @@ def _shaped(part: Mapping[str, Any]) -> bool:
 
 def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
-def _unnamed_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("burnish-worlds")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
