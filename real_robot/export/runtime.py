@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ...policies.core.errors import reason
 from ..errors import Refused
 from .bundle import PLAN, TICK, Bundle, is_image, read, stacked_by_history
 from .network import Network
@@ -255,7 +254,7 @@ class BoundNetwork:
         try:
             self._network = Network(model)
         except Exception as error:  # the errors of onnxruntime have no other base
-            raise Refused(f"{file} is no network that onnxruntime can run by itself: {reason(error, 200)}") from error
+            raise Refused(f"{file} is no network that onnxruntime can run by itself: {_first_line(error)}") from error
         self.feed: dict[str, NDArray[Any]] = {}
         for node in self._network.inputs:
             if node.name not in arrays:
@@ -289,7 +288,11 @@ class BoundNetwork:
         try:
             return run()
         except Exception as error:  # the errors of onnxruntime have no other base
-            raise Refused(f"{self._file} cannot be run: {reason(error, 200)}") from error
+            raise Refused(f"{self._file} cannot be run: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 class ChunkController:
