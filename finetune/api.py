@@ -150,6 +150,7 @@ def evaluate(
     (``burnish.policies.measure.evaluate.compare``). ``policy`` and ``env`` are as in ``refine``, ``worlds`` are stepped
     at once, and ``greedy`` acts from noise 0."""
     config = EvalConfig(episodes, worlds, greedy)
+    config.require_episodes()
     actor = load(policy) if isinstance(policy, (str, Path)) else policy
     if not hasattr(actor, "spec"):
         raise BurnishError(f"a {type(actor).__name__} is no policy; give one that was loaded, or its path")

@@ -127,8 +127,7 @@ def evaluate(config: EvaluateConfig) -> int:
     device = prepare_machine(config.device, config.threads)
     if config.videos and config.out is None:
         raise BurnishError(f"videos={config.videos} needs a folder to write to: out=...")
-    if config.eval.episodes == 0:
-        raise BurnishError("eval.episodes=0 plays nothing; an evaluation needs at least 1")
+    config.eval.require_episodes()
     if not 0 <= config.videos <= config.eval.episodes:
         raise BurnishError(f"videos={config.videos} must lie between 0 and eval.episodes={config.eval.episodes}")
     out = Path(config.out) if config.out else None

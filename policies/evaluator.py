@@ -11,6 +11,7 @@ import torch
 from .best import Best
 from .cli.machine import say
 from .controllers import controller_for
+from .core.errors import BurnishError
 from .core.ranges import check_ranges
 from .core.types import VecEnv
 from .measure.evaluate import Evaluation, evaluate, evaluation_seeds
@@ -25,6 +26,11 @@ class EvalConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, {"[0, inf)": "episodes", "[1, inf)": "worlds confirm"}, "eval.")
+
+    def require_episodes(self) -> None:
+        """For an evaluation that is no part of a training."""
+        if self.episodes == 0:
+            raise BurnishError("episodes=0 plays nothing; an evaluation needs at least 1")
 
 
 class Evaluator:

@@ -145,4 +145,4 @@ def test_refinement_without_trials_builds_no_world_but_its_own(lab, tmp_path, mo
 
 def test_an_evaluation_of_no_episodes_is_refused(lab, capsys):
     assert main(["evaluate", f"policy.path={lab}/bc", "eval.episodes=0"]) == 2
-    assert "eval.episodes=0 plays nothing" in capsys.readouterr().err
+    assert "episodes=0 plays nothing" in capsys.readouterr().err
