@@ -1,5 +1,5 @@
 """One module per vendor: an `Adapter` around its SDK, which is imported when it is needed.
 
 `dynamixel` and `feetech` are the two families of servos on a serial bus. Their common part is in `bus` (the adapter),
-`port` (the bytes) and `calibration` (ticks and radians).
+`servos` (questions and orders), `port` (the bytes) and `calibration` (ticks and radians).
 """
