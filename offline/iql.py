@@ -87,8 +87,9 @@ class IQLConfig:
             raise BurnishError(f"expectile={self.expectile} must lie between 0 and 1; 0.7 to 0.9 is usual")
         if not (self.actor_lr > 0 or self.frozen):
             raise BurnishError(f"actor_lr={self.actor_lr} must be a positive number, or 0 with extraction=best_of_n")
-        least = {"[0, inf)": "beta decay_steps", "[1, inf)": "weight_cap count"}
-        check_ranges(self, {"(0, inf)": "lr", "(0, 1]": "tau", **least})
+        check_ranges(self, {"(0, inf)": "lr", "(0, 1]": "tau", "[1, inf)": "count", "[0, inf)": "decay_steps"})
+        if self.beta < 0 or self.weight_cap < 1:
+            raise BurnishError(f"beta={self.beta} must be at least 0 and weight_cap={self.weight_cap} at least 1")
 
     @property
     def frozen(self) -> bool:

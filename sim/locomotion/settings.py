@@ -10,7 +10,6 @@ import math
 from dataclasses import dataclass, field
 
 from ...policies.core.errors import BurnishError
-from ...policies.core.ranges import check_ranges
 from ..randomize import RandomizeConfig
 
 Bounds = list[float | None]  # [low, high], None: no limit
@@ -34,7 +33,8 @@ class LocomotionConfig:
     randomize: RandomizeConfig = field(default_factory=RandomizeConfig)  # what is drawn anew in each episode
 
     def __post_init__(self) -> None:
-        check_ranges(self, {"[0, inf)": "reset_noise_scale", "[1, inf)": "max_steps", "[8, inf)": "image_size"})
+        if not 0 <= self.reset_noise_scale < math.inf or self.max_steps < 1 or self.image_size < 8:
+            raise BurnishError("reset_noise_scale >= 0, max_steps >= 1 and image_size >= 8 are needed")
         for name in (f.name for f in dataclasses.fields(self) if f.name.endswith("_range")):
             bounds = getattr(self, name)
             if len(bounds) != 2 or not limits(bounds)[0] < limits(bounds)[1]:
