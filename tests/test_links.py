@@ -161,7 +161,11 @@ OUTPUTS = {  # of the plays that are there for one setting
 }
 QUICK = ("collect", "finetune", "evaluate", "view", "report", "export")  # of each kind of writer one
 OTHERS = [pytest.mark.slow, pytest.mark.rotating(2)]
-ELSEWHERE = {"serve": "below, a socket", "doctor": "writes nothing"}
+ELSEWHERE = {
+    "serve": "below, a socket",
+    "doctor": "writes nothing",
+    "worlds": "writes to the user's own folder of environments alone",
+}
 KINDS = ("to a copy", "to where nothing is", "second name")
 
 

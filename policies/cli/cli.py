@@ -24,6 +24,7 @@ from .verb_process import import_modules, named_modules
 class Verb(NamedTuple):
     entry: str  # "module:function"; the annotation of its parameter `config` is the schema
     doc: str
+    words: tuple[str, ...] = ()  # settings that may be given by their values alone, in this order
 
 
 VERBS: dict[str, Verb] = {
@@ -53,6 +54,11 @@ VERBS: dict[str, Verb] = {
         "one page to look at, of a run, a comparison, or comparisons of several tasks",
     ),
     "quickstart": Verb("burnish.finetune.quickstart:quickstart", "a robot that fails, refined until it does not"),
+    "worlds": Verb(
+        "burnish.sim.external.environments:worlds",
+        "Python environments for worlds that cannot live in this one: `worlds add NAME`, `worlds list`",
+        ("do", "name"),
+    ),
     "doctor": Verb("burnish.policies.cli.doctor:doctor", "check this machine and say what to install"),
 }
 
@@ -102,7 +108,7 @@ def run(verb: str, overrides: Sequence[str]) -> int:
             raise BurnishError(f"takes no settings, but got {' '.join(overrides)}")
         return entry()
     groups: Mapping[str, Mapping[str, type]] = module.GROUPS.get(verb, {})
-    words = [word for word in overrides if word not in ("-h", "--help")]
+    words = spelled_out(verb, [word for word in overrides if word not in ("-h", "--help")])
     if wants_help:
         sys.stdout.write(usage(verb, compose(verb, schema, groups, words), groups))
         return 0
@@ -112,6 +118,12 @@ def run(verb: str, overrides: Sequence[str]) -> int:
         if chosen is not None and type(chosen) not in kinds.values():
             raise BurnishError(f"this choice of {group} is not for this verb; choices: {', '.join(kinds)}")
     return entry(config)
+
+
+def spelled_out(verb: str, words: Sequence[str]) -> list[str]:
+    """``add NAME`` as ``do=add name=NAME``, of a verb with settings that need no names."""
+    names = iter(VERBS[verb].words)
+    return [f"{name}={word}" if "=" not in word and (name := next(names, "")) else word for word in words]
 
 
 def overview() -> str:
@@ -223,7 +235,8 @@ def to_object(composed: Any) -> Any:
 
 def usage(verb: str, composed: Any, groups: Mapping[str, Mapping[str, type]]) -> str:
     """Groups with their choices, then every setting with its value as composed so far."""
-    lines = [f"usage: burnish {verb} [key=value] [group=choice] ...", "", f"  {VERBS[verb].doc}", ""]
+    bare = "".join(f" [{name.upper()}]" for name in VERBS[verb].words)
+    lines = [f"usage: burnish {verb}{bare} [key=value] [group=choice] ...", "", f"  {VERBS[verb].doc}", ""]
     text = resources.files("burnish.configs").joinpath(f"{verb}.yaml").read_text()
     used = {str(key) for key in composed} | ({"experiment"} if "experiment:" in text else set())
     shown = {group: names for group, names in choices(groups).items() if group in used}

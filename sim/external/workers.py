@@ -14,6 +14,7 @@ import numpy as np
 from ...policies.core.errors import BurnishError, plain
 from ...policies.core.threads import usable_cores
 from .links import Died, Failed, InProcess, Link, Process, Remote
+from .recipes import maker_of, side_python
 from .settings import GUESSES, GymConfig, RemoteConfig, packages_of, registered
 
 Reply = tuple[dict[str, Any], bytes]
@@ -153,9 +154,12 @@ def recipe_of(config: GymConfig) -> dict[str, Any]:
     """What `world_server.make` needs."""
     here = not isinstance(config, RemoteConfig)
     packages = packages_of(config) if here else [config.package] if config.package else []
+    name, kwargs = config.id, dict(config.kwargs or {})
+    if not here and config.name is not None and not packages and ":" not in name:
+        name, kwargs = maker_of(config.name), {**kwargs, "id": config.id, "max_steps": config.max_steps}
     return {
-        "id": config.id,
-        "kwargs": dict(config.kwargs or {}),
+        "id": name,
+        "kwargs": kwargs,
         "max_steps": config.max_steps,
         "success": config.success,
         "packages": packages,
@@ -165,7 +169,7 @@ def recipe_of(config: GymConfig) -> dict[str, Any]:
 
 
 def interpreter(config: RemoteConfig) -> str:
-    return config.python or sys.executable
+    return config.python or (side_python(config.name) if config.name is not None else sys.executable)
 
 
 def processes_of(config: GymConfig, num_envs: int) -> int:
