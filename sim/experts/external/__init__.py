@@ -1,0 +1,49 @@
+"""Demonstrators for the environments of other packages: one expert beside one Gymnasium environment, in its own units.
+
+An expert looks at the environment itself, as a person at the desk does, but never steps, resets or changes it. Whether
+it errs is the business of `levels.py`. This room needs NumPy and the package that a file serves, nothing else of ours,
+so that it also runs in the process or in the Python that holds the environment.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Expert(Protocol):
+    """The same state of the environment and the same seed give the same action."""
+
+    def reset(self, obs: Any, info: dict[str, Any]) -> None:
+        """After ``env.reset()``."""
+        ...
+
+    def act(self, obs: Any, info: dict[str, Any]) -> NDArray[np.floating]:
+        """The action for the present observation, before ``env.step``."""
+        ...
+
+
+# Module that an environment comes from -> the file of this room that has an expert for it.
+FILES = {
+    "metaworld": "metaworld",
+    "ogbench": "ogbench",
+    "gymnasium_robotics": "fetch",
+    "robosuite": "robosuite",
+    "gym_pusht": "pusht",
+}
+
+
+def package_of(env: Any) -> str:
+    """The package whose environment this is, beneath its wrappers."""
+    return type(env.unwrapped).__module__.partition(".")[0]
+
+
+def make(env: Any, seed: int = 0) -> Expert:
+    """The expert for ``env``, chosen by the package that it comes from. LookupError where there is none."""
+    package = package_of(env)
+    if package not in FILES:
+        raise LookupError(f"no expert for environments of {package}; there are experts for {', '.join(FILES)}")
+    return importlib.import_module(f".{FILES[package]}", __package__).make(env, seed)

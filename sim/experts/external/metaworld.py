@@ -1,0 +1,44 @@
+"""Experts of Meta-World (Yu et al. 2019, arXiv 1910.10897): the fifty scripts that its package brings.
+
+They read the observation, so the goal must be visible in it: ``Meta-World/MT1`` shows it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+from metaworld.env_dict import ALL_V3_ENVIRONMENTS
+from metaworld.policies import ENV_POLICY_MAP
+from numpy.typing import NDArray
+
+STILL = np.array([0.0, 0.0, 0.0, np.nan])  # a motion of the hand, and the effort of the gripper
+
+
+def task_of(env: Any) -> str:
+    """The name of the task, such as "push-v3", also of the variants that hide or show the goal."""
+    names = {kind: name for name, kind in ALL_V3_ENVIRONMENTS.items()}
+    for kind in type(env.unwrapped).__mro__:
+        if kind in names:
+            return names[kind]
+    raise LookupError(f"{type(env.unwrapped).__name__} is no task of Meta-World version 3")
+
+
+class MetaWorldExpert:
+    still = STILL
+
+    def __init__(self, env: Any) -> None:
+        self._script = ENV_POLICY_MAP[task_of(env)]()
+
+    def reset(self, obs: Any, info: dict[str, Any]) -> None:
+        """Scripts keep nothing."""
+
+    def act(self, obs: NDArray, info: dict[str, Any]) -> NDArray[np.float32]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that gains are large: what exceeds the limits is cut off here
+            return np.clip(self._script.get_action(obs), -1.0, 1.0).astype(np.float32)
+
+
+def make(env: Any, seed: int = 0) -> MetaWorldExpert:
+    return MetaWorldExpert(env)
