@@ -19,7 +19,7 @@ from burnish.policies.core.errors import BurnishError
 from burnish.policies.runs.stored_world import plain_world
 from burnish.sim.external import environments, recipes, side_worlds
 from burnish.sim.external.recipes import RECIPES, Recipe
-from burnish.sim.external.settings import GymConfig, RemoteConfig
+from burnish.sim.external.settings import RemoteConfig
 from burnish.sim.external.workers import recipe_of
 from burnish.sim.external.worlds import ExternalEnv
 

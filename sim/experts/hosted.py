@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -66,25 +66,26 @@ class Bias:
 
 
 def hosted_expert(env: ExternalEnv, name: str, errors: Errors | None = None, seed: int = 0) -> HostedExpert:
-    """``name`` is a level of the expert that Burnish has for the package, or ``module:callable``."""
-    if ":" in name:
-        return HostedExpert(env, name, errors or Errors(), seed)
-    if name not in LEVELS:
+    """``name`` is a level of the expert that Burnish has for the package, or ``module:callable``. ``errors`` take the
+    place of those of the level."""
+    if ":" not in name and name not in LEVELS:
         raise BurnishError(
             f"{env.config.id} has no expert {name!r}; {did_you_mean(name, LEVELS)}, or name your own: module:callable"
         )
-    given = None if errors in (None, Errors()) else errors
-    return HostedExpert(env, USUAL, given or LEVELS[name], seed)
+    level = "clean" if ":" in name else name
+    said = env.workers.take_on(name if ":" in name else USUAL)
+    changes = (said.get("levels") or {}).get(level, {})
+    return HostedExpert(env, errors or replace(LEVELS[level], **changes), said.get("still"), seed)
 
 
 class HostedExpert:
-    """A `Controller` of the worlds of ``env``, in [-1, 1]; it must act in step with them. An expert's ``still`` (A,) is
-    the action in which its hand rests, NaN where the last action goes on; by default 0, if limits are symmetric."""
+    """A `Controller` of the worlds of ``env``, in [-1, 1]; it must act in step with them. ``still`` (A,), in actuator
+    units, is the action in which the hand rests, NaN where the last one goes on; by default 0, if limits are symmetric.
+    """
 
-    def __init__(self, env: ExternalEnv, expert: str, errors: Errors, seed: int = 0) -> None:
+    def __init__(self, env: ExternalEnv, errors: Errors, still: list[float] | None = None, seed: int = 0) -> None:
         self.env, self.errors = env, errors
         n, dim = env.num_envs, env.spec.action.dim
-        still = env.workers.take_on(expert)
         self._scale = Scale(env.spec.action)
         limits = zip(env.spec.action.low, env.spec.action.high, strict=True)
         still = still or [0.0 if low == -high else float("nan") for low, high in limits]

@@ -120,23 +120,24 @@ class Workers:
             found.update({i: link.finish() for i, link in asked})
         return [found[i] for i in sorted(found)]
 
-    def take_on(self, expert: str) -> list[float] | None:
-        """``module:callable``, called with each environment beside it; its result has ``reset`` and ``act``. Its
-        ``still``, the action in which it rests, is returned if it has one."""
+    def take_on(self, expert: str) -> dict[str, Any]:
+        """``module:callable``, called with each environment beside it; its result has ``reset`` and ``act``. Returned
+        are its ``still`` and ``levels``, None where it has none."""
         self._expert = expert
         first, *_ = [self._take_on(link) for link in self.links]
         return first
 
-    def _take_on(self, link: Link) -> list[float] | None:
-        if self._expert:
-            try:
+    def _take_on(self, link: Link) -> dict[str, Any]:
+        try:
+            if self._expert:
                 link.begin(b"t", {"expert": self._expert})
-                return link.finish()[0].get("still")
-            except (Died, Failed) as error:
-                raise BurnishError(
-                    f"expert={self._expert} cannot be made beside {self.config.id} ({error}); name a callable of one "
-                    "environment, module:callable"
-                ) from error
+                return link.finish()[0]
+            return {}
+        except (Died, Failed) as error:
+            raise BurnishError(
+                f"expert={self._expert} cannot be made beside {self.config.id} ({error}); name a callable of one "
+                "environment, module:callable"
+            ) from error
 
     def close(self) -> None:
         _close(self.links)

@@ -211,8 +211,8 @@ class Host:
             for expert, seen in zip(self.experts, self.seen):
                 if seen is not None:
                     expert.reset(*seen)
-            still = getattr(self.experts[0], "still", None)
-            return {} if still is None else {"still": as_array(still).astype(float).tolist()}, b""
+            still, levels = (getattr(self.experts[0], name, None) for name in ("still", "levels"))
+            return {"levels": levels, "still": None if still is None else as_array(still).tolist()}, b""
         if letter == b"v":
             picture = np.ascontiguousarray(self.worlds[header["world"]].render(), np.uint8)
             return {"shape": list(picture.shape)}, picture.tobytes()

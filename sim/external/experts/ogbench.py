@@ -31,18 +31,19 @@ class CubeExpert:
     still = STILL
 
     def __init__(self, env: Any, seed: int = 0, oracle: str = "markov", noise: float = 0.0) -> None:
-        if not hasattr(env.unwrapped, "_cube_target_mocap_ids"):
+        if not hasattr(env.unwrapped, "_num_cubes"):
             raise LookupError(f"{type(env.unwrapped).__name__} of OGBench has no expert here; the cubes have")
         self._world, self._seed = env.unwrapped, seed
         self._oracle = CubeMarkovOracle(env=env) if oracle == "markov" else CubePlanOracle(env=env, noise=noise)
         self._job: tuple[int, NDArray] | None = None
+        self.levels = {"clumsy": {"bias": 0.45 if self._world._num_cubes == 1 else 0.38, "scale": 3.0}}
 
     def reset(self, obs: Any, info: dict[str, Any]) -> None:
         self._job = None
 
     def act(self, obs: Any, info: dict[str, Any]) -> NDArray[np.float64]:
         cubes, places = self._cubes(info), self._world._data.mocap_pos[self._world._cube_target_mocap_ids]
-        if self._job is None or self._oracle.done or self._is_over(cubes, info):
+        if self._job is None or self._oracle._done or self._is_over(cubes, info):
             self._job = self._next(cubes, places)
             self._begin(self._seen(info))
         return np.clip(self._oracle.select_action(obs, self._seen(info)), -1.0, 1.0)
@@ -95,7 +96,7 @@ class CubeExpert:
         return {**info, **target}
 
     def _begin(self, info: dict[str, Any]) -> None:
-        """Oracles draw from ``numpy.random``; here from the seed and the state, and the rest of the process is spared."""
+        """Oracles draw from ``numpy.random``: here from the seed and the state, and without a trace elsewhere."""
         before = np.random.get_state()
         np.random.seed(zlib.crc32(info["qpos"].tobytes(), self._seed % 2**32))
         try:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 STEP = 0.05  # m, that the target of the hand moves at an action of 1
 STILL = np.array([0.0, 0.0, 0.0, np.nan])
 OPEN, CLOSE = 1.0, -1.0
+BIAS = {"Reach": 0.3, "Push": 0.12, "PickAndPlace": 0.1}  # of the clumsy level
 BEHIND = 0.075  # m, from the middle of the object to the hand that is about to push it
 
 
@@ -25,10 +26,11 @@ class FetchExpert:
     def __init__(self, env: Any) -> None:
         name = type(env.unwrapped).__name__
         scripts = {"Reach": self.reach, "Push": self.push, "PickAndPlace": self.pick_and_place}
-        found = [script for key, script in scripts.items() if f"Fetch{key}Env" in name]
+        found = [key for key in scripts if f"Fetch{key}Env" in name]
         if not found:
             raise LookupError(f"{name} has no expert here; FetchReach, FetchPush and FetchPickAndPlace have")
-        self._script = found[0]
+        self._script = scripts[found[0]]
+        self.levels = {"clumsy": {"bias": BIAS[found[0]]}}
 
     def reset(self, obs: Any, info: dict[str, Any]) -> None:
         """Scripts keep nothing."""

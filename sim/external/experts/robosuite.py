@@ -16,6 +16,7 @@ GAIN = 1.5  # 1 would be critically damped, as the default stiffness and damping
 STILL = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, np.nan])
 OPEN, CLOSE = -1.0, 1.0
 ABOVE = 0.10  # m, over an object
+UP = np.array([0.0, 0.0, ABOVE])
 GRIP = 0.12  # m, from the pivot of the lever to the fingers
 LATCH = 1.2  # rad, at which the door is free
 
@@ -39,6 +40,7 @@ class _Panda:
 
     def __init__(self, env: Any) -> None:
         self.world = env.unwrapped
+        self.levels = {"clumsy": {"bias": 0.3 if type(self.world).__name__ == "Door" else 0.2, "scale": 0.5}}
         self.robot = self.world.robots[0]
         controller = self.robot.composite_controller_config["body_parts"]["right"]
         if controller["type"] != "OSC_POSE" or controller["input_type"] != "delta" or self.robot.action_dim != 7:
@@ -82,24 +84,23 @@ class _Panda:
         return tilt + np.array([0.0, 0.0, angle])
 
     def grasp(self, cube: NDArray, yaw: float, width: float) -> NDArray[np.float64] | None:
-        """The next action on the way to a cube in the fingers, which are ``width`` apart then; None once it is there."""
+        """The next action on the way to a cube between the fingers, ``width`` apart then; None once it is there."""
         gap = cube - self.hand()
         turn = self.upright(yaw)
         near, level = np.hypot(*gap[:2]) < 0.012, abs(gap[2]) < 0.012
         if near and level:
             return None if self.opening() < width + 0.006 else self.act_towards(cube, turn, CLOSE)
         aligned = np.hypot(*gap[:2]) < 0.02 and abs(turn[2]) < 0.15
-        height = 0.0 if aligned else ABOVE
         if not aligned and gap[2] > -ABOVE / 2 and np.hypot(*gap[:2]) < 0.08:
-            return self.act_towards(self.hand() + [0.0, 0.0, ABOVE], 0 * turn, OPEN)  # up, beside the cube
-        return self.act_towards(cube + [0.0, 0.0, height], turn, OPEN)
+            return self.act_towards(self.hand() + UP, 0 * turn, OPEN)  # up, beside the cube
+        return self.act_towards(cube + (not aligned) * UP, turn, OPEN)
 
 
 class LiftExpert(_Panda):
     def act(self, obs: Any, info: dict[str, Any]) -> NDArray[np.float64]:
         cube, yaw = self.cube(self.world.cube_body_id)
         action = self.grasp(cube, yaw, width=0.042)
-        return self.act_towards(self.hand() + [0.0, 0.0, ABOVE], self.upright(yaw), CLOSE) if action is None else action
+        return self.act_towards(self.hand() + UP, self.upright(yaw), CLOSE) if action is None else action
 
 
 class StackExpert(_Panda):
@@ -107,10 +108,10 @@ class StackExpert(_Panda):
         (cube, yaw), (base, base_yaw) = self.cube(self.world.cubeA_body_id), self.cube(self.world.cubeB_body_id)
         gap = base[:2] - cube[:2]
         top = base[2] + 0.045  # the middle of the cube that lies on the base
-        if np.hypot(*gap) < 0.02 and cube[2] > top - 0.01 and self.hand()[2] > cube[2] - 0.015:
-            if cube[2] < top + 0.004:
-                away = self.opening() > 0.06
-                return self.act_towards(self.hand() + [0.0, 0.0, ABOVE * away], self.upright(yaw), OPEN)
+        stacked = np.hypot(*gap) < 0.02 and abs(cube[2] - top + 0.003) < 0.007
+        if stacked and self.hand()[2] > cube[2] - 0.015:
+            away = self.opening() > 0.06
+            return self.act_towards(self.hand() + away * UP, self.upright(yaw), OPEN)
         action = self.grasp(cube, yaw, width=0.04)
         if action is not None:
             return action

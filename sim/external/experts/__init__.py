@@ -1,8 +1,9 @@
 """Demonstrators for the environments of other packages: one expert beside one Gymnasium environment, in its own units.
 
-An expert looks at the environment itself, as a person at the desk does, but never steps, resets or changes it. Whether
-it errs is the business of `levels.py`. This room needs NumPy and the package that a file serves, nothing else of ours,
-so that it also runs in the process or in the Python that holds the environment.
+An expert looks at the environment itself, as a person at the desk does, but never steps, resets or changes it. Errors
+are added by `sim/experts/hosted.py`; an expert's ``levels``, if it has them, say how large they are on each level. This
+room needs NumPy and the package that a file serves, nothing else of ours, so that it also runs in the process or in the
+Python that holds the environment.
 """
 
 from __future__ import annotations

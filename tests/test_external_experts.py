@@ -1,0 +1,177 @@
+"""Experts of other packages: they succeed where nothing and noise fail, repeat themselves, and err as they are told."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from burnish.policies.cli.cli import compose, to_object
+from burnish.policies.core.errors import BurnishError
+from burnish.sim.__main__ import GROUPS, CollectConfig
+from burnish.sim.build import make_env
+from burnish.sim.collect import collect
+from burnish.sim.experts import make_expert
+from burnish.sim.experts.hosted import LEVELS, Bias, Errors
+from burnish.sim.external import experts
+from burnish.sim.external.settings import GymConfig
+
+pytestmark = [pytest.mark.sim, pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")]
+
+# Preset -> its package; one of each package is quick.
+PRESETS = {
+    "metaworld_push": "metaworld",
+    "ogbench_cube_single": "ogbench",
+    "fetch_push": "gymnasium_robotics",
+    "robosuite_lift": "robosuite",
+    "pusht": "gym_pusht",
+}
+FURTHER = {
+    "metaworld_pick_place": "metaworld",
+    "metaworld_door_open": "metaworld",
+    "metaworld_button_press": "metaworld",
+    "ogbench_cube_double": "ogbench",
+    "fetch_reach": "gymnasium_robotics",
+    "fetch_pick_place": "gymnasium_robotics",
+    "robosuite_stack": "robosuite",
+    "robosuite_door": "robosuite",
+}
+SEEDS = [100, 101]
+
+
+class Rest:
+    """A controller that always acts the same, or draws."""
+
+    def __init__(self, env: Any, draws: bool) -> None:
+        self.shape, self.source = (env.num_envs, env.spec.action.dim), torch.Generator().manual_seed(0)
+        self.size = 1.0 if draws else 0.0
+
+    def reset(self, mask: Any, seeds: Any = None) -> None: ...
+
+    def step(self, obs: Any) -> torch.Tensor:
+        return self.size * (2 * torch.rand(self.shape, generator=self.source) - 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("preset", "package"), [*PRESETS.items(), *FURTHER.items()])
+def test_the_expert_succeeds_where_nothing_and_noise_fail(preset, package, require, monkeypatch):
+    require(package)
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    words = [f"env={preset}", "env.processes=0"]
+    config = to_object(compose("collect", CollectConfig, GROUPS["collect"], words)).env
+    env = make_env(config, 2)
+    played = collect(env, make_expert(config, 2, env=env), SEEDS).episodes
+    assert all(episode.success and episode.terminated for episode in played)
+    again = collect(env, make_expert(config, 2, env=env), SEEDS[::-1]).episodes[::-1]
+    assert all(torch.equal(x.action, y.action) for x, y in zip(played, again, strict=True)), "nothing is left over"
+    for draws in (False, True):
+        assert not any(episode.success for episode in collect(env, Rest(env, draws), SEEDS).episodes)
+
+
+def test_an_expert_is_chosen_by_the_package_of_the_environment():
+    with pytest.raises(BurnishError, match="no expert for environments of gymnasium; there are experts for metaworld"):
+        config = GymConfig(processes=0)
+        make_expert(config, 1, env=make_env(config, 1))
+
+
+# ---- Errors, on an expert in a world that only counts ----
+
+
+class Counting(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-9, 9, (1,), np.float64)
+    action_space = gymnasium.spaces.Box(np.float32([-2, -10]), np.float32([2, 10]))
+
+    def reset(self, *, seed=None, options=None):
+        self.tick = 0
+        return np.zeros(1), {}
+
+    def step(self, action):
+        self.tick += 1
+        return np.array([self.tick / 1000]), 0.0, False, False, {}
+
+
+class Straight:
+    """Always acts half of its limits."""
+
+    still = np.array([0.0, np.nan])
+
+    def __init__(self, env: Any) -> None: ...
+
+    def reset(self, obs: Any, info: Any) -> None: ...
+
+    def act(self, obs: Any, info: Any) -> Any:
+        return np.array([1.0, 5.0])
+
+
+class Repeating(Straight):
+    still = np.array([np.nan, np.nan])
+
+
+def acted(errors: Errors, seed: int = 0, expert: str = "Straight", worlds: int = 1, ticks: int = 1000) -> torch.Tensor:
+    """(ticks, N, 2) in [-1, 1]; world i plays the episode of seed i."""
+    config = GymConfig("test_external_experts:Counting", max_steps=2000, processes=0)
+    env = make_env(config, worlds)
+    controller = make_expert(config, worlds, f"test_external_experts:{expert}", seed, env=env, errors=errors)
+    obs, found = env.reset(seeds=list(range(worlds))), []
+    controller.reset(torch.ones(worlds, dtype=torch.bool), list(range(worlds)))
+    for _ in range(ticks):
+        found.append(controller.step(obs))
+        obs = env.step(found[-1] * torch.tensor([2.0, 10.0])).obs
+    return torch.stack(found)
+
+
+def test_without_errors_it_is_the_expert_itself():
+    assert torch.equal(acted(Errors(), ticks=20), torch.full((20, 1, 2), 0.5))
+
+
+def test_noise_is_new_in_every_step_and_belongs_to_the_episode():
+    action = acted(Errors(noise=0.1), worlds=2)
+    assert torch.equal(acted(Errors(noise=0.1), ticks=50)[:, 0], action[:50, 0]), "in whichever company"
+    assert not torch.isclose(action[:, 0], action[:, 1]).any(1).all()
+    # 2,000 draws: a standard error of 0.0022 for the mean, and of 1.6 % for the deviation.
+    assert abs(action[:, 0].mean() - 0.5) < 0.01 and abs(action[:, 0].std() - 0.1) < 0.01
+    assert abs(np.corrcoef(action[1:, 0, 0], action[:-1, 0, 0])[0, 1]) < 0.15
+
+
+def test_a_bias_is_the_same_in_every_episode_and_another_for_another_person():
+    one, other = acted(Errors(bias=0.1), worlds=2), acted(Errors(bias=0.1), seed=1)
+    assert torch.equal(one[:, 0], one[:, 1]) and (one[:, 0] - other[:, 0]).abs().mean() > 0.02
+    assert one.diff(dim=0).abs().max() < 0.01, "smooth: it changes over `scale`, which is 300 steps here"
+    drawn = [Bias(3, 2, 0.3, seed)(torch.randn(200, 3), torch.zeros(200, 2)).std() for seed in range(20)]
+    assert abs(np.mean(drawn) - 1) < 0.15, "of standard deviation 1 over situations"
+
+
+def test_a_hand_that_hesitates_does_not_move_and_keeps_its_grip():
+    action = acted(Errors(hesitation=0.05, pause=5.0))[:, 0]
+    stopped = action[:, 0] == 0
+    assert set(action.unique().tolist()) == {0.0, 0.5} and (action[:, 1] == 0.5).all()
+    # After each 1 / 0.05 steps of motion a stop of 5; some 40 stops have a standard error of 0.03 in their share.
+    assert abs(stopped.float().mean() - 5 / 25) < 0.1
+    repeated = acted(Errors(noise=0.1, hesitation=0.05, pause=5.0), expert="Repeating")[:, 0]
+    assert abs((repeated[1:] == repeated[:-1]).all(1).float().mean() - 0.2) < 0.1
+
+
+def test_actions_stay_within_their_limits_and_errors_within_theirs():
+    assert acted(Errors(noise=5.0), ticks=50).abs().max() == 1.0
+    with pytest.raises(BurnishError, match=r"errors\.noise=-0\.1"):
+        Errors(noise=-0.1)
+    assert list(LEVELS) == ["clean", "noisy", "clumsy"]
+
+
+def test_the_room_needs_numpy_and_the_package_that_a_file_serves():
+    """It also runs where neither torch nor the rest of ours is installed."""
+    for file in Path(experts.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                assert node.level <= 1, file.name
+                names = [node.module or ""] if node.level == 0 else []
+            for name in names:
+                top = name.partition(".")[0]
+                assert top in {*sys.stdlib_module_names, "numpy", file.stem}, f"{file.name} imports {name}"
