@@ -2,8 +2,8 @@
 
 Both count *decisions*, summed over worlds, so that a budget and an update-to-data ratio mean the same whatever the
 number of worlds is. Both can be stopped after any iteration and continued exactly: ``state_dict`` holds the worlds, the
-learner, the memory and every generator. A robot is the exception: its episode under way cannot be continued, so it is
-cut there, and the next one begins.
+learner, the memory and every generator. A robot is the exception, and a world that is not deterministic: an episode
+under way cannot be continued, so it is cut there, and the next one begins.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class _Interaction(Generic[L]):
         self.env.load_state_dict(state["env"])
         self.statistics.load_state_dict(state["ledger"])
         self.generator.set_state(state["generator"].cpu())
-        self.obs = state["obs"]
+        self.obs = state["obs"] if continues(self.env) else None
         self.fresh = state.get("fresh", torch.zeros_like(self.fresh)).to(
             self.env.device, copy=True
         )  # older states lack it

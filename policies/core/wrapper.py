@@ -48,8 +48,9 @@ def state_names(env: Any) -> Sequence[str] | None:
 
 
 def continues(env: Any) -> bool:
-    """Whether the state of the world behind ``env`` holds the episodes under way. A robot's cannot: it says
-    ``continues = False``, its state decides the episodes to come, and it is reset after loading."""
+    """Whether the state of the world behind ``env`` holds the episodes under way. A robot's cannot, nor that of a world
+    which is not deterministic: it says ``continues = False``, at the latest when a state was loaded, its state decides
+    the episodes to come, and it is reset after loading."""
     while hasattr(env, "env"):
         env = env.env
     return getattr(env, "continues", True)
