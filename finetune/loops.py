@@ -107,7 +107,7 @@ class _Interaction(Generic[L]):
         self.env.load_state_dict(state["env"])
         self.statistics.load_state_dict(state["ledger"])
         self.generator.set_state(state["generator"].cpu())
-        self.obs = state["obs"]
+        self.obs = state["obs"] if continues(self.env) else None
         fresh = state.get("fresh", torch.zeros_like(self.fresh))  # older states lack it
         self.fresh = fresh.to(self.env.device, copy=True)
         if self.obs is None:

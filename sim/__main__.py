@@ -25,6 +25,7 @@ from ..policies.core.files import require_writable
 from ..policies.core.seed import derive
 from ..policies.core.spec import check_compatible, stacked_by_history
 from ..policies.core.types import Controller, VecEnv
+from ..policies.core.wrapper import continues
 from ..policies.data.episodes import Episode
 from ..policies.data.lerobot_writer import LeRobotWriter
 from ..policies.runs.interrupt import interruptible
@@ -162,7 +163,7 @@ def _scene(config: CollectConfig) -> Scene:
 
 def _state_of(scene: Scene) -> Any:
     state_dict = getattr(scene.raw, "state_dict", None)
-    if state_dict is None:
+    if state_dict is None or not continues(scene.raw):
         name = scene.origin["env"]["name"]
         raise BurnishError(f"the world {name} cannot save its state, so it cannot be recorded; leave sim_state=false")
     return state_dict

@@ -122,7 +122,9 @@ def test_a_policy_with_history_is_pretrained_evaluated_and_collected(lab, capsys
         (["pretrain", "policy.net.guidance=nan", "policy.net.goal_drop=0.1", "data=x"], "guidance=nan"),
         (["pretrain", "device=mps", "data=x"], "device=mps"),
         (["pretrain", "threads=-3", "data=x"], "threads=-3"),
-        (["doctor", "deep=true"], "takes no settings"),
+        (["doctor", "deep=true"], "there is no setting 'deep'"),
+        (["doctor", "seconds=3"], "no world was named"),
+        (["doctor", "env=gym", "env.id=CartPole-v1"], "kind Discrete"),
         (["refine"], "there is no verb 'refine'"),
     ],
 )

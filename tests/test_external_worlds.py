@@ -314,16 +314,30 @@ def test_saved_in_mid_episode_and_restored_a_world_goes_on_bit_for_bit():
         worlds(2).load_state_dict(saved)
 
 
-def test_a_world_that_its_seed_does_not_determine_is_not_saved_or_not_restored(bench):
-    bench(nondeterministic=True)
-    with pytest.raises(BurnishError, match="registered as not deterministic"):
-        worlds().state_dict()
-    bench(honest=False)
+@pytest.mark.parametrize("said", [True, False], ids=["registered as such", "seen when it is restored"])
+def test_a_world_that_its_seed_does_not_determine_begins_anew_and_says_so(bench, caplog, said):
+    bench(nondeterministic=said, honest=False)
     env = worlds()
     env.reset()
+    env.step(torch.ones(2, 2))
     saved = env.state_dict()
-    with pytest.raises(BurnishError, match="the same seed and actions lead elsewhere"):
-        env.load_state_dict(saved)
+    assert ("played" in saved) is not said
+    following = env._clock.state_dict()
+    other = worlds(seed=5)
+    other.load_state_dict(saved)
+    assert "cannot be continued, and begin anew" in caplog.text and not other.continues
+    assert all(torch.equal(x, following[key]) for key, x in other._clock.state_dict().items()), "the order of seeds"
+    with pytest.raises(BurnishError, match="reset it first"):
+        other.step(torch.ones(2, 2))
+    other.reset()
+    other.step(torch.ones(2, 2))
+    assert "played" not in other.state_dict()
+    bench(nondeterministic=False)
+    caplog.clear()
+    honest = worlds()
+    honest.reset()
+    honest.load_state_dict(honest.state_dict())
+    assert honest.continues and not caplog.text, "the control"
 
 
 def test_pictures_on_request():
@@ -343,22 +357,31 @@ def bytes_of(checkpoint):
     return {p.relative_to(checkpoint).as_posix(): p.read_bytes() for p in files}
 
 
+SMALL = [
+    *("worlds=2", "total=36", "log_every=12", "save_every=12", "eval.episodes=2", "eval.worlds=2", "eval.confirm=2"),
+    *("method.loop.warmup=8", "method.loop.batch=8", "method.sac.critic.hidden=[8]", "method.sac.critic.members=2"),
+    *("method.sac.agent.hidden=[8]", "env.max_steps=10"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("said", [True, False], ids=["registered as such", "seen when it is restored"])
+def test_a_run_in_a_world_that_cannot_be_restored_is_resumed_with_new_episodes(bench, caplog, tmp_path, said):
+    bench(nondeterministic=said, honest=False)
+    command = ["finetune", "method=rlpd", "env=gym", f"env.id={BENCH}", "env.processes=0", *SMALL, f"out={tmp_path}"]
+    assert main(command) == 0 and "begin anew" not in caplog.text
+    last = max((tmp_path / "checkpoints").iterdir())
+    shutil.rmtree(last)
+    assert main([*command, "resume=true"]) == 0
+    assert caplog.text.count("cannot be continued, and begin anew") == 1
+    assert last.is_dir()
+
+
 @pytest.mark.slow
 def test_from_the_command_line(tmp_path, capsys):
     """A policy from nothing is refined in Gymnasium's pendulum, killed and resumed to the same end, and put to work."""
-    small = [
-        "worlds=2",
-        "total=36",
-        "log_every=12",
-        "save_every=12",
-        "eval.episodes=2",
-        "eval.worlds=2",
-        "eval.confirm=2",
-    ]
-    small += ["method.loop.warmup=8", "method.loop.batch=8", "method.sac.critic.hidden=[8]"]
-    small += ["method.sac.critic.members=2", "method.sac.agent.hidden=[8]", "env.max_steps=10"]
     world = ["env=gym", "env.id=Pendulum-v1", "env.kwargs={g: 9.81}"]
-    command = ["finetune", "method=rlpd", *world, *small]
+    command = ["finetune", "method=rlpd", *world, *SMALL]
     assert main([*command, f"out={tmp_path}/run"]) == 0
     *_, middle, last = sorted((tmp_path / "run/checkpoints").iterdir())
     shutil.copytree(tmp_path / "run", tmp_path / "killed")

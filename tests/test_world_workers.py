@@ -15,7 +15,7 @@ import torch
 
 from burnish.policies.core.errors import BurnishError
 from burnish.sim.external import world_server
-from burnish.sim.external.links import Process, checked
+from burnish.sim.external.links import Failed, Process, checked
 from burnish.sim.external.settings import GymConfig, RemoteConfig
 from burnish.sim.external.worlds import ExternalEnv
 
@@ -115,6 +115,20 @@ def test_a_worker_that_is_replaced_loses_its_episodes_and_no_others():
     anew = [worlds.reset(torch.tensor([True, False, False, False]), [7, 0, 0, 0])["state"] for worlds in (env, other)]
     assert torch.equal(anew[0], anew[1]), "a reset in which a worker died is made again"
     assert env.step(torch.ones(4, 1)).truncated.tolist() == [False, True, False, False]
+
+
+def test_where_one_world_cannot_be_restored_no_answer_of_another_is_left_over():
+    """Pendulums in two processes, of which the first one is sent actions of no shape."""
+    env, other = (ExternalEnv(2, GymConfig(processes=2), seed=3) for _ in range(2))
+    env.reset()
+
+    def broken(i: int):
+        return {"seed": 1}, b"" if i else b"x"
+
+    with pytest.raises(Failed, match="buffer"):
+        env.workers.of_each_world(b"p", broken)
+    assert torch.equal(env.reset(seeds=[4, 5])["state"], other.reset(seeds=[4, 5])["state"])
+    assert torch.equal(env.step(torch.ones(2, 1)).reward, other.step(torch.ones(2, 1)).reward)
 
 
 def test_workers_end_with_their_owner():

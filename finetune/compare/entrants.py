@@ -103,7 +103,16 @@ def _as_words(data: Mapping[str, Any], place: str = "") -> Iterator[str]:
         if option is not None:
             yield f"{str(group).removeprefix('override ').lstrip('/')}={option}"
     for key, value in data.items():
-        if isinstance(value, Mapping):
+        if f"{place}{key}" == "env.kwargs":  # one setting, whose keys are the environment's own
+            yield f"env.kwargs={_inline(value)}"
+        elif isinstance(value, Mapping):
             yield from _as_words(value, f"{place}{key}.")
         elif place or key != "defaults":
             yield f"{place}{key}={'null' if value is None else json.dumps(value)}"
+
+
+def _inline(value: Any) -> str:
+    """As Hydra reads it: the keys of a mapping have no quotes."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_inline(item)}" for key, item in value.items()) + "}"
+    return f"[{', '.join(map(_inline, value))}]" if isinstance(value, list) else json.dumps(value)

@@ -25,6 +25,7 @@ class Verb(NamedTuple):
     entry: str  # "module:function"; the annotation of its parameter `config` is the schema
     doc: str
     words: tuple[str, ...] = ()  # settings that may be given by their values alone, in this order
+    bare: str = ""  # the entry where no settings are given
 
 
 VERBS: dict[str, Verb] = {
@@ -59,7 +60,11 @@ VERBS: dict[str, Verb] = {
         "Python environments for worlds that cannot live in this one: `worlds add NAME`, `worlds list`",
         ("do", "name"),
     ),
-    "doctor": Verb("burnish.policies.cli.doctor:doctor", "check this machine and say what to install"),
+    "doctor": Verb(
+        "burnish.sim.external.doctor:doctor",
+        "check this machine and say what to install; with env=..., examine that world",
+        bare="burnish.policies.cli.doctor:doctor",
+    ),
 }
 
 # Nodes of the schema are stored beside the YAML choices under this ending, and never shown.
@@ -95,17 +100,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(verb: str, overrides: Sequence[str]) -> int:
     if verb not in VERBS:
         raise BurnishError(f"there is no verb {verb!r}; {did_you_mean(verb, VERBS)}")
-    module_name, _, name = VERBS[verb].entry.partition(":")
+    module_name, _, name = (VERBS[verb].entry if overrides else VERBS[verb].bare or VERBS[verb].entry).partition(":")
     module = import_module(module_name)
     entry: Callable[..., int] = getattr(module, name)
     schema = typing.get_type_hints(entry).get("config")
     wants_help = any(word in ("-h", "--help") for word in overrides)
     if schema is None:
-        if wants_help:
-            sys.stdout.write(f"burnish {verb}: {VERBS[verb].doc}. It takes no settings.\n")
-            return 0
-        if overrides:
-            raise BurnishError(f"takes no settings, but got {' '.join(overrides)}")
         return entry()
     groups: Mapping[str, Mapping[str, type]] = module.GROUPS.get(verb, {})
     words = spelled_out(verb, [word for word in overrides if word not in ("-h", "--help")])

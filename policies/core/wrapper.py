@@ -39,8 +39,9 @@ def state_names(env: Any) -> Sequence[str] | None:
 
 
 def continues(env: Any) -> bool:
-    """Whether the state of the world behind ``env`` holds the episodes under way. A robot's cannot: it says
-    ``continues = False``, its state decides the episodes to come, and it is reset after loading."""
+    """Whether the state of the world behind ``env`` holds the episodes under way. A robot's cannot, nor that of a world
+    which is not deterministic: it says ``continues = False``, at the latest when a state was loaded, its state decides
+    the episodes to come, and it is reset after loading."""
     return getattr(_innermost(env), "continues", True)
 
 

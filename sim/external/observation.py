@@ -75,6 +75,11 @@ class Layout:
         pictures = {image.key: image.read(np.empty((1, *image.shape))).shape[1:] for image in self._images}
         self.spec = ObsSpec({**shapes, **pictures})
 
+    def sources(self) -> dict[str, list[str]]:
+        """Key -> the arrays of the environment that it consists of, in their order."""
+        parts = [*self._images, *self._numbers]
+        return {key: [part.name.removeprefix("obs.") for part in parts if part.key == key] for key in self.spec.shapes}
+
     def room(self, num_envs: int) -> dict[str, np.ndarray]:
         """Observations of ours for so many worlds, still empty."""
         images = {image.key for image in self._images}

@@ -18,6 +18,7 @@ from .recipes import maker_of, side_python
 from .settings import GUESSES, GymConfig, RemoteConfig, packages_of, registered
 
 Reply = tuple[dict[str, Any], bytes]
+CONTINUE = "continue the run with resume=true"
 
 
 class Workers:
@@ -90,7 +91,7 @@ class Workers:
         if not self.config.restart:
             raise BurnishError(
                 f"the process with worlds {share.start} to {share.stop - 1} of {self.config.id} died ({error}); "
-                "continue the run with resume=true, or let env.restart=true replace such a process"
+                f"{CONTINUE}, or let env.restart=true replace such a process"
             ) from error
         seen = self.links[k].arrays
         self.links[k].close()
@@ -108,16 +109,27 @@ class Workers:
             raise BurnishError(f"a process of {self.config.id} died again when its worlds were reset ({error})")
 
     def of_each_world(self, letter: bytes, content: Callable[[int], Reply | None]) -> list[Reply]:
-        """A request to each world, with a header and data; None leaves a world out. Workers answer at the same time."""
+        """A request to each world, with a header and data; None leaves a world out. Workers answer at the same time,
+        and where an environment fails, the answers to the others are taken all the same: none is left for later."""
         found: dict[int, Reply] = {}
+        failed: Failed | None = None
         for j in range(max(link.count for link in self.links)):
             asked = []
-            for link, share in zip(self.links, self.shares, strict=True):
-                i = share.start + j
-                if i < share.stop and (said := content(i)) is not None:
-                    link.begin(letter, {"world": j, **said[0]}, said[1])
-                    asked.append((i, link))
-            found.update({i: link.finish() for i, link in asked})
+            try:
+                for link, share in zip(self.links, self.shares, strict=True):
+                    i = share.start + j
+                    if i < share.stop and (said := content(i)) is not None:
+                        link.begin(letter, {"world": j, **said[0]}, said[1])
+                        asked.append((i, link))
+                for i, link in asked:
+                    try:
+                        found[i] = link.finish()
+                    except Failed as error:
+                        failed = error
+            except Died as error:
+                raise BurnishError(f"a process of {self.config.id} died ({error}); {CONTINUE}") from error
+            if failed is not None:
+                raise failed
         return [found[i] for i in sorted(found)]
 
     def take_on(self, expert: str) -> dict[str, Any]:

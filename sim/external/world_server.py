@@ -81,9 +81,7 @@ def make(recipe: dict[str, Any]) -> Any:
     try:
         import gymnasium as gym
     except ImportError:
-        import gym  # pyright: ignore[reportMissingImports]
-
-        return gym.make(name, **kwargs)
+        return importlib.import_module("gym").make(name, **kwargs)
     for package in recipe.get("guesses") or ():
         if name not in gym.registry and importlib.util.find_spec(package):
             importlib.import_module(package)

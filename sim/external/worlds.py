@@ -6,14 +6,16 @@ pipes stand between. The same seeds play the same episodes in any number of work
 seed of its own.
 
 An environment that is a function of its seed and its actions, as Gymnasium asks, can also be saved: its state is the
-seed of the episode and the actions so far, which are played again. The observation tells whether that was true.
+seed of the episode and the actions so far, which are played again. The observation tells whether that was true; where
+it was not, the episodes to come are those of the state, and the ones under way are given up with a warning.
 
 Seeds have 31 bits here, since many generators take no more: a longer one is cut.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,19 +23,23 @@ import torch
 from torch import Tensor
 
 from ...policies.core import tree
-from ...policies.core.errors import BurnishError
-from ...policies.core.spec import ActionSpec, EnvSpec, require_bytes
+from ...policies.core.errors import BurnishError, plain
+from ...policies.core.spec import require_bytes
 from ...policies.core.types import Obs, Step
 from ..torch_world import Clock, restored
 from .links import Failed
 from .observation import Layout
 from .settings import GymConfig, Reward
+from .spec import spec_of
 from .workers import Workers
 from .world_server import SUCCESS, UNREPORTED
 
+_log = logging.getLogger(__name__)
+
 LARGEST_PLAYED = 1 << 30  # bytes of the actions of all episodes under way, which are kept to save their state
 SEED_BITS = 31
-ASSUMED_HZ = 20.0  # where nothing says how often a world is commanded
+UNSAVED = "it is not deterministic, so they were not saved"
+ELSEWHERE = "the same seed and actions lead elsewhere; it is not deterministic, or another version was installed"
 
 
 def cut_seed(seed: int) -> int:
@@ -58,13 +64,11 @@ class ExternalEnv:
         self._advice: Tensor | None = None
         self.workers = Workers(config, num_envs)
         self.description = found = self.workers.description
+        self.continues = not found["nondeterministic"]  # whether its state holds the episodes under way
         self._layout = Layout(found["observation"], config.id)
-        self._dtype = np.dtype(_boxed(found["action"], config.id)["dtype"])
-        action = ActionSpec(found["action"]["low"], found["action"]["high"])
+        self.spec, self.hz_from = spec_of(found, self._layout.spec, config)
+        action, self._dtype = self.spec.action, np.dtype(found["action"]["dtype"])
         self._low, self._high = np.array(action.low, self._dtype), np.array(action.high, self._dtype)
-        hz, self._hz_from = _control_hz(found["rates"], config)
-        mode = config.action_mode or found["says"]["action_mode"] or f"gym:{config.id}"
-        self.spec = EnvSpec(self._layout.spec, action, hz, mode, _max_steps(found["max_steps"], config))
         self._rows = self._layout.room(num_envs)
         require_bytes(
             4 * num_envs * self.spec.max_steps * action.dim, LARGEST_PLAYED,
@@ -79,7 +83,7 @@ class ExternalEnv:
         read = read or f"success where the info says {' or '.join(SUCCESS)}"
         return (
             f"{self.config.id}: {self.num_envs} worlds in {self.workers.where()}, {self.spec.control_hz:g} Hz "
-            f"({self._hz_from}), at most {self.spec.max_steps} steps, {read}"
+            f"({self.hz_from}), at most {self.spec.max_steps} steps, {read}"
             + "".join(f"; {note}" for note in self.description["says"]["notes"] or ())
         )
 
@@ -150,11 +154,8 @@ class ExternalEnv:
         return torch.from_numpy(np.stack(frames)).to(self.device)
 
     def state_dict(self) -> dict[str, Any]:
-        if self.description["nondeterministic"]:
-            raise BurnishError(
-                f"{self.config.id} is registered as not deterministic, so its state cannot be saved: what its seed and "
-                "actions led to, they need not lead to again"
-            )
+        if not self.continues:
+            return self._clock.state_dict()
         longest = int(self._clock.tick.max())
         return {
             **self._clock.state_dict(),
@@ -165,9 +166,19 @@ class ExternalEnv:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The episodes under way are played again, and must lead to the observations that were saved."""
-        seen = restored(self._tensors(), state, "obs.")
+        """The episodes under way are played again, and must lead to the observations that were saved; else every world
+        has to be reset next, and ``continues`` is False."""
         self._clock.load_state_dict(state)
+        self.workers.lost[:] = False
+        why = self._replayed(state) if self.continues and "begun" in state else UNSAVED
+        if why is not None:
+            self.continues = False
+            self._begun[:] = False
+            _log.warning("the episodes of %s cannot be continued, and begin anew: %s", self.config.id, plain(why))
+
+    def _replayed(self, state: dict[str, Any]) -> str | None:
+        """Why not, where the episodes of ``state`` could not be played again."""
+        seen = restored(self._tensors(), state, "obs.")
         state = {"succeeded": torch.zeros(self.num_envs, dtype=torch.bool), **state}  # older ones lack it
         flags = {"begun": torch.from_numpy(self._begun), "succeeded": torch.from_numpy(self._succeeded)}
         flags = restored(flags, state)
@@ -177,7 +188,6 @@ class ExternalEnv:
         played = restored({"played": room}, state)["played"].numpy()
         self._played[:] = 0
         self._played[:, :longest] = played
-        self.workers.lost[:] = False
 
         def episode(i: int) -> tuple[dict[str, Any], bytes] | None:
             steps = int(self._clock.tick[i])
@@ -188,13 +198,11 @@ class ExternalEnv:
         try:
             self.workers.of_each_world(b"p", episode)
         except Failed as error:
-            raise BurnishError(f"the saved state of {self.config.id} cannot be restored: {error}") from error
+            return str(error)
         self._gather()
-        if not all(np.array_equal(x, seen[key].numpy(), equal_nan=True) for key, x in self._rows.items()):
-            raise BurnishError(
-                f"the saved state of {self.config.id} cannot be restored: the same seed and actions lead elsewhere, "
-                "because the environment is not deterministic or another version was installed"
-            )
+        chosen = self._begun
+        same = (np.array_equal(x[chosen], seen[k].numpy()[chosen], equal_nan=True) for k, x in self._rows.items())
+        return None if all(same) else ELSEWHERE
 
     def close(self) -> None:
         self.workers.close()
@@ -238,39 +246,3 @@ class ExternalEnv:
 
 def cut_seeds(seeds: Tensor) -> np.ndarray:
     return seeds.cpu().numpy() & ((1 << SEED_BITS) - 1)
-
-
-def _boxed(action: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    if action["kind"] != "Box" or not action["dtype"].startswith("float"):
-        kind = f"Box of {action['dtype']}" if action["kind"] == "Box" else action["kind"]
-        raise BurnishError(
-            f"env.id={name} takes actions of kind {kind}, but policies here act in real numbers; choose its continuous "
-            "version, if there is one (some take 'env.kwargs={continuous: true}')"
-        )
-    if not np.isfinite([*action["low"], *action["high"]]).all():
-        raise BurnishError(
-            f"env.id={name} takes actions without limits, but policies here act between limits; register a version "
-            "whose Box has finite limits"
-        )
-    return action
-
-
-def _control_hz(rates: Mapping[str, float], config: GymConfig) -> tuple[float, str]:
-    """And who says so."""
-    if config.control_hz is not None:
-        return config.control_hz, "env.control_hz"
-    for name, rate in (
-        ("dt", rates.get("dt")),
-        ("control_freq", rates.get("control_freq")),
-        ("render_fps", rates.get("render_fps")),
-    ):
-        if rate is not None and 0 < rate < float("inf"):
-            return (1 / rate if name == "dt" else rate), f"its {name}"
-    return ASSUMED_HZ, "assumed, since the world does not say; env.control_hz=... sets it"
-
-
-def _max_steps(limit: int | None, config: GymConfig) -> int:
-    limit = config.max_steps or limit
-    if limit is None:
-        raise BurnishError(f"env.id={config.id} is registered without a limit of time; give env.max_steps")
-    return int(limit)

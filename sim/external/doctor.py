@@ -1,0 +1,183 @@
+"""``burnish doctor env=...``: an examination of a world as sentences, each problem with what to do about it, and a file
+with which the world can be made again.
+
+Two processes play the same episodes, on the same seeds and the same random actions, in opposite orders; one of them
+saves an episode half way, and goes on in a fresh world.
+"""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import yaml
+
+from ...policies.cli.machine import say
+from ...policies.core.config import from_data, to_data
+from ...policies.core.errors import BurnishError, plain_text
+from ...policies.core.ranges import check_ranges
+from ...policies.core.seed import derive
+from ...policies.core.spec import ActionSpec
+from ...policies.runs.manifest import plain_yaml
+from ...policies.runs.stored_world import plain_world
+from ..build import ENVS, WORLDS, env_name, make_env
+from .examination import Seen, first_difference, look, speed
+
+GROUPS: dict[str, dict[str, dict[str, type]]] = {"doctor": {"env": WORLDS}}
+WIDTH = 110
+EPISODES = 2  # that are compared
+
+
+@dataclass
+class DoctorConfig:
+    env: Any = None  # the world to examine; without one it is the machine
+    worlds: int = 8  # whose joint speed is measured
+    seconds: float = 10.0  # of steps in each look at it; longer episodes are compared as far as that goes
+
+    def __post_init__(self) -> None:
+        check_ranges(self, {"[1, inf)": "worlds", "(0, inf)": "seconds"})
+
+
+class Line(NamedTuple):
+    text: str
+    advice: str = ""
+
+
+def doctor(config: DoctorConfig) -> int:
+    if config.env is None:
+        raise BurnishError("no world was named; give env=gym env.id=..., or nothing at all to examine the machine")
+    for line in examined(config):
+        said(*line)
+    text = as_yaml(config.env)
+    if read_back(text) != config.env:
+        raise BurnishError(f"the settings of env={env_name(config.env)} cannot be written down as YAML: {text!r:.500}")
+    make_env(read_back(text), 1).reset()
+    said(
+        "This file makes it again, as was tried: for `burnish compare world=FILE`, or as an experiment.", refused(text)
+    )
+    sys.stdout.write("\n" + text)
+    return 0
+
+
+def said(text: str, advice: str = "") -> None:
+    say("\n".join(textwrap.wrap(plain_text(text), WIDTH, subsequent_indent="  ")))
+    if advice:
+        say("\n".join(textwrap.wrap(plain_text(advice), WIDTH, initial_indent="  > ", subsequent_indent="    ")))
+
+
+def refused(text: str) -> str:
+    """Why `compare` would not take the file, which might be a stranger's."""
+    try:
+        plain_world(plain_yaml(text).get("env", {}), "it")
+    except BurnishError as error:
+        return f"`burnish compare` refuses it: {error}."
+    return ""
+
+
+def examined(config: DoctorConfig) -> Iterator[Line]:
+    """The sentences, each as soon as it is known."""
+    world, seeds = config.env, [derive(0, "doctor", i) for i in range(EPISODES)]
+    seen = look(world, dict.fromkeys(seeds), config.seconds, restores=True)
+    yield from described(world, seen)
+    yield quickness(config, seen)
+    lengths = {seed: len(seen.prints[seed]) - 1 for seed in reversed(seeds)}
+    yield seeding(seen, look(world, lengths, config.seconds))
+    yield restoring(seen)
+
+
+def described(world: Any, seen: Seen) -> Iterator[Line]:
+    spec = seen.spec
+    yield Line(f"{getattr(world, 'id', env_name(world))} can be used. It observes {observations(seen)}.")
+    if not seen.finite:
+        yield Line("Some numbers that it observed were not finite.", "Training stops at such; mend the world.")
+    dim = spec.action.dim
+    yield Line(f"Policies act in {dim} dimension{'s' * (dim > 1)}, {limits(spec.action)} ({spec.action_mode}).")
+    assumed = seen.rate_from.startswith("assumed")
+    yield Line(
+        f"It is commanded {spec.control_hz:g} times a second, by {seen.rate_from.partition(',')[0]}.",
+        "If it is another rate, say env.control_hz=...; recordings and bundles remember it." if assumed else "",
+    )
+    yield Line(f"An episode has at most {spec.max_steps} steps, {spec.max_steps / spec.control_hz:.3g} seconds.")
+    told = f"Success is read from {seen.success_from}"
+    if seen.reported:
+        won = "and random actions succeeded" if seen.won else "though random actions had none"
+        yield Line(f"{told}. It was reported in the {seen.steps} steps that were played, {won}.")
+    else:
+        yield Line(
+            f"{told}, but in the {seen.steps} steps that were played none was reported, not even its absence.",
+            "Evaluations tell returns alone then. Where the world knows of success, say how to read it: "
+            "env.success=KEY of its info, env.success=terminated, or env.success_reward=AMOUNT.",
+        )
+
+
+def observations(seen: Seen) -> str:
+    parts = []
+    for key, shape in seen.spec.obs.shapes.items():
+        size = f"{shape[0]} number{'s' * (shape[0] != 1)}" if len(shape) == 1 else " x ".join(map(str, shape))
+        theirs = [name for name in seen.sources.get(key, ()) if name]
+        parts.append(f"{key} ({size}{', of ' + ', '.join(theirs) if theirs else ''})")
+    return ", ".join([*parts[:-2], " and ".join(parts[-2:])])
+
+
+def limits(action: ActionSpec) -> str:
+    pairs = sorted(set(zip(action.low, action.high, strict=True)))
+    if len(pairs) == 1:
+        return f"between {pairs[0][0]:g} and {pairs[0][1]:g}"
+    return "between " + ", ".join(f"{low:g} and {high:g}" for low, high in zip(action.low, action.high, strict=True))
+
+
+def quickness(config: DoctorConfig, seen: Seen) -> Line:
+    together, place = speed(config.env, config.worlds, min(config.seconds, 3.0))
+    alone = seen.steps / max(seen.stepping_s, 1e-9)
+    return Line(
+        f"One world alone makes {alone:,.0f} steps a second, {config.worlds} worlds in {place} make "
+        f"{together:,.0f} together."
+    )
+
+
+def seeding(seen: Seen, again: Seen) -> Line:
+    for seed, prints in seen.prints.items():
+        if (place := first_difference(prints, again.prints[seed])) is not None:
+            where = "from their first observation on" if place == 0 else f"from step {place} on"
+            return Line(
+                f"Equal seeds do not give equal episodes: two processes played the same actions, and saw other things "
+                f"{where}.",
+                "Evaluations in it are not paired: compare policies on more episodes. If its constructor takes a seed, "
+                "or a package of its own draws, hand in what makes it repeat: 'env.kwargs={seed: 0}'.",
+            )
+    same = "Equal seeds give equal episodes: two processes played the same actions, and saw the same"
+    steps = " and ".join(str(len(prints) - 1) for prints in seen.prints.values())
+    one, other = seen.prints.values()
+    if first_difference(one, other) is None:
+        return Line(
+            f"{same} in {steps} steps. But other seeds give the same episode again.",
+            "Evaluations on many seeds tell no more than one. If it has several tasks or starts, its constructor may "
+            "choose: env.kwargs={...}.",
+        )
+    return Line(f"{same} in {steps} steps, bit for bit. Other seeds give other episodes.")
+
+
+def restoring(seen: Seen) -> Line:
+    if seen.restored:
+        return Line(
+            f"Its state cannot be saved and restored: {seen.restored}.",
+            "Runs in it are saved all the same; one that is resumed begins its episodes anew, and does not repeat an "
+            "uninterrupted one bit for bit.",
+        )
+    return Line("Its state can be saved in mid-episode: restored in a fresh world, it went on bit for bit.")
+
+
+def as_yaml(world: Any) -> str:
+    """Of the settings those that are not the defaults; an id always, since it is the name of the world."""
+    usual = to_data(type(world)())
+    said = {key: x for key, x in to_data(world).items() if key == "id" or key not in usual or usual[key] != x}
+    choice = {"defaults": [{"override /env": env_name(world)}], **({"env": said} if said else {})}
+    return "# @package _global_\n" + yaml.safe_dump(choice, sort_keys=False, allow_unicode=True)
+
+
+def read_back(text: str) -> Any:
+    data = plain_yaml(text)
+    return from_data(ENVS[data["defaults"][0]["override /env"]].config, data.get("env", {}), "env")

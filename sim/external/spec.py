@@ -1,0 +1,59 @@
+"""The specification of a world, from what its environment says of itself and from the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ...policies.core.errors import BurnishError
+from ...policies.core.spec import ActionSpec, EnvSpec, ObsSpec
+from .settings import GymConfig
+
+ASSUMED_HZ = 20.0  # where nothing says how often a world is commanded
+
+
+def spec_of(description: Mapping[str, Any], obs: ObsSpec, config: GymConfig) -> tuple[EnvSpec, str]:
+    """And who says the rate of commands."""
+    found = _boxed(description["action"], config.id)
+    action = ActionSpec(found["low"], found["high"])
+    hz, hz_from = _control_hz(description["rates"], config)
+    mode = config.action_mode or description["says"]["action_mode"] or f"gym:{config.id}"
+    return EnvSpec(obs, action, hz, mode, _max_steps(description["max_steps"], config)), hz_from
+
+
+def _boxed(action: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    if action["kind"] != "Box" or not action["dtype"].startswith("float"):
+        kind = f"Box of {action['dtype']}" if action["kind"] == "Box" else action["kind"]
+        raise BurnishError(
+            f"env.id={name} takes actions of kind {kind}, but policies here act in real numbers; choose its continuous "
+            "version, if there is one (some take 'env.kwargs={continuous: true}')"
+        )
+    if not np.isfinite([*action["low"], *action["high"]]).all():
+        raise BurnishError(
+            f"env.id={name} takes actions without limits, but policies here act between limits; register a version "
+            "whose Box has finite limits"
+        )
+    return action
+
+
+def _control_hz(rates: Mapping[str, float], config: GymConfig) -> tuple[float, str]:
+    """And who says so."""
+    if config.control_hz is not None:
+        return config.control_hz, "env.control_hz"
+    for name, rate in (
+        ("dt", rates.get("dt")),
+        ("control_freq", rates.get("control_freq")),
+        ("render_fps", rates.get("render_fps")),
+    ):
+        if rate is not None and 0 < rate < float("inf"):
+            return (1 / rate if name == "dt" else rate), f"its {name}"
+    return ASSUMED_HZ, "assumed, since the world does not say; env.control_hz=... sets it"
+
+
+def _max_steps(limit: int | None, config: GymConfig) -> int:
+    limit = config.max_steps or limit
+    if limit is None:
+        raise BurnishError(f"env.id={config.id} is registered without a limit of time; give env.max_steps")
+    return int(limit)

@@ -1,0 +1,187 @@
+"""Every way to a world plays the same contract: in process, in a pool, in another Python, over TCP.
+
+The reference is a slow loop over the bare environment, one episode after the other: the episode of a seed, under
+actions that are a function of the seed and the tick. A row of worlds is somewhere in the episode of some seed, and its
+next step is the next one of that episode, whatever the other rows do, and in whichever row, process and order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from burnish.sim.external import world_server
+from burnish.sim.external.settings import GymConfig, RemoteConfig
+from burnish.sim.external.worlds import ExternalEnv
+
+LIMIT = 12  # steps of an episode
+SEEDS = [11, (1 << 40) + 7, 13, 14, 15, 16]  # of which the first begin, and the others follow in turn
+NUM, TICKS, SAVED = 3, 34, 17  # worlds; ticks; when the state is saved
+WORLDS: dict[str, dict[str, Any]] = {
+    "Pendulum-v1": {},
+    "gym_pusht/PushT-v0": {"package": "gym_pusht", "control_hz": 10.0},
+    "FetchReach-v4": {"package": "gymnasium_robotics"},
+    "Meta-World/MT1": {"package": "metaworld", "kwargs": {"env_name": "reach-v3", "seed": 0}},
+    "cube-single-singletask-task1-v0": {"package": "ogbench"},
+}
+WAYS = ("in_process", "pool", "remote", "tcp")
+CASES = [
+    pytest.param(name, way, marks=[] if name == "Pendulum-v1" else [pytest.mark.slow, pytest.mark.sim])
+    for name in WORLDS
+    for way in WAYS
+]
+
+
+class Bare(NamedTuple):
+    """A tick of an episode."""
+
+    obs: dict[str, np.ndarray]
+    reward: float = 0.0
+    ended: bool = False
+    success: bool | None = None
+
+
+def action_of(seed: int, tick: int, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    return np.random.default_rng([seed, tick]).uniform(low, high).astype(np.float32)
+
+
+def flat(obs: Any) -> dict[str, np.ndarray]:
+    """The rule of observations for these worlds, once more."""
+    if not isinstance(obs, dict):
+        return {"state": np.asarray(obs, np.float32).ravel()}
+    state = [np.asarray(obs[key], np.float32).ravel() for key in sorted(obs) if key != "desired_goal"]
+    return {"state": np.concatenate(state), "goal": np.asarray(obs["desired_goal"], np.float32).ravel()}
+
+
+@cache
+def episodes(name: str) -> dict[int, list[Bare]]:
+    """Of each seed, by the bare environment; the last tick is that of the limit."""
+    env: Any = gymnasium.make(name, max_episode_steps=LIMIT, **WORLDS[name].get("kwargs", {}))
+    low, high = env.action_space.low, env.action_space.high
+    found = {}
+    for seed in SEEDS:
+        cut = seed % (1 << 31)
+        random.seed(cut)
+        np.random.seed(cut)
+        env.unwrapped._np_random = np.random.default_rng(cut)
+        ticks = [Bare(flat(env.reset(seed=cut)[0]))]
+        while not ticks[-1].ended:
+            obs, reward, terminated, truncated, info = env.step(action_of(seed, len(ticks) - 1, low, high))
+            words = [bool(info[word]) for word in ("success", "is_success") if word in info]
+            ticks.append(Bare(flat(obs), float(reward), terminated or truncated, words[0] if words else None))
+            assert truncated == (len(ticks) == LIMIT + 1) and not terminated, "so the limit is what ends them"
+        found[seed] = ticks
+    return found
+
+
+@contextlib.contextmanager
+def served(name: str, settings: dict[str, Any]) -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    words = ["--listen", address, "--id", name, "--kwargs", json.dumps(settings.get("kwargs", {}))]
+    words += ["--package", settings["package"]] if "package" in settings else []
+    process = subprocess.Popen(
+        [sys.executable, str(Path(world_server.__file__)), *words], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stderr is not None and "serving" in process.stderr.readline()
+        yield address
+    finally:
+        process.kill()
+        process.wait()  # not for the end of its output, which what it forked has too
+
+
+class Player:
+    """Plays some worlds, and knows of each row which tick of which seed's episode it is at."""
+
+    def __init__(self, env: ExternalEnv, name: str) -> None:
+        self.env, self.reference = env, episodes(name)
+        self.low, self.high = np.array(env.spec.action.low), np.array(env.spec.action.high)
+        self.seeds, self.ticks, self.begun = SEEDS[:NUM], [0] * NUM, NUM
+
+    def begin(self) -> None:
+        self.compare(self.env.reset(seeds=self.seeds))
+
+    def play(self, start: int, end: int) -> None:
+        for tick in range(start, end):
+            active = [(tick + i) % 3 > 0 for i in range(NUM)]
+            action = [action_of(self.seeds[i], self.ticks[i], self.low, self.high) for i in range(NUM)]
+            step = self.env.step(torch.from_numpy(np.stack(action)), torch.tensor(active))
+            self.ticks = [t + a for t, a in zip(self.ticks, active, strict=True)]
+            now = [self.reference[self.seeds[i]][self.ticks[i]] for i in range(NUM)]
+            self.compare(step.obs)
+            assert not step.terminated.any()
+            assert step.truncated.tolist() == [a and x.ended for a, x in zip(active, now, strict=True)]
+            assert step.reward.tolist() == [np.float32(x.reward) if a else 0 for a, x in zip(active, now, strict=True)]
+            if self.reference[SEEDS[0]][-1].success is None:
+                assert "success" not in step.info
+            else:
+                won = [bool(a and x.success) for a, x in zip(active, now, strict=True)]
+                assert step.info["success"].tolist() == won
+            if step.truncated.any():
+                self.again(step.truncated)
+
+    def again(self, ended: torch.Tensor) -> None:
+        """A new episode in the rows that ended, on seeds that another row may have had before."""
+        for i in ended.nonzero()[:, 0].tolist():
+            self.seeds = [*self.seeds[:i], SEEDS[self.begun % len(SEEDS)], *self.seeds[i + 1 :]]
+            self.ticks[i], self.begun = 0, self.begun + 1
+        self.compare(self.env.reset(ended, self.seeds))
+
+    def compare(self, obs: dict[str, torch.Tensor]) -> None:
+        assert self.env.spec.obs.check(obs) == NUM
+        for i in range(NUM):
+            for key, x in self.reference[self.seeds[i]][self.ticks[i]].obs.items():
+                assert np.array_equal(obs[key][i].numpy(), x), f"{key} of row {i}, tick {self.ticks[i]}"
+
+
+@pytest.mark.parametrize(("name", "way"), CASES)
+def test_the_contract(require, name, way):
+    settings = WORLDS[name]
+    if "package" in settings:
+        require(settings["package"])
+    with contextlib.ExitStack() as stack:
+        given = {"id": name, "max_steps": LIMIT, **settings}
+        if way == "tcp":
+            config: GymConfig = RemoteConfig(**given, address=stack.enter_context(served(name, settings)))
+        elif way == "remote":
+            config = RemoteConfig(**given, python=sys.executable, processes=1)
+        else:
+            config = GymConfig(**given, processes=0 if way == "in_process" else 2)
+        player = Player(ExternalEnv(NUM, config), name)
+        player.begin()
+        player.play(0, SAVED)
+        saved, place = player.env.state_dict(), (player.seeds, list(player.ticks), player.begun)
+        assert any(0 < t < LIMIT for t in player.ticks), "in mid-episode"
+        player.play(SAVED, TICKS)
+        assert player.begun >= 2 * NUM, "every row had an end"
+        other = Player(ExternalEnv(NUM, config), name)
+        other.env.load_state_dict(saved)
+        assert other.env.continues
+        other.seeds, other.ticks, other.begun = place
+        other.play(SAVED, TICKS)
+        player.env.close()
+        other.env.close()
+
+
+def test_a_reference_that_differs_is_seen():
+    player = Player(ExternalEnv(NUM, GymConfig(max_steps=LIMIT, processes=0)), "Pendulum-v1")
+    player.begin()
+    player.play(0, 3)
+    player.ticks[1] -= 1
+    with pytest.raises(AssertionError, match="row 1"):
+        player.play(3, 6)
