@@ -74,7 +74,7 @@ def test_a_world_that_keeps_its_promises():
     told = [line.text for line in described(GymConfig(), first)]
     assert "state (2 numbers, of place) and image.top (3 x 4 x 5, of top)" in told[0]
     assert "2 dimensions, between -1 and 1, -1 and 3" in told[1]
-    assert "20 times a second, by assumed" in told[2] and "10 steps, 0.5 seconds" in told[3]
+    assert "20 times a second, as is assumed" in told[2] and "10 steps, 0.5 seconds" in told[3]
     assert "success or is_success in its info. It was reported in the 16 steps" in told[4]
     assert "random actions succeeded" in told[4]
 
@@ -137,7 +137,7 @@ def test_from_the_command_line(capfd):
     text = capfd.readouterr().out
     for words in (
         "Pendulum-v1 can be used. It observes state (3 numbers).",
-        "by its dt",
+        "as its dt says",
         "2 worlds in 2 processes make",
     ):
         assert words in text

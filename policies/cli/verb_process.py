@@ -42,7 +42,12 @@ def registering_modules() -> list[str]:
     """The modules that have registered worlds with Gymnasium in this process, as far as their worlds tell: of each
     entry point the module, or the innermost package around it, that is imported already."""
     registry = getattr(sys.modules.get("gymnasium"), "registry", {})
-    return sorted({_imported(_module_of(spec.entry_point)) for spec in registry.values()} - {""})
+    return sorted({registering_module(spec.entry_point) for spec in registry.values()} - {""})
+
+
+def registering_module(entry_point: Any) -> str:
+    """Of one entry point; empty where a child has no need of it or cannot import it."""
+    return _imported(_module_of(entry_point))
 
 
 def child_imports() -> list[str]:

@@ -96,8 +96,9 @@ def described(world: Any, seen: Seen) -> Iterator[Line]:
     dim = spec.action.dim
     yield Line(f"Policies act in {dim} dimension{'s' * (dim > 1)}, {limits(spec.action)} ({spec.action_mode}).")
     assumed = seen.rate_from.startswith("assumed")
+    who = "is assumed" if assumed else f"{seen.rate_from} says"
     yield Line(
-        f"It is commanded {spec.control_hz:g} times a second, by {seen.rate_from.partition(',')[0]}.",
+        f"It is commanded {spec.control_hz:g} times a second, as {who}.",
         "If it is another rate, say env.control_hz=...; recordings and bundles remember it." if assumed else "",
     )
     yield Line(f"An episode has at most {spec.max_steps} steps, {spec.max_steps / spec.control_hz:.3g} seconds.")

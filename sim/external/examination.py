@@ -42,7 +42,7 @@ class Seen:
     restored: str = ""  # why not, or nothing where it was
     # Where the spec is from; of our own worlds, from their settings.
     sources: Mapping[str, Sequence[str]] = field(default_factory=dict)  # key -> the keys of the environment
-    rate_from: str = "its settings"
+    rate_from: str = "its configuration"
     success_from: str = "the info under success"
 
     @property

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ...policies.core.errors import BurnishError, plain
+from ...policies.core.errors import BurnishError, plain, reason
 from ...policies.core.files import mapped, shared_memory
 from . import world_server as server
 from .settings import environment
@@ -59,7 +59,7 @@ class InProcess:
         try:
             self._host = server.Host(dict(recipe), count)
         except Exception as error:
-            raise Failed(_told(error)) from error
+            raise Failed(reason(error, named=True)) from error
 
     def ready(self) -> None:
         self.description = checked(json.loads(json.dumps(self._host.describe())))
@@ -74,7 +74,7 @@ class InProcess:
         try:
             return self._host.answer(*self._request)
         except Exception as error:
-            raise Failed(_told(error)) from error
+            raise Failed(reason(error, named=True)) from error
 
     def close(self) -> None:
         for world in self._host.worlds:
@@ -255,7 +255,3 @@ def _shaped(part: Mapping[str, Any]) -> bool:
     return (
         known and len(shape) <= 8 and all(type(x) is int and 0 <= x < 1 << 24 for x in shape) and len(part["kind"]) < 80
     )
-
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -13,6 +13,7 @@ from enum import Enum
 from importlib.metadata import entry_points
 from typing import Any
 
+from ...policies.cli.verb_process import registering_module
 from ...policies.core.config import LATER
 from ...policies.core.errors import BurnishError
 from ...policies.core.ranges import check_ranges
@@ -88,14 +89,9 @@ def packages_of(config: GymConfig) -> list[str]:
     if ":" in config.id or is_entry_point(config.id):
         return []
     if (spec := registered(config.id)) is not None:
-        module = spec.entry_point.partition(":")[0] if isinstance(spec.entry_point, str) else _module_of(spec)
-        root = module.partition(".")[0]
-        return [] if root in ("gymnasium", "__main__", "") else [root]
+        module = registering_module(spec.entry_point)
+        return [module] if module else []
     return modules_of_prefix(config.id)[:1]
-
-
-def _module_of(spec: Any) -> str:
-    return getattr(spec.entry_point, "__module__", None) or ""
 
 
 def environment() -> dict[str, str]:

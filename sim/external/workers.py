@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ...policies.cli.verb_process import named_modules
 from ...policies.core.errors import BurnishError, plain
 from ...policies.core.threads import usable_cores
 from .links import Died, Failed, InProcess, Link, Process, Remote
@@ -166,7 +167,8 @@ class Workers:
 def recipe_of(config: GymConfig) -> dict[str, Any]:
     """What `world_server.make` needs."""
     here = not isinstance(config, RemoteConfig)
-    packages = packages_of(config) if here else [config.package] if config.package else []
+    named = [config.package] if config.package else []
+    packages = [*dict.fromkeys([*named_modules(), *packages_of(config)])] if here else named
     name, kwargs = config.id, dict(config.kwargs or {})
     if not here and config.name is not None and not packages and ":" not in name:
         name, kwargs = maker_of(config.name), {**kwargs, "id": config.id, "max_steps": config.max_steps}
