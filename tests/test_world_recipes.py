@@ -83,6 +83,14 @@ def test_a_probe_that_fails_is_one_sentence_and_leaves_nothing(home, monkeypatch
     assert left(home) == []
 
 
+def test_a_probe_that_says_nothing(home, monkeypatch, tmp_path, capsys):
+    (tmp_path / "silent.py").touch()
+    monkeypatch.setattr(environments.side_worlds, "__file__", str(tmp_path / "silent.py"))
+    monkeypatch.setitem(RECIPES, "silent", Recipe("no", (HERE,), (), maker="x", example="Foo-v0", gigabytes=0.01))
+    environments.add("silent")
+    assert recipes.made("silent") and "silent: nothing to try" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_what_was_interrupted_does_not_count_as_there(home, how):
     """In the middle of installing. Killed outright, it leaves a folder that is no environment, and is made anew."""

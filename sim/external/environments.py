@@ -94,9 +94,7 @@ def _bytes(folder: Path) -> int:
 def add(name: str, force: bool = False, python: str | None = None) -> None:
     row, folder = recipe(name), place(name)
     files.named(home())
-    with files.locked(
-        home() / f".{name}.lock", f"the environment {name} is being made by another process; wait for it"
-    ):
+    with files.locked(home() / f".{name}.lock", f"{name} is being made by another process; wait for it"):
         found = made(name)
         if found is not None and not force:
             old = found.get("recipe") != row.fingerprint
@@ -171,7 +169,8 @@ def _probed(row: Recipe, name: str, folder: Path) -> str:
         return ""
     say(f"{name}: trying it")
     words = [str(folder / "bin/python"), side_worlds.__file__, row.maker]
-    return plain(deque(_lines(words, f"the packages of {name} are installed, but its probe failed"), 1).pop(), 400)
+    said = deque(_lines(words, f"the packages of {name} are installed, but its probe failed"), 1)
+    return plain(said[0], 400) if said else ""
 
 
 def _lines(words: list[str], failing: str) -> Iterator[str]:
