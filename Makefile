@@ -23,6 +23,7 @@ $(VENV)/stamp: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt $(TORCH)
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -q --no-deps -c constraints.txt metaworld robosuite
 	touch $@
 
 venv: $(VENV)/stamp ## the tested set of packages in .venv, and Burnish as links to this tree
