@@ -24,7 +24,7 @@ from .core.config import to_data
 from .core.errors import BurnishError
 from .core.spec import ChunkConfig, PolicySpec, check_compatible
 from .core.types import VecEnv
-from .core.wrapper import state_names
+from .core.wrapper import description, state_names
 from .data.lerobot import fingerprint, read_lerobot
 from .evaluator import EvalConfig, Evaluator, in_words
 from .external.table import connect, place_of
@@ -148,6 +148,8 @@ def evaluate(config: EvaluateConfig) -> int:
     results: list[Evaluation] = []
     for name, path, (policy, _) in entries:
         env = world_for(policy.spec, world, config.eval.worlds, device)
+        if not results and (line := description(env)):
+            say(line)
         unseen = sorted(set(policy.spec.inputs.shapes) - set(env.spec.obs.shapes))
         if unseen:
             say(f"note: this world gives no {', '.join(unseen)}; {path} acts without")

@@ -25,7 +25,7 @@ from ..policies.core.files import require_writable
 from ..policies.core.seed import derive
 from ..policies.core.spec import check_compatible, stacked_by_history
 from ..policies.core.types import Controller, VecEnv
-from ..policies.core.wrapper import continues
+from ..policies.core.wrapper import continues, description
 from ..policies.data.episodes import Episode
 from ..policies.data.lerobot_writer import LeRobotWriter
 from ..policies.runs.interrupt import interruptible
@@ -147,6 +147,8 @@ def _scene(config: CollectConfig) -> Scene:
     if config.policy is None:
         world, made_by = config.env or TwoModeConfig(), {"expert": config.expert or "clean"}
         raw = env = make_env(world, worlds)
+        if line := description(raw):
+            sys.stdout.write(f"{line}\n")
         errors = None if config.errors == Errors() else config.errors
         controller: Controller = make_expert(world, worlds, made_by["expert"], seed=config.seed, env=raw, errors=errors)
         made_by |= {} if errors is None else {"errors": to_data(errors)}

@@ -51,6 +51,13 @@ def repeatable(env: Any) -> bool:
     return getattr(_innermost(env), "repeatable", True)
 
 
+def description(env: Any) -> str:
+    """The sentence for the beginning of a run about the world behind ``env``: where it is stepped, how success is read;
+    empty where it has none."""
+    describe = getattr(_innermost(env), "describe", None)
+    return describe() if callable(describe) else ""
+
+
 def _innermost(env: Any) -> Any:
     while hasattr(env, "env"):
         env = env.env
