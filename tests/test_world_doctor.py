@@ -110,7 +110,6 @@ def test_prints_are_compared_as_far_as_both_go():
     [
         GymConfig("Pendulum-v1", {"g": 9.81, "render_mode": "rgb_array"}, control_hz=5),
         GymConfig("Pendulum-v1", success_reward=-0.5, reward=Reward.until_success, end_at_success=True),
-        RemoteConfig("Some/World-v0", {"camera_id": [1, 2.5, "word"]}, address="there:7777"),
         TwoModeConfig(),
         InsertConfig(clearance_m=0.0002),
     ],
@@ -129,6 +128,9 @@ def test_arguments_that_a_strangers_file_may_not_say_are_named():
     assert read_back(as_yaml(world)) == world
     assert "refuses it: it says env.kwargs.xml_file='my.xml', which is not known" in refused(as_yaml(world))
     assert not refused(as_yaml(GymConfig("Pendulum-v1", {"g": 9.81})))
+    there = RemoteConfig("Some/World-v0", {"camera_id": [1, 2.5, "word"]}, address="there:7777")
+    assert read_back(as_yaml(there)) == there
+    assert "files start and reach nothing" in refused(as_yaml(there))
 
 
 @pytest.mark.slow

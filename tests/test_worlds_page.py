@@ -47,8 +47,16 @@ gymnasium.register("my_task/Reach-v0", Reach, max_episode_steps=40)
 LESS = {
     "collect": ["episodes=8", "worlds=4"],
     "pretrain": ["train.steps=30", "train.batch=16", "policy.net.mlp.hidden=[16]", "eval.episodes=4", "eval.worlds=4"],
-    "compare": ["budget=200", "seeds=1", "episodes=4", "worlds=2", "videos=0"],
+    "compare": ["methods=small.yaml", "budget=200", "seeds=1", "episodes=4", "videos=0"],
 }
+# A method whose warm-up is over before such a budget is.
+SMALL = """
+defaults:
+  - override /method: residual_td3
+method: {loop: {warmup: 16, initial_updates: 2, batch: 8}}
+worlds: 2
+eval: {episodes: 4, worlds: 2, confirm: 4}
+"""
 
 
 def commands() -> list[list[str]]:
@@ -64,6 +72,7 @@ def test_the_page_has_five_commands_of_verbs_that_exist():
 @pytest.mark.slow
 def test_the_five_commands_lead_to_a_report(tmp_path, monkeypatch, capsys):
     (tmp_path / "my_task.py").write_text(MY_TASK)
+    (tmp_path / "small.yaml").write_text(SMALL)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # of child processes

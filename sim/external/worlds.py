@@ -78,14 +78,24 @@ class ExternalEnv:
 
     def describe(self) -> str:
         """For the first line of a run."""
-        named = {name: getattr(self.config, name) for name in ("success", "success_reward")}
-        read = " ".join(f"success by env.{name}={x}" for name, x in named.items() if x is not None)
-        read = read or f"success where the info says {' or '.join(SUCCESS)}"
+        rate = f"{self.spec.control_hz:g} Hz ({self.hz_from})"
         return (
-            f"{self.config.id}: {self.num_envs} worlds in {self.workers.where()}, {self.spec.control_hz:g} Hz "
-            f"({self.hz_from}), at most {self.spec.max_steps} steps, {read}"
-            + "".join(f"; {note}" for note in self.description["says"]["notes"] or ())
+            f"{self.config.id}: {self.num_envs} worlds in {self.place()}, {rate}, at most {self.spec.max_steps} steps, "
+            f"success by {self.success_from()}"
+        ) + "".join(f"; {note}" for note in self.description["says"]["notes"] or ())
+
+    def place(self) -> str:
+        return self.workers.where()
+
+    def success_from(self) -> str:
+        named = {name: getattr(self.config, name) for name in ("success", "success_reward")}
+        return next(
+            (f"env.{name}={x}" for name, x in named.items() if x is not None), f"{' or '.join(SUCCESS)} in its info"
         )
+
+    def sources(self) -> dict[str, list[str]]:
+        """Of each key that is observed, the keys of the environment, with dots; one without a name is all it has."""
+        return self._layout.sources()
 
     def reset(self, mask: Tensor | None = None, seeds: Sequence[int] | None = None) -> Obs:
         mask = self._clock.begin(mask, seeds)
