@@ -54,8 +54,8 @@ def repeatable(env: Any) -> bool:
 def description(env: Any) -> str:
     """The sentence for the beginning of a run about the world behind ``env``: where it is stepped, how success is read;
     empty where it has none."""
-    describe = getattr(_innermost(env), "describe", None)
-    return describe() if callable(describe) else ""
+    describe: Any = getattr(_innermost(env), "describe", None)
+    return "" if describe is None else describe()
 
 
 def _innermost(env: Any) -> Any:
