@@ -47,6 +47,8 @@ GROUPS: dict[str, dict[str, dict[str, type]]] = {
 
 @dataclass
 class PretrainConfig:
+    """Settings of `burnish pretrain`: recordings, a kind of policy, and how it is trained and tried."""
+
     data: str = MISSING  # a folder that `burnish collect` (or LeRobot) wrote
     out: str = "runs/bc"  # folder of the run
     track: list[str] = field(default_factory=list)  # besides JSONL and TensorBoard: wandb, trackio, rerun
@@ -67,6 +69,8 @@ class PretrainConfig:
 
 @dataclass
 class EvaluateConfig:
+    """Settings of `burnish evaluate`: a policy, a world, the episodes, and perhaps a policy to compare with."""
+
     policy: Any = MISSING  # policy=checkpoint policy.path=FOLDER, or another kind
     env: Any = None  # by default the world that the policy was trained for
     eval: EvalConfig = field(default_factory=EvalConfig)  # how it is evaluated
@@ -79,6 +83,7 @@ class EvaluateConfig:
 
 
 def pretrain(config: PretrainConfig) -> int:
+    """Imitation of recordings by a fresh or given policy, which is saved, tried and delivered as a run; exit status."""
     device = prepare_machine(config.device, config.threads)
     episodes = read_lerobot(config.data)
     env_data = origin_of(config.env) or episodes.meta.get("env")
@@ -124,6 +129,7 @@ def pretrain(config: PretrainConfig) -> int:
 
 
 def evaluate(config: EvaluateConfig) -> int:
+    """Success and return of a policy on fixed seeds, alone or against another on the same ones; exit status."""
     device = prepare_machine(config.device, config.threads)
     if config.videos and config.out is None:
         raise BurnishError(f"videos={config.videos} needs a folder to write to: out=...")

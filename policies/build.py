@@ -38,6 +38,8 @@ from .trainable import LoRAConfig, add_lora, lora_of, merge_lora
 
 
 class PolicyKind(NamedTuple):
+    """One row of the table of policies: its configuration, its builder and its line of documentation."""
+
     config: type
     build: str  # "module:class", relative to this package; imported when needed
     doc: str
@@ -90,6 +92,7 @@ class CheckpointConfig:
 
 
 def policy_name(config: Any) -> str:
+    """The name in the table of policies under which a configuration of this type stands."""
     for name, kind in KINDS.items():
         if type(config) is kind.config:
             return name
@@ -281,6 +284,7 @@ ACTING: dict[str, type] = {
 
 
 def where_of(chosen: Any) -> str:
+    """The place that a chosen policy comes from: a checkpoint's folder, or the path, URL or name of an external one."""
     return chosen.path if isinstance(chosen, CheckpointConfig) else place_of(chosen)
 
 

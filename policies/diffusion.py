@@ -55,6 +55,8 @@ MOST_LEVELS = 10_000  # noise levels in training, of which tables are made
 
 
 class Sampler(Enum):
+    """The ways to generate an action: DDPM, DDIM, Heun's method or DPM-Solver++."""
+
     ddpm = "ddpm"
     ddim = "ddim"
     heun = "heun"
@@ -62,6 +64,8 @@ class Sampler(Enum):
 
 
 class Schedule(Enum):
+    """The noise schedules of training, by the names that diffusers gives them."""
+
     cosine = "cosine"
     linear = "linear"
     scaled_linear = "scaled_linear"
@@ -69,6 +73,8 @@ class Schedule(Enum):
 
 @dataclass
 class DiffusionConfig:
+    """Settings of a diffusion policy: noise levels, sampler, prediction and network."""
+
     train_steps: int = 100  # T, noise levels in training
     steps: int = 10  # K, levels visited when acting; heun calls the network 2 K - 1 times, the others K times
     sampler: Sampler = Sampler.ddim  # how actions are generated
@@ -157,6 +163,8 @@ def make_solver(config: DiffusionConfig, levels: Tensor, steps: int) -> Any:
 
 
 class DiffusionPolicy(nn.Module):
+    """The diffusion policy, whose K steps of generation are a chain of Gaussians (``chain.py``)."""
+
     levels: Tensor  # (T,) of the train indices
     indices: Tensor  # (K,) train indices that the chain visits
     visited: Tensor  # (K + 1,) levels of the states of the chain; the last is clean

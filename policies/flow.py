@@ -32,6 +32,8 @@ from .nets.denoiser import Cond, Denoiser, DenoiserConfig, cond_rows
 
 
 class TimeSampling(Enum):
+    """The distributions from which training draws flow times in [0, 1]."""
+
     uniform = "uniform"
     logit_normal = "logit_normal"
     beta = "beta"
@@ -39,6 +41,8 @@ class TimeSampling(Enum):
 
 @dataclass
 class FlowConfig:
+    """Settings of a flow policy: Euler steps, the distribution of training times, shortcuts, and the network."""
+
     steps: int = 10  # K, Euler steps when acting
     time: TimeSampling = TimeSampling.uniform  # how training draws the time of a sample
     beta_a: float = 1.5  # shape of the Beta distribution, with time=beta
@@ -72,6 +76,8 @@ def sample_time(config: FlowConfig, count: int, generator: torch.Generator | Non
 
 
 class FlowPolicy(nn.Module):
+    """The flow-matching policy: a velocity network, integrated from noise to a chunk in K Euler steps."""
+
     def __init__(self, spec: PolicySpec, config: FlowConfig) -> None:
         super().__init__()
         self.spec = replace(spec, noise_shape=spec.chunk_shape, goal_free=config.net.goal_drop > 0)

@@ -27,12 +27,16 @@ from .nets.mlp import MLP, Activation, require_widths
 
 
 class GaussianLoss(Enum):
+    """The losses of imitation: negative log-likelihood, or squared error of the mean."""
+
     likelihood = "likelihood"
     least_squares = "least_squares"
 
 
 @dataclass
 class GaussianConfig:
+    """Settings of a Gaussian policy: layers, squashing, deviation, and loss of imitation."""
+
     hidden: list[int] = field(default_factory=lambda: [256, 256, 256])  # width of each hidden layer
     squash: bool = False  # a tanh behind the Gaussian, as in SAC
     tanh_mean: bool = False  # bound the mean alone, not the distribution: what regression on weighted data asks for
@@ -61,6 +65,8 @@ class GaussianConfig:
 
 
 class GaussianPolicy(nn.Module):
+    """The Gaussian policy: one pass of a network to the mean and deviation of a whole chunk."""
+
     def __init__(self, spec: PolicySpec, config: GaussianConfig) -> None:
         super().__init__()
         self.spec = replace(spec, noise_shape=spec.chunk_shape, goal_free=config.goal_drop > 0)

@@ -29,17 +29,23 @@ from .runs.training_loop import train
 
 
 class Schedule(Enum):
+    """The courses of the learning rate after warm-up: constant, or a half cosine down."""
+
     constant = "constant"
     cosine = "cosine"
 
 
 class PadLoss(Enum):
+    """The treatment of padded actions behind the end of an episode: left out of the loss, or trained on."""
+
     mask = "mask"  # padding is no data
     train = "train"  # padding is trained as if it were data
 
 
 @dataclass
 class ImitateConfig:
+    """Settings of imitation: updates, batch, learning rate and its schedule, moving average, and padding."""
+
     steps: int = 10_000  # updates
     batch: int = 256  # windows of each update
     lr: float = 1e-3  # learning rate at its highest

@@ -23,6 +23,8 @@ from .nets.mlp import MLP, Activation, require_widths
 
 @dataclass
 class OneStepConfig:
+    """Settings of a one-step policy: its layers and its encoder."""
+
     hidden: list[int] = field(default_factory=lambda: [512, 512, 512, 512])  # width of each hidden layer
     activation: Activation = Activation.gelu  # between layers
     layer_norm: bool = False  # layer normalisation behind each hidden layer
@@ -33,6 +35,8 @@ class OneStepConfig:
 
 
 class OneStepPolicy(nn.Module):
+    """A network from an observation and noise to a chunk in one pass."""
+
     def __init__(self, spec: PolicySpec, config: OneStepConfig) -> None:
         super().__init__()
         self.spec = replace(spec, noise_shape=spec.chunk_shape, goal_free=False)

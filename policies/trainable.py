@@ -25,6 +25,8 @@ LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)
 
 
 class Part(Enum):
+    """The parts of a policy that can be trained."""
+
     all = "all"
     head = "head"  # all but the encoder of observations
     lora = "lora"
@@ -32,6 +34,8 @@ class Part(Enum):
 
 @dataclass
 class LoRAConfig:
+    """Settings of low-rank adaptation: rank, and weight of the change."""
+
     rank: int = 8  # of the change of each layer
     alpha: float = 8.0  # the change counts alpha / rank times
 
@@ -41,6 +45,8 @@ class LoRAConfig:
 
 @dataclass
 class TrainableConfig:
+    """Settings of the part of a policy that is trained."""
+
     part: Part = Part.all  # all; head: all but the encoder of observations; lora: low-rank changes of every layer
     rank: int = 8  # of the change of each layer, with part=lora
     alpha: float = 8.0  # with part=lora the change counts alpha / rank times

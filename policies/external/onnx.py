@@ -47,6 +47,8 @@ DTYPES = {
 
 @dataclass
 class OnnxConfig:
+    """Settings of `policy=onnx`: the file, its names of inputs and outputs, and how its chunks are played."""
+
     path: str  # of the ONNX file
     keys: dict[str, str] = field(default_factory=dict)  # our name of an observation: theirs; empty: they are the same
     noise: str = "noise"  # the input that takes noise, if there is one of this name
@@ -61,6 +63,8 @@ class OnnxConfig:
 
 
 class OnnxPolicy:
+    """A network of an ONNX file as a policy of this world, frozen, run by onnxruntime on the CPU."""
+
     def __init__(self, config: OnnxConfig, world: EnvSpec) -> None:
         model, sha256 = _read(config)
         self.config, self.world = replace(config, sha256=sha256), world

@@ -44,6 +44,8 @@ API_KEY = "BURNISH_API_KEY"
 
 @dataclass
 class RemoteConfig:
+    """Settings of `policy=remote`: the URL, the names that the server uses, and limits of a request."""
+
     url: str  # ws://host:port
     keys: dict[str, str] = field(default_factory=dict)  # our name of an observation: theirs; empty: all, as they are
     prompt: str | None = None  # instruction that is sent with every observation; null: none

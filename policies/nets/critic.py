@@ -27,6 +27,8 @@ from .mlp import MLP, WIDEST_TABLE, Activation, require_widths
 
 @dataclass
 class CriticConfig:
+    """Settings of an ensemble of Q networks: members, layers, and bins of a distribution over values."""
+
     members: int = 2  # critics in the ensemble
     hidden: list[int] = field(default_factory=lambda: [256, 256])  # width of each hidden layer
     activation: Activation = Activation.relu  # between layers
@@ -123,6 +125,8 @@ class QEnsemble(nn.Module):
 
 @dataclass
 class ValueConfig:
+    """Settings of a network from observations to values (V)."""
+
     hidden: list[int] = field(default_factory=lambda: [256, 256])  # width of each hidden layer
     activation: Activation = Activation.silu  # between layers
     layer_norm: bool = False  # layer normalisation behind each hidden layer

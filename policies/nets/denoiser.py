@@ -28,12 +28,16 @@ from .unet1d import UNet1d, UNetConfig
 
 
 class Body(Enum):
+    """The kinds of network between encoder and output: a multilayer perceptron or a temporal U-Net."""
+
     mlp = "mlp"
     unet = "unet"
 
 
 @dataclass
 class MlpBodyConfig:
+    """Settings of a denoiser's multilayer perceptron."""
+
     hidden: list[int] = field(default_factory=lambda: [256, 256, 256])  # width of each hidden layer
     time_dim: int = 64  # size of the embedding of the generation step
     activation: Activation = Activation.silu  # between layers
@@ -46,6 +50,8 @@ class MlpBodyConfig:
 
 @dataclass
 class DenoiserConfig:
+    """Settings of the network of flow and diffusion policies: body, encoder and guidance by the goal."""
+
     body: Body = Body.mlp  # the network between encoder and output
     mlp: MlpBodyConfig = field(default_factory=MlpBodyConfig)  # with body=mlp
     unet: UNetConfig = field(default_factory=UNetConfig)  # with body=unet

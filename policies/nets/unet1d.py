@@ -24,6 +24,8 @@ LEVELS = 12  # a chunk is padded to a multiple of 2^(levels - 1)
 
 @dataclass
 class UNetConfig:
+    """Settings of the temporal U-Net: channels of its levels, kernel, groups and time embedding."""
+
     channels: list[int] = field(default_factory=lambda: [64, 128, 256])  # one entry per level, finest first
     kernel: int = 5  # width of the convolutions over time
     groups: int = 8  # of group normalisation
