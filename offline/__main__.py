@@ -42,6 +42,8 @@ GROUPS: dict[str, dict[str, Mapping[str, type]]] = {
 
 @dataclass
 class OfflineConfig:
+    """Settings of `burnish offline`: recordings, a method, where the policy starts, and how it is tried."""
+
     data: str = MISSING  # a folder that `burnish collect` (or LeRobot) wrote
     method: Any = MISSING  # the method; each has a page in docs/methods
     policy: Any = None  # where to start; null: a fresh policy of the method's own kind
@@ -71,6 +73,7 @@ class OfflineConfig:
 
 
 def offline(config: OfflineConfig) -> int:
+    """Training of a policy by one method on recordings alone, saved, tried and delivered as a run; exit status."""
     device, name = prepare_machine(config.device, config.threads), method_name(config.method, Phase.offline)
     row = method_of(config.method, Phase.offline)
     episodes = relabelled(read_lerobot(config.data), config.rewards)

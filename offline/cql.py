@@ -54,6 +54,8 @@ from .td import calibrated, chunk_weight, cql_gap, pessimistic, row_mean, td_tar
 
 @dataclass
 class CQLConfig:
+    """Settings of CQL and Cal-QL: the weight of the gap between proposals and data, and those of SAC."""
+
     weight: float = 5.0  # of the gap; where it starts, with a threshold
     threshold: float | None = None  # the gap that a Lagrange multiplier shall hold; null: the weight is constant
     calibrate: bool = False  # Cal-QL; needs decisions(monte_carlo=True)
@@ -98,6 +100,8 @@ class CalibratingActor(SACActor):
 
 
 class CQL(CriticLearner):
+    """The learner of CQL and Cal-QL: a tanh-Gaussian policy, its critics and its temperature."""
+
     def __init__(
         self, policy: GaussianPolicy, config: CQLConfig, *, seed: int = 0, device: torch.device | str = "cpu"
     ) -> None:
@@ -252,4 +256,5 @@ class CQL(CriticLearner):
 
 
 def build(config: CQLConfig, policy: Any, *, seed: int = 0, device: torch.device | str = "cpu") -> CQL:
+    """The CQL learner of a tanh-Gaussian policy; another kind is refused."""
     return CQL(trainable_tanh_gaussian(policy, "CQL"), config, seed=seed, device=device)

@@ -59,11 +59,14 @@ def large_flow() -> FlowConfig:
 
 
 def large_critic() -> CriticConfig:
+    """The critic of the published FQL: four layers of 512 with GELU."""
     return CriticConfig(hidden=[512, 512, 512, 512], activation=Activation.gelu)
 
 
 @dataclass
 class FQLConfig:
+    """Settings of FQL: the weight of distillation, the flow, the one-step policy and the critic."""
+
     alpha: float = 1.0  # weight of the distillation against Q
     normalize_q: bool = True  # divide Q by its mean size in the loss of the policy
     heads: Heads = Heads.mean  # what targets take of the critic's members
@@ -154,6 +157,7 @@ class FQL(JointLearner):
 
 
 def build(config: FQLConfig, policy: Any, *, seed: int = 0, device: torch.device | str = "cpu") -> FQL:
+    """The FQL learner of a flow policy whose noise has the shape of the chunk; another kind is refused."""
     flow = trainable_imitator(policy, "FQL")
     if flow.spec.noise_shape != flow.spec.chunk_shape:
         raise BurnishError(

@@ -49,6 +49,8 @@ from .td import advantage_weight, chunk_weight, expectile, pessimistic, row_mean
 
 
 class Extraction(Enum):
+    """The ways to get a policy from the critics: weighted imitation, or the best of several draws."""
+
     awr = "awr"  # advantage-weighted regression
     best_of_n = "best_of_n"
 
@@ -67,6 +69,8 @@ def regression_policy(**changes: Any) -> GaussianConfig:
 
 @dataclass
 class IQLConfig:
+    """Settings of IQL: the expectile, the way of extraction, and the networks."""
+
     expectile: float = 0.7  # 0.5 is the mean of the data; towards 1, its best
     extraction: Extraction = Extraction.awr  # awr: weighted imitation; best_of_n: the best of count draws by the critic
     beta: float = 3.0  # inverse temperature of the weights
@@ -172,4 +176,5 @@ class IQL(JointLearner):
 
 
 def build(config: IQLConfig, policy: Any, *, seed: int = 0, device: torch.device | str = "cpu") -> IQL:
+    """The IQL learner of a policy that can imitate; a frozen one is only drawn from."""
     return IQL(trainable_imitator(policy, "IQL").train(not config.frozen), config, seed=seed, device=device)

@@ -41,6 +41,8 @@ from .td import chunk_weight, td_target
 
 @dataclass
 class QChunkingConfig:
+    """Settings of Q-chunking: the number of draws, the flow and the critic."""
+
     count: int = 32  # draws of which the best is played, and backed up
     heads: Heads = Heads.mean  # what targets take of the critic's members
     lr: float = 3e-4  # learning rate of everything
@@ -111,4 +113,5 @@ class QChunking(JointLearner):
 
 
 def build(config: QChunkingConfig, policy: Any, *, seed: int = 0, device: torch.device | str = "cpu") -> QChunking:
+    """The Q-chunking learner of a policy that can imitate."""
     return QChunking(trainable_imitator(policy, "Q-chunking"), config, seed=seed, device=device)

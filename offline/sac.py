@@ -50,6 +50,8 @@ def soft_agent(**changes: Any) -> GaussianConfig:
 
 @dataclass
 class SACConfig:
+    """Settings of SAC: learning rates, temperature, critic ensemble, and ratio of updates."""
+
     lr: float = 3e-4  # learning rate of the critic
     actor_lr: float = 3e-4  # learning rate of the actor and of the temperature
     tau: float = 0.005  # share by which target networks follow, at every update
@@ -77,6 +79,8 @@ class SACConfig:
 
 
 class SACActor:
+    """The actor of SAC: draws of the agent, and those of ``warm`` before learning begins."""
+
     def __init__(self, agent: GaussianPolicy, warm: Warm | None) -> None:
         self.agent, self.warm = agent, warm or uniform(agent.spec)
 
@@ -91,6 +95,8 @@ class SACActor:
 
 
 class SAC(ActorCritic):
+    """The SAC learner of a tanh-Gaussian agent."""
+
     def __init__(
         self,
         agent: GaussianPolicy,

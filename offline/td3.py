@@ -49,6 +49,8 @@ def deterministic_agent(**changes: Any) -> GaussianConfig:
 
 @dataclass
 class TD3Config:
+    """Settings of TD3: learning rates, noise of exploration and of targets, and delay of the actor."""
+
     lr: float = 3e-4  # learning rate of the critic
     actor_lr: float = 3e-4  # learning rate of the actor
     tau: float = 0.005  # share by which target networks follow, at every update
@@ -75,6 +77,8 @@ class TD3Config:
 
 
 class TD3Actor:
+    """The actor of TD3: the agent's action with Gaussian noise of ``explore_std``, and ``warm`` before learning."""
+
     def __init__(self, agent: GaussianPolicy, explore_std: float, warm: Warm | None) -> None:
         self.agent, self.explore_std, self.warm = agent, explore_std, warm or uniform(agent.spec)
 
@@ -91,6 +95,8 @@ class TD3Actor:
 
 
 class TD3(ActorCritic):
+    """The TD3 learner of a deterministic agent."""
+
     def __init__(
         self,
         agent: GaussianPolicy,

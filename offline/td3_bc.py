@@ -37,6 +37,8 @@ from .td3 import TD3Actor, deterministic_agent
 
 @dataclass
 class TD3BCConfig:
+    """Settings of TD3+BC: the weight of Q, and those of TD3."""
+
     alpha: float = 2.5  # weight of Q, whose scale is divided out; 0 imitates
     lr: float = 3e-4  # learning rate of the critic
     actor_lr: float = 3e-4  # learning rate of the policy
@@ -60,6 +62,8 @@ class TD3BCConfig:
 
 
 class TD3BC(CriticLearner):
+    """The learner of TD3+BC: a deterministic policy, its critics and the targets of both."""
+
     def __init__(
         self, policy: GaussianPolicy, config: TD3BCConfig, *, seed: int = 0, device: torch.device | str = "cpu"
     ) -> None:
@@ -124,4 +128,5 @@ class TD3BC(CriticLearner):
 
 
 def build(config: TD3BCConfig, policy: Any, *, seed: int = 0, device: torch.device | str = "cpu") -> TD3BC:
+    """The TD3+BC learner of a policy with a bounded mean; another kind is refused."""
     return TD3BC(trainable_tanh_gaussian(policy, "TD3+BC"), config, seed=seed, device=device)
