@@ -87,6 +87,7 @@ class FinetuneConfig:
 
 
 def finetune(config: FinetuneConfig) -> int:
+    """A refinement from its settings to a delivered run folder; exit status."""
     return carry_out(config, *refinement(config))
 
 
@@ -161,6 +162,7 @@ def refinement(config: FinetuneConfig, base: Any = None, env: VecEnv | None = No
 def carry_out(
     config: FinetuneConfig, work: Improvement, loop: Any, *, keep: bool = True, on_log: OnLog | None = None
 ) -> int:
+    """The run of a loop that is built already: trained, tried, saved and delivered; exit status."""
     per_iteration, training = loop.decisions_per_iteration, work.training
     with closing(training) if isinstance(training, Asynchronous) else nullcontext():
         status = improve(
@@ -194,6 +196,7 @@ def scene(
 
 
 def in_two_processes(config: FinetuneConfig, loop: Any) -> Asynchronous:
+    """The off-policy loop with its worlds in a process of their own; another kind of loop is refused."""
     if type(loop) is not OffPolicy:
         loops = {name: getattr(kind(), "loop", None) for name, kind in ONLINE.items()}
         able = [name for name, loop in loops.items() if isinstance(loop, OffPolicyConfig)]
@@ -219,6 +222,7 @@ def acting(config: FinetuneConfig, seed: int) -> OffPolicy[Any]:
 
 
 def on_view(method: Any, view: View) -> Any:
+    """The settings of method=sb3 with another view; another method is refused."""
     if not isinstance(method, SB3Config):
         raise BurnishError(
             f"view={view.name} is a choice of method=sb3; method={method_name(method)} has the view that it needs, "

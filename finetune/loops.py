@@ -51,6 +51,8 @@ class Assembly(NamedTuple):
 
 @dataclass
 class OnPolicyConfig:
+    """Settings of the on-policy loop: the length of a rollout."""
+
     decisions_per_update: int = 128  # per world
 
     def __post_init__(self) -> None:

@@ -52,6 +52,8 @@ SLICE = 4096  # rows of the actor's network per pass of a CPU where something is
 
 
 class Normalize(Enum):
+    """The rows over which advantages are normalised."""
+
     update = "update"
     minibatch = "minibatch"
     none = "none"
@@ -59,6 +61,8 @@ class Normalize(Enum):
 
 @dataclass
 class PPOConfig:
+    """Settings of PPO: passes, minibatches, clipping, learning rates, and treatment of rewards."""
+
     epochs: int = 5  # passes over each rollout
     minibatch: int = 256  # rows; all factors of a row are in the same minibatch
     clip: float = 0.2  # limit of the change of a likelihood ratio

@@ -28,6 +28,8 @@ GROUPS: dict[str, dict[str, type]] = {}  # no setting of this verb is a choice a
 
 @dataclass
 class QuickstartConfig:
+    """Settings of `burnish quickstart`: demonstrations, imitation, methods, budget and evaluations."""
+
     out: str = "runs/quickstart"  # folder of everything that it makes
     demonstrations: int = 100  # episodes that the base imitates
     steps: int = 4000  # of imitation
@@ -48,6 +50,7 @@ class QuickstartConfig:
 
 
 def quickstart(config: QuickstartConfig) -> int:
+    """The commands from demonstrations to a refined policy, run one after the other; exit status."""
     began, out, seed = time.monotonic(), Path(config.out), f"seed={config.seed}"
     # Data of other settings would be met by what was made of the first ones.
     kept = {name: x for name, x in to_data(config).items() if name != "out"}

@@ -70,6 +70,8 @@ DETERMINISTIC = (Algo.TD3, Algo.DDPG)
 
 
 class View(Enum):
+    """The quantity that an algorithm of SB3 controls: a correction, the noise of the base, or the robot itself."""
+
     residual = "residual"
     latent = "latent"
     plain = "plain"
@@ -81,6 +83,8 @@ BOUNDS = {View.residual: 0.1, View.latent: 1.5}
 
 @dataclass
 class SB3Config:
+    """Settings of method=sb3: the algorithm, what it controls, and arguments of SB3's constructor."""
+
     algo: Algo = Algo.SAC  # algorithm of Stable-Baselines3
     view: View = View.residual  # what the agent controls: a correction, the noise of the base, or the robot
     # Of SB3's constructor, null: its own. 'method.settings={learning_rate: 1e-3, policy_kwargs: {net_arch: [64, 64]}}'
@@ -125,6 +129,7 @@ class Prepared(NamedTuple):
 
 
 def prepare_view(config: SB3Config, base: Any, env: VecEnv, samples: Obs | None, seed: int) -> Prepared:
+    """The world as SB3's algorithm sees it, and how its agent becomes a policy on the base."""
     where = f"method=sb3 view={config.view.value}"
     per_tick = config.discount.per_step(1)
     if config.view is View.plain:

@@ -74,6 +74,8 @@ POLL_S = 0.2
 
 @dataclass
 class CompareConfig:
+    """Settings of `burnish compare`: base, methods, seeds, budget, evaluations and videos."""
+
     base: str = ""  # the checkpoint from which every method begins
     methods: list[str] = field(default_factory=list)  # experiments of the task, methods, or files like an experiment
     seeds: int = 3  # runs of each method
@@ -106,6 +108,7 @@ class CompareConfig:
 
 
 def compare(config: CompareConfig) -> int:
+    """A comparison of methods on one base, run by run, with its table and best run written; exit status."""
     base, origin = load_policy(config.base)
     world, execute = origin.get("env"), base.spec.execute
     task = config.task or (world.get("name") if isinstance(world, Mapping) else None)

@@ -53,6 +53,8 @@ GROUPS: dict[str, dict[str, Mapping[str, type]]] = {
 
 @dataclass
 class DistillConfig:
+    """Settings of `burnish distill`: teachers, student, episodes, and rounds of learning."""
+
     teachers: list[str] = MISSING  # what refinement (or pretraining) left behind: run folders
     env: Any = None  # where all of them play; by default each in the world that it was trained for
     policy: Any = None  # the student; null: a fresh flow, or the teacher's base where consolidate=true
@@ -84,6 +86,7 @@ class DistillConfig:
 
 
 def distill(config: DistillConfig) -> int:
+    """One student, trained on the episodes of all teachers, tried in their worlds and saved; exit status."""
     device, out = prepare_machine(config.device, config.threads), Path(config.out)
     teachers = [_teacher(path, config, device) for path in config.teachers]
     spec = shared_spec(teachers)

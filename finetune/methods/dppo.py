@@ -47,6 +47,7 @@ from ..surrogate import Reduction, clip_schedule, denoising_weight
 
 
 def published_ppo() -> PPOConfig:
+    """The PPO settings that DPPO was published with."""
     return PPOConfig(
         epochs=5,
         minibatch=5000,
@@ -61,6 +62,8 @@ def published_ppo() -> PPOConfig:
 
 @dataclass
 class DPPOConfig:
+    """Settings of DPPO: the trained steps of the chain, their noise and clipping, and the PPO."""
+
     trained_steps: int = 10  # K', the last steps of the chain
     gamma_denoising: float = 0.99  # discount of the advantage for each step before the last
     clip_base: float | None = None  # clip of the noisiest trained step; null: ppo.clip for all steps

@@ -60,12 +60,16 @@ from ..loops import Assembly, OffPolicyConfig
 
 
 class Select(Enum):
+    """The critics that choose among candidates: the target networks, or those that are trained."""
+
     target = "target"
     online = "online"
 
 
 @dataclass
 class EXPOConfig:
+    """Settings of EXPO: candidates, the edit and its bound, the base's imitation, and the critic."""
+
     count: int = 8  # N: chunks of the base per choice, each once as it is and once edited
     edit_bound: float = 0.1  # of the edit, in units of the action range [-1, 1]
     select: Select = Select.target  # which critics choose among the candidates
@@ -147,6 +151,7 @@ class EXPOActor:
 
 
 def edited(base_action: Tensor, edit: Tensor, bound: float) -> Tensor:
+    """The base's action plus the bounded edit, clipped to [-1, 1]."""
     return (base_action + bound * edit).clamp(-1, 1)
 
 
@@ -268,6 +273,7 @@ class EXPO(Learner):
 
 
 def build(config: EXPOConfig, base: Any, env: VecEnv, *, seed: int = 0, device: torch.device | str = "cpu") -> Assembly:
+    """The learner of EXPO and its view of the worlds, one chunk to a decision."""
     trained = trainable_imitator(base, "method=expo")
     view = ChunkEnv(env, base.spec.execute, config.discount.per_step(base.spec.execute))
     plain = agent_spec(view.spec, base.spec.execute, base.spec.history)

@@ -38,6 +38,8 @@ def _ppo() -> PPOConfig:
 
 @dataclass
 class FlowSDEConfig:
+    """Settings of Flow-SDE: the noise of the generation, the trained part, and the PPO."""
+
     noise: SDEConfig = field(default_factory=SDEConfig)  # noise of the generation while it is trained
     train: TrainableConfig = field(default_factory=TrainableConfig, metadata=LATER)  # what of the base is trained
     discount: Discount = field(default_factory=lambda: Discount(0.99, Per.chunk))  # of later rewards
@@ -48,6 +50,7 @@ class FlowSDEConfig:
 def build(
     config: FlowSDEConfig, base: Any, env: VecEnv, *, seed: int = 0, device: torch.device | str = "cpu"
 ) -> Assembly:
+    """The learner of Flow-SDE on a flow policy."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "lora"))
         actor = SDEFlowActor(base, config.noise, config.train).to(device)

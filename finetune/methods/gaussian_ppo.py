@@ -36,6 +36,8 @@ from ..ppo import PPO, PPOConfig
 
 @dataclass
 class GaussianPPOConfig:
+    """Settings of PPO on a Gaussian policy, fresh or given."""
+
     agent: GaussianConfig = field(default_factory=lambda: GaussianConfig(hidden=[256, 256]))  # of a fresh policy
     execute: int = 1  # actions per decision of a fresh policy; a base keeps its own
     std: float | None = None  # where the exploration of a base starts; null: at the spread that it has
@@ -72,6 +74,7 @@ def explore_from(actor: GaussianPolicy, std: float) -> None:
 def build(
     config: GaussianPPOConfig, base: Any, env: VecEnv, *, seed: int = 0, device: torch.device | str = "cpu"
 ) -> Assembly:
+    """The PPO of a Gaussian policy, fresh where no base is given; another kind of base is refused."""
     if base is None:
         actor = build_policy(config.agent, agent_spec(env.spec, config.execute), seed=seed, device=device)
     elif isinstance(base, GaussianPolicy):

@@ -42,14 +42,17 @@ from ..loops import Assembly, OffPolicyConfig
 
 
 def union() -> OffPolicyConfig:
+    """The loop that draws batches from recordings and new decisions together, in proportion to their number."""
     return OffPolicyConfig(warmup=1000, prior_share=None)
 
 
 def single_steps() -> ChunkConfig:
+    """The chunk of methods that act at each tick: one action."""
     return ChunkConfig(horizon=1, execute=1)
 
 
 def chunks_of_five() -> ChunkConfig:
+    """The chunk of Q-chunking as published: five actions, all played."""
     return ChunkConfig(horizon=5, execute=5)
 
 

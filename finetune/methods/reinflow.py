@@ -63,6 +63,8 @@ def _ppo() -> PPOConfig:
 
 @dataclass
 class ReinFlowConfig:
+    """Settings of ReinFlow: the learned noise, entropy, anchor to the base, and the PPO."""
+
     noise: NoiseConfig = field(default_factory=NoiseConfig)  # noise of the generation while it is trained
     entropy: float = 0.03  # weight of the entropy per term of the likelihood
     anchor: float = 0.0  # weight of the squared distance to the base's actions from the same noise
@@ -123,6 +125,7 @@ class ReinFlow(Learner):
 def build(
     config: ReinFlowConfig, base: Any, env: VecEnv, *, seed: int = 0, device: torch.device | str = "cpu"
 ) -> Assembly:
+    """The learner of ReinFlow on a flow policy."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "noise net"))
         actor = NoisyFlowActor(base, config.noise, config.train).to(device)

@@ -59,6 +59,8 @@ def _ppo() -> PPOConfig:
 
 @dataclass
 class ResidualPPOConfig:
+    """Settings of residual PPO: the bound and price of the correction, its network, and the PPO."""
+
     bound: float = 0.1  # of the correction, in units of the action range [-1, 1]
     observe: list[Hidden] = field(default_factory=list, metadata=LATER)  # [phase,queue]: what the base's chunk hides
     agent: GaussianConfig = field(default_factory=_agent)  # the network that corrects

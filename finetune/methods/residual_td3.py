@@ -62,6 +62,8 @@ from ..loops import Assembly, OffPolicyConfig
 
 
 class Algorithm(Enum):
+    """The learners of the correction."""
+
     td3 = "td3"
     sac = "sac"
 
@@ -93,6 +95,8 @@ def _sac() -> SACConfig:
 
 @dataclass
 class ResidualTD3Config:
+    """Settings of off-policy residuals: the learner, the bound of the correction, and exploration."""
+
     algorithm: Algorithm = Algorithm.td3  # sac or td3
     bound: float = 0.1  # of the correction, in units of the action range [-1, 1]
     warm_noise: float = 0.2  # uniform around the base during the warm-up, in the same units

@@ -30,6 +30,8 @@ from .latent import LatentLearner, as_the_base, latent_agent, latent_view, steer
 
 @dataclass
 class RFSConfig:
+    """Settings of RFS: the bounds of noise and correction, and the SAC."""
+
     latent_bound: float = 1.5  # of each coordinate of the noise
     residual_bound: float = 0.1  # in units of the action range [-1, 1]
     repeat: bool = False  # one vector of noise for the whole chunk

@@ -50,6 +50,8 @@ from ..loops import Assembly, OffPolicyConfig
 
 
 class Algorithm(Enum):
+    """The learners that RLPD can use."""
+
     sac = "sac"
     td3 = "td3"
 
@@ -64,6 +66,8 @@ def _td3() -> TD3Config:
 
 @dataclass
 class RLPDConfig:
+    """Settings of RLPD: the learner, and the chunk and history of an actor from scratch."""
+
     algorithm: Algorithm = Algorithm.sac  # sac or td3
     execute: int = 1  # actions per decision of an actor from scratch; a base brings its own, and its history
     history: int = 1  # observations that are stacked, the newest among them
@@ -91,6 +95,8 @@ def starting_from(base: Any) -> GaussianPolicy:
 
 
 def as_drawn(agent: GaussianPolicy) -> Warm:
+    """A warm-up that plays draws of the agent itself."""
+
     def play(obs: Obs, generator: torch.Generator) -> Tensor:
         return agent.spec.executed(agent.draw(obs, generator=generator).action)
 

@@ -38,6 +38,8 @@ from ..ppo import PPO, PPOConfig
 
 
 class Distance(Enum):
+    """The distances between the actions of student and teacher."""
+
     mse = "mse"
     l1 = "l1"
     likelihood = "likelihood"  # minus the log-density of the teacher's action under the student
@@ -50,6 +52,8 @@ def _agent() -> GaussianConfig:
 
 @dataclass
 class RPDConfig:
+    """Settings of RPD: the student, its distance to the teacher and the weight of that, and the PPO."""
+
     agent: GaussianConfig = field(default_factory=_agent)  # the student
     execute: int = 1  # actions per decision of the student; the teacher is asked as often
     distance: Distance = Distance.mse  # between student and teacher

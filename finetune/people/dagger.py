@@ -54,6 +54,8 @@ def _loop() -> OffPolicyConfig:
 
 @dataclass
 class DAggerConfig:
+    """Settings of DAgger: when the expert takes over, and how the student imitates."""
+
     intervention: InterventionConfig = field(default_factory=InterventionConfig)  # when a scripted expert takes over
     relabel: bool = False  # ask the expert about every decision, not only keep what it did
     lr: float = 3e-4  # learning rate of the student

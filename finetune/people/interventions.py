@@ -55,6 +55,8 @@ class Rule(Enum):
 
 @dataclass
 class InterventionConfig:
+    """Settings of a scripted expert as a person: when it takes over, how late, and for how long."""
+
     rule: Rule = Rule.disagreement  # when the expert takes over
     probability: float = 0.1  # random: per tick
     threshold: float = 0.5  # disagreement: of the largest coordinate, in units of the action range [-1, 1]

@@ -58,6 +58,8 @@ def _td3() -> TD3Config:
 
 @dataclass
 class RLIFConfig:
+    """Settings of RLIF: when the expert takes over, and the learner."""
+
     intervention: InterventionConfig = field(default_factory=InterventionConfig)  # when a scripted expert takes over
     algorithm: Algorithm = Algorithm.sac  # sac or td3
     execute: int = 1  # actions per decision of an actor from scratch; a base brings its own, and its history
