@@ -53,6 +53,8 @@ PUBLISH_EVERY_S = 5.0  # so much work a kill costs at most, or a twentieth of th
 
 @dataclass
 class CollectConfig:
+    """Settings of `burnish collect`: a world, an expert or a policy, and the number of episodes."""
+
     env: Any = None  # two_mode by default; with a policy, the world that it was trained for
     expert: str | None = None  # clean by default; noisy, clumsy, where an arm acts multi_modal; or module:callable
     errors: Errors = field(default_factory=Errors)  # of an expert in worlds of other packages, instead of its level's
@@ -85,6 +87,7 @@ class Scene(NamedTuple):
 
 
 def collect(config: CollectConfig) -> int:
+    """Episodes of an expert or a policy, written as a LeRobot data set; exit status."""
     if Path(config.out).exists() and not config.resume:
         raise BurnishError(f"{config.out} exists already; use another out=, or continue it with resume=true")
     require_writable(Path(config.out).parent)
@@ -117,6 +120,7 @@ def collect(config: CollectConfig) -> int:
 
 
 def view(config: ViewConfig) -> int:
+    """A window or films of a policy or an expert at work in a world; exit status."""
     played = {"env": config.env, "expert": config.expert, "policy": config.policy, "episodes": config.episodes}
     acting = CollectConfig(**played, worlds=1, seed=config.seed)
     scene = _scene(acting)

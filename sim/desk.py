@@ -27,17 +27,23 @@ if TYPE_CHECKING:
 
 
 class ActionMode(enum.Enum):
+    """The meanings of an action: targets of the joints, or displacements of the tool."""
+
     joint_target = "joint_target"
     ee_delta = "ee_delta"
 
 
 class Observe(enum.Enum):
+    """The observations of a task of the arm: numbers, pictures, or both."""
+
     state = "state"  # everything as numbers
     pixels = "pixels"  # cameras and the arm's own senses
     both = "both"  # cameras and everything as numbers
 
 
 class Reward(enum.Enum):
+    """The rewards of a task of the arm."""
+
     sparse = "sparse"  # 1 on success, else 0
     dense = "dense"  # how much nearer success came, in shares of the way, and 1 on success
 

@@ -28,6 +28,8 @@ class Order(enum.Enum):
 
 
 class Reward(enum.Enum):
+    """The rewards of point_reach."""
+
     distance = "distance"  # minus the distance to the goal in metres
     dense = "dense"  # in (0, 1], one half at 0.2 m from the goal
     sparse = "sparse"  # 1 at the goal, else 0
@@ -35,6 +37,8 @@ class Reward(enum.Enum):
 
 @dataclass
 class PointReachConfig:
+    """Settings of env=point_reach: dimension, kind of action, reward, observations and end."""
+
     dim: int = 2  # of the space
     order: Order = Order.velocity  # what an action commands
     reward: Reward = Reward.distance  # which reward the world pays

@@ -111,12 +111,16 @@ def lqr_solve(config: LQRConfig, gamma: float) -> tuple[Tensor, Tensor]:
 
 
 class End(enum.Enum):
+    """The ways in which an episode of constant reward ends, each with its value function V."""
+
     truncate = "truncate"  # V = 1 / (1 - gamma), everywhere
     terminate = "terminate"  # V = (1 - gamma^(max_steps - t)) / (1 - gamma)
 
 
 @dataclass
 class ConstantRewardConfig:
+    """Settings of env=constant_reward: how episodes end and how long they are."""
+
     end: End = End.truncate  # how episodes end
     observe_time: bool = False  # adds t / max_steps to ``state``; without it every state looks the same
     control_hz: float = 10.0  # control ticks per second

@@ -31,6 +31,8 @@ UNDECIDED, LOWER, UPPER = -1, 0, 1
 
 @dataclass
 class TwoModeConfig:
+    """Settings of env=two_mode: the obstacle, the corridor, the starts and the disturbance."""
+
     obstacle_radius: float = 0.42  # m
     goal_radius: float = 0.2  # m
     half_width: float = 0.9  # m, of the corridor

@@ -28,6 +28,8 @@ from .build import env_name
 
 @dataclass
 class ViewConfig:
+    """Settings of `burnish view`: a world, a policy or an expert, and where films go."""
+
     env: Any = None  # two_mode by default; with a policy, the world that it was trained for
     expert: str | None = None  # level of the scripted expert of that world, clean by default
     policy: Any = None  # policy=checkpoint policy.path=...: a trained policy, which then acts instead of the expert

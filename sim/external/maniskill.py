@@ -29,17 +29,23 @@ if TYPE_CHECKING:
 
 
 class Observations(Enum):
+    """The observations of a ManiSkill task."""
+
     state = "state"  # numbers alone, with the poses of the objects
     rgb = "rgb"  # images, and of the numbers those that a robot knows of itself
 
 
 class RewardMode(Enum):
+    """The rewards of a ManiSkill task, by its own names."""
+
     sparse = "sparse"  # 1 where the task is solved, -1 where it has failed
     dense = "dense"
     normalized_dense = "normalized_dense"  # the dense one, at most 1
 
 
 class Backend(Enum):
+    """The device on which ManiSkill simulates."""
+
     auto = "auto"  # the GPU if torch finds one, else the CPU
     cpu = "cpu"
     gpu = "gpu"
@@ -47,7 +53,7 @@ class Backend(Enum):
 
 @dataclass(frozen=True)
 class Task:
-    """What was measured of a task. ``max_steps`` is twice the mean length of the planner's demonstrations (PushCube 69,
+    """Measured facts of a task. ``max_steps`` is twice the mean length of the planner's demonstrations (PushCube 69,
     PickCube 75, StackCube 107, PegInsertionSide 155), and longer than the longest of them (77, 88, 126, 203)."""
 
     max_steps: int | None = None  # None: the registered limit
@@ -70,6 +76,8 @@ SHADERS = ("minimal", "default", "rt-fast", "rt-med", "rt")
 
 @dataclass
 class ManiSkillConfig:
+    """Settings of env=maniskill: the task, its observations, control mode, reward and device."""
+
     id: str = "PushCube-v1"  # as registered with ManiSkill
     obs: Observations = Observations.state  # state | rgb (images, and what the robot knows of itself)
     cameras: list[str] = field(default_factory=list)  # those that are observed with obs=rgb; by default all of the task
@@ -168,6 +176,7 @@ def hosted(config: ManiSkillConfig, num_envs: int) -> GymConfig:
 
 
 def worlds(num_envs: int, config: ManiSkillConfig, *, seed: int = 0, device: torch.device | str = "cpu") -> VecEnv:
+    """The worlds of a ManiSkill task: batched on the GPU, or one by one in worker processes."""
     if config.on_gpu():
         from .maniskill_gpu import ManiSkillEnv
 

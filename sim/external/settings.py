@@ -25,12 +25,16 @@ COMPATIBILITY = ("GymV21Environment", "GymV26Environment")  # they take the name
 
 
 class Reward(Enum):
+    """The rewards of a world of another package: its own, or -1 per step until success."""
+
     given = "given"  # as the world pays
     until_success = "until_success"  # -1 in every step until the first success
 
 
 @dataclass
 class GymConfig:
+    """Settings of env=gym: an environment of Gymnasium, how it is made, read and run."""
+
     id: str = "Pendulum-v1"  # as registered with Gymnasium, module:callable, or an entry point of burnish.worlds
     kwargs: Any = None  # plain data for its constructor; on the command line 'env.kwargs={render_mode: rgb_array}'
     max_steps: int | None = None  # by default the limit it is registered with
@@ -78,6 +82,7 @@ def registered(name: str) -> Any:
 
 
 def is_entry_point(name: str) -> bool:
+    """Whether an installed package announces a world under that name."""
     return bool(entry_points(group="burnish.worlds", name=name))
 
 

@@ -16,12 +16,15 @@ Bounds = list[float | None]  # [low, high], None: no limit
 
 
 def limits(bounds: Bounds) -> tuple[float, float]:
+    """The two ends of a range, infinite where they are null."""
     low, high = bounds
     return -math.inf if low is None else low, math.inf if high is None else high
 
 
 @dataclass
 class LocomotionConfig:
+    """Settings that all running robots share: weights of the reward, noise, observations."""
+
     forward_reward_weight: float = 1.0  # reward for each m/s forwards
     ctrl_cost_weight: float = 0.1  # price of squared actions
     reset_noise_scale: float = 0.1  # half the range of the noise on the initial state
@@ -43,17 +46,23 @@ class LocomotionConfig:
 
 @dataclass
 class HalfCheetahConfig(LocomotionConfig):
+    """Settings of env=half_cheetah; it has none of its own."""
+
     pass
 
 
 @dataclass
 class FallingConfig(LocomotionConfig):
+    """Settings of robots that can fall: the reward and the end that depend on health."""
+
     healthy_reward: float = 1.0  # reward of each tick in which the robot is healthy
     terminate_when_unhealthy: bool = True  # an episode ends when the robot is no longer healthy
 
 
 @dataclass
 class HopperConfig(FallingConfig):
+    """Settings of env=hopper."""
+
     ctrl_cost_weight: float = 1e-3  # price of squared actions
     reset_noise_scale: float = 5e-3  # half the range of the noise on the initial state
     # of every other coordinate of the state
@@ -65,6 +74,8 @@ class HopperConfig(FallingConfig):
 
 @dataclass
 class Walker2dConfig(FallingConfig):
+    """Settings of env=walker2d."""
+
     ctrl_cost_weight: float = 1e-3  # price of squared actions
     reset_noise_scale: float = 5e-3  # half the range of the noise on the initial state
     healthy_z_range: Bounds = field(default_factory=lambda: [0.8, 2.0])  # m, heights at which the robot is healthy
@@ -74,6 +85,8 @@ class Walker2dConfig(FallingConfig):
 
 @dataclass
 class AntConfig(FallingConfig):
+    """Settings of env=ant."""
+
     ctrl_cost_weight: float = 0.5  # price of squared actions
     contact_cost_weight: float = 5e-4  # price of squared contact forces
     contact_force_range: Bounds = field(default_factory=lambda: [-1.0, 1.0])  # contact forces are clipped to it
@@ -83,6 +96,8 @@ class AntConfig(FallingConfig):
 
 @dataclass
 class HumanoidConfig(FallingConfig):
+    """Settings of env=humanoid."""
+
     forward_reward_weight: float = 1.25  # reward for each m/s forwards
     contact_cost_weight: float = 5e-7  # price of squared contact forces
     contact_cost_range: Bounds = field(default_factory=lambda: [None, 10.0])  # that price is clipped to it
