@@ -80,6 +80,8 @@ class AllowedLatency(InSentences, Latency):
 
 @dataclass
 class RobotVerb:
+    """Settings that `burnish deploy` and `burnish record` share: robot, policy, cameras, and safety."""
+
     robot: Any  # which robot, twin or emulator
     policy: Any  # policy=checkpoint, bundle, server or another kind
     env: Any = None  # what the policy was trained for, by default; joints: the robot itself, without a task
@@ -103,6 +105,8 @@ class RobotVerb:
 
 @dataclass
 class DeployConfig(RobotVerb):
+    """Settings of `burnish deploy`: chunks, latency, supervision, and what is kept."""
+
     chunks: Any = None  # how to go from chunk to chunk during inference; null: each decision is waited for
     latency: AllowedLatency = field(default_factory=AllowedLatency)  # of inference, with chunks and realtime=false
     compare: bool = True  # play the same episodes in simulation too
@@ -136,6 +140,8 @@ class DeployConfig(RobotVerb):
 
 @dataclass
 class RecordConfig(RobotVerb):
+    """Settings of `burnish record`: the person or expert who acts, and the dataset."""
+
     policy: Any = None  # who plays where the supervisor does not; by default nobody, and the robot stays
     # keyboard, gamepad, or expert: the scripted one of the task, for robots that are models
     supervisor: str = "keyboard"
@@ -255,5 +261,6 @@ def require_quick(realtime: bool, body: Any, inference: Mapping[str, float]) -> 
 
 
 def write_json(folder: str | None, name: str, data: Mapping[str, Any]) -> None:
+    """The file ``name`` in a folder, written with ``data``; nothing where no folder is given."""
     if folder is not None:
         write(Path(folder) / name, json.dumps(data, indent=1) + "\n")

@@ -57,11 +57,15 @@ class ModelledBody(Body, Protocol):
 
 @dataclass
 class TwinRobot:
+    """Settings of robot=twin: the world's own model behind the interface of a robot."""
+
     device: dict[str, Any] = field(default_factory=dict)  # of drivers/twin.py: noise_rad, command_latency_s, ...
 
 
 @dataclass
 class So101Emulated:
+    """Settings of robot=so101_emulated: an SO-101 arm whose serial bus is emulated, with its losses."""
+
     # limits of the emulated servos
     device: dict[str, Any] = field(default_factory=lambda: {"velocity": 4.0, "acceleration": 40.0})
     loss: float = 0.0  # share of packets that never arrive, in either direction

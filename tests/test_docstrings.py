@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("policies", "offline", "finetune", "sim")
+FOLDERS = ("policies", "offline", "finetune", "sim", "real_robot")
 RIDDLES = ("What ", "Who ", "Whoever ", "Somebody ")  # a sentence with its subject left to be guessed
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 

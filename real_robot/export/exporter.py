@@ -38,6 +38,8 @@ from .runtime import BASE_ACTION, GOAL_GIVEN, PREFIX, PREFIX_KNOWN, ExportedPoli
 
 @dataclass
 class ExportConfig:
+    """Settings of an export: its folder, and the observations on which it is compared with the policy."""
+
     out: str  # the folder of the bundle, which must not exist yet
     data: str | None = None  # recordings, whose observations are tried beside random ones
     samples: int = 10_000  # random observations on which the export must answer as the policy does

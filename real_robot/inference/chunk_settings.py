@@ -16,12 +16,16 @@ from ..errors import Refused
 
 
 class Mode(Enum):
+    """The ways in which one chunk follows another: end to end, averaged, or in real time."""
+
     queue = "queue"
     ensemble = "ensemble"
     realtime = "realtime"
 
 
 class Hold(Enum):
+    """The ways in which an answer is made to continue the old chunk."""
+
     inpaint = "inpaint"  # the committed actions are put into the answer's chain; any policy of several steps
     guide = "guide"  # and it is guided to all that is left of the old chunk, which takes a gradient per step
 

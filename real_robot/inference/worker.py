@@ -77,6 +77,8 @@ class InferenceResponse(NamedTuple):
 
 
 class Predictor(Protocol):
+    """The interface of a policy to a worker: observation and committed actions to a chunk."""
+
     @property
     def facts(self) -> Facts: ...
 
@@ -86,6 +88,8 @@ class Predictor(Protocol):
 
 
 class InferenceWorker(Protocol):
+    """The interface of inference that runs while the arm moves."""
+
     @property
     def clock(self) -> Clock: ...
 

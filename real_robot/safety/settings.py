@@ -19,6 +19,8 @@ ENOUGH = 1e9  # of whatever unit: what is greater cannot be meant, and overflows
 
 @dataclass
 class Safety:
+    """Settings of `SafeRobot`: rates, limits, tolerances, and how long each may be exceeded."""
+
     rate_hz: float = 100.0  # of the control loop
     share: float = 1.0  # of the robot's velocities and accelerations
     outside_rad: float = 0.1  # so far outside its limits a robot may be found at the start

@@ -19,6 +19,8 @@ BACKLOG = 4096  # connections that the kernel holds for us; it takes its own lim
 
 @dataclass
 class ServerConfig:
+    """Settings of the policy server: its address, and limits of clients and requests."""
+
     host: str = "127.0.0.1"  # an address; beyond this machine only with a key, from BURNISH_API_KEY
     port: int = 8000  # 0: any that is free
     unix: str | None = None  # path of a socket with mode 0600, instead of host and port
