@@ -69,13 +69,13 @@ class FQLConfig:
 
     alpha: float = 1.0  # weight of the distillation against Q
     normalize_q: bool = True  # divide Q by its mean size in the loss of the policy
-    heads: Heads = Heads.mean  # what targets take of the critic's members
+    heads: Heads = Heads.mean  # value that targets take of the critic's members
     lr: float = 3e-4  # learning rate of everything
     tau: float = 0.005  # share by which target networks follow, at every update
     flow: FlowConfig = field(default_factory=large_flow)  # the flow that imitates
     one_step: OneStepConfig = field(default_factory=OneStepConfig)  # the one-step policy that is deployed
     critic: CriticConfig = field(default_factory=large_critic)  # the Q network
-    execution: Execution = Execution.eager  # eager, or compiled, or CUDA graphs
+    execution: Execution = Execution.eager  # execution of an update: eager, or compiled, or CUDA graphs
 
     def __post_init__(self) -> None:
         check_ranges(self, {"(0, inf)": "lr", "(0, 1]": "tau"})

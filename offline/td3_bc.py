@@ -45,11 +45,11 @@ class TD3BCConfig:
     tau: float = 0.005  # share by which target networks follow, at every update
     target_std: float = 0.2  # deviation of the noise on target actions
     target_clip: float = 0.5  # limit of that noise
-    explore_std: float = 0.1  # of the noise that is played when learning goes on in the world
+    explore_std: float = 0.1  # deviation of the noise that is played when learning goes on in the world
     actor_every: int = 2  # critic updates per update of the actor and of both targets
     agent: GaussianConfig = field(default_factory=deterministic_agent)  # the policy where none is given
     critic: CriticConfig = field(default_factory=lambda: CriticConfig(layer_norm=False))  # the Q network
-    execution: Execution = Execution.eager  # eager, or compiled, or CUDA graphs
+    execution: Execution = Execution.eager  # execution of an update: eager, or compiled, or CUDA graphs
 
     def __post_init__(self) -> None:
         least = {"[0, inf)": "alpha target_std target_clip explore_std", "[1, inf)": "actor_every"}

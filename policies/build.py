@@ -88,7 +88,7 @@ class CheckpointConfig:
     path: str  # folder of a run or of a checkpoint
     steps: int | None = None  # another number of generation steps than it was saved with
     guidance: float | None = None  # another weight of the goal
-    base: str | None = None  # where the policy is now that this one refines, if that is not ours and has moved
+    base: str | None = None  # place of the policy that this one refines, if that is not ours and has moved
 
 
 def policy_name(config: Any) -> str:

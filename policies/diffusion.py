@@ -77,11 +77,11 @@ class DiffusionConfig:
 
     train_steps: int = 100  # T, noise levels in training
     steps: int = 10  # K, levels visited when acting; heun calls the network 2 K - 1 times, the others K times
-    sampler: Sampler = Sampler.ddim  # how actions are generated
+    sampler: Sampler = Sampler.ddim  # sampler that generates actions
     eta: float = 0.0  # share of the DDPM noise that ddim injects
-    spacing: Spacing = Spacing.leading  # of ddpm and ddim; the solvers space in log sigma
-    prediction: Prediction = Prediction.sample  # what the network predicts
-    schedule: Schedule = Schedule.cosine  # of the noise levels
+    spacing: Spacing = Spacing.leading  # spacing of the levels of ddpm and ddim; the solvers space in log sigma
+    prediction: Prediction = Prediction.sample  # quantity that the network predicts
+    schedule: Schedule = Schedule.cosine  # schedule of the noise levels
     clip: float | None = 1.0  # limit of the predicted clean action
     net: DenoiserConfig = field(default_factory=DenoiserConfig)  # the denoising network
 

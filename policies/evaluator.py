@@ -21,8 +21,8 @@ from .measure.evaluate import Evaluation, evaluate, evaluation_seeds
 class EvalConfig:
     """Settings of the evaluations of a run: the number of episodes, worlds at once, and final confirmation."""
 
-    episodes: int = 100  # of each evaluation; 0: nothing is tried, and training needs no world for it
-    worlds: int = 50  # stepped at once; changes the result by no more than rounding
+    episodes: int = 100  # episodes of each evaluation; 0: nothing is tried, and training needs no world for it
+    worlds: int = 50  # worlds that are stepped at once; changes the result by no more than rounding
     greedy: bool = False  # act from noise 0
     confirm: int = 256  # fresh episodes on which a run decides at its end what it delivers (best.py)
 

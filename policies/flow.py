@@ -44,10 +44,10 @@ class FlowConfig:
     """Settings of a flow policy: Euler steps, the distribution of training times, shortcuts, and the network."""
 
     steps: int = 10  # K, Euler steps when acting
-    time: TimeSampling = TimeSampling.uniform  # how training draws the time of a sample
+    time: TimeSampling = TimeSampling.uniform  # distribution from which training draws the time of a sample
     beta_a: float = 1.5  # shape of the Beta distribution, with time=beta
-    logit_mean: float = 0.0  # of the logit-normal distribution, with time=logit_normal
-    logit_std: float = 1.0  # its deviation
+    logit_mean: float = 0.0  # mean of the logit-normal distribution, with time=logit_normal
+    logit_std: float = 1.0  # deviation of the logit-normal distribution, with time=logit_normal
     shortcut: bool = False  # train for few steps too (shortcut models)
     shortcut_share: float = 0.25  # share of a batch that trains self-consistency
     shortcut_levels: int = 7  # the smallest step is 2^-levels

@@ -26,9 +26,9 @@ class OneStepConfig:
     """Settings of a one-step policy: its layers and its encoder."""
 
     hidden: list[int] = field(default_factory=lambda: [512, 512, 512, 512])  # width of each hidden layer
-    activation: Activation = Activation.gelu  # between layers
+    activation: Activation = Activation.gelu  # activation between layers
     layer_norm: bool = False  # layer normalisation behind each hidden layer
-    encoder: EncoderConfig = field(default_factory=EncoderConfig)  # of observations
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)  # encoder of observations
 
     def __post_init__(self) -> None:
         require_widths("hidden", self.hidden)

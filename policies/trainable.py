@@ -36,7 +36,7 @@ class Part(Enum):
 class LoRAConfig:
     """Settings of low-rank adaptation: rank, and weight of the change."""
 
-    rank: int = 8  # of the change of each layer
+    rank: int = 8  # rank of the change of each layer
     alpha: float = 8.0  # the change counts alpha / rank times
 
     def __post_init__(self) -> None:
@@ -47,9 +47,10 @@ class LoRAConfig:
 class TrainableConfig:
     """Settings of the part of a policy that is trained."""
 
-    part: Part = Part.all  # all; head: all but the encoder of observations; lora: low-rank changes of every layer
-    rank: int = 8  # of the change of each layer, with part=lora
-    alpha: float = 8.0  # with part=lora the change counts alpha / rank times
+    # part that is trained: all; head: all but the encoder of observations; lora: low-rank changes of every layer
+    part: Part = Part.all
+    rank: int = 8  # rank of the change of each layer, with part=lora
+    alpha: float = 8.0  # weight of the change, which counts alpha / rank times, with part=lora
 
     def __post_init__(self) -> None:
         LoRAConfig(self.rank, self.alpha)

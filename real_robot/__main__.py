@@ -102,8 +102,8 @@ NOT_SAFETY_RATED = (
 class ServeConfig(ServerConfig):
     """Settings of `burnish serve`: a policy, an address, and limits of requests."""
 
-    policy: Any = MISSING  # policy=checkpoint policy.path=FOLDER, or another kind
-    device: str = "cpu"  # where networks run: cpu, cuda, cuda:1
+    policy: Any = MISSING  # policy to serve: policy=checkpoint policy.path=FOLDER, or another kind
+    device: str = "cpu"  # device of the networks: cpu, cuda, cuda:1
     threads: int = 0  # CPU threads of torch; 0: as torch chooses
 
 
@@ -111,7 +111,7 @@ class ServeConfig(ServerConfig):
 class ExportVerb(ExportConfig):
     """Settings of `burnish export`: a policy, and the folder of its bundle."""
 
-    policy: Any = MISSING  # policy=checkpoint policy.path=FOLDER
+    policy: Any = MISSING  # policy to export: policy=checkpoint policy.path=FOLDER
     out: str = MISSING  # folder of the bundle
 
 

@@ -47,11 +47,12 @@ class Units(Enum):
 class JointsConfig:
     """Settings of env=joints: units, rate in Hz, length of episodes, and their start."""
 
-    units: Units = Units.rad  # of observed and commanded joints; range: 0 to 100, or -100 to 100
+    units: Units = Units.rad  # units of observed and commanded joints; range: 0 to 100, or -100 to 100
     percent: list[str] = field(default_factory=list)  # joints in 0 to 100 of their range
-    control_hz: float | None = None  # null: the policy's, or 30
+    control_hz: float | None = None  # control ticks per second; null: the policy's, or 30
     max_steps: int = 600  # control ticks until an episode is truncated
-    start: list[float] = field(default_factory=list)  # where episodes begin, in these units; empty: where the arm is
+    # joints at which episodes begin, in these units; empty: those of the arm as it is
+    start: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.max_steps < 1 or not np.isfinite(self.start).all():

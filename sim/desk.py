@@ -57,15 +57,16 @@ OPEN = 1.2  # rad, as far as an action can open the gripper
 class DeskConfig:
     """Settings of every task of the arm."""
 
-    action: ActionMode = ActionMode.ee_delta  # what an action means
-    observe: Observe = Observe.state  # what is observed
+    action: ActionMode = ActionMode.ee_delta  # meaning of an action: targets of the joints or displacements of the tool
+    observe: Observe = Observe.state  # observations: numbers, pictures or both
     image_size: int = 84  # side of the pictures, in pixels
-    cameras: list[str] = field(default_factory=lambda: list(CAMERAS))  # which of the model's cameras are observed
+    cameras: list[str] = field(default_factory=lambda: list(CAMERAS))  # cameras of the model that are observed
     lavish: bool = False  # shadows, reflections and smooth edges: 7 to 30 times slower on a CPU, and other pixels
-    reward: Reward = Reward.sparse  # which reward the world pays
+    reward: Reward = Reward.sparse  # reward that the world pays
     control_hz: float = 20.0  # control ticks per second
     max_steps: int = 100
-    randomize: RandomizeConfig = field(default_factory=RandomizeConfig)  # what is drawn anew in each episode
+    # properties of the world that are drawn anew in each episode
+    randomize: RandomizeConfig = field(default_factory=RandomizeConfig)
     # the robot's guard between policy and actuators
     guard: GuardConfig = field(default_factory=GuardConfig, metadata=LATER)
 

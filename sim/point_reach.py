@@ -39,13 +39,13 @@ class Reward(enum.Enum):
 class PointReachConfig:
     """Settings of env=point_reach: dimension, kind of action, reward, observations and end."""
 
-    dim: int = 2  # of the space
-    order: Order = Order.velocity  # what an action commands
-    reward: Reward = Reward.distance  # which reward the world pays
+    dim: int = 2  # dimensions of the space
+    order: Order = Order.velocity  # quantity that an action commands
+    reward: Reward = Reward.distance  # reward that the world pays
     terminate: bool = True  # an episode ends at its goal
     goal_in_state: bool = False  # the goal is part of ``state``, and there is no key ``goal``
     image: bool = False  # adds ``image.top`` (3, 16, 16): the point in red, the goal in green
-    radius: float = 0.08  # m, closer than that is at the goal
+    radius: float = 0.08  # distance to the goal, in m, below which the point is at it
     noise: float = 0.0  # standard deviation of a disturbance of the action, in its units
     control_hz: float = 20.0  # control ticks per second
     max_steps: int = 60  # control ticks until an episode is truncated

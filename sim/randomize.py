@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 class RandomizeConfig:
     """Ranges; 0 leaves a quantity alone. A share of 0.3 multiplies by a number in [0.7, 1.3]."""
 
-    mass: float = 0.0  # share, of each body by itself, its inertia with it
-    friction: float = 0.0  # share, one number for the whole world
-    gains: float = 0.0  # share, of each servo by itself
-    damping: float = 0.0  # share, of each joint by itself
-    latency_s: float = 0.0  # an action is late by up to this, at most one control tick
-    camera_m: float = 0.0  # each camera is displaced by up to this, along each axis
-    camera_rad: float = 0.0  # and turned by up to this, about each axis
-    camera_fovy: float = 0.0  # share, of each camera's vertical field of view
+    mass: float = 0.0  # share by which masses change, of each body by itself, its inertia with it
+    friction: float = 0.0  # share by which friction changes, one number for the whole world
+    gains: float = 0.0  # share by which gains change, of each servo by itself
+    damping: float = 0.0  # share by which damping changes, of each joint by itself
+    latency_s: float = 0.0  # largest delay of an action, in seconds, at most one control tick
+    camera_m: float = 0.0  # largest displacement of a camera along each axis, in m
+    camera_rad: float = 0.0  # largest turn of a camera about each axis, in rad
+    camera_fovy: float = 0.0  # share by which each camera's vertical field of view changes
 
     def __post_init__(self) -> None:
         check_ranges(

@@ -28,7 +28,7 @@ GROUP = "burnish.policies"
 class CallableConfig:
     """Settings of `policy=callable`: the name of an installed policy."""
 
-    name: str  # of an entry point of the group burnish.policies
+    name: str  # name of an entry point of the group burnish.policies
 
 
 class InstalledPolicy:

@@ -27,10 +27,10 @@ from .vision import VisionConfig, VisionNet, random_shift
 class EncoderConfig:
     """Settings of the encoder of observations: cameras, and a trunk over the joined features."""
 
-    vision: VisionConfig = field(default_factory=VisionConfig)  # of pictures
+    vision: VisionConfig = field(default_factory=VisionConfig)  # network of the cameras' pictures
     # Widths of a network over the concatenated features. Empty: the features themselves; the body does the work.
     trunk: list[int] = field(default_factory=list)
-    activation: Activation = Activation.silu  # between layers
+    activation: Activation = Activation.silu  # activation between layers
 
     def __post_init__(self) -> None:
         require_widths("encoder.trunk", self.trunk)

@@ -55,9 +55,9 @@ class ServedConfig:
     """Settings of policy=remote on a robot: the server, how long it is waited for, and the names that it uses."""
 
     url: str  # ws://host:port, wss://host:port or unix:/path
-    timeout_s: float = 1.0  # of one answer
-    patience_s: float = 0.5  # so long is a lost server asked again, while the robot holds
-    send_key: bool = False  # in a header, to servers that know no proof of it
+    timeout_s: float = 1.0  # time limit of one answer, in seconds
+    patience_s: float = 0.5  # seconds for which a lost server is asked again, while the robot holds
+    send_key: bool = False  # the key is sent in a header, to servers that know no proof of it
     keys: dict[str, str] = field(default_factory=dict)  # our name of an observation: theirs; empty: all, as they are
     prompt: str | None = None  # instruction that is sent with every observation; null: none
     execute: int | None = None  # actions of a chunk that are played; null: as announced, or all

@@ -36,8 +36,8 @@ class DoctorConfig:
     """Settings of `burnish doctor env=...`: the world, and how long it is examined."""
 
     env: Any = None  # the world to examine; without one it is the machine
-    worlds: int = 8  # whose joint speed is measured
-    seconds: float = 10.0  # of steps in each look at it; longer episodes are compared as far as that goes
+    worlds: int = 8  # worlds whose joint speed is measured
+    seconds: float = 10.0  # seconds of steps in each look at it; longer episodes are compared as far as that goes
 
     def __post_init__(self) -> None:
         check_ranges(self, {"[1, inf)": "worlds", "(0, inf)": "seconds"})

@@ -45,7 +45,7 @@ class WorldsConfig:
     """Settings of `burnish worlds`: list what is there, or add an environment."""
 
     do: Do = Do.list  # list what is there, or add an environment; `burnish worlds add NAME` says the same
-    name: str | None = None  # of the recipe; `burnish worlds list` shows them
+    name: str | None = None  # name of the recipe; `burnish worlds list` shows them
     force: bool = False  # make anew what is there
     python: str | None = None  # interpreter to make it with; by default this one, or pythonX.Y on the PATH
 

@@ -38,8 +38,8 @@ FACTS = ("tip x", "tip y", "nearest post x", "nearest post y", "gap")
 class AvoidConfig(DeskConfig):
     """Settings of env=avoid: the posts, the start, and the length of an episode."""
 
-    post_m: float = 0.006  # radius of the posts
-    start_m: float = 0.02  # the tip begins as far from the middle, to either side, at most
+    post_m: float = 0.006  # radius of the posts, in m
+    start_m: float = 0.02  # largest distance of the tip from the middle at the start, to either side, in m
     max_steps: int = 80  # control ticks until an episode is truncated
 
     def __post_init__(self) -> None:

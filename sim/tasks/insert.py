@@ -50,8 +50,9 @@ FACTS += ("hole turned, sin", "hole turned, cos", "pressed x", "pressed y", "pre
 class InsertConfig(DeskConfig):
     """Settings of env=insert: the clearance of the hole and the error of its calibration, in m."""
 
-    clearance_m: float = 0.0005  # per side; below 0 the peg is the larger one, as a check of the physics
-    hole_error_m: float = 0.0  # standard deviation in x and in y of what the calibration is wrong by
+    # room between peg and hole on each side, in m; below 0 the peg is the larger one, as a check of the physics
+    clearance_m: float = 0.0005
+    hole_error_m: float = 0.0  # standard deviation of the calibration's error in x and in y, in m
     max_steps: int = 60  # control ticks until an episode is truncated
 
     def __post_init__(self) -> None:

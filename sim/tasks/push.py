@@ -43,12 +43,12 @@ FACTS += ("tool x", "tool y")
 class PushConfig(DeskConfig):
     """Settings of env=push: starts and tolerances of the T, its mass and its friction."""
 
-    start_m: float = 0.035  # the T begins as far from its target along x and y at most
-    start_rad: float = 1.0  # and as far turned
-    position_m: float = 0.012  # it is there when nearer than that
-    angle_rad: float = 0.15  # and turned less
-    mass_kg: float = 0.1  # of the T
-    friction: float = 0.6  # of the T on the desk
+    start_m: float = 0.035  # largest distance of the T from its target at the start, along x and y, in m
+    start_rad: float = 1.0  # largest turn of the T from its target at the start, in rad
+    position_m: float = 0.012  # distance below which the T is at its target, in m
+    angle_rad: float = 0.15  # turn below which the T is at its target, in rad
+    mass_kg: float = 0.1  # mass of the T, in kg
+    friction: float = 0.6  # friction of the T on the desk
     max_steps: int = 160  # control ticks until an episode is truncated
 
     def __post_init__(self) -> None:

@@ -25,7 +25,7 @@ GOAL_LOW, GOAL_HIGH = (0.16, -0.12, 0.03), (0.30, 0.12, 0.20)  # m
 class ReachConfig(DeskConfig):
     """Settings of env=reach: the radius of the goal and the time to stay there."""
 
-    radius: float = 0.01  # m, as near as that is there
+    radius: float = 0.01  # distance to the goal, in m, at which the tool is there
     hold: int = 5  # ticks for which it must stay there
     max_steps: int = 60  # control ticks until an episode is truncated
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class StackConfig(DeskConfig):
     """Settings of env=stack: the tolerance, the cubes' mass, and the spread of starts."""
 
-    offset: float = 0.01  # m, how far from above the blue cube's centre the red one's may be
-    cube_mass: float = 0.025  # kg, of wood or printed
+    offset: float = 0.01  # largest distance of the red cube's centre from above the blue one's, in m
+    cube_mass: float = 0.025  # mass of a cube in kg, of wood or printed
     spread: float = 1.0  # share of the area in which the cubes may lie
     max_steps: int = 80  # control ticks until an episode is truncated
 

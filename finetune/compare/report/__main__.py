@@ -31,7 +31,7 @@ class ReportConfig:
     run: str | None = None  # the folder of a training
     compare: list[str] = field(default_factory=list)  # the folder of a comparison; several are told of over tasks
     out: str | None = None  # the page; by default report.html in that folder
-    videos_mib: float = 24.0  # of films at most in the page
+    videos_mib: float = 24.0  # films in the page, at most, in MiB
 
     def __post_init__(self) -> None:
         if (self.run is None) == (not self.compare):
