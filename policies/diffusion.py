@@ -64,7 +64,7 @@ class Sampler(Enum):
 
 
 class Schedule(Enum):
-    """The noise schedules of training, by the names that diffusers gives them."""
+    """The courses of the noise over the levels of training."""
 
     cosine = "cosine"
     linear = "linear"

@@ -83,7 +83,7 @@ class RobotVerb:
     """Settings that `burnish deploy` and `burnish record` share: robot, policy, cameras, and safety."""
 
     robot: Any  # robot, twin or emulator
-    policy: Any  # policy that plays: policy=checkpoint, bundle, server or another kind
+    policy: Any  # policy that plays: policy=checkpoint, bundle, remote or another kind
     # task; by default the one that the policy was trained for; joints: the robot itself, without a task
     env: Any = None
     # cameras by name, each with its settings: source (index or path), turn (degrees), fit, size, oldest_s (seconds),

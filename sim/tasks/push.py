@@ -62,7 +62,7 @@ class PushConfig(DeskConfig):
 
 
 def t_shape(height: float, middle: float, attributes: str) -> str:
-    """The MJCF of the two boxes of a T of half that height, with the middle at ``middle`` (m)."""
+    """The MJCF of the two boxes of a T, with half-height ``height`` and the middle at ``middle`` above the desk (m)."""
     return "".join(
         f'<geom type="box" pos="0 {y} {middle}" size="{x_size / 2} {y_size / 2} {height / 2}" {attributes}/>'
         for y, (x_size, y_size) in ((BAR_Y, BAR), (STEM_Y, STEM))
