@@ -55,29 +55,29 @@ GROUPS: dict[str, dict[str, Mapping[str, type]]] = {
 class FinetuneConfig:
     """``total`` and the intervals count decisions of all worlds together; they are rounded to whole iterations."""
 
-    policy: Any = None  # where to start; null: from nothing, for methods that can
+    policy: Any = None  # policy to start from; null: from nothing, for methods that can
     method: Any = MISSING  # the method; each has a page in docs/methods
-    view: View | None = None  # of method=sb3: what its algorithm chooses
-    env: Any = None  # by default the world that the policy was trained for
-    worlds: int = 8  # stepped at once
+    view: View | None = None  # quantity that the algorithm chooses, of method=sb3
+    env: Any = None  # world; by default the one that the policy was trained for
+    worlds: int = 8  # worlds that are stepped at once
     total: int = 100_000  # decisions of all worlds together
     data: str | None = None  # a folder of recordings, part of every batch of the methods that can use them
     # updates from the recordings alone, before anything is played: offline to online in one run
     pretrain_updates: int = field(default=0, metadata=LATER)
-    # what is made of the rewards of the world, for the learner, and of those of the recordings
+    # changes to the rewards of the world, for the learner, and to those of the recordings
     rewards: RewardConfig = field(default_factory=RewardConfig, metadata=LATER)
-    expert: str | None = None  # for the methods that learn from people: how good the scripted one is who takes over
+    expert: str | None = None  # level of the scripted expert who takes over, for the methods that learn from people
     out: str = "runs/refined"  # folder of the run
-    track: list[str] = field(default_factory=list)  # besides JSONL and TensorBoard: wandb, trackio, rerun
+    track: list[str] = field(default_factory=list)  # trackers besides JSONL and TensorBoard: wandb, trackio, rerun
     log_every: int = 1000  # decisions between two rows of metrics
     save_every: int = 20_000  # decisions between two checkpoints
-    eval_every: int = 0  # 0: only before and after
+    eval_every: int = 0  # decisions between two evaluations; 0: only before and after
     eval: EvalConfig = field(default_factory=EvalConfig)  # evaluations during training and at the end
-    seed: int = 0  # of every random draw
-    processes: int = 1  # 2: one acts while the other learns, for the methods that learn from a replay
-    asynchronous: AsynchronousConfig = field(default_factory=AsynchronousConfig)  # of processes=2
-    device: str = "cpu"  # where networks run: cpu, cuda, cuda:1
-    threads: int = 0  # 0: as torch chooses
+    seed: int = 0  # seed of every random draw
+    processes: int = 1  # processes; 2: one acts while the other learns, for the methods that learn from a replay
+    asynchronous: AsynchronousConfig = field(default_factory=AsynchronousConfig)  # settings of processes=2
+    device: str = "cpu"  # device of the networks: cpu, cuda, cuda:1
+    threads: int = 0  # CPU threads of torch; 0: as torch chooses
     resume: bool = False  # continue the run that an interrupted call left at out=
 
     def __post_init__(self) -> None:
@@ -87,6 +87,7 @@ class FinetuneConfig:
 
 
 def finetune(config: FinetuneConfig) -> int:
+    """A refinement from its settings to a delivered run folder; exit status."""
     return carry_out(config, *refinement(config))
 
 
@@ -161,6 +162,7 @@ def refinement(config: FinetuneConfig, base: Any = None, env: VecEnv | None = No
 def carry_out(
     config: FinetuneConfig, work: Improvement, loop: Any, *, keep: bool = True, on_log: OnLog | None = None
 ) -> int:
+    """The run of a loop that is built already: trained, tried, saved and delivered; exit status."""
     per_iteration, training = loop.decisions_per_iteration, work.training
     with closing(training) if isinstance(training, Asynchronous) else nullcontext():
         status = improve(
@@ -194,6 +196,7 @@ def scene(
 
 
 def in_two_processes(config: FinetuneConfig, loop: Any) -> Asynchronous:
+    """The off-policy loop with its worlds in a process of their own; another kind of loop is refused."""
     if type(loop) is not OffPolicy:
         loops = {name: getattr(kind(), "loop", None) for name, kind in ONLINE.items()}
         able = [name for name, loop in loops.items() if isinstance(loop, OffPolicyConfig)]
@@ -219,6 +222,7 @@ def acting(config: FinetuneConfig, seed: int) -> OffPolicy[Any]:
 
 
 def on_view(method: Any, view: View) -> Any:
+    """The settings of method=sb3 with another view; another method is refused."""
     if not isinstance(method, SB3Config):
         raise BurnishError(
             f"view={view.name} is a choice of method=sb3; method={method_name(method)} has the view that it needs, "

@@ -79,6 +79,8 @@ def save(policy: Any, path: Path | str, *, overwrite: bool = False) -> Path:
 
 @dataclass
 class Refined:
+    """The result of ``refine``: the policy, its log, and whether it went to the end."""
+
     policy: Any
     log: list[dict[str, float]]  # the lines of metrics.jsonl that this call led to
     finished: bool  # False: Ctrl-C or ``on_log`` ended it early, and the policy is what there was by then

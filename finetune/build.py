@@ -147,6 +147,8 @@ def prepare(
 
 
 class Prior(NamedTuple):
+    """Recordings as decisions of a method, with a sentence about them."""
+
     replay: Replay
     sentence: str  # what there is to know about it
 

@@ -51,7 +51,9 @@ class Assembly(NamedTuple):
 
 @dataclass
 class OnPolicyConfig:
-    decisions_per_update: int = 128  # per world
+    """Settings of the on-policy loop: the length of a rollout."""
+
+    decisions_per_update: int = 128  # decisions of each world between two updates
 
     def __post_init__(self) -> None:
         check_ranges(self, {"[1, inf)": "decisions_per_update"}, "loop.")
@@ -149,7 +151,8 @@ class OffPolicyConfig:
     updates_per_decision: float = 1.0  # updates for each stored decision
     batch: int = 256  # decisions of each update
     n_step: int = 1  # decisions that a target sums up
-    prior_share: float | None = 0.5  # of each batch, where prior data is given; 0 ignores it, null draws from the union
+    # share of prior data in each batch, where there is any; 0 ignores it, null draws from the union
+    prior_share: float | None = 0.5
 
     def __post_init__(self) -> None:
         ranges = {"[1, inf)": "capacity n_step", "[2, inf)": "batch", "[0, 1]": "prior_share"}

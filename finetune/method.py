@@ -23,6 +23,8 @@ Builder = str | Callable[..., Any]  # a function, or "module:function", relative
 
 
 class Phase(Enum):
+    """The phases in which a method learns: from recordings, or from what is played."""
+
     offline = "offline"  # `burnish offline`: from recordings alone
     online = "online"  # `burnish finetune`: from what is played, with recordings or without
 
@@ -102,6 +104,7 @@ class Method:
 
 
 def resolved(build: Builder) -> Callable[..., Any]:
+    """The builder itself, imported where it is named as "module:function"."""
     if not isinstance(build, str):
         return build
     module, _, function = build.partition(":")

@@ -52,6 +52,8 @@ SLICE = 4096  # rows of the actor's network per pass of a CPU where something is
 
 
 class Normalize(Enum):
+    """The rows over which advantages are normalised."""
+
     update = "update"
     minibatch = "minibatch"
     none = "none"
@@ -59,29 +61,31 @@ class Normalize(Enum):
 
 @dataclass
 class PPOConfig:
+    """Settings of PPO: passes, minibatches, clipping, learning rates, and treatment of rewards."""
+
     epochs: int = 5  # passes over each rollout
-    minibatch: int = 256  # rows; all factors of a row are in the same minibatch
+    minibatch: int = 256  # rows of a minibatch; all factors of a row are in the same one
     clip: float = 0.2  # limit of the change of a likelihood ratio
-    reduction: Reduction = Reduction.sum  # over what a ratio is formed: sum or mean over a factor's coordinates
-    lam: float = 0.95  # per decision
+    reduction: Reduction = Reduction.sum  # reduction to a ratio: sum or mean over a factor's coordinates
+    lam: float = 0.95  # lambda of the advantages (GAE), per decision
     lr: float = 3e-4  # learning rate of the actor
     critic_lr: float = 1e-3  # learning rate of the critic
     lr_decay: int = 0  # iterations of half a cosine down to min_lr_ratio; 0: constant
     min_lr_ratio: float = 0.0  # share of the learning rate that is left in the end
-    weight_decay: float = 0.0  # of the actor, by AdamW
-    critic_weight_decay: float = 0.0  # of the critic, by AdamW
+    weight_decay: float = 0.0  # weight decay of the actor, by AdamW
+    critic_weight_decay: float = 0.0  # weight decay of the critic, by AdamW
     value_coef: float = 0.5  # weight of the critic's loss
-    value_clip: float | None = None  # limit on how far a value may move per update; Departures of PPO2, off
-    target_kl: float | None = None  # stop an update early
-    max_grad_norm: float = 1.0  # of actor and critic, each for itself
-    normalize: Normalize = Normalize.update  # over what advantages are normalised
-    scale_reward: bool = False  # by the running deviation of the discounted return
-    reward_clip: float = 10.0  # of scaled rewards
+    value_clip: float | None = None  # largest change of a value in an update, as in PPO2; null: no limit
+    target_kl: float | None = None  # divergence at which an update stops early; null: never
+    max_grad_norm: float = 1.0  # norm to which gradients are clipped, of actor and critic, each for itself
+    normalize: Normalize = Normalize.update  # rows over which advantages are normalised
+    scale_reward: bool = False  # rewards are divided by the running deviation of the discounted return
+    reward_clip: float = 10.0  # limit of scaled rewards
     advantage_quantiles: list[float] | None = None  # normalised advantages are limited to these two of theirs
     image_shift: float = 0.0  # largest random shift of each row's images, as a share of their shorter side
     critic_warmup: int = 0  # first updates that train the critic alone
     value: ValueConfig = field(default_factory=ValueConfig)  # the value network
-    execution: Execution = Execution.eager  # eager, or compiled, or CUDA graphs
+    execution: Execution = Execution.eager  # execution of an update: eager, or compiled, or CUDA graphs
 
     def __post_init__(self) -> None:
         check_ranges(

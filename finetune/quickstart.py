@@ -28,15 +28,17 @@ GROUPS: dict[str, dict[str, type]] = {}  # no setting of this verb is a choice a
 
 @dataclass
 class QuickstartConfig:
+    """Settings of `burnish quickstart`: demonstrations, imitation, methods, budget and evaluations."""
+
     out: str = "runs/quickstart"  # folder of everything that it makes
     demonstrations: int = 100  # episodes that the base imitates
-    steps: int = 4000  # of imitation
+    steps: int = 4000  # updates of imitation
     methods: list[str] = field(default_factory=lambda: ["dsrl", "residual_ppo"])  # experiments of insert
     budget: int = 60_000  # control steps of each refinement
-    evaluation_episodes: int = 50  # by which the better one is chosen
-    episodes: int = 200  # by which all are judged
+    evaluation_episodes: int = 50  # episodes by which the better one is chosen
+    episodes: int = 200  # episodes by which all are judged
     videos: int = 3  # seeds that are filmed
-    seed: int = 0  # of every random draw
+    seed: int = 0  # seed of every random draw
 
     def __post_init__(self) -> None:
         positive = "demonstrations steps budget evaluation_episodes episodes"
@@ -48,6 +50,7 @@ class QuickstartConfig:
 
 
 def quickstart(config: QuickstartConfig) -> int:
+    """The commands from demonstrations to a refined policy, run one after the other; exit status."""
     began, out, seed = time.monotonic(), Path(config.out), f"seed={config.seed}"
     # Data of other settings would be met by what was made of the first ones.
     kept = {name: x for name, x in to_data(config).items() if name != "out"}

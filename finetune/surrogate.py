@@ -84,6 +84,7 @@ def kl_k3(log_ratio: Tensor) -> Tensor:
 
 
 def clip_fraction(log_ratio: Tensor, clip: Tensor) -> Tensor:
+    """The share of likelihood ratios that lie further than ``clip`` from 1."""
     return ((log_ratio.exp() - 1).abs() > clip).float().mean()
 
 

@@ -220,6 +220,7 @@ ONLINE, OFFLINE = Settings(Phase.online), Settings(Phase.offline)
 
 
 def method_name(config: Any, phase: Phase = Phase.online) -> str:
+    """The name in the table of methods under which a configuration of this type stands."""
     settings = ONLINE if phase is Phase.online else OFFLINE
     for name, kind in settings.items():
         if type(config) is kind:

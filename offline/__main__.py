@@ -42,28 +42,32 @@ GROUPS: dict[str, dict[str, Mapping[str, type]]] = {
 
 @dataclass
 class OfflineConfig:
+    """Settings of `burnish offline`: recordings, a method, where the policy starts, and how it is tried."""
+
     data: str = MISSING  # a folder that `burnish collect` (or LeRobot) wrote
     method: Any = MISSING  # the method; each has a page in docs/methods
-    policy: Any = None  # where to start; null: a fresh policy of the method's own kind
-    env: Any = None  # where to try the policy; by default the world that the data came from
-    chunk: ChunkConfig = field(default_factory=ChunkConfig)  # of a fresh policy; one from a checkpoint keeps its own
-    normalize: Scaling = Scaling.standard  # of what a fresh policy observes
-    discount: Discount = field(default_factory=Discount)  # of later rewards
-    rewards: RewardConfig = field(default_factory=RewardConfig)  # what is made of the rewards of the recordings
-    # Of the returns that method.calibrate compares with: what follows where a recording was cut off.
+    policy: Any = None  # policy to start from; null: a fresh one of the method's own kind
+    env: Any = None  # world in which the policy is tried; by default the one that the data came from
+    # chunk of a fresh policy; one from a checkpoint keeps its own
+    chunk: ChunkConfig = field(default_factory=ChunkConfig)
+    normalize: Scaling = Scaling.standard  # scaling of the observations of a fresh policy
+    discount: Discount = field(default_factory=Discount)  # discount of later rewards
+    rewards: RewardConfig = field(default_factory=RewardConfig)  # changes to the rewards of the recordings
+    # Value that is assumed behind the end of a recording that was cut off, in the returns that method.calibrate
+    # compares with.
     behind_cut: BehindCut = BehindCut.worst
     n_step: int = 1  # decisions that a target sums up
     batch: int = 256  # rows of each update
     steps: int = 100_000  # updates in all
     out: str = "runs/offline"  # folder of the run
-    track: list[str] = field(default_factory=list)  # besides JSONL and TensorBoard: wandb, trackio, rerun
+    track: list[str] = field(default_factory=list)  # trackers besides JSONL and TensorBoard: wandb, trackio, rerun
     log_every: int = 1000  # updates between two rows of metrics
     save_every: int = 20_000  # updates between two checkpoints
-    eval_every: int = 0  # 0: only before and after
+    eval_every: int = 0  # updates between two evaluations; 0: only before and after
     eval: EvalConfig = field(default_factory=EvalConfig)  # evaluations during training and at the end
-    seed: int = 0  # of every random draw
-    device: str = "cpu"  # where networks run: cpu, cuda, cuda:1
-    threads: int = 0  # 0: as torch chooses
+    seed: int = 0  # seed of every random draw
+    device: str = "cpu"  # device of the networks: cpu, cuda, cuda:1
+    threads: int = 0  # CPU threads of torch; 0: as torch chooses
     resume: bool = False  # continue the run that an interrupted call left at out=
 
     def __post_init__(self) -> None:
@@ -71,6 +75,7 @@ class OfflineConfig:
 
 
 def offline(config: OfflineConfig) -> int:
+    """Training of a policy by one method on recordings alone, saved, tried and delivered as a run; exit status."""
     device, name = prepare_machine(config.device, config.threads), method_name(config.method, Phase.offline)
     row = method_of(config.method, Phase.offline)
     episodes = relabelled(read_lerobot(config.data), config.rewards)

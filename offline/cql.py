@@ -54,25 +54,27 @@ from .td import calibrated, chunk_weight, cql_gap, pessimistic, row_mean, td_tar
 
 @dataclass
 class CQLConfig:
-    weight: float = 5.0  # of the gap; where it starts, with a threshold
+    """Settings of CQL and Cal-QL: the weight of the gap between proposals and data, and those of SAC."""
+
+    weight: float = 5.0  # weight of the gap; where it starts, with a threshold
     threshold: float | None = None  # the gap that a Lagrange multiplier shall hold; null: the weight is constant
     calibrate: bool = False  # Cal-QL; needs decisions(monte_carlo=True)
     count: int = 10  # draws of each of the three proposals
     gap_temperature: float = 1.0  # temperature of the log-sum-exp over proposals
-    gap_floor: float | None = None  # below it a row's gap is not lowered further; null: there is none
+    gap_floor: float | None = None  # limit below which a row's gap is not lowered further; null: there is none
     backup_entropy: bool = False  # the target pays the entropy of the policy, as in SAC
     max_target_backup: bool = False  # the target takes the best of ``count`` draws instead of one
     lr: float = 3e-4  # learning rate of the critic
     actor_lr: float = 1e-4  # learning rate of the actor and of the temperature
     tau: float = 0.005  # share by which target networks follow, at every update
-    alpha: float = 1.0  # where the temperature of SAC starts
+    alpha: float = 1.0  # temperature of SAC at the start
     tune_alpha: bool = True  # the temperature follows the target entropy; false: it stays at alpha
     entropy_per_dim: float = -1.0  # target entropy for each coordinate of the action, in nats
     subset: int = 0  # target members of which the minimum is taken; 0: all
     agent: GaussianConfig = field(default_factory=soft_agent)  # the policy where none is given
     # the Q network
     critic: CriticConfig = field(default_factory=lambda: CriticConfig(hidden=[256, 256, 256], layer_norm=True))
-    execution: Execution = Execution.eager  # eager, or compiled, or CUDA graphs
+    execution: Execution = Execution.eager  # execution of an update: eager, or compiled, or CUDA graphs
 
     def __post_init__(self) -> None:
         least = {"[0, inf)": "weight subset", "[1, inf)": "count"}
@@ -98,6 +100,8 @@ class CalibratingActor(SACActor):
 
 
 class CQL(CriticLearner):
+    """The learner of CQL and Cal-QL: a tanh-Gaussian policy, its critics and its temperature."""
+
     def __init__(
         self, policy: GaussianPolicy, config: CQLConfig, *, seed: int = 0, device: torch.device | str = "cpu"
     ) -> None:
@@ -252,4 +256,5 @@ class CQL(CriticLearner):
 
 
 def build(config: CQLConfig, policy: Any, *, seed: int = 0, device: torch.device | str = "cpu") -> CQL:
+    """The CQL learner of a tanh-Gaussian policy; another kind is refused."""
     return CQL(trainable_tanh_gaussian(policy, "CQL"), config, seed=seed, device=device)

@@ -59,20 +59,23 @@ def large_flow() -> FlowConfig:
 
 
 def large_critic() -> CriticConfig:
+    """The critic of the published FQL: four layers of 512 with GELU."""
     return CriticConfig(hidden=[512, 512, 512, 512], activation=Activation.gelu)
 
 
 @dataclass
 class FQLConfig:
+    """Settings of FQL: the weight of distillation, the flow, the one-step policy and the critic."""
+
     alpha: float = 1.0  # weight of the distillation against Q
     normalize_q: bool = True  # divide Q by its mean size in the loss of the policy
-    heads: Heads = Heads.mean  # what targets take of the critic's members
+    heads: Heads = Heads.mean  # value that targets take of the critic's members
     lr: float = 3e-4  # learning rate of everything
     tau: float = 0.005  # share by which target networks follow, at every update
     flow: FlowConfig = field(default_factory=large_flow)  # the flow that imitates
     one_step: OneStepConfig = field(default_factory=OneStepConfig)  # the one-step policy that is deployed
     critic: CriticConfig = field(default_factory=large_critic)  # the Q network
-    execution: Execution = Execution.eager  # eager, or compiled, or CUDA graphs
+    execution: Execution = Execution.eager  # execution of an update: eager, or compiled, or CUDA graphs
 
     def __post_init__(self) -> None:
         check_ranges(self, {"(0, inf)": "lr", "(0, 1]": "tau"})
@@ -154,6 +157,7 @@ class FQL(JointLearner):
 
 
 def build(config: FQLConfig, policy: Any, *, seed: int = 0, device: torch.device | str = "cpu") -> FQL:
+    """The FQL learner of a flow policy whose noise has the shape of the chunk; another kind is refused."""
     flow = trainable_imitator(policy, "FQL")
     if flow.spec.noise_shape != flow.spec.chunk_shape:
         raise BurnishError(

@@ -49,6 +49,8 @@ from .td import advantage_weight, chunk_weight, expectile, pessimistic, row_mean
 
 
 class Extraction(Enum):
+    """The ways to get a policy from the critics: weighted imitation, or the best of several draws."""
+
     awr = "awr"  # advantage-weighted regression
     best_of_n = "best_of_n"
 
@@ -67,20 +69,23 @@ def regression_policy(**changes: Any) -> GaussianConfig:
 
 @dataclass
 class IQLConfig:
-    expectile: float = 0.7  # 0.5 is the mean of the data; towards 1, its best
-    extraction: Extraction = Extraction.awr  # awr: weighted imitation; best_of_n: the best of count draws by the critic
+    """Settings of IQL: the expectile, the way of extraction, and the networks."""
+
+    expectile: float = 0.7  # expectile of the value: 0.5 is the mean of the data; towards 1, its best
+    # way to a policy: awr, weighted imitation; best_of_n, the best of count draws by the critic
+    extraction: Extraction = Extraction.awr
     beta: float = 3.0  # inverse temperature of the weights
     weight_cap: float = 100.0  # largest weight of a row in awr
     count: int = 32  # draws of which the best is taken, with best_of_n
     lr: float = 3e-4  # learning rate of critic and value
-    actor_lr: float = 3e-4  # 0, with best_of_n: the policy that is given stays as it is
+    actor_lr: float = 3e-4  # learning rate of the policy; 0, with best_of_n: the policy that is given stays as it is
     decay_steps: int = 0  # updates in which half a cosine takes actor_lr to 0; 0: constant
     tau: float = 0.005  # share by which target networks follow, at every update
     critic: CriticConfig = field(default_factory=lambda: CriticConfig(layer_norm=False))  # the Q network
     value: ValueConfig = field(default_factory=lambda: ValueConfig(activation=Activation.relu))  # the value network
-    gaussian: GaussianConfig = field(default_factory=regression_policy)  # what awr trains where no policy is given
-    flow: FlowConfig = field(default_factory=FlowConfig)  # what best_of_n trains where no policy is given
-    execution: Execution = Execution.eager  # eager, or compiled, or CUDA graphs
+    gaussian: GaussianConfig = field(default_factory=regression_policy)  # policy that awr trains where none is given
+    flow: FlowConfig = field(default_factory=FlowConfig)  # policy that best_of_n trains where none is given
+    execution: Execution = Execution.eager  # execution of an update: eager, or compiled, or CUDA graphs
 
     def __post_init__(self) -> None:
         if not 0 < self.expectile < 1:
@@ -172,4 +177,5 @@ class IQL(JointLearner):
 
 
 def build(config: IQLConfig, policy: Any, *, seed: int = 0, device: torch.device | str = "cpu") -> IQL:
+    """The IQL learner of a policy that can imitate; a frozen one is only drawn from."""
     return IQL(trainable_imitator(policy, "IQL").train(not config.frozen), config, seed=seed, device=device)

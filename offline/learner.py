@@ -21,6 +21,7 @@ from .imitation import neighbours, played_around
 
 
 def columns_of(batch: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The columns of a batch of decisions that are not observations."""
     return {name: batch[name] for name in ("action", "reward", "discount", "terminated", "steps")}
 
 

@@ -41,13 +41,15 @@ from .td import chunk_weight, td_target
 
 @dataclass
 class QChunkingConfig:
+    """Settings of Q-chunking: the number of draws, the flow and the critic."""
+
     count: int = 32  # draws of which the best is played, and backed up
-    heads: Heads = Heads.mean  # what targets take of the critic's members
+    heads: Heads = Heads.mean  # value that targets take of the critic's members
     lr: float = 3e-4  # learning rate of everything
     tau: float = 0.005  # share by which target networks follow, at every update
     flow: FlowConfig = field(default_factory=large_flow)  # the flow that imitates
     critic: CriticConfig = field(default_factory=large_critic)  # the Q network
-    execution: Execution = Execution.eager  # eager, or compiled, or CUDA graphs
+    execution: Execution = Execution.eager  # execution of an update: eager, or compiled, or CUDA graphs
 
     def __post_init__(self) -> None:
         check_ranges(self, {"[1, inf)": "count", "(0, inf)": "lr", "(0, 1]": "tau"})
@@ -111,4 +113,5 @@ class QChunking(JointLearner):
 
 
 def build(config: QChunkingConfig, policy: Any, *, seed: int = 0, device: torch.device | str = "cpu") -> QChunking:
+    """The Q-chunking learner of a policy that can imitate."""
     return QChunking(trainable_imitator(policy, "Q-chunking"), config, seed=seed, device=device)

@@ -33,6 +33,8 @@ from .replay import Replay
 
 
 class Labelled(NamedTuple):
+    """A replay of recordings as corrections of a base, and the share that lies out of the corrections' reach."""
+
     replay: Replay
     beyond: float  # share of the recorded coordinates that lie further than ``bound`` from the base: out of reach
 

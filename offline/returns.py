@@ -17,6 +17,8 @@ from ..policies.core.tree import check
 
 
 class Per(Enum):
+    """The unit of time that one factor of gamma discounts."""
+
     step = "step"  # one control tick
     chunk = "chunk"  # one decision of n ticks
 

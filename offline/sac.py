@@ -50,12 +50,14 @@ def soft_agent(**changes: Any) -> GaussianConfig:
 
 @dataclass
 class SACConfig:
+    """Settings of SAC: learning rates, temperature, critic ensemble, and ratio of updates."""
+
     lr: float = 3e-4  # learning rate of the critic
     actor_lr: float = 3e-4  # learning rate of the actor and of the temperature
     tau: float = 0.005  # share by which target networks follow, at every update
-    alpha: float = 1.0  # where the temperature starts
+    alpha: float = 1.0  # temperature at the start
     tune_alpha: bool = True  # the temperature follows the target entropy; false: it stays at alpha
-    target_entropy: float | None = None  # null: entropy_per_dim times the size of the action
+    target_entropy: float | None = None  # target entropy in nats; null: entropy_per_dim times the size of the action
     entropy_per_dim: float = -1.0  # target entropy for each coordinate of the action, in nats
     backup_entropy: bool = True  # targets contain the entropy bonus
     subset: int = 0  # target members of which the minimum is taken; 0: all
@@ -66,7 +68,7 @@ class SACConfig:
     image_shift: float = 0.05  # largest random shift of each row's images in an update, as a share of their side
     agent: GaussianConfig = field(default_factory=soft_agent)  # the network that acts
     critic: CriticConfig = field(default_factory=CriticConfig)  # the Q network
-    execution: Execution = Execution.eager  # eager, or compiled, or CUDA graphs
+    execution: Execution = Execution.eager  # execution of an update: eager, or compiled, or CUDA graphs
 
     def __post_init__(self) -> None:
         require_shift("image_shift", self.image_shift)
@@ -77,6 +79,8 @@ class SACConfig:
 
 
 class SACActor:
+    """The actor of SAC: draws of the agent, and those of ``warm`` before learning begins."""
+
     def __init__(self, agent: GaussianPolicy, warm: Warm | None) -> None:
         self.agent, self.warm = agent, warm or uniform(agent.spec)
 
@@ -91,6 +95,8 @@ class SACActor:
 
 
 class SAC(ActorCritic):
+    """The SAC learner of a tanh-Gaussian agent."""
+
     def __init__(
         self,
         agent: GaussianPolicy,

@@ -23,6 +23,7 @@ Warm = Callable[[Obs, torch.Generator], Tensor]
 
 
 def unchanged(obs: Obs, action: Tensor) -> Tensor:
+    """The action itself: the map from the agent's action to the critic's where there is none."""
     return action
 
 
@@ -61,6 +62,7 @@ def soft_value(q: Tensor, log_prob: Tensor, alpha: Tensor) -> Tensor:
 
 
 def soft_actor_loss(q: Tensor, log_prob: Tensor, alpha: Tensor) -> Tensor:
+    """The mean of alpha log pi - Q over a batch, which the actor minimises."""
     return -soft_value(q, log_prob, alpha).mean()
 
 

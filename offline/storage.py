@@ -25,6 +25,8 @@ SHARE = 0.6  # of the memory that is free: a column that grows is in memory twic
 
 
 class Place(Enum):
+    """The places where a replay's columns can be kept: the learner's device, host memory, or a file."""
+
     device = "device"
     host = "host"
     file = "file"

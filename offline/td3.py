@@ -49,10 +49,12 @@ def deterministic_agent(**changes: Any) -> GaussianConfig:
 
 @dataclass
 class TD3Config:
+    """Settings of TD3: learning rates, noise of exploration and of targets, and delay of the actor."""
+
     lr: float = 3e-4  # learning rate of the critic
     actor_lr: float = 3e-4  # learning rate of the actor
     tau: float = 0.005  # share by which target networks follow, at every update
-    explore_std: float = 0.1  # of the noise that is played, in units of the agent's action
+    explore_std: float = 0.1  # deviation of the noise that is played, in units of the agent's action
     target_std: float = 0.2  # deviation of the noise on target actions
     target_clip: float = 0.5  # limit of that noise
     subset: int = 0  # target members of which the minimum is taken; 0: all
@@ -64,7 +66,7 @@ class TD3Config:
     image_shift: float = 0.05  # largest random shift of each row's images in an update, as a share of their side
     agent: GaussianConfig = field(default_factory=deterministic_agent)  # the network that acts
     critic: CriticConfig = field(default_factory=lambda: CriticConfig(layer_norm=False))  # the Q network
-    execution: Execution = Execution.eager  # eager, or compiled, or CUDA graphs
+    execution: Execution = Execution.eager  # execution of an update: eager, or compiled, or CUDA graphs
 
     def __post_init__(self) -> None:
         require_shift("image_shift", self.image_shift)
@@ -75,6 +77,8 @@ class TD3Config:
 
 
 class TD3Actor:
+    """The actor of TD3: the agent's action with Gaussian noise of ``explore_std``, and ``warm`` before learning."""
+
     def __init__(self, agent: GaussianPolicy, explore_std: float, warm: Warm | None) -> None:
         self.agent, self.explore_std, self.warm = agent, explore_std, warm or uniform(agent.spec)
 
@@ -91,6 +95,8 @@ class TD3Actor:
 
 
 class TD3(ActorCritic):
+    """The TD3 learner of a deterministic agent."""
+
     def __init__(
         self,
         agent: GaussianPolicy,

@@ -37,17 +37,19 @@ from .td3 import TD3Actor, deterministic_agent
 
 @dataclass
 class TD3BCConfig:
+    """Settings of TD3+BC: the weight of Q, and those of TD3."""
+
     alpha: float = 2.5  # weight of Q, whose scale is divided out; 0 imitates
     lr: float = 3e-4  # learning rate of the critic
     actor_lr: float = 3e-4  # learning rate of the policy
     tau: float = 0.005  # share by which target networks follow, at every update
     target_std: float = 0.2  # deviation of the noise on target actions
     target_clip: float = 0.5  # limit of that noise
-    explore_std: float = 0.1  # of the noise that is played when learning goes on in the world
+    explore_std: float = 0.1  # deviation of the noise that is played when learning goes on in the world
     actor_every: int = 2  # critic updates per update of the actor and of both targets
     agent: GaussianConfig = field(default_factory=deterministic_agent)  # the policy where none is given
     critic: CriticConfig = field(default_factory=lambda: CriticConfig(layer_norm=False))  # the Q network
-    execution: Execution = Execution.eager  # eager, or compiled, or CUDA graphs
+    execution: Execution = Execution.eager  # execution of an update: eager, or compiled, or CUDA graphs
 
     def __post_init__(self) -> None:
         least = {"[0, inf)": "alpha target_std target_clip explore_std", "[1, inf)": "actor_every"}
@@ -60,6 +62,8 @@ class TD3BCConfig:
 
 
 class TD3BC(CriticLearner):
+    """The learner of TD3+BC: a deterministic policy, its critics and the targets of both."""
+
     def __init__(
         self, policy: GaussianPolicy, config: TD3BCConfig, *, seed: int = 0, device: torch.device | str = "cpu"
     ) -> None:
@@ -124,4 +128,5 @@ class TD3BC(CriticLearner):
 
 
 def build(config: TD3BCConfig, policy: Any, *, seed: int = 0, device: torch.device | str = "cpu") -> TD3BC:
+    """The TD3+BC learner of a policy with a bounded mean; another kind is refused."""
     return TD3BC(trainable_tanh_gaussian(policy, "TD3+BC"), config, seed=seed, device=device)

@@ -47,17 +47,20 @@ GROUPS: dict[str, dict[str, dict[str, type]]] = {
 
 @dataclass
 class PretrainConfig:
+    """Settings of `burnish pretrain`: recordings, a kind of policy, and how it is trained and tried."""
+
     data: str = MISSING  # a folder that `burnish collect` (or LeRobot) wrote
     out: str = "runs/bc"  # folder of the run
-    track: list[str] = field(default_factory=list)  # besides JSONL and TensorBoard: wandb, trackio, rerun
+    track: list[str] = field(default_factory=list)  # trackers besides JSONL and TensorBoard: wandb, trackio, rerun
     policy: Any = MISSING  # kind of the policy: flow, diffusion, gaussian; or checkpoint, to go on from one
-    env: Any = None  # where to try the policy; by default the world that the data came from
-    chunk: ChunkConfig = field(default_factory=ChunkConfig)  # of a fresh policy; one from a checkpoint keeps its own
+    env: Any = None  # world in which the policy is tried; by default the one that the data came from
+    # chunk of a fresh policy; one from a checkpoint keeps its own
+    chunk: ChunkConfig = field(default_factory=ChunkConfig)
     train: ImitateConfig = field(default_factory=ImitateConfig)  # imitation
     eval: EvalConfig = field(default_factory=EvalConfig)  # evaluations during training and at the end
-    seed: int = 0  # of every random draw
-    device: str = "cpu"  # where networks run: cpu, cuda, cuda:1
-    threads: int = 0  # 0: as torch chooses
+    seed: int = 0  # seed of every random draw
+    device: str = "cpu"  # device of the networks: cpu, cuda, cuda:1
+    threads: int = 0  # CPU threads of torch; 0: as torch chooses
     resume: bool = False  # continue the run that an interrupted call left at out=
 
     def __post_init__(self) -> None:
@@ -67,18 +70,21 @@ class PretrainConfig:
 
 @dataclass
 class EvaluateConfig:
-    policy: Any = MISSING  # policy=checkpoint policy.path=FOLDER, or another kind
-    env: Any = None  # by default the world that the policy was trained for
-    eval: EvalConfig = field(default_factory=EvalConfig)  # how it is evaluated
+    """Settings of `burnish evaluate`: a policy, a world, the episodes, and perhaps a policy to compare with."""
+
+    policy: Any = MISSING  # policy to evaluate: policy=checkpoint policy.path=FOLDER, or another kind
+    env: Any = None  # world; by default the one that the policy was trained for
+    eval: EvalConfig = field(default_factory=EvalConfig)  # settings of the evaluation
     against: str | None = None  # another policy's folder: paired comparison on the same seeds
-    seed: int = 0  # of the episodes
-    videos: int = 0  # mp4 of the first so many episodes
+    seed: int = 0  # seed of the episodes
+    videos: int = 0  # episodes, from the first on, that are filmed as mp4
     out: str | None = None  # folder for evaluation.json and videos
-    device: str = "cpu"  # where networks run: cpu, cuda, cuda:1
+    device: str = "cpu"  # device of the networks: cpu, cuda, cuda:1
     threads: int = 0  # CPU threads of torch; 0: as torch chooses
 
 
 def pretrain(config: PretrainConfig) -> int:
+    """Imitation of recordings by a fresh or given policy, which is saved, tried and delivered as a run; exit status."""
     device = prepare_machine(config.device, config.threads)
     episodes = read_lerobot(config.data)
     env_data = origin_of(config.env) or episodes.meta.get("env")
@@ -124,6 +130,7 @@ def pretrain(config: PretrainConfig) -> int:
 
 
 def evaluate(config: EvaluateConfig) -> int:
+    """Success and return of a policy on fixed seeds, alone or against another on the same ones; exit status."""
     device = prepare_machine(config.device, config.threads)
     if config.videos and config.out is None:
         raise BurnishError(f"videos={config.videos} needs a folder to write to: out=...")

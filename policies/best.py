@@ -122,6 +122,7 @@ class Best:
 
 
 def mean(evaluation: Evaluation) -> float:
+    """The number by which evaluations are ranked: the success rate, or the mean return where it is not reported."""
     facts = evaluation.summary()
     return facts.get("success_rate", facts["return_mean"])
 

@@ -38,6 +38,8 @@ from .trainable import LoRAConfig, add_lora, lora_of, merge_lora
 
 
 class PolicyKind(NamedTuple):
+    """One row of the table of policies: its configuration, its builder and its line of documentation."""
+
     config: type
     build: str  # "module:class", relative to this package; imported when needed
     doc: str
@@ -86,10 +88,11 @@ class CheckpointConfig:
     path: str  # folder of a run or of a checkpoint
     steps: int | None = None  # another number of generation steps than it was saved with
     guidance: float | None = None  # another weight of the goal
-    base: str | None = None  # where the policy is now that this one refines, if that is not ours and has moved
+    base: str | None = None  # place of the policy that this one refines, if that is not ours and has moved
 
 
 def policy_name(config: Any) -> str:
+    """The name in the table of policies under which a configuration of this type stands."""
     for name, kind in KINDS.items():
         if type(config) is kind.config:
             return name
@@ -281,6 +284,7 @@ ACTING: dict[str, type] = {
 
 
 def where_of(chosen: Any) -> str:
+    """The place that a chosen policy comes from: a checkpoint's folder, or the path, URL or name of an external one."""
     return chosen.path if isinstance(chosen, CheckpointConfig) else place_of(chosen)
 
 

@@ -48,11 +48,13 @@ class Stage(NamedTuple):
 
 
 def require_steps(steps: int) -> None:
+    """A check that the steps of a generation lie between 1 and ``MOST_STEPS``; outside, a BurnishError."""
     if not 1 <= steps <= MOST_STEPS:
         raise BurnishError(f"policy.steps={steps} must lie between 1 and {MOST_STEPS}: each is a pass of the network")
 
 
 def step_index(x: Tensor, k: int) -> Tensor:
+    """Step k of the chain for each row of x, int64 of shape (B,)."""
     return torch.full((x.shape[0],), k, dtype=torch.int64, device=x.device)
 
 
@@ -120,6 +122,7 @@ def with_prefix(action: Tensor, prefix: Prefix | None) -> Tensor:
 
 
 def committed(prefix: Prefix | None) -> Tensor | Masked | None:
+    """The actions of a prefix that are already decided, with their mask if they have one; None without a prefix."""
     return prefix.committed if isinstance(prefix, Pull) else prefix
 
 

@@ -53,12 +53,16 @@ def _corrected(action: Tensor, correction: Tensor, bound: float) -> Tensor:
 
 
 class Every(Enum):
+    """The rate of a residual's corrections: at each control tick, or once for each decision."""
+
     step = "step"  # one control tick: the net sees one action of the base, and corrects it
     chunk = "chunk"  # one decision: it sees and corrects the executed slice
 
 
 @dataclass
 class ResidualConfig:
+    """Configuration of a policy that adds corrections of at most ``bound`` to the actions of its base."""
+
     bound: float
     every: Every
 
@@ -156,6 +160,8 @@ class ResidualController:
 
 @dataclass
 class RepeatedConfig:
+    """Configuration of a policy whose one action is played at each tick of the chunk; it has no settings."""
+
     pass
 
 
@@ -186,6 +192,8 @@ class Repeated(nn.Module):
 
 @dataclass
 class SteeredConfig:
+    """Configuration of a base whose noise, and perhaps action, is chosen by an agent within these bounds."""
+
     latent_bound: float
     residual_bound: float | None = None
 
@@ -244,6 +252,8 @@ def _like(obs: Obs) -> Tensor:
 
 @dataclass
 class BestOfConfig:
+    """Configuration of a policy that plays the best of ``count`` draws of its base by a critic."""
+
     count: int
     edit_bound: float = 0.0
 

@@ -29,6 +29,8 @@ class Plan(NamedTuple):
 
 
 class ChunkController:
+    """The controller that plays a policy's chunks, n actions of each, in every world on its own."""
+
     def __init__(
         self,
         policy: Policy,

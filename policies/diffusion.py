@@ -55,6 +55,8 @@ MOST_LEVELS = 10_000  # noise levels in training, of which tables are made
 
 
 class Sampler(Enum):
+    """The ways to generate an action: DDPM, DDIM, Heun's method or DPM-Solver++."""
+
     ddpm = "ddpm"
     ddim = "ddim"
     heun = "heun"
@@ -62,6 +64,8 @@ class Sampler(Enum):
 
 
 class Schedule(Enum):
+    """The courses of the noise over the levels of training."""
+
     cosine = "cosine"
     linear = "linear"
     scaled_linear = "scaled_linear"
@@ -69,13 +73,15 @@ class Schedule(Enum):
 
 @dataclass
 class DiffusionConfig:
+    """Settings of a diffusion policy: noise levels, sampler, prediction and network."""
+
     train_steps: int = 100  # T, noise levels in training
     steps: int = 10  # K, levels visited when acting; heun calls the network 2 K - 1 times, the others K times
-    sampler: Sampler = Sampler.ddim  # how actions are generated
+    sampler: Sampler = Sampler.ddim  # sampler that generates actions
     eta: float = 0.0  # share of the DDPM noise that ddim injects
-    spacing: Spacing = Spacing.leading  # of ddpm and ddim; the solvers space in log sigma
-    prediction: Prediction = Prediction.sample  # what the network predicts
-    schedule: Schedule = Schedule.cosine  # of the noise levels
+    spacing: Spacing = Spacing.leading  # spacing of the levels of ddpm and ddim; the solvers space in log sigma
+    prediction: Prediction = Prediction.sample  # quantity that the network predicts
+    schedule: Schedule = Schedule.cosine  # schedule of the noise levels
     clip: float | None = 1.0  # limit of the predicted clean action
     net: DenoiserConfig = field(default_factory=DenoiserConfig)  # the denoising network
 
@@ -157,6 +163,8 @@ def make_solver(config: DiffusionConfig, levels: Tensor, steps: int) -> Any:
 
 
 class DiffusionPolicy(nn.Module):
+    """The diffusion policy, whose K steps of generation are a chain of Gaussians (``chain.py``)."""
+
     levels: Tensor  # (T,) of the train indices
     indices: Tensor  # (K,) train indices that the chain visits
     visited: Tensor  # (K + 1,) levels of the states of the chain; the last is clean

@@ -19,8 +19,10 @@ from .measure.evaluate import Evaluation, evaluate, evaluation_seeds
 
 @dataclass
 class EvalConfig:
-    episodes: int = 100  # of each evaluation; 0: nothing is tried, and training needs no world for it
-    worlds: int = 50  # stepped at once; changes the result by no more than rounding
+    """Settings of the evaluations of a run: the number of episodes, worlds at once, and final confirmation."""
+
+    episodes: int = 100  # episodes of each evaluation; 0: nothing is tried, and training needs no world for it
+    worlds: int = 50  # worlds that are stepped at once; changes the result by no more than rounding
     greedy: bool = False  # act from noise 0
     confirm: int = 256  # fresh episodes on which a run decides at its end what it delivers (best.py)
 
@@ -65,6 +67,7 @@ class Evaluator:
 
 
 def in_words(result: Evaluation) -> str:
+    """One line on an evaluation: success with its interval if reported, mean return and mean length."""
     facts = result.summary()
     words = [f"{len(result.seeds)} episodes"]
     if "success_rate" in facts:

@@ -32,6 +32,8 @@ from .nets.denoiser import Cond, Denoiser, DenoiserConfig, cond_rows
 
 
 class TimeSampling(Enum):
+    """The distributions from which training draws flow times in [0, 1]."""
+
     uniform = "uniform"
     logit_normal = "logit_normal"
     beta = "beta"
@@ -39,11 +41,13 @@ class TimeSampling(Enum):
 
 @dataclass
 class FlowConfig:
+    """Settings of a flow policy: Euler steps, the distribution of training times, shortcuts, and the network."""
+
     steps: int = 10  # K, Euler steps when acting
-    time: TimeSampling = TimeSampling.uniform  # how training draws the time of a sample
+    time: TimeSampling = TimeSampling.uniform  # distribution from which training draws the time of a sample
     beta_a: float = 1.5  # shape of the Beta distribution, with time=beta
-    logit_mean: float = 0.0  # of the logit-normal distribution, with time=logit_normal
-    logit_std: float = 1.0  # its deviation
+    logit_mean: float = 0.0  # mean of the logit-normal distribution, with time=logit_normal
+    logit_std: float = 1.0  # deviation of the logit-normal distribution, with time=logit_normal
     shortcut: bool = False  # train for few steps too (shortcut models)
     shortcut_share: float = 0.25  # share of a batch that trains self-consistency
     shortcut_levels: int = 7  # the smallest step is 2^-levels
@@ -72,6 +76,8 @@ def sample_time(config: FlowConfig, count: int, generator: torch.Generator | Non
 
 
 class FlowPolicy(nn.Module):
+    """The flow-matching policy: a velocity network, integrated from noise to a chunk in K Euler steps."""
+
     def __init__(self, spec: PolicySpec, config: FlowConfig) -> None:
         super().__init__()
         self.spec = replace(spec, noise_shape=spec.chunk_shape, goal_free=config.net.goal_drop > 0)

@@ -27,26 +27,31 @@ from .nets.mlp import MLP, Activation, require_widths
 
 
 class GaussianLoss(Enum):
+    """The losses of imitation: negative log-likelihood, or squared error of the mean."""
+
     likelihood = "likelihood"
     least_squares = "least_squares"
 
 
 @dataclass
 class GaussianConfig:
+    """Settings of a Gaussian policy: layers, squashing, deviation, and loss of imitation."""
+
     hidden: list[int] = field(default_factory=lambda: [256, 256, 256])  # width of each hidden layer
     squash: bool = False  # a tanh behind the Gaussian, as in SAC
-    tanh_mean: bool = False  # bound the mean alone, not the distribution: what regression on weighted data asks for
-    loss: GaussianLoss = GaussianLoss.likelihood  # of imitation: likelihood or squared error
+    # bounds on the mean alone, not the distribution, which regression on weighted data asks for
+    tanh_mean: bool = False
+    loss: GaussianLoss = GaussianLoss.likelihood  # loss of imitation: likelihood or squared error
     state_dependent_std: bool = False  # the deviation is an output of the network
     init_std: float = 0.3  # deviation at the start
     min_std: float = 0.01  # least deviation
     # Not null: the spread is exp(log std), clamped to these bounds of log std, as in SAC; init_std is where it starts.
     log_std_bounds: list[float] | None = None
-    activation: Activation = Activation.silu  # between layers
+    activation: Activation = Activation.silu  # activation between layers
     layer_norm: bool = False  # layer normalisation behind each hidden layer
     zero_last: bool = False  # begin with a mean of exactly 0: a correction that corrects nothing yet
     goal_drop: float = 0.0  # share of training rows whose goal is hidden
-    encoder: EncoderConfig = field(default_factory=EncoderConfig)  # of observations
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)  # encoder of observations
 
     def __post_init__(self) -> None:
         require_widths("policy.hidden", self.hidden)
@@ -61,6 +66,8 @@ class GaussianConfig:
 
 
 class GaussianPolicy(nn.Module):
+    """The Gaussian policy: one pass of a network to the mean and deviation of a whole chunk."""
+
     def __init__(self, spec: PolicySpec, config: GaussianConfig) -> None:
         super().__init__()
         self.spec = replace(spec, noise_shape=spec.chunk_shape, goal_free=config.goal_drop > 0)

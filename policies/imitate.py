@@ -29,34 +29,40 @@ from .runs.training_loop import train
 
 
 class Schedule(Enum):
+    """The courses of the learning rate after warm-up: constant, or a half cosine down."""
+
     constant = "constant"
     cosine = "cosine"
 
 
 class PadLoss(Enum):
+    """The treatment of padded actions behind the end of an episode: left out of the loss, or trained on."""
+
     mask = "mask"  # padding is no data
     train = "train"  # padding is trained as if it were data
 
 
 @dataclass
 class ImitateConfig:
+    """Settings of imitation: updates, batch, learning rate and its schedule, moving average, and padding."""
+
     steps: int = 10_000  # updates
     batch: int = 256  # windows of each update
     lr: float = 1e-3  # learning rate at its highest
-    weight_decay: float = 1e-6  # of AdamW
+    weight_decay: float = 1e-6  # weight decay of AdamW
     warmup: int = 200  # updates in which the learning rate rises
-    schedule: Schedule = Schedule.cosine  # of the learning rate
+    schedule: Schedule = Schedule.cosine  # schedule of the learning rate
     min_lr_ratio: float = 0.01  # share of the learning rate that is left in the end
     ema: float = 0.999  # factor of the average of the weights, at every update
     clip_grad: float = 1.0  # norm to which gradients are clipped
     valid_fraction: float = 0.05  # share of the episodes that are kept for validation
     pad: Pad = Pad.repeat  # actions behind the end of an episode
-    pad_loss: PadLoss = PadLoss.mask  # whether those actions count in the loss
-    normalize: Scaling = Scaling.minmax  # how observations and actions are scaled
-    precision: Precision = Precision.float32  # of matrix products
-    execution: Execution = Execution.eager  # eager, or compiled, or CUDA graphs
+    pad_loss: PadLoss = PadLoss.mask  # treatment of those actions in the loss
+    normalize: Scaling = Scaling.minmax  # scaling of observations and actions
+    precision: Precision = Precision.float32  # precision of matrix products
+    execution: Execution = Execution.eager  # execution of an update: eager, or compiled, or CUDA graphs
     log_every: int = 100  # updates between two rows of metrics
-    eval_every: int = 0  # 0: only at the end
+    eval_every: int = 0  # updates between two evaluations; 0: only at the end
     save_every: int = 1000  # updates between two checkpoints
 
     def __post_init__(self) -> None:

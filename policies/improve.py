@@ -26,6 +26,8 @@ class Training(Saved, Protocol):
 
 
 class Learns(Protocol):
+    """The part of a learner that ``improve`` needs: the policy that it trains."""
+
     policy: Any
 
 

@@ -23,16 +23,20 @@ from .nets.mlp import MLP, Activation, require_widths
 
 @dataclass
 class OneStepConfig:
+    """Settings of a one-step policy: its layers and its encoder."""
+
     hidden: list[int] = field(default_factory=lambda: [512, 512, 512, 512])  # width of each hidden layer
-    activation: Activation = Activation.gelu  # between layers
+    activation: Activation = Activation.gelu  # activation between layers
     layer_norm: bool = False  # layer normalisation behind each hidden layer
-    encoder: EncoderConfig = field(default_factory=EncoderConfig)  # of observations
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)  # encoder of observations
 
     def __post_init__(self) -> None:
         require_widths("hidden", self.hidden)
 
 
 class OneStepPolicy(nn.Module):
+    """A network from an observation and noise to a chunk in one pass."""
+
     def __init__(self, spec: PolicySpec, config: OneStepConfig) -> None:
         super().__init__()
         self.spec = replace(spec, noise_shape=spec.chunk_shape, goal_free=False)

@@ -45,6 +45,7 @@ def train_indices(train_steps: int, steps: int, spacing: Spacing) -> Tensor:
 
 
 def noisy(clean: Tensor, noise: Tensor, level: Tensor) -> Tensor:
+    """The sample at signal level ``level`` (alpha bar): sqrt(level) clean + sqrt(1 - level) noise."""
     return level.sqrt() * clean + (1 - level).sqrt() * noise
 
 

@@ -19,6 +19,8 @@ from .core.types import ChainPolicy, Normal, Obs, Prefix
 
 @dataclass
 class SplitChainConfig:
+    """Configuration of a split chain: the step at which the second policy takes over."""
+
     switch: int
 
 

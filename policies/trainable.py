@@ -25,6 +25,8 @@ LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)
 
 
 class Part(Enum):
+    """The parts of a policy that can be trained."""
+
     all = "all"
     head = "head"  # all but the encoder of observations
     lora = "lora"
@@ -32,7 +34,9 @@ class Part(Enum):
 
 @dataclass
 class LoRAConfig:
-    rank: int = 8  # of the change of each layer
+    """Settings of low-rank adaptation: rank, and weight of the change."""
+
+    rank: int = 8  # rank of the change of each layer
     alpha: float = 8.0  # the change counts alpha / rank times
 
     def __post_init__(self) -> None:
@@ -41,9 +45,12 @@ class LoRAConfig:
 
 @dataclass
 class TrainableConfig:
-    part: Part = Part.all  # all; head: all but the encoder of observations; lora: low-rank changes of every layer
-    rank: int = 8  # of the change of each layer, with part=lora
-    alpha: float = 8.0  # with part=lora the change counts alpha / rank times
+    """Settings of the part of a policy that is trained."""
+
+    # part that is trained: all; head: all but the encoder of observations; lora: low-rank changes of every layer
+    part: Part = Part.all
+    rank: int = 8  # rank of the change of each layer, with part=lora
+    alpha: float = 8.0  # weight of the change, which counts alpha / rank times, with part=lora
 
     def __post_init__(self) -> None:
         LoRAConfig(self.rank, self.alpha)

@@ -100,18 +100,23 @@ NOT_SAFETY_RATED = (
 
 @dataclass
 class ServeConfig(ServerConfig):
-    policy: Any = MISSING  # policy=checkpoint policy.path=FOLDER, or another kind
-    device: str = "cpu"  # where networks run: cpu, cuda, cuda:1
+    """Settings of `burnish serve`: a policy, an address, and limits of requests."""
+
+    policy: Any = MISSING  # policy to serve: policy=checkpoint policy.path=FOLDER, or another kind
+    device: str = "cpu"  # device of the networks: cpu, cuda, cuda:1
     threads: int = 0  # CPU threads of torch; 0: as torch chooses
 
 
 @dataclass
 class ExportVerb(ExportConfig):
-    policy: Any = MISSING  # policy=checkpoint policy.path=FOLDER
+    """Settings of `burnish export`: a policy, and the folder of its bundle."""
+
+    policy: Any = MISSING  # policy to export: policy=checkpoint policy.path=FOLDER
     out: str = MISSING  # folder of the bundle
 
 
 def serve(config: ServeConfig) -> int:
+    """A policy server, run until it is interrupted; exit status."""
     device = prepare_machine(config.device, config.threads)
     try:
         from .serving.server import PolicyServer
@@ -132,6 +137,7 @@ def serve(config: ServeConfig) -> int:
 
 
 def export(config: ExportVerb) -> int:
+    """A policy as a bundle on disk, compared with the original; exit status."""
     policy, _ = acting_policy(config.policy, torch.device("cpu"), None)
     made = run_export(config, policy, source(config.policy.path))
     worst = max(float(x) for x in numbers_in(made.bundle.parity, "largest")) if made.bundle.parity else 0.0

@@ -44,6 +44,8 @@ class Mode(StrEnum):
 
 
 class Phase(StrEnum):
+    """The phases of an adapter, from unconfigured to closed."""
+
     UNCONFIGURED = "unconfigured"
     INACTIVE = "inactive"  # the link is open, and no command is taken
     ACTIVE = "active"
@@ -62,6 +64,8 @@ class StopKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JointSpec:
+    """The limits of one joint, in rad, s and Nm."""
+
     name: str
     lower: float  # rad
     upper: float
@@ -92,6 +96,8 @@ class GripperSpec:
 
 @dataclass(frozen=True, slots=True)
 class RobotSpec:
+    """The specification of a robot: joints, modes of command, rates in Hz, gripper, and watchdog."""
+
     name: str
     joints: tuple[JointSpec, ...]
     modes: frozenset[Mode]
@@ -126,6 +132,8 @@ class RobotSpec:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
+    """A fault that a device or its driver reports, with its time in ns."""
+
     code: str  # one word of the driver's, "link", "overload", ...
     text: str
     t_ns: int
@@ -133,6 +141,8 @@ class Fault:
 
 @dataclass(slots=True)
 class RobotState:
+    """One measured state: positions (rad) and velocities (rad/s) of the joints, and the rest if known."""
+
     seq: int  # grows with every state that the device has sent
     t_ns: int  # when it arrived
     q: Vector
@@ -149,6 +159,8 @@ class RobotState:
 
 @dataclass(frozen=True, slots=True)
 class Command:
+    """One command to a robot, with the time until which it may be sent."""
+
     mode: Mode
     seq: int
     t_ns: int

@@ -96,6 +96,7 @@ class Driver:
 
 
 def spec(trial: Trial) -> Found:
+    """The checks of the spec: readable before anything is opened, constant, and consistent."""
     robot = trial.make()
     said = robot.spec
     yield "spec: readable before anything is opened", robot.phase is Phase.UNCONFIGURED, str(robot.phase)
@@ -201,6 +202,7 @@ def table(trial: Trial) -> Found:
 
 
 def states(trial: Trial) -> Found:
+    """The checks of states: their shapes, types, order and age."""
     with ready(trial.make) as robot:
         n = len(robot.spec.joints)
         seen = [robot.read(TIMEOUT_S) for _ in range(10)]
@@ -234,6 +236,7 @@ def states(trial: Trial) -> Found:
 
 
 def motion(trial: Trial) -> Found:
+    """The checks of motion: no bump at activation, limits kept, and set-points followed."""
     with _active(trial) as (robot, state):
         driver = Driver(robot, state)
         start = state.q.copy()
@@ -270,6 +273,7 @@ def motion(trial: Trial) -> Found:
 
 
 def refusals(trial: Trial) -> Found:
+    """The checks of commands that must be refused: NaN, wrong sizes, late ones, and those in a wrong phase."""
     with _active(trial) as (robot, state):
         driver = Driver(robot, state)
         held = driver.go(state.q, 5).target
@@ -299,6 +303,7 @@ def refusals(trial: Trial) -> Found:
 
 
 def stops(trial: Trial) -> Found:
+    """The checks of each kind of stop: three calls in time, a still robot, and the way back."""
     for kind in StopKind:
         with _active(trial) as (robot, state):
             driver = Driver(robot, state)
@@ -330,6 +335,7 @@ def _drift(robot: Adapter, seconds: float) -> float:
 
 
 def watchdog(trial: Trial) -> Found:
+    """The checks of the device's watchdog: a robot that hears nothing stops in time."""
     with _active(trial) as (robot, state):
         watchdog_s = robot.spec.device_watchdog_s
         if watchdog_s is None:
@@ -349,6 +355,7 @@ def watchdog(trial: Trial) -> Found:
 
 
 def faults(trial: Trial) -> Found:
+    """The checks of faults: reported as such, with a reason, and recovered from."""
     with _active(trial) as (robot, _):
         error = _break(robot)
         told = reason(error, named=True) if error else "nothing was raised"
@@ -367,6 +374,7 @@ def faults(trial: Trial) -> Found:
 
 
 def ends(trial: Trial) -> Found:
+    """The checks of closing: twice in a row from ACTIVE, and the device is free afterwards."""
     with _active(trial) as (robot, _):
         robot.close()
     yield "end: close from ACTIVE, twice", robot.phase is Phase.CLOSED, robot.phase.value

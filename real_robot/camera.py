@@ -28,12 +28,16 @@ PARTING_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Frame:
+    """One picture of a camera, with its number and the time of its arrival in ns."""
+
     seq: int  # grows with every picture that the camera has taken
     t_ns: int  # when it arrived
     image: Image  # (H, W, 3), RGB
 
 
 class Sensor(Protocol):
+    """The interface of a camera."""
+
     def read(self, timeout_s: float) -> Frame:
         """The newest frame, newer than the one before; `StaleState` after ``timeout_s``, `DeviceFault` for good."""
         ...
@@ -125,6 +129,8 @@ def fitted(image: Image, fit: Fit, shape: tuple[int, int]) -> Image:
 
 @dataclass(frozen=True)
 class CameraConfig:
+    """Settings of a camera: its source, the format that is asked for, and pace."""
+
     source: int | str  # an index, or the path of a device or a film
     width: int | None = None  # asked for; what the camera makes of it is checked
     height: int | None = None

@@ -25,6 +25,8 @@ KEY = "image."
 
 @dataclass(frozen=True)
 class CameraObservationConfig(CameraConfig):
+    """Settings of a camera that a policy sees: its source, turn, fit, and the age at which it stops."""
+
     turn: int = 0  # degrees clockwise, of a camera that is mounted otherwise: 0, 90, 180 or 270
     fit: Fit = Fit.CROP
     size: Sequence[int] = ()  # [height, width], where no policy says; by default the camera's own

@@ -13,10 +13,13 @@ SECOND = 1_000_000_000
 
 
 def ns(seconds: float) -> int:
+    """A time in seconds as whole nanoseconds."""
     return round(seconds * SECOND)
 
 
 class Clock(Protocol):
+    """The interface of a clock in nanoseconds, real or virtual."""
+
     def now_ns(self) -> int: ...
     def sleep_until_ns(self, deadline_ns: int) -> None:
         """Return at the deadline or later; at once where it has passed."""

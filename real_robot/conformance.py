@@ -26,6 +26,8 @@ from .errors import Refused
 
 @dataclass(frozen=True)
 class Check:
+    """The result of one check of an adapter."""
+
     name: str
     passed: bool | None  # None: cannot be made on this robot
     text: str = ""
@@ -33,6 +35,8 @@ class Check:
 
 @dataclass(frozen=True)
 class Conformance:
+    """The results of all checks of one robot's adapter."""
+
     robot: str
     checks: tuple[Check, ...]
 

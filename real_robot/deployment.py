@@ -50,9 +50,9 @@ class InSentences:
 
 @dataclass
 class Allowed(InSentences, Safety):
-    """``safety.*`` of a command line."""
+    """``safety.*`` of a command line. Lists in lists, because typed further a 0 of a command line would be no float."""
 
-    # Typed further, a command line's 0 would be no float: these are lists in lists.
+    # box for the tool: [[x, y, z], [x, y, z]] in m, low and high; empty: none
     workspace: list[Any] = field(default_factory=list)
     may_touch: list[Any] = field(default_factory=list)  # pairs of bodies that need not keep apart
 
@@ -80,17 +80,21 @@ class AllowedLatency(InSentences, Latency):
 
 @dataclass
 class RobotVerb:
-    robot: Any  # which robot, twin or emulator
-    policy: Any  # policy=checkpoint, bundle, server or another kind
-    env: Any = None  # what the policy was trained for, by default; joints: the robot itself, without a task
-    # name -> settings of `camera_observations.CameraObservationConfig`: source, fit, ...
+    """Settings that `burnish deploy` and `burnish record` share: robot, policy, cameras, and safety."""
+
+    robot: Any  # robot, twin or emulator
+    policy: Any  # policy that plays: policy=checkpoint, bundle, remote or another kind
+    # task; by default the one that the policy was trained for; joints: the robot itself, without a task
+    env: Any = None
+    # cameras by name, each with its settings: source (index or path), turn (degrees), fit, size, oldest_s (seconds),
+    # ...
     cameras: dict[str, Any] = field(default_factory=dict)
     safety: Allowed = field(default_factory=Allowed)  # limits, and what happens when they are met
-    episodes: int = 10  # how many are played
-    seed: int = 0  # of every random draw
+    episodes: int = 10  # episodes that are played
+    seed: int = 0  # seed of every random draw
     realtime: bool = True  # false: a robot that is a model plays as fast as it can
     supervisor: str = ""
-    gamepad: str = PAD  # of supervisor=gamepad
+    gamepad: str = PAD  # device of the pad, with supervisor=gamepad
     threads: int = 1  # CPU threads of torch; 0: as torch chooses
 
     def __post_init__(self) -> None:
@@ -103,8 +107,11 @@ class RobotVerb:
 
 @dataclass
 class DeployConfig(RobotVerb):
-    chunks: Any = None  # how to go from chunk to chunk during inference; null: each decision is waited for
-    latency: AllowedLatency = field(default_factory=AllowedLatency)  # of inference, with chunks and realtime=false
+    """Settings of `burnish deploy`: chunks, latency, supervision, and what is kept."""
+
+    chunks: Any = None  # way from chunk to chunk during inference; null: each decision is waited for
+    # latency of simulated inference, with chunks and realtime=false
+    latency: AllowedLatency = field(default_factory=AllowedLatency)
     compare: bool = True  # play the same episodes in simulation too
     dry_run: bool = False  # do all but move: connect, read, infer once, report
     shadow: bool = False  # infer at every tick beside a robot that is moved otherwise, and send nothing
@@ -136,10 +143,12 @@ class DeployConfig(RobotVerb):
 
 @dataclass
 class RecordConfig(RobotVerb):
-    policy: Any = None  # who plays where the supervisor does not; by default nobody, and the robot stays
+    """Settings of `burnish record`: the person or expert who acts, and the dataset."""
+
+    policy: Any = None  # policy that plays where the supervisor does not; by default none, and the robot stays
     # keyboard, gamepad, or expert: the scripted one of the task, for robots that are models
     supervisor: str = "keyboard"
-    level: str = "clean"  # of the expert
+    level: str = "clean"  # level of the expert
     after: int = 0  # ticks until the expert takes over from a policy
     out: str = "runs/recorded"  # folder of the dataset
     resume: bool = False  # continue what an interrupted call left at out=, or lengthen it
@@ -255,5 +264,6 @@ def require_quick(realtime: bool, body: Any, inference: Mapping[str, float]) -> 
 
 
 def write_json(folder: str | None, name: str, data: Mapping[str, Any]) -> None:
+    """The file ``name`` in a folder, written with ``data``; nothing where no folder is given."""
     if folder is not None:
         write(Path(folder) / name, json.dumps(data, indent=1) + "\n")

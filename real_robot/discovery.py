@@ -34,6 +34,7 @@ Make = Callable[[Mapping[str, Any]], Adapter]
 
 
 def names() -> list[str]:
+    """The sorted names of all robots, ours and those of installed packages."""
     return sorted({*OURS, *_plugins()})
 
 

@@ -218,6 +218,7 @@ class RobotEnv:
 
 
 def observed(body: Body) -> Obs:
+    """The observations of a body as tensors, without an axis of worlds."""
     return {key: torch.tensor(np.asarray(x), dtype=dtype_of(key)) for key, x in body.observe().items()}
 
 

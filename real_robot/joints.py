@@ -36,6 +36,8 @@ HARDLY = 0.05  # of every joint's range: nor are these
 
 
 class Units(Enum):
+    """The units of joints in observations and actions."""
+
     rad = "rad"
     deg = "deg"
     range = "range"
@@ -43,11 +45,14 @@ class Units(Enum):
 
 @dataclass
 class JointsConfig:
-    units: Units = Units.rad  # of observed and commanded joints; range: 0 to 100, or -100 to 100
+    """Settings of env=joints: units, rate in Hz, length of episodes, and their start."""
+
+    units: Units = Units.rad  # units of observed and commanded joints; range: 0 to 100, or -100 to 100
     percent: list[str] = field(default_factory=list)  # joints in 0 to 100 of their range
-    control_hz: float | None = None  # null: the policy's, or 30
+    control_hz: float | None = None  # control ticks per second; null: the policy's, or 30
     max_steps: int = 600  # control ticks until an episode is truncated
-    start: list[float] = field(default_factory=list)  # where episodes begin, in these units; empty: where the arm is
+    # joints at which episodes begin, in these units; empty: those of the arm as it is
+    start: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.max_steps < 1 or not np.isfinite(self.start).all():
@@ -57,6 +62,8 @@ class JointsConfig:
 
 
 class Unjudged(NamedTuple):
+    """The verdict where nothing judges: no reward, no end, no success."""
+
     reward: Vector
     terminated: np.ndarray
     success: None = None
@@ -71,6 +78,8 @@ class Model(Protocol):
 
 
 class Joints:
+    """The body of a robot without a task: its joints, in the units of a policy."""
+
     def __init__(
         self, config: JointsConfig, robot: RobotSpec, policy: PolicySpec | None = None, model: Model | None = None
     ) -> None:

@@ -57,16 +57,21 @@ class ModelledBody(Body, Protocol):
 
 @dataclass
 class TwinRobot:
-    device: dict[str, Any] = field(default_factory=dict)  # of drivers/twin.py: noise_rad, command_latency_s, ...
+    """Settings of robot=twin: the world's own model behind the interface of a robot."""
+
+    # settings of drivers/twin.py: noise_rad, command_latency_s, ...
+    device: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
 class So101Emulated:
+    """Settings of robot=so101_emulated: an SO-101 arm whose serial bus is emulated, with its losses."""
+
     # limits of the emulated servos
     device: dict[str, Any] = field(default_factory=lambda: {"velocity": 4.0, "acceleration": 40.0})
     loss: float = 0.0  # share of packets that never arrive, in either direction
     corruption: float = 0.0  # share of packets with a wrong bit
-    seed: int = 0  # of these
+    seed: int = 0  # seed of these losses
 
     def __post_init__(self) -> None:
         check_ranges(self, {"[0, 1)": "loss corruption", "[0, inf)": "seed"}, "robot.")
@@ -76,11 +81,12 @@ class So101Emulated:
 class Hardware:
     """``name`` is ours or one that a package adds; ``device`` are the settings of its driver (port, host, ...)."""
 
-    name: str = ""  # of the driver
+    name: str = ""  # name of the driver
     device: dict[str, Any] = field(default_factory=dict)  # settings of the driver
-    joints: dict[str, str] = field(default_factory=dict)  # its joints that are called otherwise -> the body's names
-    priority: int = 50  # of the control process under the real-time scheduler; 0: not asked for
-    core: int | None = None  # for the control process alone
+    # names of the driver's joints that are called otherwise -> the body's names
+    joints: dict[str, str] = field(default_factory=dict)
+    priority: int = 50  # priority of the control process under the real-time scheduler; 0: not asked for
+    core: int | None = None  # CPU core for the control process alone; null: any
 
     def __post_init__(self) -> None:
         if not self.name:

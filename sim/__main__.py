@@ -53,13 +53,17 @@ PUBLISH_EVERY_S = 5.0  # so much work a kill costs at most, or a twentieth of th
 
 @dataclass
 class CollectConfig:
-    env: Any = None  # two_mode by default; with a policy, the world that it was trained for
-    expert: str | None = None  # clean by default; noisy, clumsy, where an arm acts multi_modal; or module:callable
-    errors: Errors = field(default_factory=Errors)  # of an expert in worlds of other packages, instead of its level's
-    policy: Any = None  # policy=checkpoint policy.path=...: a trained policy, which then acts instead of the expert
-    episodes: int = 100  # how many are recorded
-    worlds: int = 50  # stepped at once; changes what a network does by no more than rounding
-    seed: int = 0  # of every random draw
+    """Settings of `burnish collect`: a world, an expert or a policy, and the number of episodes."""
+
+    env: Any = None  # world; two_mode by default; with a policy, the one that it was trained for
+    # level of the expert: clean by default; noisy, clumsy, where an arm acts multi_modal; or module:callable
+    expert: str | None = None
+    # errors of an expert in worlds of other packages, instead of its level's
+    errors: Errors = field(default_factory=Errors)
+    policy: Any = None  # trained policy that acts instead of the expert: policy=checkpoint policy.path=...
+    episodes: int = 100  # episodes that are recorded
+    worlds: int = 50  # worlds that are stepped at once; changes what a network does by no more than rounding
+    seed: int = 0  # seed of every random draw
     out: str = "runs/data"  # folder of the dataset
     resume: bool = False  # continue what an interrupted or killed call left at out=, or lengthen it
     sim_state: bool = False  # keep the simulator's own state with every frame, so that any frame can be restored
@@ -85,6 +89,7 @@ class Scene(NamedTuple):
 
 
 def collect(config: CollectConfig) -> int:
+    """Episodes of an expert or a policy, written as a LeRobot data set; exit status."""
     if Path(config.out).exists() and not config.resume:
         raise BurnishError(f"{config.out} exists already; use another out=, or continue it with resume=true")
     require_writable(Path(config.out).parent)
@@ -117,6 +122,7 @@ def collect(config: CollectConfig) -> int:
 
 
 def view(config: ViewConfig) -> int:
+    """A window or films of a policy or an expert at work in a world; exit status."""
     played = {"env": config.env, "expert": config.expert, "policy": config.policy, "episodes": config.episodes}
     acting = CollectConfig(**played, worlds=1, seed=config.seed)
     scene = _scene(acting)

@@ -119,6 +119,7 @@ def body(held: str = "", fingers: bool = True, finger_m: float = TOOL + 0.006) -
 
 
 def actuators() -> str:
+    """The MJCF of the six position servos, with their ranges in rad and torques in Nm."""
     torque = [TORQUE] * 5 + [SQUEEZE]
     return "".join(
         f'<position class="servo" name="{name}" joint="{name}" ctrlrange="{low} {high}" forcerange="-{most} {most}"/>'

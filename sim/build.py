@@ -70,6 +70,7 @@ WORLDS = {name: kind.config for name, kind in ENVS.items()}  # choices of env= o
 
 
 def env_name(config: Any) -> str:
+    """The name in the table of worlds under which a configuration of this type stands."""
     for name, kind in ENVS.items():
         if type(config) is kind.config:
             return name
@@ -94,6 +95,7 @@ class Named(dict[str, Any]):
 
 
 def named(config: Any) -> Named:
+    """A configuration of a world as plain data, with the name of the world."""
     return Named(name=env_name(config), config=to_data(config))
 
 
@@ -135,6 +137,7 @@ def world_for(
 
 
 def raw_world(data: Mapping[str, Any] | None, worlds: int, device: torch.device, seed: int = 0) -> VecEnv:
+    """The worlds that plain data of a dataset or checkpoint describe, in units of their actuators."""
     if data is None:
         raise BurnishError("neither the data nor the checkpoint says which world it is for; give env=...")
     return make_env(world_from(data), worlds, seed=seed, device=device)

@@ -27,17 +27,23 @@ if TYPE_CHECKING:
 
 
 class ActionMode(enum.Enum):
+    """The meanings of an action: targets of the joints, or displacements of the tool."""
+
     joint_target = "joint_target"
     ee_delta = "ee_delta"
 
 
 class Observe(enum.Enum):
+    """The observations of a task of the arm: numbers, pictures, or both."""
+
     state = "state"  # everything as numbers
     pixels = "pixels"  # cameras and the arm's own senses
     both = "both"  # cameras and everything as numbers
 
 
 class Reward(enum.Enum):
+    """The rewards of a task of the arm."""
+
     sparse = "sparse"  # 1 on success, else 0
     dense = "dense"  # how much nearer success came, in shares of the way, and 1 on success
 
@@ -51,15 +57,16 @@ OPEN = 1.2  # rad, as far as an action can open the gripper
 class DeskConfig:
     """Settings of every task of the arm."""
 
-    action: ActionMode = ActionMode.ee_delta  # what an action means
-    observe: Observe = Observe.state  # what is observed
+    action: ActionMode = ActionMode.ee_delta  # meaning of an action: targets of the joints or displacements of the tool
+    observe: Observe = Observe.state  # observations: numbers, pictures or both
     image_size: int = 84  # side of the pictures, in pixels
-    cameras: list[str] = field(default_factory=lambda: list(CAMERAS))  # which of the model's cameras are observed
+    cameras: list[str] = field(default_factory=lambda: list(CAMERAS))  # cameras of the model that are observed
     lavish: bool = False  # shadows, reflections and smooth edges: 7 to 30 times slower on a CPU, and other pixels
-    reward: Reward = Reward.sparse  # which reward the world pays
+    reward: Reward = Reward.sparse  # reward that the world pays
     control_hz: float = 20.0  # control ticks per second
     max_steps: int = 100
-    randomize: RandomizeConfig = field(default_factory=RandomizeConfig)  # what is drawn anew in each episode
+    # properties of the world that are drawn anew in each episode
+    randomize: RandomizeConfig = field(default_factory=RandomizeConfig)
     # the robot's guard between policy and actuators
     guard: GuardConfig = field(default_factory=GuardConfig, metadata=LATER)
 

@@ -35,6 +35,8 @@ context.free()
 
 
 class GLContext(Protocol):
+    """The interface of an OpenGL context."""
+
     def make_current(self) -> None: ...
 
     def free(self) -> None: ...
@@ -69,6 +71,7 @@ def open_context(model: mujoco.MjModel, size: int) -> tuple[GLContext, mujoco.Mj
 
 
 def choose() -> str:
+    """The first backend of OpenGL that gives a context here; MUJOCO_GL leaves no choice where it names one."""
     wish = os.environ.get("MUJOCO_GL", "").lower()
     if wish in OFF:
         raise BurnishError(f"MUJOCO_GL={wish} forbids to draw pictures; unset it, or observe the state alone")
@@ -85,6 +88,7 @@ def choose() -> str:
 
 
 def has_screen() -> bool:
+    """Whether this process could open a window."""
     return sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 class GuardConfig:
     """Limits of every joint alike, as drivers have them; 0 and 0: no guard."""
 
-    velocity: float = 0.0  # rad/s, of set-points
-    acceleration: float = 0.0  # rad/s^2
-    rate_hz: float = 100.0  # at which a robot's control loop commands; a control tick is divided into so many parts
+    velocity: float = 0.0  # limit of the velocity of set-points, in rad/s
+    acceleration: float = 0.0  # limit of the acceleration of set-points, in rad/s^2
+    rate_hz: float = 100.0  # rate of a robot's control loop, in Hz; a control tick is divided into so many parts
 
     def __post_init__(self) -> None:
         check_ranges(self, {"[0, inf)": "velocity acceleration", "(0, inf)": "rate_hz"}, "guard.")

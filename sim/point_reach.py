@@ -28,6 +28,8 @@ class Order(enum.Enum):
 
 
 class Reward(enum.Enum):
+    """The rewards of point_reach."""
+
     distance = "distance"  # minus the distance to the goal in metres
     dense = "dense"  # in (0, 1], one half at 0.2 m from the goal
     sparse = "sparse"  # 1 at the goal, else 0
@@ -35,13 +37,15 @@ class Reward(enum.Enum):
 
 @dataclass
 class PointReachConfig:
-    dim: int = 2  # of the space
-    order: Order = Order.velocity  # what an action commands
-    reward: Reward = Reward.distance  # which reward the world pays
+    """Settings of env=point_reach: dimension, kind of action, reward, observations and end."""
+
+    dim: int = 2  # dimensions of the space
+    order: Order = Order.velocity  # quantity that an action commands
+    reward: Reward = Reward.distance  # reward that the world pays
     terminate: bool = True  # an episode ends at its goal
     goal_in_state: bool = False  # the goal is part of ``state``, and there is no key ``goal``
     image: bool = False  # adds ``image.top`` (3, 16, 16): the point in red, the goal in green
-    radius: float = 0.08  # m, closer than that is at the goal
+    radius: float = 0.08  # distance to the goal, in m, below which the point is at it
     noise: float = 0.0  # standard deviation of a disturbance of the action, in its units
     control_hz: float = 20.0  # control ticks per second
     max_steps: int = 60  # control ticks until an episode is truncated

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 class RandomizeConfig:
     """Ranges; 0 leaves a quantity alone. A share of 0.3 multiplies by a number in [0.7, 1.3]."""
 
-    mass: float = 0.0  # share, of each body by itself, its inertia with it
-    friction: float = 0.0  # share, one number for the whole world
-    gains: float = 0.0  # share, of each servo by itself
-    damping: float = 0.0  # share, of each joint by itself
-    latency_s: float = 0.0  # an action is late by up to this, at most one control tick
-    camera_m: float = 0.0  # each camera is displaced by up to this, along each axis
-    camera_rad: float = 0.0  # and turned by up to this, about each axis
-    camera_fovy: float = 0.0  # share, of each camera's vertical field of view
+    mass: float = 0.0  # share by which masses change, of each body by itself, its inertia with it
+    friction: float = 0.0  # share by which friction changes, one number for the whole world
+    gains: float = 0.0  # share by which gains change, of each servo by itself
+    damping: float = 0.0  # share by which damping changes, of each joint by itself
+    latency_s: float = 0.0  # largest delay of an action, in seconds, at most one control tick
+    camera_m: float = 0.0  # largest displacement of a camera along each axis, in m
+    camera_rad: float = 0.0  # largest turn of a camera about each axis, in rad
+    camera_fovy: float = 0.0  # share by which each camera's vertical field of view changes
 
     def __post_init__(self) -> None:
         check_ranges(
@@ -50,6 +50,7 @@ def _scale(shape: int | tuple[int, ...], share: float, generator: np.random.Gene
 
 
 def mass(model: mujoco.MjModel, config: RandomizeConfig, generator: np.random.Generator) -> None:
+    """The masses and inertias of all bodies, scaled by one random factor for each body."""
     scale = _scale((model.nbody, 1), config.mass, generator)
     model.body_mass[:] *= scale[:, 0]
     model.body_inertia[:] *= scale
@@ -71,10 +72,12 @@ def gains(model: mujoco.MjModel, config: RandomizeConfig, generator: np.random.G
 
 
 def damping(model: mujoco.MjModel, config: RandomizeConfig, generator: np.random.Generator) -> None:
+    """The damping of all joints, scaled by one random factor for each degree of freedom."""
     model.dof_damping[:] *= _scale(model.dof_damping.shape, config.damping, generator)
 
 
 def camera_place(model: mujoco.MjModel, config: RandomizeConfig, generator: np.random.Generator) -> None:
+    """The places of all cameras, moved by up to ``camera_m`` metres along each axis."""
     model.cam_pos[:] += config.camera_m * generator.uniform(-1, 1, (model.ncam, 3))
 
 
@@ -89,10 +92,13 @@ def camera_direction(model: mujoco.MjModel, config: RandomizeConfig, generator: 
 
 
 def camera_fovy(model: mujoco.MjModel, config: RandomizeConfig, generator: np.random.Generator) -> None:
+    """The vertical field of view of each camera, scaled by a random factor."""
     model.cam_fovy[:] *= _scale((model.ncam,), config.camera_fovy, generator)
 
 
 class Quantity(NamedTuple):
+    """A property that can be randomised: its amount in the settings, the change, and the model's fields."""
+
     amount: Callable[[RandomizeConfig], float]
     change: Callable[[mujoco.MjModel, RandomizeConfig, np.random.Generator], None]
     fields: tuple[str, ...]

@@ -27,11 +27,12 @@ class LQRConfig:
     """A mass per axis, pushed by a force: position (m) and velocity (m/s) are the state, acceleration the action."""
 
     axes: int = 1  # independent axes
-    position_cost: float = 1.0  # of the squared distance
-    velocity_cost: float = 0.1  # of the squared velocity
-    action_cost: float = 0.1  # of the squared action
+    position_cost: float = 1.0  # cost of the squared distance
+    velocity_cost: float = 0.1  # cost of the squared velocity
+    action_cost: float = 0.1  # cost of the squared action
     noise: float = 0.02  # standard deviation added to every coordinate of the state in every step
-    limit: float = 20.0  # m/s^2; so wide that the optimal gain does not reach it, as the closed form knows no limits
+    # limit of the action, in m/s^2; so wide that the optimal gain does not reach it, as the closed form knows no limits
+    limit: float = 20.0
     control_hz: float = 10.0  # control ticks per second
     max_steps: int = 100  # control ticks until an episode is truncated
 
@@ -111,13 +112,17 @@ def lqr_solve(config: LQRConfig, gamma: float) -> tuple[Tensor, Tensor]:
 
 
 class End(enum.Enum):
+    """The ways in which an episode of constant reward ends, each with its value function V."""
+
     truncate = "truncate"  # V = 1 / (1 - gamma), everywhere
     terminate = "terminate"  # V = (1 - gamma^(max_steps - t)) / (1 - gamma)
 
 
 @dataclass
 class ConstantRewardConfig:
-    end: End = End.truncate  # how episodes end
+    """Settings of env=constant_reward: how episodes end and how long they are."""
+
+    end: End = End.truncate  # way in which episodes end
     observe_time: bool = False  # adds t / max_steps to ``state``; without it every state looks the same
     control_hz: float = 10.0  # control ticks per second
     max_steps: int = 10  # control ticks until an episode is truncated

@@ -31,13 +31,15 @@ UNDECIDED, LOWER, UPPER = -1, 0, 1
 
 @dataclass
 class TwoModeConfig:
-    obstacle_radius: float = 0.42  # m
-    goal_radius: float = 0.2  # m
-    half_width: float = 0.9  # m, of the corridor
+    """Settings of env=two_mode: the obstacle, the corridor, the starts and the disturbance."""
+
+    obstacle_radius: float = 0.42  # radius of the obstacle, in m
+    goal_radius: float = 0.2  # radius of the goal, in m
+    half_width: float = 0.9  # half the width of the corridor, in m
     # Episodes differ by the disturbance, not by their start: a network can learn by heart which of 400 different
     # starts went up, and then even the mean has a side.
     start_spread: float = 0.0  # m, half the range of the start's y
-    start_length: float = 0.0  # m, half the range of the start's x
+    start_length: float = 0.0  # half the range of the start's x, in m
     noise: float = 0.05  # m/s, standard deviation of a disturbance of the velocity
     control_hz: float = 20.0  # control ticks per second
     max_steps: int = 60  # control ticks until an episode is truncated

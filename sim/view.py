@@ -28,13 +28,15 @@ from .build import env_name
 
 @dataclass
 class ViewConfig:
-    env: Any = None  # two_mode by default; with a policy, the world that it was trained for
+    """Settings of `burnish view`: a world, a policy or an expert, and where films go."""
+
+    env: Any = None  # world; two_mode by default; with a policy, the one that it was trained for
     expert: str | None = None  # level of the scripted expert of that world, clean by default
-    policy: Any = None  # policy=checkpoint policy.path=...: a trained policy, which then acts instead of the expert
-    episodes: int = 3  # how many are played
-    seed: int = 0  # of every random draw
+    policy: Any = None  # trained policy that acts instead of the expert: policy=checkpoint policy.path=...
+    episodes: int = 3  # episodes that are played
+    seed: int = 0  # seed of every random draw
     out: str | None = None  # a folder for one mp4 per episode; by default a window, or runs/view without a screen
-    size: int = 384  # of the films, in pixels; many Gymnasium environments have a size of their own
+    size: int = 384  # size of the films, in pixels; many Gymnasium environments have a size of their own
 
     def __post_init__(self) -> None:
         check_ranges(self, {"[16, 2048]": "size"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -266,21 +267,57 @@ def configurations(kind: type) -> Iterator[type]:
             yield from configurations(type(part))
 
 
+# A text that begins so has left out its subject.
+HEADLESS = re.compile(
+    r"(and|at|between|by(?! default)|for|how|in|of|on|per|so|that|to|what|where|whether|which|who|whose|with|without)\b"
+    r"|the (first|last) one|said aloud|\d+:|null:",
+    re.IGNORECASE,
+)
+
+
+def settings(*kinds: type) -> set[type]:
+    """All dataclasses of settings that a verb can show, and these."""
+    found = set(kinds)
+    for verb in VERBS.values():
+        module, _, name = verb.entry.partition(":")
+        entry = getattr(import_module(module), name)
+        config = typing.get_type_hints(entry).get("config")
+        found |= set(configurations(config)) if config else set()
+        for choices in getattr(import_module(module), "GROUPS", {}).values():
+            found |= {part for group in choices.values() for kind in group.values() for part in configurations(kind)}
+    assert len(found) > 80
+    return found
+
+
 def test_every_setting_has_a_text():
     @dataclasses.dataclass
     class Silent:
         x: int = 1
 
-    kinds = {Silent}
-    for verb in VERBS.values():
-        module, _, name = verb.entry.partition(":")
-        entry = getattr(import_module(module), name)
-        config = typing.get_type_hints(entry).get("config")
-        kinds |= set(configurations(config)) if config else set()
-        for choices in getattr(import_module(module), "GROUPS", {}).values():
-            kinds |= {part for group in choices.values() for kind in group.values() for part in configurations(kind)}
-    assert len(kinds) > 80
-    assert [(kind.__name__, x) for kind in kinds for x, text in texts(kind).items() if not text] == [("Silent", "x")]
+    found = [(kind.__name__, x) for kind in settings(Silent) for x, text in texts(kind).items() if not text]
+    assert found == [("Silent", "x")]
+
+
+def test_the_text_of_a_setting_says_what_it_is():
+    @dataclasses.dataclass
+    class Riddles:
+        length: float = 0.0  # length of the arm, in m
+        share: float = 0.0  # of the greatest effort
+        frozen_s: float = 0.0  # for so long
+        margin_m: float = 0.0  # so far from all of these
+        high: float = 0.0  # the last one
+        consent: bool = False  # said aloud: it keeps its last set-point
+        threads: int = 0  # 0: as torch chooses
+
+    found = {
+        f"{kind.__name__}.{x}: {text}"
+        for kind in settings(Riddles)
+        for x, text in texts(kind).items()
+        if HEADLESS.match(text)
+    }
+    assert {each for each in found if not each.startswith("Riddles.")} == set()
+    names = {each.split(".")[1].split(":")[0] for each in found}
+    assert names == {"share", "frozen_s", "margin_m", "high", "consent", "threads"}
 
 
 def test_the_installed_command_exits_with_status_2():

@@ -41,17 +41,18 @@ class NoiseConfig:
     0.05 to 0.14, pi_RL's Flow-Noise 0.08 to 0.16. From states the upper bound comes down as by default here; from
     pixels, and in Flow-Noise, it stays (``decay=0``)."""
 
-    min_std: float = 0.10  # per Euler step, in units of the action range [-1, 1]
+    min_std: float = 0.10  # lower bound of the learnt noise, per Euler step, in units of the action range [-1, 1]
     max_std: float = 0.24  # upper bound of the learnt noise, in the same units
     hidden: list[int] = field(default_factory=lambda: [64, 64])  # width of each hidden layer of the noise network
-    time_dim: int = 16  # 0: the same noise at every step, as published for pixels
+    time_dim: int = 16  # size of the embedding of the step; 0: the same noise at every step, as published for pixels
     count_initial: bool = True  # log N(x_0) too: cancels in the ratio, but is counted by ``ppo.reduction``
     decay: int | None = None  # updates over which the upper bound comes down; null: those of the run; 0: it stays
-    hold: float = 0.35  # share of them before it moves
+    hold: float = 0.35  # share of these updates before it moves
     floor: float = 0.7  # share of max_std - min_std that is left in the end
-    clip_mean: bool = False  # of every step into [-1, 1], in sampler and density
-    clip_state: bool = False  # of every state after its noise; the density ignores that
-    clip_noise: float | None = None  # in deviations, 3 in the published sampler; the density ignores that
+    clip_mean: bool = False  # means of every step are clipped to [-1, 1], in sampler and density
+    clip_state: bool = False  # states are clipped after their noise; the density ignores that
+    # limit of the noise, in deviations, 3 in the published sampler; the density ignores that
+    clip_noise: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.min_std < self.max_std < math.inf:

@@ -48,6 +48,8 @@ from .trainable_flow import FlowActor, evidence, trainable_flow
 
 @dataclass
 class SDEConfig:
+    """Settings of the noise that makes a flow stochastic: its level, and at how many steps it acts."""
+
     level: float = 0.5  # strength of the noise of the stochastic steps
     mixed: bool = True  # one random stochastic step per draw; false: all of them, one joint likelihood
 

@@ -58,6 +58,7 @@ class Parts(NamedTuple):
 
 
 def parts_of(model: Any) -> Parts:
+    """The encoder, layers, heads and deviation of the actor within a model of SB3."""
     policy = model.policy
     if hasattr(policy, "mlp_extractor"):
         hidden = list(policy.mlp_extractor.policy_net)

@@ -70,6 +70,8 @@ DETERMINISTIC = (Algo.TD3, Algo.DDPG)
 
 
 class View(Enum):
+    """The quantity that an algorithm of SB3 controls: a correction, the noise of the base, or the robot itself."""
+
     residual = "residual"
     latent = "latent"
     plain = "plain"
@@ -81,16 +83,20 @@ BOUNDS = {View.residual: 0.1, View.latent: 1.5}
 
 @dataclass
 class SB3Config:
+    """Settings of method=sb3: the algorithm, what it controls, and arguments of SB3's constructor."""
+
     algo: Algo = Algo.SAC  # algorithm of Stable-Baselines3
-    view: View = View.residual  # what the agent controls: a correction, the noise of the base, or the robot
-    # Of SB3's constructor, null: its own. 'method.settings={learning_rate: 1e-3, policy_kwargs: {net_arch: [64, 64]}}'
+    view: View = View.residual  # quantity that the agent controls: a correction, the noise of the base, or the robot
+    # Arguments of SB3's constructor; null: its own. 'method.settings={learning_rate: 1e-3, policy_kwargs: {net_arch:
+    # [64, 64]}}'
     settings: Any = None
-    # Of the correction, in units of the action range (null: 0.1), or of each coordinate of the noise (null: 1.5).
+    # Bound of the correction, in units of the action range (null: 0.1), or of each coordinate of the noise (null: 1.5).
     bound: float | None = None
-    explore_std: float = 0.1  # of the Gaussian noise that TD3 and DDPG play, in units of the agent's action
-    discount: Discount = field(default_factory=Discount)  # of later rewards
-    keep_zip: bool = False  # at the end, also SB3's own zip, which is pickle: sb3.zip in the run folder
-    observe: list[Hidden] = field(default_factory=list, metadata=LATER)  # residual: what the base's chunk hides
+    explore_std: float = 0.1  # deviation of the Gaussian noise that TD3 and DDPG play, in units of the agent's action
+    discount: Discount = field(default_factory=Discount)  # discount of later rewards
+    keep_zip: bool = False  # SB3's own zip is kept too, which is pickle: sb3.zip in the run folder
+    # facts about the base's chunk that are observed too, with view=residual
+    observe: list[Hidden] = field(default_factory=list, metadata=LATER)
 
     def __post_init__(self) -> None:
         check_ranges(self, {"(0, inf)": "bound"})
@@ -125,6 +131,7 @@ class Prepared(NamedTuple):
 
 
 def prepare_view(config: SB3Config, base: Any, env: VecEnv, samples: Obs | None, seed: int) -> Prepared:
+    """The world as SB3's algorithm sees it, and how its agent becomes a policy on the base."""
     where = f"method=sb3 view={config.view.value}"
     per_tick = config.discount.per_step(1)
     if config.view is View.plain:

@@ -74,23 +74,25 @@ POLL_S = 0.2
 
 @dataclass
 class CompareConfig:
+    """Settings of `burnish compare`: base, methods, seeds, budget, evaluations and videos."""
+
     base: str = ""  # the checkpoint from which every method begins
     methods: list[str] = field(default_factory=list)  # experiments of the task, methods, or files like an experiment
     seeds: int = 3  # runs of each method
-    seed: int = 0  # of the first run, and of the episodes in the end
+    seed: int = 0  # seed of the first run, and of the episodes in the end
     budget: int = 100_000  # control steps of each run
     data: str | None = None  # the recordings that the base has imitated, for the free baselines that learn from them
-    task: str | None = None  # whose shipped experiments the names mean; null: the world of the base
+    task: str | None = None  # task whose shipped experiments the names mean; null: the world of the base
     world: str | None = None  # a file like an experiment, whose env is that of all of them; null: the world of the base
-    episodes: int = 200  # of the base and of each result in the end
-    evaluations: int = 10  # along each run
-    evaluation_episodes: int = 64  # episodes of each of these
+    episodes: int = 200  # episodes of the base and of each result in the end
+    evaluations: int = 10  # evaluations along each run
+    evaluation_episodes: int = 64  # episodes of each of these evaluations
     confirm_episodes: int = 256  # fresh ones, on which each run decides in the end what it delivers
-    worlds: int = 50  # of evaluations, stepped at once
+    worlds: int = 50  # worlds of evaluations that are stepped at once
     goal: float = 0.9  # success of which the time is told
     videos: int = 3  # seeds on which the base and each method's best run are filmed
     jobs: int = 0  # runs at a time; 0: one per core
-    device: str = "cpu"  # where networks run: cpu, cuda, cuda:1
+    device: str = "cpu"  # device of the networks: cpu, cuda, cuda:1
     out: str = "runs/compare"  # folder of all runs and of the comparison
     resume: bool = False  # keep the runs that are complete and go on
 
@@ -106,6 +108,7 @@ class CompareConfig:
 
 
 def compare(config: CompareConfig) -> int:
+    """A comparison of methods on one base, run by run, with its table and best run written; exit status."""
     base, origin = load_policy(config.base)
     world, execute = origin.get("env"), base.spec.execute
     task = config.task or (world.get("name") if isinstance(world, Mapping) else None)

@@ -104,6 +104,7 @@ def _by(name: str) -> Any:
 
 
 def criterion(evaluation: Evaluation) -> str:
+    """The quantity that is compared: "success", or "return" where the world reports no success."""
     return "return" if evaluation.success is None else "success"
 
 
@@ -127,6 +128,7 @@ def curve_of(folder: Path, name: str) -> list[tuple[float, float, float, float, 
 
 
 def run_row(out: Path, entry: Entry, base: Evaluation, *, budget: int, goal: float) -> dict[str, Any]:
+    """One row of a comparison, read from the files of a run: status, curve, when it reached ``goal``, and result."""
     row = _begun(out, entry)
     if row["status"] != "finished":
         return row | {"curve": []}

@@ -29,6 +29,7 @@ class Entrant(NamedTuple):
 
 
 def entrant(name: str, task: str | None, budget: int, execute: int) -> Entrant:
+    """The command and label behind a name: an experiment of the task, a method, or a YAML file."""
     experiments, path = _experiments(task), Path(name)
     if name in experiments:
         text, words, label = experiments[name], [f"experiment={task}/{name}"], name

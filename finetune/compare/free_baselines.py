@@ -90,6 +90,7 @@ def steps_in(minutes: float, name: str, *, base: str | Path, data: str | Path) -
 
 
 def steps_for(minutes: float, updates_per_s: float) -> int:
+    """The number of updates that fit into so many minutes; at least 1."""
     return max(1, round(60 * minutes * updates_per_s))
 
 

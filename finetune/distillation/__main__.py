@@ -53,23 +53,25 @@ GROUPS: dict[str, dict[str, Mapping[str, type]]] = {
 
 @dataclass
 class DistillConfig:
-    teachers: list[str] = MISSING  # what refinement (or pretraining) left behind: run folders
-    env: Any = None  # where all of them play; by default each in the world that it was trained for
+    """Settings of `burnish distill`: teachers, student, episodes, and rounds of learning."""
+
+    teachers: list[str] = MISSING  # run folders of the teachers, which refinement or pretraining left behind
+    env: Any = None  # world in which all of them play; by default each in the one that it was trained for
     policy: Any = None  # the student; null: a fresh flow, or the teacher's base where consolidate=true
-    episodes: int = 400  # that each teacher plays, and the student in each round with each teacher
-    keep: Keep = Keep.successes  # which episodes of the teachers are imitated
-    keys: list[str] = field(default_factory=list)  # what a fresh student sees; empty: all that the worlds show
-    chunk: StudentChunk = field(default_factory=StudentChunk)  # of a fresh student
+    episodes: int = 400  # episodes that each teacher plays, and the student in each round with each teacher
+    keep: Keep = Keep.successes  # episodes of the teachers that are imitated
+    keys: list[str] = field(default_factory=list)  # observations of a fresh student; empty: all that the worlds show
+    chunk: StudentChunk = field(default_factory=StudentChunk)  # chunk of a fresh student
     rounds: int = 0  # DAgger: the student plays, the teachers relabel, and it learns for train.steps more
     consolidate: bool = False  # the base of the one teacher learns to do by itself what was put together
     train: ImitateConfig = field(default_factory=ImitateConfig)  # imitation by the student
     eval: EvalConfig = field(default_factory=EvalConfig)  # evaluations during training and at the end
-    worlds: int = 50  # stepped at once
+    worlds: int = 50  # worlds that are stepped at once
     out: str = "runs/student"  # folder of the run
-    track: list[str] = field(default_factory=list)  # besides JSONL and TensorBoard: wandb, trackio, rerun
-    seed: int = 0  # of every random draw
-    device: str = "cpu"  # where networks run: cpu, cuda, cuda:1
-    threads: int = 0  # 0: as torch chooses
+    track: list[str] = field(default_factory=list)  # trackers besides JSONL and TensorBoard: wandb, trackio, rerun
+    seed: int = 0  # seed of every random draw
+    device: str = "cpu"  # device of the networks: cpu, cuda, cuda:1
+    threads: int = 0  # CPU threads of torch; 0: as torch chooses
     resume: bool = False  # continue the run that an interrupted call left at out=
 
     def __post_init__(self) -> None:
@@ -84,6 +86,7 @@ class DistillConfig:
 
 
 def distill(config: DistillConfig) -> int:
+    """One student, trained on the episodes of all teachers, tried in their worlds and saved; exit status."""
     device, out = prepare_machine(config.device, config.threads), Path(config.out)
     teachers = [_teacher(path, config, device) for path in config.teachers]
     spec = shared_spec(teachers)

@@ -47,6 +47,7 @@ from ..surrogate import Reduction, clip_schedule, denoising_weight
 
 
 def published_ppo() -> PPOConfig:
+    """The PPO settings that DPPO was published with."""
     return PPOConfig(
         epochs=5,
         minibatch=5000,
@@ -61,20 +62,23 @@ def published_ppo() -> PPOConfig:
 
 @dataclass
 class DPPOConfig:
+    """Settings of DPPO: the trained steps of the chain, their noise and clipping, and the PPO."""
+
     trained_steps: int = 10  # K', the last steps of the chain
     gamma_denoising: float = 0.99  # discount of the advantage for each step before the last
     clip_base: float | None = None  # clip of the noisiest trained step; null: ppo.clip for all steps
-    clip_growth: float = 3.0  # how steeply the clip grows from step to step, with clip_base
-    min_std: float = 0.1  # of every trained transition
+    clip_growth: float = 3.0  # steepness with which the clip grows from step to step, with clip_base
+    min_std: float = 0.1  # least deviation of every trained transition
     min_logprob_std: float | None = None  # another floor for the density; null: the same
     eta: float = 1.0  # share of the DDPM noise that a DDIM base injects while it is trained
-    noise_clip: float | None = None  # in standard deviations
+    noise_clip: float | None = None  # limit of the noise that is drawn, in standard deviations; null: none
     density_clamp: list[float] | None = None  # limits of a coordinate's log-density
     bc_coef: float = 0.0  # weight of imitating the base's own draws
-    train: TrainableConfig = field(default_factory=TrainableConfig, metadata=LATER)  # what of the base is trained
-    discount: Discount = field(default_factory=lambda: Discount(0.99, Per.chunk))  # of later rewards
+    train: TrainableConfig = field(default_factory=TrainableConfig, metadata=LATER)  # part of the base that is trained
+    discount: Discount = field(default_factory=lambda: Discount(0.99, Per.chunk))  # discount of later rewards
     ppo: PPOConfig = field(default_factory=published_ppo)  # the PPO that updates it
-    loop: OnPolicyConfig = field(default_factory=lambda: OnPolicyConfig(500))  # how much is played, stored and learnt
+    # amounts that are played, stored and learnt
+    loop: OnPolicyConfig = field(default_factory=lambda: OnPolicyConfig(500))
 
     def __post_init__(self) -> None:
         if self.trained_steps < 1:

@@ -41,6 +41,8 @@ from .latent import LatentLearner, as_the_base, latent_agent, latent_view, steer
 
 
 class Variant(Enum):
+    """The learners of DSRL: SAC on the noise, or noise aliasing (DSRL-NA)."""
+
     sac = "sac"
     aliased = "aliased"
 
@@ -57,17 +59,20 @@ def latent_sac(**changes: Any) -> SACConfig:
 
 
 def latent_loop() -> OffPolicyConfig:
+    """The off-policy loop that methods on the base's noise begin with: warm-up and ratio of updates."""
     return OffPolicyConfig(warmup=6000, updates_per_decision=5.0)
 
 
 @dataclass
 class DSRLConfig:
+    """Settings of DSRL: the learner, the bound of the noise, and the SAC."""
+
     variant: Variant = Variant.sac  # sac: a critic of noise; aliased: a critic of actions, distilled into one of noise
-    bound: float = 1.5  # of each coordinate of the noise
+    bound: float = 1.5  # bound of each coordinate of the noise
     repeat: bool = False  # one vector of noise for the whole chunk
     distil_every: int = 2  # aliased: critic updates per step of the latent critic
-    discount: Discount = field(default_factory=lambda: Discount(0.99, Per.chunk))  # of later rewards
-    loop: OffPolicyConfig = field(default_factory=latent_loop)  # how much is played, stored and learnt
+    discount: Discount = field(default_factory=lambda: Discount(0.99, Per.chunk))  # discount of later rewards
+    loop: OffPolicyConfig = field(default_factory=latent_loop)  # amounts that are played, stored and learnt
     sac: SACConfig = field(default_factory=latent_sac)  # the SAC that learns, with algorithm=sac
 
     def __post_init__(self) -> None:

@@ -43,6 +43,8 @@ def distillation_loss(q_latent: Tensor, q_action: Tensor) -> Tensor:
 
 
 class AliasedLearner(Learner):
+    """The learner of DSRL-NA: a critic of actions, distilled into a critic of noise that the agent climbs."""
+
     columns = ("executed",)
 
     def __init__(

@@ -60,36 +60,40 @@ from ..loops import Assembly, OffPolicyConfig
 
 
 class Select(Enum):
+    """The critics that choose among candidates: the target networks, or those that are trained."""
+
     target = "target"
     online = "online"
 
 
 @dataclass
 class EXPOConfig:
+    """Settings of EXPO: candidates, the edit and its bound, the base's imitation, and the critic."""
+
     count: int = 8  # N: chunks of the base per choice, each once as it is and once edited
-    edit_bound: float = 0.1  # of the edit, in units of the action range [-1, 1]
-    select: Select = Select.target  # which critics choose among the candidates
+    edit_bound: float = 0.1  # bound of the edit, in units of the action range [-1, 1]
+    select: Select = Select.target  # critics that choose among the candidates
     subset: int = 2  # critics of which the minimum is taken, drawn afresh at each use; 0: all
     lr: float = 3e-4  # learning rate of the critic
-    actor_lr: float = 3e-4  # of the edit and the temperature
+    actor_lr: float = 3e-4  # learning rate of the edit and the temperature
     base_lr: float = 3e-4  # learning rate of the base's imitation
     tau: float = 0.005  # share by which target networks follow, at every update
-    base_tau: float = 0.001  # of the average of the base, which acts
-    alpha: float = 1.0  # where the temperature starts
-    target_entropy: float | None = None  # null: entropy_per_dim times the size of the edit
+    base_tau: float = 0.001  # share by which the average of the base, which acts, follows at every update
+    alpha: float = 1.0  # temperature at the start
+    target_entropy: float | None = None  # target entropy in nats; null: entropy_per_dim times the size of the edit
     entropy_per_dim: float = -0.5  # target entropy for each coordinate of the action, in nats
     scaled_entropy: bool = False  # measure the entropy on the scaled edit, as published
     actor_every: int = 20  # critic updates per update of edit and base
     max_grad_norm: float | None = None  # gradients are clipped to this norm; null: not clipped
     image_shift: float = 0.05  # largest random shift of each row's images in an update, as a share of their side
-    discount: Discount = field(default_factory=Discount)  # of later rewards
-    # how much is played, stored and learnt
+    discount: Discount = field(default_factory=Discount)  # discount of later rewards
+    # amounts that are played, stored and learnt
     loop: OffPolicyConfig = field(default_factory=lambda: OffPolicyConfig(warmup=5000, updates_per_decision=20))
     # the network that edits proposals
     edit: GaussianConfig = field(default_factory=lambda: soft_agent(hidden=[256, 256, 256]))
     # the Q network
     critic: CriticConfig = field(default_factory=lambda: CriticConfig(members=10, hidden=[256, 256, 256]))
-    execution: Execution = Execution.eager  # eager, or compiled, or CUDA graphs
+    execution: Execution = Execution.eager  # execution of an update: eager, or compiled, or CUDA graphs
 
     def __post_init__(self) -> None:
         require_shift("image_shift", self.image_shift)
@@ -147,6 +151,7 @@ class EXPOActor:
 
 
 def edited(base_action: Tensor, edit: Tensor, bound: float) -> Tensor:
+    """The base's action plus the bounded edit, clipped to [-1, 1]."""
     return (base_action + bound * edit).clamp(-1, 1)
 
 
@@ -268,6 +273,7 @@ class EXPO(Learner):
 
 
 def build(config: EXPOConfig, base: Any, env: VecEnv, *, seed: int = 0, device: torch.device | str = "cpu") -> Assembly:
+    """The learner of EXPO and its view of the worlds, one chunk to a decision."""
     trained = trainable_imitator(base, "method=expo")
     view = ChunkEnv(env, base.spec.execute, config.discount.per_step(base.spec.execute))
     plain = agent_spec(view.spec, base.spec.execute, base.spec.history)

@@ -38,16 +38,19 @@ def _ppo() -> PPOConfig:
 
 @dataclass
 class FlowSDEConfig:
+    """Settings of Flow-SDE: the noise of the generation, the trained part, and the PPO."""
+
     noise: SDEConfig = field(default_factory=SDEConfig)  # noise of the generation while it is trained
-    train: TrainableConfig = field(default_factory=TrainableConfig, metadata=LATER)  # what of the base is trained
-    discount: Discount = field(default_factory=lambda: Discount(0.99, Per.chunk))  # of later rewards
+    train: TrainableConfig = field(default_factory=TrainableConfig, metadata=LATER)  # part of the base that is trained
+    discount: Discount = field(default_factory=lambda: Discount(0.99, Per.chunk))  # discount of later rewards
     ppo: PPOConfig = field(default_factory=_ppo)  # the PPO that updates it
-    loop: OnPolicyConfig = field(default_factory=OnPolicyConfig)  # how much is played, stored and learnt
+    loop: OnPolicyConfig = field(default_factory=OnPolicyConfig)  # amounts that are played, stored and learnt
 
 
 def build(
     config: FlowSDEConfig, base: Any, env: VecEnv, *, seed: int = 0, device: torch.device | str = "cpu"
 ) -> Assembly:
+    """The learner of Flow-SDE on a flow policy."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "lora"))
         actor = SDEFlowActor(base, config.noise, config.train).to(device)

@@ -36,14 +36,17 @@ from ..ppo import PPO, PPOConfig
 
 @dataclass
 class GaussianPPOConfig:
-    agent: GaussianConfig = field(default_factory=lambda: GaussianConfig(hidden=[256, 256]))  # of a fresh policy
+    """Settings of PPO on a Gaussian policy, fresh or given."""
+
+    # network of a fresh policy
+    agent: GaussianConfig = field(default_factory=lambda: GaussianConfig(hidden=[256, 256]))
     execute: int = 1  # actions per decision of a fresh policy; a base keeps its own
-    std: float | None = None  # where the exploration of a base starts; null: at the spread that it has
+    std: float | None = None  # deviation at which the exploration of a base starts; null: the spread that it has
     entropy_coef: float = 0.0  # weight of the entropy bonus
     ppo: PPOConfig = field(default_factory=PPOConfig)  # the PPO that updates it
-    loop: OnPolicyConfig = field(default_factory=OnPolicyConfig)  # how much is played, stored and learnt
-    discount: Discount = field(default_factory=Discount)  # of later rewards
-    normalize: bool = True  # a fresh policy, by all that it saw; a base keeps its own scaling
+    loop: OnPolicyConfig = field(default_factory=OnPolicyConfig)  # amounts that are played, stored and learnt
+    discount: Discount = field(default_factory=Discount)  # discount of later rewards
+    normalize: bool = True  # observations of a fresh policy are scaled by all that it saw; a base keeps its own scaling
 
     def __post_init__(self) -> None:
         if self.execute < 1:
@@ -72,6 +75,7 @@ def explore_from(actor: GaussianPolicy, std: float) -> None:
 def build(
     config: GaussianPPOConfig, base: Any, env: VecEnv, *, seed: int = 0, device: torch.device | str = "cpu"
 ) -> Assembly:
+    """The PPO of a Gaussian policy, fresh where no base is given; another kind of base is refused."""
     if base is None:
         actor = build_policy(config.agent, agent_spec(env.spec, config.execute), seed=seed, device=device)
     elif isinstance(base, GaussianPolicy):

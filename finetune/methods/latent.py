@@ -43,6 +43,7 @@ def latent_view(
     residual: float | None = None,
     seed: int = 0,
 ) -> BaseEnv:
+    """The worlds with the base's noise, and perhaps a correction, as the action."""
     chunked = ChunkEnv(env, base.spec.execute, gamma)
     return BaseEnv(chunked, base, latent=latent, residual=residual, seed=derive(seed, "base"))
 
@@ -50,6 +51,7 @@ def latent_view(
 def latent_agent(
     config: GaussianConfig, view: BaseEnv, *, seed: int = 0, device: torch.device | str = "cpu"
 ) -> GaussianPolicy:
+    """A fresh Gaussian agent for that view, with the base's normalisation of observations."""
     spec = agent_spec(view.spec, history=view.base.spec.history)
     agent = build_policy(config, spec, seed=derive(seed, "agent"), device=device)
     adopt_normalizers(agent, view.base)

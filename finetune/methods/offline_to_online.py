@@ -42,14 +42,17 @@ from ..loops import Assembly, OffPolicyConfig
 
 
 def union() -> OffPolicyConfig:
+    """The loop that draws batches from recordings and new decisions together, in proportion to their number."""
     return OffPolicyConfig(warmup=1000, prior_share=None)
 
 
 def single_steps() -> ChunkConfig:
+    """The chunk of methods that act at each tick: one action."""
     return ChunkConfig(horizon=1, execute=1)
 
 
 def chunks_of_five() -> ChunkConfig:
+    """The chunk of Q-chunking as published: five actions, all played."""
     return ChunkConfig(horizon=5, execute=5)
 
 
@@ -57,10 +60,10 @@ def chunks_of_five() -> ChunkConfig:
 class Online:
     """The settings that an offline method has in the world beside its own."""
 
-    loop: OffPolicyConfig = field(default_factory=union)  # how much is played, stored and learnt
-    discount: Discount = field(default_factory=Discount)  # of later rewards
-    chunk: ChunkConfig = field(default_factory=single_steps)  # of a fresh policy; one that is given keeps its own
-    normalize: Scaling = Scaling.standard  # of what a fresh policy observes, by the recordings
+    loop: OffPolicyConfig = field(default_factory=union)  # amounts that are played, stored and learnt
+    discount: Discount = field(default_factory=Discount)  # discount of later rewards
+    chunk: ChunkConfig = field(default_factory=single_steps)  # chunk of a fresh policy; one that is given keeps its own
+    normalize: Scaling = Scaling.standard  # scaling of the observations of a fresh policy, by the recordings
 
 
 @dataclass
@@ -72,8 +75,10 @@ class OnlineIQL(IQLConfig, Online):
 class OnlineCQL(CQLConfig, Online):
     """CQL in the world, and Cal-QL, which keeps calibrating: a return counts from the end of its episode on."""
 
-    loop: OffPolicyConfig = field(default_factory=lambda: OffPolicyConfig(warmup=1000))  # half of a batch is recordings
-    behind_cut: BehindCut = BehindCut.worst  # of the returns that calibrate compares with, behind a truncation
+    # amounts that are played, stored and learnt; half of a batch is recordings
+    loop: OffPolicyConfig = field(default_factory=lambda: OffPolicyConfig(warmup=1000))
+    # value that is assumed behind a truncation, in the returns that calibrate compares with
+    behind_cut: BehindCut = BehindCut.worst
 
 
 @dataclass
@@ -90,7 +95,8 @@ class OnlineFQL(FQLConfig, Online):
 class OnlineQChunking(QChunkingConfig, Online):
     """Q-chunking in the world."""
 
-    chunk: ChunkConfig = field(default_factory=chunks_of_five)  # of a fresh policy; one that is given keeps its own
+    # chunk of a fresh policy; one that is given keeps its own
+    chunk: ChunkConfig = field(default_factory=chunks_of_five)
 
 
 def offline_learner(

@@ -63,13 +63,16 @@ def _ppo() -> PPOConfig:
 
 @dataclass
 class ReinFlowConfig:
+    """Settings of ReinFlow: the learned noise, entropy, anchor to the base, and the PPO."""
+
     noise: NoiseConfig = field(default_factory=NoiseConfig)  # noise of the generation while it is trained
     entropy: float = 0.03  # weight of the entropy per term of the likelihood
     anchor: float = 0.0  # weight of the squared distance to the base's actions from the same noise
-    train: TrainableConfig = field(default_factory=TrainableConfig, metadata=LATER)  # what of the base is trained
-    discount: Discount = field(default_factory=lambda: Discount(0.99, Per.chunk))  # of later rewards
+    train: TrainableConfig = field(default_factory=TrainableConfig, metadata=LATER)  # part of the base that is trained
+    discount: Discount = field(default_factory=lambda: Discount(0.99, Per.chunk))  # discount of later rewards
     ppo: PPOConfig = field(default_factory=_ppo)  # the PPO that updates it
-    loop: OnPolicyConfig = field(default_factory=lambda: OnPolicyConfig(500))  # how much is played, stored and learnt
+    # amounts that are played, stored and learnt
+    loop: OnPolicyConfig = field(default_factory=lambda: OnPolicyConfig(500))
 
     def __post_init__(self) -> None:
         for name in ("entropy", "anchor"):
@@ -123,6 +126,7 @@ class ReinFlow(Learner):
 def build(
     config: ReinFlowConfig, base: Any, env: VecEnv, *, seed: int = 0, device: torch.device | str = "cpu"
 ) -> Assembly:
+    """The learner of ReinFlow on a flow policy."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "noise net"))
         actor = NoisyFlowActor(base, config.noise, config.train).to(device)

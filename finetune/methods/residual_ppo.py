@@ -59,16 +59,19 @@ def _ppo() -> PPOConfig:
 
 @dataclass
 class ResidualPPOConfig:
-    bound: float = 0.1  # of the correction, in units of the action range [-1, 1]
-    observe: list[Hidden] = field(default_factory=list, metadata=LATER)  # [phase,queue]: what the base's chunk hides
+    """Settings of residual PPO: the bound and price of the correction, its network, and the PPO."""
+
+    bound: float = 0.1  # bound of the correction, in units of the action range [-1, 1]
+    # facts about the base's chunk that are observed too: [phase,queue]
+    observe: list[Hidden] = field(default_factory=list, metadata=LATER)
     agent: GaussianConfig = field(default_factory=_agent)  # the network that corrects
     learn_std: bool = False  # the deviation of the exploration is learnt
     l1: float = 0.0  # price of the mean correction, per coordinate, before the bound scales it
     l2: float = 0.0  # price of the squared correction, in the same way
     ppo: PPOConfig = field(default_factory=_ppo)  # the PPO that updates it
-    # how much is played, stored and learnt
+    # amounts that are played, stored and learnt
     loop: OnPolicyConfig = field(default_factory=lambda: OnPolicyConfig(decisions_per_update=256))
-    discount: Discount = field(default_factory=lambda: Discount(0.999))  # of later rewards
+    discount: Discount = field(default_factory=lambda: Discount(0.999))  # discount of later rewards
 
     def __post_init__(self) -> None:
         if not 0 < self.bound <= 2:

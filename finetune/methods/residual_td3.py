@@ -62,6 +62,8 @@ from ..loops import Assembly, OffPolicyConfig
 
 
 class Algorithm(Enum):
+    """The learners of the correction."""
+
     td3 = "td3"
     sac = "sac"
 
@@ -93,12 +95,15 @@ def _sac() -> SACConfig:
 
 @dataclass
 class ResidualTD3Config:
-    algorithm: Algorithm = Algorithm.td3  # sac or td3
-    bound: float = 0.1  # of the correction, in units of the action range [-1, 1]
-    warm_noise: float = 0.2  # uniform around the base during the warm-up, in the same units
-    observe: list[Hidden] = field(default_factory=list, metadata=LATER)  # [phase,queue]: what the base's chunk hides
-    discount: Discount = field(default_factory=Discount)  # of later rewards
-    # how much is played, stored and learnt
+    """Settings of off-policy residuals: the learner, the bound of the correction, and exploration."""
+
+    algorithm: Algorithm = Algorithm.td3  # learner: sac or td3
+    bound: float = 0.1  # bound of the correction, in units of the action range [-1, 1]
+    warm_noise: float = 0.2  # bound of uniform noise around the base during the warm-up, in the same units
+    # facts about the base's chunk that are observed too: [phase,queue]
+    observe: list[Hidden] = field(default_factory=list, metadata=LATER)
+    discount: Discount = field(default_factory=Discount)  # discount of later rewards
+    # amounts that are played, stored and learnt
     loop: OffPolicyConfig = field(
         default_factory=lambda: OffPolicyConfig(
             capacity=300_000, warmup=4000, initial_updates=1000, updates_per_decision=0.05, n_step=3

@@ -30,11 +30,13 @@ from .latent import LatentLearner, as_the_base, latent_agent, latent_view, steer
 
 @dataclass
 class RFSConfig:
-    latent_bound: float = 1.5  # of each coordinate of the noise
-    residual_bound: float = 0.1  # in units of the action range [-1, 1]
+    """Settings of RFS: the bounds of noise and correction, and the SAC."""
+
+    latent_bound: float = 1.5  # bound of each coordinate of the noise
+    residual_bound: float = 0.1  # bound of the correction, in units of the action range [-1, 1]
     repeat: bool = False  # one vector of noise for the whole chunk
-    discount: Discount = field(default_factory=lambda: Discount(0.99, Per.chunk))  # of later rewards
-    loop: OffPolicyConfig = field(default_factory=latent_loop)  # how much is played, stored and learnt
+    discount: Discount = field(default_factory=lambda: Discount(0.99, Per.chunk))  # discount of later rewards
+    loop: OffPolicyConfig = field(default_factory=latent_loop)  # amounts that are played, stored and learnt
     # target_entropy null: 0 per coordinate of the noise, entropy_per_dim per coordinate of the correction
     sac: SACConfig = field(default_factory=lambda: latent_sac(target_entropy=None))
 

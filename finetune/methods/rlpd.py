@@ -50,6 +50,8 @@ from ..loops import Assembly, OffPolicyConfig
 
 
 class Algorithm(Enum):
+    """The learners that RLPD can use."""
+
     sac = "sac"
     td3 = "td3"
 
@@ -64,15 +66,18 @@ def _td3() -> TD3Config:
 
 @dataclass
 class RLPDConfig:
-    algorithm: Algorithm = Algorithm.sac  # sac or td3
+    """Settings of RLPD: the learner, and the chunk and history of an actor from scratch."""
+
+    algorithm: Algorithm = Algorithm.sac  # learner: sac or td3
     execute: int = 1  # actions per decision of an actor from scratch; a base brings its own, and its history
     history: int = 1  # observations that are stacked, the newest among them
-    discount: Discount = field(default_factory=Discount)  # of later rewards
-    # how much is played, stored and learnt
+    discount: Discount = field(default_factory=Discount)  # discount of later rewards
+    # amounts that are played, stored and learnt
     loop: OffPolicyConfig = field(default_factory=lambda: OffPolicyConfig(warmup=5000, updates_per_decision=20))
     sac: SACConfig = field(default_factory=_sac)  # the SAC that learns, with algorithm=sac
     td3: TD3Config = field(default_factory=_td3)  # the TD3 that learns, with algorithm=td3
-    normalize: bool = True  # an actor from scratch, by all that it saw; one from a base scales as its base does
+    # observations of an actor from scratch are scaled by all that it saw; one from a base scales as its base does
+    normalize: bool = True
 
     def __post_init__(self) -> None:
         check_ranges(self, {"[1, inf)": "execute history"})
@@ -91,6 +96,8 @@ def starting_from(base: Any) -> GaussianPolicy:
 
 
 def as_drawn(agent: GaussianPolicy) -> Warm:
+    """A warm-up that plays draws of the agent itself."""
+
     def play(obs: Obs, generator: torch.Generator) -> Tensor:
         return agent.spec.executed(agent.draw(obs, generator=generator).action)
 

@@ -38,6 +38,8 @@ from ..ppo import PPO, PPOConfig
 
 
 class Distance(Enum):
+    """The distances between the actions of student and teacher."""
+
     mse = "mse"
     l1 = "l1"
     likelihood = "likelihood"  # minus the log-density of the teacher's action under the student
@@ -50,18 +52,20 @@ def _agent() -> GaussianConfig:
 
 @dataclass
 class RPDConfig:
+    """Settings of RPD: the student, its distance to the teacher and the weight of that, and the PPO."""
+
     agent: GaussianConfig = field(default_factory=_agent)  # the student
     execute: int = 1  # actions per decision of the student; the teacher is asked as often
-    distance: Distance = Distance.mse  # between student and teacher
+    distance: Distance = Distance.mse  # distance between student and teacher
     coef: float = 1.0  # weight of that distance
     greedy_teacher: bool = False  # ask for its most typical action; for distance=kl draws are wanted
     samples: int = 10  # draws of the teacher per decision, for distance=kl
-    min_teacher_std: float = 0.05  # for distance=kl
+    min_teacher_std: float = 0.05  # least deviation of the teacher's Gaussian, for distance=kl
     # the PPO that updates it
     ppo: PPOConfig = field(default_factory=lambda: PPOConfig(epochs=8, lam=0.9, target_kl=0.2))
-    # how much is played, stored and learnt
+    # amounts that are played, stored and learnt
     loop: OnPolicyConfig = field(default_factory=lambda: OnPolicyConfig(decisions_per_update=50))
-    discount: Discount = field(default_factory=Discount)  # of later rewards
+    discount: Discount = field(default_factory=Discount)  # discount of later rewards
 
     def __post_init__(self) -> None:
         check_ranges(self, {"[1, inf)": "execute", "[2, inf)": "samples"})

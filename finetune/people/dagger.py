@@ -54,14 +54,17 @@ def _loop() -> OffPolicyConfig:
 
 @dataclass
 class DAggerConfig:
-    intervention: InterventionConfig = field(default_factory=InterventionConfig)  # when a scripted expert takes over
+    """Settings of DAgger: when the expert takes over, and how the student imitates."""
+
+    # rule by which a scripted expert takes over
+    intervention: InterventionConfig = field(default_factory=InterventionConfig)
     relabel: bool = False  # ask the expert about every decision, not only keep what it did
     lr: float = 3e-4  # learning rate of the student
-    tau: float = 0.005  # by which the average of the weights follows, at every update; 1: there is none
+    tau: float = 0.005  # share by which the average of the weights follows, at every update; 1: there is none
     max_grad_norm: float = 1.0  # gradients are clipped to this norm; null: not clipped
-    discount: Discount = field(default_factory=Discount)  # of what is stored; imitation does not read it
-    loop: OffPolicyConfig = field(default_factory=_loop)  # how much is played, stored and learnt
-    execution: Execution = Execution.eager  # eager, or compiled, or CUDA graphs
+    discount: Discount = field(default_factory=Discount)  # discount that is stored; imitation does not read it
+    loop: OffPolicyConfig = field(default_factory=_loop)  # amounts that are played, stored and learnt
+    execution: Execution = Execution.eager  # execution of an update: eager, or compiled, or CUDA graphs
 
     def __post_init__(self) -> None:
         check_ranges(self, {"(0, inf)": "lr max_grad_norm", "(0, 1]": "tau"})

@@ -55,9 +55,13 @@ class Rule(Enum):
 
 @dataclass
 class InterventionConfig:
-    rule: Rule = Rule.disagreement  # when the expert takes over
-    probability: float = 0.1  # random: per tick
-    threshold: float = 0.5  # disagreement: of the largest coordinate, in units of the action range [-1, 1]
+    """Settings of a scripted expert as a person: when it takes over, how late, and for how long."""
+
+    rule: Rule = Rule.disagreement  # rule by which the expert takes over
+    probability: float = 0.1  # probability of a takeover in each tick, with rule=random
+    # difference of the largest coordinate at which the expert takes over, in units of the action range [-1, 1], with
+    # rule=disagreement
+    threshold: float = 0.5
     patience: int = 1  # ticks in succession that must be wrong
     late: int = 0  # ticks that the policy goes on playing while the person reacts
     miss: float = 0.0  # share of the occasions that nobody notices; then nobody looks for ``hold`` ticks

@@ -58,16 +58,19 @@ def _td3() -> TD3Config:
 
 @dataclass
 class RLIFConfig:
-    intervention: InterventionConfig = field(default_factory=InterventionConfig)  # when a scripted expert takes over
-    algorithm: Algorithm = Algorithm.sac  # sac or td3
+    """Settings of RLIF: when the expert takes over, and the learner."""
+
+    # rule by which a scripted expert takes over
+    intervention: InterventionConfig = field(default_factory=InterventionConfig)
+    algorithm: Algorithm = Algorithm.sac  # learner: sac or td3
     execute: int = 1  # actions per decision of an actor from scratch; a base brings its own, and its history
     history: int = 1  # observations that are stacked, the newest among them
-    discount: Discount = field(default_factory=Discount)  # of later rewards
-    # how much is played, stored and learnt
+    discount: Discount = field(default_factory=Discount)  # discount of later rewards
+    # amounts that are played, stored and learnt
     loop: OffPolicyConfig = field(default_factory=lambda: OffPolicyConfig(warmup=1000, updates_per_decision=5))
     sac: SACConfig = field(default_factory=_sac)  # the SAC that learns, with algorithm=sac
     td3: TD3Config = field(default_factory=_td3)  # the TD3 that learns, with algorithm=td3
-    normalize: bool = True  # of an actor from scratch, as in rlpd
+    normalize: bool = True  # observations of an actor from scratch are scaled as in rlpd
 
     def __post_init__(self) -> None:
         self.as_rlpd()  # which checks what it shares with it

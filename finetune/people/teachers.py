@@ -41,11 +41,15 @@ PUBLISH_EVERY_S = 5.0  # so much work a kill costs at most
 
 
 class Keep(Enum):
+    """The episodes of teachers that are kept: successful ones, or all."""
+
     successes = "successes"
     all = "all"
 
 
 class Teacher(NamedTuple):
+    """A trained policy and the worlds in which it plays."""
+
     name: str
     policy: Any
     world: dict[str, Any]  # as datasets and checkpoints remember it

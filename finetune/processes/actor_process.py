@@ -37,6 +37,8 @@ Make = Callable[[Any, int], OffPolicy[Any]]
 
 
 class ActorConfig(NamedTuple):
+    """The facts that the acting process needs besides the settings of the run."""
+
     seed: int
     warm: int  # rows that the actor's prior plays, from the first
     ahead: int  # rows that may wait to be taken up before the actor waits; 0 for any number
@@ -94,6 +96,7 @@ def as_row(obs: Obs, action: Tensor, columns: dict[str, Tensor], outcome: Outcom
 
 
 def of_row(row: dict[str, Any], device: torch.device) -> tuple[Obs, Tensor, dict[str, Tensor], Outcome]:
+    """One row from the acting process: observation, action, columns of the actor, and outcome."""
     facts = dict(row["facts"])
     led_to = to(facts.pop("next_obs"), device)
     outcome = Outcome(obs=led_to, next_obs=led_to, info=to(row["info"], device), **to(facts, device))

@@ -44,6 +44,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class AsynchronousConfig:
+    """Settings of acting and learning in two processes: backlog and rate of new weights."""
+
     # Decisions of all worlds that may wait to be learnt from before the actor waits too. 0: it never does, as a robot
     # may not; a learner that is too slow then makes fewer updates per decision, and the ratio is reported.
     backlog: int = 64

@@ -20,6 +20,8 @@ from ...policies.runs.state_codec import decode, encode, separate
 
 
 class Message(NamedTuple):
+    """A message between two processes: its kind in one byte, and its content, packed."""
+
     kind: bytes
     body: bytes
 
@@ -81,11 +83,13 @@ class Mailbox:
 
 
 def pack(content: dict[str, Any]) -> bytes:
+    """Nested state as bytes: the length of a JSON skeleton, the skeleton, and its tensors as safetensors."""
     skeleton, tensors = encode(content)
     head = json.dumps(skeleton).encode()
     return len(head).to_bytes(8, "little") + head + safetensors.torch.save(separate(tensors))
 
 
 def unpack(body: bytes) -> dict[str, Any]:
+    """The nested state that ``pack`` made these bytes of."""
     start = 8 + int.from_bytes(body[:8], "little")
     return decode(json.loads(body[8:start]), safetensors.torch.load(body[start:]))

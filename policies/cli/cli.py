@@ -22,6 +22,8 @@ from .verb_process import import_modules, named_modules
 
 
 class Verb(NamedTuple):
+    """One row of the table of verbs: its entry, its line of documentation and the short forms of its arguments."""
+
     entry: str  # "module:function"; the annotation of its parameter `config` is the schema
     doc: str
     words: tuple[str, ...] = ()  # settings that may be given by their values alone, in this order
@@ -76,6 +78,7 @@ _REGISTERED: dict[Any, dict[tuple[str | None, str], type]] = {}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """The entry of the command `burnish`: a verb is found and run, and a mistake becomes one line; exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help", "help"):
         sys.stdout.write(overview())
@@ -98,6 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(verb: str, overrides: Sequence[str]) -> int:
+    """One verb, with overrides composed into its typed configuration, or its help printed; exit status."""
     if verb not in VERBS:
         raise BurnishError(f"there is no verb {verb!r}; {did_you_mean(verb, VERBS)}")
     module_name, _, name = (VERBS[verb].entry if overrides else VERBS[verb].bare or VERBS[verb].entry).partition(":")
@@ -127,6 +131,7 @@ def spelled_out(verb: str, words: Sequence[str]) -> list[str]:
 
 
 def overview() -> str:
+    """The text of `burnish --help`: usage, and each verb with its line of documentation."""
     width = max(map(len, VERBS))
     lines = [f"  {name:<{width}}  {verb.doc}" for name, verb in VERBS.items()]
     return "\n".join(["usage: burnish <verb> [key=value] [group=choice] ... [--help]", "", *lines, ""])

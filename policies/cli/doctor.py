@@ -30,6 +30,8 @@ OLDEST_PYTHON = (3, 11)
 
 @dataclass(frozen=True)
 class Finding:
+    """One line of the doctor: a name, whether it is fine, the detail that was seen, and the remedy."""
+
     name: str
     ok: bool | None  # True: fine; False: required and missing; None: optional and missing
     detail: str
@@ -37,6 +39,7 @@ class Finding:
 
 
 def python() -> Finding:
+    """The version of Python, which must be at least ``OLDEST_PYTHON``."""
     version = platform.python_version()
     if sys.version_info < OLDEST_PYTHON:
         return Finding("python", False, version, "Burnish needs Python 3.11 or newer: make the venv with that one")
@@ -67,6 +70,7 @@ def _installed(distribution: str) -> bool:
 
 
 def torch() -> Finding:
+    """The version of torch and its number of threads, or the reason why it cannot be imported."""
     try:
         module = importlib.import_module("torch")
     except (ImportError, OSError) as error:  # A wheel for another machine fails as OSError while it loads libraries.
@@ -78,6 +82,7 @@ def torch() -> Finding:
 
 
 def gpu() -> Finding:
+    """The CUDA devices that torch sees, with their memory in GB; none is no failure."""
     try:
         cuda = importlib.import_module("torch").cuda
         found = [
@@ -129,6 +134,7 @@ def draw(backend: str, timeout_s: float = 60.0) -> float | str:
 
 
 def rendering() -> Finding:
+    """The first OpenGL backend of MuJoCo that draws here, with its time per image in ms."""
     chosen = os.environ.get("MUJOCO_GL")
     reasons = []
     for backend in dict.fromkeys(filter(None, (chosen, "egl", "osmesa", "glfw"))):
@@ -198,6 +204,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def ffmpeg() -> Finding:
+    """The ffmpeg libraries within PyAV, and whether they encode H.264."""
     try:
         av = importlib.import_module("av")
     except (ImportError, OSError) as error:
@@ -211,12 +218,14 @@ def ffmpeg() -> Finding:
 
 
 def disk(folder: str | Path = ".", needed_gb: float = 5.0) -> Finding:
+    """The free space of the folder's file system, with advice below ``needed_gb`` gigabytes."""
     free = shutil.disk_usage(folder).free / GIGABYTE
     advice = "" if free >= needed_gb else f"keep {needed_gb:.0f} GB free for checkpoints, episodes and videos"
     return Finding("disk", True if not advice else None, f"{free:.1f} GB free in {Path(folder).resolve()}", advice)
 
 
 def memory(needed_gb: float = 4.0) -> Finding:
+    """The memory of the machine or of its container, with advice below ``needed_gb`` gigabytes."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIGABYTE
     limit = Path("/sys/fs/cgroup/memory.max")  # A container may be allowed less than the machine has.
     if limit.exists() and limit.read_text().strip().isdigit():
@@ -226,10 +235,12 @@ def memory(needed_gb: float = 4.0) -> Finding:
 
 
 def cores() -> Finding:
+    """The number of CPU cores that this process may use, and their architecture."""
     return Finding("cores", True, f"{usable_cores()} usable, {platform.machine()}")
 
 
 def examine() -> list[Finding]:
+    """The findings of all probes, in the order in which they are printed."""
     probes = (python, packages, torch, gpu, rendering, vulkan, ffmpeg, disk, memory, cores)
     return [probe() for probe in probes]
 

@@ -10,6 +10,7 @@ from ..core.errors import BurnishError, plain_text
 
 
 def prepare_machine(device: str, threads: int) -> torch.device:
+    """The torch device of that name, after a check that it exists and with the number of CPU threads set."""
     if threads < 0:
         raise BurnishError(f"threads={threads} must be at least 1, or 0 for as many as torch chooses")
     if threads > 0:
@@ -26,5 +27,6 @@ def prepare_machine(device: str, threads: int) -> torch.device:
 
 
 def say(line: str) -> None:
+    """One line on stdout, without control characters, and flushed at once."""
     sys.stdout.write(plain_text(line) + "\n")
     sys.stdout.flush()

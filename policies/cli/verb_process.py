@@ -28,6 +28,7 @@ def named_modules() -> list[str]:
 
 
 def import_modules(names: Iterable[str]) -> None:
+    """The user's own modules, imported by name; one that fails is a BurnishError with the reason."""
     for name in names:
         try:
             import_module(name)

@@ -19,12 +19,16 @@ from .errors import BurnishError
 
 
 class Execution(enum.Enum):
+    """The ways to run an update: line by line, by torch.compile, or as a CUDA graph."""
+
     eager = "eager"
     compile = "compile"
     cudagraph = "cudagraph"
 
 
 class Precision(enum.Enum):
+    """The number format of the networks' forward passes: float32, or bfloat16 by autocast."""
+
     float32 = "float32"
     bfloat16 = "bfloat16"
 

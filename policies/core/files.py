@@ -101,6 +101,7 @@ def replacing(path: Path | str) -> Iterator[IO[bytes]]:
 
 
 def replace(path: Path | str, content: str | bytes) -> None:
+    """The file at ``path`` with new content (text as UTF-8), whole or not at all."""
     with replacing(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
@@ -193,6 +194,7 @@ def shared_memory() -> IO[bytes]:
 
 
 def mapped(memory: IO[bytes], size: int) -> mmap.mmap:
+    """The open file ``memory``, set to ``size`` bytes and mapped into this process."""
     memory.truncate(size)
     return mmap.mmap(memory.fileno(), size)
 

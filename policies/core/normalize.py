@@ -26,6 +26,8 @@ FLOOR = 1e-3
 
 
 class Scaling(Enum):
+    """The kinds of affine scalers: none, range to [-1, 1], mean and deviation, or quantiles to [-1, 1]."""
+
     none = "none"
     minmax = "minmax"
     standard = "standard"

@@ -24,6 +24,8 @@ RewardModel = Callable[[Obs, Tensor, Obs], Tensor]
 
 @dataclass
 class RewardConfig:
+    """Settings of the rewards that the learner sees: scale * reward + shift, of the world or of a model."""
+
     scale: float = 1.0  # factor on every reward
     shift: float = 0.0  # added to each scaled reward; -1 makes success-or-nothing a matter of time
     model: str | None = None  # an installed model of rewards (entry point of burnish.rewards) in place of the world's

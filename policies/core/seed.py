@@ -25,6 +25,7 @@ def derive(seed: int, *names: str | int) -> int:
 
 
 def generator(seed: int, *names: str | int, device: torch.device | str = "cpu") -> torch.Generator:
+    """A random generator of its own for these names, seeded by ``derive(seed, *names)``."""
     made = torch.Generator(device=device)
     made.manual_seed(derive(seed, *names))
     return made

@@ -22,6 +22,7 @@ OF_A_WORLD = "gym:"  # action modes that begin so only name the world that the a
 
 
 def require_bytes(size: int, most: int, what: str) -> None:
+    """A check that ``size`` bytes are at most ``most``; else a BurnishError that names ``what`` needs them."""
     if size > most:
         raise BurnishError(f"{what} would need {min(size, 10**30):.3g} bytes, and {most} are allowed")
 
@@ -32,6 +33,7 @@ def stacked_by_history(key: str) -> bool:
 
 
 def dtype_of(key: str) -> torch.dtype:
+    """The dtype of an observation by its key: uint8 for images, int64 for tokens, else float32."""
     if key.startswith(("image.", "goal_image.")):
         return torch.uint8
     return torch.int64 if key == "tokens" else torch.float32
@@ -104,6 +106,8 @@ class ActionSpec:
 
 @dataclass(frozen=True)
 class EnvSpec:
+    """The specification of a world: its observations and actions, control rate in Hz and longest episode in ticks."""
+
     obs: ObsSpec
     action: ActionSpec
     control_hz: float

@@ -19,6 +19,7 @@ _until: ContextVar[float | None] = ContextVar("until", default=None)
 
 @contextmanager
 def first_act() -> Iterator[None]:
+    """A block of code within which ``go_on`` holds a policy's generation to ``FIRST_ACT_S`` seconds."""
     before = _until.set(time.monotonic() + FIRST_ACT_S)
     try:
         yield
@@ -27,6 +28,7 @@ def first_act() -> Iterator[None]:
 
 
 def go_on() -> None:
+    """A check, called between steps of a generation, that the limit of ``first_act`` has not passed."""
     until = _until.get()
     if until is not None and time.monotonic() > until:
         raise BurnishError(

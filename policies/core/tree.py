@@ -12,20 +12,24 @@ Tree = dict[str, Tensor]
 
 
 def map_tree(fn: Callable[[Tensor], Tensor], tree: Mapping[str, Tensor]) -> Tree:
+    """The tree of the same keys whose tensors are ``fn`` of those of ``tree``."""
     found: dict[str, Any] = {key: fn(x) if isinstance(x, Tensor) else map_tree(fn, x) for key, x in tree.items()}
     return found
 
 
 def leaves(tree: Mapping[str, Any]) -> Iterator[Tensor]:
+    """The tensors of a tree, depth first, in the order of its keys."""
     for x in tree.values():
         yield from [x] if isinstance(x, Tensor) else leaves(x)
 
 
 def stack(trees: Sequence[Mapping[str, Tensor]], dim: int = 0) -> Tree:
+    """One dict of tensors out of several with the same keys, stacked along a new dimension ``dim``."""
     return {key: torch.stack([t[key] for t in trees], dim) for key in trees[0]}
 
 
 def index(tree: Mapping[str, Tensor], rows: Any) -> Tree:
+    """The given rows (an index, slice or mask) of each tensor of a tree."""
     return map_tree(lambda x: x[rows], tree)
 
 
@@ -39,6 +43,7 @@ def assign(tree: Mapping[str, Any], rows: Any, new: Mapping[str, Any]) -> None:
 
 
 def to(tree: Mapping[str, Tensor], device: torch.device | str) -> Tree:
+    """The tree on a device; copies from pinned memory do not block."""
     return map_tree(lambda x: x.to(device, non_blocking=True), tree)
 
 

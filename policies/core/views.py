@@ -54,6 +54,7 @@ def unhidden(chunk: Tensor, place: Tensor, observe: Collection[Hidden]) -> Obs:
 
 
 def require_chunks(base: Controller, observe: Collection[Hidden]) -> None:
+    """A check that the base plays chunks where its place within a chunk is to be observed."""
     if observe and not hasattr(base, "ahead"):
         names = ",".join(x.name for x in Hidden if x in observe)
         raise BurnishError(

@@ -65,6 +65,8 @@ def _innermost(env: Any) -> Any:
 
 
 class Wrapper:
+    """A world around a world, which passes each call on unchanged; subclasses replace some."""
+
     def __init__(self, env: VecEnv) -> None:
         self.env, self.num_envs, self.device, self.spec = env, env.num_envs, env.device, env.spec
 

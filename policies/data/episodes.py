@@ -164,6 +164,8 @@ class Pad(enum.Enum):
 
 
 class Batch(NamedTuple):
+    """A batch of B windows of imitation: observations, the H actions that follow, and the mask of real ones."""
+
     obs: Obs  # sensed keys (B, ...), or (B, history, ...) where history > 1
     action: Tensor  # (B, H, A) in [-1, 1]
     mask: Tensor  # (B, H) bool, False where the action is padding

@@ -33,6 +33,7 @@ TASK, HEAD, RESULT = 1 << 12, 1 << 9, 1 << 6  # bytes in memory: of a task's wor
 
 
 def read_lerobot(path: str | Path) -> Episodes:
+    """The episodes of a LeRobotDataset v3.0 folder, in memory."""
     if not Path(path).is_dir():
         raise BurnishError(f"there is no dataset at {path}; `burnish collect` makes one")
     return _Reader(Path(path)).read()

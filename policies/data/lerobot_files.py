@@ -41,6 +41,7 @@ def regular(root: Path, name: str | Path, largest: int | None = None) -> Path:
 
 
 def read_info(root: Path) -> Any:
+    """The content of a set's ``meta/info.json``; ValueError where it is nested too deeply."""
     try:
         return json.loads(regular(root, "meta/info.json", LARGEST_INFO).read_text(encoding="utf-8"))
     except RecursionError:

@@ -66,6 +66,7 @@ def key_of(column: str, image: bool) -> str:
 
 
 def is_image(key: str) -> bool:
+    """Whether an observation key is that of a camera or of a goal image."""
     return key.startswith(("image.", "goal_image."))
 
 

@@ -50,6 +50,8 @@ class OpenFile:
 
 @dataclass
 class Progress:
+    """The state of a writer: statistics, rows of the tables, tasks, frames, and the open data file."""
+
     tally: statistics.Tally
     rows: tables.Growing = field(default_factory=tables.Growing)
     finals: tables.Growing = field(default_factory=tables.Growing)
@@ -60,6 +62,7 @@ class Progress:
 
 
 def begun(features: Mapping[str, Any]) -> Progress:
+    """The progress of a set with these features before its first episode."""
     return Progress(statistics.Tally(name for name, feature in features.items() if feature["dtype"] != "image"))
 
 
@@ -108,11 +111,13 @@ def recorded_seeds(root: Path, info: Mapping[str, Any]) -> list[int]:
 
 
 def file_path(template: str, number: int) -> str:
+    """The path of file ``number`` by a template of the set, with ``CHUNKS_SIZE`` files to a folder."""
     chunk_index, file_index = divmod(number, layout.CHUNKS_SIZE)
     return template.format(chunk_index=chunk_index, file_index=file_index)
 
 
 def size_of(data: pa.Table, states: pa.Table | None) -> int:
+    """The bytes that an episode adds: its rows, and those of its simulator states if there are any."""
     return tables.payload(data) + (tables.payload(states) if states is not None else 0)
 
 

@@ -34,6 +34,8 @@ class Place(NamedTuple):
 
 
 class EpisodeTables(NamedTuple):
+    """One episode of T frames as tables, with the columns of numbers for its statistics."""
+
     data: pa.Table  # (T rows)
     final: pa.Table  # (1 row): our side file
     vectors: dict[str, np.ndarray]  # column -> (T, n)
@@ -41,6 +43,7 @@ class EpisodeTables(NamedTuple):
 
 
 def tables_of(episode: Episode, place: Place, features: Mapping[str, Any]) -> EpisodeTables:
+    """The tables of an episode that stands at ``place`` in the set."""
     length = len(episode)
     frame = np.arange(length)
     last = frame == length - 1
@@ -79,6 +82,7 @@ def tables_of(episode: Episode, place: Place, features: Mapping[str, Any]) -> Ep
 
 
 def episode_row(episode: Episode, place: Place, file_number: int, tables: EpisodeTables) -> pa.Table:
+    """The row of the episode table: length, tasks, statistics, and the place in file ``file_number``."""
     length = len(episode)
     chunk_index, file_index = divmod(file_number, layout.CHUNKS_SIZE)
     found = {name: statistics.of_vectors(x) for name, x in tables.vectors.items()}

@@ -47,20 +47,24 @@ DTYPES = {
 
 @dataclass
 class OnnxConfig:
-    path: str  # of the ONNX file
+    """Settings of `policy=onnx`: the file, its names of inputs and outputs, and how its chunks are played."""
+
+    path: str  # path of the ONNX file
     keys: dict[str, str] = field(default_factory=dict)  # our name of an observation: theirs; empty: they are the same
     noise: str = "noise"  # the input that takes noise, if there is one of this name
     actions: str | None = None  # the output; null: the first
-    unit: bool = False  # its actions are in [-1, 1], not in the units of the actuators
+    unit: bool = False  # actions of the network are in [-1, 1], not in the units of the actuators
     execute: int | None = None  # actions of a chunk that are played; null: all
     threads: int = 1  # CPU threads of onnxruntime
-    sha256: str | None = None  # of the file; refused if it is another
+    sha256: str | None = None  # SHA-256 of the file; refused if it is another
 
     def __post_init__(self) -> None:
         check_ranges(self, {"[1, inf)": "threads execute"}, "policy.")
 
 
 class OnnxPolicy:
+    """A network of an ONNX file as a policy of this world, frozen, run by onnxruntime on the CPU."""
+
     def __init__(self, config: OnnxConfig, world: EnvSpec) -> None:
         model, sha256 = _read(config)
         self.config, self.world = replace(config, sha256=sha256), world

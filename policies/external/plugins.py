@@ -26,10 +26,14 @@ GROUP = "burnish.policies"
 
 @dataclass
 class CallableConfig:
-    name: str  # of an entry point of the group burnish.policies
+    """Settings of `policy=callable`: the name of an installed policy."""
+
+    name: str  # name of an entry point of the group burnish.policies
 
 
 class InstalledPolicy:
+    """A policy of an installed package, checked for a spec that fits the world."""
+
     def __init__(self, config: CallableConfig, world: EnvSpec) -> None:
         self.config, self.world = config, world
         make = loaded(GROUP, config.name, "policy.name", "a policy")

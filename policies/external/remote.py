@@ -44,12 +44,14 @@ API_KEY = "BURNISH_API_KEY"
 
 @dataclass
 class RemoteConfig:
-    url: str  # ws://host:port
+    """Settings of `policy=remote`: the URL, the names that the server uses, and limits of a request."""
+
+    url: str  # address of the server: ws://host:port
     keys: dict[str, str] = field(default_factory=dict)  # our name of an observation: theirs; empty: all, as they are
     prompt: str | None = None  # instruction that is sent with every observation; null: none
     execute: int | None = None  # actions of a chunk that are played; null: as announced, or all
     batch: int = 64  # rows of one request, where the server takes several
-    timeout_s: float = 120.0  # of one answer, in seconds
+    timeout_s: float = 120.0  # time limit of one answer, in seconds
 
     def __post_init__(self) -> None:
         try:

@@ -26,6 +26,7 @@ GROUP = "burnish.rewards"
 
 
 def reward_model(name: str, world: EnvSpec) -> RewardModel:
+    """The installed model of rewards of that name for this world, with each answer checked for shape and NaN."""
     made = loaded(GROUP, name, "rewards.model", "a model of rewards")(world)
     if not callable(made):
         raise BurnishError(

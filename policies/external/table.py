@@ -28,6 +28,8 @@ from .remote import RemoteConfig, RemotePolicy
 
 
 class ExternalKind(NamedTuple):
+    """One row of the table of external policies: configuration, builder, and the setting that is its place."""
+
     config: type
     make: type  # from (config, world: EnvSpec)
     place: str  # the setting that says where it is
@@ -61,6 +63,7 @@ def connect(config: Any, world: EnvSpec, sample: Obs | None = None) -> Any:
 
 
 def place_of(config: Any) -> str:
+    """The path, URL or name by which an external policy is found again."""
     return getattr(config, _kind(config).place)
 
 

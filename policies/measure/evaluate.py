@@ -346,6 +346,7 @@ def why_unpaired(a: Evaluation, b: Evaluation) -> str:
 
 
 def compare_returns(a: Evaluation, b: Evaluation, confidence: float = 0.95) -> ReturnComparison:
+    """The difference of two mean returns with its interval, paired by seed where both used the same ones."""
     if min(len(a.seeds), len(b.seeds)) < 2:
         raise BurnishError("a comparison of returns needs at least 2 seeds: one episode says nothing of the spread")
     unpaired, numbers = why_unpaired(a, b), []

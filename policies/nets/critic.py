@@ -27,15 +27,17 @@ from .mlp import MLP, WIDEST_TABLE, Activation, require_widths
 
 @dataclass
 class CriticConfig:
+    """Settings of an ensemble of Q networks: members, layers, and bins of a distribution over values."""
+
     members: int = 2  # critics in the ensemble
     hidden: list[int] = field(default_factory=lambda: [256, 256])  # width of each hidden layer
-    activation: Activation = Activation.relu  # between layers
+    activation: Activation = Activation.relu  # activation between layers
     layer_norm: bool = True  # layer normalisation behind each hidden layer
-    bins: int = 0  # 0: predict the value itself
-    low: float = -10.0  # the values of the first and the last bin
-    high: float = 10.0  # the last one
-    average: bool = field(default=False, metadata=LATER)  # the members' losses, instead of their sum
-    encoder: EncoderConfig = field(default_factory=EncoderConfig)  # of observations
+    bins: int = 0  # bins of a distribution over values; 0: the value itself is predicted
+    low: float = -10.0  # value of the first bin
+    high: float = 10.0  # value of the last bin
+    average: bool = field(default=False, metadata=LATER)  # mean of the members' losses, instead of their sum
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)  # encoder of observations
 
     def __post_init__(self) -> None:
         require_widths("critic.hidden", self.hidden)
@@ -123,11 +125,13 @@ class QEnsemble(nn.Module):
 
 @dataclass
 class ValueConfig:
+    """Settings of a network from observations to values (V)."""
+
     hidden: list[int] = field(default_factory=lambda: [256, 256])  # width of each hidden layer
-    activation: Activation = Activation.silu  # between layers
+    activation: Activation = Activation.silu  # activation between layers
     layer_norm: bool = False  # layer normalisation behind each hidden layer
-    bias: float = 0.0  # of the output at the start: what a fresh network says everywhere, roughly
-    encoder: EncoderConfig = field(default_factory=EncoderConfig)  # of observations
+    bias: float = 0.0  # bias of the output at the start: roughly the value that a fresh network gives everywhere
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)  # encoder of observations
 
     def __post_init__(self) -> None:
         require_widths("value.hidden", self.hidden)

@@ -28,15 +28,19 @@ from .unet1d import UNet1d, UNetConfig
 
 
 class Body(Enum):
+    """The kinds of network between encoder and output: a multilayer perceptron or a temporal U-Net."""
+
     mlp = "mlp"
     unet = "unet"
 
 
 @dataclass
 class MlpBodyConfig:
+    """Settings of a denoiser's multilayer perceptron."""
+
     hidden: list[int] = field(default_factory=lambda: [256, 256, 256])  # width of each hidden layer
     time_dim: int = 64  # size of the embedding of the generation step
-    activation: Activation = Activation.silu  # between layers
+    activation: Activation = Activation.silu  # activation between layers
     layer_norm: bool = True  # layer normalisation behind each hidden layer
     residual: bool = True  # add the input of each hidden layer to its output
 
@@ -46,11 +50,14 @@ class MlpBodyConfig:
 
 @dataclass
 class DenoiserConfig:
+    """Settings of the network of flow and diffusion policies: body, encoder and guidance by the goal."""
+
     body: Body = Body.mlp  # the network between encoder and output
-    mlp: MlpBodyConfig = field(default_factory=MlpBodyConfig)  # with body=mlp
-    unet: UNetConfig = field(default_factory=UNetConfig)  # with body=unet
-    encoder: EncoderConfig = field(default_factory=EncoderConfig)  # of observations
-    guidance: float = 1.0  # 0 ignores the goal, 1 is the plain conditional prediction, more exaggerates the goal
+    mlp: MlpBodyConfig = field(default_factory=MlpBodyConfig)  # multilayer perceptron, with body=mlp
+    unet: UNetConfig = field(default_factory=UNetConfig)  # U-Net, with body=unet
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)  # encoder of observations
+    # weight of the goal: 0 ignores it, 1 is the plain conditional prediction, more exaggerates it
+    guidance: float = 1.0
     goal_drop: float = 0.0  # share of training rows whose goal is hidden
 
     def __post_init__(self) -> None:

@@ -25,10 +25,12 @@ from .vision import VisionConfig, VisionNet, random_shift
 
 @dataclass
 class EncoderConfig:
-    vision: VisionConfig = field(default_factory=VisionConfig)  # of pictures
+    """Settings of the encoder of observations: cameras, and a trunk over the joined features."""
+
+    vision: VisionConfig = field(default_factory=VisionConfig)  # network of the cameras' pictures
     # Widths of a network over the concatenated features. Empty: the features themselves; the body does the work.
     trunk: list[int] = field(default_factory=list)
-    activation: Activation = Activation.silu  # between layers
+    activation: Activation = Activation.silu  # activation between layers
 
     def __post_init__(self) -> None:
         require_widths("encoder.trunk", self.trunk)
@@ -43,14 +45,17 @@ class Parts(NamedTuple):
 
 
 def is_goal(key: str) -> bool:
+    """Whether an observation key belongs to the goal."""
     return key == "goal" or key.startswith("goal_image.")
 
 
 def is_image(key: str) -> bool:
+    """Whether an observation key is that of a camera or of a goal image."""
     return key.startswith(("image.", "goal_image."))
 
 
 def require_shift(name: str, share: float) -> None:
+    """A check that a random shift, as a share of the image, lies in [0, 0.5)."""
     if not 0 <= share < 0.5:
         raise BurnishError(f"{name}={share} is a share of an image and must lie in [0, 0.5)")
 

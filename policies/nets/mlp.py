@@ -21,6 +21,8 @@ from ..core.errors import BurnishError
 
 
 class Activation(Enum):
+    """The activation functions that settings can name."""
+
     silu = "silu"
     relu = "relu"
     gelu = "gelu"

@@ -24,9 +24,11 @@ LEVELS = 12  # a chunk is padded to a multiple of 2^(levels - 1)
 
 @dataclass
 class UNetConfig:
-    channels: list[int] = field(default_factory=lambda: [64, 128, 256])  # one entry per level, finest first
+    """Settings of the temporal U-Net: channels of its levels, kernel, groups and time embedding."""
+
+    channels: list[int] = field(default_factory=lambda: [64, 128, 256])  # channels, one entry per level, finest first
     kernel: int = 5  # width of the convolutions over time
-    groups: int = 8  # of group normalisation
+    groups: int = 8  # groups of group normalisation
     time_dim: int = 64  # size of the embedding of the generation step
 
     def __post_init__(self) -> None:

@@ -23,6 +23,8 @@ SMALL = 6
 
 @dataclass
 class VisionConfig:
+    """Settings of the network of one camera: its features, channels and random shift."""
+
     features: int = 64  # numbers that each picture becomes
     # Channels of the successive strided convolutions; the last number is repeated as long as the image is still large.
     channels: list[int] = field(default_factory=lambda: [16, 32, 64])

@@ -59,6 +59,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Checkpoint:
+    """A checkpoint in memory: configuration, state, metrics, and the checkpoints of its parts."""
+
     config: dict[str, Any]
     state: dict[str, Any]
     metrics: dict[str, Any]

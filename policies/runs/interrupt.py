@@ -13,6 +13,8 @@ from types import FrameType
 
 @dataclass
 class Stop:
+    """Whether Ctrl-C has asked the loop to finish its step and leave."""
+
     requested: bool = False
 
 

@@ -38,11 +38,13 @@ TENSOR_FILE = ".safetensors"
 
 
 def check_child(name: str) -> None:
+    """A check that ``name`` may name a part of a checkpoint: letters, digits, '_', '-' and '.'."""
     if not _CHILD.fullmatch(name):
         raise BurnishError(f"{name!r} cannot name a part of a checkpoint; use letters, digits, '_', '-' and '.'")
 
 
 def write_manifest(folder: Path, files: Sequence[str], children: Sequence[str], metrics: Any) -> None:
+    """The manifest of a folder, written: sizes and SHA-256 of its files and parts, versions and metrics."""
     names = [*files, *(f"{child}/{MANIFEST}" for child in children)]
     manifest = {
         "schema": SCHEMA,
@@ -185,6 +187,7 @@ def _seal(manifest: Mapping[str, Any]) -> str:
 
 @functools.cache
 def burnish_version() -> str:
+    """The version of the installed package, or "unknown" for a bare source tree."""
     try:
         return importlib.metadata.version("burnish")
     except importlib.metadata.PackageNotFoundError:

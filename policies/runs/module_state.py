@@ -11,6 +11,7 @@ from torch import Tensor
 
 
 def state_of(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of each part by its name, ready for a checkpoint."""
     return {
         name: part.get_state() if isinstance(part, torch.Generator) else part.state_dict()
         for name, part in parts.items()

@@ -79,6 +79,7 @@ def _encode(value: Any, where: tuple[str, ...], tensors: dict[str, Tensor], know
 
 
 def decode(node: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The nested state that a JSON node and the named tensors beside it describe."""
     if isinstance(node, list):
         return [decode(item, tensors) for item in node]
     if not isinstance(node, dict):

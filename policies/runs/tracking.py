@@ -38,6 +38,8 @@ _log = logging.getLogger(__name__)
 
 
 class Tracker(Protocol):
+    """The interface of a tracker: metrics of a step by name, and an end."""
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
     def close(self) -> None: ...

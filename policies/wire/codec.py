@@ -45,6 +45,7 @@ def pack(value: Any, limit: int = LIMIT) -> bytes:
 
 
 def unpack(frame: Any, limit: int = LIMIT) -> Any:
+    """The object that a frame of at most ``limit`` bytes holds; a malformed one is a BurnishError."""
     if not isinstance(frame, bytes):
         raise BurnishError("a frame of bytes is needed, and this one is text")
     if len(frame) > limit:

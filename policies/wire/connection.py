@@ -64,6 +64,7 @@ def ticket(key: str) -> str:
 
 
 def is_ticket(key: str, shown: str) -> bool:
+    """Whether ``shown`` is a ticket that a holder of ``key`` has made."""
     try:
         nonce, made = (bytes.fromhex(part) for part in shown.split("."))
     except ValueError:

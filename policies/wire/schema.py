@@ -76,6 +76,8 @@ class Field:
 
 @dataclass
 class Request:
+    """One request, decoded: observations of ``rows`` rows, and the facts of the protocol beside them."""
+
     arrays: dict[str, np.ndarray] = field(default_factory=dict)  # (rows, *shape)
     rows: int = 1
     single: bool = True  # the answer has no axis of rows
@@ -84,6 +86,8 @@ class Request:
 
 
 class Schema:
+    """The fields that a server accepts, at most ``batch`` rows of them, and the check of a frame against them."""
+
     def __init__(self, fields: Mapping[str, Field], batch: int) -> None:
         self.fields, self.batch = dict(fields), batch
         taken = sorted(set(self.fields) & {*NUMBERS, "reset", "prompt"})

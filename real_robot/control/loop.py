@@ -23,6 +23,8 @@ PHASES, RUNGS = tuple(Phase), tuple(Rung)
 
 
 class Order(StrEnum):
+    """The orders that the control loop takes."""
+
     NONE = "none"
     START = "start"
     STOP = "stop"

@@ -34,6 +34,8 @@ READY, REPORT, TICKS = "ready.json", "control.json", "ticks.npy"
 
 @dataclass(frozen=True)
 class Job:
+    """The task of a control process: the robot, its safety settings, and the folder of shared memory."""
+
     robot: str
     config: Mapping[str, Any]
     safety: Safety
@@ -53,6 +55,7 @@ class Job:
 
 
 def control(job: Job) -> int:
+    """The control loop of a job, run until it is told to quit; exit status."""
     leaving: list[int] = []
     for sign in (signal.SIGTERM, signal.SIGINT):
         signal.signal(sign, lambda number, frame: leaving.append(number))
@@ -96,6 +99,7 @@ def boards_of(folder: Path, spec: RobotSpec) -> tuple[Board, Board, Board]:
 
 
 def about(robot: SafeRobot) -> dict[str, Any]:
+    """The facts of a robot that the program needs: name, joints, rate and watchdog."""
     return {
         "name": robot.spec.name,
         "joints": [asdict(joint) for joint in robot.spec.joints],
@@ -120,6 +124,7 @@ def _put(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def main() -> int:
+    """The program: the job of standard input; exit status 2 where the robot or its settings are refused."""
     try:
         return control(Job.from_json(sys.stdin.readline()))
     except (RobotError, ValueError, KeyError, TypeError) as error:

@@ -22,6 +22,8 @@ LOOK_S = 0.02
 
 @dataclass(frozen=True)
 class SchedulingResult:
+    """The scheduling that the operating system has granted."""
+
     scheduler: str  # "fifo 50", or "other"
     locked: bool  # the process's memory is never swapped out
     core: int | None

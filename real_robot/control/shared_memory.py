@@ -198,6 +198,7 @@ def _sweep(place: Path) -> None:
 
 
 def blank(dtype: np.dtype, **values: Any) -> np.ndarray:
+    """A record of that dtype, shape (1,), zero except for ``values``."""
     record = np.zeros(1, dtype)
     for name, value in values.items():
         record[name] = value

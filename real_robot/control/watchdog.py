@@ -42,6 +42,8 @@ WATCH_KIND = np.dtype([("heartbeat_ns", "<i8")])
 
 @dataclass(frozen=True)
 class Watch:
+    """The task of the watchdog: the process to watch, and the silence in s after which the robot is stopped."""
+
     folder: Path  # where the control process has its boards
     pid: int
     joints: int
@@ -136,6 +138,7 @@ def _state(stat: Path) -> str:
 
 
 def main() -> int:
+    """The program: the watch of standard input, until the control process ends or has to be stopped."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, for all of its processes: the robot still moves
     orphaned: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: orphaned.append(number))

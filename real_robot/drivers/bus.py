@@ -35,6 +35,8 @@ UNGUARDED = "the arm keeps its last goal when this program dies"
 
 @dataclass(frozen=True)
 class ArmConfig:
+    """Settings of an arm on a serial bus: port, calibration, limits of its joints, and tolerances."""
+
     port: str
     calibration: Calibration
     name: str = "arm"

@@ -35,6 +35,8 @@ IDS = range(253)
 
 @dataclass(frozen=True)
 class JointCalibration:
+    """The calibration of one joint in servo ticks: range, zero and direction."""
+
     name: str
     id: int
     min_tick: int
@@ -61,6 +63,8 @@ class JointCalibration:
 
 @dataclass(frozen=True)
 class GripperCalibration:
+    """The calibration of the gripper: its servo ticks when closed and open, and its width in m."""
+
     id: int
     closed_tick: int
     open_tick: int
@@ -77,6 +81,8 @@ class GripperCalibration:
 
 @dataclass(frozen=True)
 class Calibration:
+    """The calibration of an arm, with its maps between ticks and rad."""
+
     joints: tuple[JointCalibration, ...]
     gripper: GripperCalibration | None = None
 

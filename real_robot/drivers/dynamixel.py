@@ -49,6 +49,8 @@ ERRORS |= {6: "value beyond the configured limit", 7: "no access, as to EEPROM w
 
 @dataclass(frozen=True)
 class Model:
+    """A model of servo: its stall torque in Nm, and its greatest speed in rad/s."""
+
     name: str
     stall_nm: float  # of the data sheet, as is
     stall_units: float  # of present current (or load) then
@@ -65,6 +67,8 @@ MODELS = {
 
 
 class DynamixelServos(Servos):
+    """The Dynamixel servos of one bus, by the vendor's SDK."""
+
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.fastest_rad_s = max(model.fastest_rad_s for model in MODELS.values() if model.fastest_rad_s < 20)
@@ -276,6 +280,8 @@ def _number(data: Sequence[int], at: int, size: int, signed: bool = True) -> int
 
 
 class DynamixelArm(ServoArm):
+    """An arm of Dynamixel servos, as an adapter."""
+
     def __init__(self, config: ArmConfig, clock: Clock | None = None, wire: Callable[[], Wire] | None = None) -> None:
         clock = clock or MonotonicClock()
         watchdog_s = None if config.without_watchdog else config.watchdog_s
@@ -283,8 +289,10 @@ class DynamixelArm(ServoArm):
 
 
 def make(config: Mapping[str, Any]) -> Adapter:
+    """The adapter of an arm of Dynamixel servos, from plain settings."""
     return DynamixelArm(ArmConfig.of(config))
 
 
 def second_channel(config: Mapping[str, Any]) -> Callable[[], None]:
+    """The call that stops this arm from another process, prepared in advance."""
     return prepared(DynamixelArm(ArmConfig.of(config)))

@@ -48,6 +48,8 @@ ERRORS = {1: "voltage", 2: "angle sensor", 4: "overheat", 8: "current", 32: "ove
 
 
 class FeetechServos(Servos):
+    """The Feetech servos of one bus, by the vendor's SDK."""
+
     fastest_rad_s = 5.5
 
     def __init__(self, clock: Clock) -> None:
@@ -236,14 +238,18 @@ def _decoded(value: int, sign_bit: int) -> int:
 
 
 class FeetechArm(ServoArm):
+    """An arm of Feetech servos, as an adapter; they have no watchdog."""
+
     def __init__(self, config: ArmConfig, clock: Clock | None = None, wire: Callable[[], Wire] | None = None) -> None:
         clock = clock or MonotonicClock()
         super().__init__(config, FeetechServos(clock), None, clock, wire)
 
 
 def make(config: Mapping[str, Any]) -> Adapter:
+    """The adapter of an arm of Feetech servos, from plain settings."""
     return FeetechArm(ArmConfig.of(config))
 
 
 def second_channel(config: Mapping[str, Any]) -> Callable[[], None]:
+    """The call that stops this arm from another process, prepared in advance."""
     return prepared(FeetechArm(ArmConfig.of(config)))

@@ -56,6 +56,8 @@ ROUNDING_RAD = 1e-9
 
 
 class Unit(StrEnum):
+    """The units in which LeRobot gives the position of a motor."""
+
     DEGREES = "degrees"
     HUNDRED = "-100..100"
     PERCENT = "0..100"
@@ -110,6 +112,8 @@ class Motor:
 
 @dataclass(frozen=True)
 class BridgeConfig:
+    """Settings of the bridge to a LeRobot robot: motors, gripper, cameras and rate."""
+
     name: str
     motors: tuple[Motor, ...]
     gripper: str | None = None  # a motor in 0..100, 100 open
@@ -153,6 +157,8 @@ class _Caller:
 
 
 class LeRobotBridge(Adapter):
+    """A connected robot of LeRobot, as an adapter."""
+
     def __init__(self, robot: Any, config: BridgeConfig, clock: Clock | None = None) -> None:
         gripper = config.gripper and GripperSpec(config.gripper_width_m, config.gripper_speed_m_s)
         joints, rates = tuple(motor.joint for motor in config.motors), (1.0, config.rate_hz, config.rate_hz)

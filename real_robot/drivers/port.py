@@ -36,6 +36,8 @@ class Lost(DeviceFault):
 
 
 class LinkLost(DeviceFault):
+    """The fault of a serial port that is gone or silent."""
+
     code = "link"
 
 
@@ -56,6 +58,7 @@ class Wire(Protocol):
 
 
 def pyserial() -> Any:
+    """The module ``serial``, or a refusal that says how to install it."""
     try:
         import serial
     except ImportError as error:
@@ -64,6 +67,8 @@ def pyserial() -> Any:
 
 
 class SerialWire:
+    """A serial port of this machine, opened for this program alone."""
+
     def __init__(self, path: str, baudrate: int, clock: Clock) -> None:
         serial, self._clock = pyserial(), clock
         try:

@@ -29,6 +29,8 @@ STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 
 @dataclass(frozen=True)
 class TwinConfig:
+    """Settings of a twin: its model, limits, latencies in s, noise, and losses."""
+
     mjcf: str  # the model itself, not a path
     joints: Sequence[str] = ()  # names of the driven ones, in order; by default all that actuators drive
     start: Sequence[float] = ()  # the whole state to begin from (MuJoCo's mjSTATE_INTEGRATION); by default the model's
@@ -71,6 +73,8 @@ class _Line:
 
 
 class Twin(Adapter):
+    """A simulated robot behind the interface of a real one."""
+
     def __init__(self, config: TwinConfig, clock: Clock | None = None) -> None:
         try:
             self.model = mujoco.MjModel.from_xml_string(config.mjcf)
@@ -252,4 +256,5 @@ class Twin(Adapter):
 
 
 def make(config: Mapping[str, Any]) -> Twin:
+    """The twin of plain settings."""
     return Twin(settings(TwinConfig, config, "a twin"))

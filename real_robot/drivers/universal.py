@@ -58,6 +58,8 @@ SWIFT = 1.5  # so many times faster than its limit may a joint be measured, or a
 
 
 class Model(StrEnum):
+    """The models of arm that are known."""
+
     UR3E = "ur3e"
     UR5E = "ur5e"
     UR10E = "ur10e"
@@ -73,6 +75,8 @@ SPEEDS: dict[Model, tuple[float, ...]] = {
 
 @dataclass(frozen=True)
 class UniversalConfig:
+    """Settings of a Universal Robots arm: address, model, rates in Hz, servoj, and timeouts in s."""
+
     address: str
     model: Model = Model.UR5E
     rate_hz: float = 125.0  # of set-points and samples
@@ -106,6 +110,7 @@ class UniversalConfig:
 
 
 def spec_of(config: UniversalConfig) -> RobotSpec:
+    """The specification of an arm with these settings."""
     joints = tuple(
         JointSpec(name, *((-math.pi, math.pi) if name == "elbow" else (-_FAST, _FAST)), speed, config.acceleration)
         for name, speed in zip(JOINTS, SPEEDS[config.model], strict=True)
@@ -116,12 +121,16 @@ def spec_of(config: UniversalConfig) -> RobotSpec:
 
 
 class UniversalFault(DeviceFault):
+    """A fault of the arm or its controller, with the driver's word for it."""
+
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
         self.code = code
 
 
 class UniversalRobot(Adapter):
+    """A Universal Robots arm, as an adapter."""
+
     def __init__(self, config: UniversalConfig, clock: Clock | None = None) -> None:
         super().__init__(spec_of(config), clock)
         self.config = config
@@ -342,6 +351,7 @@ def quaternion(rotation: Vector) -> Vector:
 
 
 def make(config: Mapping[str, Any]) -> UniversalRobot:
+    """The adapter of a Universal Robots arm, from plain settings."""
     return UniversalRobot(_config_of(config))
 
 

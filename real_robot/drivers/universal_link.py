@@ -44,6 +44,8 @@ LONGEST = 4096
 
 @dataclass(frozen=True, slots=True)
 class Sample:
+    """One package of the arm's state: q (rad), qd (rad/s), tool pose, wrench, and status words."""
+
     t_ns: int  # when it was seen here
     t_device_s: float
     q: tuple[float, ...]

@@ -34,6 +34,8 @@ ERR_INSTRUCTION, ERR_RANGE, ERR_LENGTH, ERR_LIMIT, ERR_ACCESS, ALERT = 2, 4, 5, 
 
 @dataclass(frozen=True, slots=True)
 class Register:
+    """An entry of the control table: its address, its size in bytes, and the values that it takes."""
+
     address: int
     size: int
     initial: int = 0
@@ -99,6 +101,8 @@ def packet(device: int, instruction: int, parameters: bytes) -> bytes:
 
 
 class Packets(Receiver):
+    """The receiver of protocol 2.0: bytes of the line cut into packets."""
+
     def _cut(self, buffer: bytearray) -> list[Heard]:
         found = []
         while True:
@@ -193,6 +197,8 @@ class Servo:
 
 
 class DynamixelChain(Chain):
+    """An emulated chain of Dynamixel servos, and the errors that a test can cause in it."""
+
     servo, receiver, turn, offset = Servo, Packets, 1, OFFSET
     now_ns = 0
 

@@ -25,6 +25,8 @@ OVERLOAD = 0x20  # of the error byte and of the status register
 
 @dataclass(frozen=True, slots=True)
 class Register:
+    """An entry of the memory table: its address, its size in bytes, and its sign bit."""
+
     address: int
     size: int
     initial: int = 0
@@ -54,19 +56,24 @@ POSITION, PRESENT_SPEED, LOAD, STATUS, MOVING = 56, 58, 60, 65, 66
 
 
 def encoded(value: int, sign_bit: int) -> int:
+    """A number as the servo writes it: its size, with bit ``sign_bit`` set where it is negative."""
     return (-value | 1 << sign_bit) if value < 0 else value
 
 
 def decoded(value: int, sign_bit: int) -> int:
+    """The number that the servo writes as ``value``, with its sign in bit ``sign_bit``."""
     return -(value & ~(1 << sign_bit)) if value & 1 << sign_bit else value
 
 
 def packet(device: int, instruction: int, parameters: bytes) -> bytes:
+    """The bytes of one packet, checksum included."""
     body = bytes([device, len(parameters) + 2, instruction]) + parameters
     return b"\xff\xff" + body + bytes([~sum(body) & 0xFF])
 
 
 class Packets(Receiver):
+    """The receiver of Feetech's protocol: bytes of the line cut into packets."""
+
     def _cut(self, buffer: bytearray) -> list[Heard]:
         found = []
         while True:
@@ -147,6 +154,8 @@ class Servo:
 
 
 class FeetechChain(Chain):
+    """An emulated chain of Feetech servos, and the errors that a test can cause in it."""
+
     servo, receiver, turn, offset = Servo, Packets, -1, OFFSET
 
     def overload(self, number: int) -> None:

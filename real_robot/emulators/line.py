@@ -35,6 +35,8 @@ class GoalWrite:
 
 
 class Line:
+    """The half-duplex line, with its timing at the baud rate and its faults in either direction."""
+
     def __init__(
         self, baudrate: int = 1_000_000, requests: Faults = NONE, replies: Faults = NONE, seed: int = 0
     ) -> None:

@@ -50,12 +50,16 @@ READY, FINISHED = 1, 2
 
 
 class RobotMode(IntEnum):
+    """The modes of the emulated robot, by the numbers of RTDE."""
+
     POWER_OFF = 3
     IDLE = 5
     RUNNING = 7
 
 
 class SafetyMode(IntEnum):
+    """The safety modes of the emulated robot, by the numbers of RTDE."""
+
     NORMAL = 1
     PROTECTIVE_STOP = 3
     ROBOT_EMERGENCY_STOP = 7
@@ -84,6 +88,8 @@ class ArmSettings:
 
 
 class Controller:
+    """The emulated controller, advanced by steps of 2 ms."""
+
     def __init__(self, settings: ArmSettings | None = None, note: Callable[[str], None] = lambda what: None) -> None:
         self.settings = settings or ArmSettings()
         self.note = note  # is told of events, in words

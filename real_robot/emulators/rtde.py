@@ -85,6 +85,8 @@ INPUTS = _table(_INPUTS, "input")
 
 @dataclass(frozen=True)
 class Recipe:
+    """The names and types of the values in one kind of data package."""
+
     number: int
     names: tuple[str, ...]
     types: tuple[str, ...]
@@ -119,6 +121,7 @@ def names_of(text: bytes) -> tuple[str, ...]:
 
 
 def frame(kind: Kind, payload: bytes = b"") -> bytes:
+    """A frame of RTDE: header and payload."""
     return HEADER.pack(HEADER.size + len(payload), kind) + payload
 
 

@@ -36,6 +36,8 @@ class Drive:
 
 
 class Plant(Protocol):
+    """The interface of the motion behind a chain of servos."""
+
     def drive(self, index: int, drive: Drive) -> None:
         """From the time of the last ``advance`` on."""
         ...

@@ -28,6 +28,8 @@ from .polyscope import Do
 
 
 class Trouble(StrEnum):
+    """The faults that a test can cause in the emulated controller."""
+
     MUTE = "mute"  # all connections stay, and nothing is said on them
     MUTE_DATA = "mute_data"  # no data, while the dashboard answers
     MUTE_DASHBOARD = "mute_dashboard"
@@ -56,6 +58,8 @@ class Trouble(StrEnum):
 
 @dataclass(frozen=True)
 class Package:
+    """An input package that the controller has received."""
+
     t_ns: int  # when it arrived
     step: int  # of the controller, of 2 ms
     values: dict[str, Any]
@@ -68,6 +72,8 @@ class Package:
 
 @dataclass(frozen=True)
 class Motion:
+    """The recorded motion of the emulated arm over T steps."""
+
     t_ns: NDArray[np.int64]  # (T,)
     step: NDArray[np.int64]
     q: NDArray[np.float64]  # (T, 6), rad

@@ -102,10 +102,12 @@ class Schema:
 
 
 def stacked_by_history(key: str) -> bool:
+    """Whether an observation is stacked over time where the policy has a history."""
     return key == "state" or key.startswith("image.")
 
 
 def is_image(key: str) -> bool:
+    """Whether an observation key is that of a camera or of a goal image."""
     return key.startswith(("image.", "goal_image."))
 
 
@@ -132,6 +134,8 @@ class NoiseInput:
 
 @dataclass(frozen=True)
 class Bundle:
+    """An exported policy in memory: schema, ONNX networks as bytes, and facts about its origin."""
+
     schema: Schema
     networks: Mapping[str, bytes]  # PLAN, and TICK if it has one
     noise: tuple[NoiseInput, ...] = ()

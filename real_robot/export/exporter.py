@@ -38,10 +38,12 @@ from .runtime import BASE_ACTION, GOAL_GIVEN, PREFIX, PREFIX_KNOWN, ExportedPoli
 
 @dataclass
 class ExportConfig:
+    """Settings of an export: its folder, and the observations on which it is compared with the policy."""
+
     out: str  # the folder of the bundle, which must not exist yet
     data: str | None = None  # recordings, whose observations are tried beside random ones
     samples: int = 10_000  # random observations on which the export must answer as the policy does
-    seed: int = 0  # of these
+    seed: int = 0  # seed of these observations
 
     def __post_init__(self) -> None:
         if self.samples < 1:

@@ -33,6 +33,8 @@ ATTRIBUTE_GRAPH, ATTRIBUTE_GRAPHS = 6, 11
 
 
 class Network:
+    """A network of an ONNX file, read and tried within bounds of time and memory."""
+
     def __init__(self, model: bytes, threads: int = 1) -> None:
         self._session: Any = _within("reading it", lambda: _session(model, threads))
         self._tried = False

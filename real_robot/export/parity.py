@@ -48,6 +48,7 @@ def planner(policy: Any) -> Any:
 
 
 def corrected(policy: Any, obs: Obs, action: torch.Tensor) -> torch.Tensor:
+    """The action after the corrections of all residual policies, the innermost first."""
     if corrects(policy.base):
         action = corrected(policy.base, obs, action)
     return policy.corrected(obs, action)

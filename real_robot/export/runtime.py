@@ -82,11 +82,14 @@ class RowNoise:
 
 
 def derive(seed: int, *names: str | int) -> int:
+    """The seed, in 63 bits, of a generator with these names, equal to that of the policy's own ``derive``."""
     digest = hashlib.blake2b(repr((int(seed), *names)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 class ExportedPolicy:
+    """A bundle at work: observations to chunks, row by row, by NumPy and onnxruntime."""
+
     def __init__(self, bundle: Bundle) -> None:
         self.bundle, self.schema = bundle, bundle.schema
         schema = self.schema
@@ -243,6 +246,7 @@ class ExportedPolicy:
 
 
 def load(folder: Path | str) -> ExportedPolicy:
+    """The exported policy in a folder."""
     return ExportedPolicy(read(folder))
 
 

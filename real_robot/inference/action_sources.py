@@ -45,15 +45,19 @@ RANGE_TOLERANCE = 1e-6  # of an action's range: so much may two roundings of one
 
 @dataclass
 class BundleConfig:
+    """Settings of policy=bundle: the folder."""
+
     path: str  # a folder that `burnish export` wrote
 
 
 @dataclass
 class ServedConfig:
+    """Settings of policy=remote on a robot: the server, how long it is waited for, and the names that it uses."""
+
     url: str  # ws://host:port, wss://host:port or unix:/path
-    timeout_s: float = 1.0  # of one answer
-    patience_s: float = 0.5  # so long is a lost server asked again, while the robot holds
-    send_key: bool = False  # in a header, to servers that know no proof of it
+    timeout_s: float = 1.0  # time limit of one answer, in seconds
+    patience_s: float = 0.5  # seconds for which a lost server is asked again, while the robot holds
+    send_key: bool = False  # the key is sent in a header, to servers that know no proof of it
     keys: dict[str, str] = field(default_factory=dict)  # our name of an observation: theirs; empty: all, as they are
     prompt: str | None = None  # instruction that is sent with every observation; null: none
     execute: int | None = None  # actions of a chunk that are played; null: as announced, or all
@@ -86,6 +90,7 @@ class ActionSource:
 
 
 def exported(config: BundleConfig) -> ActionSource:
+    """The action source of a bundle."""
     policy = load(config.path)
     origin = policy.bundle.about.get("origin")
     world = origin.get("env") if isinstance(origin, dict) else None
@@ -100,6 +105,7 @@ def exported(config: BundleConfig) -> ActionSource:
 
 
 def served(config: ServedConfig, key: str | None = None, clock: Clock | None = None) -> ActionSource:
+    """The action source of a policy server; ``key`` is the secret that it may ask for."""
     try:
         from .client import ClientConfig, PolicyClient
     except ImportError as error:
@@ -128,6 +134,7 @@ def served(config: ServedConfig, key: str | None = None, clock: Clock | None = N
 
 
 def spec_of(schema: Schema) -> PolicySpec:
+    """The policy's spec that a bundle's schema describes, of single frames."""
     single = {
         key: shape[1:] if schema.history > 1 and stacked_by_history(key) else shape for key, shape in schema.obs.items()
     }

@@ -16,12 +16,16 @@ from ..errors import Refused
 
 
 class Mode(Enum):
+    """The ways in which one chunk follows another: end to end, averaged, or in real time."""
+
     queue = "queue"
     ensemble = "ensemble"
     realtime = "realtime"
 
 
 class Hold(Enum):
+    """The ways in which an answer is made to continue the old chunk."""
+
     inpaint = "inpaint"  # the committed actions are put into the answer's chain; any policy of several steps
     guide = "guide"  # and it is guided to all that is left of the old chunk, which takes a gradient per step
 
@@ -30,22 +34,23 @@ class Hold(Enum):
 class Chunks:
     """Settings of the step from chunk to chunk."""
 
-    mode: Mode = Mode.queue  # how one chunk follows another
+    mode: Mode = Mode.queue  # way in which one chunk follows another
     # Actions that may be played, from the observation's tick on; null: as many as the policy executes. A policy that
     # imitates learns the whole chunk; a refinement is rewarded for what is executed, so what comes after may be
     # anything.
     reach: int | None = None
     every: int | None = None  # ticks between questions at least; null: 1 in an ensemble, else the actions it executes
     overlap: int = 0  # more actions of the old chunk that the new one continues, in real time: smoother, later to react
-    hold: Hold = Hold.inpaint  # how an answer in real time is made to continue the old chunk
+    hold: Hold = Hold.inpaint  # way in which an answer in real time continues the old chunk
     # Actions are displacements: those that are skipped are owed (not in an ensemble). null: as the robot's body says.
     relative: bool | None = None
     decay: float = 0.01  # m of an ensemble's weights exp(-m i)
-    share: float = 0.95  # of the answers come within the delay that is expected
+    share: float = 0.95  # share of the answers that come within the delay that is expected
     window: int = 100  # latencies that are remembered
     rehearsals: int = 40  # questions before the first motion
-    forget: int = 5  # of these, the first are no latencies
-    patience_s: float = 0.8  # with nothing to play; less than safety.silent_ramp_s, after which the robot stops anyway
+    forget: int = 5  # rehearsals, from the first on, that do not count as latencies
+    # seconds with nothing to play; less than safety.silent_ramp_s, after which the robot stops anyway
+    patience_s: float = 0.8
 
     def __post_init__(self) -> None:
         ranges = {

@@ -33,6 +33,8 @@ class PolicyUnavailable(RobotError):
 
 @dataclass
 class ClientConfig:
+    """Settings of the client of a policy server: URL, times in s, and names of observations."""
+
     url: str = "ws://127.0.0.1:8000"  # or wss://..., or unix:/path
     timeout_s: float = 1.0  # of a reply; connecting may take as long
     backoff_s: float = 0.1  # after the first failure
@@ -51,6 +53,8 @@ class ClientConfig:
 
 @dataclass
 class Chunk:
+    """An answer of the server, with the times in ns of its question and arrival."""
+
     actions: NDArray[np.float64]  # (H, A), in the units of the actuators; the first is for the time of the observation
     obs_seq: int  # of the observation that it answers
     asked_ns: int

@@ -25,10 +25,13 @@ if TYPE_CHECKING:
 
 
 def facts_of(spec: PolicySpec, continues: bool) -> Facts:
+    """The facts of a policy that chunking needs, from its spec."""
     return Facts(spec.horizon, spec.execute, spec.start, spec.action.dim, continues)
 
 
 class PolicyPredictor:
+    """A policy in torch, as a predictor."""
+
     def __init__(self, policy: Policy, *, greedy: bool = False, device: torch.device | str = "cpu") -> None:
         self.facts = facts_of(policy.spec, continues=True)._replace(guides=True)
         self._policy, self._greedy, self._device = policy, greedy, device

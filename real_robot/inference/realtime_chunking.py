@@ -76,6 +76,8 @@ class Line(NamedTuple):
 
 
 class Asked(NamedTuple):
+    """A question under way: the tick at which it was asked, and when its answer takes over."""
+
     tick: int
     delay: int  # ticks after which the answer takes over
 

@@ -77,6 +77,8 @@ class InferenceResponse(NamedTuple):
 
 
 class Predictor(Protocol):
+    """The interface of a policy to a worker: observation and committed actions to a chunk."""
+
     @property
     def facts(self) -> Facts: ...
 
@@ -86,6 +88,8 @@ class Predictor(Protocol):
 
 
 class InferenceWorker(Protocol):
+    """The interface of inference that runs while the arm moves."""
+
     @property
     def clock(self) -> Clock: ...
 
@@ -128,7 +132,7 @@ class Latency:
     """Seconds from a question to its answer, uniform around ``mean_s``; of each question always the same."""
 
     mean_s: float = 0.0  # mean time of one inference, in seconds
-    spread_s: float = 0.0  # either way
+    spread_s: float = 0.0  # largest deviation from it, either way, in seconds
 
     def __post_init__(self) -> None:
         if not 0 <= self.spread_s <= self.mean_s < np.inf:

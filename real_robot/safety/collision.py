@@ -42,6 +42,8 @@ NEXT, LAST = [1, 2, 0], [2, 0, 1]
 
 @dataclass(frozen=True)
 class Workspace:
+    """Limits in space: a floor, a box for the tool (m), and the distance between bodies of the arm."""
+
     margin_m: float = 0.01
     floor_z_m: float | None = 0.0  # nothing that moves comes lower
     tool_lower_m: Sequence[float] | None = None  # of the box for the tool's site

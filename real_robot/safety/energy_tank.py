@@ -35,6 +35,8 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class EnergyTankLimits:
+    """Limits of the energy in a tank, in J."""
+
     most_j: float = 2.0  # no more is ever stored
     floor_j: float = 0.1  # below that nothing is let out
     returned: float = 0.9  # of what the spring gives back and of what is dissipated; the rest is a margin
@@ -62,6 +64,8 @@ class EnergyTank:
 
 @dataclass(frozen=True)
 class Filtered:
+    """The set-point after the tank: the shares of its jump and of the change of stiffness that were let through."""
+
     tank: EnergyTank  # holds the set-point and the stiffness to be sent
     share: float  # of the jump that was let through
     stiffness_share: float
@@ -128,6 +132,8 @@ def _booked(energy_j: float, taken_j: float, limits: EnergyTankLimits) -> float:
 
 @dataclass(frozen=True)
 class SetpointLimits:
+    """Limits of a set-point: a box in m, its distance from the tool in m, and its turn in rad."""
+
     lower_m: Array  # (3,) of the box
     upper_m: Array
     error_m: float  # between set-point and tool, so the spring's force is at most the stiffness times this

@@ -124,6 +124,8 @@ class Limits:
 
 
 class Intervention(StrEnum):
+    """The reasons for which the guard changes a request."""
+
     BAD = "bad"  # not n finite numbers
     POSITION = "position"
     VELOCITY = "velocity"

@@ -41,6 +41,8 @@ class Critic(Protocol):
 
 
 class Advice(StrEnum):
+    """The three answers of a reflex."""
+
     PASS = "pass"
     SLOW = "slow"
     BRAKE = "brake"
@@ -48,6 +50,8 @@ class Advice(StrEnum):
 
 @dataclass(frozen=True)
 class ReflexSettings:
+    """Settings of a reflex: the risks at which it slows and brakes, and how it is released."""
+
     slow_risk: float = 0.2  # from here on slow
     brake_risk: float = 0.5  # from here on brake
     release: float = 0.8  # the share of a limit below which risk must fall to be released from it
@@ -155,6 +159,7 @@ def write_critic(path: Path | str, weights: Sequence[Array], biases: Sequence[Ar
 
 
 def read_critic(path: Path | str) -> MlpCritic:
+    """The critic of risk in a safetensors file; malformed content is refused."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 

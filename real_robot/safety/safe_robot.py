@@ -56,6 +56,8 @@ CALLED = "stop() was called"
 
 
 class Rung(StrEnum):
+    """The rungs of the ladder, from running to stopped."""
+
     RUN = "run"
     SLOW = "slow"
     HOLD = "hold"
@@ -65,6 +67,8 @@ class Rung(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
+    """Something that happened to the robot, in words, with its time in ns."""
+
     t_ns: int
     kind: str
     text: str
@@ -72,6 +76,8 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class StepInfo:
+    """The result of one step: the newest state, the set-point that was sent, and the rung."""
+
     state: RobotState  # the newest; old if ``fresh`` is False
     fresh: bool
     sent: Vector  # the set-point that the device has
@@ -86,6 +92,7 @@ class Advisor(Protocol):
 
 
 def require_watchdog(spec: RobotSpec, safety: Safety) -> None:
+    """A check that the device has a watchdog, or that its absence is accepted by the settings."""
     if spec.device_watchdog_s is None and not safety.no_device_watchdog:
         raise Refused(
             f"{spec.name} has no watchdog of its own, so it would keep its last set-point if this program died; say "

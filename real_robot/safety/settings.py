@@ -19,34 +19,42 @@ ENOUGH = 1e9  # of whatever unit: what is greater cannot be meant, and overflows
 
 @dataclass
 class Safety:
-    rate_hz: float = 100.0  # of the control loop
-    share: float = 1.0  # of the robot's velocities and accelerations
-    outside_rad: float = 0.1  # so far outside its limits a robot may be found at the start
-    start_gap_rad: float = 0.5  # so far from the robot may the first request be
-    blend_s: float = 1.0  # until all of the speed may be used
-    stale_hold_periods: float = 3.0  # age of the newest state
-    stale_ramp_s: float = 0.1  # age of the newest state at which the robot brakes, in seconds
-    silent_ramp_s: float = 1.0  # without a request, once there was one
-    bad_in_a_row: int = 5  # requests that are no numbers
-    slow_after: int = 3  # missed deadlines in a row
-    ramp_after: int = 10  # missed deadlines in a row after which it brakes
-    following_rad: float = 0.35  # between set-point and measurement
-    following_s: float = 0.3  # for so long
-    frozen_rad: float = 0.15  # so far may set-points move while the measurement of a joint stands still (`monitors`)
-    frozen_s: float = 0.5  # for so long
-    stall_rad: float = 0.05  # from its set-point, and so far a joint that is stuck may creep
-    stall_share: float = 0.8  # of the greatest effort of a joint
-    stall_s: float = 1.0  # for so long
-    no_device_watchdog: bool = False  # said aloud: if this program dies, the robot keeps its last set-point
+    """Settings of `SafeRobot`: rates, limits, tolerances, and how long each may be exceeded."""
 
-    jerk: float = 0.0  # rad/s^3, of every joint, or less where the robot's own limit is less; 0: no limit
-    workspace: list[list[float]] = field(default_factory=list)  # of the tool: [[x, y, z], [x, y, z]] in m, low and high
+    rate_hz: float = 100.0  # rate of the control loop, in Hz
+    share: float = 1.0  # share of the robot's velocities and accelerations that may be used
+    outside_rad: float = 0.1  # largest distance outside its limits at which a joint may be found at the start, in rad
+    start_gap_rad: float = 0.5  # largest distance of the first request from the robot, in rad
+    blend_s: float = 1.0  # seconds after the start until all of the speed may be used
+    stale_hold_periods: float = 3.0  # age of the newest state at which the robot holds, in control periods
+    stale_ramp_s: float = 0.1  # age of the newest state at which the robot brakes, in seconds
+    silent_ramp_s: float = 1.0  # seconds without a request, once there was one, after which the robot brakes
+    bad_in_a_row: int = 5  # requests in a row that are no numbers, after which the robot brakes
+    slow_after: int = 3  # missed deadlines in a row after which the robot slows down
+    ramp_after: int = 10  # missed deadlines in a row after which it brakes
+    following_rad: float = 0.35  # largest distance between set-point and measurement of a joint, in rad
+    following_s: float = 0.3  # seconds beyond following_rad after which the robot brakes
+    # motion of a joint's set-points, in rad, after which its measurement has to move too (`monitors`)
+    frozen_rad: float = 0.15
+    frozen_s: float = 0.5  # seconds beyond frozen_rad without such a motion, after which the robot brakes
+    # distance from its set-point beyond which a joint may be stuck, and the most that it creeps then, in rad
+    stall_rad: float = 0.05
+    stall_share: float = 0.8  # share of a joint's greatest effort above which it may be stuck
+    stall_s: float = 1.0  # seconds for which a joint is stuck, after which the robot brakes
+    # consent to a device without a watchdog: if this program dies, the robot keeps its last set-point
+    no_device_watchdog: bool = False
+
+    # limit of the jerk of every joint, in rad/s^3, or less where the robot's own limit is less; 0: no limit
+    jerk: float = 0.0
+    # box for the tool: [[x, y, z], [x, y, z]] in m, low and high; empty: none
+    workspace: list[list[float]] = field(default_factory=list)
     floor_m: float | None = None  # nothing that moves comes lower than this height of the model
     apart: bool = False  # the arm keeps off itself, and off what stands around it in the model
     may_touch: list[list[str]] = field(default_factory=list)  # pairs of bodies that need not keep apart
-    margin_m: float = 0.01  # so far from all of these
+    margin_m: float = 0.01  # distance that is kept from the box, the floor and other bodies, in m
     model: str = ""  # path of the robot's MuJoCo model, or its text; by default the driver's, or that of the body
-    model_joints: list[str] = field(default_factory=list)  # their names there, in order; by default the robot's
+    # names of the joints in the model, in order; by default the robot's
+    model_joints: list[str] = field(default_factory=list)
     tool: str = ""  # site of the model; by default the one that the driver names
 
     reflex: str = ""  # path of a critic (`reflex.write_critic`)

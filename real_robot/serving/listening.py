@@ -19,16 +19,18 @@ BACKLOG = 4096  # connections that the kernel holds for us; it takes its own lim
 
 @dataclass
 class ServerConfig:
-    host: str = "127.0.0.1"  # an address; beyond this machine only with a key, from BURNISH_API_KEY
-    port: int = 8000  # 0: any that is free
+    """Settings of the policy server: its address, and limits of clients and requests."""
+
+    host: str = "127.0.0.1"  # address to listen on; beyond this machine only with a key, from BURNISH_API_KEY
+    port: int = 8000  # port; 0: any that is free
     unix: str | None = None  # path of a socket with mode 0600, instead of host and port
-    clients: int = 16  # at once
+    clients: int = 16  # clients at once, at most
     batch: int = 64  # rows of one request, at most
     queue: int = 8  # requests that wait, at most
-    rate_hz: float = 1000.0  # requests of one client; who asks faster waits
-    handshake_s: float = 3.0  # for the handshake of a connection
-    receive_s: float = 5.0  # for the rest of a request that has begun
-    idle_s: float = 300.0  # without a request until a connection is closed
+    rate_hz: float = 1000.0  # requests per second of one client, at most; a faster one waits
+    handshake_s: float = 3.0  # time limit of the handshake of a connection, in seconds
+    receive_s: float = 5.0  # time limit of the rest of a request that has begun, in seconds
+    idle_s: float = 300.0  # seconds without a request until a connection is closed
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 2**16:

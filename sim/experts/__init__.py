@@ -22,6 +22,8 @@ from . import toy
 
 
 class ExpertBuilder(Protocol):
+    """The signature of a function that makes the expert of ``num_envs`` worlds of a configuration."""
+
     def __call__(self, config: Any, num_envs: int, *, seed: int, device: torch.device | str) -> Controller: ...
 
 

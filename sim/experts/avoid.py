@@ -20,6 +20,8 @@ GAPS = ((-0.028, 0.028), (-0.053, 0.0, 0.053), (-0.078, -0.025, 0.025, 0.078))
 
 @dataclass(frozen=True)
 class AvoidScript:
+    """The script of avoid: the routes between the posts, and where it turns."""
+
     routes: tuple[int, ...] = (17,)  # one of them is drawn per episode
     before_m: float = 0.018  # so far before a row it is in the gap
     beyond_m: float = 0.018  # so far behind it, it turns

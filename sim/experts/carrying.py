@@ -28,6 +28,8 @@ LOST = 0.025  # m: a cube that is farther from the tool is held no more
 
 @dataclass(frozen=True)
 class Carry:
+    """The script of pick_place and stack: grasp, lift, carry and let go, with the errors of a clumsy expert."""
+
     grasp_m: tuple[float, float] = (0.0, 0.0)  # where the hand takes the cube, off its middle: along and across closing
     short: float = 0.0  # undershoots by that share of the goal's distance from the middle line of the desk
     drop_m: float = 0.0  # lets go so far above where the cube would rest

@@ -30,6 +30,8 @@ WAVES = 64  # of which the bias is the sum: enough that it looks alike in all di
 
 @dataclass
 class Errors:
+    """Settings of the errors that a hosted expert is given: noise, bias and pauses."""
+
     noise: float = 0.0  # standard deviation of an error that is new in each step, where actions lie in [-1, 1]
     bias: float = 0.0  # standard deviation, over situations, of an error that is the same in the same situation
     scale: float = 0.3  # change of the observation, in its own units, after which the bias is another

@@ -27,6 +27,8 @@ LONG = 30  # ticks after which it goes down even so
 
 @dataclass(frozen=True)
 class InsertScript:
+    """The script of insert: above the hole, down, and a search for the hole where it was missed."""
+
     aim_m: tuple[float, float] = (0.0, 0.0)  # where it comes down, seen from the hole, along the hole's sides
     either_side: bool = False  # there or on the opposite side, chosen per episode
     patience: int = 0  # ticks from leaving the air until it looks for the hole

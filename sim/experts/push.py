@@ -76,6 +76,8 @@ def within_reach(spots: Array, height: float) -> Array:
 
 @dataclass(frozen=True)
 class PushScript:
+    """The script of push: the push among sixteen that brings the T nearest to its target."""
+
     beside_m: float = 0.0  # along the face, where the ball touches beside the intended place
     choices: int = 1
     orders: bool = False  # first turn and then shift, or the other way round

@@ -13,6 +13,8 @@ from .scripted import Level, Move
 
 @dataclass(frozen=True)
 class ReachScript:
+    """The script of reach: to the goal, perhaps by way of one side or not quite as far."""
+
     short: float = 0.0  # the share of the way from the start to the goal that is missing in the end
     detour_m: float = 0.0  # of the way, to the left or to the right
     choices: int = 1

@@ -43,6 +43,8 @@ class Script(Protocol):
 
 
 class Level(NamedTuple):
+    """A level of an expert: its script, and its noise."""
+
     script: Script
     noise: float = 0.0  # standard deviation of an error of the hand in each tick, in steps of the tool
 

@@ -48,6 +48,7 @@ class FeedbackExpert(Clocked):
 
 
 def with_error(action: Tensor, noise: float, clock: Clock) -> Tensor:
+    """The action with Gaussian noise of deviation ``noise`` of each world's own, clipped to [-1, 1]."""
     if noise > 0:
         drawn = normal(action.shape, clock.noise("expert"), device=action.device, dtype=action.dtype)
         action = action + noise * drawn
@@ -136,16 +137,19 @@ Device = torch.device | str
 def point_reach(
     config: PointReachConfig, num_envs: int, *, noise: float = 0.0, seed: int = 0, device: Device = "cpu"
 ) -> FeedbackExpert:
+    """The expert of point_reach: proportional control of the point to its goal."""
     return FeedbackExpert(point_reach_law(config), num_envs, noise=noise, seed=seed, device=device)
 
 
 def lqr(
     config: LQRConfig, num_envs: int, *, noise: float = 0.0, seed: int = 0, device: Device = "cpu"
 ) -> FeedbackExpert:
+    """The expert of lqr: the optimal linear feedback."""
     return FeedbackExpert(lqr_law(config), num_envs, noise=noise, seed=seed, device=device)
 
 
 def two_mode(
     config: TwoModeConfig, num_envs: int, *, noise: float = 0.0, seed: int = 0, device: Device = "cpu"
 ) -> TwoModeExpert:
+    """The expert of two_mode: one of the two ways around the obstacle, drawn per episode."""
     return TwoModeExpert(num_envs, TwoModeWay(noise=noise), seed=seed, device=device)

@@ -33,20 +33,25 @@ EPISODES = 2  # that are compared
 
 @dataclass
 class DoctorConfig:
+    """Settings of `burnish doctor env=...`: the world, and how long it is examined."""
+
     env: Any = None  # the world to examine; without one it is the machine
-    worlds: int = 8  # whose joint speed is measured
-    seconds: float = 10.0  # of steps in each look at it; longer episodes are compared as far as that goes
+    worlds: int = 8  # worlds whose joint speed is measured
+    seconds: float = 10.0  # seconds of steps in each look at it; longer episodes are compared as far as that goes
 
     def __post_init__(self) -> None:
         check_ranges(self, {"[1, inf)": "worlds", "(0, inf)": "seconds"})
 
 
 class Line(NamedTuple):
+    """A sentence of the examination, and its remedy where it names a problem."""
+
     text: str
     advice: str = ""
 
 
 def doctor(config: DoctorConfig) -> int:
+    """The examination of a world, printed, and its settings as a file; exit status."""
     if config.env is None:
         raise BurnishError("no world was named; give env=gym env.id=..., or nothing at all to examine the machine")
     for line in examined(config):
@@ -63,6 +68,7 @@ def doctor(config: DoctorConfig) -> int:
 
 
 def said(text: str, advice: str = "") -> None:
+    """A sentence and its remedy, wrapped and printed."""
     say("\n".join(textwrap.wrap(plain_text(text), WIDTH, subsequent_indent="  ")))
     if advice:
         say("\n".join(textwrap.wrap(plain_text(advice), WIDTH, initial_indent="  > ", subsequent_indent="    ")))
@@ -89,6 +95,7 @@ def examined(config: DoctorConfig) -> Iterator[Line]:
 
 
 def described(world: Any, seen: Seen) -> Iterator[Line]:
+    """The sentences on a world's observations, actions, rate, length and success."""
     spec = seen.spec
     yield Line(f"{getattr(world, 'id', env_name(world))} can be used. It observes {observations(seen)}.")
     if not seen.finite:
@@ -115,6 +122,7 @@ def described(world: Any, seen: Seen) -> Iterator[Line]:
 
 
 def observations(seen: Seen) -> str:
+    """The observations of a world in words: key, size, and the world's own names."""
     parts = []
     for key, shape in seen.spec.obs.shapes.items():
         size = f"{shape[0]} number{'s' * (shape[0] != 1)}" if len(shape) == 1 else " x ".join(map(str, shape))
@@ -124,6 +132,7 @@ def observations(seen: Seen) -> str:
 
 
 def limits(action: ActionSpec) -> str:
+    """The limits of the actions in words, one pair where all are equal."""
     pairs = sorted(set(zip(action.low, action.high, strict=True)))
     if len(pairs) == 1:
         return f"between {pairs[0][0]:g} and {pairs[0][1]:g}"
@@ -131,6 +140,7 @@ def limits(action: ActionSpec) -> str:
 
 
 def quickness(config: DoctorConfig, seen: Seen) -> Line:
+    """The sentence on steps per second, of one world and of all together."""
     together, place = speed(config.env, config.worlds, min(config.seconds, 3.0))
     alone = seen.steps / max(seen.stepping_s, 1e-9)
     return Line(
@@ -140,6 +150,7 @@ def quickness(config: DoctorConfig, seen: Seen) -> Line:
 
 
 def seeding(seen: Seen, again: Seen) -> Line:
+    """The sentence on whether equal seeds give equal episodes in two processes."""
     for seed, prints in seen.prints.items():
         if (place := first_difference(prints, again.prints[seed])) is not None:
             where = "from their first observation on" if place == 0 else f"from step {place} on"
@@ -162,6 +173,7 @@ def seeding(seen: Seen, again: Seen) -> Line:
 
 
 def restoring(seen: Seen) -> Line:
+    """The sentence on whether a state can be saved and restored."""
     if seen.restored:
         return Line(
             f"Its state cannot be saved and restored: {seen.restored}.",
@@ -180,5 +192,6 @@ def as_yaml(world: Any) -> str:
 
 
 def read_back(text: str) -> Any:
+    """The settings of a world, read from the YAML text that was written of them."""
     data = plain_yaml(text)
     return from_data(ENVS[data["defaults"][0]["override /env"]].config, data.get("env", {}), "env")

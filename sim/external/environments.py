@@ -34,14 +34,18 @@ TOLD = 5  # lines of pip that a refusal quotes
 
 
 class Do(Enum):
+    """The two actions of `burnish worlds`."""
+
     list = "list"
     add = "add"
 
 
 @dataclass
 class WorldsConfig:
+    """Settings of `burnish worlds`: list what is there, or add an environment."""
+
     do: Do = Do.list  # list what is there, or add an environment; `burnish worlds add NAME` says the same
-    name: str | None = None  # of the recipe; `burnish worlds list` shows them
+    name: str | None = None  # name of the recipe; `burnish worlds list` shows them
     force: bool = False  # make anew what is there
     python: str | None = None  # interpreter to make it with; by default this one, or pythonX.Y on the PATH
 
@@ -53,6 +57,7 @@ class WorldsConfig:
 
 
 def worlds(config: WorldsConfig) -> int:
+    """The list of Python environments, printed, or one more made; exit status."""
     if config.name is None:
         for line in listed():
             say(line)
@@ -65,6 +70,7 @@ def worlds(config: WorldsConfig) -> int:
 
 
 def listed() -> Iterator[str]:
+    """The lines of `burnish worlds list`, one per recipe under a heading."""
     rows = [("name", "there", "python", "size", "what for")]
     for name, row in RECIPES.items():
         found = made(name)
@@ -92,6 +98,7 @@ def _bytes(folder: Path) -> int:
 
 
 def add(name: str, force: bool = False, python: str | None = None) -> None:
+    """The Python environment of a recipe, made and tried; one that is there already is kept unless ``force``."""
     row, folder = recipe(name), place(name)
     files.named(home())
     with files.locked(home() / f".{name}.lock", f"{name} is being made by another process; wait for it"):

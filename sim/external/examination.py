@@ -70,6 +70,7 @@ def _quiet() -> None:
 
 
 def play(world: Any, episodes: Mapping[int, int | None], seconds: float, restores: bool) -> Seen:
+    """The facts found while ``episodes`` (seed -> steps, None for as many as fit) are played in a world."""
     if isinstance(world, GymConfig) and not isinstance(world, RemoteConfig):
         world = replace(world, processes=0)
     env = make_env(world, 1)

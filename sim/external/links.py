@@ -38,6 +38,8 @@ class Failed(Exception):
 
 
 class Link(Protocol):
+    """The interface of a way to ``count`` environments: requests by one letter, and arrays that are shared."""
+
     count: int
     description: dict[str, Any]
     arrays: dict[str, np.ndarray]
@@ -54,6 +56,8 @@ class Link(Protocol):
 
 
 class InProcess:
+    """The environments in this process itself."""
+
     def __init__(self, recipe: Mapping[str, Any], count: int) -> None:
         self.count = count
         try:
@@ -227,7 +231,7 @@ class Remote(Connected):
 
 
 def checked(description: dict[str, Any]) -> dict[str, Any]:
-    """What another program says of its worlds, refused where it has not the form that ours has."""
+    """The description that another program gives of its worlds, refused where it has not the form of ours."""
     try:
         if description["version"] != server.VERSION:
             raise BurnishError(

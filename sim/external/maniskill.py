@@ -29,17 +29,23 @@ if TYPE_CHECKING:
 
 
 class Observations(Enum):
+    """The observations of a ManiSkill task."""
+
     state = "state"  # numbers alone, with the poses of the objects
     rgb = "rgb"  # images, and of the numbers those that a robot knows of itself
 
 
 class RewardMode(Enum):
+    """The rewards of a ManiSkill task, by its own names."""
+
     sparse = "sparse"  # 1 where the task is solved, -1 where it has failed
     dense = "dense"
     normalized_dense = "normalized_dense"  # the dense one, at most 1
 
 
 class Backend(Enum):
+    """The device on which ManiSkill simulates."""
+
     auto = "auto"  # the GPU if torch finds one, else the CPU
     cpu = "cpu"
     gpu = "gpu"
@@ -47,7 +53,7 @@ class Backend(Enum):
 
 @dataclass(frozen=True)
 class Task:
-    """What was measured of a task. ``max_steps`` is twice the mean length of the planner's demonstrations (PushCube 69,
+    """Measured facts of a task. ``max_steps`` is twice the mean length of the planner's demonstrations (PushCube 69,
     PickCube 75, StackCube 107, PegInsertionSide 155), and longer than the longest of them (77, 88, 126, 203)."""
 
     max_steps: int | None = None  # None: the registered limit
@@ -70,24 +76,33 @@ SHADERS = ("minimal", "default", "rt-fast", "rt-med", "rt")
 
 @dataclass
 class ManiSkillConfig:
-    id: str = "PushCube-v1"  # as registered with ManiSkill
-    obs: Observations = Observations.state  # state | rgb (images, and what the robot knows of itself)
-    cameras: list[str] = field(default_factory=list)  # those that are observed with obs=rgb; by default all of the task
+    """Settings of env=maniskill: the task, its observations, control mode, reward and device."""
+
+    id: str = "PushCube-v1"  # name registered with ManiSkill
+    obs: Observations = Observations.state  # observations: state, or rgb (images, and what the robot knows of itself)
+    # cameras that are observed with obs=rgb; by default all of the task
+    cameras: list[str] = field(default_factory=list)
     image_size: int = 64  # height and width of the images of all cameras
-    control_mode: str | None = None  # what the actions mean; by default pd_ee_delta_pose where demonstrations fit it
-    robot_uids: str | None = None  # by default the task's own; StackCube is drawn 3 times faster with panda
-    reward_mode: RewardMode = RewardMode.sparse  # sparse | dense | normalized_dense
-    max_steps: int | None = None  # by default twice the length of the planner's demonstrations, else as registered
-    control_hz: int | None = None  # by default that of the task, mostly 20
-    end_at_success: bool = True  # whether an episode ends when the task is solved
-    backend: Backend = Backend.auto  # auto | cpu (one world per process) | gpu (all worlds in one simulation)
-    seed_each: bool = True  # on a GPU begin each world by its own seed; false begins all at once: faster, not paired
-    rebuild: bool = False  # on the CPU build a scene for each episode (0.5 s), so that nothing is left of the last one
-    shader: str | None = None  # how cameras draw: minimal, default, rt-fast, rt-med, rt; by default as the task says
-    film: bool = False  # whether pictures for films can be drawn, which needs Vulkan
-    reward: Reward = Reward.given  # given: as reward_mode says; until_success: -1 in every step until the first success
-    processes: int | None = None  # on the CPU, that step the worlds; 0: this one; default one a core
-    restart: bool = False  # on the CPU, a worker that dies is replaced, its episodes truncated
+    control_mode: str | None = None  # meaning of the actions; by default pd_ee_delta_pose where demonstrations fit it
+    robot_uids: str | None = None  # robot; by default the task's own; StackCube is drawn 3 times faster with panda
+    reward_mode: RewardMode = RewardMode.sparse  # reward of ManiSkill: sparse, dense or normalized_dense
+    # steps until an episode is truncated; by default twice the length of the planner's demonstrations, else as
+    # registered
+    max_steps: int | None = None
+    control_hz: int | None = None  # control steps per second; by default those of the task, mostly 20
+    end_at_success: bool = True  # the solved task ends the episode
+    # simulation: auto, cpu (one world per process) or gpu (all worlds in one simulation)
+    backend: Backend = Backend.auto
+    seed_each: bool = True  # each world begins by its own seed on a GPU; false begins all at once: faster, not paired
+    # a scene is built for each episode (0.5 s) on the CPU, so that nothing is left of the last one
+    rebuild: bool = False
+    # shader of the cameras: minimal, default, rt-fast, rt-med, rt; by default as the task says
+    shader: str | None = None
+    film: bool = False  # pictures for films can be drawn, which needs Vulkan
+    # reward: given, as reward_mode says; until_success, -1 in every step until the first success
+    reward: Reward = Reward.given
+    processes: int | None = None  # processes that step the worlds on the CPU; 0: this one; by default one a core
+    restart: bool = False  # a worker that dies is replaced, its episodes truncated (on the CPU)
 
     def __post_init__(self) -> None:
         check_ranges(self, {"[1, inf)": "max_steps control_hz", "[4, 4096]": "image_size"}, "env.")
@@ -168,6 +183,7 @@ def hosted(config: ManiSkillConfig, num_envs: int) -> GymConfig:
 
 
 def worlds(num_envs: int, config: ManiSkillConfig, *, seed: int = 0, device: torch.device | str = "cpu") -> VecEnv:
+    """The worlds of a ManiSkill task: batched on the GPU, or one by one in worker processes."""
     if config.on_gpu():
         from .maniskill_gpu import ManiSkillEnv
 

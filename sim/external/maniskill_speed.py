@@ -44,6 +44,7 @@ def speed_up() -> bool:
 
 
 def undo() -> None:
+    """The original functions of ManiSkill, put back in the place of the fast ones."""
     while _originals:
         owner, name, original = _originals.pop()
         setattr(owner, name, original)

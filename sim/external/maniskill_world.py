@@ -60,6 +60,7 @@ def simulate(config: ManiSkillConfig, num_envs: int = 1, gpu: bool = False) -> A
 
 
 def registered_limit(config: ManiSkillConfig) -> int | None:
+    """The greatest number of steps of an episode as ManiSkill registers it, None without one."""
     return _registered(config.id).max_episode_steps
 
 
@@ -145,9 +146,9 @@ def _choose_cameras(config: ManiSkillConfig, simulation: Any) -> None:
 
 
 def begin(simulation: Any, seed: int, rebuild: bool = False) -> Any:
-    """What the only world of a simulation shows first. Contacts are those of the last step of physics, so that after an
-    episode that ended with a cube in the hand ManiSkill would show ``is_grasped`` in the next one. One step, of which
-    nothing else is kept, puts an end to that; a new scene has no contacts."""
+    """The first observation of the only world of a simulation. Contacts are those of the last step of physics, so that
+    after an episode that ended with a cube in the hand ManiSkill would show ``is_grasped`` in the next one. One step,
+    of which nothing else is kept, puts an end to that; a new scene has no contacts."""
     options = {"reconfigure": rebuild}
     if not rebuild and simulation.reconfiguration_freq == 0:
         simulation.reset(seed=seed, options=options)
@@ -172,6 +173,7 @@ def _numbers(part: Mapping[str, Any]) -> list[Tensor]:
 
 
 def box_of(config: ManiSkillConfig, simulation: Any) -> spaces.Box:
+    """The action space of one world; one that is no bounded box is refused."""
     space = simulation.single_action_space
     if not isinstance(space, spaces.Box):
         raise BurnishError(

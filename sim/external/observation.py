@@ -22,6 +22,8 @@ from ...policies.core.spec import ObsSpec
 
 @dataclass(frozen=True)
 class Image:
+    """A camera among the arrays of the worlds, and the key under which it is observed."""
+
     name: str  # of the array in the memory of the worlds
     key: str
     shape: tuple[int, ...]  # there: (H, W), (H, W, C) or (C, H, W)

@@ -23,6 +23,8 @@ CPU_TORCH = "--extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.
 
 @dataclass(frozen=True)
 class Recipe:
+    """A Python environment: its packages, the Pythons that it can have, and how its worlds are made."""
+
     purpose: str
     pythons: tuple[str, ...]  # versions for which all packages have wheels, the best tried first
     steps: tuple[str, ...]  # words for one `pip install` each, in this order
@@ -105,6 +107,7 @@ RECIPES: dict[str, Recipe] = {
 
 
 def recipe(name: str) -> Recipe:
+    """The recipe of that name; an unknown one is refused."""
     if name not in RECIPES:
         raise BurnishError(f"there is no recipe {name!r:.80}; {did_you_mean(name, RECIPES)}")
     return RECIPES[name]
@@ -123,7 +126,7 @@ def place(name: str) -> Path:
 
 
 def made(name: str) -> dict[str, Any] | None:
-    """What was written when the environment was finished; None where it is not there."""
+    """The notes that were written when the environment was finished; None where it is not there."""
     try:
         said = json.loads((place(name) / MARKER).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -25,23 +25,30 @@ COMPATIBILITY = ("GymV21Environment", "GymV26Environment")  # they take the name
 
 
 class Reward(Enum):
+    """The rewards of a world of another package: its own, or -1 per step until success."""
+
     given = "given"  # as the world pays
     until_success = "until_success"  # -1 in every step until the first success
 
 
 @dataclass
 class GymConfig:
-    id: str = "Pendulum-v1"  # as registered with Gymnasium, module:callable, or an entry point of burnish.worlds
+    """Settings of env=gym: an environment of Gymnasium, how it is made, read and run."""
+
+    id: str = "Pendulum-v1"  # name registered with Gymnasium, module:callable, or an entry point of burnish.worlds
     kwargs: Any = None  # plain data for its constructor; on the command line 'env.kwargs={render_mode: rgb_array}'
-    max_steps: int | None = None  # by default the limit it is registered with
-    control_hz: float | None = None  # by default 1 / dt, control_freq or render_fps, where the environment has one
-    action_mode: str | None = None  # what the numbers mean; by default gym:<id>, which says nothing
-    package: str | None = field(default=None, metadata=LATER)  # imported first; by default the prefix of the id
+    max_steps: int | None = None  # steps until an episode is truncated; by default the limit it is registered with
+    # steps per second; by default 1 / dt, control_freq or render_fps, where the environment has one
+    control_hz: float | None = None
+    action_mode: str | None = None  # meaning of the actions' numbers; by default gym:<id>, which says nothing
+    # package that is imported first; by default the prefix of the id
+    package: str | None = field(default=None, metadata=LATER)
     success: str | None = field(default=None, metadata=LATER)  # key of info, or terminated; by default the usual keys
     success_reward: float | None = field(default=None, metadata=LATER)  # a step that pays at least this is a success
     end_at_success: bool = field(default=False, metadata=LATER)  # the first success terminates the episode
     reward: Reward = field(default=Reward.given, metadata=LATER)  # given, or -1 until success
-    processes: int | None = field(default=None, metadata=LATER)  # that step the worlds; 0: this one; default one a core
+    # processes that step the worlds; 0: this one; by default one a core
+    processes: int | None = field(default=None, metadata=LATER)
     restart: bool = field(default=False, metadata=LATER)  # a worker that dies is replaced, its episodes truncated
 
     def __post_init__(self) -> None:
@@ -78,6 +85,7 @@ def registered(name: str) -> Any:
 
 
 def is_entry_point(name: str) -> bool:
+    """Whether an installed package announces a world under that name."""
     return bool(entry_points(group="burnish.worlds", name=name))
 
 
@@ -105,7 +113,7 @@ class RemoteConfig(GymConfig):
     """The same worlds in another Python, on this machine or on another one."""
 
     python: str | None = None  # interpreter that has them, such as /opt/libero/bin/python; by default this one
-    name: str | None = None  # of an environment made by `burnish worlds add NAME`, in place of python
+    name: str | None = None  # name of an environment made by `burnish worlds add NAME`, in place of python
     address: str | None = None  # HOST:PORT of `world_server.py --listen` on another machine, in place of both
 
     def __post_init__(self) -> None:

@@ -163,10 +163,12 @@ def play(world: Any, steps: int = 20) -> str:
 
 
 def probe_robosuite() -> str:
+    """One line on a short episode of robosuite's Lift, played as a probe."""
     return f"Lift plays, {play(robosuite('Lift'))}"
 
 
 def probe_libero() -> str:
+    """One line on LIBERO: its number of tasks, and a short episode of the first."""
     tasks, problems = libero_tasks()
     said = f"{len(tasks)} tasks of {len(problems)} kinds"
     try:
@@ -177,6 +179,7 @@ def probe_libero() -> str:
 
 
 def probe_maniskill() -> str:
+    """One line on ManiSkill: a short episode, and two demonstrations solved by its planner."""
     import gymnasium
     from mani_skill.examples.motionplanning.panda import solutions
 

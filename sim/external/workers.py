@@ -165,7 +165,7 @@ class Workers:
 
 
 def recipe_of(config: GymConfig) -> dict[str, Any]:
-    """What `world_server.make` needs."""
+    """The recipe of an environment, as `world_server.make` reads it."""
     here = not isinstance(config, RemoteConfig)
     named = [config.package] if config.package else []
     packages = [*dict.fromkeys([*named_modules(), *packages_of(config)])] if here else named
@@ -184,6 +184,7 @@ def recipe_of(config: GymConfig) -> dict[str, Any]:
 
 
 def interpreter(config: RemoteConfig) -> str:
+    """The Python interpreter of the workers: the one that is set, that of a recipe, or this one."""
     return config.python or (side_python(config.name) if config.name is not None else sys.executable)
 
 

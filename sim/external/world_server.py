@@ -103,16 +103,19 @@ def leaves(space: Any, path: tuple[str, ...] = ()) -> Iterator[dict[str, Any]]:
 
 
 def look_up(obs: Any, path: list[str]) -> Any:
+    """The part of an observation to which the keys of ``path`` lead."""
     for key in path:
         obs = obs[int(key)] if isinstance(obs, (tuple, list)) else obs[key]
     return obs
 
 
 def as_array(value: Any) -> np.ndarray:
+    """A value as a NumPy array, be it one already, a number or a tensor."""
     return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
 
 
 def first(value: Any) -> float:
+    """The first number of an array, as reward and success of one world are."""
     return float(as_array(value).reshape(-1)[0])
 
 
@@ -239,9 +242,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
 
 
-# ---- Memory ----
-
-
 def fields(observation: list[dict[str, Any]], dim: int) -> list[tuple[str, str, tuple[int, ...], bool]]:
     """Name, type, shape of a row, and whether it goes to the worlds; those that do stand first."""
     given = [("action", "float64", (dim,), True), ("seeds", "int64", (), True), ("mask", "uint8", (), True)]
@@ -270,10 +270,8 @@ def arrays(memory: Any, layout: list[tuple[str, str, tuple[int, ...], bool]], co
     return found
 
 
-# ---- Messages ----
-
-
 def send(connection: socket.socket, letter: bytes, header: dict[str, Any], data: Any = b"") -> None:
+    """A message, sent: its letter, its header as JSON, and its bytes."""
     text = json.dumps(header).encode() if header else b""
     connection.sendall(b"".join((HEAD.pack(letter, len(text), len(data)), text, data)))
 
@@ -291,6 +289,7 @@ def receive(connection: socket.socket) -> tuple[bytes, dict[str, Any], bytes]:
 
 
 def exactly(connection: socket.socket, size: int) -> bytes:
+    """The next ``size`` bytes of a connection; EOFError where it ends before."""
     parts, left = [], size
     while left:
         part = connection.recv(min(left, 1 << 20))
@@ -302,6 +301,7 @@ def exactly(connection: socket.socket, size: int) -> bytes:
 
 
 def proof(key: str, nonce: str, side: str) -> str:
+    """The HMAC of side and nonce under ``key``, in hex."""
     return hmac.new(key.encode(), (side + nonce).encode(), hashlib.sha256).hexdigest()
 
 
@@ -317,9 +317,6 @@ def proven(connection: socket.socket, key: str) -> bool:
         return False
     send(connection, b"h", {"proof": proof(key, str(reply.get("nonce", "")), "server")})
     return True
-
-
-# ---- Serving ----
 
 
 def serve(connection: socket.socket, memory_file: int = -1, recipe: Any = None, most: int = 0) -> None:
@@ -355,6 +352,7 @@ def serve(connection: socket.socket, memory_file: int = -1, recipe: Any = None, 
 
 
 def main() -> None:
+    """The program: the worlds of a Burnish process, or of any that connects to ``--listen``."""
     parser = argparse.ArgumentParser(description="Serve environments of Gymnasium to Burnish.")
     parser.add_argument("--socket", type=int, help="of Burnish: the inherited connection")
     parser.add_argument("--memory", type=int, help="of Burnish: the inherited memory")

@@ -43,6 +43,7 @@ ELSEWHERE = "the same seed and actions lead elsewhere; it is not deterministic, 
 
 
 def cut_seed(seed: int) -> int:
+    """The lowest 31 bits of a seed, as many as every environment takes."""
     return seed & ((1 << SEED_BITS) - 1)
 
 
@@ -255,4 +256,5 @@ class ExternalEnv:
 
 
 def cut_seeds(seeds: Tensor) -> np.ndarray:
+    """The lowest 31 bits of each seed, as an array on the CPU."""
     return seeds.cpu().numpy() & ((1 << SEED_BITS) - 1)

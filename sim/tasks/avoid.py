@@ -36,8 +36,10 @@ FACTS = ("tip x", "tip y", "nearest post x", "nearest post y", "gap")
 
 @dataclass
 class AvoidConfig(DeskConfig):
-    post_m: float = 0.006  # radius of the posts
-    start_m: float = 0.02  # the tip begins as far from the middle, to either side, at most
+    """Settings of env=avoid: the posts, the start, and the length of an episode."""
+
+    post_m: float = 0.006  # radius of the posts, in m
+    start_m: float = 0.02  # largest distance of the tip from the middle at the start, to either side, in m
     max_steps: int = 80  # control ticks until an episode is truncated
 
     def __post_init__(self) -> None:
@@ -49,6 +51,8 @@ class AvoidConfig(DeskConfig):
 
 
 class Avoid(DeskTask):
+    """The task avoid: the tip moves in x and y at a fixed height; a touched post ends the episode."""
+
     def __init__(self, config: AvoidConfig) -> None:
         low, high = (START_X - 0.01, -HALF_WIDTH, HEIGHT, 0, 0), (FINISH_X + 0.01, HALF_WIDTH, HEIGHT, 2, 0)
         super().__init__(config, TaskArm(config.action, ("x", "y"), step_m=0.008, low=low, high=high), FACTS)

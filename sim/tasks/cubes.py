@@ -34,6 +34,7 @@ CONTACT = 'solref="0.005 1" solimp="0.95 0.99 0.0005" solmix="1000" friction="0.
 
 
 def cube(name: str, rgba: str, mass: float) -> str:
+    """The MJCF of a free cube of that colour and mass in kg."""
     half = EDGE / 2
     return f"""
     <body name="{name}" pos="0.3 0 {half}"><freejoint name="{name}"/>

@@ -48,8 +48,11 @@ FACTS += ("hole turned, sin", "hole turned, cos", "pressed x", "pressed y", "pre
 
 @dataclass
 class InsertConfig(DeskConfig):
-    clearance_m: float = 0.0005  # per side; below 0 the peg is the larger one, as a check of the physics
-    hole_error_m: float = 0.0  # standard deviation in x and in y of what the calibration is wrong by
+    """Settings of env=insert: the clearance of the hole and the error of its calibration, in m."""
+
+    # room between peg and hole on each side, in m; below 0 the peg is the larger one, as a check of the physics
+    clearance_m: float = 0.0005
+    hole_error_m: float = 0.0  # standard deviation of the calibration's error in x and in y, in m
     max_steps: int = 60  # control ticks until an episode is truncated
 
     def __post_init__(self) -> None:
@@ -96,6 +99,8 @@ def turned(x: Array, y: Array, angle: Array) -> tuple[Array, Array]:
 
 
 class Insert(DeskTask):
+    """The task insert: the hand moves in x, y, z and turns about the vertical."""
+
     version = 2  # the clumsy expert insists for longer, so that its bases fail more often than not
     timestep = 0.00125  # s; a servo's jerk moves the peg at 0.2 m/s, and so far into a wall before it is felt
 

@@ -24,8 +24,10 @@ STAND = (0.022, 0.022, 0.004)  # m, half its extents: a cube that is 22 mm off i
 
 @dataclass
 class PickPlaceConfig(DeskConfig):
-    radius: float = 0.015  # m, how far from the stand's middle the cube's centre may be
-    cube_mass: float = 0.025  # kg, of wood or printed
+    """Settings of env=pick_place: the cube, the tolerance of its place, and the spread of starts."""
+
+    radius: float = 0.015  # largest distance of the cube's centre from the stand's middle, in m
+    cube_mass: float = 0.025  # mass of the cube in kg, of wood or printed
     spread: float = 1.0  # share of the area in which cube and stand may lie
     max_steps: int = 80  # control ticks until an episode is truncated
 
@@ -39,6 +41,8 @@ class PickPlaceConfig(DeskConfig):
 
 
 class PickPlace(DeskTask):
+    """The task pick_place: the hand moves in x, y, z, turns about the vertical, and grips."""
+
     def __init__(self, config: PickPlaceConfig) -> None:
         super().__init__(config, TaskArm(config.action, ("x", "y", "z", "roll", "gripper")), cubes.FACTS)
         self.config: PickPlaceConfig = config

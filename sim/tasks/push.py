@@ -41,12 +41,14 @@ FACTS += ("tool x", "tool y")
 
 @dataclass
 class PushConfig(DeskConfig):
-    start_m: float = 0.035  # the T begins as far from its target along x and y at most
-    start_rad: float = 1.0  # and as far turned
-    position_m: float = 0.012  # it is there when nearer than that
-    angle_rad: float = 0.15  # and turned less
-    mass_kg: float = 0.1  # of the T
-    friction: float = 0.6  # of the T on the desk
+    """Settings of env=push: starts and tolerances of the T, its mass and its friction."""
+
+    start_m: float = 0.035  # largest distance of the T from its target at the start, along x and y, in m
+    start_rad: float = 1.0  # largest turn of the T from its target at the start, in rad
+    position_m: float = 0.012  # distance below which the T is at its target, in m
+    angle_rad: float = 0.15  # turn below which the T is at its target, in rad
+    mass_kg: float = 0.1  # mass of the T, in kg
+    friction: float = 0.6  # friction of the T on the desk
     max_steps: int = 160  # control ticks until an episode is truncated
 
     def __post_init__(self) -> None:
@@ -60,6 +62,7 @@ class PushConfig(DeskConfig):
 
 
 def t_shape(height: float, middle: float, attributes: str) -> str:
+    """The MJCF of the two boxes of a T, with half-height ``height`` and the middle at ``middle`` above the desk (m)."""
     return "".join(
         f'<geom type="box" pos="0 {y} {middle}" size="{x_size / 2} {y_size / 2} {height / 2}" {attributes}/>'
         for y, (x_size, y_size) in ((BAR_Y, BAR), (STEM_Y, STEM))
@@ -67,6 +70,8 @@ def t_shape(height: float, middle: float, attributes: str) -> str:
 
 
 class Push(DeskTask):
+    """The task push: the ball on the stick moves in x, y and z."""
+
     def __init__(self, config: PushConfig) -> None:
         hand = TaskArm(
             config.action, ("x", "y", "z"), step_m=0.009, low=(0.12, -0.16, LOW, 0, 0), high=(0.35, 0.16, 0.08, 2, 0)

@@ -23,7 +23,9 @@ GOAL_LOW, GOAL_HIGH = (0.16, -0.12, 0.03), (0.30, 0.12, 0.20)  # m
 
 @dataclass
 class ReachConfig(DeskConfig):
-    radius: float = 0.01  # m, as near as that is there
+    """Settings of env=reach: the radius of the goal and the time to stay there."""
+
+    radius: float = 0.01  # distance to the goal, in m, at which the tool is there
     hold: int = 5  # ticks for which it must stay there
     max_steps: int = 60  # control ticks until an episode is truncated
 
@@ -34,6 +36,8 @@ class ReachConfig(DeskConfig):
 
 
 class Reach(DeskTask):
+    """The task reach: the tool moves in x, y and z."""
+
     def __init__(self, config: ReachConfig) -> None:
         super().__init__(config, TaskArm(config.action, ("x", "y", "z")), FACTS)
         self.config: ReachConfig = config

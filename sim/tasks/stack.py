@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class StackConfig(DeskConfig):
-    offset: float = 0.01  # m, how far from above the blue cube's centre the red one's may be
-    cube_mass: float = 0.025  # kg, of wood or printed
+    """Settings of env=stack: the tolerance, the cubes' mass, and the spread of starts."""
+
+    offset: float = 0.01  # largest distance of the red cube's centre from above the blue one's, in m
+    cube_mass: float = 0.025  # mass of a cube in kg, of wood or printed
     spread: float = 1.0  # share of the area in which the cubes may lie
     max_steps: int = 80  # control ticks until an episode is truncated
 
@@ -33,6 +35,8 @@ class StackConfig(DeskConfig):
 
 
 class Stack(DeskTask):
+    """The task stack: the hand moves in x, y, z, turns about the vertical, and grips."""
+
     def __init__(self, config: StackConfig) -> None:
         super().__init__(config, TaskArm(config.action, ("x", "y", "z", "roll", "gripper")), cubes.FACTS)
         self.config: StackConfig = config

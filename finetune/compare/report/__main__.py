@@ -26,10 +26,12 @@ GROUPS: dict[str, dict[str, dict[str, type]]] = {}
 
 @dataclass
 class ReportConfig:
+    """Settings of `burnish report`: the folder of a run or of comparisons, and the page."""
+
     run: str | None = None  # the folder of a training
     compare: list[str] = field(default_factory=list)  # the folder of a comparison; several are told of over tasks
     out: str | None = None  # the page; by default report.html in that folder
-    videos_mib: float = 24.0  # of films at most in the page
+    videos_mib: float = 24.0  # films in the page, at most, in MiB
 
     def __post_init__(self) -> None:
         if (self.run is None) == (not self.compare):
@@ -41,6 +43,7 @@ class ReportConfig:
 
 
 def report(config: ReportConfig) -> int:
+    """The HTML page about a run or about comparisons, written; exit status."""
     folder = Path(config.run or config.compare[0])
     if config.run is not None:
         run = read_run(folder)

@@ -17,6 +17,8 @@ SQUARE = 1000  # side of the drawing that is stretched over a plot
 
 
 class Point(NamedTuple):
+    """One value of a curve, with its interval where known, in units of the axes."""
+
     x: float
     y: float
     low: float | None = None
@@ -24,18 +26,24 @@ class Point(NamedTuple):
 
 
 class Curve(NamedTuple):
+    """A curve to be drawn, in units of the axes."""
+
     label: str
     style: int  # which colour, dash and mark
     points: Sequence[Point]
 
 
 class Tick(NamedTuple):
+    """A mark of an axis."""
+
     at: float  # percent
     label: str
 
 
 @dataclass(frozen=True)
 class Axis:
+    """A linear axis from ``low`` to ``high`` with its marks."""
+
     low: float
     high: float
     ticks: list[Tick]
@@ -47,6 +55,8 @@ class Axis:
 
 
 class Line(NamedTuple):
+    """A curve as it is drawn: SVG paths, and marks (x, y) in percent of the plot."""
+
     label: str
     style: int
     path: str
@@ -56,11 +66,15 @@ class Line(NamedTuple):
 
 
 class Level(NamedTuple):
+    """A horizontal line of a plot, in percent from the top."""
+
     at: float
     label: str
 
 
 class Chart(NamedTuple):
+    """Everything that the template needs to draw one plot."""
+
     x: Axis
     y: Axis
     x_title: str
@@ -126,6 +140,7 @@ def together(label: str, style: int, curves: Sequence[Sequence[Point]]) -> Curve
 
 
 def draw(curves: Sequence[Curve], x: Axis, y: Axis, *, x_title: str, y_title: str, level: Level | None = None) -> Chart:
+    """The plot of these curves; those without points are left out."""
     shown = [curve for curve in curves if curve.points]
     ends = spread([100 - y.place(curve.points[-1].y) for curve in shown])
     lines = [_line(curve, x, y, end) for curve, end in zip(shown, ends, strict=True)]
@@ -133,6 +148,7 @@ def draw(curves: Sequence[Curve], x: Axis, y: Axis, *, x_title: str, y_title: st
 
 
 def level(value: float, label: str, y: Axis) -> Level:
+    """The horizontal line at ``value`` of the axis y."""
     return Level(100 - y.place(value), label)
 
 

@@ -22,11 +22,14 @@ class View(NamedTuple):
 
 
 class Curves(NamedTuple):
+    """The learning curves of a page, in one or two views, and a sentence about them."""
+
     views: list[View]
     sentence: str  # why there is none, or what the band is
 
 
 def of_comparison(comparison: Comparison, styles: Mapping[str, int]) -> Curves:
+    """The learning curves of each method: against control steps, and against minutes."""
     rows = {run.name: run.curve for run in comparison.runs if run.curve}
     if not any(len(finite(curve, STEPS)) > 1 for curve in rows.values()):
         return Curves([], "No run was tried along the way, so there are no learning curves.")
@@ -53,6 +56,7 @@ def of_comparison(comparison: Comparison, styles: Mapping[str, int]) -> Curves:
 
 
 def of_run(run: RunFolder) -> Curves:
+    """The learning curve of one run: against its steps or updates, and against minutes."""
     measure, rows = measure_of(run), evaluations(run)
     if len(rows) < 2:
         return Curves(
@@ -68,6 +72,7 @@ def of_run(run: RunFolder) -> Curves:
 
 
 def measure_of(run: RunFolder) -> Measure:
+    """The measure of a run: success where its log has it, else return."""
     return Measure(not run.rows or any("eval/success_rate" in row for row in run.rows) or not _returns(run))
 
 

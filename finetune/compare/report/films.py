@@ -16,6 +16,8 @@ MIB = 2**20
 
 
 class Film(NamedTuple):
+    """One video of an episode, embedded as a data URI."""
+
     label: str  # whose episode it is
     outcome: str  # "success", "failure", or empty where the world knows neither
     uri: str
@@ -29,6 +31,8 @@ class Strip(NamedTuple):
 
 
 class Films(NamedTuple):
+    """The rows of videos of a page, and a sentence on those that are missing."""
+
     strips: list[Strip]
     sentence: str  # what is missing and why; empty where nothing is
 

@@ -10,12 +10,16 @@ from .words import Measure
 
 
 class Mark(NamedTuple):
+    """An interval and its value, as they are drawn: left end, width and place in percent of the scale."""
+
     low: float
     width: float
     at: float
 
 
 class Forest(NamedTuple):
+    """The common scale of the intervals of a table, and the base's place on it."""
+
     axis: Axis
     base: float | None  # percent
 
@@ -27,6 +31,7 @@ class Forest(NamedTuple):
 
 
 def forest(measure: Measure, intervals: Iterable[tuple[float | None, float | None]], base: float | None) -> Forest:
+    """The scale on which all ``intervals`` and the base fit; that of success is 0 to 1."""
     ends = [0.0, 1.0] if measure.success else [x for pair in intervals for x in (*pair, base) if x is not None]
     scale = axis(ends, measure.tick, pad=0.0 if measure.success else 0.05)
     return Forest(scale, None if base is None else scale.place(base))

@@ -20,11 +20,15 @@ Worry = Callable[[Values], "str | None"]
 
 
 class Sign(NamedTuple):
+    """A logged number: its meaning, and the rule by which it is worrying."""
+
     says: str
     worry: Worry = lambda values: None
 
 
 class Finding(NamedTuple):
+    """One row of the checkup: a logged number, its meaning, its last value, its curve, and a worry."""
+
     name: str
     says: str
     last: str
@@ -33,24 +37,30 @@ class Finding(NamedTuple):
 
 
 def late(values: Values) -> float:
+    """The median of the last third of the values."""
     return statistics.median(values[-max(1, len(values) // 3) :])
 
 
 def above(limit: float, then: str) -> Worry:
+    """The worry that the late values exceed ``limit``; ``then`` is what follows from it."""
     return lambda values: f"{number(late(values))} is above {limit:g}: {then}" if late(values) > limit else None
 
 
 def below(limit: float, then: str) -> Worry:
+    """The worry that the late values are less than ``limit``; ``then`` is what follows from it."""
     return lambda values: f"{number(late(values))} is below {limit:g}: {then}" if late(values) < limit else None
 
 
 def ever(then: str) -> Worry:
+    """The worry that any value is above 0; ``then`` is what follows from it."""
     return lambda values: (
         f"{plural(sum(x > 0 for x in values), 'line')} of the log: {then}" if max(values) > 0 else None
     )
 
 
 def rose(times: float, then: str) -> Worry:
+    """The worry that the late values are more than ``times`` the first; ``then`` is what follows from it."""
+
     def worry(values: Values) -> str | None:
         grown = late(values) / values[0] if values[0] > 0 else 0.0
         return f"it grew {grown:.0f} times: {then}" if grown > times else None

@@ -27,6 +27,7 @@ Section = dict[str, Any]
 
 
 def comparison_page(comparison: Comparison, videos_mib: float) -> str:
+    """The HTML of one comparison, with at most ``videos_mib`` MiB of films."""
     order = ranked(comparison)
     styles = {name: i for i, name in enumerate(dict.fromkeys(run.method for run in comparison.runs))}
     leaders: dict[str, Entry] = {}  # of each method the run that ranks first
@@ -71,6 +72,7 @@ def comparison_page(comparison: Comparison, videos_mib: float) -> str:
 
 
 def run_page(run: RunFolder, command: str | None) -> str:
+    """The HTML of one run, with the command that compares it where known."""
     curves = of_run(run)
     parts = timing.of_metrics(run.rows)
     minutes = max((row["time/elapsed_s"] for row in run.rows if "time/elapsed_s" in row), default=0.0) / 60
@@ -105,6 +107,7 @@ def run_page(run: RunFolder, command: str | None) -> str:
 
 
 def pooled_page(comparisons: Sequence[Comparison]) -> str:
+    """The HTML of several comparisons, one of each task."""
     return _render(pooled.pooled(comparisons), "pooled.html")
 
 

@@ -37,6 +37,8 @@ class MethodOverTasks(NamedTuple):
 
 
 class Cell(NamedTuple):
+    """A method's value on one task, with its interval where known."""
+
     value: float
     low: float | None
     high: float | None
@@ -62,6 +64,7 @@ def named(comparisons: Sequence[Comparison]) -> dict[str, Comparison]:
 
 
 def scores_of(tasks: Mapping[str, Comparison]) -> dict[str, dict[str, list[float]]]:
+    """The final values of all finished runs, as method -> task -> one value per run."""
     found: dict[str, dict[str, list[float]]] = {}
     for task, comparison in tasks.items():
         for run in comparison.runs + comparison.free:
@@ -71,6 +74,7 @@ def scores_of(tasks: Mapping[str, Comparison]) -> dict[str, dict[str, list[float
 
 
 def over(method: str, scores: Mapping[str, Sequence[float]], failed: int = 0) -> MethodOverTasks:
+    """A method's scores over tasks: interquartile mean with bootstrap interval, mean, and worst task."""
     strata = list(scores.values())
     everything = [x for runs in strata for x in runs]
     means = {task: statistics.mean(runs) for task, runs in scores.items()}
@@ -83,6 +87,7 @@ def over(method: str, scores: Mapping[str, Sequence[float]], failed: int = 0) ->
 
 
 def ranking(scores: Scores, tasks: Sequence[str], failed: Mapping[str, int]) -> list[MethodOverTasks]:
+    """The methods that ran on every task, the highest interquartile mean first."""
     rows = [over(method, mine, failed.get(method, 0)) for method, mine in scores.items() if len(mine) == len(tasks)]
     return sorted(rows, key=lambda row: -row.iqm)
 

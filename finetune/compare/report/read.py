@@ -29,6 +29,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Base:
+    """The base of a comparison: its checkpoint and how good it is."""
+
     path: str = ""
     success: float | None = None
     final: float | None = None  # success or the mean return, whichever is compared
@@ -80,6 +82,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class MethodRow:
+    """The row of one method: its runs, their mean with its interval, and the difference from the base."""
+
     method: str
     runs: int = 0
     failed: int = 0
@@ -108,6 +112,8 @@ class MethodRow:
 
 @dataclass(frozen=True)
 class Best:
+    """The best run of a comparison: how it was selected, and its result on fresh seeds."""
+
     method: str
     seed: int
     selected_by: float | None = None
@@ -134,6 +140,8 @@ class Starts:
 
 @dataclass(frozen=True)
 class RunFolder:
+    """A run as its folder tells: its settings and the lines of its log."""
+
     path: Path
     config: dict[str, Any]
     rows: list[dict[str, float]]
@@ -155,6 +163,8 @@ class RunFolder:
 
 @dataclass(frozen=True)
 class Comparison:
+    """A comparison as its folder tells: base, runs, methods, best run and evaluations."""
+
     path: Path
     base: Base
     measure: Measure
@@ -202,6 +212,7 @@ def _free_row(entry: Entry) -> MethodRow:
 
 
 def read_run(path: Path) -> RunFolder:
+    """The run in a folder; a folder without settings is refused."""
     if not (path / CONFIG).is_file():
         raise BurnishError(f"{path} is no run folder: it has no {CONFIG}; give the out=... of a training")
     config = parse(path / CONFIG, plain_yaml)
@@ -216,6 +227,7 @@ def read_run(path: Path) -> RunFolder:
 
 
 def read_comparison(path: Path) -> Comparison:
+    """The comparison in a folder; malformed content is refused."""
     if not (path / COMPARISON).is_file():
         raise BurnishError(f"{path} is no comparison: it has no {COMPARISON}; `burnish compare` makes one")
     data = _json(path / COMPARISON)

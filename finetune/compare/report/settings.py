@@ -15,17 +15,23 @@ OWN = ("seed", "out", "resume", "threads", "device", "identity", "method", "poli
 
 
 class Change(NamedTuple):
+    """A setting that differs from its default."""
+
     name: str  # dotted
     usual: str
     value: str
 
 
 class Row(NamedTuple):
+    """A setting and its value in each run."""
+
     name: str
     values: list[str]  # one per column
 
 
 class Table(NamedTuple):
+    """Settings that differ between runs, one run to a column."""
+
     columns: list[str]
     rows: list[Row]
 
@@ -52,6 +58,7 @@ def within(runs: Mapping[str, RunFolder]) -> Table:
 
 
 def leaves(data: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """The settings of nested data as pairs of dotted name and value."""
     if isinstance(data, Mapping) and data:
         for key, value in data.items():
             yield from leaves(value, f"{place}.{key}" if place else str(key))
@@ -60,6 +67,7 @@ def leaves(data: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def shown(value: Any) -> str:
+    """A value as the page shows it: text as it is, else JSON."""
     if isinstance(value, str):
         return value
     try:

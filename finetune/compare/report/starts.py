@@ -16,6 +16,8 @@ POOR = 0.25  # where there is no success, returns below this quantile of the bas
 
 
 class Coordinate(NamedTuple):
+    """One coordinate of the first observations, with the place of each seed on its axis."""
+
     name: str
     axis: Axis
     places: list[float]  # percent, one per seed

@@ -12,6 +12,8 @@ ENDING = "_s"  # of the names of seconds
 
 
 class Part(NamedTuple):
+    """One share of a bar, in percent of its length."""
+
     name: str
     style: int
     begin: float  # percent
@@ -20,6 +22,8 @@ class Part(NamedTuple):
 
 
 class Bar(NamedTuple):
+    """The time of a run as a bar of shares."""
+
     label: str
     total: str
     parts: list[Part]

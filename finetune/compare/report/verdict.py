@@ -13,6 +13,8 @@ Facts = list[tuple[str, str, str]]  # name, value, what is to be added in small
 
 
 class Verdict(NamedTuple):
+    """The first sentence of a page, and the detail below it."""
+
     sentence: str
     detail: str
 
@@ -21,11 +23,13 @@ class Verdict(NamedTuple):
 
 
 def comparison_title(comparison: Comparison) -> str:
+    """The title of a comparison: its world and its number of methods."""
     methods = len({run.method for run in comparison.runs})
     return f"{comparison.world or 'Unknown world'}: {plural(methods, 'method')} from one base"
 
 
 def of_comparison(comparison: Comparison) -> Verdict:
+    """The verdict of a comparison: whether its best run is better than the base."""
     best, failed = comparison.best, [run for run in comparison.runs if not run.finished]
     run = next((r for r in comparison.runs if best is not None and r.name == best.name), None)
     lost = f" {plural(len(failed), 'run')} of {len(comparison.runs)} failed." if failed else ""
@@ -85,6 +89,7 @@ def _selection(comparison: Comparison, run: Entry) -> str:
 
 
 def comparison_facts(comparison: Comparison) -> Facts:
+    """The facts beside a comparison's verdict, as (name, value, note)."""
     measure, base = comparison.measure, comparison.evaluations.get("base")
     facts: Facts = []
     if (value := base_value(comparison)) is not None:
@@ -128,14 +133,17 @@ def base_value(comparison: Comparison) -> float | None:
 
 
 def run_name(run: RunFolder) -> str:
+    """The name of a run's method, or else of its folder."""
     return run.method or run.path.name
 
 
 def run_title(run: RunFolder) -> str:
+    """The title of a run: its name and its world."""
     return f"{run_name(run)} in {run.world}" if run.world else run_name(run)
 
 
 def of_run(run: RunFolder) -> Verdict:
+    """The verdict of a run: how its evaluations began and ended."""
     measure = measure_of(run)
     rows = [row for row in evaluations(run) if row[2] is not None]
     name, where = run_name(run), _spent(run)
@@ -176,6 +184,7 @@ def _spent(run: RunFolder) -> str:
 
 
 def run_facts(run: RunFolder) -> Facts:
+    """The facts beside a run's verdict, as (name, value, note)."""
     measure, rows = measure_of(run), evaluations(run)
     facts: Facts = []
     for name, row in (("At first", rows[0]), ("In the end", rows[-1])) if len(rows) > 1 else ():

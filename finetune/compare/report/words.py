@@ -18,6 +18,7 @@ def number(x: float | None, digits: int = 3) -> str:
 
 
 def percent(x: float | None, digits: int = 1) -> str:
+    """A share as percent with a true minus sign; ``NOTHING`` where it is not finite."""
     return NOTHING if x is None or not math.isfinite(x) else f"{100 * x:.{digits}f}%".replace("-", MINUS)
 
 
@@ -30,6 +31,7 @@ def counted(x: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
+    """A time in seconds as s, min or h, by its size."""
     if seconds is None or not math.isfinite(seconds):
         return NOTHING
     if seconds < 90:
@@ -38,12 +40,14 @@ def duration(seconds: float | None) -> str:
 
 
 def probability(p: float | None) -> str:
+    """A p value with three digits, "< 0.001" where it is smaller."""
     if p is None:
         return NOTHING
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def plural(count: int, one: str, many: str = "") -> str:
+    """A count with its noun; ``many`` is the plural where it is not ``one`` with an s."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 

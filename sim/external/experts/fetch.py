@@ -82,4 +82,5 @@ class FetchExpert:
 
 
 def make(env: Any, seed: int = 0) -> FetchExpert:
+    """The expert of an environment of Fetch; its ``seed`` is not used."""
     return FetchExpert(env)

@@ -27,6 +27,8 @@ def task_of(env: Any) -> str:
 
 
 class MetaWorldExpert:
+    """The script of a Meta-World task, as the package brings it."""
+
     still = STILL
 
     def __init__(self, env: Any) -> None:
@@ -43,4 +45,5 @@ class MetaWorldExpert:
 
 
 def make(env: Any, seed: int = 0) -> MetaWorldExpert:
+    """The expert of an environment of Meta-World; its ``seed`` is not used."""
     return MetaWorldExpert(env)

@@ -106,4 +106,5 @@ class CubeExpert:
 
 
 def make(env: Any, seed: int = 0, oracle: str = "markov", noise: float = 0.0) -> CubeExpert:
+    """The expert of an environment of OGBench, with the kind and noise of its oracle."""
     return CubeExpert(env, seed, oracle, noise)

@@ -112,6 +112,8 @@ def distances(ends: NDArray, allowed: NDArray) -> NDArray:
 
 
 class PushTExpert:
+    """The expert of PushT: in turn a way to the next place of contact and a push."""
+
     still = STILL
     # Actions are places, so an error of 1 would be half the table.
     levels: ClassVar = {"noisy": {"noise": 0.04}, "clumsy": {"bias": 0.022, "noise": 0.01, "scale": 150.0}}
@@ -204,4 +206,5 @@ class PushTExpert:
 
 
 def make(env: Any, seed: int = 0) -> PushTExpert:
+    """The expert of an environment of PushT; its ``seed`` is not used."""
     return PushTExpert(env)

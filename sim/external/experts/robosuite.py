@@ -97,6 +97,8 @@ class _Panda:
 
 
 class LiftExpert(_Panda):
+    """The expert of Lift: grasp the cube, then go up."""
+
     def act(self, obs: Any, info: dict[str, Any]) -> NDArray[np.float64]:
         cube, yaw = self.cube(self.world.cube_body_id)
         action = self.grasp(cube, yaw, width=0.042)
@@ -104,6 +106,8 @@ class LiftExpert(_Panda):
 
 
 class StackExpert(_Panda):
+    """The expert of Stack: grasp cube A, carry it above cube B, and let go."""
+
     def act(self, obs: Any, info: dict[str, Any]) -> NDArray[np.float64]:
         (cube, yaw), (base, base_yaw) = self.cube(self.world.cubeA_body_id), self.cube(self.world.cubeB_body_id)
         gap = base[:2] - cube[:2]
@@ -157,6 +161,7 @@ EXPERTS = {"Lift": LiftExpert, "Stack": StackExpert, "Door": DoorExpert}
 
 
 def make(env: Any, seed: int = 0) -> _Panda:
+    """The expert of an environment of robosuite, by the name of its class; LookupError where there is none."""
     name = type(env.unwrapped).__name__
     if name not in EXPERTS:
         raise LookupError(f"{name} of robosuite has no expert here; {', '.join(EXPERTS)} have")
