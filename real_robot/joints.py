@@ -13,7 +13,7 @@ in one of these, so that LeRobot's recordings need no conversion:
 
 A joint in ``percent`` goes from 0 to 100 over its range, whatever the others do: a gripper that is one of the joints.
 
-Nobody but a person knows how an episode went; where no person is asked, no success is claimed.
+Success is the word of a person; where no person is asked, no success is claimed.
 """
 
 from __future__ import annotations

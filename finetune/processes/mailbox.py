@@ -81,8 +81,8 @@ class Mailbox:
 
 
 def pack(content: dict[str, Any]) -> bytes:
-    skeleton, tensors = encode(content)
-    head = json.dumps(skeleton).encode()
+    structure, tensors = encode(content)
+    head = json.dumps(structure).encode()
     return len(head).to_bytes(8, "little") + head + safetensors.torch.save(separate(tensors))
 
 

@@ -183,7 +183,7 @@ def compose(verb: str, schema: type, groups: Mapping[str, Mapping[str, type]], o
 
 
 def require_literal(word: str, where: str = "a setting") -> str:
-    """A setting is what it says. OmegaConf would look up ``${oc.env:KEY}``, and words may come from a stranger's file:
+    """A setting is what it says. OmegaConf would look up ``${oc.env:KEY}``, and words may come from an untrusted file:
     what lies in the environment would go into run folders, checkpoints and error sentences."""
     if "${" in word:
         raise BurnishError(

@@ -32,7 +32,7 @@ class BurnishError(ValueError):
 
 
 def reason(error: BaseException, most: int = LONGEST, *, named: bool = False) -> str:
-    """What an error of other code says, for a sentence of ours: its first line without the full stop. ``named`` puts
+    """The text of an error of other code, for a sentence of ours: its first line without the full stop. ``named`` puts
     the name of its kind in front; an error without a text has nothing but that name."""
     first, *_ = str(error).strip().splitlines() or [""]
     kind, text = type(error).__name__, first.strip().rstrip(".")

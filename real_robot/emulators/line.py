@@ -166,13 +166,13 @@ class Chain:
         return round(float(angle_rad) / QUANTUM_RAD) + self.turn * servo.get(self.offset)
 
     def _position(self, i: int) -> int:
-        """What the sensor says."""
+        """The reading of the sensor, in ticks."""
         servo = self.servos[i]
         ticks = self._ticks(servo, self.plant.motion()[0][i])
         return self._encoders(self.line.replies.faults, servo.number, ticks)
 
     def _table(self, i: int) -> bytes:
-        """What the servo says of itself."""
+        """The control table, as the servo reports it."""
         servo, faults = self.servos[i], self.line.replies.faults
         if not faults.frozen:
             self._frozen.clear()

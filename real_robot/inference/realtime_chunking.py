@@ -151,10 +151,10 @@ class RealtimeChunking:
     def step(self, obs: Obs) -> Tensor:
         if self.delay is None:
             raise Refused("the time of the policy's inference is not known; call warm_up(obs) before the first motion")
-        self._hear()
+        self._receive()
         if self._asked is None and self._ripening is None and self._tick >= self._due:
             self._ask(obs)
-            self._hear()
+            self._receive()
         if not self._lines:
             self._wait(obs)
         action = self._lines[-1].at(self._tick) if self.chunks.mode is not Mode.ensemble else self._mean()
@@ -200,7 +200,7 @@ class RealtimeChunking:
             return Pulling(left, fading(committed, len(left)))
         return left[:committed] if committed else None
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         answer = self._inference.poll() if self._asked is not None else None
         if answer is not None:
             self._take(answer)
