@@ -289,19 +289,19 @@ def _leaves(node: Any, path: str) -> list[tuple[str, str, str]]:
 
     out: list[tuple[str, str, str]] = []
     kind = OmegaConf.get_type(node)
-    meaning = texts(kind) if kind is not None and dataclasses.is_dataclass(kind) else {}
+    help_texts = texts(kind) if kind is not None and dataclasses.is_dataclass(kind) else {}
     for key in node:
         name = f"{path}.{key}" if path else str(key)
         if OmegaConf.is_missing(node, key):
-            out.append((name, "???  (must be given)", meaning.get(key, "")))
+            out.append((name, "???  (must be given)", help_texts.get(key, "")))
             continue
         value = node[key]
         if isinstance(value, DictConfig) and len(value):
             out += _leaves(value, name)
         elif isinstance(value, Enum):
-            out.append((name, f"{value.name}  ({'|'.join(type(value).__members__)})", meaning.get(key, "")))
+            out.append((name, f"{value.name}  ({'|'.join(type(value).__members__)})", help_texts.get(key, "")))
         else:
-            out.append((name, "null" if value is None else str(value), meaning.get(key, "")))
+            out.append((name, "null" if value is None else str(value), help_texts.get(key, "")))
     return out
 
 

@@ -44,7 +44,7 @@ class Line:
         self._queue: list[tuple[int, int, bytes]] = []
         self._order = count()
 
-    def hear(self, data: bytes, now_ns: int) -> list[bytes]:
+    def receive(self, data: bytes, now_ns: int) -> list[bytes]:
         """The part of the computer's message that reaches the chain."""
         if now_ns < self._busy_until_ns:
             return []
@@ -123,7 +123,7 @@ class Chain:
         now_ns += len(data) * self.line.byte_ns
         for _, instruction, parameters in self._tap(data, now_ns):
             self._note(instruction, parameters, now_ns)
-        for heard in self.line.hear(data, now_ns):
+        for heard in self.line.receive(data, now_ns):
             for device, instruction, parameters in self._ears(heard, now_ns):
                 self._advance(now_ns)
                 self._obey(device, instruction, parameters, now_ns)

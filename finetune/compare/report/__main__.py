@@ -27,7 +27,7 @@ GROUPS: dict[str, dict[str, dict[str, type]]] = {}
 @dataclass
 class ReportConfig:
     run: str | None = None  # the folder of a training
-    compare: list[str] = field(default_factory=list)  # the folder of a comparison; several are told of over tasks
+    compare: list[str] = field(default_factory=list)  # the folder of a comparison; several are pooled over tasks
     out: str | None = None  # the page; by default report.html in that folder
     videos_mib: float = 24.0  # of films at most in the page
 
