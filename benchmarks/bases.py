@@ -47,7 +47,7 @@ from burnish.sim.tasks.insert import InsertConfig
 
 WORLDS = 50
 NOISE_FREE_LIMIT = 0.6
-# Nobody tuned an expert on these seeds.
+# No expert was tuned on these seeds.
 STREAM, DEMONSTRATIONS_SEED = "bases", 1
 
 
@@ -66,7 +66,7 @@ def played(env: VecEnv, controller: Controller, episodes: int) -> dict[str, floa
 
 
 def demonstrations(config: Any, level: str, episodes: int) -> Episodes:
-    """What `burnish collect` records."""
+    """The episodes that `burnish collect` records."""
     env = make_env(config, WORLDS)
     seeds = [derive(DEMONSTRATIONS_SEED, "collect", i) for i in range(episodes)]
     return collect(env, make_expert(config, WORLDS, level, env=env), seeds)

@@ -1,4 +1,4 @@
-"""What `control_loop.py` measures in processes of its own, none of which imports torch.
+"""The parts of `control_loop.py` that are measured in processes of its own, none of which imports torch.
 
     python control_parts.py idle '{"priority": 50, "core": 1}'
     python control_parts.py calls '{"priority": 0, "core": null, "bundle": "folder", "layers": [[48, 256], [256, 56]]}'

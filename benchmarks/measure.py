@@ -1,4 +1,4 @@
-"""What the benchmarks share: the machine, its matmul peak, latencies, a table, a JSON file and the RESULT line.
+"""Shared by the benchmarks: the machine, its matmul peak, latencies, a table, a JSON file and the RESULT line.
 
 Speeds are given beside the machine's own limit, measured in the same run: a share of the limit says how well code uses
 a machine, where a time also says how fast that machine is.
@@ -37,7 +37,7 @@ def options(description: str | None) -> argparse.ArgumentParser:
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """What the numbers depend on."""
+    """The facts that the numbers depend on."""
     found = {
         "processor": _processor(),
         "cores": os.cpu_count(),

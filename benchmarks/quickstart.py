@@ -4,7 +4,7 @@
 
 Each seed is `burnish quickstart seed=SEED` in a process of its own: other demonstrations, another base, other runs,
 other episodes. The better of its two refined policies is chosen on 50 seeds kept for selection, and judged, beside the
-base, on 200 others. What remains of a seed is one JSON file, so seeds that are there are not repeated; one that was
+base, on 200 others. Each seed leaves one JSON file, so seeds that are there are not repeated; one that was
 stopped goes on. Minutes are those of the whole command.
 
 RESULT: ``pooled_low`` and ``worst``, the lower end of the 95 % Wilson interval of the chosen policies' episodes

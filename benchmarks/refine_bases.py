@@ -35,7 +35,7 @@ def base_folder(task: str, number: int) -> Path:
 
 
 def recorded(task: str, config: Any) -> Episodes:
-    """What the bases of a task have imitated."""
+    """The episodes that the bases of a task have imitated."""
     if TASKS[task].unit is not None:
         return runners_recordings(config, STAGES[task], 100, DEMONSTRATIONS_SEED)
     return demonstrations(config, "clumsy", 100)

@@ -4,7 +4,7 @@
                                         [--budget 100000] [--base 1] [--jobs 1] [--report]
 
 A run is `burnish finetune policy.path=BASE experiment=TASK/METHOD seed=SEED` with the settings that won the search, in
-a process of its own with one thread. What remains of it is one JSON file in `results/refine_quality/`; runs that are
+a process of its own with one thread. It leaves one JSON file in `results/refine_quality/`; runs that are
 there are not repeated, and one that was killed goes on from its last checkpoint.
 
 * **Bases** lie in `benchmarks/bases/`: imitated from 100 clumsy demonstrations by the recipe of `bases.py`; of the
@@ -27,7 +27,7 @@ RESULT, of the runs with 100,000 control steps from the first base: ``greedy_bea
 and a task whose last policies beat the base at noise 0 (their interval lies above 0); ``delivered_worse``, the share of
 runs whose delivery is worse than their base (the 95 % interval of that run lies below 0; chance gives 0.025 where all
 are equal); ``insert_best``, ``push_best``, ``pick_place_best``, the mean of the last policies of the best method;
-``insert_minutes``, the slowest run of the best latent and the best residual method. What is not there is -1.
+``insert_minutes``, the slowest run of the best latent and the best residual method. A number that is not there is -1.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class Case:
 
 
 def play(case: Case) -> None:
-    """The run, from wherever an earlier one was stopped. What it says goes into its folder; processor time adds up."""
+    """The run, from wherever an earlier one was stopped. Its output goes into its folder; processor time adds up."""
     case.folder.parent.mkdir(parents=True, exist_ok=True)
     log, clock = case.folder.with_suffix(".log"), case.folder.with_suffix(".seconds")
     began = time.monotonic()
@@ -213,7 +213,7 @@ def compared_settings(case: Case) -> dict[str, Any]:
 
 
 def conclude(case: Case) -> dict[str, Any]:
-    """What the run left, as plain data."""
+    """The result of the run, as plain data."""
     free = family_of(case.method) == "free"
     spent = json.loads(case.folder.with_suffix(".seconds").read_text())
     found: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """Tasks, methods and the declared search space of `refine_quality.py`.
 
 Every method of a task has the task's discount, the same recordings if it can use any, the same number of trials from
-its search space, and the same budgets. What was tried and what came of it lies in `results/refine_quality/search/`.
+its search space, and the same budgets. The trials and their results lie in `results/refine_quality/search/`.
 """
 
 from __future__ import annotations

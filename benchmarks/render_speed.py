@@ -6,7 +6,7 @@ Pictures are 84x84, of all cameras of 16 and of 128 worlds in different states. 
 in a process of its own, because Mesa reads its settings once per process:
 
 * ``renderer``: one `mujoco.Renderer`, and over the worlds in turn `update_scene` and `render`, with the settings of the
-  model as they are; what everybody writes first.
+  model as they are; the usual first version.
 * ``renderer_plain``: the same loop without shadows, reflections and multisampling.
 * ``plain``: ours, as policies see it by default.
 * ``lavish``: ours, with the settings of ``renderer``.

@@ -1,4 +1,4 @@
-"""What the benchmarks share that compare this tree with an older revision: its worktree, its command, its words."""
+"""Shared by the benchmarks that compare this tree with an older revision: its worktree, its command, its words."""
 
 from __future__ import annotations
 

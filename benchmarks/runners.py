@@ -22,7 +22,7 @@ from burnish.sim.build import make_env
 from burnish.sim.collect import collect
 
 WORLDS = 50
-# Control steps. What has two legs learns later to run than what has one.
+# Control steps. A robot with two legs learns to run later than one with one.
 STAGES = {
     "hopper": (200_000, 400_000, 800_000, 1_600_000),
     "walker2d": (2_000_000, 3_000_000, 4_000_000, 5_000_000),

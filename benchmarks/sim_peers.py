@@ -1,4 +1,4 @@
-"""What sim_speed.py compares our worlds with: Gymnasium's vector environments, and envpool in a process of its own."""
+"""The peers of our worlds in sim_speed.py: Gymnasium's vector environments, and envpool in a process of its own."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class Ours:
 
 
 class Script(NamedTuple):
-    """What the actuators got in a turn of ours, and where worlds began anew: enough to play it without our code."""
+    """The controls of a turn of ours, and where worlds began anew: enough to play it without our code."""
 
     model: mujoco.MjModel
     frame_skip: int

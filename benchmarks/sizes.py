@@ -1,4 +1,4 @@
-"""What a method holds in memory and writes to disk, in sizes of its base; and the size of the house itself.
+"""The memory and the disk that a method takes, in sizes of its base; and the size of the house itself.
 
     python benchmarks/sizes.py [--before REVISION] [--quick]
 
@@ -100,7 +100,7 @@ def base_of(tree: Path, folder: Path) -> int:
 
 
 def sizes(tree: Path, method: str, folder: Path) -> tuple[float, float]:
-    """What is live, and what one more checkpoint adds, in sizes of the base."""
+    """The live bytes, and those that one more checkpoint adds, in sizes of the base."""
     base = max((folder / "bc/checkpoints").iterdir()).joinpath("policy/state.safetensors").stat().st_size
     out = folder / method.replace(", ", "-")
     words = ["worlds=2", "total=48", "save_every=16", "log_every=16", f"policy.path={folder}/bc", f"out={out}"]

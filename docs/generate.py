@@ -1,4 +1,4 @@
-"""What the documentation says about the code, read from the code: nothing of it is typed twice, so nothing drifts.
+"""The generated parts of the documentation, read from the code: nothing of it is typed twice, so nothing drifts.
 
 ``methods`` is the list of pages, from the table `finetune/table.py`. ``generated`` writes
 what stands below the hand-written part of one: what it needs, what its module says of itself and of its departures,
@@ -100,7 +100,7 @@ def prose(text: str) -> str:
 
 
 def said(module: str) -> tuple[str, str]:
-    """What a module says it is, and its departures."""
+    """The description that a module gives of itself, and its departures."""
     paragraphs = (inspect.getdoc(importlib.import_module(module)) or "").split("\n\n")
     departures = [text for text in paragraphs if text.startswith("**Departures.**")]
     rest = [text for text in paragraphs if text not in departures]
@@ -292,9 +292,9 @@ def overview() -> str:
             table(("method", "in a sentence"), others),
             "## Which base fits",
             "A method asks a base for what it uses and for nothing else. This table is made by the function that "
-            "refuses the others; a base with a blank is told which methods could refine it.",
+            "refuses the others; a base with a blank gets a list of the methods that could refine it.",
             table(("method", *kinds), rows),
-            "## What every refinement is told",
+            "## Settings of every refinement",
             "`burnish finetune`:\n\n" + settings_tables(FinetuneConfig, ""),
             "`burnish offline`:\n\n" + settings_tables(OfflineConfig, ""),
         ]

@@ -99,7 +99,7 @@ def drawn(text: str, folder: Path) -> str:
 
 
 def shown(path: Path) -> str:
-    """A page that shows a file, or lists a folder. Nobody searches for these."""
+    """A page that shows a file, or lists a folder. The search leaves these out."""
     name = path.relative_to(ROOT).as_posix()
     if path.is_dir():
         content = "\n".join(sorted(child.name + "/" * child.is_dir() for child in path.iterdir()))
@@ -155,7 +155,7 @@ STYLE = re.compile(r"""(?:@import\s+|url\()\s*["']?((?:https?:)?//[^"')\s]+)""")
 
 
 def foreign(site: Path) -> list[str]:
-    """What the pages and styles of a built site would fetch from other hosts."""
+    """The addresses of other hosts that the pages and styles of a built site would fetch."""
     readers = {"*.html": requests, "*.css": STYLE.findall}
     return [
         f"{path.relative_to(site)}: {address}"

@@ -61,7 +61,7 @@ def _cql(config: CQLConfig, row: Method) -> Method:
     return row.changed(returns=config.calibrate)
 
 
-# What methods do with recordings and with decisions in which a person played.
+# The use that methods make of recordings and of decisions in which a person played.
 PLAYED: dict[str, Any] = {"recordings": Recorded.played, "interventions": InterventionUse.executed}
 TAUGHT: dict[str, Any] = {"recordings": Recorded.played, "interventions": InterventionUse.taught}
 

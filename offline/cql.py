@@ -223,12 +223,12 @@ class CQL(CriticLearner):
     def _critic_step(self, obs: Obs, next_obs: Obs, columns: dict[str, Tensor]) -> Metrics:
         target = self._target(next_obs, columns)
         online, execute = self.critic.online, self.policy.spec.execute
-        told = chunk_weight(columns["terminated"], columns["steps"], execute)
+        mask = chunk_weight(columns["terminated"], columns["steps"], execute)
         features = online.encode(obs)
-        loss, q = online.loss(features, columns["action"], target, told if execute > 1 else None)
+        loss, q = online.loss(features, columns["action"], target, mask if execute > 1 else None)
         metrics: Metrics = {"critic_loss": loss.detach(), "q": q.detach().mean(), "q/spread": spread(q.detach())}
         if self.config.weight > 0:
-            gap = row_mean(self.gap(obs, next_obs, features, q, columns), told)  # (E,)
+            gap = row_mean(self.gap(obs, next_obs, features, q, columns), mask)  # (E,)
             multiplier = self.multiplier()
             metrics |= {"gap": gap.detach().mean(), "gap/weight": multiplier}
             loss = loss + multiplier * gap.sum() + self.multiplier.loss(gap)

@@ -118,8 +118,8 @@ class FQL(JointLearner):
             action = spec.executed(self.policy.act(next_obs, generator=self.noise))
             value = self.config.heads(self.critic.target(next_obs, action))
             target = td_target(columns["reward"], columns["discount"], value)
-        told = chunk_weight(columns["terminated"], columns["steps"], spec.execute)
-        return online.loss(online.encode(obs), columns["action"], target, told)
+        mask = chunk_weight(columns["terminated"], columns["steps"], spec.execute)
+        return online.loss(online.encode(obs), columns["action"], target, mask)
 
     def flow_loss(self, obs: Obs, action: Tensor, steps: Tensor, around: dict[str, Tensor] | None = None) -> Tensor:
         chunk, real = imitation_chunk(self.flow.spec, action, steps, around)

@@ -145,21 +145,21 @@ class IQL(JointLearner):
     def _descend(self, obs: Obs, next_obs: Obs, columns: dict[str, Tensor], around: dict[str, Tensor]) -> Metrics:
         config, spec, online = self.config, self.imitator.spec, self.critic.online
         action, steps = columns["action"], columns["steps"]
-        told = chunk_weight(columns["terminated"], steps, spec.execute)  # rows of which Q(s, a) is known
+        mask = chunk_weight(columns["terminated"], steps, spec.execute)  # rows of which Q(s, a) is known
         with torch.no_grad():
             q_data = pessimistic(self.critic.target(obs, action))
             target = td_target(columns["reward"], columns["discount"], self.value(next_obs))
         value = self.value(obs)
         advantage = q_data - value
-        value_loss = row_mean(expectile(advantage, config.expectile), told)
-        critic_loss, q = online.loss(online.encode(obs), action, target, told)
+        value_loss = row_mean(expectile(advantage, config.expectile), mask)
+        critic_loss, q = online.loss(online.encode(obs), action, target, mask)
         weight, policy_loss = torch.ones_like(advantage), torch.zeros_like(value_loss)
         if not config.frozen:
             chunk, real = imitation_chunk(spec, action, steps, around)
             policy_loss = self.imitator.bc_loss(obs, chunk, mask=real, generator=self.noise)
             if config.extraction is Extraction.awr:
                 weight = advantage_weight(advantage, config.beta, config.weight_cap)
-                policy_loss = row_mean(weight * policy_loss, told)
+                policy_loss = row_mean(weight * policy_loss, mask)
             policy_loss = policy_loss.mean()
         descend(self.optimizer, value_loss + critic_loss + policy_loss)
         self.critic.follow(config.tau)

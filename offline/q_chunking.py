@@ -90,8 +90,8 @@ class QChunking(JointLearner):
     def _descend(self, obs: Obs, next_obs: Obs, columns: dict[str, Tensor], around: dict[str, Tensor]) -> Metrics:
         spec, online, action = self.flow.spec, self.critic.online, columns["action"]
         target = self.target(next_obs, columns)
-        told = chunk_weight(columns["terminated"], columns["steps"], spec.execute)
-        critic_loss, q = online.loss(online.encode(obs), action, target, told)
+        mask = chunk_weight(columns["terminated"], columns["steps"], spec.execute)
+        critic_loss, q = online.loss(online.encode(obs), action, target, mask)
         chunk, real = imitation_chunk(spec, action, columns["steps"], around)
         flow_loss = self.flow.bc_loss(obs, chunk, mask=real, generator=self.noise).mean()
         descend(self.optimizer, critic_loss + flow_loss)

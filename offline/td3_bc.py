@@ -109,8 +109,8 @@ class TD3BC(CriticLearner):
     def _critic_step(self, obs: Obs, next_obs: Obs, columns: dict[str, Tensor]) -> Metrics:
         target = self._target(next_obs, columns)
         online = self.critic.online
-        told = chunk_weight(columns["terminated"], columns["steps"], self.policy.spec.execute)
-        loss, q = online.loss(online.encode(obs), columns["action"], target, told)
+        mask = chunk_weight(columns["terminated"], columns["steps"], self.policy.spec.execute)
+        loss, q = online.loss(online.encode(obs), columns["action"], target, mask)
         descend(self.critic_optimizer, loss)
         q = q.detach()
         return {"critic_loss": loss.detach(), "q": q.mean(), "q/spread": spread(q), "target": target.mean()}

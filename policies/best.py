@@ -103,12 +103,12 @@ class Best:
         found = "; ".join(
             f"the {name} (step {steps[name]:,}) {_versus(played[name], played['start'])}" for name in steps
         )
-        told = f"on {len(played['start'].seeds)} fresh seeds the start has {mean(played['start']):.4g}, {found}"
+        evidence = f"on {len(played['start'].seeds)} fresh seeds the start has {mean(played['start']):.4g}, {found}"
         if unpaired := why_unpaired(played["last"], played["start"]):
-            told += f" (not paired: {unpaired})"
+            evidence += f" (not paired: {unpaired})"
         if chosen is not None:
-            return f"best: {self.path}, of step {steps[chosen]:,}: {told}"
-        return f"best: the policy that this run began with. No other is better beyond doubt: {told}"
+            return f"best: {self.path}, of step {steps[chosen]:,}: {evidence}"
+        return f"best: the policy that this run began with. No other is better beyond doubt: {evidence}"
 
     def _candidate(self, start: Any, last: Any) -> Any:
         """A start that is not ours cannot be stored, so it stands in for itself."""

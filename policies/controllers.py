@@ -48,7 +48,7 @@ class ChunkController:
         self._left = torch.zeros(num_envs, dtype=torch.int64, device=device)  # actions still in the queue
         self._decision = torch.zeros_like(self._left)
         self._plan: Plan | None = None
-        self._acted = False  # before: its first act may be a stranger's, and has a limit of time
+        self._acted = False  # before: its first act may be that of an untrusted policy, and has a limit of time
 
     def reset(self, mask: Tensor, seeds: Sequence[int] | None = None) -> None:
         self._seeds.begin(mask, seeds)

@@ -1,6 +1,6 @@
 """One generation chain, run by two policies: the first steps are one's, the others the other's.
 
-DPPO (Ren et al. 2024, arXiv 2409.00588) trains only the last steps of a chain; what it leaves behind is such a relay.
+DPPO (Ren et al. 2024, arXiv 2409.00588) trains only the last steps of a chain; the result is such a split chain.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ class SplitChain(nn.Module):
         steps = first.num_steps
         if steps != last.num_steps or first.spec.chunk_shape != last.spec.chunk_shape or not 0 <= switch <= steps:
             raise BurnishError(
-                f"a relay needs two chains of the same length and chunk, and a switch between them: steps={steps} and "
-                f"{last.num_steps}, chunks {first.spec.chunk_shape} and {last.spec.chunk_shape}, switch={switch}"
+                "a split chain needs two chains of the same length and chunk, and a switch between them: "
+                f"steps={steps} and {last.num_steps}, chunks {first.spec.chunk_shape} and {last.spec.chunk_shape}, "
+                f"switch={switch}"
             )
         for runner in (first, last):
             config: Any = getattr(runner, "config", None)

@@ -330,11 +330,11 @@ def _body(config: RobotVerb, acting: ActionSource | None) -> Iterator[tuple[Any,
         body = with_gripper_channel(mirror, spec_of(config.robot, mirror, config.realtime))
     with with_camera_observations(body, config.cameras, policy) as seeing:
         if acting is not None and acting.learn is not None:
-            told = acting.learn(seeing.spec)
-            require_shown(config.cameras, told)
+            learnt = acting.learn(seeing.spec)
+            require_shown(config.cameras, learnt)
             say(
-                f"{acting.where} says nothing of itself; it answers with {told.horizon} actions of {told.action.dim}, "
-                f"which are taken to be {1 / seeing.spec.control_hz:.3f} s apart"
+                f"{acting.where} says nothing of itself; it answers with {learnt.horizon} actions of "
+                f"{learnt.action.dim}, which are taken to be {1 / seeing.spec.control_hz:.3f} s apart"
             )
         if acting is not None:
             for name in require_fit(acting, seeing.spec):

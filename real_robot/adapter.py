@@ -216,8 +216,9 @@ class Adapter(ABC):
         self._call("configure", self._configure)
 
     def activate(self, mode: Mode) -> RobotState:
-        """Without a bump: the set-point is what is measured before torque is enabled. Arms the device's watchdog. What
-        a driver relies on is written or verified here, because the device may have restarted since ``configure``."""
+        """Without a bump: the set-point is what is measured before torque is enabled. Arms the device's watchdog.
+        Settings that a driver relies on are written or verified here, because the device may have restarted since
+        ``configure``."""
         self._require("activate")
         if mode not in self.spec.modes:
             known = ", ".join(sorted(m.value for m in self.spec.modes))

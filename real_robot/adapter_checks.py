@@ -254,8 +254,8 @@ def motion(trial: Trial) -> Found:
         gap = np.abs(driver.state.q - target)
         yield "motion: it arrives", (gap <= tolerance).all(), f"{gap.round(4).tolist()} rad away"
         rounding = np.abs(sent.target - target)
-        told = (rounding <= robot.spec.column("quantum") + 1e-9).all()
-        yield "motion: write says what was sent", told, f"{rounding.tolist()} rad from what was asked"
+        faithful = (rounding <= robot.spec.column("quantum") + 1e-9).all()
+        yield "motion: write says what was sent", faithful, f"{rounding.tolist()} rad from what was asked"
         yield "motion: write keeps the command", sent.seq == driver.seq and sent.mode is Mode.JOINT_POSITION, str(sent)
         sign = np.sign(np.mean([s.qd for s in moving], axis=0)) == np.sign(target - start)
         yield "motion: velocities have the sign of motion", sign.all(), str(sign.tolist())
@@ -358,8 +358,8 @@ def faults(trial: Trial) -> Found:
     """The checks of faults: reported as such, with a reason, and recovered from."""
     with _active(trial) as (robot, _):
         error = _break(robot)
-        told = reason(error, named=True) if error else "nothing was raised"
-        yield "fault: a lost link is a DeviceFault", isinstance(error, DeviceFault), told
+        message = reason(error, named=True) if error else "nothing was raised"
+        yield "fault: a lost link is a DeviceFault", isinstance(error, DeviceFault), message
         yield "fault: and the phase FAULT", robot.phase is Phase.FAULT, robot.phase.value
         yield "fault: which says why", robot.fault is not None and bool(robot.fault.text), str(robot.fault)
         robot.recover()

@@ -4,8 +4,8 @@ A camera is opened, read and closed by one owner, and grabs in a thread of its o
 driver's queue is old: the newest wins, and its time is that of its arrival. OpenCV (``pip install 'burnish[robots]'``)
 is imported when a camera is opened.
 
-**What can be told.** Silence is a `StaleState`, as is a picture that is equal to the last, bit by bit, too often in a
-row (`Watched`): no sensor repeats its noise, but a hung driver repeats its buffer. A lens cap is not detected.
+**Faults that are found.** Silence is a `StaleState`, as is a picture that is equal to the last, bit by bit, too often
+in a row (`Watched`): no sensor repeats its noise, but a hung driver repeats its buffer. A lens cap is not detected.
 """
 
 from __future__ import annotations

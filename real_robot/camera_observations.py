@@ -61,7 +61,7 @@ def with_camera_observations(body: Any, cameras: Mapping[str, Any], policy: Poli
         yield body
         return
     with ExitStack() as stack:
-        eyes: dict[str, Sensor] = {}
+        sensors: dict[str, Sensor] = {}
         for name, config in configs.items():
             camera = stack.enter_context(closing(OpenCVCamera(config)))
             camera.open()
@@ -69,9 +69,9 @@ def with_camera_observations(body: Any, cameras: Mapping[str, Any], policy: Poli
             shape = tuple(wanted.get(KEY + name, config.size))[-2:]
             if config.size and shape != tuple(config.size):
                 raise BurnishError(f"the policy wants pictures of {list(shape)}; leave out cameras.{name}.size")
-            eyes[name] = Fitted(watched, config.turn, config.fit, (shape[0], shape[1]) if shape else None)
+            sensors[name] = Fitted(watched, config.turn, config.fit, (shape[0], shape[1]) if shape else None)
         yield CameraObservations(
-            body, eyes, MonotonicClock(), {name: config.oldest_s for name, config in configs.items()}
+            body, sensors, MonotonicClock(), {name: config.oldest_s for name, config in configs.items()}
         )
 
 

@@ -1,4 +1,4 @@
-"""Is this robot the arm that the policy was trained for? What can be told from its spec, before anything is opened.
+"""Compatibility of a robot with a policy, as far as its spec shows: is it the arm that the policy was trained for?
 
 A policy of this project says where the joints of one body go, in that body's order. Other joints would follow it as
 well: an arm of another maker, swung to angles that mean another pose there. So number, order and names of the joints

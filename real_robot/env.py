@@ -7,7 +7,7 @@ learns with the limits active.
 The body (`Body`) is what a world's numbers mean on this robot; `sim.mirror` makes it of a simulated task. A `Stage`
 brings about the beginning of an episode, which on hardware may take a person.
 
-Nobody can put a robot back into the middle of an episode. The saved state decides the episodes to come, and where
+A robot cannot be put back into the middle of an episode. The saved state decides the episodes to come, and where
 that is loaded the one under way is over: a reset comes first (``continues``). A training that was interrupted goes on
 so, and does not repeat bit for bit. Nor is an episode begun twice to find out whether its seed is honoured
 (``repeatable``): evaluations on a robot are never paired.
@@ -252,7 +252,7 @@ def each_anew(connect: Callable[[np.ndarray], Link]) -> Stage:
 
 
 class CameraObservations:
-    """A body with eyes: what ``body`` observes, and the pictures of cameras that are open, as "image.<name>".
+    """A body with cameras: the observations of ``body``, and the pictures of cameras that are open, as "image.<name>".
 
     The newest picture counts. Where none has come since, or a `Watched` camera is frozen, the one before does, until it
     is older than ``oldest_s`` (of each, or of all); then it is `StaleState`, which ends the episode: nothing is asked

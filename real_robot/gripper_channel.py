@@ -1,7 +1,7 @@
 """A body whose last joint is the gripper, on a robot whose gripper is a channel of its own.
 
-The model of an SO-101 has six joints, and its driver may have five and a gripper, as a person has calibrated it. What
-is measured of the channel, a fraction of its width, is that share of the joint's range, and the other way round. So a
+The model of an SO-101 has six joints, and its driver may have five and a gripper, as a person has calibrated it. The
+measured fraction of the channel's width is that share of the joint's range, and the other way round. So a
 set-point of the gripper passes the gripper's own limit of speed, and no joint's.
 """
 

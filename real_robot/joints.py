@@ -13,7 +13,7 @@ in one of these, so that LeRobot's recordings need no conversion:
 
 A joint in ``percent`` goes from 0 to 100 over its range, whatever the others do: a gripper that is one of the joints.
 
-Nobody but a person knows how an episode went; where no person is asked, no success is claimed.
+Success is the word of a person; where no person is asked, no success is claimed.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class Joints:
             # A person may move the robot where the policy does not.
             ends = np.stack([np.minimum(ends[0], policy.action.low), np.maximum(ends[1], policy.action.high)])
         action = ActionSpec(tuple(ends[0]), tuple(ends[1]))
-        told = None if policy is None else policy.control_hz
-        hz = next(x for x in (config.control_hz, told, USUAL_HZ) if x is not None)
+        policy_hz = None if policy is None else policy.control_hz
+        hz = next(x for x in (config.control_hz, policy_hz, USUAL_HZ) if x is not None)
         if not 0 < hz <= MOST_HZ:
             raise BurnishError(f"control_hz={hz:g} must lie in (0, {MOST_HZ:g}]; give env.control_hz=...")
         self.spec = EnvSpec(ObsSpec({"state": (len(self._zero),)}), action, float(hz), ABSOLUTE, config.max_steps)

@@ -55,8 +55,8 @@ def _value(kind: Any, value: Any, name: str, device: str) -> Any:
         if value is None and type(None) in arguments:
             return None
         known = [a for a in arguments if a is not type(None)]
-        fitting = (a for a in known if isinstance(a, type) and _is(a, value))
-        return _value(next(fitting, known[0]), value, name, device)
+        matching = (a for a in known if isinstance(a, type) and _is(a, value))
+        return _value(next(matching, known[0]), value, name, device)
     if origin is Sequence:
         if isinstance(value, str) or not isinstance(value, Sequence):
             raise Refused(f"{name}={value!r} of {device} must be a list")

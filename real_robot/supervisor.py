@@ -85,7 +85,7 @@ class Keyboard:
         self._moves = {
             key: (i, sign) for i, pair in enumerate(self.PAIRS) for key, sign in zip(pair, (-1, 1), strict=True)
         }
-        self._coordinates, self._holds, self._told = coordinates, False, False
+        self._coordinates, self._holds, self._explained = coordinates, False, False
         self._restore: Callable[[], None] = lambda: None
         if self._stream.isatty():
             self._unbuffer()
@@ -125,8 +125,8 @@ class Keyboard:
 
     def ready(self, what: str) -> None:
         self._holds = False
-        self._tell.write(f"{'' if self._told else self.manual + chr(10)}{what}, then press Enter\n")
-        self._told = True
+        self._tell.write(f"{'' if self._explained else self.manual + chr(10)}{what}, then press Enter\n")
+        self._explained = True
         self._tell.flush()
         if not self._stream.readline():
             raise Refused("nobody is at the keyboard, and the robot waits for a person")

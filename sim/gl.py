@@ -102,8 +102,8 @@ def _complaint(backend: str) -> str | None:
     if child.returncode == 0:
         return None
     # The sentence of the exception; what is printed after it are complaints of the interpreter as it ends.
-    told = [line for line in child.stderr.splitlines() if line[:1].isalpha() and ": " in line]
-    return told[0].rstrip(".") if told else f"the process ended with status {child.returncode}"
+    messages = [line for line in child.stderr.splitlines() if line[:1].isalpha() and ": " in line]
+    return messages[0].rstrip(".") if messages else f"the process ended with status {child.returncode}"
 
 
 def _free_all() -> None:

@@ -6,7 +6,7 @@ a copy, stands before the actuators of N worlds, with set-points as often as a r
 refinement learns and evaluation measures with the limits active. It is part of a world's settings,
 so whatever remembers a world remembers its guard.
 
-What a task observes as commanded is what was asked, as on a robot (`sim/mirror.py`); ``info["executed"]`` is the action
+A task observes the request as the command, as on a robot (`sim/mirror.py`); ``info["executed"]`` is the action
 within its limits, because a guarded set-point is in general no action. Positions are limited to the actuators' ranges.
 """
 

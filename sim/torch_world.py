@@ -117,7 +117,7 @@ class TorchWorld(Clocked, Generic[Config]):
 
     @abstractmethod
     def _set_up(self) -> tuple[EnvSpec, dict[str, Tensor]]:
-        """What the world shows and takes, and its state before the first reset."""
+        """The specification of the world, and its state before the first reset."""
 
     def _disturbed(self, x: Tensor, deviation: float) -> Tensor:
         if deviation == 0:

@@ -66,7 +66,7 @@ def killed_at_random(kills: int, seed: int, **options: Any) -> None:
         for number in range(1, kills + 1):
             for _ in range(chance.randrange(3, 30)):
                 both.iterate()
-            processes.append(both._lives[-1].process)
+            processes.append(both._actors[-1].process)
             time.sleep(chance.uniform(0, 0.02))
             killed(processes[-1])
             at = time.monotonic()
@@ -76,7 +76,7 @@ def killed_at_random(kills: int, seed: int, **options: Any) -> None:
             both._recent.clear()  # these are no accidents
         while both.loop.statistics.decisions < total:
             both.iterate()
-        processes.append(both._lives[-1].process)
+        processes.append(both._actors[-1].process)
         both.close()
     assert len(told) == kills and all("another one begins" in line for _, line in told)
     assert not any(process.is_alive() or (process.pid and alive(process.pid)) for process in processes)

@@ -166,7 +166,7 @@ def test_a_frozen_picture_is_stale():
 @pytest.mark.sim
 def test_the_page_says_how_a_robot_sees(film: str):
     page = (Path(__file__).parents[1] / "docs" / "robots_own.md").read_text(encoding="utf-8")
-    section = page.partition("## What a robot sees\n")[2].partition("\n## ")[0]
+    section = page.partition("## Cameras\n")[2].partition("\n## ")[0]
     (program,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     printed = "source=0, width=640, height=480"
     assert printed in program

@@ -23,7 +23,7 @@ from websockets.sync.client import connect
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.spec import ObsSpec, PolicySpec
 from burnish.policies.wire.connection import HMAC_SUBPROTOCOL, TICKET, Connection, is_ticket, proof, ticket
-from burnish.real_robot.serving import gateway as door
+from burnish.real_robot.serving import gateway
 from burnish.real_robot.serving.admission import UnprovenConnections, origin_of
 from burnish.real_robot.serving.listening import ServerConfig, listen
 from burnish.real_robot.serving.server import PolicyServer
@@ -244,7 +244,7 @@ def test_of_too_many_strangers_the_address_that_sends_most_loses_its_eldest():
     assert [crowd.add(3, "near"), crowd.add(4, "near"), crowd.add("y", "far")] == [0, 1, 2]
     crowd.remove("x", "far")
     crowd.remove("x", "far")
-    assert crowd.everybody() == ["y", 3, 4] or crowd.everybody() == [3, 4, "y"]
+    assert crowd.connections() == ["y", 3, 4] or crowd.connections() == [3, 4, "y"]
     assert origin_of(("::1", 5, 0, 0)) == origin_of(("::2%lo", 6, 0, 0)) != origin_of(("2001:db8::1", 5, 0, 0))
     assert origin_of(("127.0.0.1", 5)) == "127.0.0.1" and origin_of("") == ""
 
@@ -304,7 +304,7 @@ def test_a_body_that_trickles_in_is_cut_off_though_it_never_pauses():
 
 def test_the_eldest_of_too_many_greetings_gives_way():
     with served(flow(), handshake_s=20.0) as server:
-        crowd = [raw(server) for _ in range(door.STRANGERS + 10)]
+        crowd = [raw(server) for _ in range(gateway.UNPROVEN + 10)]
         with dial(server) as socket:
             assert "actions" in content(asked(socket, STATE))
         assert closed_after(crowd[0]) < 2

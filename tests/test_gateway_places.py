@@ -10,7 +10,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from burnish.policies.wire.connection import Connection
-from burnish.real_robot.serving import gateway as door
+from burnish.real_robot.serving import gateway
 from openpi_lab import content
 from server_lab import flow, served
 
@@ -67,8 +67,8 @@ class Crowd:
 
 def test_local_clients_that_go_on_asking_shut_nobody_out(monkeypatch):
     """None of them is ever silent; each must have its turn, those that lose a place too."""
-    monkeypatch.setattr(door, "SILENT_S", 60.0)
-    monkeypatch.setattr(door, "HELD_S", 1.0)
+    monkeypatch.setattr(gateway, "SILENT_S", 60.0)
+    monkeypatch.setattr(gateway, "HELD_S", 1.0)
     with served(flow(), clients=4, receive_s=60.0) as server:
         crowd = Crowd([dial(server) for _ in range(4)])
         crowd.ask()
@@ -90,8 +90,8 @@ def test_local_clients_that_go_on_asking_shut_nobody_out(monkeypatch):
 
 def test_a_place_behind_a_key_is_not_given_up(monkeypatch):
     """The control of the test above; those that wait know the key too."""
-    monkeypatch.setattr(door, "SILENT_S", 60.0)
-    monkeypatch.setattr(door, "HELD_S", 0.1)
+    monkeypatch.setattr(gateway, "SILENT_S", 60.0)
+    monkeypatch.setattr(gateway, "HELD_S", 0.1)
     shown = {"Authorization": f"Api-Key {KEY}"}
     with served(flow(), key=KEY, clients=2, receive_s=60.0) as server:
         owners = Crowd([dial(server, additional_headers=shown) for _ in range(2)])

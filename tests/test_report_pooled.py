@@ -54,7 +54,7 @@ def test_the_best_is_first_and_a_method_that_lacks_a_task_is_not_ranked(whole):
     found = pooled([read_comparison(whole / name) for name in ("insert", "push")])
     iqms = [row.iqm for row in found["rows"]]
     assert iqms == sorted(iqms, reverse=True) and len(iqms) == 4
-    assert found["remarks"][0] == "reinflow has no finished run on push, so it is not told of over tasks."
+    assert found["remarks"][0] == "reinflow has no finished run on push, so it is not pooled over tasks."
     assert "dppo are not as many on each task (2 on insert, 1 on push)" in " ".join(found["remarks"])
     assert found["each"]["reinflow"][1] is None and found["each"]["reinflow"][0].value > 0.9
     assert found["verdict"].sentence.startswith(f"{found['rows'][0].method} has the highest interquartile mean")
@@ -81,7 +81,7 @@ def test_what_failed_and_what_was_unequal_is_said(whole, tmp_path):
         "residual_ppo": 0,
         "dppo": 2,
     }
-    assert found["remarks"][0] == f"dsrl has no finished run on {two}, so it is not told of over tasks."
+    assert found["remarks"][0] == f"dsrl has no finished run on {two}, so it is not pooled over tasks."
     assert found["remarks"][-1].startswith("The budgets differ: 100,000 on")
 
 

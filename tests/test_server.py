@@ -20,7 +20,7 @@ from websockets.sync.client import connect
 from burnish.policies.core.spec import ObsSpec, PolicySpec
 from burnish.policies.wire.connection import Connection
 from burnish.policies.wire.schema import UNUSED, UNUSED_BYTES
-from burnish.real_robot.serving import gateway as door
+from burnish.real_robot.serving import gateway
 from openpi_lab import content, frame
 from server_lab import LIMITS, flow, process, served
 
@@ -151,9 +151,9 @@ def test_observations_that_cannot_be_passed_over_are_answered_with_a_sentence(ex
 def test_who_is_always_wrong_is_sent_away():
     with served(flow()) as server, dial(server) as socket:
         begun = time.monotonic()
-        for _ in range(door.MISTAKES):
+        for _ in range(gateway.MISTAKES):
             assert asked(socket, {}).startswith("schema: ")
-        assert time.monotonic() - begun >= door.MISTAKES * door.REFUSAL_S, "mistakes take their time"
+        assert time.monotonic() - begun >= gateway.MISTAKES * gateway.REFUSAL_S, "mistakes take their time"
         with pytest.raises(ConnectionClosed):
             socket.recv(timeout=5)
         assert socket.close_code == 1008
@@ -199,7 +199,7 @@ def test_of_too_many_the_oldest_is_told_to_ask_again():
                 assert time.monotonic() < deadline
                 time.sleep(0.005)
         assert replies[1].result(5).startswith("busy: ") and not replies[0].done()
-        # While the policy computes, the door answers.
+        # While the policy computes, the gateway answers.
         with urllib.request.urlopen(server.url.replace("ws:", "http:") + "/healthz", timeout=2) as health:
             assert health.read() == b"OK\n"
         assert asked(lines[1], {}).startswith("schema: "), "and the refused line holds"

@@ -29,7 +29,7 @@ from .actor import copy_actor
 
 
 class Noted(Wrapper):
-    """Tells the ledger of every control tick, below whatever view SB3 trains on."""
+    """Notes every control tick in the episode statistics, below whatever view SB3 trains on."""
 
     def __init__(self, env: VecEnv, statistics: EpisodeStatistics) -> None:
         super().__init__(env)
@@ -42,7 +42,7 @@ class Noted(Wrapper):
         ended = playing & (step.terminated | step.truncated)
         info = {key: playing & x.bool() for key, x in step.info.items() if key == "success"}
         steps = playing.long()
-        # Of an outcome the ledger reads no more than rewards, ends, steps and success.
+        # Of an outcome the statistics read no more than rewards, ends, steps and success.
         self.statistics.note(Outcome(step.obs, step.obs, reward, reward, ended, ended, steps, action[:, None], info))
         return step
 

@@ -328,11 +328,11 @@ class Player:
         """A verb in a process of its own. It hears of a Ctrl-C by itself, but not of a SIGTERM to this one."""
         with files.fresh(files.named(log.parent) / log.name) as file:
             process = start_verb(words, stdout=file, stderr=subprocess.STDOUT)
-            told = False
+            signalled = False
             while process.poll() is None:
-                if self.stop.requested and not told:
+                if self.stop.requested and not signalled:
                     process.send_signal(signal.SIGTERM)
-                    told = True
+                    signalled = True
                 time.sleep(POLL_S)
         if process.returncode and not self.stop.requested:
             said = log.read_text(encoding="utf-8").strip().splitlines()[-3:]

@@ -87,7 +87,7 @@ def _parsed(text: str, name: str) -> Mapping[str, Any]:
 
 
 def _said(data: Mapping[str, Any], name: str) -> list[str]:
-    """The settings of the file ``name`` as words of a command line. It may be a stranger's: its words are literal, and
+    """The settings of the file ``name`` as words of a command line. It may be untrusted: its words are literal, and
     of a world they say no more than a checkpoint's may."""
     try:
         words = list(_as_words(data))

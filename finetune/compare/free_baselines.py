@@ -110,8 +110,8 @@ def lacking(names: Sequence[str]) -> str:
     """Which rows are not there although nothing failed, and how to get them."""
     if not names:
         return ""
-    told = f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
+    listed = f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
     return (
-        f"the free baselines {told} are missing, because nothing says which recordings the base has imitated; the same "
-        "command with data=FOLDER resume=true adds them"
+        f"the free baselines {listed} are missing, because nothing says which recordings the base has imitated; the "
+        "same command with data=FOLDER resume=true adds them"
     )

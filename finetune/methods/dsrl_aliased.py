@@ -171,8 +171,8 @@ def _executed_spec(base: PolicySpec, agent: PolicySpec) -> PolicySpec:
 
 
 def recorded_for(noise: int, prior: Replay) -> Replay:
-    """Recorded decisions, whose action is a chunk, as decisions of an agent that chooses ``noise`` numbers. Nobody
-    knows those of a recording, and nobody asks: what stands in their place is zero."""
+    """Recorded decisions, whose action is a chunk, as decisions of an agent that chooses ``noise`` numbers. The noise
+    of a recording is unknown and never read: zeros stand in its place."""
     state = prior.state_dict()
 
     def unknown(rows: dict[str, Any]) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def gaussian_kl(mean_p: Tensor, std_p: Tensor, mean_q: Tensor, std_q: Tensor) ->
 
 @torch.no_grad()
 def from_teacher(student: GaussianPolicy, rows: dict[str, Any]) -> Tensor:
-    """In units of the action range, whatever ``distance`` is: the student's mean from the stored lessons."""
+    """In units of the action range, whatever ``distance`` is: the student's mean from the stored labels."""
     seen = diagnostics.sampled({**rows["obs"], "teacher_action": rows["teacher_action"]})
     return diagnostics.distance(student.act(seen, greedy=True), seen["teacher_action"])
 
@@ -117,9 +117,9 @@ class TeacherLabelledActor:
     @torch.no_grad()
     def act(self, obs: Obs, *, warm: bool, generator: torch.Generator, fresh: Tensor | None = None) -> Decision:
         decision = self.student.act(obs, warm=warm, generator=generator, fresh=fresh)
-        return Decision(decision.action, {**decision.columns, **self._lesson(obs, generator)})
+        return Decision(decision.action, {**decision.columns, **self._labels(obs, generator)})
 
-    def _lesson(self, obs: Obs, generator: torch.Generator) -> dict[str, Tensor]:
+    def _labels(self, obs: Obs, generator: torch.Generator) -> dict[str, Tensor]:
         config, spec = self.config, self.teacher.spec
         seen = {key: obs[key] for key in spec.inputs.shapes if key in obs}
         if config.distance is not Distance.kl:

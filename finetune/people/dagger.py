@@ -17,10 +17,10 @@ which no replay of decisions holds, and so does what it would have done later in
 policy of chunks learns their later actions from interventions and recordings alone: relabelling does not replace them.
 
 **Departures.** The union grows with every decision and is trained on at once, ``loop.updates_per_decision`` times; the
-published rounds of many decisions, each followed by a training from scratch, suit learners that are soon trained. What
-acts and is deployed is a slow average of the weights. Of a chunk longer than what is executed, the positions are
-learnt that the expert played without giving the robot back. HG-DAgger's doubt of an ensemble about its own actions is
-left out: there it is a measure of risk for later use, and does not enter the training.
+published rounds of many decisions, each followed by a training from scratch, suit learners that are soon trained. A
+slow average of the weights acts and is deployed. Of a chunk longer than what is executed, the positions are learnt that
+the expert played without giving the robot back. HG-DAgger's doubt of an ensemble about its own actions is left out:
+there it is a measure of risk for later use, and does not enter the training.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ class DAgger(Learner):
 
     def update(self, source: Source) -> Metrics:
         batch = source.sample(around=self.around)
-        lesson = corrected(batch, self.config.relabel)
-        metrics = self._step(batch["obs"], *lesson, corrected_around(batch))
+        target = corrected(batch, self.config.relabel)
+        metrics = self._step(batch["obs"], *target, corrected_around(batch))
         return metrics if self._demonstrations is None else {**metrics, "intervened": self._demonstrations.share}
 
     def _descent(self, obs: Obs, action: Tensor, steps: Tensor, around: dict[str, Tensor]) -> Metrics:
@@ -151,7 +151,7 @@ def build(
     device: torch.device | str = "cpu",
 ) -> Assembly:
     """``expert`` takes over, in the units of ``env``, or the supervisor of the robot that ``env`` is; without either
-    nobody does, and recordings are all there is."""
+    no one does, and recordings are all there is."""
     if expert is None and config.relabel:
         raise BurnishError("relabel=true asks an expert about every decision, but there is none; give expert=...")
     student = trainable_imitator(base, "method=dagger")

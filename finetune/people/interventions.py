@@ -287,9 +287,9 @@ class Demonstrations:
     """Demonstrations as the prior data of a method: recordings, and decisions of the replay by others.
 
     It stands where the loop expects a ``Replay``, and copies nothing: a decision that the expert made from its first
-    tick on lies in the replay of the loop, and is a lesson for as long as it does. Recordings and such decisions are
-    equally likely to be drawn. Recordings pay nothing: who learns from people does not know the reward of the task.
-    ``everything``: all decisions are lessons, because the expert said to each what it would have done.
+    tick on lies in the replay of the loop, and is a demonstration for as long as it does. Recordings and such decisions
+    are equally likely to be drawn. Recordings pay nothing: who learns from people does not know the reward of the task.
+    ``everything``: all decisions are demonstrations, because the expert said to each what it would have done.
     """
 
     def __init__(
@@ -298,7 +298,7 @@ class Demonstrations:
         self.replay, self.recordings, self.everything = replay, recordings, everything
         self.device = replay.device
         self.generator = named_generator(seed, "lessons", device=replay.device)
-        # These follow from the replay, so nobody saves them: how many rows were looked at; where lessons are, as (row
+        # These follow from the replay, so they are not saved: rows looked at; where demonstrations are, as (row
         # since the beginning) * worlds + world; and of each of the latest rows, ticks of the expert and ticks in all.
         self._seen = 0
         self._places = torch.zeros(0, dtype=torch.int64, device=replay.device)
@@ -315,7 +315,7 @@ class Demonstrations:
         return helped / ticks
 
     def sample(self, batch: int, *, n_step: int = 1, sequence: int = 1, around: tuple[int, int] = ALONE) -> Batch:
-        """Like ``Replay.sample``. While nobody has taught anything, it is what the policy did itself."""
+        """Like ``Replay.sample``. Before the first demonstration, it is what the policy did itself."""
         options: dict[str, Any] = {"n_step": n_step, "sequence": sequence, "around": around}
         found, count = self._found(), self._recorded
         if count + len(found) == 0:
@@ -325,14 +325,14 @@ class Demonstrations:
         if self.recordings is None:
             return fresh
         chosen = picked[picked < count].to(self.recordings.device)
-        return joined(_told(self.recordings.gather(chosen, **options)), fresh)
+        return joined(_as_intervention(self.recordings.gather(chosen, **options)), fresh)
 
     @property
     def _recorded(self) -> int:
         return 0 if self.recordings is None else len(self.recordings)
 
     def _found(self) -> Tensor:
-        """The lessons in the replay, as positions for its ``gather``."""
+        """The demonstrations in the replay, as positions for its ``gather``."""
         self._look()
         return self._places - self._oldest
 
@@ -358,11 +358,11 @@ class Demonstrations:
         self._latest = torch.cat([self._latest, ticks])[-kept:]
 
 
-def _told(recorded: Batch) -> Batch:
+def _as_intervention(recorded: Batch) -> Batch:
     """A recording, as if its author had taken the robot over from the beginning."""
     action = recorded["action"]
     real = torch.arange(action.shape[-2], device=action.device) < recorded["steps"][..., None]
     facts = {"intervened": real, "called": torch.zeros_like(recorded["ended"]), "label": action[..., 0, :]}
     if "around" in recorded:
-        facts["around"] = _told(recorded["around"])
+        facts["around"] = _as_intervention(recorded["around"])
     return {**recorded, **facts, "reward": torch.zeros_like(recorded["reward"])}

@@ -1,8 +1,8 @@
 """The acting process of `asynchronous.py`: worlds, a method's view and its actor, which plays what it last heard of.
 
-It begins with orders, sends each row of decisions as soon as it is played, and reads between two of them whether there
-are weights. It lives as long as its learner: when that stops it or is gone, however that came, it plays no further
-decision, closes its worlds, and leaves; one that hangs is ended after ``GRACE_S``.
+It begins with an `ActorConfig`, sends each row of decisions as soon as it is played, and reads between two of them
+whether there are weights. It lives as long as its learner: when that stops it or is gone, however that came, it plays
+no further decision, closes its worlds, and leaves; one that hangs is ended after ``GRACE_S``.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Running(Protocol):
     def kill(self) -> None: ...
 
 
-def act(mail: Mailbox, make: Make, config: Any, orders: ActorConfig) -> None:
+def act(mail: Mailbox, make: Make, config: Any, acting: ActorConfig) -> None:
     """Play decisions until the learner says stop, or is gone."""
-    loop = make(config, orders.seed)
+    loop = make(config, acting.seed)
     mail.send(READY)
     age: int | None = None  # the updates behind the weights; with those that it was built with nothing is played
     played = taken = 0
@@ -68,7 +68,7 @@ def act(mail: Mailbox, make: Make, config: Any, orders: ActorConfig) -> None:
     try:
         while not mail.closed:
             began = time.perf_counter()
-            while message := mail.take(wait=age is None or played == orders.rows or 0 < orders.ahead <= played - taken):
+            while message := mail.take(wait=age is None or played == acting.rows or 0 < acting.ahead <= played - taken):
                 taken += message.kind == TAKEN
                 if message.kind == WEIGHTS:
                     news = message.read()
@@ -77,7 +77,7 @@ def act(mail: Mailbox, make: Make, config: Any, orders: ActorConfig) -> None:
             if mail.closed or age is None:
                 return
             waited_s = time.perf_counter() - began
-            decision = loop.played(warm=played < orders.warm)
+            decision = loop.played(warm=played < acting.warm)
             played += 1
             now = time.perf_counter()
             facts = {"updates": age, "waited_s": waited_s, "lasted_s": now - left}
@@ -131,7 +131,7 @@ def run_actor(
     connection: Connection,
     make: Make,
     config: Any,
-    orders: ActorConfig,
+    acting: ActorConfig,
     lost: Callable[[], None] = leave,
     modules: Sequence[str] = (),
 ) -> None:
@@ -139,18 +139,18 @@ def run_actor(
     mail = Mailbox(connection, lost)
     try:
         import_modules(modules)
-        act(mail, make, config, orders)
+        act(mail, make, config, acting)
     except BurnishError as error:
         mail.send(FAILED, {"why": str(error)})
 
 
-def spawned(make: Make, config: Any, orders: ActorConfig) -> tuple[Running, Connection]:
+def spawned(make: Make, config: Any, acting: ActorConfig) -> tuple[Running, Connection]:
     """Signals are blocked in the child from its first instant: a Ctrl-C in the terminal reaches both processes, and the
     learner decides what comes of it."""
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     modules = {"modules": child_imports()}
-    process = context.Process(target=run_actor, args=(theirs, make, config, orders), kwargs=modules, name="acting")
+    process = context.Process(target=run_actor, args=(theirs, make, config, acting), kwargs=modules, name="acting")
     resource_tracker.ensure_running()  # else the start would begin it, which unblocks signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:

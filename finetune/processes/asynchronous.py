@@ -82,7 +82,7 @@ class Tally:
 class Asynchronous:
     """A training: iterate, state_dict, load_state_dict; to be closed in the end. ``loop`` is never played itself, so
     its worlds stand still: it is the replay, the learner, and the count of what was played. ``make`` builds such a loop
-    from ``config`` in the acting process. Nobody acts beyond ``total`` decisions of all worlds."""
+    from ``config`` in the acting process. No actor plays beyond ``total`` decisions of all worlds."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Asynchronous:
         self.deaths = 0
         self.updates = 0
         self._published = 0
-        self._lives: deque[ActorHandle] = deque()  # of a dead one there may be rows to take up before the next one's
+        self._actors: deque[ActorHandle] = deque()  # of a dead one there may be rows to take up before the next one's
         self._recent: deque[tuple[float, int]] = deque(maxlen=DEATHS)  # deaths: when, and after how many rows
         self._metrics: Metrics = {}
         self._tally = self._fresh_tally()
@@ -113,13 +113,13 @@ class Asynchronous:
             count = self.loop.to_study()
             self.updates += count
             return self.loop.learn(count)
-        if not self._lives:
+        if not self._actors:
             self._begin()
         if count := self.loop.to_study():
             return self._learn(count)
         if not self.terms.backlog:
             # Rows are never kept waiting: what is owed is paid until the next one arrives.
-            while self.loop.owed >= 1 and not any(life.mail.waiting() for life in self._lives):
+            while self.loop.owed >= 1 and not any(handle.mail.waiting() for handle in self._actors):
                 self.loop.owed -= 1
                 self._learn(1)
         self._take_up()
@@ -137,21 +137,21 @@ class Asynchronous:
         return self._metrics
 
     def _publish(self) -> None:
-        life = self._lives[-1]
-        if life.ready:
+        handle = self._actors[-1]
+        if handle.ready:
             self._published = self.updates
-            life.mail.send(WEIGHTS, {"updates": self.updates, "actor": self.loop.learner.actor.state_dict()})
+            handle.mail.send(WEIGHTS, {"updates": self.updates, "actor": self.loop.learner.actor.state_dict()})
 
     def _take_up(self) -> None:
         """The next row becomes part of the replay."""
         loop, tally = self.loop, self._tally
-        life, row = self._next_row()
-        life.mail.send(TAKEN)
-        if life.rows == 0:
+        handle, row = self._next_row()
+        handle.mail.send(TAKEN)
+        if handle.rows == 0:
             # Its worlds began in fresh episodes: what came before, if anything did, was cut off.
             loop.replay.cut()
             loop.statistics.abandon()
-        life.rows += 1
+        handle.rows += 1
         warm = loop.warm
         obs, action, columns, outcome = of_row(row, loop.env.device)
         loop.statistics.note(outcome)
@@ -164,49 +164,49 @@ class Asynchronous:
 
     def _next_row(self) -> tuple[ActorHandle, dict[str, Any]]:
         while True:
-            life = self._lives[0]
+            handle = self._actors[0]
             began = time.perf_counter()
-            message = life.mail.take(wait=True)
+            message = handle.mail.take(wait=True)
             self._tally.waited_s += time.perf_counter() - began
             if message is None:  # it is dead, and nothing of it is left
                 self._watch()
-                self._lives.popleft()
+                self._actors.popleft()
             elif message.kind == READY:
-                life.ready = True
+                handle.ready = True
                 self._publish()
             elif message.kind == FAILED:
                 raise BurnishError(f"the acting process could not go on: {message.read()['why']}")
             else:
-                return life, message.read()
+                return handle, message.read()
 
-    # ---- life and death of the actor ----
+    # ---- start and death of the actor ----
 
     def _begin(self) -> None:
         loop, worlds = self.loop, self.loop.env.num_envs
-        played = loop.statistics.decisions + worlds * sum(life.mail.waiting(ROW) for life in self._lives)
+        played = loop.statistics.decisions + worlds * sum(handle.mail.waiting(ROW) for handle in self._actors)
 
         def rows_until(decisions: int) -> int:
             return max(0, -(-(decisions - played) // worlds))
 
         self.begun += 1
-        orders = ActorConfig(
+        acting = ActorConfig(
             seed=derive(self._seed, "acting", self.begun),
             warm=rows_until(loop.config.warmup),
             ahead=max(1, self.terms.backlog // worlds) if self.terms.backlog else 0,
             rows=None if self.total is None else rows_until(self.total),
         )
-        process, connection = self._launch(self._make, self._config, orders)
-        self._lives.append(ActorHandle(process, Mailbox(connection)))
+        process, connection = self._launch(self._make, self._config, acting)
+        self._actors.append(ActorHandle(process, Mailbox(connection)))
         atexit.register(self.close)  # before multiprocessing would wait for a child that waits for messages
 
     def _watch(self) -> None:
-        """If the last life is over, begin another one."""
-        life = self._lives[-1]
-        if not life.mail.closed:
+        """If the last actor is dead, begin another one."""
+        handle = self._actors[-1]
+        if not handle.mail.closed:
             return
-        now, status = time.monotonic(), gone(life.process)
+        now, status = time.monotonic(), gone(handle.process)
         self.deaths += 1
-        self._recent.append((now, life.rows))
+        self._recent.append((now, handle.rows))
         often = now - self._recent[0][0] < WITHIN_S or not any(rows for _, rows in self._recent)
         if len(self._recent) == DEATHS and often:
             raise BurnishError(
@@ -220,11 +220,11 @@ class Asynchronous:
     def close(self) -> None:
         """The other process does not act any more when this returns."""
         atexit.unregister(self.close)
-        for life in self._lives:
-            life.mail.stop()
-        for life in self._lives:
-            gone(life.process)
-        self._lives.clear()
+        for handle in self._actors:
+            handle.mail.stop()
+        for handle in self._actors:
+            gone(handle.process)
+        self._actors.clear()
 
     # ---- what is known, and what is kept ----
 

@@ -83,9 +83,9 @@ class Mailbox:
 
 
 def pack(content: dict[str, Any]) -> bytes:
-    """Nested state as bytes: the length of a JSON skeleton, the skeleton, and its tensors as safetensors."""
-    skeleton, tensors = encode(content)
-    head = json.dumps(skeleton).encode()
+    """Nested state as bytes: the length of a JSON structure, the structure, and its tensors as safetensors."""
+    structure, tensors = encode(content)
+    head = json.dumps(structure).encode()
     return len(head).to_bytes(8, "little") + head + safetensors.torch.save(separate(tensors))
 
 

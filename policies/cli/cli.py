@@ -188,7 +188,7 @@ def compose(verb: str, schema: type, groups: Mapping[str, Mapping[str, type]], o
 
 
 def require_literal(word: str, where: str = "a setting") -> str:
-    """A setting is what it says. OmegaConf would look up ``${oc.env:KEY}``, and words may come from a stranger's file:
+    """A setting is what it says. OmegaConf would look up ``${oc.env:KEY}``, and words may come from an untrusted file:
     what lies in the environment would go into run folders, checkpoints and error sentences."""
     if "${" in word:
         raise BurnishError(
@@ -294,19 +294,19 @@ def _leaves(node: Any, path: str) -> list[tuple[str, str, str]]:
 
     out: list[tuple[str, str, str]] = []
     kind = OmegaConf.get_type(node)
-    meaning = texts(kind) if kind is not None and dataclasses.is_dataclass(kind) else {}
+    help_texts = texts(kind) if kind is not None and dataclasses.is_dataclass(kind) else {}
     for key in node:
         name = f"{path}.{key}" if path else str(key)
         if OmegaConf.is_missing(node, key):
-            out.append((name, "???  (must be given)", meaning.get(key, "")))
+            out.append((name, "???  (must be given)", help_texts.get(key, "")))
             continue
         value = node[key]
         if isinstance(value, DictConfig) and len(value):
             out += _leaves(value, name)
         elif isinstance(value, Enum):
-            out.append((name, f"{value.name}  ({'|'.join(type(value).__members__)})", meaning.get(key, "")))
+            out.append((name, f"{value.name}  ({'|'.join(type(value).__members__)})", help_texts.get(key, "")))
         else:
-            out.append((name, "null" if value is None else str(value), meaning.get(key, "")))
+            out.append((name, "null" if value is None else str(value), help_texts.get(key, "")))
     return out
 
 

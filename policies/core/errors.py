@@ -32,8 +32,8 @@ class BurnishError(ValueError):
 
 
 def reason(error: BaseException, most: int = LONGEST, *, named: bool = False) -> str:
-    """The first line of an error of other code, without its full stop, for a sentence of ours. ``named`` puts the name
-    of its kind in front; an error without a text has nothing but that name."""
+    """The text of an error of other code, for a sentence of ours: its first line without the full stop. ``named`` puts
+    the name of its kind in front; an error without a text has nothing but that name."""
     first, *_ = str(error).strip().splitlines() or [""]
     kind, text = type(error).__name__, first.strip().rstrip(".")
     if not text:

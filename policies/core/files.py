@@ -1,6 +1,6 @@
 """Everything that Burnish writes, locks, moves or removes goes through here, and none of it follows a planted link.
 
-A run, a comparison or a dataset may come from a stranger, who may have put links where Burnish writes. A folder that
+A run, a comparison or a dataset may be untrusted, with links planted where Burnish writes. A folder that
 the user named is believed, also where links lead to it: that is the user's own word. Every folder inside it comes from
 ``below``, which makes it or refuses a link in its place. In such a folder
 
@@ -57,7 +57,7 @@ def refuse_link(path: Path) -> Path:
     """``path`` itself, which may be missing."""
     if path.is_symlink():
         raise BurnishError(
-            f"{path} is a link to another place, and inside a folder that may be a stranger's nothing is written "
+            f"{path} is a link to another place, and inside a folder that may be untrusted nothing is written "
             "through links; remove it, or put there what it leads to"
         )
     return path

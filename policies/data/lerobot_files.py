@@ -1,4 +1,4 @@
-"""Files of a LeRobot set that may be a stranger's: opened where they are files of the set, read where they are small.
+"""Files of a LeRobot set that may be untrusted: opened where they are files of the set, read where they are small.
 
 A few kilobytes of parquet can hold gigabytes, because what repeats is stored once. So the numbers that a file promises
 are compared with those that ``meta/info.json`` promises before any of them is read, and while they are read the bytes

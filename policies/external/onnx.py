@@ -167,7 +167,7 @@ class OnnxPolicy:
 
 
 def doubt(config: OnnxConfig, checkpoint: str) -> str:
-    """Why a checkpoint's word is not enough to open the file; empty where it is. A stranger's checkpoint can name any
+    """Why a checkpoint's word is not enough to open the file; empty where it is. An untrusted checkpoint can name any
     file, and links can lead to any: first the names must lie here, and then what they stand for."""
     if config.sha256 is None:
         return "no sha256 says which file that was"
@@ -189,7 +189,7 @@ def _read(config: OnnxConfig) -> tuple[bytes, str]:
         raise BurnishError(f"there is no model at {path} ({error.strerror})") from error
     found = hashlib.sha256(content).hexdigest()
     if config.sha256 not in (None, found):
-        # The sentence does not say what it is instead: the file may be one that a stranger's checkpoint asks about.
+        # The sentence does not say what it is instead: the file may be one that an untrusted checkpoint asks about.
         raise BurnishError(f"{path} is another model than the one that was used: its sha256 differs")
     return content, found
 

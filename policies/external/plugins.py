@@ -3,8 +3,8 @@
     [project.entry-points."burnish.policies"]
     my_policy = "my_package.policies:make"        # make(world: EnvSpec) -> Policy
 
-A configuration or a checkpoint can only choose among what is installed here; it names no module and no function. What
-is behind the name is a black box: it acts, and its weights are nobody's business.
+A configuration or a checkpoint can only choose among what is installed here; it names no module and no function. The
+policy behind the name is a black box: it acts, and its weights are neither read nor saved.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from ..core.scale import Scale
 from ..core.seed import Noise, RowNoise
 from ..core.spec import EnvSpec, PolicySpec, dtype_of
 from ..core.types import Obs, Prefix
-from ..wire.server_spec import announced_spec, sent, shown, wanted
+from ..wire.server_spec import sent, shown, spec_from_server, wanted
 from .policy import CallablePolicy, checked
 
 API_KEY = "BURNISH_API_KEY"
@@ -94,8 +94,8 @@ class RemotePolicy:
         self._connection = Connection(config.url, timeout_s=config.timeout_s, api_key=key)
         said = self._connection.metadata.get("extensions")
         self.extensions = {str(name) for name in said} if isinstance(said, list) else set()
-        told = self._connection.metadata.get("policy_spec")
-        self.spec = self._asked(sample) if told is None else self._announced(told)
+        data = self._connection.metadata.get("policy_spec")
+        self.spec = self._asked(sample) if data is None else self._spec_from_server(data)
         self._scale = Scale(self.spec.action)
 
     def act(
@@ -144,8 +144,8 @@ class RemotePolicy:
             )
         return actions
 
-    def _announced(self, told: Any) -> PolicySpec:
-        spec = announced_spec(told, self.config.keys, f"the server at {self.config.url}")
+    def _spec_from_server(self, data: Any) -> PolicySpec:
+        spec = spec_from_server(data, self.config.keys, f"the server at {self.config.url}")
         noise = spec.noise_shape if "noise" in self.extensions else None
         return replace(spec, noise_shape=noise, execute=self.config.execute or spec.execute)
 

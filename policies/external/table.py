@@ -7,7 +7,7 @@ A checkpoint of what was refined on top of one remembers its settings and the wo
 so that loading it connects to it again, or says what is missing. ``place`` is the setting that says where it is:
 things move, and a place can be given anew. A server is then sent the user's key; one that only a file names is not.
 
-A checkpoint may be a stranger's, and nothing tells it from an own one. So its word alone leads to no other machine and
+A checkpoint may be untrusted, and nothing tells it from an own one. So its word alone leads to no other machine and
 to no file elsewhere: each kind says by ``doubt`` whether the user must say the place too (policy.base=...).
 """
 

@@ -120,7 +120,7 @@ def _load(
     """Also its tensors; ``known`` are those of the children before this one, as "child:name"."""
     manifest, children = read_manifest(path, FILES)
     config = parse(path / CONFIG, plain_yaml)
-    skeleton = parse(path / STATE, json.loads)
+    structure = parse(path / STATE, json.loads)
     stored = [path / name for name in manifest["files"] if name.endswith(TENSOR_FILE)]
     tensors: dict[str, torch.Tensor] = {}
     for file in stored:
@@ -134,7 +134,7 @@ def _load(
     except (safetensors.SafetensorError, OSError, ValueError) as error:
         raise BurnishError(f"{file} is malformed: {error}") from error
     try:
-        state = decode(skeleton, {**known, **tensors})
+        state = decode(structure, {**known, **tensors})
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise BurnishError(f"{path / STATE} is malformed: {error}") from error
     for name, content in ((CONFIG, config), (STATE, state)):
@@ -211,7 +211,7 @@ def _write(
 ) -> dict[str, torch.Tensor]:
     """The tensors that were written; ``known`` are those of children before this one, which it refers to."""
     new(folder)
-    skeleton, tensors = encode(dict(state), known)
+    structure, tensors = encode(dict(state), known)
     try:
         still = {x.untyped_storage().data_ptr() for x in frozen}
         parts = enumerate(segments_of(state))
@@ -224,7 +224,7 @@ def _write(
             files.setdefault(file, {})[name] = x
         for name, text, largest in (
             (CONFIG, yaml.safe_dump(to_data(config), sort_keys=False, allow_unicode=True), LARGEST_YAML),
-            (STATE, json.dumps(skeleton), LARGEST_TEXT),
+            (STATE, json.dumps(structure), LARGEST_TEXT),
         ):
             if len(text) > largest:
                 raise ValueError(f"{name} would have {len(text)} characters, and {largest} are read at most")

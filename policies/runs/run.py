@@ -299,7 +299,7 @@ def _holds_nothing(path: Path) -> bool:
 
 
 def _lines(path: Path) -> list[str]:
-    """Of a run that may be a stranger's: to open a pipe, or to read a device, may take for ever."""
+    """Of a run that may be untrusted: to open a pipe, or to read a device, may take for ever."""
     size = path.stat().st_size
     if not path.is_file() or size > LARGEST_METRICS:
         raise BurnishError(f"{path} is no file of at most {LARGEST_METRICS} bytes, and so no log of a run")

@@ -40,8 +40,8 @@ def encode(state: Any, known: Mapping[Place, str] | None = None) -> tuple[Any, d
     """JSON for ``state``, and its tensors under their dotted paths. ``known`` names tensors that are written elsewhere:
     they are referred to.
 
-    What JSON lacks is an object with one key that begins with "$". A dict that has such a key itself, or keys that are
-    not strings, is written as a list of pairs under "$dict".
+    A value that JSON lacks becomes an object with one key that begins with "$". A dict that has such a key itself, or
+    keys that are not strings, is written as a list of pairs under "$dict".
     """
     tensors: dict[str, Tensor] = {}
     return _encode(state, (), tensors, known or {}), tensors

@@ -54,8 +54,8 @@ def plain_world(settings: Any, where: str) -> None:
     found = _strange(settings, "env", 0)
     if found:
         raise BurnishError(
-            f"{where} says {found}; of a world it may say numbers, truth values and short names alone, as it may be a "
-            "stranger's. Where you trust it, say it yourself, for example env=gym env.id=... 'env.kwargs={...}'"
+            f"{where} says {found}; of a world it may say numbers, truth values and short names alone, as it may be "
+            "untrusted. Where you trust it, say it yourself, for example env=gym env.id=... 'env.kwargs={...}'"
         )
 
 

@@ -7,9 +7,10 @@ openpi is the server of pi0 (Black et al. 2024, arXiv 2410.24164); servers of ot
 
 ``np.float64`` and ``np.str_`` are Python's own float and str, and travel as such.
 
-**Departures.** What comes in is believed only after it was examined. openpi makes an array of whatever dtype and shape
-a frame names, and a frame that names objects makes pointers of its bytes. Here dtypes are those of a list (bool,
-integers, floats), sizes must be those of the data, and arrays are copies, writable and in the machine's byte order.
+**Departures.** A frame that comes in is believed only after it was examined. openpi makes an array of whatever dtype
+and shape a frame names, and a frame that names objects makes pointers of its bytes. Here dtypes are those of a list
+(bool, integers, floats), sizes must be those of the data, and arrays are copies, writable and in the machine's byte
+order.
 """
 
 from __future__ import annotations

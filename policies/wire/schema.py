@@ -1,7 +1,7 @@
 """The schema of a request, fixed before a byte of it is read: names, dtypes and exact shapes.
 
-`wire.unpack` builds whatever lists and maps a frame holds and examines the arrays in them. Frames of
-strangers are read with a `Schema` instead: it walks the frame once, looks at the kind of each item before the item is
+`wire.unpack` builds whatever lists and maps a frame holds and examines the arrays in them. Untrusted
+frames are read with a `Schema` instead: it walks the frame once, looks at the kind of each item before the item is
 built, and stops at the first that is not right. Nothing nested is ever made, and the work grows with the number of
 names, which is limited, and with the bytes of arrays, not with what a frame claims.
 

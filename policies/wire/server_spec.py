@@ -15,10 +15,10 @@ from ..core.errors import BurnishError
 from ..core.spec import EnvSpec, ObsSpec, PolicySpec
 
 
-def announced_spec(told: Any, keys: Mapping[str, str], where: str) -> PolicySpec:
+def spec_from_server(data: Any, keys: Mapping[str, str], where: str) -> PolicySpec:
     """Of a server that announces a specification, under our names."""
     try:
-        spec = PolicySpec.from_dict(told)
+        spec = PolicySpec.from_dict(data)
     except (AttributeError, TypeError, ValueError) as error:
         raise BurnishError(f"what {where} announces makes no sense: {error}") from error
     theirs = spec.obs.shapes

@@ -64,7 +64,7 @@ class Servos(Protocol):
 
     @property
     def stall_nm(self) -> Sequence[float]:
-        """What each gives at most, known since `identify`."""
+        """The largest torque of each, known since `identify`."""
         ...
 
     def connect(self, port: Port, ids: Sequence[int]) -> None: ...

@@ -46,7 +46,7 @@ class Line:
         self._queue: list[tuple[int, int, bytes]] = []
         self._order = count()
 
-    def hear(self, data: bytes, now_ns: int) -> list[bytes]:
+    def receive(self, data: bytes, now_ns: int) -> list[bytes]:
         """The part of the computer's message that reaches the chain."""
         if now_ns < self._busy_until_ns:
             return []
@@ -125,7 +125,7 @@ class Chain:
         now_ns += len(data) * self.line.byte_ns
         for _, instruction, parameters in self._tap(data, now_ns):
             self._note(instruction, parameters, now_ns)
-        for heard in self.line.hear(data, now_ns):
+        for heard in self.line.receive(data, now_ns):
             for device, instruction, parameters in self._ears(heard, now_ns):
                 self._advance(now_ns)
                 self._obey(device, instruction, parameters, now_ns)
@@ -168,13 +168,13 @@ class Chain:
         return round(float(angle_rad) / QUANTUM_RAD) + self.turn * servo.get(self.offset)
 
     def _position(self, i: int) -> int:
-        """What the sensor says."""
+        """The reading of the sensor, in ticks."""
         servo = self.servos[i]
         ticks = self._ticks(servo, self.plant.motion()[0][i])
         return self._encoders(self.line.replies.faults, servo.number, ticks)
 
     def _table(self, i: int) -> bytes:
-        """What the servo says of itself."""
+        """The control table, as the servo reports it."""
         servo, faults = self.servos[i], self.line.replies.faults
         if not faults.frozen:
             self._frozen.clear()

@@ -98,7 +98,7 @@ class _Server:
                 elif isinstance(key.data, int):
                     self._accept(key.fileobj, key.data)
                 elif key.data in self._clients:
-                    self._hear(key.data)
+                    self._receive(key.data)
 
     def _note(self, what: str) -> None:
         self._events.append((self._clock.now_ns(), self.controller.steps, what))
@@ -145,7 +145,7 @@ class _Server:
             return
         del client.sending[:sent]
 
-    def _hear(self, client: _Client) -> None:
+    def _receive(self, client: _Client) -> None:
         try:
             data = client.connection.recv(1 << 16)
         except BlockingIOError:

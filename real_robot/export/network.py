@@ -1,4 +1,4 @@
-"""A network in an ONNX file, which may be a stranger's, run by onnxruntime within bounds of time and memory.
+"""A network in an ONNX file, which may be untrusted, run by onnxruntime within bounds of time and memory.
 
 It runs onnxruntime's own operators alone: libraries of others are never loaded, nor files beside it. Before anything
 of it is run, the graph is walked: what repeats other nodes is refused, whatever says how often, and so are functions

@@ -169,8 +169,8 @@ def require_fit(acting: ActionSource, body: EnvSpec) -> list[str]:
                 f"{acting.where} does not fit this robot: coordinate {i} of its actions lies in [{low:g}, {high:g}], "
                 f"and that of the robot in [{least:g}, {most:g}]; units or limits are others"
             )
-    told = {"control_hz": spec.control_hz is not None, "action_mode": not says_nothing(spec.action_mode)}
-    return [name for name, known in told.items() if not known]
+    stated = {"control_hz": spec.control_hz is not None, "action_mode": not says_nothing(spec.action_mode)}
+    return [name for name, known in stated.items() if not known]
 
 
 def inference_ms(acting: ActionSource, body: Body, seed: int) -> dict[str, float]:

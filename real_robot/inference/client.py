@@ -19,7 +19,7 @@ from ...policies.core.errors import BurnishError
 from ...policies.core.ranges import check_ranges
 from ...policies.core.spec import EnvSpec, PolicySpec, dtype_of
 from ...policies.wire.connection import Connection, ServerRefused, same
-from ...policies.wire.server_spec import announced_spec, sent, shown, wanted
+from ...policies.wire.server_spec import sent, shown, spec_from_server, wanted
 from ..clock import SECOND, Clock, MonotonicClock, ns
 from ..errors import Refused, RobotError
 
@@ -84,7 +84,7 @@ class PolicyClient:
         self._connect()
         assert self._connection is not None
         self.metadata = self._connection.metadata
-        self._spec = self._announced(self.metadata.get("policy_spec")) or learnt
+        self._spec = self._spec_from_server(self.metadata.get("policy_spec")) or learnt
         if expected is not None and self._spec != expected:
             raise Refused(f"the server at {config.url} has another policy than the robot was set up for")
 
@@ -195,9 +195,9 @@ class PolicyClient:
     def _where(self) -> str:
         return f"the server at {self.config.url}"
 
-    def _announced(self, told: Any) -> PolicySpec | None:
+    def _spec_from_server(self, data: Any) -> PolicySpec | None:
         try:
-            return None if told is None else self._settled(announced_spec(told, self.config.keys, self._where))
+            return None if data is None else self._settled(spec_from_server(data, self.config.keys, self._where))
         except BurnishError as error:
             raise Refused(str(error)) from error
 

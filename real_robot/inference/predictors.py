@@ -88,9 +88,9 @@ class ClientPredictor:
         return np.clip((chunk.actions - self._middle) / self._half, -1, 1)
 
     def _drawn(self, source: RowNoise) -> dict[str, Any]:
-        announced, shape = self._client.extensions, self._client.spec.noise_shape
-        if "noise" in announced and shape is not None:
+        extensions, shape = self._client.extensions, self._client.spec.noise_shape
+        if "noise" in extensions and shape is not None:
             return {"noise": source.normal((1, *shape))[0].float().numpy()}
-        if "seed" in announced:
+        if "seed" in extensions:
             return {"seed": (source.uniform((1, 1)) * 2.0**53).long()[0, 0].numpy()}
         return {}

@@ -1,11 +1,11 @@
 """Chunks in real time: a controller that asks for the next chunk while the arm plays the last one.
 
 A chunk speaks of the ticks after its observation: its action ``start + i`` is meant for the i-th tick from there. When
-an answer comes d ticks after its question, d actions were played meanwhile, so it takes over at ``start + d``: what it
+an answer comes d ticks after its request, d actions were played meanwhile, so it takes over at ``start + d``: what it
 says of the past is skipped, not played late. Three ways to go from chunk to chunk (`Mode`):
 
 * ``queue``     the next chunk is asked for so early that it is there when the last one has played its part.
-* ``ensemble``  a question whenever the last one is answered; what is played is the mean of all chunks that speak of
+* ``ensemble``  a request whenever the last one is answered; what is played is the mean of all chunks that speak of
   the tick, weighted exp(-m i) with i = 0 the oldest (ACT, Zhao et al. 2023, arXiv 2304.13705).
 * ``realtime``  as ``queue``, but the actions that will be played meanwhile are given along as a prefix, which the
   answer has to continue (real-time chunking, Black et al. 2025, arXiv 2506.07339), and ``overlap`` more of the old
@@ -114,7 +114,7 @@ class RealtimeChunking:
         self._lines: list[Line] = []  # oldest first; but for an ensemble, at most one
         self._asked: Asked | None = None  # the request that is being answered
         self._ripening: tuple[Line, int] | None = None  # has come, and takes over at that tick
-        self._due = 0  # the tick of the next question
+        self._due = 0  # the tick of the next request
         self._past: list[Chunk] = []  # what was played; the first ``start`` of it, what the policy was told of it
         self._playing: Line | None = None
         self._owed: Any = np.float32(0)  # displacement
@@ -153,10 +153,10 @@ class RealtimeChunking:
     def step(self, obs: Obs) -> Tensor:
         if self.delay is None:
             raise Refused("the time of the policy's inference is not known; call warm_up(obs) before the first motion")
-        self._hear()
+        self._receive()
         if self._asked is None and self._ripening is None and self._tick >= self._due:
             self._ask(obs)
-            self._hear()
+            self._receive()
         if not self._lines:
             self._wait(obs)
         action = self._lines[-1].at(self._tick) if self.chunks.mode is not Mode.ensemble else self._mean()
@@ -202,7 +202,7 @@ class RealtimeChunking:
             return Pulling(left, fading(committed, len(left)))
         return left[:committed] if committed else None
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         answer = self._inference.poll() if self._asked is not None else None
         if answer is not None:
             self._take(answer)
@@ -273,8 +273,8 @@ class RealtimeChunking:
             self.report.seams.append(float(np.abs(action - self._past[-1]).max()))
         self._playing = self._lines[-1]
 
-    def _rehearse(self, question: InferenceRequest) -> InferenceResponse:
-        self._inference.ask(question)
+    def _rehearse(self, request: InferenceRequest) -> InferenceResponse:
+        self._inference.ask(request)
         answer = self._inference.wait(self._inference.clock.now_ns() + ns(REHEARSAL_S))
         if answer is None or answer.chunk is None:
             why = f"nothing came within {REHEARSAL_S:g} s" if answer is None else answer.why

@@ -96,7 +96,7 @@ class InferenceWorker(Protocol):
     @property
     def facts(self) -> Facts: ...
 
-    def ask(self, question: InferenceRequest) -> None:
+    def ask(self, request: InferenceRequest) -> None:
         """One at a time: the next one comes after the answer, or after ``discard``."""
         ...
 
@@ -115,11 +115,11 @@ class InferenceWorker(Protocol):
     def close(self) -> None: ...
 
 
-def answered(predictor: Predictor, question: InferenceRequest) -> tuple[Chunk | None, str]:
+def answered(predictor: Predictor, request: InferenceRequest) -> tuple[Chunk | None, str]:
     """A chunk that is one, or why there is none."""
     facts = predictor.facts
     try:
-        chunk = np.asarray(predictor(*question), np.float32)
+        chunk = np.asarray(predictor(*request), np.float32)
     except Exception as error:  # of whatever library runs there
         return None, str(error).strip() or type(error).__name__
     if chunk.shape != (facts.horizon, facts.dim) or not np.isfinite(chunk).all():
@@ -129,7 +129,7 @@ def answered(predictor: Predictor, question: InferenceRequest) -> tuple[Chunk | 
 
 @dataclass
 class Latency:
-    """Seconds from a question to its answer, uniform around ``mean_s``; of each question always the same."""
+    """Seconds from a request to its answer, uniform around ``mean_s``; of each request always the same."""
 
     mean_s: float = 0.0  # mean time of one inference, in seconds
     spread_s: float = 0.0  # largest deviation from it, either way, in seconds
@@ -152,14 +152,14 @@ class Simulated:
 
     def __init__(self, predictor: Predictor, clock: Clock, latency: Callable[[int, int], float] | None = None) -> None:
         self.clock, self.facts = clock, predictor.facts
-        self._mind, self._latency = predictor, latency or Latency()
+        self._predictor, self._latency = predictor, latency or Latency()
         self._answer: InferenceResponse | None = None
         self._due_ns = 0
 
-    def ask(self, question: InferenceRequest) -> None:
-        took_s = self._latency(question.seed, question.decision)
+    def ask(self, request: InferenceRequest) -> None:
+        took_s = self._latency(request.seed, request.decision)
         self._due_ns = self.clock.now_ns() + ns(took_s)
-        chunk, why = answered(self._mind, question)
+        chunk, why = answered(self._predictor, request)
         self._answer = InferenceResponse(chunk, took_s, why)
 
     def poll(self) -> InferenceResponse | None:
@@ -189,7 +189,7 @@ class SubprocessWorker:
         self._process = context.Process(target=_infer, args=(make, theirs), name="inference", daemon=True)
         self._process.start()
         theirs.close()  # the only other end is over there, so its death is heard here
-        self._number = 0  # of the latest question
+        self._number = 0  # of the latest request
         self._busy = False
         self._asked_ns = 0
         self._next: InferenceRequest | None = None  # waits for the answer to one that was discarded
@@ -203,11 +203,11 @@ class SubprocessWorker:
     def pid(self) -> int | None:
         return self._process.pid
 
-    def ask(self, question: InferenceRequest) -> None:
+    def ask(self, request: InferenceRequest) -> None:
         if self._busy:
-            self._next = question  # a second one would fill the pipe, and its writer would wait
+            self._next = request  # a second one would fill the pipe, and its writer would wait
         else:
-            self._send(question)
+            self._send(request)
 
     def poll(self) -> InferenceResponse | None:
         return self.wait(0)
@@ -235,12 +235,12 @@ class SubprocessWorker:
             self._process.kill()
             self._process.join(LEAVE_S)
 
-    def _send(self, question: InferenceRequest) -> None:
+    def _send(self, request: InferenceRequest) -> None:
         self._next, self._busy = None, True
         self._number += 1
         self._asked_ns = self.clock.now_ns()
         try:
-            self._pipe.send((self._number, question))
+            self._pipe.send((self._number, request))
         except OSError as error:
             raise self._gone() from error
 
@@ -275,8 +275,8 @@ def _infer(make: Callable[[], Predictor], pipe: Connection) -> None:
     pipe.send(predictor.facts)
     with suppress(EOFError, OSError):  # the client is gone
         while (asked := pipe.recv()) is not None:
-            number, question = asked
-            chunk, why = answered(predictor, question)
+            number, request = asked
+            chunk, why = answered(predictor, request)
             pipe.send((number, chunk, time.monotonic_ns(), why))
 
 

@@ -31,9 +31,9 @@ D(0) = 0, and l' <= q <= u'. QED
 **From outside** the way in is that of any request, because what is wanted lies in [l, u]: with V and A from the first
 tick on. As long as nothing is asked for, the robot stays where it was found.
 
-**What is wanted.** Let u_k be the request, clipped to [l, u], and w its own velocity, clipped to V. The guard wants
-w + sign(r) min(|r|, vmax(h |r|)) with r = (u_k - q) / h - w: it follows a moving request without lag, and meets one
-that jumps, or moves on already, as fast as the limits allow, without overshoot. A request that keeps the limits is
+**The wanted velocity.** Let u_k be the request, clipped to [l, u], and w its own velocity, clipped to V. The guard
+wants w + sign(r) min(|r|, vmax(h |r|)) with r = (u_k - q) / h - w: it follows a moving request without lag, and meets
+one that jumps, or moves on already, as fast as the limits allow, without overshoot. A request that keeps the limits is
 sent as it is, bit for bit. A request that is not n finite numbers is a wish to be at rest, with all of A.
 
 Everything works on rows: ``(..., n)``, each row as if it were alone, bit for bit.

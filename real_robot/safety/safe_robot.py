@@ -121,7 +121,7 @@ class SafeRobot:
         self._rung = Rung.STOPPED
         self._bad = self._misses = self._seq = 0
         self._began_ns = self._sent_ns = self._followed_ns = self._heard_ns = 0
-        self._told_ns: dict[str, int] = {}  # when a kind of intervention was put into words last
+        self._reported_ns: dict[str, int] = {}  # when a kind of intervention was put into words last
         self._asked_once = False
         self._gripper: float | None = None
         self._state: RobotState | None = None
@@ -327,10 +327,10 @@ class SafeRobot:
 
     def _intervened(self, kind: str, text: str) -> None:
         now_ns = self.clock.now_ns()
-        if kind in USUAL or now_ns - self._told_ns.get(kind, -SECOND) < SECOND:
+        if kind in USUAL or now_ns - self._reported_ns.get(kind, -SECOND) < SECOND:
             self.counts[kind] += 1
         else:
-            self._told_ns[kind] = now_ns
+            self._reported_ns[kind] = now_ns
             self.note(kind, text)
 
     def _send(self, request: Vector | None, speed: float, gripper: Any) -> None:

@@ -1,9 +1,9 @@
-"""In front of the door of a server with a key: who shows that it knows the key comes first, however many others dial.
+"""Admission to the gateway of a server with a key: clients that show the key come first, however many others dial.
 
-To accept a connection and to look at its first bytes costs a tenth of what a websocket costs. So that is all that
-everybody gets at once: a greeting that holds the key, or a ticket that only the key makes (`connection.ticket`), goes
-straight to the door. Others follow one by one, PACE_S apart, and of too many the eldest is sent away. A ticket is no
-proof, because it can be heard and said again: it is worth a place in the queue, and the door asks for the proof.
+To accept a connection and to look at its first bytes costs a tenth of what a websocket costs. So that is all that every
+connection gets at once: a greeting that holds the key, or a ticket that only the key makes (`connection.ticket`), goes
+straight to the gateway. Others follow one by one, PACE_S apart, and of too many the eldest is sent away. A ticket is no
+proof, because it can be heard and said again: it is worth a place in the queue, and the gateway asks for the proof.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ T = TypeVar("T")
 
 
 class UnprovenConnections(Generic[T]):
-    """Strangers, ``most`` of them. Of more, the origin with most loses its eldest: no address crowds others out."""
+    """Unproven connections, ``most`` of them. Of more, the origin with most loses its eldest: no address crowds others
+    out."""
 
     def __init__(self, most: int) -> None:
         self._most, self._count = most, 0
@@ -58,7 +59,7 @@ class UnprovenConnections(Generic[T]):
             if not others:
                 del self._of[origin]
 
-    def everybody(self) -> list[T]:
+    def connections(self) -> list[T]:
         return [one for others in self._of.values() for one in others]
 
 
@@ -116,7 +117,7 @@ class Admission:
     def close(self) -> None:
         self._loop.remove_reader(self._listening)
         self._listening.close()
-        for line in self._silent.everybody():
+        for line in self._silent.connections():
             self._forget(line)
             line.close()
         while self._queue:
@@ -140,7 +141,7 @@ class Admission:
             timer = self._loop.call_later(self._handshake_s, self._drop, line)
             self._peers[line] = peer, timer
             eldest = self._silent.add(line, origin_of(peer))
-            self._loop.add_reader(line, self._hear, line)
+            self._loop.add_reader(line, self._read, line)
             if eldest is not None:
                 self._drop(eldest)
 
@@ -155,8 +156,8 @@ class Admission:
         self._forget(line)
         line.close()
 
-    def _hear(self, line: sockets.socket) -> None:
-        """It has said something, and the door will hear it too."""
+    def _read(self, line: sockets.socket) -> None:
+        """It has said something, and the gateway will read it too."""
         peer, said = self._forget(line), b""
         with suppress(OSError):
             said = line.recv(GREETING, sockets.MSG_PEEK)

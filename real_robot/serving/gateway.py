@@ -1,14 +1,14 @@
-"""The door of the policy server: who is let in, how much each client may say, and how long it may take.
+"""The gateway of the policy server: which clients come in, how much each may say, and how long it may take.
 
-Behind it nobody meets a stranger's bytes but `Schema.read`. In front of it everybody is a stranger, also on this
+Behind it untrusted bytes reach `Schema.read` alone. In front of it every connection is untrusted, also on this
 machine: a web page can dial 127.0.0.1 (so requests that name an Origin are refused), and so can any user of the machine
 (so there are sockets with mode 0600). An address beyond this machine needs a key; `policies/wire/connection.py` has the
 two ways to show it. Neither hides what is said: TLS or SSH does.
 
-    a place                   there are ``clients`` of them, for who has shown the key, or where there is none, has
+    a place                   there are ``clients`` of them, for one that showed the key, or where there is none, has
                               asked something; one that asked nothing for SILENT_S goes to the next who wants one.
                               Where there is no key, so does the one that was held longest, after HELD_S
-    a stranger                handshake_s to show the key; STRANGERS of them, and of more, the address that sends most
+    an unproven connection    handshake_s to show the key; UNPROVEN of them, and of more, the address that sends most
                               loses its eldest. `admission.py` stands before this where there is a key
     a frame                   schema bytes at most; receive_s from its first byte to its last, rate_hz of them
     a refusal                 comes late (REFUSAL_S), and after MISTAKES in a row it is the end
@@ -44,7 +44,7 @@ from .admission import Admission, UnprovenConnections, origin_of
 from .listening import BACKLOG, ServerConfig
 
 POLICY_VIOLATION = 1008
-STRANGERS = 64  # connections without a place
+UNPROVEN = 64  # connections without a place
 SILENT_S = 1.0  # so long a client that asks nothing keeps its place when others want one
 HELD_S = 5.0  # so long a client that asks keeps it, when it has not proven a key and others want one
 CHATTER = 64  # control frames and fragments between two messages
@@ -55,9 +55,9 @@ MESSAGES = (Opcode.TEXT, Opcode.BINARY, Opcode.CONT)
 END = b"\r\n\r\n"  # of a greeting
 PROOF = 512  # bytes of the frame with a proof
 
-# Failed handshakes of strangers are no event for the operator: the library would log a traceback for each broken
-# handshake.
-_QUIET = logging.getLogger("burnish.door")
+# Failed handshakes of unproven connections are no event for the operator: the library would log a traceback for
+# each.
+_QUIET = logging.getLogger("burnish.gateway")
 _QUIET.addHandler(logging.NullHandler())
 _QUIET.propagate = False
 _QUIET.setLevel(logging.CRITICAL + 1)
@@ -73,7 +73,7 @@ class GatewayConnection(ServerConnection):
         self.heard_s = self.loop.time()
         self.placed_s = self.heard_s  # since when it has a place
         self.gave_up = False  # its place, to a client that waited
-        self._door, self._chatter = gateway, 0
+        self._gateway, self._chatter = gateway, 0
         self._greeting = b""  # its last bytes
         self._pending = 0  # bytes of a frame that is not complete
         self._fragments = False  # of a message that is not complete
@@ -83,11 +83,11 @@ class GatewayConnection(ServerConnection):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.origin = origin_of(transport.get_extra_info("peername"))
-        self._unknown = self.loop.call_later(self._door.config.handshake_s, transport.abort)
-        self._door.dialled(self)
+        self._unknown = self.loop.call_later(self._gateway.config.handshake_s, transport.abort)
+        self._gateway.dialled(self)
 
     def recognised(self) -> None:
-        """It is no stranger any more, and has the time of a client."""
+        """It has shown the key, and has the time of a client."""
         self.let_in = True
         if self._unknown is not None:
             self._unknown.cancel()
@@ -96,7 +96,7 @@ class GatewayConnection(ServerConnection):
         for timer in (self._overdue, self._unknown):
             if timer is not None:
                 timer.cancel()
-        self._door.left(self)
+        self._gateway.left(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -111,7 +111,7 @@ class GatewayConnection(ServerConnection):
             self._overdue.cancel()
             self._overdue = None
         if waits and self._overdue is None:
-            self._overdue = self.loop.call_later(self._door.config.receive_s, self._cut)
+            self._overdue = self.loop.call_later(self._gateway.config.receive_s, self._cut)
 
     def process_event(self, event: Any) -> None:
         if isinstance(event, Request):
@@ -130,7 +130,7 @@ class GatewayConnection(ServerConnection):
 
     def _cut(self) -> None:
         if self.answering:  # we may have stopped reading ourselves
-            self._overdue = self.loop.call_later(self._door.config.receive_s, self._cut)
+            self._overdue = self.loop.call_later(self._gateway.config.receive_s, self._cut)
         else:
             self.transport.abort()
 
@@ -149,14 +149,14 @@ class Gateway:
     def __init__(self, config: ServerConfig, key: str | None, greeting: bytes, limit: int, answer: Respond) -> None:
         self.config, self._key, self._greeting, self._limit = config, key, greeting, limit
         self._answer = answer
-        self._strangers: UnprovenConnections[GatewayConnection] = UnprovenConnections(STRANGERS)
-        self._porch: Admission | None = None
+        self._unproven: UnprovenConnections[GatewayConnection] = UnprovenConnections(UNPROVEN)
+        self._waiting: Admission | None = None
         self._inside: set[GatewayConnection] = set()
 
     async def open(self, socket: sockets.socket) -> Server:
         if self._key is not None:
-            self._porch = Admission(socket, self._key, self.config.handshake_s)
-            socket = self._porch.turnstile
+            self._waiting = Admission(socket, self._key, self.config.handshake_s)
+            socket = self._waiting.turnstile
         made: Any = partial(GatewayConnection, self)  # the library says "a class", and calls it
         server = await serve(
             self._converse,
@@ -179,24 +179,24 @@ class Gateway:
         return server
 
     async def close(self, server: Server, within_s: float) -> None:
-        """Everybody is told; who does not go is cut off."""
-        if self._porch is not None:
-            self._porch.close()
+        """Every client is informed; one that does not go is cut off."""
+        if self._waiting is not None:
+            self._waiting.close()
         server.close(reason="the server stops")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await server.wait_closed()
-        for visitor in (*self._strangers.everybody(), *self._inside):
+        for visitor in (*self._unproven.connections(), *self._inside):
             visitor.transport.abort()
 
     def dialled(self, visitor: GatewayConnection) -> None:
-        eldest = self._strangers.add(visitor, visitor.origin)
+        eldest = self._unproven.add(visitor, visitor.origin)
         if eldest is not None:
             eldest.transport.abort()
 
     def left(self, visitor: GatewayConnection) -> None:
         self._inside.discard(visitor)
-        self._strangers.remove(visitor, visitor.origin)
+        self._unproven.remove(visitor, visitor.origin)
 
     async def _admit(self, visitor: Any, request: Request) -> Response | None:
         if request.path == "/healthz":

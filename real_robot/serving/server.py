@@ -95,7 +95,7 @@ class PolicyServer:
             "schema_sha256": self.schema.sha256,
         }
         self._socket = listen(config, key)
-        self._door = Gateway(config, key, pack(self.metadata), self.schema.limit, self._reply)
+        self._gateway = Gateway(config, key, pack(self.metadata), self.schema.limit, self._reply)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = threading.Event()
         self._inference = Inference(self._answer, config.queue)
@@ -128,10 +128,10 @@ class PolicyServer:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._ending.set)
         self._inference.start(loop)
-        server = await self._door.open(self._socket)
+        server = await self._gateway.open(self._socket)
         await self._ending.wait()
         self._inference.end()
-        await self._door.close(server, GRACE_S)
+        await self._gateway.close(server, GRACE_S)
         if self.config.unix is not None:
             remove(Path(self.config.unix))
 

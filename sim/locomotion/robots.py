@@ -4,7 +4,7 @@ The same seed and the same actions give the same observations, rewards and ends 
 the tasks are of Todorov, Tassa, Erez, Wawrzynski and Schulman). The models are the files that the package gymnasium
 carries; its code is not imported.
 
-What it takes to be equal: after a tick, quantities derived from the state (poses, inertias, the centre of mass) are
+Details of equality: after a tick, quantities derived from the state (poses, inertias, the centre of mass) are
 those of the last physics step's beginning, and speeds are differences of such; contact forces are brought up to date
 after a tick, but are zero after a reset; initial states come from NumPy's generator of the seed, position before
 velocity.

@@ -29,7 +29,7 @@ class ReportConfig:
     """Settings of `burnish report`: the folder of a run or of comparisons, and the page."""
 
     run: str | None = None  # the folder of a training
-    compare: list[str] = field(default_factory=list)  # the folder of a comparison; several are told of over tasks
+    compare: list[str] = field(default_factory=list)  # the folder of a comparison; several are pooled over tasks
     out: str | None = None  # the page; by default report.html in that folder
     videos_mib: float = 24.0  # films in the page, at most, in MiB
 

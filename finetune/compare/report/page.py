@@ -130,10 +130,10 @@ def _worries(comparison: Comparison) -> list[tuple[str, health.Finding]]:
 
 def _bars(comparison: Comparison, styles: Mapping[str, int]) -> Section:
     """One per method: the mean over those of its runs that tell."""
-    told = {m: [r for r in comparison.runs if r.method == m and timing.seconds(r.timing)] for m in styles}
-    names = list(dict.fromkeys(name for runs in told.values() for run in runs for name in timing.seconds(run.timing)))
+    timed = {m: [r for r in comparison.runs if r.method == m and timing.seconds(r.timing)] for m in styles}
+    names = list(dict.fromkeys(name for runs in timed.values() for run in runs for name in timing.seconds(run.timing)))
     bars = []
-    for method, runs in told.items():
+    for method, runs in timed.items():
         mean = {
             f"{name}{timing.ENDING}": sum(timing.seconds(run.timing).get(name, 0.0) for run in runs) / len(runs)
             for name in names

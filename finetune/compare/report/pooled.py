@@ -1,6 +1,6 @@
 """Several comparisons, each of one task, brought together: how a method does over tasks.
 
-Scores are the success of each run in the end, which has the same unit on every task. They are told of as Agarwal et al.
+Scores are the success of each run in the end, which has the same unit on every task. They are given as Agarwal et al.
 (2021, arXiv 2108.13264) ask: by the interquartile mean over all runs, with an interval from a bootstrap that is
 stratified by task. A method is ranked only if it has finished runs on every task, and so is a free baseline.
 """
@@ -117,7 +117,7 @@ def pooled(comparisons: Sequence[Comparison]) -> dict[str, Any]:
         "rows": rows,
         "remarks": [
             *(
-                f"{method} has no finished run on {', '.join(missing)}, so it is not told of over tasks."
+                f"{method} has no finished run on {', '.join(missing)}, so it is not pooled over tasks."
                 for method, missing in lacking.items()
                 if missing
             ),
@@ -153,8 +153,8 @@ def _uneven(scores: Scores, rows: Sequence[MethodOverTasks]) -> list[str]:
     for row in rows:
         counts = {task: len(runs) for task, runs in scores[row.method].items()}
         if len(set(counts.values())) > 1:
-            told = ", ".join(f"{count} on {task}" for task, count in counts.items())
-            found.append(f"The runs of {row.method} are not as many on each task ({told}), so tasks count unequally.")
+            listed = ", ".join(f"{count} on {task}" for task, count in counts.items())
+            found.append(f"The runs of {row.method} are not as many on each task ({listed}), so tasks count unequally.")
     return found
 
 
@@ -162,8 +162,8 @@ def _budgets(tasks: Mapping[str, Comparison]) -> list[str]:
     budgets = {task: comparison.budget for task, comparison in tasks.items()}
     if len(set(budgets.values())) == 1:
         return []
-    told = ", ".join(f"{number(budget)} on {task}" for task, budget in budgets.items())
-    return [f"The budgets differ: {told} control steps."]
+    listed = ", ".join(f"{number(budget)} on {task}" for task, budget in budgets.items())
+    return [f"The budgets differ: {listed} control steps."]
 
 
 def _verdict(rows: Sequence[MethodOverTasks], base: float | None, tasks: int) -> Verdict:

@@ -1,6 +1,6 @@
 """Reads the files of `burnish compare` and of runs, without trust: wrong content is one sentence.
 
-A folder may come from a stranger. So nothing outside of it is read, whatever its files say, and every number is
+A folder may be untrusted. So nothing outside of it is read, whatever its files say, and every number is
 checked to be one before it is shown. A value that is merely absent is None, or empty: the page says so at its place.
 """
 
