@@ -1,7 +1,9 @@
-"""How the documentation becomes a site: mkdocs calls ``on_files`` before it reads the pages, ``on_post_build`` behind.
+"""How the documentation becomes a site: mkdocs calls ``on_config`` first, ``on_files`` before it reads the pages, and
+``on_post_build`` behind.
 
 Pages are written so that they read well where they lie, on a code host or in an editor. On the way into the site
 
+* the pages of methods join the navigation, each in the group that its first lines name;
 * the pages of methods, of the results, the contributing guide and the changelog get what `generate.py` knows;
 * links to files of the repository lead to pages that show those files, so the site needs no other host;
 * drawings are laid into the page, where they take the colours of the theme.
@@ -14,12 +16,14 @@ from __future__ import annotations
 import os
 import re
 import sys
+from copy import deepcopy
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files, InclusionLevel
+from mkdocs.utils import meta
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import generate
@@ -49,6 +53,29 @@ def pages() -> dict[str, tuple[str, Path]]:
         found[ELSEWHERE[name]] = (ROOT / name).read_text(encoding="utf-8"), ROOT
     found["results.md"] = RESULTS_INTRODUCTION + generate.results(), generate.RESULTS
     return found
+
+
+def with_methods(nav: list[Any], folder: Path = DOCS / "methods") -> list[Any]:
+    """The navigation of `mkdocs.yml` with the pages of ``folder`` below "Methods": each in the ``group`` that it names,
+    sorted by ``order``, then by name. A page without an order stands behind the others, one without a group at the end.
+    """
+    nav = deepcopy(nav)
+    (methods,) = (item["Methods"] for item in nav if isinstance(item, dict) and "Methods" in item)
+    groups = {title: pages for item in methods if isinstance(item, dict) for title, pages in item.items()}
+    groups = {title: pages for title, pages in groups.items() if isinstance(pages, list)}
+    known = {path: meta.get_data(path.read_text(encoding="utf-8"))[1] for path in sorted(folder.glob("*.md"))}
+    for path in sorted(known, key=lambda path: known[path].get("order", len(known))):
+        group = known[path].get("group")
+        if group is not None and group not in groups:
+            raise PluginError(f"methods/{path.name} names the group {group!r}; mkdocs.yml has {', '.join(groups)}")
+        if path.stem != "index":
+            (methods if group is None else groups[group]).append(f"methods/{path.name}")
+    return nav
+
+
+def on_config(config: Any) -> Any:
+    config.nav = with_methods(config.nav)
+    return config
 
 
 RESULTS_INTRODUCTION = """# Results

@@ -43,7 +43,8 @@ from ..policies.measure.evaluate import evaluate as play
 from ..policies.runs import checkpoint
 from ..policies.runs.run import OnLog, find_policy
 from ..sim.build import WORLDS, origin_of, seen_by, world_for
-from .__main__ import GROUPS, FinetuneConfig, carry_out, refinement
+from .__main__ import GROUPS
+from .refinement import FinetuneConfig, carry_out, refinement
 from .table import ONLINE, method_name
 
 _OF_THE_RUN = {field.name for field in fields(FinetuneConfig)}

@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from omegaconf import MISSING
 
 from ..finetune.diagnostics import q_against_return
 from ..finetune.method import Phase, resolved
 from ..finetune.methods.offline_to_online import offline_learner
 from ..finetune.table import OFFLINE, method_name, method_of
-from ..policies.__main__ import acting_policy, evaluator_of
+from ..policies.acting import evaluator_of, starting_policy
 from ..policies.build import CheckpointConfig, identity_of
 from ..policies.cli.cli import main
 from ..policies.cli.machine import prepare_machine
@@ -108,11 +107,6 @@ def offline(config: OfflineConfig) -> int:
         report=lambda: q_against_return(learner, replay),
     )
     return improve(config, work, config.steps, unit="updates")
-
-
-def starting_policy(chosen: Any, device: torch.device, env: Any = None) -> tuple[Any, dict[str, Any]]:
-    """The policy of ``policy=...`` and its origin; nothing where none was chosen."""
-    return (None, {}) if chosen is None else acting_policy(chosen, device, env)
 
 
 if __name__ == "__main__":

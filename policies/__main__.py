@@ -1,19 +1,19 @@
-"""Entry points: ``burnish pretrain | evaluate``. No other file of this folder imports ``sim``."""
+"""Entry points: ``burnish pretrain | evaluate``. Besides `acting.py`, no file of this folder imports ``sim``."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from omegaconf import MISSING
 
 from ..offline.actors import trainable_imitator
-from ..sim.build import WORLDS, make_env, origin_of, world_for
+from ..sim.build import WORLDS, origin_of, world_for
+from .acting import acting_policy, evaluator_of
 from .best import Best
 from .build import ACTING, POLICIES, CheckpointConfig, build_policy, load_policy, weights_of, where_of
 from .cli.cli import main
@@ -22,12 +22,11 @@ from .controllers import controller_for
 from .core import files
 from .core.config import to_data
 from .core.errors import BurnishError
-from .core.spec import ChunkConfig, PolicySpec, check_compatible
+from .core.spec import ChunkConfig, check_compatible
 from .core.types import VecEnv
 from .core.wrapper import description, state_names
 from .data.lerobot import fingerprint, read_lerobot
-from .evaluator import EvalConfig, Evaluator, in_words
-from .external.table import connect, place_of
+from .evaluator import EvalConfig, in_words
 from .imitate import ImitateConfig, ImitationLearner, imitate
 from .measure.evaluate import Evaluation, compare, evaluation_seeds
 from .measure.evaluate import evaluate as run_evaluation
@@ -191,17 +190,6 @@ def starts(env: VecEnv, seeds: Sequence[int]) -> dict[str, Any]:
     return {"names": list(names[:width]), "values": values}
 
 
-def acting_policy(chosen: Any, device: torch.device, env: Any) -> tuple[Any, dict[str, Any]]:
-    """The policy of ``policy=...``, and its origin. ``env`` is the configured world, without which nobody knows what
-    the actions of another library's policy mean."""
-    if isinstance(chosen, CheckpointConfig):
-        return load_policy(chosen.path, device, steps=chosen.steps, guidance=chosen.guidance, base=chosen.base)
-    if env is None:
-        raise BurnishError(f"{place_of(chosen)} does not say which world it is for; give env=...")
-    world = make_env(env, 1, device=device)
-    return connect(chosen, world.spec, world.reset()), {"env": origin_of(env)}
-
-
 def shared_world(chosen: Any, origins: list[tuple[str, dict[str, Any] | None]]) -> dict[str, Any] | None:
     """One world for all: the one that was asked for, else the one that every policy was trained for. Episodes of two
     worlds are no pairs, whatever their seeds."""
@@ -212,23 +200,6 @@ def shared_world(chosen: Any, origins: list[tuple[str, dict[str, Any] | None]]) 
         if other != world:
             raise BurnishError(f"{first} and {path} were trained for different worlds; name one to compare in: env=...")
     return world
-
-
-def evaluator_of(
-    data: Mapping[str, Any] | None, spec: PolicySpec, config: EvalConfig, device: torch.device
-) -> Evaluator | None:
-    """None where no world is known, or none is wanted."""
-    if config.episodes == 0:
-        say("eval.episodes=0: the policy is not tried, so nothing is known of its success, and no best/ is chosen")
-        return None
-    if data is None:
-        return None
-    worlds = min(config.worlds, max(config.episodes, config.confirm))
-    try:
-        world = world_for(spec, data, worlds, device)
-    except BurnishError as error:
-        raise BurnishError(f"{error}. To train without trying the policy, give eval.episodes=0") from error
-    return Evaluator(world, config, device)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from omegaconf import MISSING
 
-from ..policies.__main__ import acting_policy
+from ..policies.acting import acting_policy
 from ..policies.build import CheckpointConfig, where_of
 from ..policies.cli.cli import main
 from ..policies.cli.machine import prepare_machine, say

@@ -1,4 +1,5 @@
-"""The page "Add a method", followed word by word in a copy of the tree: what it adds trains, resumes and learns."""
+"""The page "Add a method", followed word by word in a copy of the tree: what it adds trains, resumes and learns, and is
+in the documentation."""
 
 from __future__ import annotations
 
@@ -10,13 +11,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import demand
 
 import burnish.finetune
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "add_a_method.md"
 TREE = Path(burnish.finetune.__path__[0]).parent  # the folder that holds the packages
-LINKED, COPIED = ("policies", "sim", "offline", "real_robot"), ("finetune", "configs")
+PACKAGES = ("policies", "sim", "offline", "finetune", "real_robot", "configs")
+BESIDE = ("docs", "tests", "benchmarks", ".ci")
+FILES = ("mkdocs.yml", "pyproject.toml", "constraints.txt", "Makefile", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 LEARNS = """
 import torch
 torch.set_num_threads(1)
@@ -45,34 +49,50 @@ def blocks():
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
     root = tmp_path_factory.mktemp("tree")
+    for folder in [*(TREE / name for name in PACKAGES), *(ROOT / name for name in BESIDE)]:
+        shutil.copytree(folder, root / folder.name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in FILES:
+        shutil.copy(ROOT / name, root / name)
     (root / "burnish").mkdir()
-    for name in LINKED:
-        (root / "burnish" / name).symlink_to(TREE / name)
-    for name in COPIED:
-        shutil.copytree(TREE / name, root / "burnish" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in PACKAGES:
+        (root / "burnish" / name).symlink_to(root / name)
     page = blocks()
-    (root / "burnish/finetune/methods/fpo.py").write_text(page["finetune/methods/fpo.py"])
-    (root / "burnish/configs/method/fpo.yaml").write_text(page["configs/method/fpo.yaml"])
-    table = root / "burnish/finetune/table.py"
-    text, row = table.read_text(), page["finetune/table.py"]
+    row, imports = page.pop("finetune/table.py"), page.pop("finetune/table.py, imports")
+    table = root / "finetune/table.py"
+    text = table.read_text()
     text = text.replace("METHODS_OF_OURS: dict[str, Method] = {\n", "METHODS_OF_OURS: dict[str, Method] = {\n" + row, 1)
-    imports = page["finetune/table.py, imports"]
     table.write_text(text.replace("from .methods.gaussian_ppo", f"{imports}from .methods.gaussian_ppo", 1))
+    for name, text in page.items():
+        with (root / name).open("x") as file:  # all others are new
+            file.write(text)
     return root
 
 
 def ran(tree, *command):
-    path = os.pathsep.join([str(tree), str(ROOT / "tests")])
-    done = subprocess.run(
-        [sys.executable, *command], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    path = os.pathsep.join([str(tree), str(tree / "tests")])
+    env = {**os.environ, "PYTHONPATH": path, "BURNISH_TURN": "all"}
+    done = subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def test_it_is_short():
-    file, row = blocks()["finetune/methods/fpo.py"], blocks()["finetune/table.py"]
-    assert len(file.splitlines()) + len(row.splitlines()) + 2 < 120
+    page = blocks()
+    assert {title.partition(",")[0] for title in page} == {
+        "finetune/methods/fpo.py",
+        "finetune/table.py",
+        "configs/method/fpo.yaml",
+        "docs/methods/fpo.md",
+    }
+    assert sum(len(text.splitlines()) for text in page.values()) < 120
+
+
+@pytest.mark.slow
+def test_the_documentation_has_it(tree):
+    demand("mkdocs")
+    tests = ("every_page_is_in_the_navigation", "every_method_has_its_page", "a_page_says", "the_site_builds")
+    chosen = ["-k", " or ".join(tests), "-p", "no:xdist", "-p", "no:cacheprovider"]
+    assert f"{len(tests)} passed" in ran(tree, "-m", "pytest", str(tree / "tests/test_docs.py"), *chosen)
 
 
 @pytest.mark.slow

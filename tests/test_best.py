@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from burnish.policies import evaluator
-from burnish.policies.__main__ import evaluator_of
+from burnish.policies.acting import evaluator_of
 from burnish.policies.best import Best
 from burnish.policies.build import build_policy, load_policy
 from burnish.policies.cli.cli import main

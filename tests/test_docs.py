@@ -59,10 +59,32 @@ def entries(nav: Any) -> list[str]:
     return [entry for item in (nav.values() if isinstance(nav, dict) else nav) for entry in entries(item)]
 
 
+def navigation() -> list[Any]:
+    """That of mkdocs.yml, without the methods."""
+    return yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+
+
 @pytest.mark.slow
-def test_every_page_is_in_the_navigation_once(pages):
-    listed = entries(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
-    assert sorted(listed) == sorted(pages)
+def test_every_page_is_in_the_navigation_once(hook, pages):
+    assert sorted(entries(hook.with_methods(navigation()))) == sorted(pages)
+
+
+def test_a_page_of_a_method_joins_the_group_that_it_names(hook, tmp_path):
+    for name, text in {
+        "index": "# Methods",
+        "first": "---\ngroup: Training the chain\norder: 1\n---\n# First",
+        "second": "---\ngroup: Training the chain\norder: 2\n---\n# Second",
+        "new": "---\ngroup: Training the chain\n---\n# New",
+        "alone": "# Alone",
+    }.items():
+        (tmp_path / f"{name}.md").write_text(text)
+    methods = next(item["Methods"] for item in hook.with_methods(navigation(), tmp_path) if "Methods" in item)
+    assert {"Training the chain": [f"methods/{name}.md" for name in ("first", "second", "new")]} in methods
+    assert methods[0] == "methods/index.md" and methods[-1] == "methods/alone.md"
+    assert entries(methods).count("methods/index.md") == 1
+    (tmp_path / "new.md").write_text("---\ngroup: Training the chian\n---\n# New")
+    with pytest.raises(hook.PluginError, match="Training the chian"):
+        hook.with_methods(navigation(), tmp_path)
 
 
 def test_every_method_has_its_page_with_a_part_written_by_hand(generate):

@@ -7,9 +7,9 @@ import shutil
 import pytest
 
 from burnish.finetune import api
-from burnish.finetune.__main__ import refinement
 from burnish.finetune.loops import OnPolicyConfig
 from burnish.finetune.method import Recorded
+from burnish.finetune.refinement import refinement
 from burnish.finetune.table import METHODS, OFFLINE, ONLINE, method_of
 from burnish.policies.build import load_policy
 from burnish.policies.cli.cli import main

@@ -7,12 +7,12 @@ import math
 
 import pytest
 
-from burnish.finetune.__main__ import FinetuneConfig, refinement
 from burnish.finetune.actors.noisy_flow import NoiseConfig
 from burnish.finetune.loops import OnPolicy, OnPolicyConfig, planned
 from burnish.finetune.methods import reinflow
 from burnish.finetune.methods.reinflow import ReinFlowConfig
 from burnish.finetune.ppo import PPOConfig
+from burnish.finetune.refinement import FinetuneConfig, refinement
 from burnish.policies.build import build_policy
 from burnish.policies.core.spec import agent_spec
 from burnish.policies.flow import FlowConfig

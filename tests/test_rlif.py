@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from burnish.finetune.__main__ import FinetuneConfig, intervener
 from burnish.finetune.build import prepare
 from burnish.finetune.loops import OffPolicy, OffPolicyConfig
 from burnish.finetune.methods.rlpd import Algorithm
 from burnish.finetune.people.interventions import InterventionConfig, Rule
 from burnish.finetune.people.rlif import RLIFConfig, paid_for_peace
+from burnish.finetune.refinement import FinetuneConfig, intervener
 from burnish.offline.dataset import decisions
 from burnish.offline.replay import Replay
 from burnish.offline.sac import soft_agent

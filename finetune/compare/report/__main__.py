@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from ....policies.build import ACTING
 from ....policies.cli.cli import main
 from ....policies.core.config import differences, to_data
 from ....policies.core.errors import BurnishError
 from ....policies.core.files import named, replace
 from ....sim.build import ENVS
-from ...__main__ import ACTING, FinetuneConfig
+from ...refinement import FinetuneConfig
 from ...table import ONLINE
 from .page import comparison_page, pooled_page, run_page
 from .read import RunFolder, command_in, read_comparison, read_run

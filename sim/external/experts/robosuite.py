@@ -40,7 +40,9 @@ class _Panda:
 
     def __init__(self, env: Any) -> None:
         self.world = env.unwrapped
-        self.levels = {"clumsy": {"bias": 0.3 if type(self.world).__name__ == "Door" else 0.2, "scale": 0.5}}
+        door = type(self.world).__name__ == "Door"
+        noisy = {} if door else {"noise": 0.2}
+        self.levels = {"noisy": noisy, "clumsy": {"bias": 0.5 if door else 0.2, "scale": 0.5}}
         self.robot = self.world.robots[0]
         controller = self.robot.composite_controller_config["body_parts"]["right"]
         if controller["type"] != "OSC_POSE" or controller["input_type"] != "delta" or self.robot.action_dim != 7:

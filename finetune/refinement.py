@@ -1,0 +1,257 @@
+"""A refinement from settings: a policy, a method and a world, joined and carried out.
+
+``burnish finetune`` and `api.py` share this module. It makes worlds, so it is as free as they are to import ``sim``.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import MISSING
+
+from ..policies.acting import evaluator_of, starting_policy
+from ..policies.build import identity_of, where_of
+from ..policies.cli.machine import prepare_machine, say
+from ..policies.core.config import LATER
+from ..policies.core.errors import BurnishError
+from ..policies.core.files import replacing
+from ..policies.core.ranges import check_ranges
+from ..policies.core.rewards import RewardConfig
+from ..policies.core.seed import derive
+from ..policies.core.spec import EnvSpec, PolicySpec, agent_spec
+from ..policies.core.types import Controller, VecEnv
+from ..policies.core.wrapper import Wrapper
+from ..policies.data.lerobot import fingerprint, read_lerobot
+from ..policies.evaluator import EvalConfig
+from ..policies.external.reward_models import relabelled, rewarded
+from ..policies.improve import Improvement, improve
+from ..policies.runs.run import OnLog
+from ..sim.build import make_env, origin_of, raw_world, seen_by, world_from
+from ..sim.experts import make_expert
+from .advice import advised
+from .baselines.sb3 import SB3Config, View
+from .build import own_chunk, prepare, prior_data, require
+from .loops import OffPolicy, OffPolicyConfig, planned
+from .people.intervened_rows import InterventionUse
+from .people.interventions import supervisor_of
+from .processes.asynchronous import Asynchronous, AsynchronousConfig
+from .table import ONLINE, method_name, method_of
+
+
+@dataclass
+class FinetuneConfig:
+    """``total`` and the intervals count decisions of all worlds together; they are rounded to whole iterations."""
+
+    policy: Any = None  # policy to start from; null: from nothing, for methods that can
+    method: Any = MISSING  # the method; each has a page in docs/methods
+    view: View | None = None  # quantity that the algorithm chooses, of method=sb3
+    env: Any = None  # world; by default the one that the policy was trained for
+    worlds: int = 8  # worlds that are stepped at once
+    total: int = 100_000  # decisions of all worlds together
+    data: str | None = None  # a folder of recordings, part of every batch of the methods that can use them
+    # updates from the recordings alone, before anything is played: offline to online in one run
+    pretrain_updates: int = field(default=0, metadata=LATER)
+    # changes to the rewards of the world, for the learner, and to those of the recordings
+    rewards: RewardConfig = field(default_factory=RewardConfig, metadata=LATER)
+    expert: str | None = None  # level of the scripted expert who takes over, for the methods that learn from people
+    out: str = "runs/refined"  # folder of the run
+    track: list[str] = field(default_factory=list)  # trackers besides JSONL and TensorBoard: wandb, trackio, rerun
+    log_every: int = 1000  # decisions between two rows of metrics
+    save_every: int = 20_000  # decisions between two checkpoints
+    eval_every: int = 0  # decisions between two evaluations; 0: only before and after
+    eval: EvalConfig = field(default_factory=EvalConfig)  # evaluations during training and at the end
+    seed: int = 0  # seed of every random draw
+    processes: int = 1  # processes; 2: one acts while the other learns, for the methods that learn from a replay
+    asynchronous: AsynchronousConfig = field(default_factory=AsynchronousConfig)  # settings of processes=2
+    device: str = "cpu"  # device of the networks: cpu, cuda, cuda:1
+    threads: int = 0  # CPU threads of torch; 0: as torch chooses
+    resume: bool = False  # continue the run that an interrupted call left at out=
+
+    def __post_init__(self) -> None:
+        check_ranges(self, {"[1, inf)": "worlds total log_every save_every", "[0, inf)": "eval_every pretrain_updates"})
+        if self.processes not in (1, 2):
+            raise BurnishError(f"processes={self.processes} must be 1, or 2: one acts while the other learns")
+
+
+def refinement(config: FinetuneConfig, base: Any = None, env: VecEnv | None = None) -> tuple[Improvement, Any]:
+    """The improvement, ready to start, and the loop in it. A program hands in ``base`` and ``env`` where settings can
+    name none."""
+    device, name = prepare_machine(config.device, config.threads), method_name(config.method)
+    if config.view is not None:
+        config.method = on_view(config.method, config.view)
+    row = method_of(config.method)
+    base, world, spec, env = scene(config, device, config.seed, base, env)
+    warmup = getattr(getattr(config.method, "loop", None), "warmup", 0)
+    if config.total <= warmup:
+        raise BurnishError(
+            f"total={config.total} decisions end within the warm-up of {warmup}, so nothing would be learnt; "
+            "raise total or lower method.loop.warmup"
+        )
+    prior = None
+    if config.data is not None:
+        data = relabelled(read_lerobot(config.data), config.rewards)
+        recorded_in = data.meta.get("env")
+        if recorded_in and world and recorded_in["name"] != world["name"]:
+            raise BurnishError(
+                f"{config.data} was recorded in {recorded_in['name']}, but the policy is refined in {world['name']}; "
+                "take recordings of the same world, or none"
+            )
+        prior, sentence = prior_data(
+            config.method, base, env, data, limits=spec.action, seed=config.seed, device=device
+        )
+        say(sentence)
+    if base is None and prior is None and row.learner:
+        raise BurnishError(
+            f"method={name} begins with recordings or with a policy, and neither was given; name recordings, "
+            "data=FOLDER, or a policy, policy.path=..."
+        )
+    expert = intervener(config, world, spec, env)
+    loop = prepare(
+        config.method,
+        base,
+        env,
+        prior=prior,
+        pretrain_updates=config.pretrain_updates,
+        expert=expert,
+        limits=spec.action,
+        seed=config.seed,
+        device=device,
+    )
+    training = loop if config.processes == 1 else in_two_processes(config, loop)
+    learner = loop.learner
+    if sentence := learner.describe():
+        say(sentence)
+    work = Improvement(
+        training=training,
+        learner=learner,
+        base=base,
+        evaluator=evaluator_of(world, learner.policy.spec, config.eval, device),
+        origin={"env": world, "method": name, "base": None if config.policy is None else where_of(config.policy)},
+        identity={
+            "method": name,
+            "env": world,
+            "policy": identity_of(config.policy, base),
+            "data": None if config.data is None else fingerprint(config.data),
+        },
+        report=advised(training, say),
+        iterations=planned(loop, config.total),
+        reached=lambda: loop.statistics.decisions,
+        pretrained=loop.pretraining if isinstance(loop, OffPolicy) else 0,
+    )
+    return work, loop
+
+
+def carry_out(
+    config: FinetuneConfig, work: Improvement, loop: Any, *, keep: bool = True, on_log: OnLog | None = None
+) -> int:
+    """The run of a loop that is built already: trained, tried, saved and delivered; exit status."""
+    per_iteration, training = loop.decisions_per_iteration, work.training
+    with closing(training) if isinstance(training, Asynchronous) else nullcontext():
+        status = improve(
+            config, work, config.total, per_iteration=per_iteration, unit="decisions", keep=keep, on_log=on_log
+        )
+    if keep and getattr(config.method, "keep_zip", False):
+        target = Path(config.out) / "sb3.zip"
+        with replacing(target) as file:
+            loop.learner.model.save(file)
+        say(
+            f"{target} is for SB3 alone; it is pickle, which can run code when it is loaded, and Burnish never reads it"
+        )
+    return status
+
+
+def scene(
+    config: FinetuneConfig, device: torch.device, seed: int, base: Any = None, env: VecEnv | None = None
+) -> tuple[Any, dict[str, Any] | None, PolicySpec, VecEnv]:
+    """The base, which world it acts in, as what, and that world; ``seed`` decides the episodes."""
+    origin = getattr(base, "origin", {})
+    if base is None:
+        base, origin = starting_policy(config.policy, device, config.env)
+    require(config.method, base)
+    world = None if env is not None else origin_of(config.env) or origin.get("env")
+    if base is not None:
+        spec = base.spec
+    else:
+        spec = _spec_in(_specified(world) if env is None else env.spec, own_chunk(config.method).history)
+    raw = raw_world(world, config.worlds, device, seed) if env is None else env
+    return base, world, spec, seen_by(spec, rewarded(raw, config.rewards))
+
+
+def in_two_processes(config: FinetuneConfig, loop: Any) -> Asynchronous:
+    """The off-policy loop with its worlds in a process of their own; another kind of loop is refused."""
+    if type(loop) is not OffPolicy:
+        loops = {name: getattr(kind(), "loop", None) for name, kind in ONLINE.items()}
+        able = [name for name, loop in loops.items() if isinstance(loop, OffPolicyConfig)]
+        raise BurnishError(
+            f"processes=2 is for methods that learn from our replay, and method={method_name(config.method)} does not; "
+            f"take processes=1, or one of {', '.join(f'method={name}' for name in able)}"
+        )
+    if not config.threads:
+        torch.set_num_threads(max(1, torch.get_num_threads() - 1))  # one is the actor's
+    say("acting in a process of its own: how the two keep pace is up to the clock, so no such run repeats bit for bit")
+    return Asynchronous(loop, acting, config, config.asynchronous, total=config.total, seed=config.seed, tell=say)
+
+
+def acting(config: FinetuneConfig, seed: int) -> OffPolicy[Any]:
+    """The same method once more, as the acting process builds it."""
+    device = prepare_machine(config.device, config.threads or 1)
+    base, world, spec, env = scene(config, device, seed)
+    expert = intervener(config, world, spec, env)
+    options: dict[str, Any] = {"expert": expert, "limits": spec.action, "seed": seed, "device": device}
+    loop = prepare(config.method, base, env, probe=False, **options)
+    assert isinstance(loop, OffPolicy), "the learner has one"
+    return loop
+
+
+def on_view(method: Any, view: View) -> Any:
+    """The settings of method=sb3 with another view; another method is refused."""
+    if not isinstance(method, SB3Config):
+        raise BurnishError(
+            f"view={view.name} is a choice of method=sb3; method={method_name(method)} has the view that it needs, "
+            "so leave view= out"
+        )
+    return replace(method, view=view)
+
+
+def intervener(
+    config: FinetuneConfig, world: dict[str, Any] | None, spec: PolicySpec, env: VecEnv
+) -> Controller | None:
+    """The scripted expert that takes over in ``env`` and looks at the worlds behind it; None where a person stands
+    beside the robot."""
+    beside = supervisor_of(env)
+    if config.expert is None:
+        if method_of(config.method).interventions is InterventionUse.taught and beside is None:
+            raise BurnishError(
+                f"method={method_name(config.method)} learns from interventions; say who intervenes, for example "
+                "expert=clean or expert=noisy, or in Python a RobotEnv with a supervisor"
+            )
+        return None
+    if beside is not None:
+        raise BurnishError("the robot has a supervisor, who takes it over; leave expert= out")
+    if world is None:
+        raise BurnishError("an expert plays in worlds that settings name; give env=... instead of an object")
+    raw = env
+    while isinstance(raw, Wrapper):
+        raw = raw.env
+    if raw.spec.action != spec.action:
+        raise BurnishError(
+            f"an expert commands the whole of the actuators of {world['name']}, {raw.spec.action}, but the policy "
+            f"{spec.action}; train it with the limits of the world"
+        )
+    seed = derive(config.seed, "expert")
+    return make_expert(world_from(world), config.worlds, config.expert, seed=seed, device=raw.device, env=raw)
+
+
+def _spec_in(world: EnvSpec, history: int) -> PolicySpec:
+    """Of a policy that starts from nothing: it sees the world as it is, and commands the whole of its actuators."""
+    return replace(agent_spec(world, history=1), history=history, action=world.action)
+
+
+def _specified(world: dict[str, Any] | None) -> EnvSpec:
+    if world is None:
+        raise BurnishError("without a policy nothing says which world to act in; give env=...")
+    return make_env(world_from(world), 1).spec

@@ -1,0 +1,52 @@
+"""The policies that verbs start from and the evaluators that try them, in the worlds that settings name.
+
+Shared by the entry points, and as free as they are to import ``sim``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..sim.build import make_env, origin_of, world_for
+from .build import CheckpointConfig, load_policy
+from .cli.machine import say
+from .core.errors import BurnishError
+from .core.spec import PolicySpec
+from .evaluator import EvalConfig, Evaluator
+from .external.table import connect, place_of
+
+
+def acting_policy(chosen: Any, device: torch.device, env: Any) -> tuple[Any, dict[str, Any]]:
+    """The policy of ``policy=...``, and its origin. ``env`` is the configured world, without which nobody knows what
+    the actions of another library's policy mean."""
+    if isinstance(chosen, CheckpointConfig):
+        return load_policy(chosen.path, device, steps=chosen.steps, guidance=chosen.guidance, base=chosen.base)
+    if env is None:
+        raise BurnishError(f"{place_of(chosen)} does not say which world it is for; give env=...")
+    world = make_env(env, 1, device=device)
+    return connect(chosen, world.spec, world.reset()), {"env": origin_of(env)}
+
+
+def starting_policy(chosen: Any, device: torch.device, env: Any = None) -> tuple[Any, dict[str, Any]]:
+    """The policy of ``policy=...`` and its origin; nothing where none was chosen."""
+    return (None, {}) if chosen is None else acting_policy(chosen, device, env)
+
+
+def evaluator_of(
+    data: Mapping[str, Any] | None, spec: PolicySpec, config: EvalConfig, device: torch.device
+) -> Evaluator | None:
+    """None where no world is known, or none is wanted."""
+    if config.episodes == 0:
+        say("eval.episodes=0: the policy is not tried, so nothing is known of its success, and no best/ is chosen")
+        return None
+    if data is None:
+        return None
+    worlds = min(config.worlds, max(config.episodes, config.confirm))
+    try:
+        world = world_for(spec, data, worlds, device)
+    except BurnishError as error:
+        raise BurnishError(f"{error}. To train without trying the policy, give eval.episodes=0") from error
+    return Evaluator(world, config, device)
