@@ -121,7 +121,7 @@ def test_settings_are_the_fields_their_defaults_and_their_comments(settings):
         ("x.plain", "`false`", ""),
     ]
     known = {setting.name: setting for setting in settings(DSRLConfig, "method.")}
-    assert known["method.bound"] == ("method.bound", f"`{DSRLConfig().bound}`", "of each coordinate of the noise")
+    assert known["method.bound"] == ("method.bound", f"`{DSRLConfig().bound}`", "bound of each coordinate of the noise")
     assert known["method.sac.target_entropy"].default == "`0.0`", "DSRL's own, where that of SAC is null"
     assert known["method.variant"].default == "`sac` (or `aliased`)"
 
