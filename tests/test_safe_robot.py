@@ -297,6 +297,11 @@ def test_settings_are_checked(name):
         replace(SAFETY, blend_s=-1.0)
 
 
+def test_a_robot_slows_down_before_it_brakes():
+    with pytest.raises(Refused, match="slow_after=11 must be at most ramp_after=10"):
+        replace(SAFETY, slow_after=11, ramp_after=10)
+
+
 def test_an_advisor_can_only_be_more_careful():
     asked, limit = [0.4, 0.4], 2.0
     for advice in (0.0, 0.25, 1.0, 7.0, -1.0, float("nan"), "fast", None):

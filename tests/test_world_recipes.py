@@ -95,7 +95,8 @@ def test_a_probe_that_says_nothing(home, monkeypatch, tmp_path, capsys):
 def test_what_was_interrupted_does_not_count_as_there(home, how):
     """In the middle of installing. Killed outright, it leaves a folder that is no environment, and is made anew."""
     code = (
-        "import sys, time\n"
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # which a shell in the background switches off
         "from burnish.sim.external import environments, recipes\n"
         "def install(row, name, python, folder):\n"
         "    folder.mkdir(); (folder / 'half').touch()\n"
