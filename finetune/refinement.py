@@ -24,7 +24,7 @@ from ..policies.core.rewards import RewardConfig
 from ..policies.core.seed import derive
 from ..policies.core.spec import EnvSpec, PolicySpec, agent_spec
 from ..policies.core.types import Controller, VecEnv
-from ..policies.core.wrapper import Wrapper
+from ..policies.core.wrapper import Wrapper, description
 from ..policies.data.lerobot import fingerprint, read_lerobot
 from ..policies.evaluator import EvalConfig
 from ..policies.external.reward_models import relabelled, rewarded
@@ -85,6 +85,8 @@ def refinement(config: FinetuneConfig, base: Any = None, env: VecEnv | None = No
         config.method = on_view(config.method, config.view)
     row = method_of(config.method)
     base, world, spec, env = scene(config, device, config.seed, base, env)
+    if line := description(env):
+        say(line)
     warmup = getattr(getattr(config.method, "loop", None), "warmup", 0)
     if config.total <= warmup:
         raise BurnishError(
