@@ -366,7 +366,8 @@ def main() -> None:
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) != here]  # its files are no packages of yours
     if chosen.socket is not None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for Burnish, which ends its workers itself
-        serve(socket.socket(fileno=chosen.socket), chosen.memory)
+        with contextlib.suppress(OSError):  # its owner is gone
+            serve(socket.socket(fileno=chosen.socket), chosen.memory)
         return
     if not chosen.listen or not chosen.id:
         parser.error("give --listen HOST:PORT and --id ENVIRONMENT")
