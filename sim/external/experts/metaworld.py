@@ -6,11 +6,10 @@ They read the observation, so the goal must be visible in it: ``Meta-World/MT1``
 from __future__ import annotations
 
 import warnings
+from importlib import import_module
 from typing import Any
 
 import numpy as np
-from metaworld.env_dict import ALL_V3_ENVIRONMENTS
-from metaworld.policies import ENV_POLICY_MAP
 from numpy.typing import NDArray
 
 STILL = np.array([0.0, 0.0, 0.0, np.nan])  # a motion of the hand, and the effort of the gripper
@@ -19,7 +18,7 @@ BIAS = {"push-v3": 0.06, "pick-place-v3": 0.09, "door-open-v3": 1.0, "button-pre
 
 def task_of(env: Any) -> str:
     """The name of the task, such as "push-v3", also of the variants that hide or show the goal."""
-    names = {kind: name for name, kind in ALL_V3_ENVIRONMENTS.items()}
+    names = {kind: name for name, kind in import_module("metaworld.env_dict").ALL_V3_ENVIRONMENTS.items()}
     for kind in type(env.unwrapped).__mro__:
         if kind in names:
             return names[kind]
@@ -32,7 +31,7 @@ class MetaWorldExpert:
     still = STILL
 
     def __init__(self, env: Any) -> None:
-        self._script = ENV_POLICY_MAP[task_of(env)]()
+        self._script = import_module("metaworld.policies").ENV_POLICY_MAP[task_of(env)]()
         self.levels = {"clumsy": {"bias": BIAS[task_of(env)]}} if task_of(env) in BIAS else {}
 
     def reset(self, obs: Any, info: dict[str, Any]) -> None:

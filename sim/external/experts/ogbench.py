@@ -8,12 +8,11 @@ goes lowest. Where cubes stand on each other's places, one is set aside first.
 from __future__ import annotations
 
 import zlib
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from ogbench.manipspace.oracles.markov.cube_markov import CubeMarkovOracle
-from ogbench.manipspace.oracles.plan.cube_plan import CubePlanOracle
 
 SIDE = 0.04  # m, of a cube
 STILL = np.zeros(5)  # all five are changes of the pose and of the opening
@@ -34,7 +33,11 @@ class CubeExpert:
         if not hasattr(env.unwrapped, "_num_cubes"):
             raise LookupError(f"{type(env.unwrapped).__name__} of OGBench has no expert here; the cubes have")
         self._world, self._seed = env.unwrapped, seed
-        self._oracle = CubeMarkovOracle(env=env) if oracle == "markov" else CubePlanOracle(env=env, noise=noise)
+        if oracle == "markov":
+            self._oracle = import_module("ogbench.manipspace.oracles.markov.cube_markov").CubeMarkovOracle(env=env)
+        else:
+            plan = import_module("ogbench.manipspace.oracles.plan.cube_plan")
+            self._oracle = plan.CubePlanOracle(env=env, noise=noise)
         self._job: tuple[int, NDArray] | None = None
         self.levels = {"clumsy": {"bias": 0.45 if self._world._num_cubes == 1 else 0.38, "scale": 3.0}}
 
