@@ -42,6 +42,7 @@ from measure import machine, markdown, options, page, publish, table
 from burnish.finetune.api import evaluate, refine
 from burnish.policies.measure.evaluate import evaluation_seeds
 from burnish.policies.measure.statistics import interquartile_mean, stratified_bootstrap
+from burnish.sim.external.worlds import cut_seed
 
 EPISODES, SEED = 20, 1000  # of the examination at the end
 WORLDS = 4  # of PPO
@@ -156,13 +157,13 @@ def sb3(case: Case) -> Callable[[], list[float]]:
 
 
 def played(task: str, act: Callable[[np.ndarray], np.ndarray]) -> list[float]:
-    """Returns on the seeds of the examination, by actions in [-1, 1], without our worlds."""
+    """Returns on the seeds of the examination, cut as our worlds cut them, by actions in [-1, 1]."""
     import gymnasium
     from gymnasium.wrappers import RescaleAction
 
     env, returns = RescaleAction(gymnasium.make(task), np.float32(-1), np.float32(1)), []
     for seed in evaluation_seeds(EPISODES, base=SEED):
-        (obs, _), total, over = env.reset(seed=seed), 0.0, False
+        (obs, _), total, over = env.reset(seed=cut_seed(seed)), 0.0, False
         while not over:
             obs, reward, terminated, truncated, _ = env.step(act(obs))
             total, over = total + float(reward), terminated or truncated

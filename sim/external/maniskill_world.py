@@ -74,7 +74,7 @@ def _registered(name: str) -> Any:
     if name not in registration.REGISTERED_ENVS:
         raise BurnishError(f"ManiSkill has no task {name!r}; {did_you_mean(name, registration.REGISTERED_ENVS)}")
     spec = registration.REGISTERED_ENVS[name]
-    # ManiSkill itself would ask a question on the terminal, and end the process if nobody says yes.
+    # ManiSkill itself would ask a question on the terminal, and end the process unless the answer is yes.
     missing = [asset for asset in spec.asset_download_ids or () if not _is_there(assets, asset)]
     if missing:
         raise BurnishError(
@@ -124,7 +124,7 @@ def _check_reward(config: ManiSkillConfig, simulation: Any) -> None:
 
 
 def _choose_cameras(config: ManiSkillConfig, simulation: Any) -> None:
-    """Cameras that nobody looks through are taken out, again whenever the task builds its scene anew."""
+    """Cameras that are not observed are taken out, again whenever the task builds its scene anew."""
     known = list(simulation._sensors)
     for name in config.cameras:
         if name not in known:

@@ -383,7 +383,7 @@ def main() -> None:
         while True:
             connection, _ = listener.accept()
             with connection:
-                if os.fork() == 0:  # each user has worlds of their own, and keeps nobody waiting
+                if os.fork() == 0:  # each user has worlds of their own; the others need not wait
                     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     connection.settimeout(10)
                     with contextlib.suppress(EOFError, OSError, ValueError):
