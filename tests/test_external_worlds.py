@@ -77,7 +77,6 @@ class Silent(Bench):
 @pytest.fixture(autouse=True)
 def bench():
     """How the test's own environments are registered: by Python, with spaces that no configuration could name."""
-    known = set(gymnasium.registry)
 
     def register(limit: int | None = 20, nondeterministic=False, **kwargs):
         gymnasium.registry.pop(BENCH, None)
@@ -85,8 +84,7 @@ def bench():
 
     register()
     yield register
-    for name in set(gymnasium.registry) - known:
-        del gymnasium.registry[name]
+    gymnasium.registry.pop(BENCH, None)
 
 
 def worlds(num_envs=2, seed=0, **config):
