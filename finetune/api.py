@@ -28,10 +28,10 @@ from torch import Tensor
 
 from ..policies.__main__ import GROUPS as POLICY_GROUPS
 from ..policies.__main__ import EvaluateConfig
-from ..policies.build import ACTING, CheckpointConfig, describe, load_policy
+from ..policies.build import ACTING, CheckpointConfig, describe, loaded
 from ..policies.cli.cli import choices, compose, to_object
 from ..policies.controllers import controller_for
-from ..policies.core.config import to_data
+from ..policies.core.config import from_data, to_data
 from ..policies.core.errors import BurnishError
 from ..policies.core.scale import ScaledEnv
 from ..policies.core.spec import EnvSpec
@@ -56,16 +56,20 @@ def load(
     device: torch.device | str = "cpu",
     *,
     steps: int | None = None,
+    sampler: str | None = None,
     guidance: float | None = None,
     base: Any = None,
+    keys: Mapping[str, str] | None = None,
 ) -> Any:
-    """The policy in a run folder (its newest checkpoint), in a checkpoint, or saved by ``save``. It remembers the world
-    that it was trained for (``origin``), where others need no env, and ``source``, where it came from. ``steps`` and
-    ``guidance`` change how it acts; ``base`` is where a policy is that is not ours, or that policy, if one was refined.
-    """
-    policy, origin = load_policy(path, device, steps=steps, guidance=guidance, base=base)
+    """The policy in a run folder (its newest checkpoint), in a checkpoint, saved by ``save``, or of LeRobot. It
+    remembers the world that it was trained for (``origin``), where others need no env, and ``source``, where it came
+    from. ``steps``, ``sampler`` and ``guidance`` change how it acts; ``base`` is where a policy is that is not ours, or
+    that policy, if one was refined; ``keys`` gives the observations of a LeRobot policy other names."""
     named = base is None or isinstance(base, str)
-    return _marked(policy, origin, CheckpointConfig(str(path), steps, guidance, base) if named else None)
+    given = {"path": str(path), "steps": steps, "sampler": sampler, "guidance": guidance, "keys": dict(keys or {})}
+    chosen = from_data(CheckpointConfig, given | ({"base": base} if named else {}), "load")
+    policy, origin = loaded(chosen, device) if named else loaded(chosen, device, base=base)
+    return _marked(policy, origin, chosen if named else None)
 
 
 def save(policy: Any, path: Path | str, *, overwrite: bool = False) -> Path:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..sim.build import make_env, origin_of, world_for
-from .build import CheckpointConfig, load_policy
+from .build import CheckpointConfig, loaded
 from .cli.machine import say
 from .core.errors import BurnishError
 from .core.spec import PolicySpec
@@ -23,7 +23,7 @@ def acting_policy(chosen: Any, device: torch.device, env: Any) -> tuple[Any, dic
     """The policy of ``policy=...``, and its origin. ``env`` is the configured world, without which nobody knows what
     the actions of another library's policy mean."""
     if isinstance(chosen, CheckpointConfig):
-        return load_policy(chosen.path, device, steps=chosen.steps, guidance=chosen.guidance, base=chosen.base)
+        return loaded(chosen, device)
     if env is None:
         raise BurnishError(f"{place_of(chosen)} does not say which world it is for; give env=...")
     world = make_env(env, 1, device=device)

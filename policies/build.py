@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,10 +25,14 @@ from .core.config import from_data, to_data
 from .core.errors import BurnishError, did_you_mean, reason
 from .core.seed import derive
 from .core.spec import PolicySpec
-from .diffusion import DiffusionConfig
+from .diffusion import DiffusionConfig, Sampler
 from .external.table import EXTERNAL_KINDS, described, identity, place_of, reconnect
 from .flow import FlowConfig
 from .gaussian import GaussianConfig
+from .lerobot.act import LeRobotACTConfig
+from .lerobot.checkpoint import find as find_lerobot
+from .lerobot.checkpoint import fingerprint, renamed
+from .lerobot.diffusion import LeRobotDiffusionConfig
 from .nets.critic import CriticConfig
 from .one_step import OneStepConfig
 from .runs.checkpoint import Checkpoint
@@ -77,8 +81,20 @@ COMPOSITES: dict[str, CompositeKind] = {
 CRITIC = PolicyKind(CriticConfig, ".nets.critic:QEnsemble", "what the actions are worth")
 # Distilled from another policy by offline/fql.py; it cannot imitate, so nobody pretrains one.
 ONE_STEP = PolicyKind(OneStepConfig, ".one_step:OneStepPolicy", "observation and noise to a chunk, in one pass")
-KINDS: dict[str, PolicyKind | CompositeKind] = {**POLICIES, **COMPOSITES, "critic": CRITIC, "one_step": ONE_STEP}
+# Trained by LeRobot: read from its checkpoints (lerobot/checkpoint.py), and refined.
+LEROBOT = {
+    "lerobot_diffusion": PolicyKind(LeRobotDiffusionConfig, ".lerobot.diffusion:LeRobotDiffusion", "of LeRobot"),
+    "lerobot_act": PolicyKind(LeRobotACTConfig, ".lerobot.act:LeRobotACT", "of LeRobot"),
+}
+KINDS: dict[str, PolicyKind | CompositeKind] = {
+    **POLICIES,
+    **COMPOSITES,
+    **LEROBOT,
+    "critic": CRITIC,
+    "one_step": ONE_STEP,
+}
 EXTERNAL = "external"
+Changes = tuple[int | None, Sampler | None, float | None]  # of steps, sampler and guidance
 
 
 @dataclass
@@ -87,8 +103,10 @@ class CheckpointConfig:
 
     path: str  # folder of a run or of a checkpoint
     steps: int | None = None  # another number of generation steps than it was saved with
+    sampler: Sampler | None = None  # another sampler of a diffusion policy than it was saved with
     guidance: float | None = None  # another weight of the goal
     base: str | None = None  # place of the policy that this one refines, if that is not ours and has moved
+    keys: dict[str, str] = field(default_factory=dict)  # our name of an observation: that of a LeRobot checkpoint
 
 
 def policy_name(config: Any) -> str:
@@ -138,6 +156,8 @@ def _description(policy: Any, foreign: bool = False) -> dict[str, Any]:
 
 def weights_of(path: str | Path) -> str:
     """Which weights a path leads to: a run that is trained on leads elsewhere."""
+    if (theirs := find_lerobot(path)) is not None:
+        return fingerprint(theirs)
     return hashlib.sha256((find_policy(path).path / "manifest.json").read_bytes()).hexdigest()
 
 
@@ -146,6 +166,7 @@ def restore_policy(
     device: torch.device | str = "cpu",
     *,
     steps: int | None = None,
+    sampler: Sampler | None = None,
     guidance: float | None = None,
     base: Any = None,
 ) -> Any:
@@ -153,7 +174,7 @@ def restore_policy(
     if isinstance(base, str) and not _has_external(saved.config):
         raise BurnishError(f"policy.base={base} says where a policy is that is not ours, but {saved.path} refines none")
     try:
-        policy = _assemble(saved.config, str(saved.path), base, steps, guidance, state=saved.state)
+        policy = _assemble(saved.config, str(saved.path), base, (steps, sampler, guidance), state=saved.state)
     except BurnishError:
         raise
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
@@ -175,8 +196,7 @@ def _assemble(
     data: Any,
     where: str,
     base: Any,
-    steps: int | None = None,
-    guidance: float | None = None,
+    changes: Changes = (None, None, None),
     *,
     state: Mapping[str, Any],
     prefix: str = "",
@@ -194,13 +214,13 @@ def _assemble(
             f"{where} holds no policy that this version knows: policy={name!r}; {did_you_mean(str(name), POLICIES)}"
         )
     kind = KINDS[name]
-    settings = _adapted(from_data(kind.config, data.get("config", {}), "policy"), steps, guidance)
+    settings = _adapted(from_data(kind.config, data.get("config", {}), "policy"), *changes)
     if isinstance(kind, PolicyKind):
         spec, lora = PolicySpec.from_dict(data.get("spec", {})), data.get("lora")
-        changes = None if lora is None else from_data(LoRAConfig, lora, "lora")
-        _require_tensors(_maker(kind), settings, spec, changes, where, state, prefix)
+        adapter = None if lora is None else from_data(LoRAConfig, lora, "lora")
+        _require_tensors(_maker(kind), settings, spec, adapter, where, state, prefix)
         policy = build_policy(settings, spec)
-        return policy if changes is None else add_lora(policy, changes)
+        return policy if adapter is None else add_lora(policy, adapter)
     parts = data.get("parts")
     given = set(parts) if isinstance(parts, Mapping) else set()
     if not set(kind.parts) <= given <= {*kind.parts, *kind.optional}:
@@ -249,28 +269,45 @@ def load_policy(
     device: torch.device | str = "cpu",
     *,
     steps: int | None = None,
+    sampler: Sampler | None = None,
     guidance: float | None = None,
     base: Any = None,
+    keys: Mapping[str, str] | None = None,
 ) -> tuple[Any, dict[str, Any]]:
-    """The policy saved at ``path``, and its origin. ``steps`` and ``guidance`` change how it acts. ``base`` is the
-    policy that is not ours, where such a one was refined, or the place where it is now."""
+    """The policy saved at ``path``, and its origin. ``steps``, ``sampler``, ``guidance`` change how it acts. ``base``
+    is the policy that is not ours, where such a one was refined, or the place where it is now. ``keys`` are other names
+    for the observations of a checkpoint of LeRobot."""
     saved = find_policy(path)
-    policy = restore_policy(saved, device, steps=steps, guidance=guidance, base=base)
+    if keys:
+        saved = renamed(saved, keys)
+    policy = restore_policy(saved, device, steps=steps, sampler=sampler, guidance=guidance, base=base)
     origin = saved.config.get("origin", {})
     return policy, origin if isinstance(origin, dict) else {}
 
 
-def _adapted(settings: Any, steps: int | None, guidance: float | None) -> Any:
+def loaded(
+    chosen: CheckpointConfig, device: torch.device | str = "cpu", base: Any = None
+) -> tuple[Any, dict[str, Any]]:
+    """The policy of ``policy=checkpoint``, and its origin; ``base`` is one that ``policy.base`` cannot name."""
+    changes = {name: getattr(chosen, name) for name in ("steps", "sampler", "guidance", "keys")}
+    return load_policy(chosen.path, device, base=chosen.base if base is None else base, **changes)
+
+
+def _adapted(settings: Any, steps: int | None, sampler: Sampler | None, guidance: float | None) -> Any:
     """Other settings, checked like all others, and remembered when the policy is saved again."""
     name = policy_name(settings)
-    if name in COMPOSITES and (steps is not None or guidance is not None):
-        raise BurnishError(f"a {name} policy acts as its parts were trained to; leave steps and guidance as they are")
-    if steps is not None:
-        if not hasattr(settings, "steps"):
-            raise BurnishError(f"steps={steps}: a {name} policy acts in a single step")
-        settings = replace(settings, steps=steps)
+    if name in COMPOSITES and (steps, sampler, guidance) != (None, None, None):
+        raise BurnishError(
+            f"a {name} policy acts as its parts were trained to; leave steps, sampler and guidance as they are"
+        )
+    if steps is not None and not hasattr(settings, "steps"):
+        raise BurnishError(f"steps={steps}: a {name} policy acts in a single step")
+    if sampler is not None and not isinstance(settings, DiffusionConfig):
+        raise BurnishError(f"sampler={sampler.value}: only diffusion policies have samplers, and this is a {name} one")
+    changed = {name: x for name, x in (("steps", steps), ("sampler", sampler)) if x is not None}
+    settings = replace(settings, **changed)
     if guidance is not None:
-        if not hasattr(settings, "net"):
+        if not hasattr(getattr(settings, "net", None), "guidance"):
             raise BurnishError(f"guidance={guidance}: a {name} policy has no guidance")
         settings = replace(settings, net=replace(settings.net, guidance=guidance))
     return settings

@@ -98,10 +98,10 @@ class DiffusionConfig:
                 f"policy.sampler={self.sampler.value} is of second order and needs policy.steps of 3 or more, "
                 f"got {self.steps}; take sampler=ddim for fewer"
             )
-        if self.steps == 1 < self.train_steps and self.gaussian_chain and self.spacing is Spacing.leading:
+        if self.steps == 1 < self.train_steps and self.gaussian_chain and self.spacing is not Spacing.trailing:
             raise BurnishError(
-                "policy.steps=1 with spacing=leading would visit the cleanest level alone and return noise; "
-                "take spacing=trailing or more steps"
+                f"policy.steps=1 with spacing={self.spacing.value} would visit the cleanest level alone and return "
+                "noise; take spacing=trailing or more steps"
             )
         if not 0 <= self.eta <= 1:
             raise BurnishError(f"policy.eta={self.eta} must lie between 0 (deterministic) and 1 (as noisy as ddpm)")
@@ -109,7 +109,7 @@ class DiffusionConfig:
             raise BurnishError(f"policy.eta={self.eta} belongs to sampler=ddim; sampler={self.sampler.value} has none")
         if self.clip is not None and self.clip <= 0:
             raise BurnishError(f"policy.clip={self.clip} must be positive, or null for no clipping")
-        if self.schedule is not Schedule.cosine and self.train_steps <= 20:
+        if self.schedule is not Schedule.cosine and self.betas()[1] >= 1:
             raise BurnishError(
                 f"policy.schedule={self.schedule.value} reaches noise only with policy.train_steps above 20, "
                 f"got {self.train_steps}; take more steps or schedule=cosine"
@@ -124,6 +124,11 @@ class DiffusionConfig:
         """DDPM is DDIM with all of its noise."""
         return 1.0 if self.sampler is Sampler.ddpm else self.eta
 
+    def betas(self) -> tuple[float, float]:
+        """The ends of a linear schedule."""
+        stretch = 1000 / self.train_steps
+        return 1e-4 * stretch, 0.02 * stretch
+
 
 def training_levels(config: DiffusionConfig) -> Tensor:
     """(T,) float64: the level of each train index, from diffusers."""
@@ -132,12 +137,9 @@ def training_levels(config: DiffusionConfig) -> Tensor:
     if config.schedule is Schedule.cosine:
         scheduler = DDPMScheduler(config.train_steps, beta_schedule="squaredcos_cap_v2")
     else:
-        stretch = 1000 / config.train_steps
+        first, last = config.betas()
         scheduler = DDPMScheduler(
-            config.train_steps,
-            beta_start=1e-4 * stretch,
-            beta_end=0.02 * stretch,
-            beta_schedule=config.schedule.value,
+            config.train_steps, beta_start=first, beta_end=last, beta_schedule=config.schedule.value
         )
     return scheduler.alphas_cumprod.double()
 
@@ -174,11 +176,15 @@ class DiffusionPolicy(nn.Module):
         super().__init__()
         self.spec = replace(spec, noise_shape=spec.chunk_shape, goal_free=config.net.goal_drop > 0)
         self.config = config
-        self.net = Denoiser(spec, config.net)
+        self.net = self.network(spec, config)
         # The tables follow from the configuration, so none of them goes into a checkpoint.
         with torch.device("cpu"):  # numbers, also where a network is asked for its shapes alone
             self.register_buffer("levels", training_levels(config).to(torch.get_default_dtype()), persistent=False)
             self._tabulate(config.steps)
+
+    def network(self, spec: PolicySpec, config: Any) -> Any:
+        """The denoiser, with the interface of ``Denoiser``."""
+        return Denoiser(spec, config.net)
 
     def _tabulate(self, steps: int) -> None:
         config, levels = self.config, self.levels.double()

@@ -26,19 +26,23 @@ class Spacing(Enum):
 
     leading   6 3 0   begins below the top, where the modes part, and ends at the bottom;
     trailing  9 6 2   begins at the top, which is what N(0, I) really is, and jumps from its last level to clean.
+    whole     6 3 0   is leading as diffusers has it: T / K is truncated before it is multiplied.
     """
 
     leading = "leading"
     trailing = "trailing"
+    whole = "whole"
 
 
 def train_indices(train_steps: int, steps: int, spacing: Spacing) -> Tensor:
     """(K,) int64, decreasing; the full grid when K = T.
 
-    diffusers truncates T / K before it multiplies, so that 60 of 100 leading steps would begin at 59, half way to
-    clean; we truncate afterwards, which is the same where K divides T.
+    diffusers truncates T / K before it multiplies (``whole``), so that 60 of 100 steps begin at 59, half way to clean;
+    ``leading`` truncates afterwards, which is the same where K divides T.
     """
     count = torch.arange(steps, 0, -1)
+    if spacing is Spacing.whole:
+        return (count - 1) * (train_steps // steps)
     if spacing is Spacing.leading:
         return (count - 1) * train_steps // steps
     return (count.double() * (train_steps / steps)).round().long() - 1

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..policies.build import CheckpointConfig, load_policy
+from ..policies.build import CheckpointConfig, loaded
 from ..policies.cli.cli import main
 from ..policies.controllers import controller_for
 from ..policies.core.chunk import HistoryEnv
@@ -160,7 +160,7 @@ def _scene(config: CollectConfig) -> Scene:
         made_by |= {} if errors is None else {"errors": to_data(errors)}
     else:
         chosen = config.policy
-        policy, trained = load_policy(chosen.path, steps=chosen.steps, guidance=chosen.guidance, base=chosen.base)
+        policy, trained = loaded(chosen)
         world, made_by = config.env or _world_of(trained), {"policy": to_data(chosen) | {"sha256": _weights(policy)}}
         raw = make_env(world, worlds)
         env, controller = _seen_by(policy, raw), controller_for(policy, worlds)

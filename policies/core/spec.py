@@ -29,7 +29,7 @@ def require_bytes(size: int, most: int, what: str) -> None:
 
 def stacked_by_history(key: str) -> bool:
     """History is kept of what the robot senses, not of what it was told (goals, tokens)."""
-    return key == "state" or key.startswith("image.")
+    return key in ("state", "environment_state") or key.startswith("image.")
 
 
 def dtype_of(key: str) -> torch.dtype:

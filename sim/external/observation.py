@@ -2,6 +2,7 @@
 
     uint8 of 2 or 3 dimensions     an image: ``image.<key>``, channels first; ``image.main`` if it stands alone
     ``desired_goal`` and below     ``goal``, or ``goal_image.main``
+    ``environment_state``          as it is; LeRobot's worlds and policies know it by that name
     every other Box                flattened, and concatenated in the order of the keys into ``state``
 
 Dicts may be nested: their keys are joined by dots. Numbers become float32 here, and are rounded nowhere else.
@@ -18,6 +19,8 @@ import numpy as np
 
 from ...policies.core.errors import BurnishError
 from ...policies.core.spec import ObsSpec
+
+ENVIRONMENT_STATE = "environment_state"
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class Layout:
     def __init__(self, leaves: Sequence[Mapping[str, Any]], world: str) -> None:
         self._images: list[Image] = []
         self._numbers: list[Numbers] = []
-        ends = {"state": 0, "goal": 0}
+        ends = {"state": 0, ENVIRONMENT_STATE: 0, "goal": 0}
         for leaf in sorted(leaves, key=lambda leaf: leaf["path"]):
             path, shape = [str(key) for key in leaf["path"]], tuple(leaf["shape"])
             name, called = "obs." + ".".join(path), ".".join(path)
@@ -65,7 +68,7 @@ class Layout:
                 key = f"goal_image.{'.'.join(path[1:]) or 'main'}" if is_goal else f"image.{called or 'main'}"
                 self._images.append(Image(name, key, shape))
             elif len(shape) <= 2:
-                key = "goal" if is_goal else "state"
+                key = "goal" if is_goal else called if called == ENVIRONMENT_STATE else "state"
                 self._numbers.append(Numbers(name, key, ends[key], ends[key] + math.prod(shape)))
                 ends[key] = self._numbers[-1].end
             else:

@@ -1,0 +1,393 @@
+"""Checkpoints of LeRobot's policies, read as checkpoints of ours.
+
+    config.json                     type and settings of the policy, its features and their normalisation
+    model.safetensors               weights, read strictly by name; before LeRobot 0.4 the statistics too
+    policy_preprocessor.json        steps before the policy; the normaliser names a file of statistics
+    policy_postprocessor.json       steps behind it
+
+Nothing in such a folder can run code, and no file outside it is opened. A setting that is not known here is refused,
+because it may change how the policy acts; those that only concern training are passed over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from ..core.config import to_data
+from ..core.errors import BurnishError
+from ..core.spec import ActionSpec, ObsSpec, PolicySpec
+from ..data.lerobot_layout import is_image, key_of
+from ..diffusion import Sampler, Schedule
+from ..nets.resnet import Norm
+from ..runs.checkpoint import Checkpoint
+from ..runs.manifest import parse
+from ..schedule import Prediction
+from .act import LeRobotACTConfig
+from .diffusion import LeRobotDiffusionConfig, LeRobotNetConfig, VisionBackboneConfig
+from .features import Feature, Kind
+from .scaling import EPSILON, Normalization, statistics_of
+
+CONFIG, WEIGHTS, BEFORE, BEHIND = (
+    "config.json",
+    "model.safetensors",
+    "policy_preprocessor.json",
+    "policy_postprocessor.json",
+)
+INNER = "pretrained_model"  # folder of the policy inside a checkpoint of a training run
+# Settings that say how it was trained, where it ran or where it was published, and nothing of how it acts.
+PASSED = {
+    *("type", "device", "use_amp", "push_to_hub", "repo_id", "private", "tags", "license", "pretrained_path"),
+    *("pretrained_revision", "pretrained_backbone_weights", "compile_model", "compile_mode", "gradient_checkpointing"),
+    *("optimizer_lr", "optimizer_betas", "optimizer_eps", "optimizer_weight_decay", "optimizer_lr_backbone"),
+    *("scheduler_name", "scheduler_warmup_steps", "drop_n_last_frames", "do_mask_loss_for_padding", "crop_is_random"),
+    "crop_ratio",  # crop_shape is what came of it
+}
+# Settings that are read here for policies of every type.
+COMMON = {"n_obs_steps", "n_action_steps", "input_features", "output_features", "normalization_mapping", "use_peft"}
+# Steps of processors whose effect on the numbers is known: none, or the normalisation.
+STEPS = {
+    BEFORE: ("rename_observations_processor", "to_batch_processor", "device_processor", "normalizer_processor"),
+    BEHIND: ("unnormalizer_processor", "device_processor"),
+}
+TYPES = ("STATE", "ENV", "VISUAL", "ACTION")  # of features
+NORMALISER = {BEFORE: "normalizer_processor", BEHIND: "unnormalizer_processor"}
+ENVIRONMENT_STATE = "observation.environment_state"
+POLICIES = ("lerobot_diffusion", "lerobot_act")  # names in the table of policies
+_FILE = re.compile(r"[A-Za-z0-9_.-]{1,120}\.safetensors")
+
+
+class Given(NamedTuple):
+    """A folder as it was read: settings, features, and statistics of each feature."""
+
+    path: Path
+    settings: dict[str, Any]
+    inputs: dict[str, Feature]  # by their names in LeRobot, in their order
+    shapes: dict[str, tuple[int, ...]]  # of observations here
+    action: Normalization
+    dim: int
+    statistics: dict[str, dict[str, Tensor]]
+    state: dict[str, Tensor]
+
+
+def find(path: Path | str) -> Path | None:
+    """The folder of a LeRobot policy at ``path`` or within it; None where there is none."""
+    for folder in (Path(path), Path(path) / INNER):
+        if (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file() and not (folder / "manifest.json").exists():
+            return folder
+    return None
+
+
+def fingerprint(folder: Path) -> str:
+    """SHA-256 over the files that decide how the policy acts."""
+    digest = hashlib.sha256()
+    for file in sorted([folder / CONFIG, *folder.glob("policy_*.json"), *folder.glob("*.safetensors")]):
+        with open(file, "rb") as opened:
+            digest.update(file.name.encode() + hashlib.file_digest(opened, "sha256").digest())
+    return digest.hexdigest()
+
+
+def load(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
+    """A folder of LeRobot as one of ours: configuration, specification and weights."""
+    settings = _json(folder / CONFIG)
+    kind = KINDS.get(str(settings.get("type")))
+    if kind is None:
+        raise BurnishError(
+            f"{folder} holds a LeRobot policy of type {settings.get('type')!r:.60}; {' and '.join(KINDS)} are read"
+        )
+    given = _given(folder, settings)
+    config, horizon, start, prefix, renamed = kind(given)
+    own = {renamed(name): x for name, x in given.state.items() if not _is_statistic(name)}
+    for name, feature in given.inputs.items():
+        shape = given.shapes[feature.key]
+        place = f"{prefix}inputs.scalings.{feature.key.replace('.', '/')}."
+        found = given.statistics.get(name, {})
+        shape = (shape[0], 1, 1) if feature.kind is Kind.visual else shape
+        for part, x in statistics_of(feature.normalization, name, shape, found, str(folder)).items():
+            own[place + part] = x
+    found = given.statistics.get("action", {})
+    for part, x in statistics_of(given.action, "action", (given.dim,), found, str(folder)).items():
+        own[f"{prefix}action_scaling.{part}"] = x
+    low, high = _limits(given, bounded=isinstance(config, LeRobotDiffusionConfig))
+    spec = PolicySpec(
+        obs=ObsSpec(given.shapes),
+        action=ActionSpec(low, high),
+        horizon=horizon,
+        execute=_whole(given, "n_action_steps"),
+        start=start,
+        history=_whole(given, "n_obs_steps", 1),
+    )
+    name = POLICIES[isinstance(config, LeRobotACTConfig)]
+    data = {"policy": name, "config": to_data(config), "spec": to_data(spec.to_dict()), "origin": {}}
+    return Checkpoint(data, {key: x.to(device) for key, x in own.items()}, {}, {}, folder)
+
+
+def renamed(saved: Checkpoint, keys: Mapping[str, str]) -> Checkpoint:
+    """A loaded checkpoint whose observations have other names: ``keys`` says theirs by ours."""
+    if saved.config.get("policy") not in POLICIES:
+        raise BurnishError(f"keys={dict(keys)} are for checkpoints of LeRobot, and {saved.path} is none")
+    known = saved.config["spec"]["obs"]["shapes"]
+    if unknown := sorted(set(keys.values()) - set(known)):
+        raise BurnishError(f"the policy in {saved.path} has no observation {unknown[0]!r:.80}; it has {sorted(known)}")
+    new = {theirs: ours for ours, theirs in keys.items()}
+    shapes = {new.get(key, key): shape for key, shape in known.items()}
+    if len(shapes) != len(known) or any(is_image(a) != is_image(b) for a, b in keys.items()):
+        raise BurnishError(f"keys={dict(keys)} must name each observation once, and pictures image.<name>")
+    config = json.loads(json.dumps(saved.config))
+    config["spec"]["obs"]["shapes"] = shapes
+    inner = config["config"].get("net", config["config"])
+    for feature in inner["features"]:
+        feature["key"] = new.get(feature["key"], feature["key"])
+    state = {}
+    for name, x in saved.state.items():
+        before, place, rest = name.partition("inputs.scalings.")
+        key, dot, last = rest.partition(".")
+        key = new.get(key.replace("/", "."), key).replace(".", "/") if place else key
+        state[before + place + key + dot + last] = x
+    return replace(saved, config=config, state=state)
+
+
+# ---- What is common ----
+
+
+def _given(folder: Path, settings: dict[str, Any]) -> Given:
+    if settings.get("use_peft"):
+        raise BurnishError(f"{folder} holds an adapter (use_peft) alone; merge it into its base with LeRobot first")
+    state = _tensors(folder / WEIGHTS)
+    mapping = settings.get("normalization_mapping")
+    if not isinstance(mapping, Mapping):
+        raise BurnishError(f"{folder / CONFIG} has no normalization_mapping")
+    inputs, shapes = {}, {}
+    for name, (kind, shape) in _features(folder, settings, "input_features").items():
+        if kind not in {known.value for known in Kind}:
+            raise BurnishError(f"{folder} observes {name!r:.80} of the type {kind!r:.40}, which is not known here")
+        key = key_of(name, image=kind == Kind.visual.value)
+        feature = Feature(key, Kind(kind), _mode(folder, mapping.get(kind, "IDENTITY")))
+        wanted = 3 if feature.kind is Kind.visual else 1
+        if len(shape) != wanted or (wanted == 3 and shape[0] != 3):
+            raise BurnishError(f"{folder} observes {name!r:.80} of shape {shape}, which does not fit its type {kind}")
+        inputs[name], shapes[key] = feature, shape
+    outputs = _features(folder, settings, "output_features")
+    if list(outputs) != ["action"] or len(outputs["action"][1]) != 1:
+        raise BurnishError(f"{folder} gives {sorted(outputs)!r:.200}, but one vector 'action' is needed")
+    statistics = _statistics(folder, settings, state)
+    mode = _mode(folder, mapping.get("ACTION", "IDENTITY"))
+    return Given(folder, settings, inputs, shapes, mode, outputs["action"][1][0], statistics, state)
+
+
+def _features(folder: Path, settings: Mapping[str, Any], name: str) -> dict[str, tuple[str, tuple[int, ...]]]:
+    found = settings.get(name)
+    try:
+        assert isinstance(found, Mapping) and len(found) <= 64
+        read = {str(key): (str(x["type"]), tuple(x["shape"])) for key, x in found.items()}
+        assert all(type(d) is int and 0 < d <= 1 << 20 for _, shape in read.values() for d in shape)
+    except (AssertionError, KeyError, TypeError) as error:
+        raise BurnishError(f"{folder / CONFIG} has malformed {name}; each needs a type and a shape") from error
+    return read
+
+
+def _mode(folder: Path, name: Any) -> Normalization:
+    try:
+        return Normalization(name)
+    except ValueError:
+        raise BurnishError(
+            f"{folder} normalises by {name!r:.40}; {', '.join(mode.value for mode in Normalization)} are known"
+        ) from None
+
+
+def _limits(given: Given, bounded: bool) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The actions that -1 and 1 stand for. Of a policy whose normalised actions are ``bounded`` by -1 and 1, these;
+    else the smallest and largest action of the data, or where that is not known some deviations around the mean."""
+    found, mode = given.statistics.get("action", {}), given.action
+    if mode is Normalization.identity:
+        low, high = torch.tensor([[-1.0], [1.0]]).expand(2, given.dim)
+    elif not bounded and "min" in found and "max" in found:
+        low, high = found["min"], found["max"]
+    elif mode is Normalization.mean_std:
+        spread = found["std"] * (1.0 if bounded else ACT_DEVIATIONS)
+        low, high = found["mean"] - spread, found["mean"] + spread
+    else:
+        low, high = (found[name] for name in mode.statistics)
+    ends = zip(low.double().flatten().tolist(), high.double().flatten().tolist(), strict=True)
+    lows, highs = zip(*((a, max(b, a + EPSILON)) for a, b in ends), strict=True)
+    return lows, highs
+
+
+ACT_DEVIATIONS = 3.0  # limits of actions whose smallest and largest are not known, in standard deviations
+
+
+def _whole(given: Given, name: str, default: int | None = None) -> int:
+    value = given.settings.get(name, default)
+    if type(value) is not int or not 1 <= value <= 4096:
+        raise BurnishError(f"{given.path / CONFIG} has {name}={value!r:.40}, but a number of 1 to 4096 is needed")
+    return value
+
+
+def _is_statistic(name: str) -> bool:
+    return name.startswith(("normalize_inputs.", "normalize_targets.", "unnormalize_outputs."))
+
+
+def _statistics(folder: Path, settings: Mapping[str, Any], state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """By feature and statistic: of the processors, or of the buffers that the model held before LeRobot 0.4."""
+    found: dict[str, dict[str, Tensor]] = {}
+    mapping = settings["normalization_mapping"]
+    if (folder / BEFORE).is_file() or (folder / BEHIND).is_file():
+        for file in (BEFORE, BEHIND):
+            for name, x in _processor(folder, file, mapping).items():
+                feature, _, statistic = name.rpartition(".")
+                found.setdefault(feature, {})[statistic] = x
+        return found
+    features = [*settings["input_features"], *settings["output_features"]]
+    flat = {feature.replace(".", "_"): feature for feature in features}
+    for name, x in state.items():
+        if not _is_statistic(name):
+            continue
+        _, _, rest = name.partition(".buffer_")
+        called, _, statistic = rest.rpartition(".")
+        if called in flat:
+            found.setdefault(flat[called], {})[statistic] = x
+    return found
+
+
+def _processor(folder: Path, file: str, mapping: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The statistics of a processor; one with a step that changes numbers in another way is refused."""
+    steps = _json(folder / file).get("steps")
+    if not isinstance(steps, list):
+        raise BurnishError(f"{folder / file} lists no steps")
+    found: dict[str, Tensor] = {}
+    for step in steps:
+        name = step.get("registry_name") if isinstance(step, Mapping) else None
+        if name not in STEPS[file]:
+            raise BurnishError(
+                f"{folder / file} has the step {name!r:.60}, which is not known here and may change what the policy "
+                f"sees or does; {', '.join(STEPS[file])} are known"
+            )
+        config = step.get("config") or {}
+        if name == "rename_observations_processor" and config.get("rename_map"):
+            raise BurnishError(
+                f"{folder / file} renames observations, which is not read: {config['rename_map']!r:.200}"
+            )
+        if config.get("float_dtype") not in (None, "float32"):
+            raise BurnishError(f"{folder / file} computes in {config['float_dtype']!r:.40}; only float32 is read")
+        if name == NORMALISER[file]:
+            own = {kind: config.get("norm_map", {}).get(kind, "IDENTITY") for kind in TYPES}
+            same = own == {kind: mapping.get(kind, "IDENTITY") for kind in TYPES}
+            if not same or config.get("eps", EPSILON) != EPSILON or config.get("normalize_observation_keys"):
+                raise BurnishError(f"{folder / file} normalises otherwise than {CONFIG} says: {config!r:.300}")
+            kept = step.get("state_file")
+            if not isinstance(kept, str) or not _FILE.fullmatch(kept):
+                raise BurnishError(f"{folder / file} names no file of statistics (state_file={kept!r:.80})")
+            found |= _tensors(folder / kept)
+    return found
+
+
+def _json(path: Path) -> dict[str, Any]:
+    found = parse(path, json.loads)
+    if not isinstance(found, dict):
+        raise BurnishError(f"{path} is malformed: it must hold an object")
+    return found
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    if path.is_symlink() or not path.is_file():
+        raise BurnishError(f"{path} is missing, or is no plain file")
+    try:
+        return {name: x.clone() for name, x in safetensors.torch.load_file(path).items()}
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        raise BurnishError(f"{path} is malformed: {error}") from error
+
+
+def _settings(given: Given, used: Mapping[str, str], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Ours by theirs; a setting that is neither used nor passed over is refused."""
+    rest = set(given.settings) - set(used) - set(defaults) - PASSED - COMMON
+    rest = {name for name in rest if given.settings[name] not in (None, False)}
+    if rest:
+        raise BurnishError(
+            f"{given.path / CONFIG} has settings that are not known here and may change how the policy acts: "
+            f"{', '.join(sorted(rest))!r:.300}"
+        )
+    for name, value in defaults.items():
+        if given.settings.get(name, value) != value:
+            raise BurnishError(
+                f"{given.path / CONFIG} has {name}={given.settings[name]!r:.60}, but only {value!r} is read"
+            )
+    return {ours: given.settings[theirs] for theirs, ours in used.items() if theirs in given.settings}
+
+
+# ---- Each type ----
+
+Found = tuple[Any, int, int, str, Callable[[str], str]]
+
+
+def _diffusion(given: Given) -> Found:
+    net = {"kernel_size": "kernel", "n_groups": "groups", "diffusion_step_embed_dim": "time_dim"}
+    net |= {"use_film_scale_modulation": "film_scale", "down_dims": "channels"}
+    vision = {"vision_backbone": "backbone", "spatial_softmax_num_keypoints": "keypoints"}
+    vision |= {"use_separate_rgb_encoder_per_camera": "separate", "resize_shape": "resize", "crop_shape": "crop"}
+    own = {"num_train_timesteps": "train_steps", "beta_start": "beta_start", "beta_end": "beta_end"}
+    special = ("use_group_norm", "noise_scheduler_type", "beta_schedule", "prediction_type", "clip_sample_range")
+    special += ("num_inference_steps", "horizon")
+    found = _settings(given, {**net, **vision, **own, **{name: name for name in special}}, {"clip_sample": True})
+    if given.action is Normalization.identity and found.get("clip_sample_range", 1.0) != 1.0:
+        raise BurnishError(f"{given.path} clips actions at {found['clip_sample_range']}, which is not read")
+    steps = found.get("num_inference_steps") or found.get("train_steps", 100)
+    norm = Norm.group if found.get("use_group_norm", False) else Norm.batch
+    schedules = {
+        "squaredcos_cap_v2": Schedule.cosine,
+        "linear": Schedule.linear,
+        "scaled_linear": Schedule.scaled_linear,
+    }
+    config = LeRobotDiffusionConfig(
+        steps=steps,
+        sampler=_choice(given, "noise_scheduler_type", {"DDPM": Sampler.ddpm, "DDIM": Sampler.ddim}, "DDPM"),
+        schedule=_choice(given, "beta_schedule", schedules, "squaredcos_cap_v2"),
+        prediction=_choice(
+            given, "prediction_type", {"epsilon": Prediction.eps, "sample": Prediction.sample}, "epsilon"
+        ),
+        clip=float(found.get("clip_sample_range", 1.0)),
+        **{name: found[name] for name in own.values() if name in found},
+        net=LeRobotNetConfig(
+            features=list(given.inputs.values()),
+            action=given.action,
+            **{name: found[name] for name in net.values() if name in found},
+            vision=VisionBackboneConfig(norm=norm, **{name: found[name] for name in vision.values() if name in found}),
+        ),
+    )
+    horizon, history = _whole(given, "horizon"), _whole(given, "n_obs_steps")
+    if not config.clip or config.clip > 1:
+        raise BurnishError(f"{given.path} clips actions at {config.clip}, outside [-1, 1], which is not read")
+    return config, horizon, history - 1, "net.", lambda name: "net." + name.removeprefix("diffusion.")
+
+
+def _choice(given: Given, name: str, choices: Mapping[str, Any], default: str) -> Any:
+    value = given.settings.get(name, default)
+    if value not in choices:
+        raise BurnishError(f"{given.path / CONFIG} has {name}={value!r:.60}; {', '.join(choices)} are known")
+    return choices[value]
+
+
+def _act(given: Given) -> Found:
+    used = {"vision_backbone": "backbone", "replace_final_stride_with_dilation": "dilate_last", "pre_norm": "pre_norm"}
+    used |= {"dim_model": "width", "n_heads": "heads", "dim_feedforward": "feedforward", "dropout": "dropout"}
+    used |= {"feedforward_activation": "activation", "n_encoder_layers": "encoder_layers", "kl_weight": "kl_weight"}
+    used |= {"n_decoder_layers": "decoder_layers", "use_vae": "vae", "latent_dim": "latent"}
+    used |= {"n_vae_encoder_layers": "vae_layers", "chunk_size": "chunk_size"}
+    found = _settings(given, used, {"temporal_ensemble_coeff": None})
+    found["dilate_last"] = bool(found.get("dilate_last", False))
+    horizon = _whole(given, "chunk_size")
+    found.pop("chunk_size", None)
+    config = LeRobotACTConfig(features=list(given.inputs.values()), action=given.action, **found)
+    return config, horizon, 0, "", lambda name: name
+
+
+KINDS: dict[str, Callable[[Given], Found]] = {"diffusion": _diffusion, "act": _act}
