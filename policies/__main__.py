@@ -30,6 +30,7 @@ from .evaluator import EvalConfig, in_words
 from .imitate import ImitateConfig, ImitationLearner, imitate
 from .measure.evaluate import Evaluation, compare, evaluation_seeds
 from .measure.evaluate import evaluate as run_evaluation
+from .measure.results import compare_results
 from .runs.run import Run
 
 STARTS = 64  # numbers of a first state that are kept
@@ -71,10 +72,12 @@ class PretrainConfig:
 class EvaluateConfig:
     """Settings of `burnish evaluate`: a policy, a world, the episodes, and perhaps a policy to compare with."""
 
-    policy: Any = MISSING  # policy to evaluate: policy=checkpoint policy.path=FOLDER, or another kind
+    policy: Any = None  # policy to evaluate: policy=checkpoint policy.path=FOLDER, or another kind
     env: Any = None  # world; by default the one that the policy was trained for
     eval: EvalConfig = field(default_factory=EvalConfig)  # settings of the evaluation
     against: str | None = None  # another policy's folder: paired comparison on the same seeds
+    results: list[str] = field(default_factory=list)  # finished evaluations to compare instead, ours or LeRobot's
+    paired: bool = False  # with results: those that name no seeds were played with the same ones
     seed: int = 0  # seed of the episodes
     videos: int = 0  # episodes, from the first on, that are filmed as mp4
     out: str | None = None  # folder for evaluation.json and videos
@@ -130,6 +133,10 @@ def pretrain(config: PretrainConfig) -> int:
 
 def evaluate(config: EvaluateConfig) -> int:
     """Success and return of a policy on fixed seeds, alone or against another on the same ones; exit status."""
+    if config.results:
+        return compare_results(config.results, config.paired, config.out)
+    if config.policy is None:
+        raise BurnishError("policy=... must be given, or results=... to compare finished evaluations; see --help")
     device = prepare_machine(config.device, config.threads)
     if config.videos and config.out is None:
         raise BurnishError(f"videos={config.videos} needs a folder to write to: out=...")

@@ -157,7 +157,7 @@ def renamed(saved: Checkpoint, keys: Mapping[str, str]) -> Checkpoint:
     return replace(saved, config=config, state=state)
 
 
-# ---- What is common ----
+# ---- All types ----
 
 
 def _given(folder: Path, settings: dict[str, Any]) -> Given:

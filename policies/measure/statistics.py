@@ -113,6 +113,26 @@ def fisher_exact(a: tuple[int, int], b: tuple[int, int]) -> float:
     return sum(way for way in ways if way <= observed) / sum(ways)
 
 
+def episodes_needed(
+    a: float, b: float, shares: tuple[float, float] | None = None, *, confidence: float = 0.95, power: float = 0.8
+) -> int | None:
+    """Episodes of each of two policies by which the difference of their success rates ``a`` and ``b`` is found with
+    probability ``power``; None without a difference. ``shares`` of pairs that only the first, and only the second, won
+    make it the number of pairs (Miettinen 1968, Biometrics 24:339-352)."""
+    _check_confidence(confidence)
+    normal, difference = NormalDist(), abs(a - b)
+    if difference == 0:
+        return None
+    doubt, hit = normal.inv_cdf(0.5 + confidence / 2), normal.inv_cdf(power)
+    if shares is None:
+        middle = (a + b) / 2
+        root = doubt * math.sqrt(2 * middle * (1 - middle)) + hit * math.sqrt(a * (1 - a) + b * (1 - b))
+    else:
+        apart = sum(shares)
+        root = doubt * math.sqrt(apart) + hit * math.sqrt(max(apart - difference**2, 0.0))
+    return math.ceil((root / difference) ** 2)
+
+
 def _t_quantile(confidence: float, degrees: int) -> float:
     """t with P(|T| < t) = confidence, from the finite series for whole degrees of freedom in theta = atan(t / sqrt(nu))
     (Abramowitz and Stegun 1964, equations 26.7.3 and 26.7.4), inverted by bisection over theta."""

@@ -1,0 +1,124 @@
+"""``burnish evaluate results=A,B``: finished evaluations compared without running anything, ours and LeRobot's.
+
+evaluation.json   of `burnish evaluate`: seeds, successes and returns
+eval_info.json    of `lerobot-eval`: "per_episode", with seeds, or since LeRobot 0.4 "per_task", without
+
+Episodes are pairs where both files name their seeds, and these are the same. LeRobot's newer file names none, though it
+plays --seed, --seed + 1, and so on: where both were called with the same --seed, ``paired=true`` says so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..cli.machine import say
+from ..core.errors import BurnishError, plain
+from ..core.files import named, replace
+from ..runs.manifest import parse
+from .evaluate import Comparison, Evaluation, compare
+from .statistics import episodes_needed
+
+MOST_EPISODES = 1_000_000
+
+
+def read_results(path: Path | str, paired: bool = False) -> Evaluation:
+    """The episodes of a finished evaluation. ``paired`` numbers those of a file that names no seeds."""
+    path = Path(path)
+    data = parse(path, json.loads)
+    if not isinstance(data, dict):
+        raise BurnishError(f"{path} is no evaluation: it holds no table")
+    if "per_task" in data or "per_episode" in data:
+        return _lerobot(path, data, paired)
+    return Evaluation.from_dict(data)
+
+
+def _lerobot(path: Path, data: Mapping[str, Any], paired: bool) -> Evaluation:
+    try:
+        if "per_episode" in data:
+            rows = [(x["seed"], x["success"], x["sum_reward"]) for x in data["per_episode"]]
+        else:
+            lists = [x["metrics"] for x in data["per_task"]]
+            rows = [row for x in lists for row in zip(_blank(x), x["successes"], x["sum_rewards"], strict=True)]
+        if not 1 <= len(rows) <= MOST_EPISODES:
+            raise ValueError(f"{len(rows)} episodes")
+        named_seeds = all(type(seed) is int for seed, _, _ in rows)
+        seeds = [seed for seed, _, _ in rows] if named_seeds else list(range(len(rows)))
+        if len(set(seeds)) < len(seeds):
+            raise ValueError("a seed stands there twice")
+        success = [_truth(x) for _, x, _ in rows]
+        returns = [float(x) for _, _, x in rows]
+    except (KeyError, TypeError, ValueError) as error:
+        raise BurnishError(
+            f"{path} is no eval_info.json of LeRobot that can be read: {plain(repr(error), 200)}"
+        ) from error
+    blank = [False] * len(rows)
+    return Evaluation(seeds, returns, [0] * len(rows), blank, blank, success, None, named_seeds or paired)
+
+
+def _blank(metrics: Mapping[str, Any]) -> list[None]:
+    return [None] * len(metrics["successes"])
+
+
+def _truth(x: Any) -> bool:
+    if x not in (0, 1):  # NaN of a world that reports none, too
+        raise ValueError(f"success={x!r}")
+    return bool(x)
+
+
+def compare_results(paths: Sequence[str], paired: bool = False, out: str | None = None) -> int:
+    """The first of some finished evaluations against each of the others, in sentences; exit status."""
+    if len(paths) < 2:
+        raise BurnishError("results= needs at least two files: results=a/eval_info.json,b/eval_info.json")
+    first, *others = [read_results(path, paired) for path in paths]
+    found = [compare(other, first) for other in others]
+    corrected = holm([x.p_value for x in found if isinstance(x, Comparison)])
+    rows = []
+    for path, comparison in zip(paths[1:], found, strict=True):
+        say(comparison.sentence(path, paths[0]))
+        row = {"file": path, "against": paths[0], **comparison.to_dict()}
+        if isinstance(comparison, Comparison):
+            p = corrected.pop(0)
+            if len(found) > 1:
+                say(f"  with Holm's correction for {len(found)} comparisons: p = {p:.2g}")
+            needed = needed_for(comparison)
+            say(f"  {claim(comparison, p, needed)}")
+            row |= {"holm_p_value": p, "episodes_needed": needed}
+        if comparison.unpaired and not paired and any(not x.repeatable for x in (first, *others)):
+            say("  where both were played with the same --seed in the same environment, say so: paired=true")
+        rows.append(row)
+    if out is not None:
+        replace(named(out) / "comparison.json", json.dumps(rows, indent=1) + "\n")
+    return 0
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's (1979) correction: p-values of several tests, so that all of them together err as rarely as one."""
+    order = sorted(range(len(p_values)), key=p_values.__getitem__)
+    corrected, largest = [0.0] * len(p_values), 0.0
+    for rank, i in enumerate(order):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
+        corrected[i] = largest
+    return corrected
+
+
+def needed_for(comparison: Comparison) -> int | None:
+    """Episodes of each evaluation by which a difference as large as this one would be seen four times of five."""
+    shares = None
+    if comparison.wins is not None and comparison.losses is not None:
+        shares = (comparison.wins / comparison.episodes, comparison.losses / comparison.episodes)
+    return episodes_needed(comparison.a_rate, comparison.b_rate, shares, confidence=comparison.confidence)
+
+
+def claim(comparison: Comparison, p: float, needed: int | None) -> str:
+    """A sentence about what the numbers carry."""
+    if p < 1 - comparison.confidence:
+        return "the difference is beyond doubt"
+    if needed is None:
+        return "the difference is 0, so no number of episodes would show it"
+    return (
+        f"the difference is not beyond doubt; if it is as large as it looks, about {needed:,} episodes of each would "
+        "show it in 80% of such comparisons"
+    )

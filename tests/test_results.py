@@ -1,0 +1,127 @@
+"""Finished evaluations compared: ours, and both forms of LeRobot's eval_info.json."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from burnish.policies.cli.cli import main
+from burnish.policies.core.errors import BurnishError
+from burnish.policies.measure.evaluate import Evaluation
+from burnish.policies.measure.results import holm, read_results
+from burnish.policies.measure.statistics import episodes_needed, fisher_exact, mcnemar_exact
+
+
+def per_episode(path, success, first=1000):
+    rows = [
+        {"episode_ix": i, "sum_reward": float(x), "max_reward": 1.0, "success": x, "seed": first + i}
+        for i, x in enumerate(success)
+    ]
+    path.write_text(json.dumps({"per_episode": rows, "aggregated": {"pc_success": 0.0}}))
+    return str(path)
+
+
+def per_task(path, success):
+    half = len(success) // 2
+    tasks = [
+        {
+            "task_group": "g",
+            "task_id": i,
+            "metrics": {"sum_rewards": [float(x) for x in part], "max_rewards": [1.0] * len(part), "successes": part},
+        }
+        for i, part in enumerate((success[:half], success[half:]))
+    ]
+    path.write_text(json.dumps({"per_task": tasks, "overall": {}}))
+    return str(path)
+
+
+def ours(path, success, first=1000):
+    count = len(success)
+    blank = [False] * count
+    Evaluation(list(range(first, first + count)), [0.0] * count, [1] * count, blank, blank, success).save(path)
+    return str(path)
+
+
+A = [True] * 6 + [False] * 14
+B = [True] * 16 + [False] * 4
+
+
+@pytest.mark.parametrize(("a", "b"), [(per_episode, per_episode), (ours, per_episode)])
+def test_equal_seeds_are_pairs(a, b, tmp_path, capsys):
+    assert main(["evaluate", f"results={a(tmp_path / 'a', A)},{b(tmp_path / 'b', B)}", f"out={tmp_path / 'out'}"]) == 0
+    said = capsys.readouterr().out
+    assert "20 paired seeds" in said and "10 wins, 0 losses" in said and "beyond doubt" in said
+    (row,) = json.loads((tmp_path / "out/comparison.json").read_text())
+    assert row["p_value"] == mcnemar_exact(10, 0) and row["difference"] == 0.5
+
+
+@pytest.mark.parametrize("words", [[], ["paired=true"]])
+def test_files_without_seeds_are_pairs_only_on_the_users_word(words, tmp_path, capsys):
+    assert main(["evaluate", f"results={per_task(tmp_path / 'a', A)},{per_task(tmp_path / 'b', B)}", *words]) == 0
+    said = capsys.readouterr().out
+    assert ("paired seeds" in said) == bool(words)
+    assert ("paired=true" in said) != bool(words)
+    assert (f"{fisher_exact((16, 20), (6, 20)):.2g}" in said) != bool(words)
+
+
+def test_other_seeds_are_no_pairs(tmp_path, capsys):
+    files = per_episode(tmp_path / "a", A), per_episode(tmp_path / "b", B, first=7)
+    assert main(["evaluate", f"results={','.join(files)}"]) == 0
+    assert "not paired: the two evaluations ran different seed lists" in capsys.readouterr().out
+
+
+def test_several_are_corrected(tmp_path, capsys):
+    files = [per_episode(tmp_path / name, x) for name, x in (("a", A), ("b", B), ("c", A[::-1]))]
+    assert main(["evaluate", f"results={','.join(files)}"]) == 0
+    assert "Holm's correction for 2 comparisons" in capsys.readouterr().out
+
+
+def test_holm():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])  # by hand: 3 x .01, 2 x .03, max(.04, .06)
+
+
+BAD = {
+    "no success": lambda rows: rows[0].pop("success"),
+    "a success that is none": lambda rows: rows[0].update(success=float("nan")),
+    "a seed twice": lambda rows: rows[0].update(seed=1001),
+    "a return that is a word": lambda rows: rows[0].update(sum_reward="many"),
+}
+
+
+@pytest.mark.parametrize("change", BAD.values(), ids=BAD)
+def test_malformed_files_are_refused(change, tmp_path):
+    path = tmp_path / "a"
+    per_episode(path, A)
+    read_results(path)  # the control
+    data = json.loads(path.read_text())
+    change(data["per_episode"])
+    path.write_text(json.dumps(data))
+    with pytest.raises(BurnishError, match="no eval_info"):
+        read_results(path)
+
+
+@pytest.mark.parametrize(("words", "sentence"), [(["results=a"], "at least two"), ([], "must be given")])
+def test_a_call_that_says_too_little(words, sentence, capsys):
+    assert main(["evaluate", *words]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("paired", [False, True])
+def test_as_many_episodes_as_are_needed_show_it_four_times_of_five(paired):
+    random.seed(0)
+    a, b, both = 0.7, 0.5, 0.45  # both: P(both succeed); wins .25, losses .05
+    count, found, draws = episodes_needed(a, b, (0.25, 0.05) if paired else None), 0, 400
+    assert count is not None
+    for _ in range(draws):
+        if paired:
+            kinds = random.choices("wlt", (a - both, b - both, 1 - a - b + 2 * both), k=count)
+            p = mcnemar_exact(kinds.count("w"), kinds.count("l"))
+        else:
+            p = fisher_exact((sum(random.random() < a for _ in range(count)), count),
+                             (sum(random.random() < b for _ in range(count)), count))  # fmt: skip
+        found += p < 0.05
+    # Exact tests are careful, so somewhat less than 0.8; three standard errors of 400 draws are 0.06.
+    assert 0.66 < found / draws < 0.87
+    assert episodes_needed(0.5, 0.5) is None
