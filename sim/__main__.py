@@ -23,7 +23,7 @@ from ..policies.core.config import to_data
 from ..policies.core.errors import BurnishError
 from ..policies.core.files import require_writable
 from ..policies.core.seed import derive
-from ..policies.core.spec import check_compatible, stacked_by_history
+from ..policies.core.spec import ActionSpec, check_compatible, stacked_by_history
 from ..policies.core.types import Controller, VecEnv
 from ..policies.core.wrapper import continues, description
 from ..policies.data.episodes import Episode
@@ -86,6 +86,7 @@ class Scene(NamedTuple):
     env: VecEnv  # as the controller sees it
     controller: Controller
     origin: dict[str, Any]  # what the dataset remembers
+    limits: ActionSpec | None = None  # of a policy, whose actions may span less than the world's
 
 
 def collect(config: CollectConfig) -> int:
@@ -126,7 +127,7 @@ def view(config: ViewConfig) -> int:
     played = {"env": config.env, "expert": config.expert, "policy": config.policy, "episodes": config.episodes}
     acting = CollectConfig(**played, worlds=1, seed=config.seed)
     scene = _scene(acting)
-    return watch(scene.raw, scene.env, scene.controller, config)
+    return watch(scene.raw, scene.env, scene.controller, config, scene.limits)
 
 
 def _record(scene: Scene, writer: LeRobotWriter, seeds: list[int], sim_state: bool) -> None:
@@ -138,7 +139,9 @@ def _record(scene: Scene, writer: LeRobotWriter, seeds: list[int], sim_state: bo
         def show(finished: int, _total: int) -> None:
             bar.update(begun + finished - bar.n)
 
-        for ready in stream(scene.env, scene.controller, seeds[begun:], progress=show, state=state):
+        for ready in stream(
+            scene.env, scene.controller, seeds[begun:], progress=show, state=state, limits=scene.limits
+        ):
             for episode in ready:
                 writer.add(episode if scene.env is scene.raw else _last_frames(episode))
             writer.publish_if_due()
@@ -149,7 +152,7 @@ def _record(scene: Scene, writer: LeRobotWriter, seeds: list[int], sim_state: bo
 
 
 def _scene(config: CollectConfig) -> Scene:
-    worlds = min(config.worlds, config.episodes)
+    worlds, limits = min(config.worlds, config.episodes), None
     if config.policy is None:
         world, made_by = config.env or TwoModeConfig(), {"expert": config.expert or "clean"}
         raw = env = make_env(world, worlds)
@@ -163,10 +166,10 @@ def _scene(config: CollectConfig) -> Scene:
         policy, trained = loaded(chosen)
         world, made_by = config.env or _world_of(trained), {"policy": to_data(chosen) | {"sha256": _weights(policy)}}
         raw = make_env(world, worlds)
-        env, controller = _seen_by(policy, raw), controller_for(policy, worlds)
+        env, controller, limits = _seen_by(policy, raw), controller_for(policy, worlds), policy.spec.action
     generator = {"burnish": burnish_version(), "task": getattr(raw, "version", None)}
     settings = {"seed": config.seed, **made_by, "sim_state": config.sim_state, "generator": generator}
-    return Scene(raw, env, controller, {"env": named(world), **settings})
+    return Scene(raw, env, controller, {"env": named(world), **settings}, limits)
 
 
 def _state_of(scene: Scene) -> Any:
@@ -193,13 +196,9 @@ def _world_of(origin: Mapping[str, Any]) -> Any:
 
 
 def _seen_by(policy: Any, raw: VecEnv) -> VecEnv:
-    """Histories stacked; actions stay in the world's units, and must be those that the policy learnt."""
+    """Histories stacked; actions stay in the world's units."""
     env: VecEnv = raw if policy.spec.history == 1 else HistoryEnv(raw, policy.spec.history)
     check_compatible(policy.spec, env.spec)
-    if policy.spec.action != raw.spec.action:
-        raise BurnishError(
-            f"the policy was trained for actuator limits {policy.spec.action}, but the world has {raw.spec.action}"
-        )
     return env
 
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from ..policies.core.errors import BurnishError
-from ..policies.core.scale import Scale
+from ..policies.core.scale import Scale, ScaledEnv
+from ..policies.core.spec import ActionSpec
 from ..policies.core.types import Controller, Obs, VecEnv
 from ..policies.data.episodes import Episode, Episodes
 
@@ -39,16 +40,19 @@ def stream(
     *,
     progress: Callable[[int, int], None] | None = None,
     state: Callable[[], Mapping[str, Tensor]] | None = None,
+    limits: ActionSpec | None = None,
 ) -> Iterator[list[Episode]]:
     """After each tick, the episodes that are next in the order of ``seeds``: often none.
 
     ``env`` is the raw world, in actuator units, and ``controller`` speaks [-1, 1]. The action recorded is what was
     executed, in actuator units. ``progress(finished, total)`` is called after each tick in which an episode ended.
-    ``state`` is the ``state_dict`` of the world, if its rows are to be kept with every observation.
+    ``state`` is the ``state_dict`` of the world, if its rows are to be kept with every observation. ``limits`` are the
+    actions that the controller's -1 and 1 stand for, if they are not those of the world.
     """
     if len(seeds) == 0:
         raise BurnishError("collecting needs at least one seed")
-    scale, tape = Scale(env.spec.action, env.device), _Tape(env, state)
+    bounds, tape = Scale(env.spec.action, env.device), _Tape(env, state)
+    scale = ScaledEnv(env, limits).scale
     waiting: dict[int, Episode] = {}  # by place in ``seeds``: ended before an earlier one
     place = [-1] * env.num_envs  # the episode that each world works on, -1: none is left for it
     given = finished = handed = 0
@@ -71,7 +75,7 @@ def stream(
     obs = assign(range(env.num_envs))
     while handed < len(seeds):
         active = torch.tensor([p >= 0 for p in place], device=env.device)
-        units = scale.to_actuator(controller.step(obs))
+        units = scale.to_actuator(controller.step(obs)).clamp(bounds.low, bounds.high)
         step = env.step(units, active)
         tape.write(active, step.info.get("executed", units), step.reward, step.obs)
         obs = step.obs

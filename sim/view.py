@@ -20,6 +20,7 @@ from ..policies.core.files import require_writable
 from ..policies.core.ranges import check_ranges
 from ..policies.core.scale import ScaledEnv
 from ..policies.core.seed import derive
+from ..policies.core.spec import ActionSpec
 from ..policies.core.types import Controller, Obs, Step, VecEnv
 from ..policies.core.wrapper import Rendered, pictures
 from ..policies.measure.evaluate import Evaluation, evaluate
@@ -42,10 +43,13 @@ class ViewConfig:
         check_ranges(self, {"[16, 2048]": "size"})
 
 
-def watch(raw: VecEnv, env: VecEnv, controller: Controller, config: ViewConfig) -> int:
-    """``env`` is the one world ``raw`` as the controller sees it, its actions in the world's units."""
+def watch(
+    raw: VecEnv, env: VecEnv, controller: Controller, config: ViewConfig, limits: ActionSpec | None = None
+) -> int:
+    """``env`` is the one world ``raw`` as the controller sees it, its actions in the world's units; ``limits`` are the
+    actions that the controller's -1 and 1 stand for, if they are not those of the world."""
     if config.out is None and _is_mujoco(raw) and _can_open_windows():
-        return _in_a_window(raw, env, controller, config)
+        return _in_a_window(raw, env, controller, config, limits)
     if not isinstance(raw, Rendered):
         raise BurnishError(f"{_name(raw)} draws no pictures, so there is nothing to look at; choose another env")
     raw.reset(seeds=_seeds(config)[:1])  # some environments draw nothing before that
@@ -53,7 +57,7 @@ def watch(raw: VecEnv, env: VecEnv, controller: Controller, config: ViewConfig) 
     folder = Path(config.out or "runs/view")
     require_writable(folder)
     seeds = _seeds(config)
-    framed = _Framed(env, config.size)
+    framed = _Framed(env, limits, config.size)
     result = evaluate(framed, controller, seeds, video=folder, video_seeds=seeds)
     for file in (path for seed in seeds for path in sorted(folder.glob(f"seed_{seed}*.mp4"))):
         sys.stdout.write(f"{file}\n")
@@ -64,8 +68,8 @@ def watch(raw: VecEnv, env: VecEnv, controller: Controller, config: ViewConfig) 
 class _Framed(ScaledEnv):
     """A world whose pictures have a certain size."""
 
-    def __init__(self, env: VecEnv, size: int) -> None:
-        super().__init__(env)
+    def __init__(self, env: VecEnv, limits: ActionSpec | None, size: int) -> None:
+        super().__init__(env, limits)
         self._size = size
 
     def render(self, size: int | None = None, rows: Sequence[int] | None = None) -> Tensor:
@@ -79,8 +83,8 @@ class _Closed(Exception):
 class _Shown(ScaledEnv):
     """A world that is shown by ``viewer`` after each reset and step, as fast as it would run on a robot."""
 
-    def __init__(self, env: VecEnv, viewer: Any) -> None:
-        super().__init__(env)
+    def __init__(self, env: VecEnv, limits: ActionSpec | None, viewer: Any) -> None:
+        super().__init__(env, limits)
         self._viewer, self._due = viewer, time.monotonic()
 
     def reset(self, mask: Tensor | None = None, seeds: Sequence[int] | None = None) -> Obs:
@@ -102,7 +106,7 @@ class _Shown(ScaledEnv):
         time.sleep(self._due - time.monotonic() if self._due > time.monotonic() else 0)
 
 
-def _in_a_window(raw: Any, env: VecEnv, controller: Controller, config: ViewConfig) -> int:
+def _in_a_window(raw: Any, env: VecEnv, controller: Controller, config: ViewConfig, limits: ActionSpec | None) -> int:
     import mujoco.viewer
 
     try:
@@ -110,7 +114,7 @@ def _in_a_window(raw: Any, env: VecEnv, controller: Controller, config: ViewConf
     except RuntimeError as error:
         raise BurnishError(f"the window cannot be opened ({error}); make films instead, with out=...") from error
     try:
-        result = evaluate(_Shown(env, viewer), controller, _seeds(config))
+        result = evaluate(_Shown(env, limits, viewer), controller, _seeds(config))
     except _Closed:
         return 0
     finally:

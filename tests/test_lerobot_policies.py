@@ -18,12 +18,14 @@ from safetensors.torch import load_file, save_file
 from burnish.finetune.api import load, refine, save
 from burnish.policies import chain
 from burnish.policies.build import load_policy
+from burnish.policies.controllers import controller_for
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import Scale
 from burnish.policies.core.spec import ObsSpec
 from burnish.policies.core.wrapper import Wrapper
 from burnish.policies.data.lerobot_layout import key_of
 from burnish.policies.lerobot.checkpoint import fingerprint
+from burnish.sim.collect import stream
 from burnish.sim.point_reach import PointReach, PointReachConfig
 
 STORED = Path(__file__).parent / "lerobot_policies"
@@ -263,6 +265,16 @@ def test_it_is_refined(name, method, tmp_path):
     if method == "dppo":
         trained = {key.removeprefix("last."): x for key, x in refined.policy.state_dict().items() if "last." in key}
         assert any(not torch.equal(x, before[key]) for key, x in trained.items()), "its last steps have learnt"
+
+
+def test_its_actions_are_recorded_in_units_of_the_world():
+    policy, env, seeds = load(STORED / "act"), AsLeRobot(2), [1, 2]
+    ticks = stream(env, controller_for(policy, 2), seeds, limits=policy.spec.action)
+    first = [episode for ready in ticks for episode in ready][0]
+    with torch.no_grad():
+        chunk = policy.act({key: x[:1] for key, x in first.obs.items()})
+    expected = Scale(policy.spec.action).to_actuator(chunk[0, : policy.spec.execute]).clamp(-1, 1)
+    assert torch.allclose(first.action[: policy.spec.execute], expected, atol=CLOSE)
 
 
 def test_noise_that_its_sampler_adds_is_named_when_it_is_to_be_steered():

@@ -30,7 +30,7 @@ from ..core.spec import ActionSpec, ObsSpec, PolicySpec
 from ..data.lerobot_layout import is_image, key_of
 from ..diffusion import Sampler, Schedule
 from ..nets.resnet import Norm
-from ..runs.checkpoint import Checkpoint
+from ..runs.checkpoint import Checkpoint, check_header
 from ..runs.manifest import parse
 from ..schedule import Prediction
 from .act import LeRobotACTConfig
@@ -301,6 +301,7 @@ def _json(path: Path) -> dict[str, Any]:
 def _tensors(path: Path) -> dict[str, Tensor]:
     if path.is_symlink() or not path.is_file():
         raise BurnishError(f"{path} is missing, or is no plain file")
+    check_header(path)
     try:
         return {name: x.clone() for name, x in safetensors.torch.load_file(path).items()}
     except (safetensors.SafetensorError, OSError, ValueError) as error:

@@ -44,8 +44,9 @@ def _lerobot(path: Path, data: Mapping[str, Any], paired: bool) -> Evaluation:
             rows = [row for x in lists for row in zip(_blank(x), x["successes"], x["sum_rewards"], strict=True)]
         if not 1 <= len(rows) <= MOST_EPISODES:
             raise ValueError(f"{len(rows)} episodes")
-        named_seeds = all(type(seed) is int for seed, _, _ in rows)
-        seeds = [seed for seed, _, _ in rows] if named_seeds else list(range(len(rows)))
+        found = [seed for seed, _, _ in rows if type(seed) is int]
+        named_seeds = len(found) == len(rows)
+        seeds = found if named_seeds else list(range(len(rows)))
         if len(set(seeds)) < len(seeds):
             raise ValueError("a seed stands there twice")
         success = [_truth(x) for _, x, _ in rows]

@@ -124,7 +124,7 @@ def _load(
     stored = [path / name for name in manifest["files"] if name.endswith(TENSOR_FILE)]
     tensors: dict[str, torch.Tensor] = {}
     for file in stored:
-        _check_header(file)
+        check_header(file)
     try:
         # Cloned, because the format packs tensors without alignment, and arithmetic on unaligned memory may take
         # another path and round differently: resuming would no longer be exact.
@@ -148,7 +148,7 @@ def _load(
     return Checkpoint(config, state, manifest["metrics"], made, path), tensors
 
 
-def _check_header(path: Path) -> None:
+def check_header(path: Path) -> None:
     """A safetensors file begins with the length of its header; all else about it is checked by the package."""
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -233,7 +233,7 @@ def _write(
         for name, held in files.items():
             _write_once(folder / name, held, before)
         for name in (TENSORS, *files):
-            _check_header(folder / name)
+            check_header(folder / name)
             sync(folder / name)
         shared: dict[Place, str] = {}
         for name, child in (children or {}).items():
