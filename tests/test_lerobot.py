@@ -321,7 +321,7 @@ MALFORMED = {
     "no info": (lambda f: (f / "meta/info.json").unlink(), "info.json cannot be read"),
     "not json": (lambda f: (f / "meta/info.json").write_text("{"), "not JSON"),
     "not a dict": (lambda f: (f / "meta/info.json").write_text("[]"), "codebase_version None"),
-    "old version": (lambda f: edit_info(f, codebase_version="v2.1"), "'v2.1'"),
+    "old version": (lambda f: edit_info(f, codebase_version="v1.6"), "'v1.6'"),
     "no features": (lambda f: drop_from_info(f, "features"), "without .*features"),
     "bad shape": (
         lambda f: edit_info(f, features={"action": {"dtype": "float32", "shape": ["2"]}}),
@@ -330,10 +330,6 @@ MALFORMED = {
     "bad fps": (lambda f: edit_info(f, fps="30"), "malformed"),
     "bad entry": (lambda f: edit_info(f, burnish={"obs": 3}), "'burnish' entry"),
     "bad path": (lambda f: edit_info(f, data_path="data/{nothing}"), "data_path"),
-    "video": (
-        lambda f: edit_info(f, features={"observation.images.front": {"dtype": "video", "shape": [6, 8, 3]}}),
-        "as video, which is not read",
-    ),
     "no data": (lambda f: (f / DATA).unlink(), f"lacks {DATA}"),
     "truncated data": (lambda f: truncate(f / DATA), "damaged or truncated"),
     "flipped bit": (lambda f: flip(f / DATA), "damaged or truncated"),

@@ -270,7 +270,7 @@ def test_it_is_refined(name, method, tmp_path):
 def test_its_actions_are_recorded_in_units_of_the_world():
     policy, env, seeds = load(STORED / "act"), AsLeRobot(2), [1, 2]
     ticks = stream(env, controller_for(policy, 2), seeds, limits=policy.spec.action)
-    first = [episode for ready in ticks for episode in ready][0]
+    first = next(episode for ready in ticks for episode in ready)
     with torch.no_grad():
         chunk = policy.act({key: x[:1] for key, x in first.obs.items()})
     expected = Scale(policy.spec.action).to_actuator(chunk[0, : policy.spec.execute]).clamp(-1, 1)

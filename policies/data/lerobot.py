@@ -1,4 +1,4 @@
-"""Reads LeRobotDataset v3.0 folders into ``Episodes``; the writer stands beside it and is offered here too.
+"""Reads LeRobotDataset folders (v2.0, v2.1, v3.0) into ``Episodes``; the writer of v3.0 is offered here too.
 
 Sets that were not written by us lack what reinforcement learning needs; it is filled in, and ``meta["notes"]`` says so:
 action limits from the data, the final observation as a repetition of the last one, episodes that end truncated.
@@ -21,6 +21,7 @@ from ..runs.manifest import memory
 from . import lerobot_files as files
 from . import lerobot_images as images
 from . import lerobot_layout as layout
+from . import lerobot_video as video
 from .episodes import Episode, Episodes, action_limits
 from .lerobot_writer import LeRobotWriter, write_lerobot
 
@@ -29,11 +30,12 @@ __all__ = ["LeRobotWriter", "fingerprint", "read_extra", "read_lerobot", "write_
 # The features that become an observation, an action or the result of one; anything else is passed over with a note.
 RESULTS = set(layout.RESULT_FEATURES)
 INDICES = set(layout.INDEX_FEATURES)
+PICTURES = ("image", "video")  # types of features
 TASK, HEAD, RESULT = 1 << 12, 1 << 9, 1 << 6  # bytes in memory: of a task's words, beside pixels, of all results
 
 
 def read_lerobot(path: str | Path) -> Episodes:
-    """The episodes of a LeRobotDataset v3.0 folder, in memory."""
+    """The episodes of a LeRobotDataset folder, in memory."""
     if not Path(path).is_dir():
         raise BurnishError(f"there is no dataset at {path}; `burnish collect` makes one")
     return _Reader(Path(path)).read()
@@ -60,6 +62,7 @@ class _Reader:
         self.root = root
         self.notes: list[str] = []
         self.info = self._read_info()
+        self.old = self.info["codebase_version"] in layout.OLDER
         self.columns = self._observation_columns()
         self.spec, self.meta, self.extra = None, {}, {}
         if "burnish" in self.info:
@@ -72,7 +75,7 @@ class _Reader:
         self.final_rows, self.finals = self._read_finals()
 
     def read(self) -> Episodes:
-        needed = [*self.columns.values(), *self.extra, "action", "task_index"]
+        needed = [*(x for x in self.columns.values() if not self._is_video(x)), *self.extra, "action", "task_index"]
         needed += sorted(RESULTS & set(self.info["features"]))
         episodes = [self._episode(row, table) for row, table in self._episode_tables(needed)]
         if not episodes:
@@ -100,11 +103,10 @@ class _Reader:
             raise self._error(f"is not a LeRobot dataset: meta/info.json cannot be read ({error.strerror})") from error
         except ValueError as error:
             raise self._error(f"has a meta/info.json that is not JSON: {error}") from error
-        if not isinstance(info, dict) or info.get("codebase_version") != layout.VERSION:
-            found = info.get("codebase_version") if isinstance(info, dict) else None
+        version = info.get("codebase_version") if isinstance(info, dict) else None
+        if not isinstance(info, dict) or version not in (layout.VERSION, *layout.OLDER):
             raise self._error(
-                f"has codebase_version {found!r}, but only {layout.VERSION!r} is read; "
-                "convert it with LeRobot's own tool"
+                f"has codebase_version {version!r:.40}, but {', '.join((*layout.OLDER, layout.VERSION))} are read"
             )
         missing = [key for key in ("features", "fps", "data_path", "total_episodes", "total_frames") if key not in info]
         if missing:
@@ -123,12 +125,8 @@ class _Reader:
         """Observation key -> column."""
         columns = {}
         for name, feature in self.info["features"].items():
-            if feature["dtype"] == "video":
-                raise self._error(
-                    f"stores {name!r} as video, which is not read yet; record it with images (use_videos=False)"
-                )
             if name.startswith("observation.") and feature["dtype"] != "string":
-                key = layout.key_of(name, feature["dtype"] == "image")
+                key = layout.key_of(name, feature["dtype"] in PICTURES)
                 if key in columns:
                     raise self._error(f"has two columns, {columns[key]!r} and {name!r}, that would both become {key!r}")
                 columns[key] = name
@@ -149,7 +147,7 @@ class _Reader:
         for key, column in self.columns.items():
             feature = self.info["features"].get(column, {"dtype": None, "shape": [0]})
             shape = tuple(feature["shape"])
-            if feature["dtype"] == "image":
+            if feature["dtype"] in PICTURES:
                 if len(shape) != 3 or shape[2] not in images.MODES:
                     raise self._error(f"has the image {column!r} of shape {shape}; (height, width, 1, 3 or 4) is read")
                 shape = (shape[2], shape[0], shape[1])
@@ -180,6 +178,9 @@ class _Reader:
         return counts[1], width
 
     def _read_tasks(self) -> dict[int, str]:
+        if self.old:
+            lines = self._lines(layout.OLD_TASKS_PATH)
+            return {int(x.get("task_index", 0)): str(x.get("task", "")) for x in lines}
         if not (self.root / layout.TASKS_PATH).exists():
             return {}
         table = self._table(layout.TASKS_PATH, None, self.info["total_episodes"], TASK)
@@ -203,20 +204,17 @@ class _Reader:
 
     def _episode_tables(self, needed: list[str]) -> Iterator[tuple[dict[str, Any], pa.Table]]:
         """Each episode's row of ``meta/episodes`` and, of its frames, the columns; a data file is read once."""
-        names = ["episode_index", "length", "data/chunk_index", "data/file_index"]
-        listed, rows = self.info["total_episodes"], []
-        for path in sorted(self.root.glob("meta/episodes/*/*.parquet")):
-            rows += self._table(path.relative_to(self.root), names, listed, RESULT).to_pylist()
-        if any(not isinstance(row[name], int) for row in rows for name in names):
+        rows = self._episode_rows()
+        if any(type(row.get(name)) is not int for row in rows for name in ("episode_index", "length")):
             raise self._error("has a malformed row in meta/episodes: an index or a length is missing")
         if len(rows) != self.info["total_episodes"]:
             raise self._error(f"promises {self.info['total_episodes']} episodes, but meta/episodes lists {len(rows)}")
         if sum(row["length"] for row in rows) > self.frames:
             raise self._error(f"promises {self.frames} frames, but the episodes in meta/episodes have more in all")
         current, table, owner = None, None, np.empty(0)
-        template = files.checked_template(self.root, self.info["data_path"])
+        template = files.checked_template(self.root, self.info, "data_path")
         for row in sorted(rows, key=lambda row: row["episode_index"]):
-            file = template.format(chunk_index=row["data/chunk_index"], file_index=row["data/file_index"])
+            file = self._file(template, row, "data")
             if table is None or file != current:
                 current, table = file, self._table(file, ["episode_index", *needed], self.frames, self.width)
                 owner = table["episode_index"].to_numpy()
@@ -227,6 +225,38 @@ class _Reader:
                     f"but meta/episodes says {row['length']}"
                 )
             yield row, table.slice(begin, end - begin)
+
+    def _episode_rows(self) -> list[dict[str, Any]]:
+        """Of each episode its number and length, and since v3.0 the places of its data and videos."""
+        listed, rows = self.info["total_episodes"], []
+        if self.old:
+            return self._lines(layout.OLD_EPISODES_PATH)
+        places = [f"videos/{name}" for name in self.columns.values() if self._is_video(name)]
+        names = [f"{place}/{part}" for place in ("data", *places) for part in ("chunk_index", "file_index")]
+        names += ["episode_index", "length", *(f"{place}/from_timestamp" for place in places)]
+        for path in sorted(self.root.glob("meta/episodes/*/*.parquet")):
+            rows += self._table(path.relative_to(self.root), names, listed, RESULT * (1 + len(places))).to_pylist()
+        if any(type(row[name]) is not int for row in rows for name in names if name.endswith("_index")):
+            raise self._error("has a malformed row in meta/episodes: an index or a length is missing")
+        return rows
+
+    def _file(self, template: str, row: Mapping[str, Any], place: str, video_key: str = "") -> str:
+        """The path of the file in which an episode's ``place``, its data or a video, is."""
+        number = row["episode_index"]
+        if self.old:
+            size = self.info.get("chunks_size", layout.CHUNKS_SIZE)
+            if type(size) is not int or size < 1:
+                raise self._error(f"has chunks_size={size!r:.40} in info.json")
+            numbers = {"episode_chunk": number // size, "episode_index": number}
+        else:
+            numbers = {part: row[f"{place}/{part}"] for part in ("chunk_index", "file_index")}
+        try:
+            return template.format(**numbers, video_key=video_key)
+        except KeyError as error:
+            raise self._error(f"has a path in info.json that asks for {error}: {template!r:.200}") from error
+
+    def _is_video(self, column: str) -> bool:
+        return self.info["features"].get(column, {}).get("dtype") == "video"
 
     def _episode(self, row: Mapping[str, Any], table: pa.Table) -> Episode:
         number = row["episode_index"]
@@ -246,7 +276,7 @@ class _Reader:
         shape = tuple(self.info["features"]["action"]["shape"])
         try:
             return Episode(
-                obs={key: self._observations(key, table, final, number) for key in self.columns},
+                obs={key: self._observations(key, table, final, row) for key in self.columns},
                 action=torch.from_numpy(self._numbers(table, "action", shape, number)),
                 reward=torch.from_numpy(reward),
                 terminated=terminated,
@@ -265,9 +295,12 @@ class _Reader:
             for name, (kind, size) in self.extra.items()
         }
 
-    def _observations(self, key: str, table: pa.Table, final: int | None, number: int) -> torch.Tensor:
+    def _observations(self, key: str, table: pa.Table, final: int | None, row: Mapping[str, Any]) -> torch.Tensor:
         """(T + 1, ...): the rows of the data file, and the final observation or the last one again."""
-        column, shape = self.columns[key], self.shapes[key]
+        column, shape, number = self.columns[key], self.shapes[key], row["episode_index"]
+        if self._is_video(column):
+            frames = torch.from_numpy(self._video(column, shape, row))
+            return torch.cat([frames, frames[-1:]])
         tail = table.slice(len(table) - 1) if final is None or self.finals is None else self.finals.slice(final, 1)
         if layout.is_image(key):
             rows = [self._images(part, column, shape, number) for part in (table, tail)]
@@ -295,6 +328,29 @@ class _Reader:
             return images.decode(table[name].to_pylist(), shape)
         except BurnishError as error:
             raise self._error(f"has {error} of episode {number} in {name!r}") from error
+
+    def _video(self, column: str, shape: tuple[int, ...], row: Mapping[str, Any]) -> np.ndarray:
+        if "/" in column or shape[0] != 3:
+            raise self._error(f"has a video {column!r:.80} of shape {shape}; three colours and no '/' are read")
+        template = files.checked_template(self.root, self.info, "video_path", ["video_key"])
+        file = self._file(template, row, f"videos/{column}", column)
+        start = 0.0 if self.old else row[f"videos/{column}/from_timestamp"]
+        fps = float(self.info["fps"])
+        try:
+            if not isinstance(start, float) or not 0 <= start < 1e9:
+                raise BurnishError(f"no time at which it begins ({start!r:.40})")
+            times = [start + i / fps for i in range(row["length"])]
+            return video.decode(files.regular(self.root, file), times, fps, shape)
+        except OSError as error:
+            raise self._error(f"lacks {file}") from error
+        except BurnishError as error:
+            raise self._error(f"has {error} in {file}, episode {row['episode_index']}") from error
+
+    def _lines(self, file: str) -> list[dict[str, Any]]:
+        try:
+            return files.read_lines(self.root, file, self.info["total_episodes"])
+        except OSError as error:
+            raise self._error(f"lacks {file}") from error
 
     def _table(self, file: str | Path, needed: list[str] | None, rows: int, width: int) -> pa.Table:
         try:

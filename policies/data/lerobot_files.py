@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from string import Formatter
 from typing import Any
@@ -48,20 +48,37 @@ def read_info(root: Path) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def checked_template(root: Path, template: Any) -> str:
-    """A path of ``info.json``: it names files of this folder, by two numbers, and nothing else."""
+NUMBERS = ("chunk_index", "file_index", "episode_chunk", "episode_index")  # in the paths of info.json
+
+
+def checked_template(root: Path, info: Mapping[str, Any], name: str, words: Sequence[str] = ()) -> str:
+    """A path of ``info.json``: it names files of this folder, by numbers and ``words``, and nothing else."""
+    template = info.get(name)
     try:
-        parts = list(Formatter().parse(template))
+        parts = list(Formatter().parse(template))  # type: ignore[arg-type]
         fits = all(
-            name is None or (name in ("chunk_index", "file_index") and WIDTH.fullmatch(form or "") and not how)
-            for _, name, form, how in parts
+            part is None
+            or (not how and ((part in NUMBERS and WIDTH.fullmatch(form or "")) or (part in words and not form)))
+            for _, part, form, how in parts
         )
         inside = PurePosixPath("".join(text for text, *_ in parts))
     except (TypeError, ValueError):
         fits, inside = False, PurePosixPath("..")
     if not fits or inside.is_absolute() or ".." in inside.parts or "\0" in str(inside):
-        raise BurnishError(f"the dataset {root} has a malformed data_path in info.json: {template!r:.200}")
-    return template
+        raise BurnishError(f"the dataset {root} has a malformed {name} in info.json: {template!r:.200}")
+    return str(template)
+
+
+def read_lines(root: Path, name: str, most: int) -> list[dict[str, Any]]:
+    """The objects of a file of JSON lines, at most ``most`` of them."""
+    text = regular(root, name, LARGEST_INFO).read_text(encoding="utf-8")
+    try:
+        found = [json.loads(line) for line in text.splitlines()[: most + 1] if line.strip()]
+    except (RecursionError, ValueError) as error:
+        raise BurnishError(f"the dataset {root} has a {name} that is not JSON: {error}") from None
+    if len(found) > most or not all(isinstance(each, dict) for each in found):
+        raise BurnishError(f"the dataset {root} has a {name} of other lines than info.json promises")
+    return found
 
 
 def read_table(

@@ -18,11 +18,12 @@ from ..core.errors import BurnishError
 from ..core.spec import ActionSpec, EnvSpec, ObsSpec
 from .lerobot_images import MODES
 
-VERSION = "v3.0"
+VERSION, OLDER = "v3.0", ("v2.0", "v2.1")  # written, and read too
 DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 EPISODES_PATH = "meta/episodes/chunk-000/file-000.parquet"
 TASKS_PATH = "meta/tasks.parquet"
 FINAL_OBS_PATH = "meta/final_obs.parquet"
+OLD_EPISODES_PATH, OLD_TASKS_PATH = "meta/episodes.jsonl", "meta/tasks.jsonl"
 CHUNKS_SIZE = 1000  # files per chunk folder
 
 # Every frame carries these; the reader's observations never come from them.

@@ -96,7 +96,7 @@ class _Kept:
         if entry is None:
             raise BurnishError(f"the dataset {root} was recorded without simulator states; collect with sim_state=true")
         self.tensors = _described(entry["tensors"])
-        self._template = files.checked_template(root, entry["path"])
+        self._template = files.checked_template(root, entry, "path")
         self.width = sum(kind.itemsize * layout.size_of(shape) for _, kind, shape in self.tensors) + 32
         self._frames = info["total_frames"]
         self.most = self._frames + info["total_episodes"]  # rows: an episode has one more than frames

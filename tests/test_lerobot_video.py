@@ -1,0 +1,123 @@
+"""Older versions of LeRobot's sets, and videos: frame i of episode e is itself, and hostile files are refused."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from lerobot_sets import CAMERA, colour, encode, write
+
+from burnish.policies.core.errors import BurnishError
+from burnish.policies.data.lerobot import read_lerobot
+
+LENGTHS = (5, 7, 6)
+LEVELS = 6  # of 255, that a codec may be off at its best quality; neighbours differ by 8 and more
+
+
+def shown(episode, number):
+    """How far the pictures of an episode are from those that were written."""
+    means = episode.obs["image.top"].float().mean((2, 3)).numpy()
+    expected = [colour(number, k) for k in range(LENGTHS[number])]
+    return np.abs(means - np.array([*expected, expected[-1]], float)).max()
+
+
+# H.264 with B-frames, which are stored in another order than they are shown in.
+CODECS = {"h264": {"bf": "2", "g": "4"}, "libsvtav1": {"g": "2"}, "hevc": {"g": "2"}}
+CASES = [("v2.0", "h264"), ("v2.1", "h264"), ("v2.1", "hevc"), *(("v3.0", codec) for codec in CODECS)]
+
+
+@pytest.mark.parametrize(("version", "codec"), CASES)
+def test_each_frame_is_itself(version, codec, tmp_path):
+    options = {"crf": "1", **CODECS[codec]}
+    episodes = read_lerobot(write(tmp_path / "set", version, codec=codec, **options)).episodes
+    assert [len(episode) for episode in episodes] == list(LENGTHS)
+    for number, episode in enumerate(episodes):
+        assert shown(episode, number) < LEVELS
+        assert shown(episode, (number + 1) % 3) > 2 * LEVELS if len(episode) == LENGTHS[(number + 1) % 3] else True
+        assert float(episode.obs["state"][0, 0]) == 100.0 * number and episode.truncated
+    if version != "v3.0":
+        assert {episode.task for episode in episodes} == {"push"}
+
+
+def edit(**changes):
+    def change(root):
+        path = root / "meta/info.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return change
+
+
+def features(**changes):
+    def change(root):
+        found = json.loads((root / "meta/info.json").read_text())["features"]
+        found[CAMERA] |= changes
+        edit(features=found)(root)
+
+    return change
+
+
+def listed(**changes):
+    def change(root):
+        path = root / "meta/episodes/chunk-000/file-000.parquet"
+        rows = pq.read_table(path).to_pylist()
+        rows[1] |= {f"videos/{CAMERA}/{name}": x for name, x in changes.items()}
+        pq.write_table(pa.Table.from_pylist(rows), path)
+
+    return change
+
+
+def video(make):
+    return lambda root: make(root / f"videos/{CAMERA}/chunk-000/file-000.mp4")
+
+
+def playlist(path):
+    path.write_text("#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n")
+
+
+NEW = {
+    "a path outside": (edit(video_path="../{video_key}.mp4"), "malformed video_path"),
+    "an absolute path": (edit(video_path="/{video_key}.mp4"), "malformed video_path"),
+    "a path with an attribute": (edit(video_path="{video_key.__class__}.mp4"), "malformed video_path"),
+    "a path that asks for what is not there": (edit(video_path="{episode_index}.mp4"), "asks for"),
+    "another size": (features(shape=[32, 64, 3]), "instead of"),
+    "one colour": (features(shape=[48, 64, 1]), "three colours"),
+    "a bomb": (features(shape=[100_000, 100_000, 3]), "memory"),
+    "a time that is no frame's": (listed(from_timestamp=0.537), "no frame at 0.5370 s"),
+    "a time behind the end": (listed(from_timestamp=60.0), "no frame at"),
+    "a time that is none": (listed(from_timestamp=float("nan")), "no time"),
+    "a file that is missing": (video(lambda path: path.unlink()), "lacks"),
+    "a file that is cut off": (video(lambda path: path.write_bytes(path.read_bytes()[:700])), "no readable video"),
+    "a playlist": (video(playlist), "no readable video"),
+    "another codec": (
+        video(lambda path: encode(path, [(0, k) for k in range(12)], codec="mjpeg", pixels="yuvj420p", q="1")),
+        "codec",
+    ),
+    "too few frames": (video(lambda path: encode(path, [(0, k) for k in range(7)])), "no frame at"),
+}
+OLD = {
+    "no list of episodes": (lambda root: (root / "meta/episodes.jsonl").unlink(), "lacks"),
+    "a list that is not JSON": (lambda root: (root / "meta/episodes.jsonl").write_text("{"), "not JSON"),
+    "too many episodes": (edit(total_episodes=2), "other lines"),
+    "a length that is not an integer": (
+        lambda root: (root / "meta/episodes.jsonl").write_text('{"episode_index": 0, "length": "5"}\n' * 3),
+        "malformed row",
+    ),
+    "another size of chunks": (edit(chunks_size=0), "chunks_size"),
+}
+
+
+@pytest.mark.parametrize(
+    ("version", "change", "sentence"),
+    [("v3.0", *x) for x in NEW.values()] + [("v2.1", *x) for x in OLD.values()],
+    ids=[*NEW, *OLD],
+)
+def test_it_is_refused(version, change, sentence, tmp_path):
+    root = write(tmp_path / "set", version)
+    read_lerobot(root)  # the control
+    change(root)
+    with pytest.raises(BurnishError, match=sentence) as refusal:
+        read_lerobot(root)
+    assert "\n" not in str(refusal.value)
