@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from omegaconf import MISSING
 
-from ..policies.acting import evaluator_of, starting_policy
+from ..policies.acting import evaluator_of, recordings, starting_policy
 from ..policies.build import identity_of, where_of
 from ..policies.cli.machine import prepare_machine, say
 from ..policies.core.config import LATER
@@ -25,7 +25,7 @@ from ..policies.core.seed import derive
 from ..policies.core.spec import EnvSpec, PolicySpec, agent_spec
 from ..policies.core.types import Controller, VecEnv
 from ..policies.core.wrapper import Wrapper, description
-from ..policies.data.lerobot import fingerprint, read_lerobot
+from ..policies.data.lerobot import fingerprint
 from ..policies.evaluator import EvalConfig
 from ..policies.external.reward_models import relabelled, rewarded
 from ..policies.improve import Improvement, improve
@@ -95,7 +95,7 @@ def refinement(config: FinetuneConfig, base: Any = None, env: VecEnv | None = No
         )
     prior = None
     if config.data is not None:
-        data = relabelled(read_lerobot(config.data), config.rewards)
+        data = relabelled(recordings(config.data), config.rewards)
         recorded_in = data.meta.get("env")
         if recorded_in and world and recorded_in["name"] != world["name"]:
             raise BurnishError(

@@ -13,7 +13,7 @@ from ..finetune.diagnostics import q_against_return
 from ..finetune.method import Phase, resolved
 from ..finetune.methods.offline_to_online import offline_learner
 from ..finetune.table import OFFLINE, method_name, method_of
-from ..policies.acting import evaluator_of, starting_policy
+from ..policies.acting import evaluator_of, recordings, starting_policy
 from ..policies.build import CheckpointConfig, identity_of
 from ..policies.cli.cli import main
 from ..policies.cli.machine import prepare_machine
@@ -21,7 +21,7 @@ from ..policies.core.normalize import Scaling
 from ..policies.core.ranges import check_ranges
 from ..policies.core.rewards import RewardConfig
 from ..policies.core.spec import ChunkConfig
-from ..policies.data.lerobot import fingerprint, read_lerobot
+from ..policies.data.lerobot import fingerprint
 from ..policies.evaluator import EvalConfig
 from ..policies.external.reward_models import relabelled
 from ..policies.improve import Improvement, improve
@@ -77,7 +77,7 @@ def offline(config: OfflineConfig) -> int:
     """Training of a policy by one method on recordings alone, saved, tried and delivered as a run; exit status."""
     device, name = prepare_machine(config.device, config.threads), method_name(config.method, Phase.offline)
     row = method_of(config.method, Phase.offline)
-    episodes = relabelled(read_lerobot(config.data), config.rewards)
+    episodes = relabelled(recordings(config.data), config.rewards)
     policy, origin = starting_policy(config.policy, device)
     spec = policy.spec if policy is not None else episodes.policy_spec(config.chunk)
     world = origin_of(config.env) or episodes.meta.get("env") or origin.get("env")

@@ -13,7 +13,7 @@ from omegaconf import MISSING
 
 from ..offline.actors import trainable_imitator
 from ..sim.build import WORLDS, origin_of, world_for
-from .acting import acting_policy, evaluator_of
+from .acting import acting_policy, evaluator_of, recordings
 from .best import Best
 from .build import ACTING, POLICIES, CheckpointConfig, build_policy, load_policy, weights_of, where_of
 from .cli.cli import main
@@ -25,7 +25,7 @@ from .core.errors import BurnishError
 from .core.spec import ChunkConfig, check_compatible
 from .core.types import VecEnv
 from .core.wrapper import description, state_names
-from .data.lerobot import fingerprint, read_lerobot
+from .data.lerobot import fingerprint
 from .evaluator import EvalConfig, in_words
 from .imitate import ImitateConfig, ImitationLearner, imitate
 from .measure.evaluate import Evaluation, compare, evaluation_seeds
@@ -88,7 +88,7 @@ class EvaluateConfig:
 def pretrain(config: PretrainConfig) -> int:
     """Imitation of recordings by a fresh or given policy, which is saved, tried and delivered as a run; exit status."""
     device = prepare_machine(config.device, config.threads)
-    episodes = read_lerobot(config.data)
+    episodes = recordings(config.data)
     env_data = origin_of(config.env) or episodes.meta.get("env")
     # Other threads may round otherwise; a run that was moved is still the same run.
     settings = to_data(config) | {"data_sha256": fingerprint(config.data)}

@@ -15,6 +15,8 @@ from .build import CheckpointConfig, loaded
 from .cli.machine import say
 from .core.errors import BurnishError
 from .core.spec import PolicySpec
+from .data.episodes import Episodes
+from .data.lerobot import read_lerobot
 from .evaluator import EvalConfig, Evaluator
 from .external.table import connect, place_of
 
@@ -33,6 +35,14 @@ def acting_policy(chosen: Any, device: torch.device, env: Any) -> tuple[Any, dic
 def starting_policy(chosen: Any, device: torch.device, env: Any = None) -> tuple[Any, dict[str, Any]]:
     """The policy of ``policy=...`` and its origin; nothing where none was chosen."""
     return (None, {}) if chosen is None else acting_policy(chosen, device, env)
+
+
+def recordings(path: str) -> Episodes:
+    """The episodes of a dataset; a line says what its reader had to fill in."""
+    episodes = read_lerobot(path)
+    if notes := episodes.meta.get("notes"):
+        say(f"{path}: {'; '.join(notes)}")
+    return episodes
 
 
 def evaluator_of(

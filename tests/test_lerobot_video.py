@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from lerobot_sets import CAMERA, colour, encode, write
 
+from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.data.lerobot import read_lerobot
 
@@ -121,3 +122,19 @@ def test_it_is_refused(version, change, sentence, tmp_path):
     with pytest.raises(BurnishError, match=sentence) as refusal:
         read_lerobot(root)
     assert "\n" not in str(refusal.value)
+
+
+def test_what_was_filled_in_is_said(tmp_path, capsys):
+    data = write(tmp_path / "set", "v2.1")
+    words = ["policy=flow", f"data={data}", "train.steps=1", "eval.episodes=0", f"out={tmp_path / 'bc'}"]
+    assert main(["pretrain", *words, "policy.net.mlp.hidden=[8]"]) == 0
+    said = capsys.readouterr().out
+    for part in ("there is no reward", "count as truncated", "the last observation is repeated", "range of the data"):
+        assert part in said
+
+
+def test_a_set_without_rewards_teaches_no_values(tmp_path, capsys):
+    data, out = write(tmp_path / "set", "v2.1"), tmp_path / "iql"
+    assert main(["offline", "method=iql", f"data={data}", "steps=1", "eval.episodes=0", f"out={out}"]) == 2
+    assert "hold no rewards" in capsys.readouterr().err
+    assert not out.exists()

@@ -25,6 +25,8 @@ from ..core.seed import generator as named_generator
 from ..core.spec import ActionSpec, ChunkConfig, EnvSpec, PolicySpec, stacked_by_history
 from ..core.types import Obs
 
+NO_REWARD = "there is no reward: it is zero"  # a note of a reader
+
 
 @dataclass(eq=False)
 class Episode:

@@ -22,7 +22,7 @@ from . import lerobot_files as files
 from . import lerobot_images as images
 from . import lerobot_layout as layout
 from . import lerobot_video as video
-from .episodes import Episode, Episodes, action_limits
+from .episodes import NO_REWARD, Episode, Episodes, action_limits
 from .lerobot_writer import LeRobotWriter, write_lerobot
 
 __all__ = ["LeRobotWriter", "fingerprint", "read_extra", "read_lerobot", "write_lerobot"]
@@ -269,7 +269,7 @@ class _Reader:
             truncated = True
             self.notes.append("no column says how episodes end: they count as truncated")
         if "next.reward" not in results:
-            self.notes.append("there is no reward: it is zero")
+            self.notes.append(NO_REWARD)
         final = self.final_rows.get(number)
         if final is None:
             self.notes.append("final observations are missing: the last observation is repeated")

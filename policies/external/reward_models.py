@@ -19,7 +19,7 @@ from ..core.rewards import RewardConfig, RewardMap, RewardModel
 from ..core.spec import EnvSpec
 from ..core.tree import index
 from ..core.types import Obs, VecEnv
-from ..data.episodes import Episode, Episodes
+from ..data.episodes import NO_REWARD, Episode, Episodes
 from .plugins import loaded
 
 GROUP = "burnish.rewards"
@@ -56,7 +56,12 @@ def rewarded(env: VecEnv, config: RewardConfig) -> VecEnv:
 
 
 def relabelled(episodes: Episodes, config: RewardConfig) -> Episodes:
-    """The same recordings with other rewards."""
+    """The same recordings with other rewards; refused where they hold none, and no model says any."""
+    if config.model is None and NO_REWARD in episodes.meta.get("notes", ()):
+        raise BurnishError(
+            "the recordings hold no rewards (no column next.reward), so nothing can be learnt from them by value; give "
+            "a model of the reward, rewards.model=..., or imitate: burnish pretrain"
+        )
     model = None if config.model is None else reward_model(config.model, episodes.spec)
 
     def judged(episode: Episode) -> Tensor:
