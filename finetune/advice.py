@@ -15,36 +15,28 @@ progress, or none until success, takes the reason away.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from ..offline.replay import Replay
-from ..offline.sac import SAC
 from ..policies.core.tree import index
-from ..policies.core.types import Metrics
+from ..policies.core.types import Learns, Metrics
+from .loops import Loop
+from .processes.asynchronous import Asynchronous
 
 ROWS = 4096  # latest decisions that are looked at
 SAMPLE = 256  # of them, on which the entropy is measured
 FAILURES = 0.1  # share of the episodes that end by failing, from which on it is worth a sentence
 
 
-def soft_learner(learner: Any) -> SAC | None:
-    """The SAC in a learner that pays its targets for entropy."""
-    while not isinstance(learner, SAC) and hasattr(learner, "inner"):
-        learner = learner.inner
-    return learner if isinstance(learner, SAC) and learner.config.backup_entropy else None
-
-
 @torch.no_grad()
-def entropy_trap(learner: Any, replay: Replay, *, success: bool = True) -> str | None:
+def entropy_trap(learner: Learns, replay: Replay, *, success: bool = True) -> str | None:
     """A sentence, if finishing is worth less than going on to ``learner`` as it is now; else None. ``success``: the
     world reports it.
 
     It speaks of rewards of which none is negative and none was earned before a termination: all else gives a reason to
     go on, or to finish, of its own."""
-    soft = soft_learner(learner)
-    if soft is None or len(replay) == 0:
+    if learner.entropy_bonus is None or len(replay) == 0:
         return None
     recent = replay.latest(-(-ROWS // replay.num_envs))
     reward, finished = recent["reward"].flatten(), recent["terminated"].flatten()
@@ -58,8 +50,7 @@ def entropy_trap(learner: Any, replay: Replay, *, success: bool = True) -> str |
     count = len(reward)
     some = torch.arange(0, count, max(1, count // SAMPLE), device=reward.device)
     obs = index({key: x.flatten(0, 1) for key, x in recent["obs"].items()}, some)
-    generator = torch.Generator(reward.device).manual_seed(0)
-    bonus = float(soft.temperature() * -soft.agent.draw(obs, generator=generator).log_prob.mean())
+    bonus = learner.entropy_bonus(obs)
     going_on = bonus / max(1e-9, 1 - float(on.mean()))
     if going_on <= best:
         return None
@@ -90,11 +81,11 @@ def quitting_trap(replay: Replay, metrics: Metrics) -> str | None:
     )
 
 
-def advised(loop: Any, say: Callable[[str], None]) -> Callable[[], Metrics]:
+def advised(loop: Loop[Learns] | Asynchronous, say: Callable[[str], None]) -> Callable[[], Metrics]:
     """The report of a loop, which looks for what there is to advise, and says each sentence once."""
-    if not hasattr(loop, "replay"):
+    learner, replay = loop.learner, loop.replay
+    if replay is None:
         return loop.report
-    soft = soft_learner(loop.learner) is not None
     said: set[str] = set()
     success = False  # the world has reported it; a report without ended episodes says nothing of it
 
@@ -102,9 +93,9 @@ def advised(loop: Any, say: Callable[[str], None]) -> Callable[[], Metrics]:
         nonlocal success
         metrics: Metrics = dict(loop.report())
         success = success or "episode/success" in metrics
-        found = {"quitting_trap": quitting_trap(loop.replay, metrics)}
-        if soft:
-            found["entropy_trap"] = entropy_trap(loop.learner, loop.replay, success=success)
+        found = {"quitting_trap": quitting_trap(replay, metrics)}
+        if learner.entropy_bonus is not None:
+            found["entropy_trap"] = entropy_trap(learner, replay, success=success)
         for name, sentence in found.items():
             if sentence is not None and name not in said:
                 say(sentence)

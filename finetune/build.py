@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
-from ..offline.dataset import BehindCut, decisions
+from ..offline.dataset import decisions
 from ..offline.recorded import label_with_base
 from ..offline.replay import Replay
 from ..policies.core.errors import BurnishError
 from ..policies.core.seed import derive
 from ..policies.core.spec import ActionSpec, ChunkConfig, EnvSpec, PolicySpec, chunk_spec
-from ..policies.core.types import Controller, Learner, Obs, VecEnv
+from ..policies.core.types import Controller, Obs, VecEnv
 from ..policies.data.episodes import Episodes
 from ..policies.gaussian import GaussianPolicy
-from .loops import OffPolicy, OnPolicy, OnPolicyConfig
-from .method import Needs, Phase, Recorded, Ticks, resolved
+from .loops import Assembly, Loop, OffPolicy, OnPolicy
+from .method import LoopKind, Needs, Phase, Recorded, View, resolved
 from .methods import offline_to_online
 from .methods.dsrl_aliased import recorded_for
 from .people.intervened_rows import InterventionUse
@@ -34,10 +33,10 @@ from .table import METHODS, method_name, method_of
 def decision_ticks(config: Any, execute: int | None) -> int:
     """Control ticks of one decision of a method, which only an end cuts short; ``execute`` are those of its base's
     chunks, None without a base. A budget of control steps is so many decisions."""
-    ticks = method_of(config).ticks
-    if ticks is Ticks.one:
+    view = method_of(config).view
+    if view.per_tick:
         return 1
-    return own_chunk(config).execute if execute is None or ticks is Ticks.own else execute
+    return own_chunk(config).execute if execute is None or view is View.own else execute
 
 
 def own_chunk(config: Any) -> ChunkConfig:
@@ -71,7 +70,7 @@ def require(config: Any, base: Any) -> None:
     name, needs = method_name(config), method_of(config).needs
     if has(base, needs):
         return
-    able = (other for other, row in METHODS.items() if Phase.online in row.phases and not row.library)
+    able = (other for other, row in METHODS.items() if Phase.online in row.phases and row.loop is not LoopKind.library)
     others = [f"method={other}" for other in able if other != name and has(base, METHODS[other].needs)]
     given = "no policy was given" if base is None else f"the one given is a {type(base).__name__}"
     choices = " or ".join(filter(None, [", ".join(others[:-1]), *others[-1:]]))
@@ -91,7 +90,7 @@ def prepare(
     probe: bool = True,
     seed: int = 0,
     device: torch.device | str = "cpu",
-) -> OnPolicy[Any] | OffPolicy[Any]:
+) -> Loop[Any]:
     """The loop of a method, ready to iterate: ``config`` is that of a method of the table, ``env`` a world at control
     time in policy units, ``prior`` what ``prior_data`` made of recordings, from which alone the first
     ``pretrain_updates`` updates learn, before anything is played. ``limits`` are those of the actuators behind ``env``,
@@ -110,7 +109,7 @@ def prepare(
     if limits is None and base is not None and hasattr(base, "spec"):
         limits = base.spec.action
     options: dict[str, Any] = {"seed": seed, "device": device}
-    if probe and row.steers:
+    if probe and row.view is View.latent:
         options["samples"] = env.reset() if samples is None else samples
     if row.interventions is InterventionUse.taught:
         options["expert"] = expert
@@ -125,22 +124,21 @@ def prepare(
             "policy; leave the supervisor out, or take another method, such as method=residual_td3"
         )
     if row.build:
-        make = resolved(row.build)
+        made = resolved(row.build)(config, base, env, **options)
     else:
-        make = partial(offline_to_online.build, resolved(row.learner), recordings=prior, limits=limits)
-    view, learner = make(config, base, env, **options)
+        options |= {"recordings": prior, "limits": limits}
+        made = offline_to_online.build(resolved(row.learner), config, base, env, **options)
+    learner = made.learner
     if limits is not None and learner.policy.spec.action != limits:
         learner.policy.spec = replace(learner.policy.spec, action=limits)
-    if row.library:
-        return learner
-    if isinstance(config.loop, OnPolicyConfig):
+    if not isinstance(made, Assembly):
+        return made
+    view, learner = made
+    if row.loop is LoopKind.on_policy:
         if pretrain_updates:
             raise BurnishError(f"method={name} learns from what was just played, so it cannot be pretrained so")
         length = config.loop.decisions_per_update
         return OnPolicy(learner, view, decisions_per_update=length, seed=seed)
-    # A learner that observes nothing would have all of the prior data copied for nothing.
-    if prior is not None and type(learner).observe is not Learner.observe:
-        learner.observe(prior.latest()["obs"])
     replay = Replay(config.loop.capacity, env.num_envs, seed=derive(seed, "replay"), device=device)
     options = {"prior": learner.prior(replay, prior), "pretrain_updates": pretrain_updates}
     return OffPolicy(learner, view, replay, config.loop, **options, interventions=row.interventions, seed=seed)
@@ -181,8 +179,7 @@ def prior_data(
         episodes,
         replace(spec, obs=episodes.spec.obs),  # whatever the world shows, a mixture wants from both of its parts
         config.discount.per_step(spec.execute),
-        monte_carlo=row.returns,
-        behind_cut=getattr(config, "behind_cut", BehindCut.worst),
+        returns=row.returns,
         seed=seed,
         device=device,
     )

@@ -11,11 +11,11 @@ from torch import Tensor
 from ..offline.replay import Replay
 from ..offline.returns import returns_to_go
 from ..policies.core.tree import index, map_tree
-from ..policies.core.types import Metrics, Obs, Policy
+from ..policies.core.types import Learns, Metrics, Obs, Policy
 
 
 @torch.no_grad()
-def q_against_return(learner: Any, replay: Replay, rows: int = 512) -> Metrics:
+def q_against_return(learner: Learns, replay: Replay, rows: int = 512) -> Metrics:
     """The critic's opinion of the latest decisions beside what really came of them.
 
     Of the newest ``rows`` decisions those count whose episode is over. Behind a truncation the return is continued by

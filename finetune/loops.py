@@ -10,19 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from ..offline.replay import Memory, Replay
+from ..offline.replay import Replay
 from ..offline.sources import Mixture, Rows
 from ..policies.core.ranges import check_ranges
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.spec import EnvSpec
 from ..policies.core.tree import map_tree
-from ..policies.core.types import Learner, Metrics, Obs, Outcome, Saved, Source
+from ..policies.core.types import Learner, Learns, Memory, Metrics, Obs, Outcome, Saved, Source
 from ..policies.core.wrapper import continues
+from ..policies.improve import Training
 from ..policies.runs.stopwatch import Stopwatch
 from .diagnostics import q_against_return
 from .episode_statistics import EpisodeStatistics
@@ -42,11 +44,45 @@ class DecisionEnv(Saved, Protocol):
     def step(self, action: Tensor, /) -> Outcome: ...
 
 
-class Assembly(NamedTuple):
+L = TypeVar("L", bound=Learner)
+View = TypeVar("View", bound=DecisionEnv)
+Learnt = TypeVar("Learnt", bound=Learns, covariant=True)
+
+
+class Assembly(NamedTuple, Generic[View, L]):
     """The result of a method's ``build``: the view it learns on, and its learner."""
 
-    env: Any  # a DecisionEnv: the method's own view
-    learner: Any  # a Learner, or what runs one of another library
+    env: View
+    learner: L
+
+
+class Loop(Training, Protocol[Learnt]):
+    """A method at work in its worlds: one of the two loops of this file, or that of another library."""
+
+    env: DecisionEnv
+    statistics: EpisodeStatistics
+
+    @property
+    def learner(self) -> Learnt: ...
+
+    @property
+    def replay(self) -> Replay | None: ...
+
+    @property
+    def decisions_per_iteration(self) -> int: ...
+
+    @property
+    def pretraining(self) -> int:
+        """The number of iterations before anything is played."""
+        ...
+
+    def iterations(self, total: int) -> int: ...
+
+    def report(self) -> Metrics: ...
+
+    def deliver(self, folder: Path) -> str:
+        """What is written beside the policy in the end, with a sentence about it."""
+        ...
 
 
 @dataclass
@@ -59,11 +95,11 @@ class OnPolicyConfig:
         check_ranges(self, {"[1, inf)": "decisions_per_update"}, "loop.")
 
 
-L = TypeVar("L", bound=Learner)
-
-
 class _Interaction(Generic[L]):
     """The common state of both loops."""
+
+    replay: Replay | None = None
+    pretraining = 0
 
     def __init__(self, learner: L, env: DecisionEnv, seed: int) -> None:
         self.learner = learner
@@ -93,6 +129,9 @@ class _Interaction(Generic[L]):
         """The events since the last report, and the seconds since the beginning; asked when something is logged, not
         in every iteration."""
         return {**self.statistics.report(), **self.watch.metrics()}
+
+    def deliver(self, folder: Path) -> str:
+        return ""
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -169,6 +208,8 @@ class OffPolicy(_Interaction[L]):
     iterations in which nothing is played. ``interventions`` is the use of decisions that are not
     ``valid``, because a person or expert played in them; a decision that is not stored owes nothing."""
 
+    replay: Replay
+
     def __init__(
         self,
         learner: L,
@@ -201,7 +242,6 @@ class OffPolicy(_Interaction[L]):
 
     @property
     def pretraining(self) -> int:
-        """The number of iterations before anything is played."""
         return -(-self.pretrain_updates // SLICE)
 
     @property
@@ -305,7 +345,7 @@ class OffPolicy(_Interaction[L]):
         self.pretrain = int(state.get("pretrain", 0))
 
 
-def planned(loop: Any, total: int) -> int:
+def planned(loop: Loop[Learns], total: int) -> int:
     """The number of iterations until ``total`` decisions, which the learner is told for its schedules."""
     count = loop.iterations(total)
     loop.learner.plan(count)

@@ -14,12 +14,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
+from ..offline.dataset import BehindCut
+from ..policies.core.types import Learner
+from .loops import Assembly, Loop
 from .people.intervened_rows import InterventionUse
 
 NONE = type(None)
-Builder = str | Callable[..., Any]  # a function, or "module:function", relative to `burnish.finetune`
+Made = TypeVar("Made")
+Named = str | Callable[..., Made]  # a function, or "module:function", relative to `burnish.finetune`
 
 
 class Phase(Enum):
@@ -57,12 +61,26 @@ class Recorded(Enum):
     executed = "executed"  # what was executed, with no noise behind it
 
 
-class Ticks(Enum):
-    """The control ticks of one decision, which only an end cuts short."""
+class LoopKind(Enum):
+    """The loop in which a method learns online."""
 
-    base = "those of the base's chunk; without a base, those of its own"
-    own = "those of its own chunk"
-    one = "one"
+    on_policy = "learns from what was just played"
+    off_policy = "learns from a replay"
+    library = "has the loop and the memory of another library"
+
+
+class View(Enum):
+    """The choice of a method at each decision, which says how long that is."""
+
+    chunk = "chunks like those of the base; without a base, of its own"
+    own = "chunks of its own"
+    latent = "the noise of the base for each of its chunks, which is probed first"
+    residual = "a correction of each action of the base"
+    plain = "each action"
+
+    @property
+    def per_tick(self) -> bool:
+        return self in (View.residual, View.plain)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,17 +92,17 @@ class Method:
 
     doc: str  # one line
     config: type = NONE  # the settings of the online phase; NONE: it has no such phase
-    build: Builder = ""
+    build: Named[Assembly[Any, Any] | Loop[Any]] = ""
     offline: type = NONE  # the settings of the offline phase
-    learner: Builder = ""
+    learner: Named[Learner] = ""
     needs: Needs = Needs.actions  # of the base
     recordings: Recorded = Recorded.unused
     why_unused: str = "learns from its own decisions alone"
-    returns: bool = False  # recordings bring the return that was earned behind each decision
+    # the value behind a cut, in the returns that recordings bring with each decision; None: they bring none
+    returns: BehindCut | None = None
     interventions: InterventionUse = InterventionUse.left_out
-    ticks: Ticks = Ticks.base
-    steers: bool = False  # it moves the noise of the base, which is probed first
-    library: bool = False  # an algorithm of another library, with its own loop and memory
+    loop: LoopKind = LoopKind.off_policy
+    view: View = View.chunk
     varies: Callable[[Any, Method], Method] | None = None  # (settings, row) -> row: facts that depend on the settings
 
     @property
@@ -103,7 +121,7 @@ class Method:
         return replace(self, **facts)
 
 
-def resolved(build: Builder) -> Callable[..., Any]:
+def resolved(build: Named[Made]) -> Callable[..., Made]:
     """The builder itself, imported where it is named as "module:function"."""
     if not isinstance(build, str):
         return build

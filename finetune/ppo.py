@@ -15,16 +15,17 @@ of an expert or a person are not learnt from, and end the sum over later rewards
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ..offline.critics import explained_variance
+from ..offline.replay import Batch
 from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution, execution
 from ..policies.core.normalize import Running
@@ -32,7 +33,7 @@ from ..policies.core.ranges import check_ranges
 from ..policies.core.seed import derive
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.tree import index
-from ..policies.core.types import Actor, Decision, Learner, Metrics, Obs, Source
+from ..policies.core.types import Actor, Decision, Learner, Metrics, Obs, Policy, Source, StochasticPolicy
 from ..policies.nets.critic import ValueConfig, ValueNet
 from ..policies.nets.encoder import require_shift, shifted
 from ..policies.runs.module_state import restore, state_of
@@ -41,10 +42,10 @@ from .rollout import flat
 from .surrogate import Reduction, clip_fraction, clipped_surrogate, divisor, effective_clip, gae, kl_k3
 
 # A further loss per row: (obs of the minibatch, the minibatch) -> (B,). Its mean is added, weighted by the method.
-Auxiliary = Callable[[Obs, dict[str, Any]], Tensor]
+Auxiliary = Callable[[Obs, Batch], Tensor]
 
 # Numbers that are only looked at, from the rows of an update.
-Watch = Callable[[dict[str, Any]], Metrics]
+Watch = Callable[[Batch], Metrics]
 
 FORWARD = 8192  # rows per forward pass where nothing is learnt, so that a long rollout of images fits in memory
 LOOSE = 1.0  # nats: a draw that becomes e times as likely in one update
@@ -107,10 +108,20 @@ class PPOConfig:
             )
 
 
+class Network(StochasticPolicy, Protocol):
+    """An ``nn.Module`` that is a ``StochasticPolicy``."""
+
+    def modules(self) -> Iterator[nn.Module]: ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+
 class PPOActor:
     """Draws, and remembers what is needed to evaluate the draw again."""
 
-    def __init__(self, actor: Any) -> None:
+    def __init__(self, actor: Network) -> None:
         self.actor = actor
 
     @torch.no_grad()
@@ -124,8 +135,8 @@ class PPOActor:
 
 
 class PPO(Learner):
-    """``actor`` is a ``StochasticPolicy`` and an ``nn.Module``, whose parameters with ``requires_grad`` are trained;
-    ``policy`` is what is deployed: the trained part without the noise that training added.
+    """Of ``actor`` the parameters with ``requires_grad`` are trained; ``policy`` is what is deployed: the trained part
+    without the noise that training added.
 
     ``weight`` and ``clip`` (J,) say how much each factor counts, and how far it may move; by default 1 and
     ``config.clip``. ``auxiliary`` maps a name to (coefficient, loss). ``watch`` measures, after each update, what the
@@ -135,8 +146,8 @@ class PPO(Learner):
 
     def __init__(
         self,
-        actor: Any,
-        policy: Any,
+        actor: Network,
+        policy: Policy,
         config: PPOConfig,
         *,
         num_envs: int,
@@ -203,7 +214,7 @@ class PPO(Learner):
             self.seen.absorb(batch["obs"])
         return metrics
 
-    def _learn(self, batch: dict[str, Any]) -> Metrics:
+    def _learn(self, batch: Batch) -> Metrics:
         self._set_rates()
         rows, before = self._prepare(batch)
         count = len(rows["advantage"])
@@ -243,7 +254,7 @@ class PPO(Learner):
         return {**found, "gradient_steps": self.gradient_steps}
 
     @torch.no_grad()
-    def _prepare(self, batch: dict[str, Any]) -> tuple[dict[str, Any], Metrics]:
+    def _prepare(self, batch: Batch) -> tuple[Batch, Metrics]:
         rows = flat(batch)
         # Whole chunks were drawn. Of those that an end cut short, both evidences must count what was executed; and of
         # shifted images, what the policy makes of them.
@@ -253,7 +264,7 @@ class PPO(Learner):
             rows["obs"], again = shifted(rows["obs"], self.config.image_shift, self.rows), torch.ones_like(again)
         stale = again.nonzero()[:, 0]
         for part in stale.split(FORWARD) if len(stale) else ():
-            drawn = index({name: rows[name] for name in ("obs", "trace", "steps")}, part)
+            drawn: Batch = index({name: rows[name] for name in ("obs", "trace", "steps")}, part)
             evidence = self.network.log_prob(drawn["obs"], drawn["trace"], drawn["steps"])
             rows["log_prob"] = rows["log_prob"].index_copy(0, part, evidence)
         shape = batch["reward"].shape
@@ -298,7 +309,7 @@ class PPO(Learner):
         count = len(next(iter(obs.values())))
         return torch.cat([self.value(index(obs, slice(i, i + FORWARD))) for i in range(0, count, FORWARD)])
 
-    def _descent(self, rows: dict[str, Any], train_actor: bool) -> Metrics:
+    def _descent(self, rows: Batch, train_actor: bool) -> Metrics:
         """One step on the mean over a minibatch."""
         self.optimizer.zero_grad(set_to_none=True)
         if self.config.normalize is Normalize.minibatch:
@@ -318,7 +329,7 @@ class PPO(Learner):
         self.optimizer.step()
         return metrics
 
-    def _loss(self, rows: dict[str, Any], train_actor: bool) -> tuple[Tensor, Metrics]:
+    def _loss(self, rows: Batch, train_actor: bool) -> tuple[Tensor, Metrics]:
         config = self.config
         value = self.value(rows["obs"])
         error = (value - rows["target"]).square()

@@ -18,7 +18,6 @@ from ..policies.build import identity_of, where_of
 from ..policies.cli.machine import prepare_machine, say
 from ..policies.core.config import LATER
 from ..policies.core.errors import BurnishError
-from ..policies.core.files import replacing
 from ..policies.core.ranges import check_ranges
 from ..policies.core.rewards import RewardConfig
 from ..policies.core.seed import derive
@@ -33,13 +32,14 @@ from ..policies.runs.run import OnLog
 from ..sim.build import make_env, origin_of, raw_world, seen_by, world_from
 from ..sim.experts import make_expert
 from .advice import advised
-from .baselines.sb3 import SB3Config, View
+from .baselines.sb3 import View
 from .build import own_chunk, prepare, prior_data, require
-from .loops import OffPolicy, OffPolicyConfig, planned
+from .loops import Loop, OffPolicy, planned
+from .method import LoopKind, Needs
 from .people.intervened_rows import InterventionUse
 from .people.interventions import supervisor_of
 from .processes.asynchronous import Asynchronous, AsynchronousConfig
-from .table import ONLINE, method_name, method_of
+from .table import METHODS, ONLINE, method_name, method_of
 
 
 @dataclass
@@ -77,7 +77,7 @@ class FinetuneConfig:
             raise BurnishError(f"processes={self.processes} must be 1, or 2: one acts while the other learns")
 
 
-def refinement(config: FinetuneConfig, base: Any = None, env: VecEnv | None = None) -> tuple[Improvement, Any]:
+def refinement(config: FinetuneConfig, base: Any = None, env: VecEnv | None = None) -> tuple[Improvement, Loop[Any]]:
     """The improvement, ready to start, and the loop in it. A program hands in ``base`` and ``env`` where settings can
     name none."""
     device, name = prepare_machine(config.device, config.threads), method_name(config.method)
@@ -87,7 +87,7 @@ def refinement(config: FinetuneConfig, base: Any = None, env: VecEnv | None = No
     base, world, spec, env = scene(config, device, config.seed, base, env)
     if line := description(env):
         say(line)
-    warmup = getattr(getattr(config.method, "loop", None), "warmup", 0)
+    warmup = config.method.loop.warmup if row.loop is LoopKind.off_policy else 0
     if config.total <= warmup:
         raise BurnishError(
             f"total={config.total} decisions end within the warm-up of {warmup}, so nothing would be learnt; "
@@ -142,13 +142,13 @@ def refinement(config: FinetuneConfig, base: Any = None, env: VecEnv | None = No
         report=advised(training, say),
         iterations=planned(loop, config.total),
         reached=lambda: loop.statistics.decisions,
-        pretrained=loop.pretraining if isinstance(loop, OffPolicy) else 0,
+        pretrained=loop.pretraining,
     )
     return work, loop
 
 
 def carry_out(
-    config: FinetuneConfig, work: Improvement, loop: Any, *, keep: bool = True, on_log: OnLog | None = None
+    config: FinetuneConfig, work: Improvement, loop: Loop[Any], *, keep: bool = True, on_log: OnLog | None = None
 ) -> int:
     """The run of a loop that is built already: trained, tried, saved and delivered; exit status."""
     per_iteration, training = loop.decisions_per_iteration, work.training
@@ -156,13 +156,8 @@ def carry_out(
         status = improve(
             config, work, config.total, per_iteration=per_iteration, unit="decisions", keep=keep, on_log=on_log
         )
-    if keep and getattr(config.method, "keep_zip", False):
-        target = Path(config.out) / "sb3.zip"
-        with replacing(target) as file:
-            loop.learner.model.save(file)
-        say(
-            f"{target} is for SB3 alone; it is pickle, which can run code when it is loaded, and Burnish never reads it"
-        )
+    if keep and (sentence := loop.deliver(Path(config.out))):
+        say(sentence)
     return status
 
 
@@ -183,11 +178,10 @@ def scene(
     return base, world, spec, seen_by(spec, rewarded(raw, config.rewards))
 
 
-def in_two_processes(config: FinetuneConfig, loop: Any) -> Asynchronous:
+def in_two_processes(config: FinetuneConfig, loop: Loop[Any]) -> Asynchronous:
     """The off-policy loop with its worlds in a process of their own; another kind of loop is refused."""
-    if type(loop) is not OffPolicy:
-        loops = {name: getattr(kind(), "loop", None) for name, kind in ONLINE.items()}
-        able = [name for name, loop in loops.items() if isinstance(loop, OffPolicyConfig)]
+    if not isinstance(loop, OffPolicy):
+        able = [name for name in ONLINE if METHODS[name].loop is LoopKind.off_policy]
         raise BurnishError(
             f"processes=2 is for methods that learn from our replay, and method={method_name(config.method)} does not; "
             f"take processes=1, or one of {', '.join(f'method={name}' for name in able)}"
@@ -211,7 +205,7 @@ def acting(config: FinetuneConfig, seed: int) -> OffPolicy[Any]:
 
 def on_view(method: Any, view: View) -> Any:
     """The settings of method=sb3 with another view; another method is refused."""
-    if not isinstance(method, SB3Config):
+    if method_of(method).needs is not Needs.view:
         raise BurnishError(
             f"view={view.name} is a choice of method=sb3; method={method_name(method)} has the view that it needs, "
             "so leave view= out"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from functools import partial
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -17,8 +18,9 @@ from ..offline.iql import IQLConfig
 from ..offline.q_chunking import QChunkingConfig
 from ..offline.td3_bc import TD3BCConfig
 from ..policies.core.errors import BurnishError, did_you_mean, reason
-from .baselines.sb3 import SB3Config, View
-from .method import NONE, Method, Needs, Phase, Recorded, Ticks
+from .baselines.sb3 import SB3Config
+from .loops import OffPolicyConfig, OnPolicyConfig
+from .method import NONE, LoopKind, Method, Needs, Phase, Recorded, View
 from .methods.dppo import DPPOConfig
 from .methods.dsrl import DSRLConfig, Variant
 from .methods.expo import EXPOConfig
@@ -36,6 +38,7 @@ from .people.intervened_rows import InterventionUse
 from .people.rlif import RLIFConfig
 
 GROUP = "burnish.methods"
+LOOPS = {LoopKind.on_policy: OnPolicyConfig, LoopKind.off_policy: OffPolicyConfig}  # their settings
 
 
 def _dsrl(config: DSRLConfig, row: Method) -> Method:
@@ -49,8 +52,7 @@ def _dsrl(config: DSRLConfig, row: Method) -> Method:
 
 
 def _sb3(config: SB3Config, row: Method) -> Method:
-    latent = config.view is View.latent
-    return row.changed(ticks=Ticks.base if latent else Ticks.one, steers=latent)
+    return row.changed(view=View[config.view.name])
 
 
 def _iql(config: IQLConfig, row: Method) -> Method:
@@ -58,7 +60,7 @@ def _iql(config: IQLConfig, row: Method) -> Method:
 
 
 def _cql(config: CQLConfig, row: Method) -> Method:
-    return row.changed(returns=config.calibrate)
+    return row.changed(returns=config.behind_cut if config.calibrate else None)
 
 
 # The use that methods make of recordings and of decisions in which a person played.
@@ -75,15 +77,17 @@ def _online(name: str, config: type, doc: str, room: str = "methods", **facts: A
     return Method(doc=doc, config=config, build=f".{room}.{name}:build", **facts)
 
 
+_ppo = partial(_online, loop=LoopKind.on_policy)
+
 METHODS_OF_OURS: dict[str, Method] = {
-    "dppo": _online("dppo", DPPOConfig, "PPO through the last steps of a diffusion or flow", needs=Needs.chain),
-    "reinflow": _online("reinflow", ReinFlowConfig, "PPO on a flow with learnt noise, dropped later", needs=Needs.flow),
-    "flow_sde": _online("flow_sde", FlowSDEConfig, "PPO on one random step of a flow made an SDE", needs=Needs.flow),
-    "gaussian_ppo": _online(
+    "dppo": _ppo("dppo", DPPOConfig, "PPO through the last steps of a diffusion or flow", needs=Needs.chain),
+    "reinflow": _ppo("reinflow", ReinFlowConfig, "PPO on a flow with learnt noise, dropped later", needs=Needs.flow),
+    "flow_sde": _ppo("flow_sde", FlowSDEConfig, "PPO on one random step of a flow made an SDE", needs=Needs.flow),
+    "gaussian_ppo": _ppo(
         "gaussian_ppo", GaussianPPOConfig, "plain PPO, refining or from scratch", needs=Needs.gaussian
     ),
-    "residual_ppo": _online("residual_ppo", ResidualPPOConfig, "PPO on a bounded correction per tick", ticks=Ticks.one),
-    "rpd": _online("rpd", RPDConfig, "PPO on a small student near a large teacher", ticks=Ticks.own),
+    "residual_ppo": _ppo("residual_ppo", ResidualPPOConfig, "PPO on a bounded correction per tick", view=View.residual),
+    "rpd": _ppo("rpd", RPDConfig, "PPO on a small student near a large teacher", view=View.own),
     "dsrl": _online(
         "dsrl",
         DSRLConfig,
@@ -91,7 +95,7 @@ METHODS_OF_OURS: dict[str, Method] = {
         needs=Needs.noise,
         recordings=Recorded.executed,
         interventions=InterventionUse.executed,
-        steers=True,
+        view=View.latent,
         varies=_dsrl,
     ),
     "residual_td3": _online(
@@ -99,10 +103,10 @@ METHODS_OF_OURS: dict[str, Method] = {
         ResidualTD3Config,
         "TD3 or SAC on a bounded correction per tick",
         recordings=Recorded.corrections,
-        ticks=Ticks.one,
+        view=View.residual,
     ),
     "rfs": _online(
-        "rfs", RFSConfig, "noise and a correction of the chunk, chosen together", needs=Needs.noise, steers=True
+        "rfs", RFSConfig, "noise and a correction of the chunk, chosen together", needs=Needs.noise, view=View.latent
     ),
     "expo": _online(
         "expo", EXPOConfig, "the best of edited draws; the base only imitates", needs=Needs.imitator, **PLAYED
@@ -153,7 +157,7 @@ METHODS_OF_OURS: dict[str, Method] = {
         "SB3 as it is: view=residual|latent|plain",
         "baselines",
         needs=Needs.view,
-        library=True,
+        loop=LoopKind.library,
         interventions=InterventionUse.refused,
         varies=_sb3,
     ),
@@ -185,6 +189,9 @@ class Table(Mapping[str, Method]):
                     row = entry.load()
                     if not isinstance(row, Method) or not row.phases:
                         raise TypeError("is no burnish.finetune.method.Method with settings for a phase")
+                    loop = LOOPS.get(row.loop) if Phase.online in row.phases else None
+                    if loop and not isinstance(row.config().loop, loop):
+                        raise TypeError(f"has no {loop.__name__} as loop, but its row says {row.loop}")
                     if entry.name in {**self.ours, **self._installed}:
                         raise TypeError("has the name of another method")
                 except Exception as error:  # it is another's code, and may raise anything

@@ -26,7 +26,7 @@ from ..policies.evaluator import EvalConfig
 from ..policies.external.reward_models import relabelled
 from ..policies.improve import Improvement, improve
 from ..sim.build import WORLDS, origin_of
-from .dataset import BehindCut, decisions
+from .dataset import decisions
 from .loop import Offline
 from .returns import Discount
 
@@ -52,9 +52,6 @@ class OfflineConfig:
     normalize: Scaling = Scaling.standard  # scaling of the observations of a fresh policy
     discount: Discount = field(default_factory=Discount)  # discount of later rewards
     rewards: RewardConfig = field(default_factory=RewardConfig)  # changes to the rewards of the recordings
-    # Value that is assumed behind the end of a recording that was cut off, in the returns that method.calibrate
-    # compares with.
-    behind_cut: BehindCut = BehindCut.worst
     n_step: int = 1  # decisions that a target sums up
     batch: int = 256  # rows of each update
     steps: int = 100_000  # updates in all
@@ -85,8 +82,7 @@ def offline(config: OfflineConfig) -> int:
         episodes,
         spec,
         config.discount.per_step(spec.execute),
-        monte_carlo=row.returns,
-        behind_cut=config.behind_cut,
+        returns=row.returns,
         seed=config.seed,
         device=device,
     )

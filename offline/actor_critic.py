@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..policies.core.execute import execution
 from ..policies.core.normalize import Running
-from ..policies.core.types import Metrics, Obs, Source
+from ..policies.core.types import Actor, Decisions, Memory, Metrics, Obs, Policy, Source
 from ..policies.gaussian import GaussianPolicy
 from ..policies.nets.encoder import shifted
 from .critics import spread
@@ -35,12 +35,12 @@ class ActorCritic(CriticLearner):
         self,
         agent: GaussianPolicy,
         config: Any,
-        actor: Any,
+        actor: Actor,
         own: Mapping[str, nn.Module],
         *,
         trained: tuple[nn.Module, ...] = (),
         scaled: tuple[nn.Module, ...] = (),
-        policy: Any = None,
+        policy: Policy | None = None,
         transform: ActionTransform = unchanged,
         normalize: bool = False,
         seed: int = 0,
@@ -68,6 +68,11 @@ class ActorCritic(CriticLearner):
     def observe(self, obs: Obs) -> None:
         if self.seen is not None:
             self.seen.absorb(obs)
+
+    def prior(self, replay: Decisions, recordings: Decisions | None) -> Memory | None:
+        if self.seen is not None and recordings is not None:
+            self.seen.absorb(recordings.latest()["obs"])
+        return recordings
 
     def update(self, source: Source) -> Metrics:
         batch = source.sample()

@@ -37,7 +37,7 @@ from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution, execution
 from ..policies.core.ranges import check_ranges
 from ..policies.core.tree import check, index
-from ..policies.core.types import Decision, Metrics, Obs, Source
+from ..policies.core.types import Decision, Decisions, Memory, Metrics, Obs, Source
 from ..policies.gaussian import GaussianConfig, GaussianPolicy
 from ..policies.nets.critic import CriticConfig
 from .actors import PolicyActor, trainable_tanh_gaussian
@@ -45,7 +45,6 @@ from .critics import adopt_normalizers, spread
 from .dataset import BehindCut
 from .descent import adam, descend
 from .learner import CriticLearner, columns_of
-from .replay import Replay
 from .returns import returns_to_go
 from .sac import SACActor, soft_agent
 from .soft import Temperature, soft_actor_loss, soft_value
@@ -58,7 +57,9 @@ class CQLConfig:
 
     weight: float = 5.0  # weight of the gap; where it starts, with a threshold
     threshold: float | None = None  # the gap that a Lagrange multiplier shall hold; null: the weight is constant
-    calibrate: bool = False  # Cal-QL; needs decisions(monte_carlo=True)
+    calibrate: bool = False  # Cal-QL; needs decisions(returns=...)
+    # value that is assumed behind a truncation, in the returns that calibrate compares with
+    behind_cut: BehindCut = BehindCut.worst
     count: int = 10  # draws of each of the three proposals
     gap_temperature: float = 1.0  # temperature of the log-sum-exp over proposals
     gap_floor: float | None = None  # limit below which a row's gap is not lowered further; null: there is none
@@ -87,6 +88,10 @@ class CQLConfig:
         """The policy where none is given."""
         return self.agent
 
+    def discount_of(self, execute: int) -> float:
+        """Discount of a whole decision where decisions are played; recordings bring their own."""
+        return 1.0
+
 
 UNKNOWN = -1e30  # a bound that binds nothing, and with which one can calculate
 
@@ -109,7 +114,7 @@ class CQL(CriticLearner):
         self.policy, spec = policy.to(device), policy.spec
         kind = CalibratingActor if config.calibrate else SACActor
         self.actor = kind(policy, PolicyActor(policy).play)
-        self.behind_cut, self.discount = BehindCut.worst, 1.0
+        self.discount = config.discount_of(spec.execute)
         self.worst = math.inf  # reward of a decision so far
         self.running: Tensor | None = None  # (N,) decisions of the episodes under way
         adopt_normalizers(self.critic, policy)
@@ -145,7 +150,7 @@ class CQL(CriticLearner):
         if self.config.calibrate:
             if "return_to_go" not in batch:
                 raise BurnishError(
-                    "calibrate=true needs the column return_to_go; make the data by decisions(monte_carlo=True)"
+                    "calibrate=true needs the column return_to_go; make the data by decisions(returns=BehindCut.worst)"
                 )
             columns["return_to_go"] = batch["return_to_go"]
         metrics = self._step_critic(batch["obs"], batch["next_obs"], columns)
@@ -153,16 +158,12 @@ class CQL(CriticLearner):
 
     # ---- calibration in the world ----
 
-    def keep_calibrating(self, behind_cut: BehindCut, discount: float) -> None:
-        """The value that is assumed behind an episode that is cut off; ``discount`` is that of a whole decision."""
-        self.behind_cut, self.discount = behind_cut, discount
-
-    def prior(self, replay: Replay, recordings: Replay | None) -> Replay | None:
+    def prior(self, replay: Decisions, recordings: Decisions | None) -> Memory | None:
         if recordings is not None:
             self.worst = float(recordings.latest(None, ("reward",))["reward"].min())
         return recordings
 
-    def stored(self, replay: Replay) -> None:
+    def stored(self, replay: Decisions) -> None:
         """Where an episode has ended, its decisions get the returns that were earned behind them."""
         if not self.config.calibrate:
             return
@@ -176,8 +177,8 @@ class CQL(CriticLearner):
         length = min(int(before[ended].max()) + 1, replay.filled)
         recent = replay.latest(length, ("reward", "discount", "ended"))
         tail = torch.full_like(recent["reward"], self.worst)
-        if self.behind_cut is not BehindCut.worst:
-            tail = recent["reward"] if self.behind_cut is BehindCut.last else torch.zeros_like(tail)
+        if self.config.behind_cut is not BehindCut.worst:
+            tail = recent["reward"] if self.config.behind_cut is BehindCut.last else torch.zeros_like(tail)
         # Without a discount what follows for ever has no finite worth, unless it is nothing.
         tail = torch.where(tail == 0, tail, tail / (1 - self.discount) if self.discount < 1 else UNKNOWN)
         earned = returns_to_go(recent["reward"], recent["discount"], recent["ended"], tail)

@@ -43,16 +43,15 @@ def decisions(
     gamma: float,
     *,
     phases: int | None = None,
-    monte_carlo: bool = False,
-    behind_cut: BehindCut = BehindCut.worst,
+    returns: BehindCut | None = None,
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> Replay:
     """A full replay (one world) of all decisions. ``gamma`` is per control tick.
 
     ``phases`` 1 keeps the decisions that start at tick 0 only; None takes all n. ``reward`` maps the rewards of a
-    recording (T,) before anything is summed (a shift or scale). ``monte_carlo`` adds the column ``return_to_go``, in
-    which ``behind_cut`` stands for what follows a truncation.
+    recording (T,) before anything is summed (a shift or scale). ``returns`` adds the column ``return_to_go``, and says
+    what stands in it for what follows a truncation.
     """
     if len(episodes) == 0:
         raise BurnishError("there are no episodes to learn from")
@@ -66,7 +65,7 @@ def decisions(
             f"{episodes.spec.control_hz}"
         )
     rewards = [episode.reward for episode in episodes]
-    tails = _tails(rewards, gamma, behind_cut) if monte_carlo else [None] * len(episodes)
+    tails = [None] * len(episodes) if returns is None else _tails(rewards, gamma, returns)
     actions = scaled_actions(episodes, spec.action).split([len(episode) for episode in episodes])
     pieces = [
         _phase(episode, spec, gamma, start, played, earned, tail)

@@ -102,6 +102,10 @@ class IQLConfig:
 
     @property
     def policy(self) -> GaussianConfig | FlowConfig:
+        if self.frozen:
+            raise BurnishError(
+                "actor_lr=0 keeps a policy that is given; give one with policy=checkpoint policy.path=..."
+            )
         return self.gaussian if self.extraction is Extraction.awr else self.flow
 
 

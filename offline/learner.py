@@ -1,6 +1,7 @@
 """The common part of learners with critics: what they save, and what their critics say of a batch.
 
-``JointLearner`` is the part of those that step all their losses at once, on chunks of the data."""
+``JointLearner`` is the part of those that step all their losses at once, on chunks of the data. ``Wrapping`` is the
+part of those that change what another learner is shown, or add to what it reports."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from ..policies.core.execute import execution
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.spec import PolicySpec
-from ..policies.core.types import Learner, Metrics, Obs, Source
+from ..policies.core.types import Decisions, Learner, Memory, Metrics, Obs, Source
 from ..policies.runs.module_state import restore, state_of
 from .critics import fresh_critic
 from .imitation import neighbours, played_around
@@ -23,6 +24,34 @@ from .imitation import neighbours, played_around
 def columns_of(batch: Mapping[str, Any]) -> dict[str, Tensor]:
     """The columns of a batch of decisions that are not observations."""
     return {name: batch[name] for name in ("action", "reward", "discount", "terminated", "steps")}
+
+
+class Wrapping(Learner):
+    """``inner`` learns: what is not said here is asked of it."""
+
+    inner: Learner
+
+    def __init__(self, inner: Learner) -> None:
+        self.inner, self.actor, self.policy, self.columns = inner, inner.actor, inner.policy, inner.columns
+        self.entropy_bonus = inner.entropy_bonus
+
+    def describe(self) -> str:
+        return self.inner.describe()
+
+    def observe(self, obs: Obs) -> None:
+        self.inner.observe(obs)
+
+    def prior(self, replay: Decisions, recordings: Decisions | None) -> Memory | None:
+        return self.inner.prior(replay, recordings)
+
+    def q_values(self, batch: dict[str, Any]) -> Tensor | None:
+        return self.inner.q_values(batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state)
 
 
 class CriticLearner(Learner):

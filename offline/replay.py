@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,17 +32,6 @@ Batch = dict[str, Any]  # columns (B, ...), and "obs" and "next_obs", each an Ob
 FIRST = 256  # rows that are allocated at once; then they are doubled until the capacity is reached
 SEGMENT = 1 << 25  # bytes of the rows that are saved in one file
 ALONE = (0, 0)  # a decision without its neighbours in time
-
-
-class Memory(Protocol):
-    """The part of a replay that a mixture needs, or of a view on one."""
-
-    generator: torch.Generator
-    device: torch.device
-
-    def __len__(self) -> int: ...
-
-    def sample(self, batch: int, *, n_step: int = 1, sequence: int = 1, around: tuple[int, int] = ALONE) -> Batch: ...
 
 
 class Replay:

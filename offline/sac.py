@@ -112,6 +112,12 @@ class SAC(ActorCritic):
         self.temperature = Temperature(config.alpha, target if config.tune_alpha else None).to(device)
         own, actor = {"temperature": self.temperature}, SACActor(agent, warm)
         super().__init__(agent, config, actor, own, trained=(self.temperature,), device=device, **options)
+        if config.backup_entropy:
+            self.entropy_bonus = self._entropy_bonus
+
+    def _entropy_bonus(self, obs: Obs) -> float:
+        generator = torch.Generator(next(iter(obs.values())).device).manual_seed(0)
+        return float(self.temperature() * -self.agent.draw(obs, generator=generator).log_prob.mean())
 
     def _target(self, next_obs: Obs, columns: dict[str, Tensor]) -> Tensor:
         with torch.no_grad():

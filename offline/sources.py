@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from ..policies.core.errors import BurnishError
-from ..policies.core.types import Source
-from .replay import ALONE, Batch, Memory
+from ..policies.core.types import Memory, Source
+from .replay import ALONE, Batch
 
 OBSERVED = ("obs", "next_obs")
 

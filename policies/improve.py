@@ -12,7 +12,7 @@ from .best import Best
 from .build import CheckpointConfig, describe
 from .cli.machine import say
 from .core.config import to_data
-from .core.types import Metrics, Saved
+from .core.types import Learns, Metrics, Saved
 from .evaluator import Evaluator
 from .external.table import EXTERNAL_KINDS
 from .runs.run import OnLog, Run, UnsavedRun
@@ -23,12 +23,6 @@ class Training(Saved, Protocol):
     """A training that can be driven and resumed: one call is one iteration."""
 
     def iterate(self) -> Metrics: ...
-
-
-class Learns(Protocol):
-    """The part of a learner that ``improve`` needs: the policy that it trains."""
-
-    policy: Any
 
 
 @dataclass

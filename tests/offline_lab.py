@@ -13,7 +13,7 @@ from burnish.finetune.method import Phase, resolved
 from burnish.finetune.methods.offline_to_online import offline_learner
 from burnish.finetune.table import method_of
 from burnish.offline.cql import CQLConfig
-from burnish.offline.dataset import decisions
+from burnish.offline.dataset import BehindCut, decisions
 from burnish.offline.fql import FQLConfig
 from burnish.offline.iql import Extraction, IQLConfig, regression_policy
 from burnish.offline.q_chunking import QChunkingConfig
@@ -96,7 +96,7 @@ def recorded(seed: int, *, cut_is_end: bool = False) -> Replay:
     episodes = mdp.recorded(seed)
     for episode in episodes if cut_is_end else []:
         episode.terminated = True
-    return decisions(episodes, mdp.SPEC, mdp.GAMMA, monte_carlo=True, seed=seed)
+    return decisions(episodes, mdp.SPEC, mdp.GAMMA, returns=BehindCut.worst, seed=seed)
 
 
 def trained(name: str, seed: int, updates: int, *, cut_is_end: bool = False, **changes: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -181,7 +182,7 @@ def test_decisions_last_as_long_as_the_budget_counts(name):
     config = METHODS[name].config()
     if isinstance(config.loop, OffPolicyConfig):
         config.loop = OffPolicyConfig(warmup=100)
-    loop = prepare(config, base, env, probe=False)
+    loop: Any = prepare(config, base, env, probe=False)
     for _ in range(3):
         loop.decide(warm=True)
     assert int(loop.statistics.ticks) == loop.statistics.decisions * decision_ticks(config, 3)

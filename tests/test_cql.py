@@ -143,7 +143,7 @@ def test_calibration_floors_the_actions_of_the_policy_alone():
 def test_calibration_needs_the_returns_of_the_data():
     batch = a_batch()
     del batch["return_to_go"]
-    with pytest.raises(BurnishError, match=r"decisions\(monte_carlo=True\)"):
+    with pytest.raises(BurnishError, match=r"decisions\(returns=BehindCut.worst\)"):
         made("cal_ql").update(Rows(batch))
     made("cql").update(Rows(batch))
 

@@ -80,7 +80,7 @@ def slow(episode: Episode, spec: PolicySpec, start: int, tail: float) -> list[di
 @pytest.mark.parametrize(("execute", "phases"), [(1, None), (3, None), (3, 1), (3, 2), (4, None)])
 def test_decisions_equal_a_slow_loop(execute, phases, history):
     spec, episodes = spec_of(execute, history), relabelled(some(), RewardConfig(10, -5))
-    replay = decisions(episodes, spec, GAMMA, phases=phases, monte_carlo=True)
+    replay = decisions(episodes, spec, GAMMA, phases=phases, returns=BehindCut.worst)
     worst = min(float(episode.reward.min()) for episode in episodes) / (1 - GAMMA)
     torch.testing.assert_close(episodes[0].reward, 10 * some()[0].reward - 5)
     expected = [
@@ -158,7 +158,7 @@ def returns(rewards, execute=1, behind_cut=BehindCut.worst, gamma=GAMMA):
         episode.reward = torch.tensor(reward)
         made.append(episode)
     episodes = Episodes(made, EnvSpec(OBS, ACTION, 10.0, "test", 100))
-    replay = decisions(episodes, spec_of(execute), gamma, phases=1, monte_carlo=True, behind_cut=behind_cut)
+    replay = decisions(episodes, spec_of(execute), gamma, phases=1, returns=behind_cut)
     return replay.latest()["return_to_go"][:, 0]
 
 
@@ -192,7 +192,7 @@ def test_only_the_worst_is_a_bound_from_below_whatever_follows():
 
 def test_behind_a_termination_there_is_nothing():
     episodes = some(lengths=(5,), terminated=(True,))
-    told = [decisions(episodes, spec_of(1), GAMMA, monte_carlo=True, behind_cut=kind).latest() for kind in BehindCut]
+    told = [decisions(episodes, spec_of(1), GAMMA, returns=kind).latest() for kind in BehindCut]
     assert all(torch.equal(x["return_to_go"], told[0]["return_to_go"]) for x in told)
     expected = sum(GAMMA**t * float(r) for t, r in enumerate(episodes[0].reward))
     assert float(told[0]["return_to_go"][0, 0]) == pytest.approx(expected, abs=1e-5)

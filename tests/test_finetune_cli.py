@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from burnish.finetune import api
-from burnish.finetune.loops import OnPolicyConfig
+from burnish.finetune.loops import OffPolicy, OnPolicyConfig
 from burnish.finetune.method import Recorded
 from burnish.finetune.refinement import refinement
 from burnish.finetune.table import METHODS, OFFLINE, ONLINE, method_of
@@ -133,6 +133,7 @@ def test_rewards_are_changed_in_the_world_and_in_recordings(lab, shift):
     start = {"data": f"{lab}/data", "worlds": 8, "loop": {"warmup": 8, "batch": 64, "prior_share": 0.5}}
     config, _ = api._configured("point_reach", "rlpd", {**start, "total": 100, "rewards": {"shift": shift}})
     _, loop = refinement(config)
+    assert isinstance(loop, OffPolicy)
     for _ in range(3):
         loop.iterate()
     reward = loop.source.sample(64)["reward"]  # half of it was recorded

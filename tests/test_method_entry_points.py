@@ -19,6 +19,7 @@ ENTRIES = f"""[{GROUP}]
 acme_recurrent = acme_recurrent:METHOD
 acme_broken = acme_recurrent:MISSING
 acme_number = acme_recurrent:NUMBER
+acme_on_policy = acme_recurrent:ON_POLICY
 iql = acme_recurrent:METHOD
 
 [burnish.rewards]
@@ -59,6 +60,7 @@ def test_a_recurrent_learner_of_another_package_is_trained_by_its_name(site, tmp
     assert whole.returncode == 0, whole.stderr
     assert "method=acme_broken (acme_recurrent:MISSING) is left out" in whole.stderr
     assert "method=acme_number (acme_recurrent:NUMBER) is left out" in whole.stderr
+    assert "ON_POLICY) is left out: has no OnPolicyConfig as loop, but its row says LoopKind.on_policy" in whole.stderr
     assert "method=iql (acme_recurrent:METHOD) is left out: has the name of another method" in whole.stderr
     logged = [line for line in read_metrics(tmp_path / "whole") if "memory/oldest" in line]
     assert logged and max(line["memory/oldest"] for line in logged) == 12  # a memory lives as long as an episode

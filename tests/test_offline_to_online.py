@@ -13,12 +13,15 @@ import pytest
 import torch
 
 from aim_lab import LENGTH, Aim, aim_error
+from burnish.finetune.build import fresh_spec, prepare
 from burnish.finetune.loops import OffPolicy, OffPolicyConfig
+from burnish.finetune.methods.offline_to_online import OnlineCQL
 from burnish.offline.dataset import BehindCut, decisions
 from burnish.offline.replay import Replay
+from burnish.offline.returns import Discount
 from burnish.offline.sources import Mapped
 from burnish.policies.core.chunk import ChunkEnv
-from burnish.policies.core.spec import agent_spec
+from burnish.policies.core.spec import ChunkConfig, agent_spec
 from burnish.policies.data.episodes import Episode, Episodes
 from offline_lab import CONFIGS, build
 from training_lab import train_offline
@@ -46,7 +49,7 @@ WAYS: dict[str, tuple[float | None, bool]] = {"union": (None, True), "half": (0.
 
 
 def trained(name: str, seed: int) -> tuple[Any, Replay]:
-    data = decisions(recordings(seed), SPEC, GAMMA, monte_carlo=True, seed=seed)
+    data = decisions(recordings(seed), SPEC, GAMMA, returns=BehindCut.worst, seed=seed)
     learner = build(replace(CONFIGS[name], **SETTINGS.get(name, {})), None, SPEC, data=data, seed=seed)
     train_offline(learner, data, batch=BATCH, total=200)
     return learner, data
@@ -56,7 +59,7 @@ def gone_online(
     learner: Any, name: str, way: str, data: Replay | None, seed: int, *, negative_control: bool = False
 ) -> OffPolicy[Any]:
     if name == "cal_ql":
-        learner.keep_calibrating(BehindCut.worst, GAMMA)
+        learner.discount = GAMMA
     share, reads = WAYS[way]
     config = OffPolicyConfig(capacity=10_000, warmup=80, updates_per_decision=0.25, batch=BATCH, prior_share=share)
     env, prior = ChunkEnv(Aim(16, seed, negative_control), 1, GAMMA), data if reads else None
@@ -137,9 +140,9 @@ class Cut(Aim):
 
 @pytest.mark.parametrize("behind_cut", BehindCut)
 def test_calibration_knows_the_return_of_an_episode_from_its_end_on(behind_cut: BehindCut) -> None:
-    data = decisions(recordings(0), SPEC, GAMMA, monte_carlo=True, seed=0)
-    learner = build(CONFIGS["cal_ql"], None, SPEC, data=data, seed=0)
-    learner.keep_calibrating(behind_cut, GAMMA)
+    data = decisions(recordings(0), SPEC, GAMMA, returns=BehindCut.worst, seed=0)
+    learner = build(replace(CONFIGS["cal_ql"], behind_cut=behind_cut), None, SPEC, data=data, seed=0)
+    learner.discount = GAMMA
     config = OffPolicyConfig(capacity=60, warmup=8, updates_per_decision=0.25, batch=BATCH)
     loop = OffPolicy(learner, ChunkEnv(Cut(4), 1, GAMMA), Replay(60, 4, seed=0), config, prior=data, seed=0)
     loop.prior, learner.worst = learner.prior(loop.replay, data), -4.0  # what a tick can cost at most
@@ -161,6 +164,13 @@ def test_calibration_knows_the_return_of_an_episode_from_its_end_on(behind_cut: 
                 wanted, known = 0.0 if held["terminated"][row, world] else tail / (1 - GAMMA), True
             wanted = reward + GAMMA * wanted
             assert found == pytest.approx(wanted, abs=1e-4) if known else found == -float("inf")
+
+
+def test_calibration_is_discounted_as_decisions_are_played() -> None:
+    config = OnlineCQL(calibrate=True, chunk=ChunkConfig(3, 3), discount=Discount(GAMMA))
+    data = decisions(recordings(0), fresh_spec(config, Aim(1).spec, SPEC.action), GAMMA, returns=BehindCut.worst)
+    learners = [prepare(x, None, Aim(2), prior=data).learner for x in (config, OnlineCQL(calibrate=True))]
+    assert [x.discount for x in learners] == pytest.approx([GAMMA**3, Discount().per_step(1)])
 
 
 def test_noise_teaches_nothing() -> None:

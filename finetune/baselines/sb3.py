@@ -49,7 +49,6 @@ from ...policies.gaussian import GaussianPolicy
 from ...policies.gymnasium_adapters import as_sb3
 from ...policies.nets.encoder import EncoderConfig, ObsEncoder
 from ..episode_statistics import EpisodeStatistics
-from ..loops import Assembly
 from ..methods.latent import latent_view, steerable
 
 if TYPE_CHECKING:
@@ -170,7 +169,7 @@ def build(
     seed: int = 0,
     device: torch.device | str = "cpu",
     samples: Obs | None = None,
-) -> Assembly:
+) -> Training:
     """``base`` is a policy, or None for ``view=plain``. With ``samples`` a base to be steered is probed first."""
     try:
         from . import actor, settings, training
@@ -191,7 +190,8 @@ def build(
     agent = build_policy(actor.settings_like(model), spec, device=device)
     view = made.view if isinstance(made.view, BaseEnv) else ChunkEnv(made.view, 1, made.gamma)
     about = f"{config.algo.value} on view={config.view.value}, discount {made.gamma:.4g} per decision, {made.about}"
-    return Assembly(view, training.Training(model, view, agent, made.deployed(agent), statistics, randomness, about))
+    deployed = made.deployed(agent)
+    return training.Training(model, view, agent, deployed, statistics, randomness, about, config.keep_zip)
 
 
 def keys(spec: EnvSpec) -> dict[str, str]:
@@ -211,6 +211,6 @@ def train(
 ) -> Training:
     """From Python: one call of SB3's ``learn`` for ``total`` decisions, with SB3's own callbacks. The ``policy`` of the
     answer is what is deployed, its ``model`` is SB3's."""
-    training: Training = build(config, base, env, seed=seed, device=device).learner
+    training = build(config, base, env, seed=seed, device=device)
     training.learn(total, callbacks)
     return training

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,9 @@ from stable_baselines3.common.logger import KVWriter, Logger
 from torch import Tensor
 
 from ...policies.core.errors import BurnishError
+from ...policies.core.files import replacing
 from ...policies.core.seed import derive
-from ...policies.core.types import Metrics, Outcome, Step, VecEnv
+from ...policies.core.types import Learns, Metrics, Outcome, Step, VecEnv
 from ...policies.core.wrapper import Wrapper
 from ...policies.gaussian import GaussianPolicy
 from ..loops import DecisionEnv, EpisodeStatistics
@@ -83,9 +85,10 @@ class Numbers(KVWriter):
         pass
 
 
-class Training:
-    """An iteration is one rollout of SB3 and what it learns from it. It is its own learner: what is asked of one is its
-    ``policy``."""
+class Training(Learns):
+    """An iteration is one rollout of SB3 and what it learns from it. It is its own learner."""
+
+    replay, pretraining = None, 0  # SB3 has its own memory
 
     def __init__(
         self,
@@ -96,22 +99,23 @@ class Training:
         statistics: EpisodeStatistics,
         randomness: Randomness,
         about: str,
+        keep_zip: bool = False,
     ) -> None:
         self.model, self.env, self.agent, self.statistics, self.randomness = model, view, agent, statistics, randomness
-        self._policy, self._about = policy, about
+        self._policy, self._about, self._keep_zip = policy, about, keep_zip
         self.numbers = Numbers()
         model.set_logger(Logger(None, [self.numbers]))
         self.on_policy = not hasattr(model, "replay_buffer")
-        self.learner = self
+
+    @property
+    def learner(self) -> Training:
+        return self
 
     @property
     def policy(self) -> Any:
         """The deployable policy, with the present weights of SB3's actor."""
         copy_actor(self.model, self.agent)
         return self._policy
-
-    def plan(self, updates: int) -> None:
-        """SB3 has schedules of its own."""
 
     def describe(self) -> str:
         return f"Stable-Baselines3 {stable_baselines3.__version__}: {self._about}"
@@ -145,6 +149,14 @@ class Training:
         self.numbers.latest = {}
         self.model.dump_logs()
         return {**self.statistics.report(), **self.numbers.latest}
+
+    def deliver(self, folder: Path) -> str:
+        if not self._keep_zip:
+            return ""
+        target = folder / "sb3.zip"
+        with replacing(target) as file:
+            self.model.save(file)
+        return f"{target} is for SB3 alone; it is pickle, which can run code when loaded, and Burnish never reads it"
 
     def state_dict(self) -> dict[str, Any]:
         model = self.model

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from ...offline.critics import adopt_normalizers, saturation
+from ...offline.learner import Wrapping
+from ...offline.sac import SAC
 from ...offline.soft import Warm
 from ...offline.sources import Rows
 from ...policies.build import build_policy
@@ -18,11 +20,12 @@ from ...policies.compose import Repeated
 from ...policies.core.chunk import ChunkEnv
 from ...policies.core.seed import derive
 from ...policies.core.spec import agent_spec
-from ...policies.core.types import Learner, Metrics, Obs, Source, VecEnv
+from ...policies.core.types import Metrics, Obs, Source, VecEnv
 from ...policies.core.views import BaseEnv
 from ...policies.gaussian import GaussianConfig, GaussianPolicy
 from ..diagnostics import sampled
 from ..probe import Steerability, require_noise, require_steerable
+from .dsrl_aliased import AliasedLearner
 
 
 def steerable(
@@ -72,13 +75,12 @@ def as_the_base(view: BaseEnv, bound: float) -> Warm:
     return play
 
 
-class LatentLearner(Learner):
+class LatentLearner(Wrapping):
     """A learner of choices, which adds how far these are from the base: from noise N(0, I), and no correction."""
 
-    def __init__(self, inner: Any, view: BaseEnv, found: Steerability | None) -> None:
-        self.inner, self.actor, self.policy = inner, inner.actor, inner.policy
-        self.columns = inner.columns
-        self.found, self._latent_dim = found, view.latent_dim
+    def __init__(self, inner: SAC | AliasedLearner, view: BaseEnv, found: Steerability | None) -> None:
+        super().__init__(inner)
+        self.agent, self.found, self._latent_dim = inner.agent, found, view.latent_dim
         self._bounds = view.latent or 0.0, view.residual or 0.0
 
     def describe(self) -> str:
@@ -91,7 +93,7 @@ class LatentLearner(Learner):
 
     @torch.no_grad()
     def _choices(self, obs: Obs) -> Metrics:
-        agent, device = self.inner.agent, next(iter(obs.values())).device
+        agent, device = self.agent, next(iter(obs.values())).device
         mean = agent.act(obs, greedy=True)[:, 0]
         drawn = agent.act(obs, generator=torch.Generator(device).manual_seed(0))[:, 0]
         latent, residual = self._bounds
@@ -104,15 +106,6 @@ class LatentLearner(Learner):
             correction = mean[:, self._latent_dim :]
             metrics |= {"residual/saturation": saturation(correction), "base_distance": _size(residual * correction)}
         return metrics
-
-    def q_values(self, batch: dict[str, Any]) -> Tensor:
-        return self.inner.q_values(batch)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.inner.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.inner.load_state_dict(state)
 
 
 def _size(x: Tensor) -> Tensor:

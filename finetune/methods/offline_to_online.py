@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from ...offline.cql import CQLConfig
-from ...offline.dataset import BehindCut, fit_normalizers
+from ...offline.dataset import fit_normalizers
 from ...offline.fql import FQLConfig
 from ...offline.iql import IQLConfig
 from ...offline.q_chunking import QChunkingConfig
@@ -77,8 +77,9 @@ class OnlineCQL(CQLConfig, Online):
 
     # amounts that are played, stored and learnt; half of a batch is recordings
     loop: OffPolicyConfig = field(default_factory=lambda: OffPolicyConfig(warmup=1000))
-    # value that is assumed behind a truncation, in the returns that calibrate compares with
-    behind_cut: BehindCut = BehindCut.worst
+
+    def discount_of(self, execute: int) -> float:
+        return self.discount.per_step(execute) ** execute
 
 
 @dataclass
@@ -116,10 +117,6 @@ def offline_learner(
     takes observations as they are.
     """
     if policy is None:
-        if getattr(config, "frozen", False):
-            raise BurnishError(
-                "actor_lr=0 keeps a policy that is given; give one with policy=checkpoint policy.path=..."
-            )
         fresh = policy = build_policy(config.policy, spec, seed=seed)
         if data is not None:
             fit_normalizers(fresh, data, normalize)
@@ -151,6 +148,4 @@ def build(
     options: dict[str, Any] = {"normalize": config.normalize, "seed": seed, "device": device}
     learner = offline_learner(make, config, base, spec, data=recordings, **options)
     gamma = config.discount.per_step(spec.execute)
-    if isinstance(config, OnlineCQL):
-        learner.keep_calibrating(config.behind_cut, gamma**spec.execute)
     return Assembly(ChunkEnv(env, spec.execute, gamma), learner)

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from ...offline.critics import adopt_normalizers
+from ...offline.learner import Wrapping
 from ...offline.returns import Discount, Per
 from ...policies.chain import sample_chain
 from ...policies.core.chunk import ChunkEnv
@@ -33,12 +34,12 @@ from ...policies.core.config import LATER
 from ...policies.core.errors import BurnishError
 from ...policies.core.seed import derive
 from ...policies.core.spec import check_compatible
-from ...policies.core.types import Learner, Metrics, Obs, Source, VecEnv
+from ...policies.core.types import Metrics, Obs, Source, VecEnv
 from ...policies.flow import FlowPolicy
 from ...policies.nets.critic import ValueConfig
 from ...policies.nets.mlp import Activation
 from ...policies.trainable import TrainableConfig, shared
-from ..actors.noisy_flow import NoiseConfig, NoisyFlowActor
+from ..actors.noisy_flow import NoiseConfig, NoiseNet, NoisyFlowActor
 from ..diagnostics import distance_to_base, sampled
 from ..loops import Assembly, OnPolicyConfig
 from ..ppo import PPO, Auxiliary, PPOConfig
@@ -94,33 +95,23 @@ def anchored(flow: FlowPolicy, base: FlowPolicy) -> Auxiliary:
     return distance
 
 
-class ReinFlow(Learner):
+class ReinFlow(Wrapping):
     """PPO, and a bound of the noise that moves on after each update."""
 
-    def __init__(self, ppo: PPO) -> None:
-        self.ppo, self.actor, self.policy = ppo, ppo.actor, ppo.policy
-
-    def describe(self) -> str:
-        return self.ppo.describe()
+    def __init__(self, ppo: PPO, noise: NoiseNet) -> None:
+        super().__init__(ppo)
+        self.ppo, self.noise = ppo, noise
 
     def plan(self, updates: int) -> None:
         """The bound comes down over the updates of the whole run unless a number was given."""
-        noise = self.ppo.network.noise
-        if noise.config.decay is None:
-            noise.decay = updates
+        if self.noise.config.decay is None:
+            self.noise.decay = updates
 
     def update(self, source: Source) -> Metrics:
-        noise = self.ppo.network.noise
-        bound = noise.log_max.exp()
+        bound = self.noise.log_max.exp()
         metrics = self.ppo.update(source)
-        noise.advance()
+        self.noise.advance()
         return {**metrics, "noise/max_std": bound}
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.ppo.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.ppo.load_state_dict(state)
 
 
 def build(
@@ -149,4 +140,4 @@ def build(
     )
     adopt_normalizers(ppo.value, base)
     view = ChunkEnv(env, actor.spec.execute, config.discount.per_step(actor.spec.execute))
-    return Assembly(view, ReinFlow(ppo))
+    return Assembly(view, ReinFlow(ppo, actor.noise))

@@ -40,6 +40,7 @@ import torch
 from torch import Tensor
 
 from ...offline.critics import adopt_normalizers
+from ...offline.learner import Wrapping
 from ...offline.returns import Discount
 from ...offline.sac import SAC, SACConfig, soft_agent
 from ...offline.soft import ActionTransform, Warm
@@ -53,7 +54,7 @@ from ...policies.core.config import LATER
 from ...policies.core.errors import BurnishError
 from ...policies.core.seed import derive
 from ...policies.core.spec import agent_spec
-from ...policies.core.types import Learner, Metrics, Obs, Source, VecEnv
+from ...policies.core.types import Metrics, Obs, Source, VecEnv
 from ...policies.core.views import Hidden, ResidualEnv
 from ...policies.gaussian import GaussianPolicy
 from ...policies.nets.critic import CriticConfig
@@ -141,11 +142,12 @@ def around_base(noise: float, bound: float) -> Warm:
     return play
 
 
-class ResidualLearner(Learner):
+class ResidualLearner(Wrapping):
     """TD3 or SAC on the correction; it adds how far the refined policy is from its base."""
 
     def __init__(self, inner: TD3 | SAC) -> None:
-        self.inner, self.actor, self.policy = inner, inner.actor, inner.policy
+        super().__init__(inner)
+        self.agent, self.transform = inner.agent, inner.transform
 
     def update(self, source: Source) -> Metrics:
         batch = source.sample()
@@ -156,17 +158,8 @@ class ResidualLearner(Learner):
 
     @torch.no_grad()
     def _distance(self, obs: Obs) -> Tensor:
-        played = self.inner.transform(obs, self.inner.agent.act(obs, greedy=True))
+        played = self.transform(obs, self.agent.act(obs, greedy=True))
         return distance(played, obs["base_action"][:, None])
-
-    def q_values(self, batch: dict[str, Any]) -> Tensor:
-        return self.inner.q_values(batch)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.inner.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.inner.load_state_dict(state)
 
 
 def build(

@@ -35,14 +35,13 @@ from torch import Tensor
 from ...offline.actors import PolicyActor, trainable_imitator
 from ...offline.descent import adam, descend
 from ...offline.imitation import imitation_chunk, neighbours, played_around
-from ...offline.replay import Replay
 from ...offline.returns import Discount
 from ...offline.soft import polyak
 from ...policies.core.errors import BurnishError
 from ...policies.core.execute import Execution, execution
 from ...policies.core.ranges import check_ranges
 from ...policies.core.seed import generator as named_generator
-from ...policies.core.types import Controller, Learner, Metrics, Obs, Source, VecEnv
+from ...policies.core.types import Controller, Decisions, Learner, Metrics, Obs, Source, VecEnv
 from ...policies.runs.module_state import restore, state_of
 from ..loops import Assembly, OffPolicyConfig
 from .interventions import Demonstrations, InterventionConfig, supervised
@@ -114,7 +113,7 @@ class DAgger(Learner):
         self._step = execution(self._descent, config.execution, device=device, generators=[self.noise])
         self._seed, self._demonstrations = seed, None
 
-    def prior(self, replay: Replay, recordings: Replay | None) -> Demonstrations:
+    def prior(self, replay: Decisions, recordings: Decisions | None) -> Demonstrations:
         self._demonstrations = Demonstrations(replay, recordings, everything=self.config.relabel, seed=self._seed)
         return self._demonstrations
 

@@ -33,7 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...offline.replay import ALONE, Batch, Replay
+from ...offline.replay import ALONE, Batch
 from ...offline.sources import joined
 from ...policies.core.chunk import ChunkEnv
 from ...policies.core.errors import BurnishError
@@ -42,7 +42,7 @@ from ...policies.core.seed import EpisodeSeeds, RowNoise, derive
 from ...policies.core.seed import generator as named_generator
 from ...policies.core.spec import stacked_by_history
 from ...policies.core.tree import check, map_tree, where
-from ...policies.core.types import Controller, Obs, Outcome, Step, VecEnv
+from ...policies.core.types import Controller, Decisions, Obs, Outcome, Step, VecEnv
 from ...policies.core.wrapper import Wrapper
 
 
@@ -293,7 +293,7 @@ class Demonstrations:
     """
 
     def __init__(
-        self, replay: Replay, recordings: Replay | None = None, *, everything: bool = False, seed: int = 0
+        self, replay: Decisions, recordings: Decisions | None = None, *, everything: bool = False, seed: int = 0
     ) -> None:
         self.replay, self.recordings, self.everything = replay, recordings, everything
         self.device = replay.device

@@ -26,14 +26,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...offline.replay import Replay
+from ...offline.learner import Wrapping
 from ...offline.returns import Discount
-from ...offline.sac import SAC, SACConfig, soft_agent
+from ...offline.sac import SACConfig, soft_agent
 from ...offline.sources import Mapped
-from ...offline.td3 import TD3, TD3Config
+from ...offline.td3 import TD3Config
 from ...policies.core.errors import BurnishError
 from ...policies.core.tree import rows
-from ...policies.core.types import Controller, Learner, Metrics, Obs, Source, VecEnv
+from ...policies.core.types import Controller, Decisions, Learner, Metrics, Source, VecEnv
 from ...policies.gaussian import GaussianPolicy
 from ...policies.nets.critic import CriticConfig
 from ..loops import Assembly, OffPolicyConfig
@@ -93,19 +93,16 @@ def paid_for_peace(batch: dict[str, Any]) -> dict[str, Any]:
     return {**batch, "action": action, "reward": -called.to(batch["reward"].dtype)}
 
 
-class RLIF(Learner):
+class RLIF(Wrapping):
     """SAC or TD3 on what people let pass."""
 
-    columns = ("executed", "intervened", "called")
-
-    def __init__(self, inner: SAC | TD3, seed: int = 0) -> None:
-        self.inner, self.actor, self.policy = inner, inner.actor, inner.policy
+    def __init__(self, inner: Learner, seed: int = 0) -> None:
+        super().__init__(inner)
+        self.columns = ("executed", "intervened", "called")
         self._seed, self._demonstrations = seed, None
 
-    def observe(self, obs: Obs) -> None:
-        self.inner.observe(obs)
-
-    def prior(self, replay: Replay, recordings: Replay | None) -> Demonstrations:
+    def prior(self, replay: Decisions, recordings: Decisions | None) -> Demonstrations:
+        self.inner.prior(replay, recordings)
         self._demonstrations = Demonstrations(replay, recordings, seed=self._seed)
         return self._demonstrations
 
@@ -113,11 +110,8 @@ class RLIF(Learner):
         metrics = self.inner.update(Mapped(source, paid_for_peace))
         return metrics if self._demonstrations is None else {**metrics, "intervened": self._demonstrations.share}
 
-    def state_dict(self) -> dict[str, Any]:
-        return self.inner.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.inner.load_state_dict(state)
+    def q_values(self, batch: dict[str, Any]) -> None:
+        """None: its critics expect interventions, which is not what the replay says of rewards."""
 
 
 def build(

@@ -10,9 +10,9 @@ A policy that begins without data is fitted while it acts: ``Running`` merges wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -133,6 +133,12 @@ def merged(moments: Tensor, rows: Tensor) -> Tensor:
     )
 
 
+class HasModules(Protocol):
+    """A network, or anything else that is made of modules."""
+
+    def modules(self) -> Iterator[nn.Module]: ...
+
+
 class Running:
     """Fits all normalisers within ``parts`` to everything that was seen so far, as ``Scaling.standard`` would.
 
@@ -140,7 +146,7 @@ class Running:
     ``absorb`` changes them. The moments behind them are for learning on.
     """
 
-    def __init__(self, *parts: nn.Module) -> None:
+    def __init__(self, *parts: HasModules) -> None:
         found = [module for part in parts for module in part.modules() if isinstance(module, Normalizer)]
         self._scalers = {key: [each.scaler(key) for each in found if key in each.names] for key in found[0].names}
         self._moments = {

@@ -8,7 +8,7 @@ worth nothing) or *truncated* (the future is worth something, but we stopped loo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -163,8 +163,11 @@ class ChainPolicy(Policy, Protocol):
         ...
 
 
-class StochasticPolicy(Policy, Protocol):
+class StochasticPolicy(Protocol):
     """A policy with a likelihood of J factors, as policy gradients need it."""
+
+    @property
+    def spec(self) -> PolicySpec: ...
 
     coordinates: Tensor  # (J,) how many terms factor j sums over for a full chunk
     transitions: Tensor  # (J,) how many transitions of a chain factor j joins; 1 for a Gaussian
@@ -213,6 +216,37 @@ class Actor(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
 
+class Memory(Protocol):
+    """Decisions that batches are drawn from: a replay, recordings, or a view on them."""
+
+    generator: torch.Generator
+    device: torch.device
+
+    def __len__(self) -> int: ...
+
+    def sample(
+        self, batch: int, *, n_step: int = 1, sequence: int = 1, around: tuple[int, int] = (0, 0)
+    ) -> dict[str, Any]: ...
+
+
+class Decisions(Memory, Saved, Protocol):
+    """Decisions in the order of time, T rows of N worlds (`offline/replay.py`)."""
+
+    num_envs: int
+    added: int  # rows ever added
+
+    @property
+    def filled(self) -> int: ...
+
+    def latest(self, rows: int | None = None, names: Sequence[str] | None = None) -> dict[str, Any]: ...
+
+    def gather(
+        self, flat: Tensor, *, n_step: int = 1, sequence: int = 1, around: tuple[int, int] = (0, 0)
+    ) -> dict[str, Any]: ...
+
+    def fill_in(self, column: str, world: int, values: Tensor) -> None: ...
+
+
 class Source(Protocol):
     """The source of a learner's batches (`offline/sources.py`)."""
 
@@ -230,27 +264,12 @@ class Source(Protocol):
         ...
 
 
-class Learner(Saved, Protocol):
-    """A learner inherits from this class, and says more than ``update`` only where it has something to say."""
+class Learns(Saved, Protocol):
+    """The part of a learner that a run needs, also where an algorithm of another library learns."""
 
-    columns: tuple[str, ...] = ()  # facts of an ``Outcome`` to be stored beside the base columns, such as "executed"
-
-    actor: Actor
     policy: Any  # the Policy that is delivered
-
-    def update(self, source: Source) -> Metrics:
-        """One step, on a batch of its own choice."""
-        ...
-
-    def observe(self, obs: Obs) -> None:
-        """Every observation that is about to be stored; a running normaliser reads it."""
-
-    def stored(self, replay: Any) -> None:
-        """Called after each row of decisions was stored; a column that is known only later is filled here."""
-
-    def prior(self, replay: Any, recordings: Any) -> Any:
-        """The memory that the prior share of each batch comes from; ``recordings`` is None where there are none."""
-        return recordings
+    # what its targets pay for the entropy of a decision at observations, on average; None: nothing
+    entropy_bonus: Callable[[Obs], float] | None = None
 
     def plan(self, updates: int) -> None:
         """Called once with the number of updates of the whole run, for schedules over it."""
@@ -262,3 +281,25 @@ class Learner(Saved, Protocol):
     def describe(self) -> str:
         """A sentence for the beginning of a run."""
         return ""
+
+
+class Learner(Learns, Protocol):
+    """A learner inherits from this class, and says more than ``update`` only where it has something to say."""
+
+    columns: tuple[str, ...] = ()  # facts of an ``Outcome`` to be stored beside the base columns, such as "executed"
+
+    actor: Actor
+
+    def update(self, source: Source) -> Metrics:
+        """One step, on a batch of its own choice."""
+        ...
+
+    def observe(self, obs: Obs) -> None:
+        """Every observation that is about to be stored; a running normaliser reads it."""
+
+    def stored(self, replay: Decisions) -> None:
+        """Called after each row of decisions was stored; a column that is known only later is filled here."""
+
+    def prior(self, replay: Decisions, recordings: Decisions | None) -> Memory | None:
+        """The memory that the prior share of each batch comes from; ``recordings`` is None where there are none."""
+        return recordings

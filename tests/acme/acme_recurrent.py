@@ -13,7 +13,7 @@ from torch import nn
 
 from burnish.finetune.build import prepare
 from burnish.finetune.loops import Assembly, OffPolicy, OffPolicyConfig
-from burnish.finetune.method import Method, Needs
+from burnish.finetune.method import LoopKind, Method, Needs
 from burnish.offline.returns import Discount
 from burnish.policies.build import build_policy
 from burnish.policies.core.chunk import ChunkEnv
@@ -121,6 +121,7 @@ def build(config, base, env, *, seed=0, device="cpu"):
 
 METHOD = Method(doc="a GRU that remembers", config=RecurrentConfig, build=build, needs=Needs.gaussian)
 NUMBER = 3
+ON_POLICY = METHOD.changed(loop=LoopKind.on_policy)
 
 
 class Recall:
