@@ -139,7 +139,8 @@ def prepare(
             raise BurnishError(f"method={name} learns from what was just played, so it cannot be pretrained so")
         length = config.loop.decisions_per_update
         return OnPolicy(learner, view, decisions_per_update=length, seed=seed)
-    replay = Replay(config.loop.capacity, env.num_envs, seed=derive(seed, "replay"), device=device)
+    kept = {"place": config.loop.place, "seed": derive(seed, "replay"), "device": device}
+    replay = Replay(config.loop.capacity, env.num_envs, **kept)
     options = {"prior": learner.prior(replay, prior), "pretrain_updates": pretrain_updates}
     return OffPolicy(learner, view, replay, config.loop, **options, interventions=row.interventions, seed=seed)
 

@@ -9,7 +9,8 @@ cut there, and the next one begins.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -17,12 +18,14 @@ import torch
 from torch import Tensor
 
 from ..offline.replay import Replay
-from ..offline.sources import Mixture, Rows
+from ..offline.sources import Mixture, Rows, ahead
+from ..offline.storage import Place
+from ..policies.core.config import LATER
 from ..policies.core.ranges import check_ranges
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.spec import EnvSpec
 from ..policies.core.tree import map_tree
-from ..policies.core.types import Learner, Learns, Memory, Metrics, Obs, Outcome, Saved, Source
+from ..policies.core.types import Learner, Learns, Memory, Metrics, Obs, Outcome, Saved
 from ..policies.core.wrapper import continues
 from ..policies.improve import Training
 from ..policies.runs.stopwatch import Stopwatch
@@ -185,6 +188,8 @@ class OffPolicyConfig:
     """Collection, memory and updates; every number counts decisions."""
 
     capacity: int = 1_000_000  # decisions that the replay holds
+    # place of the replay: device (that of the networks), host, file; auto: by the memory that is free
+    place: Place = field(default=Place.auto, metadata=LATER)
     warmup: int = 1000  # decisions played by the actor's prior before anything is learnt
     initial_updates: int = 0  # updates at the end of the warm-up, all at once
     updates_per_decision: float = 1.0  # updates for each stored decision
@@ -228,7 +233,7 @@ class OffPolicy(_Interaction[L]):
         self.gradient_steps = 0  # updates of the learner so far
         self.pretrain = self.pretrain_updates = pretrain_updates  # what is left of them, and all
         self.study = config.initial_updates  # what is left of them
-        self.source: Source = Mixture(replay, prior, batch=config.batch, n_step=config.n_step, share=config.prior_share)
+        self.source = Mixture(replay, prior, batch=config.batch, n_step=config.n_step, share=config.prior_share)
 
     @property
     def decisions_per_iteration(self) -> int:
@@ -308,8 +313,8 @@ class OffPolicy(_Interaction[L]):
     def learn(self, count: int) -> Metrics:
         metrics: Metrics = {}
         with self.watch("learning"):
-            for _ in range(count):
-                metrics = self.learner.update(self.source)
+            for source in ahead(self.source, count) if self.replay.away else repeat(self.source, count):
+                metrics = self.learner.update(source)
         self.gradient_steps += count
         return metrics
 

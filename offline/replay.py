@@ -37,7 +37,15 @@ ALONE = (0, 0)  # a decision without its neighbours in time
 class Replay:
     """``capacity`` counts decisions of all worlds together."""
 
-    def __init__(self, capacity: int, num_envs: int = 1, *, seed: int = 0, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        capacity: int,
+        num_envs: int = 1,
+        *,
+        place: Place = Place.auto,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
         if capacity < num_envs:
             raise BurnishError(f"a replay of capacity={capacity} cannot hold one decision of each of {num_envs} worlds")
         self.rows, self.num_envs, self.device = capacity // num_envs, num_envs, torch.device(device)
@@ -45,12 +53,18 @@ class Replay:
         self.generator = named_generator(seed, "replay", device=device)
         self._obs: Tree = {}  # (rows so far, N, ...) each
         self._columns: Tree = {}
-        self._places: dict[str, Place] = {}
+        self._place, self._places = place, dict[str, Place]()
         self._finals: Tree = {}  # a pool of final observations
         self._final_at = torch.full((self.rows, num_envs), -1, dtype=torch.int64, device=self.device)
         self._free: list[int] = []
         self._head: Obs = {}  # where the newest row led, per world
         self._void: Tensor | None = None  # (rows, N): decisions that are never drawn; None while there are none
+
+    @property
+    def away(self) -> bool:
+        """Whether a batch comes from another memory than that of the learner, or from a file."""
+        here = {Place.device} if self.device.type != "cpu" else {Place.device, Place.host}
+        return not here.issuperset(self._places.values())
 
     @property
     def filled(self) -> int:
@@ -156,7 +170,7 @@ class Replay:
         # The facts of a decision are small, and read beside each other: they stay where the learner is.
         movable = {**obs, **{key: x for key, x in columns.items() if key not in BASE or key == "action"}}
         each = {key: math.prod(x.shape[1:]) * x.element_size() for key, x in movable.items()}
-        spread = places({key: self.rows * self.num_envs * size for key, size in each.items()}, self.device)
+        spread = places({key: self.rows * self.num_envs * size for key, size in each.items()}, self.device, self._place)
         self._places = {**dict.fromkeys(BASE, Place.device), **spread}
         count = min(self.rows, FIRST)
         self._obs = {key: self._room(key, count, x) for key, x in obs.items()}

@@ -1,8 +1,9 @@
 """Storage of a replay's columns: on the device of the learner, in host memory, or in a file.
 
-Columns that would not fit at full size are kept elsewhere, the largest first: in host memory where the learner is on a
-GPU, and in a file where host memory is too small as well. The file lies in the folder for temporary files (``TMPDIR``),
-takes space as it is written, and has no name, so nothing is left of it when the process ends.
+A setting names the place. With ``auto``, columns that would not fit at full size are kept elsewhere, the largest first:
+in host memory where the learner is on a GPU, and in a file where host memory is too small as well. The file lies in the
+folder for temporary files (``TMPDIR``), takes space as it is written, and has no name, so nothing is left of it when
+the process ends.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ SHARE = 0.6  # of the memory that is free: a column that grows is in memory twic
 
 
 class Place(Enum):
-    """The places where a replay's columns can be kept: the learner's device, host memory, or a file."""
+    """The places where a replay's columns can be kept: the learner's device, host memory, or a file; auto: by the
+    memory that is free."""
 
+    auto = "auto"
     device = "device"
     host = "host"
     file = "file"
@@ -44,9 +47,19 @@ def free_bytes(device: torch.device) -> int:
     return 1024 * kilobytes[0] if kilobytes else 2**62
 
 
-def places(sizes: Mapping[str, int], device: torch.device) -> dict[str, Place]:
+def places(sizes: Mapping[str, int], device: torch.device, named: Place = Place.auto) -> dict[str, Place]:
     """Name of a column -> where it is kept; ``sizes`` in bytes, of all rows that there may be. A warning says what is
-    kept in a file."""
+    kept in a file without having been ``named`` for it."""
+    folder = tempfile.gettempdir()
+    if named is not Place.auto:
+        where = device if named is Place.device else torch.device("cpu")
+        room = shutil.disk_usage(folder).free if named is Place.file else free_bytes(where)
+        if sum(sizes.values()) > SHARE * room:
+            raise BurnishError(
+                f"loop.place={named.value} is to hold {_gigabytes(sizes)} of the replay, more than is free there; give "
+                "a smaller loop.capacity, smaller images, or loop.place=auto"
+            )
+        return dict.fromkeys(sizes, named)
     chosen = dict.fromkeys(sizes, Place.device)
     host = torch.device("cpu")
     order = [(Place.device, Place.file, host)] if device.type == "cpu" else []
@@ -56,7 +69,6 @@ def places(sizes: Mapping[str, int], device: torch.device) -> dict[str, Place]:
         while (own := [name for name in sizes if chosen[name] is place]) and sum(sizes[name] for name in own) > room:
             chosen[max(own, key=lambda name: sizes[name])] = refuge
     spilled = {name: sizes[name] for name, place in chosen.items() if place is Place.file}
-    folder = tempfile.gettempdir()
     if sum(spilled.values()) > SHARE * shutil.disk_usage(folder).free:
         raise BurnishError(
             f"a replay of this capacity needs {_gigabytes(sizes)}, more than there is in memory or in {folder}; give a "

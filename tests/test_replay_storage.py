@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import threading
 
 import pytest
 import torch
 
+from aim_lab import Aim
+from burnish.finetune.build import prepare
+from burnish.finetune.loops import OffPolicyConfig
+from burnish.finetune.methods.rlpd import RLPDConfig
 from burnish.offline import replay as replays
 from burnish.offline import storage
 from burnish.offline.replay import FIRST, Replay
+from burnish.offline.sources import Ahead, Mixture, ahead
 from burnish.policies.core.errors import BurnishError
+from burnish.policies.core.tree import leaves
 from burnish.policies.runs import checkpoint
 
 
@@ -88,6 +95,75 @@ def test_a_replay_that_nothing_can_hold_is_refused_before_anything_is_played(mon
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(0, 0, 200 * 2**30))
     with pytest.warns(UserWarning, match="which is slower"):
         Replay(1_000_000, 2).add(*a_row(1, pictures(0, 128)))
+
+
+@pytest.mark.parametrize("place", [x for x in storage.Place if x is not storage.Place.auto])
+def test_the_place_that_a_setting_names_is_taken_or_refused(monkeypatch, place):
+    def made(capacity):
+        replay = Replay(capacity, 2, place=place)
+        replay.add(*a_row(1, pictures(7)))
+        return replay
+
+    monkeypatch.setattr(storage, "free_bytes", lambda device: 2**20)
+    usage = type(shutil.disk_usage("/"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(0, 0, 2**20))
+    replay = made(40)
+    assert {replay._places[key] for key in ("image.top", "state", "action")} == {place}
+    assert replay.away == (place is storage.Place.file) and int(replay.sample(1)["obs"]["image.top"].max()) == 7
+    with pytest.raises(BurnishError, match=rf"loop\.place={place.value} is to hold .*loop\.place=auto"):
+        made(100_000)
+
+
+@pytest.mark.parametrize("second", [None, {"n": 3}, {"around": (1, 1)}])
+def test_batches_that_are_drawn_ahead_are_those_of_the_source(second):
+    """Updates that ask once, and updates of which every other one asks for something else as well. In the end the
+    generators are where they would be, and the control: without that they are not."""
+    memories = [Replay(40, 2, seed=seed) for seed in (1, 2)]
+    for replay in memories:
+        for row in range(15):
+            replay.add(*a_row(1, pictures(row)))
+    source = Mixture(*memories, batch=8, share=None)
+    begun, states = [x.get_state() for x in source.generators], []
+
+    def asked(sources, threads):
+        for generator, state in zip(source.generators, begun, strict=True):
+            generator.set_state(state)
+        sample, batches = Mixture.sample, []
+
+        def noted(self, *given, **options):
+            threads.add(threading.current_thread())
+            return sample(self, *given, **options)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Mixture, "sample", noted)
+            for number, each in enumerate(sources):
+                batches.append(each.sample())
+                if second is not None and number % 2:
+                    batches.append(each.sample(**second))
+        states.append([x.get_state() for x in source.generators])
+        return [x for batch in batches for x in leaves(batch)]
+
+    one, two = set(), set()
+    plain, drawn = asked([source] * 6, one), asked(ahead(source, 6), two)
+    assert len(plain) == len(drawn) and all(map(torch.equal, plain, drawn)) and len(one) == 1 < len(two)
+    assert all(map(torch.equal, *states))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ahead, "put_back", lambda self: setattr(self, "_next", None))
+        other = asked(ahead(source, 6), set())
+    assert all(map(torch.equal, plain, other)) == (second is None)
+
+
+def test_a_replay_in_a_file_teaches_the_same():
+    def learnt(place):
+        sizes = {"capacity": 64, "warmup": 8, "updates_per_decision": 2, "batch": 8, "place": place}
+        config = RLPDConfig(loop=OffPolicyConfig(**sizes))
+        loop = prepare(config, None, Aim(2, 0), seed=3)
+        for _ in range(12):
+            loop.iterate()
+        assert loop.replay.away == (place is storage.Place.file)
+        return list(leaves({"loop": loop.replay.latest(), "agent": dict(loop.learner.policy.state_dict())}))
+
+    assert all(map(torch.equal, learnt(storage.Place.device), learnt(storage.Place.file)))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

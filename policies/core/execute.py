@@ -112,7 +112,8 @@ class _Graphed:
         for generator in self._generators:
             graph.register_generator_state(generator)
         try:
-            with torch.cuda.graph(graph):
+            # Another thread may draw the next batch meanwhile (`offline/sources.py`).
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._result = self._fn(*fixed)
         except RuntimeError as error:
             # Leaving the recording fails too, once something inside it has failed: the first error is the cause.
