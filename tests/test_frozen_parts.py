@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 
@@ -12,7 +13,8 @@ from burnish.policies.build import load_policy
 from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.runs import checkpoint
-from burnish.policies.runs.checkpoint import FROZEN, TENSORS
+from burnish.policies.runs.checkpoint import TENSORS
+from burnish.policies.runs.manifest import MANIFEST, _seal
 from burnish.real_robot.export.exporter import source
 
 EVALUATION = ["eval.episodes=2", "eval.worlds=2", "eval.confirm=2"]
@@ -38,11 +40,25 @@ def saved(path, state, before=None, frozen=True):
     return checkpoint.save(path, config={}, state={"step": 1}, children={"policy": child}, before=before)
 
 
+def frozen(path):
+    """The file of what no training changes."""
+    (file,) = path.glob("frozen*")
+    return file
+
+
+def renamed(path, name):
+    """A checkpoint whose file of frozen parts has another name, sealed as if it had been written so."""
+    manifest = json.loads((path / MANIFEST).read_text())
+    manifest["files"] = {name if key.startswith("frozen") else key: x for key, x in manifest["files"].items()}
+    frozen(path).rename(path / name)
+    (path / MANIFEST).write_text(_seal(manifest))
+
+
 def test_the_same_bytes_are_one_file_and_each_checkpoint_stands_alone(tmp_path, state):
     first = saved(tmp_path / "1", state)
     state["head"] += 1
     second = saved(tmp_path / "2", state, before=first)
-    files = [path / "policy" / FROZEN for path in (first, second)]
+    files = [frozen(path / "policy") for path in (first, second)]
     assert files[0].stat().st_ino == files[1].stat().st_ino
     assert (second / "policy" / TENSORS).stat().st_size < 0.05 * files[1].stat().st_size
     shutil.rmtree(first)  # as a run prunes it
@@ -56,17 +72,17 @@ def test_other_bytes_are_another_file(tmp_path, state):
     first = saved(tmp_path / "1", state)
     state["base"]["w"][0, 0] += 1  # the same tensor, with another number in it
     second = saved(tmp_path / "2", state, before=first)
-    assert (first / "policy" / FROZEN).stat().st_ino != (second / "policy" / FROZEN).stat().st_ino
+    assert frozen(first / "policy").stat().st_ino != frozen(second / "policy").stat().st_ino
     assert not torch.equal(*(checkpoint.load(x / "policy").state["base"]["w"] for x in (first, second)))
 
 
 def test_a_link_in_the_place_of_the_old_file_is_not_followed(tmp_path, state):
     first = saved(tmp_path / "1", state)
-    old = first / "policy" / FROZEN
+    old = frozen(first / "policy")
     old.rename(tmp_path / "elsewhere")
     old.symlink_to(tmp_path / "elsewhere")
     second = saved(tmp_path / "2", state, before=first)
-    new = second / "policy" / FROZEN
+    new = frozen(second / "policy")
     assert not new.is_symlink() and new.stat().st_ino != (tmp_path / "elsewhere").stat().st_ino
     checkpoint.load(second / "policy")
     with pytest.raises(BurnishError, match="symbolic link"):
@@ -77,17 +93,28 @@ def test_a_link_in_the_place_of_the_old_file_is_not_followed(tmp_path, state):
 def test_a_damaged_file_is_refused(tmp_path, state, damage):
     path = saved(tmp_path / "1", state, frozen=damage != "unlisted") / "policy"
     if damage == "flipped":
-        content = bytearray((path / FROZEN).read_bytes())
+        content = bytearray(frozen(path).read_bytes())
         content[-1] ^= 1
-        (path / FROZEN).write_bytes(content)
+        frozen(path).write_bytes(content)
     elif damage == "missing":
-        (path / FROZEN).unlink()
+        frozen(path).unlink()
     else:  # a file that no manifest lists is not read
-        (path / FROZEN).write_bytes(b"not tensors")
+        (path / "frozen-0.safetensors").write_bytes(b"not tensors")
         assert torch.equal(checkpoint.load(path).state["head"], state["head"])
         return
-    with pytest.raises(BurnishError, match=FROZEN):
+    with pytest.raises(BurnishError, match=r"frozen-[0-9a-f]{64}\.safetensors"):
         checkpoint.load(path)
+
+
+def test_the_name_is_the_hash_of_the_content_and_an_older_one_had_none(tmp_path, state):
+    path = saved(tmp_path / "1", state) / "policy"
+    assert frozen(path).name == f"frozen-{hashlib.sha256(frozen(path).read_bytes()).hexdigest()}.safetensors"
+    renamed(path, "frozen.safetensors")  # as it was called before
+    assert torch.equal(checkpoint.load(path).state["base"]["w"], state["base"]["w"])
+    for name in (f"frozen-{'0' * 64}.safetensors", "frozen-x.safetensors"):
+        renamed(path, name)
+        with pytest.raises(BurnishError, match="not the name of its content"):
+            checkpoint.load(path)
 
 
 @pytest.mark.parametrize("method", ["residual_td3", "dsrl"])
@@ -100,9 +127,9 @@ def test_a_refinement_writes_its_base_once(tmp_path, method):
     words = ["finetune", f"method={method}", f"policy.path={tmp_path}/bc", *RUN, *nets, f"out={tmp_path}/run"]
     assert main([*words, "method.loop.initial_updates=1"]) == 0
     kept = sorted((tmp_path / "run/checkpoints").iterdir())
-    assert len(kept) >= 2 and len({(path / "policy" / FROZEN).stat().st_ino for path in kept}) == 1
-    base = (kept[-1] / "policy" / FROZEN).stat().st_size
-    trained = sum(path.stat().st_size for path in (kept[-1] / "policy").iterdir() if path.name != FROZEN)
+    assert len(kept) >= 2 and len({frozen(path / "policy").stat().st_ino for path in kept}) == 1
+    base = frozen(kept[-1] / "policy").stat().st_size
+    trained = sum(path.stat().st_size for path in (kept[-1] / "policy").iterdir() if not path.name.startswith("frozen"))
     assert trained < 0.05 * base, (trained, base)
     (refined, _), (given, _) = load_policy(tmp_path / "run"), load_policy(tmp_path / "bc")
     same = zip(refined.base.state_dict().values(), given.state_dict().values(), strict=True)

@@ -3,8 +3,9 @@
     config.yaml          how to build the thing again: plain data
     state.json           its state; each tensor is replaced by its name in state.safetensors
     state.safetensors    the tensors
-    frozen.safetensors   where there are any, those that no training changes: in the checkpoints of a run one file with
-                         several names (hard links), written once
+    frozen-<sha256>.safetensors
+                         where there are any, those that no training changes, named by their content: in the checkpoints
+                         of a run one file (hard links), written once
     manifest.json        schema version, size and sha256 of every file, versions of the code, metrics
     <child>/             a checkpoint in itself; the first can be copied away and loaded alone, while a later one
                          refers to those before it for tensors that both hold ("policy:net.weight")
@@ -35,6 +36,7 @@ from ..core.config import to_data
 from ..core.errors import BurnishError
 from ..core.files import link_or_copy, move, named, new, remove, sync, write_new
 from .manifest import (
+    FROZEN,
     LARGEST_TEXT,
     LARGEST_YAML,
     MANIFEST,
@@ -48,7 +50,7 @@ from .manifest import (
 from .state_codec import Place, decode, encode, place_of, segments_of, separate
 
 CONFIG, STATE, TENSORS = FILES = "config.yaml", "state.json", "state.safetensors"
-FROZEN, PART = "frozen.safetensors", "part-{:04d}.safetensors"
+PART = "part-{:04d}.safetensors"
 SCRATCH = ".scratch-"
 # The names and shapes of all tensors, some hundred bytes each. A header of zeroes of them would be read for minutes.
 LARGEST_HEADER = 1 << 22  # bytes
@@ -230,9 +232,8 @@ def _write(
                 raise ValueError(f"{name} would have {len(text)} characters, and {largest} are read at most")
             write_new(folder / name, text)
         safetensors.torch.save_file(separate(files.pop(TENSORS)), folder / TENSORS)
-        for name, held in files.items():
-            _write_once(folder / name, held, before)
-        for name in (TENSORS, *files):
+        stored = [TENSORS, *(_write_once(folder, name, held, before) for name, held in files.items())]
+        for name in stored:
             check_header(folder / name)
             sync(folder / name)
         shared: dict[Place, str] = {}
@@ -240,7 +241,7 @@ def _write(
             check_child(name)
             made = _write(folder / name, **child, before=None if before is None else before / name, known=shared)
             shared |= {place_of(x): f"{name}:{own}" for own, x in made.items()}
-        write_manifest(folder, (*FILES, *files), list(children or ()), to_data(metrics or {}))
+        write_manifest(folder, (CONFIG, STATE, *stored), list(children or ()), to_data(metrics or {}))
     except BurnishError:
         raise
     except (yaml.YAMLError, safetensors.SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -248,13 +249,16 @@ def _write(
     return tensors
 
 
-def _write_once(path: Path, tensors: Mapping[str, torch.Tensor], before: Path | None) -> None:
-    """The file of ``before`` once more, if it holds the same bytes, or a new one."""
+def _write_once(folder: Path, name: str, tensors: Mapping[str, torch.Tensor], before: Path | None) -> str:
+    """The file of ``before`` once more, if it holds the same bytes, or a new one; its name, which may hold its hash."""
     content = safetensors.torch.save(separate(tensors))
-    old = None if before is None else before / path.name
+    digest = hashlib.sha256(content).hexdigest()
+    name = name.format(digest)
+    old = None if before is None else before / name
     if old is not None and old.is_file() and not old.is_symlink() and old.stat().st_size == len(content):
         with open(old, "rb") as file:
-            if hashlib.file_digest(file, "sha256").digest() == hashlib.sha256(content).digest():
-                link_or_copy(old, path)
-                return
-    write_new(path, content)
+            if hashlib.file_digest(file, "sha256").hexdigest() == digest:
+                link_or_copy(old, folder / name)
+                return name
+    write_new(folder / name, content)
+    return name

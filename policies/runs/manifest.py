@@ -34,7 +34,7 @@ LARGEST_TEXT, LARGEST_YAML = 1 << 25, 1 << 19  # bytes, characters
 
 # No separator, no leading dot: a name that matches can neither leave the folder nor hide in it.
 _CHILD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-TENSOR_FILE = ".safetensors"
+TENSOR_FILE, FROZEN = ".safetensors", "frozen-{}.safetensors"  # the latter with the sha256 of its content
 
 
 def check_child(name: str) -> None:
@@ -95,6 +95,8 @@ def read_manifest(folder: Path, files: Sequence[str]) -> tuple[dict[str, Any], l
             _check_no_link(folder / child)
             children.append(child)
         _verify(folder / name, entry)
+        if name.startswith("frozen-") and name != FROZEN.format(entry["sha256"]):
+            raise BurnishError(f"{path} lists {name!r}, which is not the name of its content")
     return manifest, children
 
 
