@@ -36,6 +36,7 @@ TASKS = (
     *("metaworld_push", "metaworld_pick_place", "metaworld_door_open", "metaworld_button_press"),
     *("ogbench_cube_single", "ogbench_cube_double", "robosuite_lift", "robosuite_stack", "robosuite_door", "pusht"),
     *("fetch_reach", "fetch_push", "fetch_pick_place"),
+    *("maniskill_push_cube", "maniskill_pick_cube", "maniskill_stack_cube", "maniskill_peg_insertion"),
 )
 COLUMNS = {"task": "", "level": "", "success": ".2f", "mean_steps": ".0f", "max_steps": "d", "per_minute": ",.0f"}
 

@@ -17,7 +17,7 @@ import torch
 from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.runs.stored_world import plain_world
-from burnish.sim.external import environments, recipes, side_worlds
+from burnish.sim.external import environments, recipes, side_planner, side_worlds
 from burnish.sim.external.recipes import RECIPES, Recipe
 from burnish.sim.external.settings import RemoteConfig
 from burnish.sim.external.workers import recipe_of
@@ -198,8 +198,9 @@ def test_every_package_of_a_recipe_is_pinned(name):
     assert re.fullmatch(r"[a-z][a-z-]*", name) and row.maker in side_worlds.PROBES and hasattr(side_worlds, row.maker)
 
 
-def test_side_worlds_need_python_3_8_and_numpy_alone():
-    tree = ast.parse(Path(side_worlds.__file__).read_text(encoding="utf-8"), feature_version=(3, 8))
+@pytest.mark.parametrize("module", [side_worlds, side_planner])
+def test_what_runs_there_needs_python_3_8_and_numpy_alone(module):
+    tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"), feature_version=(3, 8))
     head = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
     names = {alias.name if isinstance(node, ast.Import) else node.module for node in head for alias in node.names}
     assert {str(name).partition(".")[0] for name in names} <= set(sys.stdlib_module_names) | {"numpy"}

@@ -203,15 +203,15 @@ class ManiSkillWorld(gymnasium.Env[Any, np.ndarray]):
         registered = registered_limit(config)
         self.limit, self.notes = config.limit(registered), [config.about_limit(registered)]
         speed_up()
-        self._simulation = simulate(config)
-        self.action_space = box_of(config, self._simulation)
-        self.action_mode = str(self._simulation.control_mode)
-        self.control_hz = float(self._simulation.control_freq)
+        self.simulation = simulate(config)
+        self.action_space = box_of(config, self.simulation)
+        self.action_mode = str(self.simulation.control_mode)
+        self.control_hz = float(self.simulation.control_freq)
         self.dt = 1 / self.control_hz
         self.metadata = {"render_modes": ["rgb_array"], "render_fps": self.control_hz}
         self.render_mode = "rgb_array" if config.film else None
         self.spec = EnvSpec(config.id, max_episode_steps=self.limit)
-        first = self._observe(self._simulation.get_obs())
+        first = self._observe(self.simulation.get_obs())
         self.observation_space = spaces.Dict({name: _space(x) for name, x in first.items()})
         if config.obs is Observations.rgb and "hand_camera" in first and config.robot_uids is None:
             self.notes.append(
@@ -227,12 +227,12 @@ class ManiSkillWorld(gymnasium.Env[Any, np.ndarray]):
         if not 0 <= seed <= LARGEST_SEED:
             raise BurnishError(f"a seed of ManiSkill must lie in [0, 2^32), but it is {seed}; fold it first")
         with torch.no_grad():
-            seen = begin(self._simulation, seed, self.config.rebuild)
+            seen = begin(self.simulation, seed, self.config.rebuild)
         return self._observe(seen), {}
 
     def step(self, action: np.ndarray) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
         with torch.no_grad():
-            seen, reward, _, _, info = self._simulation.step(action)
+            seen, reward, _, _, info = self.simulation.step(action)
         success, fail = (bool(info[name]) if name in info else None for name in ("success", "fail"))
         ended = bool(fail) or (self.config.end_at_success and bool(success))
         return self._observe(seen), float(reward), ended, False, {} if success is None else {"success": success}
@@ -240,10 +240,10 @@ class ManiSkillWorld(gymnasium.Env[Any, np.ndarray]):
     def render(self) -> np.ndarray:  # type: ignore[override]
         if not self.config.film:
             raise BurnishError(f"{self.config.id} was made without pictures for films; set env.film=true")
-        return self._simulation.render()[0].numpy()
+        return self.simulation.render()[0].numpy()
 
     def close(self) -> None:
-        self._simulation.close()
+        self.simulation.close()
 
     def _observe(self, seen: Any) -> dict[str, np.ndarray]:
         return {name: x[0].numpy() for name, x in read(self.config, seen).items()}

@@ -34,12 +34,14 @@ FILES = {
     "gymnasium_robotics": "fetch",
     "robosuite": "robosuite",
     "gym_pusht": "pusht",
+    "mani_skill": "maniskill",
 }
 
 
 def package_of(env: Any) -> str:
-    """The package whose environment this is, beneath its wrappers."""
-    return type(env.unwrapped).__module__.partition(".")[0]
+    """The package whose environment this is, beneath its wrappers, of which ours holds ManiSkill's ``simulation``."""
+    world = getattr(env.unwrapped, "simulation", env.unwrapped)
+    return type(world).__module__.partition(".")[0]
 
 
 def make(env: Any, seed: int = 0) -> Expert:
