@@ -6,11 +6,10 @@ own in the same way. Nothing but NumPy and the package is imported here: these r
 
 from __future__ import annotations
 
-import logging
 from functools import cache
 from typing import Any
 
-import numpy as np
+from . import side_worlds
 
 
 @cache
@@ -33,21 +32,6 @@ def metaworld(task: str = "push-v3", seed: int = 0, **kwargs: Any) -> Any:
     )
 
 
-def robosuite(task: str = "Lift", robots: str = "Panda", **kwargs: Any) -> Any:
-    """robosuite's world behind its own Gymnasium wrapper; success is in the info, and it never ends by itself."""
-    import gymnasium
-    import robosuite as package
-    from robosuite.wrappers import GymWrapper
-
-    logging.getLogger("robosuite_logs").setLevel(logging.WARNING)
-    settings = {"has_renderer": False, "has_offscreen_renderer": False, "use_camera_obs": False, "ignore_done": True}
-    inner = package.make(task, robots=robots, **{**settings, **kwargs})
-
-    class Told(gymnasium.Wrapper):
-        def step(self, action: np.ndarray) -> Any:
-            obs, reward, terminated, truncated, info = self.env.step(action)
-            return obs, reward, terminated, truncated, {**info, "success": bool(inner._check_success())}
-
-    wrapped: Any = GymWrapper(inner)
-    wrapped.metadata = {"render_fps": inner.control_freq}
-    return Told(wrapped)
+def robosuite(task: str = "Lift", **kwargs: Any) -> Any:
+    """A task of robosuite, as `burnish worlds add robosuite` has it in another Python."""
+    return side_worlds.robosuite(task, **kwargs)

@@ -52,6 +52,10 @@ class Robosuite:
         low, high = world.action_spec
         self.action_space = spaces.Box(low, high, dtype=np.float64)
 
+    @property
+    def unwrapped(self) -> Any:
+        return self.world
+
     def reset(self, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
         np.random.seed(seed)  # from which older ones draw
         rng = getattr(self.world, "rng", None)  # of robosuite 1.5
