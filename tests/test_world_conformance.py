@@ -23,7 +23,10 @@ import numpy as np
 import pytest
 import torch
 
+from burnish.policies.cli.cli import compose, to_object
+from burnish.sim.__main__ import GROUPS, CollectConfig
 from burnish.sim.external import world_server
+from burnish.sim.external.maniskill import hosted
 from burnish.sim.external.settings import GymConfig, RemoteConfig
 from burnish.sim.external.worlds import ExternalEnv
 
@@ -38,10 +41,18 @@ WORLDS: dict[str, dict[str, Any]] = {
     "cube-single-singletask-task1-v0": {"package": "ogbench"},
 }
 WAYS = ("in_process", "pool", "remote", "tcp")
+PICTURES = {
+    "pusht_pixels": "gym_pusht",
+    "maniskill_push_cube_rgb": "mani_skill",
+}  # presets with cameras, their packages
 CASES = [
     pytest.param(name, way, marks=[] if name == "Pendulum-v1" else [pytest.mark.slow, pytest.mark.sim])
     for name in WORLDS
     for way in WAYS
+] + [
+    pytest.param(name, way, marks=[pytest.mark.slow, getattr(pytest.mark, mark)])
+    for name, mark in zip(PICTURES, ("sim", "maniskill"), strict=True)
+    for way in WAYS[:2]
 ]
 
 
@@ -62,14 +73,30 @@ def flat(obs: Any) -> dict[str, np.ndarray]:
     """The rule of observations for these worlds, once more."""
     if not isinstance(obs, dict):
         return {"state": np.asarray(obs, np.float32).ravel()}
-    state = [np.asarray(obs[key], np.float32).ravel() for key in sorted(obs) if key != "desired_goal"]
-    return {"state": np.concatenate(state), "goal": np.asarray(obs["desired_goal"], np.float32).ravel()}
+    found = {f"image.{key}": np.moveaxis(x, 2, 0) for key, x in obs.items() if x.dtype == np.uint8}
+    state = [x.astype(np.float32).ravel() for key, x in sorted(obs.items()) if key != "desired_goal" and x.ndim == 1]
+    goal = {"goal": obs["desired_goal"].astype(np.float32)} if "desired_goal" in obs else {}
+    return {"state": np.concatenate(state), **goal, **found}
+
+
+@cache
+def settings_of(name: str) -> dict[str, Any]:
+    """Of a world, as `GymConfig` takes them; of a preset those that make its environment."""
+    if name not in PICTURES:
+        return {"id": name, **WORLDS[name]}
+    config = to_object(compose("collect", CollectConfig, GROUPS["collect"], [f"env={name}"])).env
+    config = config if isinstance(config, GymConfig) else hosted(config, NUM)
+    return {"id": config.id, "kwargs": dict(config.kwargs), "control_hz": config.control_hz}
 
 
 @cache
 def episodes(name: str) -> dict[int, list[Bare]]:
     """Of each seed, by the bare environment; the last tick is that of the limit."""
-    env: Any = gymnasium.make(name, max_episode_steps=LIMIT, **WORLDS[name].get("kwargs", {}))
+    made, kwargs = settings_of(name)["id"], settings_of(name).get("kwargs", {})
+    if ":" in made:
+        env: Any = gymnasium.wrappers.TimeLimit(world_server.load(made)(**kwargs), LIMIT)
+    else:
+        env = gymnasium.make(made, max_episode_steps=LIMIT, **kwargs)
     low, high = env.action_space.low, env.action_space.high
     found = {}
     for seed in SEEDS:
@@ -150,12 +177,14 @@ class Player:
 
 
 @pytest.mark.parametrize(("name", "way"), CASES)
-def test_the_contract(require, name, way):
-    settings = WORLDS[name]
-    if "package" in settings:
-        require(settings["package"])
+def test_the_contract(require, name, way, monkeypatch):
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    package = PICTURES.get(name) or WORLDS[name].get("package")
+    if package:
+        require(package)
+    settings = settings_of(name)
     with contextlib.ExitStack() as stack:
-        given = {"id": name, "max_steps": LIMIT, **settings}
+        given = {**settings, "max_steps": LIMIT}
         if way == "tcp":
             config: GymConfig = RemoteConfig(**given, address=stack.enter_context(served(name, settings)))
         elif way == "remote":
@@ -163,6 +192,7 @@ def test_the_contract(require, name, way):
         else:
             config = GymConfig(**given, processes=0 if way == "in_process" else 2)
         player = Player(ExternalEnv(NUM, config), name)
+        assert any(key.startswith("image.") for key in player.env.spec.obs.shapes) == (name in PICTURES)
         player.begin()
         player.play(0, SAVED)
         saved, place = player.env.state_dict(), (player.seeds, list(player.ticks), player.begun)
