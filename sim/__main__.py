@@ -139,14 +139,20 @@ def _record(scene: Scene, writer: LeRobotWriter, seeds: list[int], sim_state: bo
         def show(finished: int, _total: int) -> None:
             bar.update(begun + finished - bar.n)
 
-        for ready in stream(
-            scene.env, scene.controller, seeds[begun:], progress=show, state=state, limits=scene.limits
-        ):
-            for episode in ready:
-                writer.add(episode if scene.env is scene.raw else _last_frames(episode))
-            writer.publish_if_due()
-            if stop.requested:
-                break
+        try:
+            given = {"progress": show, "state": state, "limits": scene.limits}
+            for ready in stream(scene.env, scene.controller, seeds[begun:], **given):
+                for episode in ready:
+                    writer.add(episode if scene.env is scene.raw else _last_frames(episode))
+                writer.publish_if_due()
+                if stop.requested:
+                    break
+        except BurnishError as error:
+            if len(writer.seeds) == begun:
+                raise
+            writer.publish()
+            kept = f"{writer.path} keeps the {len(writer.seeds)} episodes before that; go on with resume=true"
+            raise BurnishError(f"{error}; {kept}") from error
     if not writer.seeds:
         raise KeyboardInterrupt  # before the first episode ended there is nothing to keep
 

@@ -15,6 +15,7 @@ import torch
 import burnish.sim.__main__ as verbs
 import lerobot_v3_reader
 from burnish.policies.cli.cli import main
+from burnish.policies.core.errors import BurnishError
 from burnish.policies.data import lerobot_writer
 from burnish.policies.data.lerobot import read_lerobot
 
@@ -84,6 +85,30 @@ def test_ctrl_c_publishes_what_is_there_and_says_how_to_go_on(whole, tmp_path, c
     assert f"stopped after {kept} of 20 episodes; continue with resume=true" in said
     lerobot_v3_reader.read(tmp_path / "set")
     assert main([*WORDS, "episodes=20", out, "resume=true"]) == 0
+    assert tree(tmp_path / "set") == tree(whole)
+
+
+def test_a_world_that_fails_keeps_what_was_recorded_and_says_how_to_go_on(whole, tmp_path, capsys, monkeypatch):
+    stream = verbs.stream
+
+    def failing(*arguments, **options):
+        for tick, ready in enumerate(stream(*arguments, **options)):
+            if tick == last:
+                raise BurnishError("the world failed")
+            yield ready
+
+    words = [*WORDS, "episodes=20", f"out={tmp_path}/set"]
+    monkeypatch.setattr(verbs, "PUBLISH_EVERY_S", 1e9)  # only the first episode is published by itself
+    with monkeypatch.context() as patch:
+        patch.setattr(verbs, "stream", failing)
+        last = 1  # before an episode has ended
+        assert refused(capsys, *words).endswith("the world failed\n") and list(tmp_path.iterdir()) == []
+        last = 50
+        said = refused(capsys, *words)
+    kept = len(read_lerobot(tmp_path / "set"))
+    assert 1 < kept < 20 and f"the world failed; {tmp_path}/set keeps the {kept} episodes before that" in said
+    assert "or continue it with resume=true" in refused(capsys, *words)
+    assert main([*words, "resume=true"]) == 0
     assert tree(tmp_path / "set") == tree(whole)
 
 
