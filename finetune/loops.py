@@ -84,7 +84,7 @@ class Loop(Training, Protocol[Learnt]):
     def report(self) -> Metrics: ...
 
     def deliver(self, folder: Path) -> str:
-        """What is written beside the policy in the end, with a sentence about it."""
+        """Writes what stays beside the policy in the end, and says a sentence about it."""
         ...
 
 
