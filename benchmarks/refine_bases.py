@@ -59,6 +59,12 @@ def make_base(task: str, number: int) -> None:
 
 
 @functools.cache
-def fingerprint(task: str, number: int = 1) -> str:
-    """Of the base's weights: results of another base are not compared with these."""
-    return hashlib.sha256((base_folder(task, number) / "policy" / "state.safetensors").read_bytes()).hexdigest()[:16]
+def fingerprint(task: str, number: int = 1) -> str | None:
+    """Of the base's weights: results of another base are not compared with these. None where there is no such base."""
+    folder = base_folder(task, number)
+    return fingerprint_of(folder / "policy") if folder.exists() else None
+
+
+def fingerprint_of(policy: Path) -> str:
+    """Of the weights of a saved policy."""
+    return hashlib.sha256((policy / "state.safetensors").read_bytes()).hexdigest()[:16]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from measure import embed, machine, markdown, page, publish, table
-from refine_settings import BUDGET, RANKED, TASKS, family_of
+from refine_settings import BUDGET, RANKED, TASKS, Task, family_of
 
 from burnish.policies.measure.evaluate import Evaluation
 from burnish.policies.measure.statistics import mean_interval, pooled_interval
@@ -22,9 +22,9 @@ Run = Mapping[str, Any]
 Row = dict[str, Any]
 
 
-def base_scores(folder: Path, task: str, name: str) -> np.ndarray:
-    """Of the base on the reporting seeds, one per seed."""
-    found, unit = Evaluation.load(folder / f"{name}.json"), TASKS[task].unit
+def base_scores(folder: Path, unit: float | None, name: str) -> np.ndarray:
+    """Of the base on the reporting seeds, one per seed: success, or the return in the task's unit."""
+    found = Evaluation.load(folder / f"{name}.json")
     return np.asarray(found.success if unit is None else np.asarray(found.returns) / unit, dtype=float)
 
 
@@ -39,17 +39,17 @@ def worse(delivered: Sequence[float], base: np.ndarray) -> bool:
     return mean_interval(np.asarray(delivered) - base)[1] < 0
 
 
-def rows_of(folder: Path, runs: Sequence[Run]) -> list[Row]:
+def rows_of(folder: Path, runs: Sequence[Run], tasks: Mapping[str, Task] = TASKS, budget: int = BUDGET) -> list[Row]:
     """One row per task, base, budget and method, over its seeds; sorted by the last policies."""
     groups: dict[tuple[str, str, int, str], list[Run]] = {}
     for run in runs:
         groups.setdefault((run["task"], run["base"], run["budget"], run["method"]), []).append(run)
-    first = {task: next((run["base"] for run in runs if run["task"] == task), None) for task in TASKS}
+    first = {task: next((run["base"] for run in runs if run["task"] == task), None) for task in tasks}
     rows: list[Row] = []
-    for (task, fingerprint, budget, method), found in groups.items():
+    for (task, fingerprint, played, method), found in groups.items():
         number = 1 if fingerprint == first[task] else 2
         name = "base" if number == 1 else f"base{number}"
-        base, greedy = (base_scores(folder / task, task, x) for x in (name, f"{name}_greedy"))
+        base, greedy = (base_scores(folder / task, tasks[task].unit, x) for x in (name, f"{name}_greedy"))
         last, delivered = (np.asarray([run[key] for run in found]) for key in ("last", "delivered"))
         base, greedy = base[: last.shape[1]], greedy[: last.shape[1]]  # the same seeds
         beaten, gained = against(last, greedy), against(last, base)
@@ -58,7 +58,7 @@ def rows_of(folder: Path, runs: Sequence[Run]) -> list[Row]:
             {
                 "task": task,
                 "base": number,
-                "budget": budget,
+                "budget": played,
                 "method": method,
                 "family": family_of(method),
                 "seeds": len(found),
@@ -77,15 +77,16 @@ def rows_of(folder: Path, runs: Sequence[Run]) -> list[Row]:
                 "minutes": max(run["minutes"] for run in found),
             }
         )
-    evaluated = [(path.parent.name, 1, BUDGET) for path in sorted(folder.glob("*/base_greedy.json"))]
-    for task, number, budget in dict.fromkeys(evaluated + [(row["task"], row["base"], row["budget"]) for row in rows]):
-        rows += [_base_row(folder / task, task, number, budget, kind) for kind in ("base", "base_greedy")]
-    return sorted(rows, key=lambda row: (list(TASKS).index(row["task"]), row["base"], row["budget"], -row["last"]))
+    evaluated = [(path.parent.name, 1, budget) for path in sorted(folder.glob("*/base_greedy.json"))]
+    for task, number, played in dict.fromkeys(evaluated + [(row["task"], row["base"], row["budget"]) for row in rows]):
+        unit = tasks[task].unit
+        rows += [_base_row(folder / task, task, unit, number, played, kind) for kind in ("base", "base_greedy")]
+    return sorted(rows, key=lambda row: (list(tasks).index(row["task"]), row["base"], row["budget"], -row["last"]))
 
 
-def _base_row(folder: Path, task: str, number: int, budget: int, kind: str) -> Row:
+def _base_row(folder: Path, task: str, unit: float | None, number: int, budget: int, kind: str) -> Row:
     name = "base" if number == 1 else f"base{number}"
-    base, greedy = (base_scores(folder, task, x) for x in (name, f"{name}_greedy"))
+    base, greedy = (base_scores(folder, unit, x) for x in (name, f"{name}_greedy"))
     own = base if kind == "base" else greedy
     gained, beaten = own - base, own - greedy
     empty = dict.fromkeys(("seeds", "delivered", "delivered_worse", "minutes"))

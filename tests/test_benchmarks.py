@@ -19,7 +19,7 @@ import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 SHARED = {"control_parts", "measure", "revisions", "runners", "sim_peers", "envpool_loop"}
-SHARED |= {"refine_bases", "refine_settings", "refine_tables"}
+SHARED |= {"refine_bases", "refine_runs", "refine_settings", "refine_tables", "public_bases"}
 KEYS = {
     "bases": {
         "worst_clean_expert",
@@ -42,6 +42,7 @@ KEYS = {
     "outside_speed": {"pool_over_async", "pusht"},
     "outside_experts": {"worst_clean", "noisy", "clumsy", "tasks"},
     "policy_speed": {"train_peak_share", "act_p99_us"},
+    "public_tasks": {"tasks_above_90", "best_median_change", "free_beaten", "missing"},
     "two_mode": {
         "flow_success",
         "shortcut_success",

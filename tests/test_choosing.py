@@ -50,7 +50,7 @@ def test_every_committed_run_counts(benchmark):
     files = sorted(
         path for path in (RESULTS / "refine_quality").glob("*/*-[0-9].json") if path.parent.parent.name != "search"
     )
-    assert len(benchmark.valid_runs(RESULTS / "refine_quality")) == len(files)
+    assert len(benchmark.valid_runs(benchmark.SUITE, RESULTS / "refine_quality")) == len(files)
 
 
 def test_trials_are_logged_as_they_were_declared(benchmark):

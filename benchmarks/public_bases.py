@@ -1,0 +1,108 @@
+"""The tasks of `public_tasks.py`, and the recipes of their bases: imperfect demonstrations, imitated.
+
+A base is made by two commands, `burnish collect` and `burnish pretrain`, with the words that stand here; the same
+machine makes the same base of them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from refine_bases import HERE, fingerprint_of
+from refine_runs import timed
+from refine_settings import Task
+
+from burnish.policies.cli.verb_process import MAIN
+from burnish.policies.core.errors import BurnishError
+from burnish.policies.runs.run import find_policy
+
+RUNS = HERE.parent / "runs" / "public_tasks"
+SEED = 1  # of recordings and imitation
+GAMMA = 0.995  # of all tasks
+WORLDS = 16  # that are stepped at once, whatever for: some packages take a second to make one
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Of one base. The success of its demonstrator, and what imitation makes of it, stand in the results."""
+
+    errors: dict[str, float]  # of the demonstrator
+    demonstrations: int = 100
+    steps: int = 2000  # of imitation
+
+    def collect(self, task: str) -> list[str]:
+        """The words after `burnish collect`."""
+        errors = [f"errors.{name}={x}" for name, x in self.errors.items()]
+        return [f"env={task}", "expert=clumsy", *errors, f"episodes={self.demonstrations}", f"worlds={WORLDS}"]
+
+    def pretrain(self, recordings: Path) -> list[str]:
+        """The words after `burnish pretrain`."""
+        words = [f"data={recordings}", "policy=flow", "experiment=desk", f"train.steps={self.steps}"]
+        return [*words, "eval.episodes=0", "threads=1"]
+
+
+def clumsy(bias: float, noise: float = 0.1, hesitation: float = 0.03, scale: float = 0.3) -> dict[str, float]:
+    """Errors as the level clumsy has them. The bias is the same in the same situation, so imitation keeps it."""
+    return {"noise": noise, "bias": bias, "hesitation": hesitation, "scale": scale}
+
+
+RECIPES = {
+    "metaworld_push": Recipe(clumsy(0.06)),
+    "metaworld_pick_place": Recipe(clumsy(0.2)),
+    "metaworld_door_open": Recipe(clumsy(0.9)),
+    "metaworld_button_press": Recipe(clumsy(0.35)),
+    "maniskill_push_cube": Recipe(clumsy(0.3)),
+    "maniskill_pick_cube": Recipe(clumsy(0.3)),
+    "maniskill_stack_cube": Recipe(clumsy(0.3)),
+    "maniskill_peg_insertion": Recipe(clumsy(0.2)),
+    "robosuite_door": Recipe(clumsy(0.35, scale=0.5)),
+    "ogbench_cube_single": Recipe(clumsy(0.4, scale=3.0)),
+    "ogbench_cube_double": Recipe(clumsy(0.3, scale=3.0)),
+    "pusht": Recipe(clumsy(0.022, noise=0.01, scale=150.0)),
+}
+TASKS = {task: Task(GAMMA) for task in RECIPES}
+
+
+def make_base(task: str, recipe: Recipe, recordings: Path, base: Path) -> float:
+    """Where they are missing, the recordings and the base; the minutes of processor time that this took."""
+    spent = _verb(["collect", *recipe.collect(task)], recordings)
+    return spent + _verb(["pretrain", *recipe.pretrain(recordings)], base)
+
+
+def _verb(words: Sequence[str], out: Path) -> float:
+    """What is left of one that was interrupted is made again."""
+    if out.exists():
+        return 0.0
+    begun = out.with_name(out.name + ".part")
+    shutil.rmtree(begun, ignore_errors=True)
+    begun.parent.mkdir(parents=True, exist_ok=True)
+    log = out.with_name(out.name + ".log")
+    with log.open("w", encoding="utf-8") as file:
+        status, spent = timed([sys.executable, "-c", MAIN, *words, f"seed={SEED}", f"out={begun}"], file)
+    if status:
+        raise BurnishError(f"burnish {words[0]} for {out.name} ended with status {status}: {log.read_text()[-500:]}")
+    begun.rename(out)
+    return spent["cpu_s"] / 60
+
+
+def note_base(task: str, recipe: Recipe, base: Path, minutes: float, kept: Path) -> None:
+    """Which base the results are of, beside them. Another one than is noted there is refused."""
+    found = fingerprint_of(find_policy(base).path)
+    if noted_base(kept) is None:
+        said = {"collect": recipe.collect(task), "pretrain": recipe.pretrain(Path(task)), "minutes": round(minutes, 2)}
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps({"fingerprint": found, **said}) + "\n", encoding="utf-8")
+    elif noted_base(kept) != found:
+        raise BurnishError(
+            f"the base of {task} made here is not the one of the runs in {kept.parent}, since another machine or "
+            "version rounds differently; move those away to begin anew"
+        )
+
+
+def noted_base(kept: Path) -> str | None:
+    return json.loads(kept.read_text())["fingerprint"] if kept.exists() else None

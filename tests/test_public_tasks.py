@@ -1,0 +1,158 @@
+"""The benchmark on public tasks: every run has an experiment, recipes name what they make, and counts are honest."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from burnish import configs
+from burnish.finetune.__main__ import GROUPS, FinetuneConfig
+from burnish.finetune.table import method_name
+from burnish.policies.__main__ import GROUPS as POLICY_GROUPS
+from burnish.policies.__main__ import PretrainConfig
+from burnish.policies.cli.cli import compose, to_object
+from burnish.policies.measure.evaluate import Evaluation
+from burnish.sim.__main__ import GROUPS as SIM_GROUPS
+from burnish.sim.__main__ import CollectConfig
+
+ROOT = Path(__file__).resolve().parents[1]
+EXPERIMENTS = Path(configs.__file__).parent / "experiment"
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    yield import_module("public_tasks")
+    sys.path.remove(str(ROOT / "benchmarks"))
+
+
+def finetune(*words):
+    return to_object(compose("finetune", FinetuneConfig, GROUPS["finetune"], list(words)))
+
+
+def pairs(benchmark):
+    return [(task, method) for task in benchmark.TASKS for method in benchmark.methods_of(task)]
+
+
+def test_there_are_twelve_tasks_of_five_packages(benchmark):
+    assert len(benchmark.TASKS) == 12 and len(pairs(benchmark)) == 12 * 3 + 5 * 3
+    packages = {task.partition("_")[0] for task in benchmark.TASKS}
+    assert packages == {"metaworld", "maniskill", "robosuite", "ogbench", "pusht"}
+
+
+@pytest.mark.rotating(2)
+def test_an_experiment_is_the_method_s_one_configuration_in_the_world_of_its_task(benchmark):
+    """So one configuration of each method is compared on all tasks, at one discount and budget."""
+    plain = {method: finetune(f"experiment=sparse/{method}") for method in (*benchmark.EVERYWHERE, *benchmark.FURTHER)}
+    worlds = {task: finetune("method=dsrl", f"env={task}").env for task in benchmark.TASKS}
+    for task, method in pairs(benchmark):
+        shipped = finetune(f"experiment={task}/{method}")
+        assert shipped == replace(plain[method], env=worlds[task]), (task, method)
+        assert shipped.env.reward.value == "until_success" and method_name(shipped.method) == method
+        assert shipped.method.discount.per_step(4) == benchmark.TASKS[task].gamma
+        every_tick = method in ("residual_td3", "residual_ppo")
+        assert shipped.total * (1 if every_tick else 4) == benchmark.BUDGET, method
+    files = {f"{path.parent.name}/{path.stem}" for path in EXPERIMENTS.glob("*/*.yaml")}
+    folders = {*benchmark.TASKS, "sparse"}
+    assert {x for x in files if x.partition("/")[0] in folders - {"sparse"}} == {"/".join(x) for x in pairs(benchmark)}
+
+
+def test_a_run_is_the_shipped_experiment(benchmark, tmp_path):
+    """What a run is told from others by is what a user gets, not the settings of a trial that lie beside it."""
+    trial = tmp_path / "trials" / "search" / "pusht" / "dsrl-1.json"
+    trial.parent.mkdir(parents=True)
+    trial.write_text(json.dumps({"score": 1.0, "trial": 1}))
+    suite = benchmark.suite_of(tmp_path, False)
+    case = benchmark.Case(suite, "pusht", "dsrl", 0, False, tmp_path, benchmark.BUDGET)
+    assert case.config == finetune("experiment=pusht/dsrl")
+    changed = benchmark.Case(suite, "pusht", "dsrl", 0, False, tmp_path, benchmark.BUDGET, trial=1)
+    assert changed.config.method != case.config.method
+
+
+def test_recipes_compose_and_err_as_they_say(benchmark):
+    for task, recipe in benchmark.RECIPES.items():
+        config = to_object(compose("collect", CollectConfig, SIM_GROUPS["collect"], recipe.collect(task)))
+        assert config.errors.bias == recipe.errors["bias"] > 0, task  # else imitation averages the errors away
+        words = recipe.pretrain(Path("recordings"))
+        config = to_object(compose("pretrain", PretrainConfig, POLICY_GROUPS["pretrain"], words))
+        assert config.train.steps == recipe.steps and (config.chunk.horizon, config.chunk.execute) == (8, 4)
+
+
+# ---- what is counted ----
+
+
+def results_of(benchmark, folder, rates, base=0.4, greedy=0.5, seeds=(0, 1, 2), count=200):
+    """A folder of results in which method m of each task succeeds at ``rates[m]``."""
+    suite = benchmark.suite_of(folder, False)
+    for task in benchmark.TASKS:
+        place = folder / task
+        place.mkdir(parents=True)
+        (place / benchmark.NOTE).write_text(json.dumps({"fingerprint": task}))
+        for name, rate in (("base", base), ("base_greedy", greedy)):
+            draws = np.random.default_rng(len(name)).random(count) < rate
+            rows = [list(range(count)), [0.0] * count, [1] * count, [True] * count, [False] * count]
+            Evaluation(*rows, success=draws.tolist(), success_at_end=draws.tolist()).save(place / f"{name}.json")
+        for method, rate in rates.items():
+            if method not in (*benchmark.methods_of(task), *benchmark.TRAINED_FREE):
+                continue
+            for seed in seeds:
+                case = benchmark.Case(suite, task, method, seed, False, folder, benchmark.BUDGET)
+                last = (np.random.default_rng(seed).random(count) < rate).astype(float).tolist()
+                settings = (
+                    None
+                    if case.is_free
+                    else json.loads(json.dumps(import_module("refine_runs").compared_settings(case)))
+                )
+                run = {"task": task, "method": method, "seed": seed, "base": task, "budget": benchmark.BUDGET}
+                run |= {"settings": settings, "minutes": 2.0, "last": last, "delivered": last, "steps": 150_000}
+                run |= {"gradient_steps": 1, "seconds": {"time/playing_s": 3.0, "time/learning_s": 1.0}}
+                (place / f"{case.name}.json").write_text(json.dumps(run))
+    return benchmark.result(benchmark.measured(suite, folder))
+
+
+FREE = {"more_imitation": 0.4, "iql": 0.45, "best_of_n": 0.5}
+
+
+def test_a_complete_table_is_counted(benchmark, tmp_path):
+    found = results_of(benchmark, tmp_path, {"dsrl": 0.97, "residual_td3": 0.7, "residual_ppo": 0.8, **FREE})
+    assert found["tasks_above_90"] == 12 and found["free_beaten"] == 12
+    assert found["best_median_change"] == pytest.approx(0.57, abs=0.1)  # .97 - .4, from 200 draws each
+    assert found["missing"] == 5 * 3 * 3  # reinflow, dppo and rlpd, three seeds on five tasks
+
+
+def test_what_no_method_reaches_is_not_counted(benchmark, tmp_path):
+    found = results_of(benchmark, tmp_path, {"dsrl": 0.5, "residual_td3": 0.5, "residual_ppo": 0.5, **FREE})
+    assert found["tasks_above_90"] == 0 and found["free_beaten"] == 0
+
+
+@pytest.mark.parametrize("lacking", ["free", "seed", "method"])
+def test_what_is_missing_does_not_count(benchmark, tmp_path, lacking):
+    rates = {"dsrl": 0.97, "residual_td3": 0.7, "residual_ppo": 0.8, **FREE}
+    if lacking == "free":
+        del rates["iql"]
+    if lacking == "method":
+        rates = {name: rate for name, rate in rates.items() if name not in benchmark.EVERYWHERE}
+    found = results_of(benchmark, tmp_path, rates, seeds=(0, 1) if lacking == "seed" else (0, 1, 2))
+    assert found["free_beaten"] == -1
+    assert (found["tasks_above_90"] == 12) == (lacking == "free")
+    assert (found["best_median_change"] == -1) == (lacking != "free")
+
+
+def test_runs_of_another_base_are_left_out(benchmark, tmp_path):
+    results_of(benchmark, tmp_path, {"dsrl": 0.97})
+    suite = benchmark.suite_of(tmp_path, False)
+    there = len(benchmark.valid_runs(suite, tmp_path))
+    (tmp_path / "pusht" / benchmark.NOTE).write_text(json.dumps({"fingerprint": "another"}))
+    assert there == 36 and len(benchmark.valid_runs(suite, tmp_path)) == 33
+
+
+def test_committed_bases_are_of_today_s_recipes(benchmark):
+    for note in (ROOT / "benchmarks" / "results" / "public_tasks").glob(f"*/{benchmark.NOTE}"):
+        said, recipe = json.loads(note.read_text()), benchmark.RECIPES[note.parent.name]
+        assert said["collect"] == recipe.collect(note.parent.name)
