@@ -26,8 +26,8 @@ on from its last checkpoint. Its machinery is that of `refine_quality.py` (`refi
 RESULT: ``tasks_above_90``, on how many tasks the last policies of some method succeed in more than 90 %;
 ``best_median_change``, of the methods that ran on all tasks the largest median, over tasks, of the change from the
 base; ``free_beaten``, on how many tasks the best method beats the best free baseline beyond doubt: the interval of its
-difference, at a confidence that allows for the number of methods, lies above 0. A method or a trained baseline counts
-on a task once it has three seeds; ``missing`` is the number of runs that are not there. -1 is a number that is not
+difference, at a confidence that allows for the number of methods, lies above 0. A method counts on a task once it has
+three seeds, a trained baseline once it has one; ``missing`` is the number of runs that are not there. -1 is a number that is not
 there yet.
 """
 
@@ -55,6 +55,7 @@ from burnish.policies.core.errors import BurnishError
 from burnish.policies.measure.statistics import pooled_interval
 
 BUDGET, SEEDS = 150_000, (0, 1, 2)
+FREE_SEEDS = (0,)  # of the trained baselines, the best of which is chosen against the methods
 NOTE = "recipe.json"  # which base the results of a task are of
 EVERYWHERE = ("dsrl", "residual_td3", "residual_ppo")
 FURTHER = ("reinflow", "dppo", "rlpd")  # where steps are cheap
@@ -129,7 +130,7 @@ def scores_of(runs: Sequence[Mapping[str, Any]], folder: Path) -> dict[tuple[str
 
 
 def over(scores: np.ndarray, free: np.ndarray, confidence: float) -> tuple[float, float | None]:
-    """(mean, lower end) of the difference of runs on the same episodes; ``free`` has as many runs, or is a base."""
+    """(mean, lower end) of the difference of runs on the same episodes; ``free`` is a single run, a base, or has as many."""
     runs = len(scores) if len(free) == 1 else min(len(scores), len(free))
     middle, low, _ = pooled_interval(scores[:runs] - free[:runs], confidence)
     return middle, low if runs > 1 else None
@@ -158,11 +159,16 @@ def measured(suite: Suite, results: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def wanted_runs(task: str) -> dict[tuple[str, str], int]:
+    """(task, method) -> seeds."""
+    seeds = dict.fromkeys(methods_of(task), len(SEEDS)) | dict.fromkeys(TRAINED_FREE, len(FREE_SEEDS))
+    return {(task, method): count for method, count in seeds.items()}
+
+
 def missing_runs(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], int]:
     """(task, method) -> seeds that have no run with the usual budget."""
     there = {(row["task"], row["method"]): row["seeds"] for row in rows if row["budget"] == BUDGET}
-    wanted = [(task, method) for task in TASKS for method in (*methods_of(task), *TRAINED_FREE)]
-    found = {key: len(SEEDS) - (there.get(key) or 0) for key in wanted}
+    found = {key: count - (there.get(key) or 0) for task in TASKS for key, count in wanted_runs(task).items()}
     return {key: count for key, count in found.items() if count > 0}
 
 
@@ -195,8 +201,10 @@ def publish_tables(suite: Suite, results: Path, quick: bool) -> None:
     rows = measured(suite, results)
     missing = missing_runs(rows)
     text = table(rows, COLUMNS) if rows else "no run yet"
-    lacking = ", ".join(f"{task} {method} {count}" for (task, method), count in missing.items()) or "none"
-    said = f"Missing, as task, method and number of seeds: {lacking}."
+    counts = {task: sum(count for (name, _), count in missing.items() if name == task) for task in TASKS}
+    wanted = {task: sum(wanted_runs(task).values()) for task in TASKS}
+    lacking = ", ".join(f"{task} {count} of {wanted[task]}" for task, count in counts.items() if count) or "none"
+    said = f"Runs that are missing: {lacking}."
     path = results.with_suffix(".json")
     report = {"machine": machine(torch.device("cpu")), "quick": quick, "rows": rows}
     publish(path, report, f"{text}\n\n{said}", result(rows))
