@@ -27,8 +27,8 @@ RESULT: ``tasks_above_90``, on how many tasks the last policies of some method s
 ``best_median_change``, of the methods that ran on all tasks the largest median, over tasks, of the change from the
 base; ``free_beaten``, on how many tasks the best method beats the best free baseline beyond doubt: the interval of its
 difference, at a confidence that allows for the number of methods, lies above 0. A method counts on a task once it has
-three seeds, a trained baseline once it has one; ``missing`` is the number of runs that are not there. -1 is a number that is not
-there yet.
+three seeds, a trained baseline once it has one; ``missing`` is the number of runs that are not there. -1 is a number
+that is not there yet.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def scores_of(runs: Sequence[Mapping[str, Any]], folder: Path) -> dict[tuple[str
 
 
 def over(scores: np.ndarray, free: np.ndarray, confidence: float) -> tuple[float, float | None]:
-    """(mean, lower end) of the difference of runs on the same episodes; ``free`` is a single run, a base, or has as many."""
+    """(mean, lower end) of the difference of runs on the same episodes; ``free`` is one run or as many."""
     runs = len(scores) if len(free) == 1 else min(len(scores), len(free))
     middle, low, _ = pooled_interval(scores[:runs] - free[:runs], confidence)
     return middle, low if runs > 1 else None
@@ -244,15 +244,13 @@ def main() -> None:
 def run(suite: Suite, chosen: argparse.Namespace, results: Path) -> None:
     """The bases that are missing, and then the runs."""
     tasks = make_bases(suite, chosen.tasks, results, chosen.quick)
-    trials = chosen.trials if chosen.search else [None]
     cases = [
-        Case(suite, task, method, SEARCH_SEED if chosen.search else seed, chosen.quick, place, chosen.budget, 1, trial)
-        for seed in (chosen.seeds[:1] if chosen.search else chosen.seeds)
-        for trial in trials
+        Case(suite, task, method, seed, chosen.quick, place, chosen.budget, 1, trial)
+        for seed, trial, place in planned(chosen, results)
         for method in (*EVERYWHERE, *FURTHER, *TRAINED_FREE)
         for task in tasks
-        for place in [results / "trials" if chosen.search else results]
-        if method in chosen.methods and method in (*methods_of(task), *(() if chosen.search else TRAINED_FREE))
+        if method in chosen.methods
+        and (method in methods_of(task) or (method in TRAINED_FREE and trial is None and seed in FREE_SEEDS))
     ]
     if chosen.bases:
         for case in {case.task: case for case in cases}.values():
@@ -260,6 +258,13 @@ def run(suite: Suite, chosen: argparse.Namespace, results: Path) -> None:
             sys.stderr.write(f"{case.task}: base {rates[0]:.3f}, at noise 0 {rates[1]:.3f}\n")
     else:
         play_all(cases, chosen.jobs)
+
+
+def planned(chosen: argparse.Namespace, results: Path) -> list[tuple[int, int | None, Path]]:
+    """(seed, trial, folder) of each round of runs."""
+    if chosen.search:
+        return [(SEARCH_SEED, trial, results / "trials") for trial in chosen.trials]
+    return [(seed, None, results) for seed in chosen.seeds]
 
 
 if __name__ == "__main__":

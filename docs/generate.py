@@ -205,14 +205,23 @@ def measured_table(page: str) -> str:
 
 
 def experiments_text(page: str) -> str:
-    """Each experiment with the command that runs it, and what it changes."""
-    found = []
+    """Each experiment with the command that runs it, and what it changes; those that are another one in the world of a
+    task are named below it."""
+    found, included = [], []
     for path in experiments()[page]:
-        name = f"{path.parent.name}/{path.stem}"
+        name, text = f"{path.parent.name}/{path.stem}", path.read_text(encoding="utf-8")
+        if f"- /experiment/sparse/{path.stem}" in text:
+            included.append(f"`experiment={name}`")
+            continue
+        world = "gym env.id=..." if path.parent.name == "sparse" else path.parent.name
         nothing = path.stem in quality().FAMILIES["from nothing"]
-        start = f"env={path.parent.name}" if nothing else "policy.path=runs/bc"
-        text = f"```\nburnish finetune {start} experiment={name}\n```\n\n```yaml\n{path.read_text(encoding='utf-8')}```"
-        found.append(folded("example", f"`experiment={name}`", text))
+        start = f"env={world}" if nothing else "policy.path=runs/bc"
+        shown = f"```\nburnish finetune {start} experiment={name}\n```\n\n```yaml\n{text}```"
+        found.append(folded("example", f"`experiment={name}`", shown))
+    if included:
+        found.append(
+            f"`experiment=sparse/{page}` in the worlds of [public tasks](../worlds.md): {', '.join(included)}."
+        )
     return "\n\n".join(found)
 
 

@@ -144,6 +144,16 @@ def test_what_is_missing_does_not_count(benchmark, tmp_path, lacking):
     assert (found["best_median_change"] == -1) == (lacking != "free")
 
 
+def test_a_baseline_of_one_seed_counts(benchmark, tmp_path):
+    results_of(benchmark, tmp_path, {"dsrl": 0.97, **FREE})
+    for path in tmp_path.glob("*/*-[12].json"):
+        if path.name.partition("-")[0] in benchmark.TRAINED_FREE:
+            path.unlink()
+    suite = benchmark.suite_of(tmp_path, False)
+    found = benchmark.result(benchmark.measured(suite, tmp_path))
+    assert found["free_beaten"] == 12 and found["missing"] == (2 * 12 + 3 * 5) * 3
+
+
 def test_runs_of_another_base_are_left_out(benchmark, tmp_path):
     results_of(benchmark, tmp_path, {"dsrl": 0.97})
     suite = benchmark.suite_of(tmp_path, False)
