@@ -25,7 +25,7 @@ from ..policies.core.ranges import check_ranges
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.spec import EnvSpec
 from ..policies.core.tree import map_tree
-from ..policies.core.types import Learner, Learns, Memory, Metrics, Obs, Outcome, Saved
+from ..policies.core.types import Learner, Learns, Memory, Metrics, Obs, Outcome, Saved, Source
 from ..policies.core.wrapper import continues
 from ..policies.improve import Training
 from ..policies.runs.stopwatch import Stopwatch
@@ -233,7 +233,7 @@ class OffPolicy(_Interaction[L]):
         self.gradient_steps = 0  # updates of the learner so far
         self.pretrain = self.pretrain_updates = pretrain_updates  # what is left of them, and all
         self.study = config.initial_updates  # what is left of them
-        self.source = Mixture(replay, prior, batch=config.batch, n_step=config.n_step, share=config.prior_share)
+        self.source: Source = Mixture(replay, prior, batch=config.batch, n_step=config.n_step, share=config.prior_share)
 
     @property
     def decisions_per_iteration(self) -> int:
@@ -313,7 +313,8 @@ class OffPolicy(_Interaction[L]):
     def learn(self, count: int) -> Metrics:
         metrics: Metrics = {}
         with self.watch("learning"):
-            for source in ahead(self.source, count) if self.replay.away else repeat(self.source, count):
+            memories = [x for x in (self.replay, self.prior) if x is not None]
+            for source in ahead(self.source, memories, count) if self.replay.away else repeat(self.source, count):
                 metrics = self.learner.update(source)
         self.gradient_steps += count
         return metrics

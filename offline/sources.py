@@ -3,14 +3,14 @@
     Mixture    an online replay, or prior data beside it: what the loops hand to off-policy and offline learners
     Rows       a batch that exists already: the rollout of an on-policy loop, or what a wrapper has sampled
     Mapped     another source, whose batches are changed on the way
-    Ahead      a mixture, whose next batch is drawn while the last one is learnt from
+    Ahead      another source, whose next batch is drawn while the last one is learnt from
 
 A learner that needs sequences, the neighbours of a decision, or another number of decisions asks for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
@@ -40,14 +40,6 @@ class Mixture:
         self.online, self.prior = online, prior
         self.batch, self.n_step, self.share = batch, n_step, share
 
-    @property
-    def device(self) -> torch.device:
-        return self.online.device
-
-    @property
-    def generators(self) -> list[torch.Generator]:
-        return [memory.generator for memory in (self.online, self.prior) if memory is not None]
-
     def sample(
         self,
         n: int | None = None,
@@ -75,12 +67,13 @@ class Mixture:
 
 
 class Ahead:
-    """The batches of ``source``, bit for bit: while ``more`` updates follow, a thread draws the next one. A batch that
-    was drawn and is not asked for is put back, with the generators as they were before it."""
+    """The batches of ``source``, which draws on ``memories``, bit for bit: while ``more`` updates follow, a thread
+    draws the next. One that was drawn and is not asked for is put back, with the generators as they were before it."""
 
-    def __init__(self, source: Mixture, thread: Executor) -> None:
+    def __init__(self, source: Source, memories: Sequence[Memory], thread: Executor) -> None:
         self.source, self.thread, self.more = source, thread, False
-        self.stream = torch.cuda.Stream(source.device) if source.device.type == "cuda" else None
+        self.generators, device = [memory.generator for memory in memories], memories[0].device
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._next: tuple[tuple[int | None, dict[str, Any]], list[Tensor], Future[Batch]] | None = None
 
     def sample(self, n: int | None = None, **options: Any) -> Batch:
@@ -92,14 +85,14 @@ class Ahead:
         if self.more:
             if self.stream is not None:  # which sees what was stored so far
                 self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
-            before = [generator.get_state() for generator in self.source.generators]
+            before = [generator.get_state() for generator in self.generators]
             self._next = (n, options), before, self.thread.submit(self._drawn, n, options)
         return batch
 
     def put_back(self) -> None:
         if self._next is not None:
             self._next[2].result()
-            for generator, state in zip(self.source.generators, self._next[1], strict=True):
+            for generator, state in zip(self.generators, self._next[1], strict=True):
                 generator.set_state(state)
             self._next = None
 
@@ -116,10 +109,10 @@ class Ahead:
         return batch
 
 
-def ahead(source: Mixture, count: int) -> Iterator[Ahead]:
+def ahead(source: Source, memories: Sequence[Memory], count: int) -> Iterator[Ahead]:
     """A source for each of ``count`` updates in a row, during which nothing is stored."""
     with ThreadPoolExecutor(1) as thread:
-        drawn = Ahead(source, thread)
+        drawn = Ahead(source, memories, thread)
         for left in reversed(range(count)):
             drawn.more = left > 0
             yield drawn

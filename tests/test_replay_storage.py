@@ -123,10 +123,11 @@ def test_batches_that_are_drawn_ahead_are_those_of_the_source(second):
         for row in range(15):
             replay.add(*a_row(1, pictures(row)))
     source = Mixture(*memories, batch=8, share=None)
-    begun, states = [x.get_state() for x in source.generators], []
+    generators = [replay.generator for replay in memories]
+    begun, states = [x.get_state() for x in generators], []
 
     def asked(sources, threads):
-        for generator, state in zip(source.generators, begun, strict=True):
+        for generator, state in zip(generators, begun, strict=True):
             generator.set_state(state)
         sample, batches = Mixture.sample, []
 
@@ -140,16 +141,16 @@ def test_batches_that_are_drawn_ahead_are_those_of_the_source(second):
                 batches.append(each.sample())
                 if second is not None and number % 2:
                     batches.append(each.sample(**second))
-        states.append([x.get_state() for x in source.generators])
+        states.append([x.get_state() for x in generators])
         return [x for batch in batches for x in leaves(batch)]
 
     one, two = set(), set()
-    plain, drawn = asked([source] * 6, one), asked(ahead(source, 6), two)
+    plain, drawn = asked([source] * 6, one), asked(ahead(source, memories, 6), two)
     assert len(plain) == len(drawn) and all(map(torch.equal, plain, drawn)) and len(one) == 1 < len(two)
     assert all(map(torch.equal, *states))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Ahead, "put_back", lambda self: setattr(self, "_next", None))
-        other = asked(ahead(source, 6), set())
+        other = asked(ahead(source, memories, 6), set())
     assert all(map(torch.equal, plain, other)) == (second is None)
 
 
