@@ -6,6 +6,7 @@ machine makes the same base of them.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import sys
@@ -29,7 +30,7 @@ WORLDS = 16  # that are stepped at once, whatever for: some packages take a seco
 
 @dataclass(frozen=True)
 class Recipe:
-    """Of one base. The success of its demonstrator, and what imitation makes of it, stand in the results."""
+    """Of one base. Changing it makes another one, in folders of its own; runs of the old one no longer count."""
 
     errors: dict[str, float]  # of the demonstrator
     demonstrations: int = 100
@@ -44,6 +45,13 @@ class Recipe:
         """The words after `burnish pretrain`."""
         words = [f"data={recordings}", "policy=flow", "experiment=desk", f"train.steps={self.steps}"]
         return [*words, "eval.episodes=0", "threads=1"]
+
+    def said(self, task: str) -> dict[str, list[str]]:
+        """As it stands beside the results."""
+        return {"collect": self.collect(task), "pretrain": self.pretrain(Path(task))}
+
+    def folder(self, task: str) -> str:
+        return f"{task}-{hashlib.sha256(repr(self.said(task)).encode()).hexdigest()[:8]}"
 
 
 def clumsy(bias: float, noise: float = 0.1, hesitation: float = 0.03, scale: float = 0.3) -> dict[str, float]:
@@ -61,7 +69,7 @@ RECIPES = {
     "maniskill_stack_cube": Recipe(clumsy(0.2)),
     "maniskill_peg_insertion": Recipe(clumsy(0.04, noise=0.02)),
     "robosuite_door": Recipe(clumsy(0.35, scale=0.5)),
-    "ogbench_cube_single": Recipe(clumsy(0.4, scale=3.0)),
+    "ogbench_cube_single": Recipe(clumsy(0.36, scale=3.0)),
     "ogbench_cube_double": Recipe(clumsy(0.3, scale=3.0)),
     "pusht": Recipe(clumsy(0.022, noise=0.01, scale=150.0)),
 }
@@ -91,18 +99,21 @@ def _verb(words: Sequence[str], out: Path) -> float:
 
 
 def note_base(task: str, recipe: Recipe, base: Path, minutes: float, kept: Path) -> None:
-    """Which base the results are of, beside them. Another one than is noted there is refused."""
-    found = fingerprint_of(find_policy(base).path)
-    if noted_base(kept) is None:
-        said = {"collect": recipe.collect(task), "pretrain": recipe.pretrain(Path(task)), "minutes": round(minutes, 2)}
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps({"fingerprint": found, **said}) + "\n", encoding="utf-8")
-    elif noted_base(kept) != found:
+    """Which base the results of a task are of, beside them. Runs of another one are not mixed with its own; where there
+    are none yet, what is known of the other one is forgotten."""
+    found = {"fingerprint": fingerprint_of(find_policy(base).path), **recipe.said(task)}
+    if kept.exists() and {**json.loads(kept.read_text()), "minutes": 0} == {**found, "minutes": 0}:
+        return
+    if any(kept.parent.glob("*-[0-9].json")):
         raise BurnishError(
-            f"the base of {task} made here is not the one of the runs in {kept.parent}, since another machine or "
-            "version rounds differently; move those away to begin anew"
+            f"the runs in {kept.parent} are of another base: its recipe was another one, or another machine or version "
+            "rounds differently; move those away to begin anew"
         )
+    shutil.rmtree(kept.parent, ignore_errors=True)
+    kept.parent.mkdir(parents=True)
+    kept.write_text(json.dumps({**found, "minutes": round(minutes, 2)}) + "\n", encoding="utf-8")
 
 
 def noted_base(kept: Path) -> str | None:
+    """The fingerprint of the base that results are of."""
     return json.loads(kept.read_text())["fingerprint"] if kept.exists() else None

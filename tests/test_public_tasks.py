@@ -17,6 +17,7 @@ from burnish.finetune.table import method_name
 from burnish.policies.__main__ import GROUPS as POLICY_GROUPS
 from burnish.policies.__main__ import PretrainConfig
 from burnish.policies.cli.cli import compose, to_object
+from burnish.policies.core.errors import BurnishError
 from burnish.policies.measure.evaluate import Evaluation
 from burnish.sim.__main__ import GROUPS as SIM_GROUPS
 from burnish.sim.__main__ import CollectConfig
@@ -165,4 +166,24 @@ def test_runs_of_another_base_are_left_out(benchmark, tmp_path):
 def test_committed_bases_are_of_today_s_recipes(benchmark):
     for note in (ROOT / "benchmarks" / "results" / "public_tasks").glob(f"*/{benchmark.NOTE}"):
         said, recipe = json.loads(note.read_text()), benchmark.RECIPES[note.parent.name]
-        assert said["collect"] == recipe.collect(note.parent.name)
+        assert recipe.said(note.parent.name).items() <= said.items()
+
+
+def test_another_recipe_begins_anew_but_never_beside_runs(benchmark, tmp_path, monkeypatch):
+    bases = import_module("public_bases")
+    monkeypatch.setattr(bases, "find_policy", lambda base: type("Saved", (), {"path": base}))
+    base, kept = tmp_path / "policy", tmp_path / "results" / "pusht" / benchmark.NOTE
+    base.mkdir()
+    (base / "state.safetensors").write_bytes(b"weights")
+    recipe = benchmark.RECIPES["pusht"]
+    other = replace(recipe, steps=recipe.steps + 1)
+    assert recipe.folder("pusht") != other.folder("pusht")
+    bases.note_base("pusht", recipe, base, 1.0, kept)
+    (kept.parent / "base.json").write_text("{}")
+    bases.note_base("pusht", recipe, base, 0.0, kept)  # as when it is there already
+    assert json.loads(kept.read_text())["minutes"] == 1.0 and (kept.parent / "base.json").exists()
+    bases.note_base("pusht", other, base, 2.0, kept)
+    assert json.loads(kept.read_text())["minutes"] == 2.0 and not (kept.parent / "base.json").exists()
+    (kept.parent / "dsrl-0.json").write_text("{}")
+    with pytest.raises(BurnishError, match="another base"):
+        bases.note_base("pusht", recipe, base, 1.0, kept)
