@@ -28,7 +28,7 @@ from torch import Tensor
 
 from ..policies.__main__ import GROUPS as POLICY_GROUPS
 from ..policies.__main__ import EvaluateConfig
-from ..policies.build import ACTING, CheckpointConfig, describe, loaded
+from ..policies.build import ACTING, CheckpointConfig, describe, loaded, saved_policy
 from ..policies.cli.cli import choices, compose, to_object
 from ..policies.controllers import controller_for
 from ..policies.core.config import from_data, to_data
@@ -41,7 +41,7 @@ from ..policies.evaluator import EvalConfig
 from ..policies.measure.evaluate import Evaluation, evaluation_seeds
 from ..policies.measure.evaluate import evaluate as play
 from ..policies.runs import checkpoint
-from ..policies.runs.run import OnLog, find_policy
+from ..policies.runs.run import OnLog
 from ..sim.build import WORLDS, origin_of, seen_by, world_for
 from .__main__ import GROUPS
 from .refinement import FinetuneConfig, carry_out, refinement
@@ -193,7 +193,7 @@ def _base(policy: Any) -> tuple[Any, Any]:
     source = getattr(policy, "source", None)
     try:
         # A policy that was trained on after loading is not the saved one.
-        known = source is not None and _digest(policy) == _digest(find_policy(source.path).state)
+        known = source is not None and _digest(policy) == _digest(saved_policy(source.path).state)
     except BurnishError:
         known = False  # it has moved
     return policy, source if known else None

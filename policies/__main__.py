@@ -30,7 +30,7 @@ from .evaluator import EvalConfig, in_words
 from .imitate import ImitateConfig, ImitationLearner, imitate
 from .measure.evaluate import Evaluation, compare, evaluation_seeds
 from .measure.evaluate import evaluate as run_evaluation
-from .measure.results import compare_results
+from .results import compare_results
 from .runs.run import Run
 
 STARTS = 64  # numbers of a first state that are kept

@@ -32,6 +32,7 @@ from .gaussian import GaussianConfig
 from .lerobot.act import LeRobotACTConfig
 from .lerobot.checkpoint import find as find_lerobot
 from .lerobot.checkpoint import fingerprint, renamed
+from .lerobot.checkpoint import load as load_lerobot
 from .lerobot.diffusion import LeRobotDiffusionConfig
 from .nets.critic import CriticConfig
 from .one_step import OneStepConfig
@@ -161,6 +162,12 @@ def weights_of(path: str | Path) -> str:
     return hashlib.sha256((find_policy(path).path / "manifest.json").read_bytes()).hexdigest()
 
 
+def saved_policy(path: str | Path) -> Checkpoint:
+    """The checkpoint that ``path`` leads to: of a run, of one of its policies, or of LeRobot."""
+    theirs = find_lerobot(path)
+    return find_policy(path) if theirs is None else load_lerobot(theirs)
+
+
 def restore_policy(
     saved: Checkpoint,
     device: torch.device | str = "cpu",
@@ -277,7 +284,7 @@ def load_policy(
     """The policy saved at ``path``, and its origin. ``steps``, ``sampler``, ``guidance`` change how it acts. ``base``
     is the policy that is not ours, where such a one was refined, or the place where it is now. ``keys`` are other names
     for the observations of a checkpoint of LeRobot."""
-    saved = find_policy(path)
+    saved = saved_policy(path)
     if keys:
         saved = renamed(saved, keys)
     policy = restore_policy(saved, device, steps=steps, sampler=sampler, guidance=guidance, base=base)

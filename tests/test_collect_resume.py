@@ -178,7 +178,7 @@ def test_another_policy_at_the_same_path_cannot_continue_a_set(tmp_path, capsys,
     assert main([*act, "episodes=2"]) == 0
     assert main([*act, "episodes=4", "resume=true"]) == 0
     assert read_lerobot(tmp_path / "drawn").meta["policy"]["path"] == run
-    load = verbs.load_policy
+    load = verbs.loaded
 
     def trained_on(*arguments, **options):
         policy, origin = load(*arguments, **options)
@@ -186,5 +186,5 @@ def test_another_policy_at_the_same_path_cannot_continue_a_set(tmp_path, capsys,
             next(policy.parameters()).mul_(2)
         return policy, origin
 
-    monkeypatch.setattr(verbs, "load_policy", trained_on)
+    monkeypatch.setattr(verbs, "loaded", trained_on)
     assert "policy.sha256" in refused(capsys, *act, "episodes=6", "resume=true")

@@ -10,8 +10,8 @@ import pytest
 from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.measure.evaluate import Evaluation
-from burnish.policies.measure.results import holm, read_results
 from burnish.policies.measure.statistics import episodes_needed, fisher_exact, mcnemar_exact
+from burnish.policies.results import holm, read_results
 
 
 def per_episode(path, success, first=1000):

@@ -264,13 +264,8 @@ class UnsavedRun(Run):
 
 
 def find_policy(path: Path | str, device: torch.device | str = "cpu") -> Checkpoint:
-    """The policy in ``path``: a run folder (its newest readable checkpoint), one of its checkpoints, the policy, or a
-    checkpoint of LeRobot."""
-    from ..lerobot import checkpoint as lerobot
-
+    """The policy in ``path``: a run folder (its newest readable checkpoint), one of its checkpoints, or the policy."""
     path = Path(path)
-    if (theirs := lerobot.find(path)) is not None:
-        return lerobot.load(theirs, device)
     if (path / CHECKPOINTS).is_dir():
         found = newest(path / CHECKPOINTS, device, child="policy")
         if found is None:

@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..cli.machine import say
-from ..core.errors import BurnishError, plain
-from ..core.files import named, replace
-from ..runs.manifest import parse
-from .evaluate import Comparison, Evaluation, compare
-from .statistics import episodes_needed
+from .cli.machine import say
+from .core.errors import BurnishError, plain
+from .core.files import named, replace
+from .measure.evaluate import Comparison, Evaluation, compare
+from .measure.statistics import episodes_needed
+from .runs.manifest import parse
 
 MOST_EPISODES = 1_000_000
 
