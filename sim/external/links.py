@@ -67,7 +67,7 @@ class InProcess:
 
     def ready(self) -> None:
         self.description = checked(json.loads(json.dumps(self._host.describe())))
-        layout = self._host.describe_fields()
+        layout = self._host.layout
         self._host.attach(bytearray(server.sizes(layout, self.count)[1]))
         self.arrays = self._host.arrays
 

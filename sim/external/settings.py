@@ -50,6 +50,8 @@ class GymConfig:
     # processes that step the worlds; 0: this one; by default one a core
     processes: int | None = field(default=None, metadata=LATER)
     restart: bool = field(default=False, metadata=LATER)  # a worker that dies is replaced, its episodes truncated
+    # the worlds of a process are one environment of gymnasium.vector, made with num_envs
+    vector: bool = field(default=False, metadata=LATER)
 
     def __post_init__(self) -> None:
         if self.id.startswith(COMPATIBILITY):

@@ -177,6 +177,7 @@ def recipe_of(config: GymConfig) -> dict[str, Any]:
         "kwargs": kwargs,
         "max_steps": config.max_steps,
         "success": config.success,
+        "vector": config.vector,
         "packages": packages,
         "guesses": GUESSES if "/" not in config.id else (),
         "paths": [path or "." for path in sys.path] if here else [],

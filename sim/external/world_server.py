@@ -70,12 +70,12 @@ def installed(name: str) -> Any:
     return next((entry.load() for entry in group if entry.name == name), None)
 
 
-def make(recipe: dict[str, Any]) -> Any:
-    """One environment: of a callable, of an entry point, or as it is registered with Gymnasium (or the older Gym)."""
+def make(recipe: dict[str, Any], count: int = 0) -> Any:
+    """One environment: of a callable, of an entry point, or registered; with ``count`` one of `gymnasium.vector`."""
     sys.path.extend(path for path in recipe.get("paths") or () if path not in sys.path)
     for package in recipe.get("packages") or ():
         importlib.import_module(package)
-    name, kwargs = recipe["id"], dict(recipe.get("kwargs") or {})
+    name, kwargs = recipe["id"], {**(recipe.get("kwargs") or {}), **({"num_envs": count} if count else {})}
     if (made := load(name) if ":" in name else installed(name)) is not None:
         return made(**kwargs)
     try:
@@ -85,6 +85,9 @@ def make(recipe: dict[str, Any]) -> Any:
     for package in recipe.get("guesses") or ():
         if name not in gym.registry and importlib.util.find_spec(package):
             importlib.import_module(package)
+    if count:
+        limit = recipe.get("max_steps")
+        return gym.make_vec(name, **({"max_episode_steps": limit} if limit else {}), **kwargs)
     kwargs.setdefault("disable_env_checker", True)  # it would test in every step what is tested here
     return gym.make(name, max_episode_steps=recipe.get("max_steps"), **kwargs)
 
@@ -114,21 +117,20 @@ def as_array(value: Any) -> np.ndarray:
     return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
 
 
-def first(value: Any) -> float:
-    """The first number of an array, as reward and success of one world are."""
-    return float(as_array(value).reshape(-1)[0])
-
-
 class Host:
     """``count`` environments of one recipe, and the memory in which they and their user meet."""
 
+    def __new__(cls, recipe: dict[str, Any], count: int) -> Any:
+        return object.__new__(Batch if recipe.get("vector") else cls)
+
     def __init__(self, recipe: dict[str, Any], count: int) -> None:
-        self.recipe, self.worlds = recipe, [make(recipe) for _ in range(count)]
+        self.recipe, together = recipe, bool(recipe.get("vector"))
+        self.worlds = [make(recipe, count)] * count if together else [make(recipe) for _ in range(count)]
         world = self.worlds[0]
-        self.leaves = list(leaves(world.observation_space))
-        self.box = world.action_space
+        self.leaves = list(leaves(getattr(world, "single_observation_space", world.observation_space)))
+        self.box = getattr(world, "single_action_space", world.action_space)
         self.dim = int(np.prod(getattr(self.box, "shape", None) or ()))
-        self.success = recipe.get("success")
+        self.layout, self.success = fields(self.leaves, self.dim), recipe.get("success")
         self.experts: list[Any] = []
         self.seen: list[Any] = [None] * count  # the last observation and info of each world
 
@@ -145,19 +147,16 @@ class Host:
             "python": sys.version.split()[0],
             "observation": self.leaves,
             "action": action,
-            "rates": {key: first(x) for key, x in rates.items() if _is_number(x)},
+            "rates": {key: as_array(x).item(0) for key, x in rates.items() if _is_number(x)},
             "max_steps": getattr(spec, "max_episode_steps", None),
             "says": {name: getattr(inner, name, None) for name in ("action_mode", "notes")},
-            "nondeterministic": bool(getattr(spec, "nondeterministic", False)),
+            "nondeterministic": bool(getattr(spec, "nondeterministic", False) or self.recipe.get("vector")),
             "render_mode": getattr(world, "render_mode", None),
         }
 
     def attach(self, memory: Any) -> None:
-        self.memory, self.arrays = memory, arrays(memory, self.describe_fields(), len(self.worlds))
+        self.memory, self.arrays = memory, arrays(memory, self.layout, len(self.worlds))
         self.rows = [self.arrays["obs." + ".".join(leaf["path"])] for leaf in self.leaves]
-
-    def describe_fields(self) -> list[tuple[str, str, tuple[int, ...], bool]]:
-        return fields(self.leaves, self.dim)
 
     def reset(self, i: int, seed: int) -> None:
         """On ``seed`` all that draws: the environment's generator before its wrappers draw from it (Meta-World's choose
@@ -184,10 +183,10 @@ class Host:
         obs, reward, terminated, *rest = self.worlds[i].step(action.astype(self.box.dtype).reshape(self.box.shape))
         info = rest[-1]
         cut = rest[0] if len(rest) > 1 else info.get("TimeLimit.truncated", False)
-        ended = bool(first(terminated)) and (len(rest) > 1 or not cut)
+        ended = bool(as_array(terminated).item(0)) and (len(rest) > 1 or not cut)
         self._see(i, obs, info)
-        self.arrays["reward"][i], self.arrays["terminated"][i] = first(reward), ended
-        self.arrays["truncated"][i] = bool(first(cut)) and not ended
+        self.arrays["reward"][i], self.arrays["terminated"][i] = as_array(reward).item(0), ended
+        self.arrays["truncated"][i] = bool(as_array(cut).item(0)) and not ended
         self.arrays["success"][i] = self._succeeded(info, ended)
 
     def _succeeded(self, info: dict[str, Any], ended: bool) -> int:
@@ -195,7 +194,7 @@ class Host:
             return int(ended)
         for key in (self.success,) if self.success else SUCCESS:
             if key in info:
-                return int(bool(first(info[key])))
+                return int(bool(as_array(info[key]).item(0)))
         return UNREPORTED
 
     def _see(self, i: int, obs: Any, info: Any) -> None:
@@ -215,7 +214,8 @@ class Host:
             still, levels = (getattr(self.experts[0], name, None) for name in ("still", "levels"))
             return {"levels": levels, "still": None if still is None else as_array(still).tolist()}, b""
         if letter == b"v":
-            picture = np.ascontiguousarray(self.worlds[header["world"]].render(), np.uint8)
+            drawn = self.worlds[header["world"]].render()
+            picture = np.ascontiguousarray(drawn[header["world"]] if isinstance(self, Batch) else drawn, np.uint8)
             return {"shape": list(picture.shape)}, picture.tobytes()
         if letter == b"p":
             i, played = header["world"], np.frombuffer(data, np.float64).reshape(-1, self.dim)
@@ -236,6 +236,62 @@ class Host:
             else:
                 raise ValueError(f"there is no request {letter!r}")
         return {}, b""
+
+
+class Batch(Host):
+    """The rows of one environment of `gymnasium.vector`, each begun on its seed, whatever it begins by itself. A step
+    moves all rows: one that was left out goes on only by a reset. None can be played again alone."""
+
+    def __init__(self, recipe: dict[str, Any], count: int) -> None:
+        super().__init__(recipe, count)
+        self.moving, self.ended = np.zeros((2, count), bool)
+        self.last: list[np.ndarray] = []  # what all rows show
+
+    def answer(self, letter: bytes, header: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+        if letter in b"tpx":
+            raise ValueError("an environment of gymnasium.vector has no place for an expert beside each world")
+        chosen, finals = self.arrays["mask"].astype(bool), {}
+        if letter not in b"rs" or not chosen.any():
+            return super().answer(letter, header, data)
+        if letter == b"s":
+            finals = self._step(chosen, self.arrays)
+        else:
+            self._begin(chosen)
+            self.moving |= chosen
+        for row, x, leaf in zip(self.rows, self.last, self.leaves):
+            row[chosen] = x[chosen]
+            for i, obs in finals.items():
+                row[i] = as_array(look_up(obs, leaf["path"]))
+        return {}, b""
+
+    def _begin(self, chosen: np.ndarray) -> None:
+        before, self.ended = self.last, self.ended & ~chosen
+        some = {"options": {"reset_mask": chosen.copy()}} if before and not chosen.all() else {}
+        self._look(self.worlds[0].reset(seed=self.arrays["seeds"].tolist(), **some)[0])
+        if some and any(x[~chosen].tobytes() != y[~chosen].tobytes() for x, y in zip(self.last, before)):
+            raise ValueError("it has begun worlds that it should not: its reset must heed options['reset_mask']")
+
+    def _step(self, chosen: np.ndarray, a: dict[str, np.ndarray]) -> dict[int, Any]:
+        """Of rows that the environment has begun again already: where the last step of theirs led."""
+        if (late := chosen & ~self.moving).any():
+            raise ValueError(f"world {late.argmax()} stood by while others moved; reset it before it acts")
+        if self.ended.any():  # and stands by: the others may go on
+            self._begin(self.ended)
+        obs, *facts, info = self.worlds[0].step(a["action"].astype(self.box.dtype).reshape(-1, *self.box.shape))
+        self._look(obs)
+        reward, terminated, truncated = map(as_array, facts)
+        self.ended = terminated | truncated
+        self.moving &= chosen & ~self.ended
+        a["reward"][chosen], a["terminated"][chosen] = reward[chosen], terminated[chosen]
+        a["truncated"][chosen] = (truncated & ~terminated)[chosen]
+        for i in np.flatnonzero(chosen):
+            said = info["final_info"] if self.ended[i] and "final_info" in info else info
+            told = {x: said[x][i] for x in (self.success or "", *SUCCESS) if x in said and said.get("_" + x, chosen)[i]}
+            a["success"][i] = self._succeeded(told, bool(terminated[i]))
+        return {i: info["final_obs"][i] for i in np.flatnonzero(chosen & self.ended).tolist() if "final_obs" in info}
+
+    def _look(self, obs: Any) -> None:
+        self.last = [as_array(look_up(obs, leaf["path"])).copy() for leaf in self.leaves]
 
 
 def _is_number(value: Any) -> bool:
@@ -339,7 +395,7 @@ def serve(connection: socket.socket, memory_file: int = -1, recipe: Any = None, 
             if host is None:
                 raise ValueError("no world was made yet")
             if letter == b"a":
-                given, size = sizes(host.describe_fields(), len(host.worlds))
+                given, size = sizes(host.layout, len(host.worlds))
                 host.attach(bytearray(size) if memory_file < 0 else mmap.mmap(memory_file, size))
                 send(connection, b"k", {})
                 continue
@@ -359,6 +415,7 @@ def main() -> None:
     parser.add_argument("--listen", help="HOST:PORT of this machine; a HOST that others can reach needs " + KEY)
     parser.add_argument("--id", help="the environment: registered, an entry point, or module:callable")
     parser.add_argument("--package", action="append", default=[], help="imported first; may be repeated")
+    parser.add_argument("--vector", action="store_true", help="one environment of gymnasium.vector has all worlds")
     parser.add_argument("--kwargs", default="{}", help="arguments of the environment, as JSON")
     parser.add_argument("--most", type=int, default=64, help="worlds that a user may ask for (default: %(default)s)")
     chosen = parser.parse_args()
@@ -375,7 +432,7 @@ def main() -> None:
     key = os.environ.get(KEY, "")
     if not key and name not in ("127.0.0.1", "localhost", "::1"):
         parser.error(f"{name} can be reached by others: set {KEY} here and where Burnish runs, or listen on 127.0.0.1")
-    recipe = {"id": chosen.id, "packages": chosen.package, "kwargs": json.loads(chosen.kwargs)}
+    recipe = {"id": chosen.id, "packages": chosen.package, "kwargs": json.loads(chosen.kwargs), "vector": chosen.vector}
     with socket.create_server((name, int(port))) as listener:
         sys.stderr.write(f"serving {chosen.id} on {name}:{listener.getsockname()[1]}\n")
         sys.stderr.flush()
