@@ -83,7 +83,7 @@ def make_base(task: str, recipe: Recipe, recordings: Path, base: Path) -> float:
 
 
 def _verb(words: Sequence[str], out: Path) -> float:
-    """What is left of one that was interrupted is made again."""
+    """Remakes the rest of one that was interrupted."""
     if out.exists():
         return 0.0
     begun = out.with_name(out.name + ".part")
