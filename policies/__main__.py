@@ -77,7 +77,7 @@ class EvaluateConfig:
     eval: EvalConfig = field(default_factory=EvalConfig)  # settings of the evaluation
     against: str | None = None  # another policy's folder: paired comparison on the same seeds
     results: list[str] = field(default_factory=list)  # finished evaluations to compare instead, ours or LeRobot's
-    paired: bool = False  # with results: those that name no seeds were played with the same ones
+    paired: bool = False  # the episodes of results that name no seeds were played with the same ones
     seed: int = 0  # seed of the episodes
     videos: int = 0  # episodes, from the first on, that are filmed as mp4
     out: str | None = None  # folder for evaluation.json and videos

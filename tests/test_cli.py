@@ -107,7 +107,7 @@ def test_a_policy_with_history_is_pretrained_evaluated_and_collected(lab, capsys
         (["pretrain", "data=nowhere"], "nowhere"),
         (["pretrain", "+extra=1", "data=x"], "settings can only be changed"),
         (["pretrain", "+policy.extra=1", "data=x"], "settings can only be changed"),
-        (["evaluate"], "policy.path=... must be given"),
+        (["evaluate"], "policy=... must be given"),
         (["evaluate", "policy.path=nowhere"], "nowhere"),
         (["collect", "env=two_mod"], "env=two_mod is not a choice; did you mean 'two_mode'"),
         (["collect", "episodes=0"], "episodes=0"),

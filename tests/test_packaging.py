@@ -147,8 +147,8 @@ def requirements(*extras: str) -> set[str]:
 @pytest.mark.slow
 def test_what_is_imported_is_required():
     everything = requirements(*PROJECT["project"]["optional-dependencies"])
-    # Installed without their requirements (extra worlds), and a package that lives in another Python only.
-    apart = {"metaworld", "robosuite", "libero"}
+    # Installed without their requirements (extra worlds), and packages that live in another Python only.
+    apart = {"metaworld", "robosuite", "libero", "mplib"}
     product = requirements("maniskill", "robots", "sb3", "serve", "worlds") | apart
     assert undeclared(foreign_imports(FOLDERS), product) == []
     assert undeclared(foreign_imports(["tests", "benchmarks"]), everything | apart) == []

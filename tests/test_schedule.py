@@ -152,5 +152,6 @@ def test_grids():
         for steps in range(1, 101):
             grid = train_indices(100, steps, spacing)
             assert len(grid) == steps and (grid.diff() < 0).all() and grid[-1] >= 0 and grid[0] < 100
-            assert spacing is Spacing.leading or grid[0] == 99
-    assert train_indices(100, 60, Spacing.leading)[0] == 98  # truncating 100 / 60 first would begin at 59
+            assert spacing is not Spacing.trailing or grid[0] == 99
+    assert train_indices(100, 60, Spacing.leading)[0] == 98
+    assert train_indices(100, 60, Spacing.whole)[0] == 59  # 100 / 60 is truncated first
