@@ -193,8 +193,8 @@ class ManiSkillWorld(gymnasium.Env[Any, np.ndarray]):
     """Observations are a dict: ``state``, and each camera under its name.
 
     Equal seeds and actions give equal episodes, bit for bit, until the robot touches something: then a little of the
-    episodes before is left in the physics, unless each episode has a new scene (``rebuild``). Replays of a demonstration
-    of PushCube differed by up to 0.06 after the first touch. An episode is saved as its seed and its actions, and one
+    episodes before is left in the physics, unless each episode has a new scene (``rebuild``). Replays of one episode of
+    PushCube differed by up to 0.06 after the first touch. An episode is saved as its seed and its actions, and one
     that leads elsewhere is given up. What ManiSkill calls the state of a world is no help: 20 steps after it was
     restored numbers differ by up to 3e-4, in each mode that was tried.
     """
