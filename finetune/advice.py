@@ -92,7 +92,10 @@ def advised(loop: Loop[Learns] | Asynchronous, say: Callable[[str], None]) -> Ca
     def report() -> Metrics:
         nonlocal success
         metrics: Metrics = dict(loop.report())
-        success = success or "episode/success" in metrics
+        # A loop's statistics know it, and remember it in a run that is resumed.
+        success = success or (
+            "episode/success" in metrics if isinstance(loop, Asynchronous) else loop.statistics.reports_success
+        )
         found = {"quitting_trap": quitting_trap(replay, metrics)}
         if learner.entropy_bonus is not None:
             found["entropy_trap"] = entropy_trap(learner, replay, success=success)

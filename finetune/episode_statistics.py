@@ -18,7 +18,7 @@ class EpisodeStatistics:
         self._running = torch.zeros(2, num_envs, dtype=torch.float64, device=device)  # reward, ticks of this episode
         self._sums = torch.zeros(5, dtype=torch.float64, device=device)  # episodes, reward, ticks, successes, failures
         self._won = torch.zeros(num_envs, dtype=torch.bool, device=device)
-        self._reports_success = False
+        self.reports_success = False
         self._hands = torch.zeros(2, dtype=torch.int64, device=device)  # ticks that others played, of so many
 
     def note(self, outcome: Outcome) -> None:
@@ -26,7 +26,7 @@ class EpisodeStatistics:
         self.ticks += outcome.steps.sum()
         self._running += torch.stack([outcome.reward, outcome.steps])
         if "success" in outcome.info:
-            self._reports_success = True
+            self.reports_success = True
             self._won |= outcome.info["success"].bool()
         if "intervened" in outcome.info:
             self._hands += torch.stack([outcome.info["intervened"].sum(), outcome.steps.sum()])
@@ -50,7 +50,7 @@ class EpisodeStatistics:
         count, reward, ticks, successes, failures = self._sums.tolist()
         if count:
             metrics |= {"episode/count": count, "episode/reward": reward / count, "episode/length": ticks / count}
-            if self._reports_success:
+            if self.reports_success:
                 metrics |= {"episode/success": successes / count, "episode/failure": failures / count}
         self._sums.zero_()
         theirs, known = self._hands.tolist()
@@ -61,10 +61,10 @@ class EpisodeStatistics:
 
     def state_dict(self) -> dict[str, Any]:
         kept = {name: getattr(self, f"_{name}").clone() for name in ("running", "sums", "won", "hands")}
-        return {"decisions": self.decisions, "ticks": self.ticks.clone(), "success": self._reports_success, **kept}
+        return {"decisions": self.decisions, "ticks": self.ticks.clone(), "success": self.reports_success, **kept}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.decisions, self._reports_success = int(state["decisions"]), bool(state["success"])
+        self.decisions, self.reports_success = int(state["decisions"]), bool(state["success"])
         self.ticks = state["ticks"].clone()
         self._running, self._sums, self._won = (state[name].clone() for name in ("running", "sums", "won"))
         self._hands = state.get("hands", torch.zeros_like(self._hands)).clone()  # older states do not know of it
