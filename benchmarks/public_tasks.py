@@ -8,17 +8,18 @@ and leaves one JSON file in `results/public_tasks/`; runs that are there are not
 on from its last checkpoint. Its machinery is that of `refine_quality.py` (`refine_runs.py`).
 
 * **Bases** are flows that imitated clumsy demonstrations, by the recipes of `public_bases.py`. They are made where they
-  are missing; whoever makes another one has to make its runs again. Each succeeds in 20 to 60 % of its episodes, and at
+  are missing. Runs of another base do not count. A base is refined if it succeeds in 20 to 60 % of its episodes, and at
   noise 0 in at most 60 %.
 * **Settings**: one file per method for all tasks (`configs/experiment/sparse/`): one discount, -1 in every step until
   success, which ends the episode, and 16 worlds. `--search` tries others, from the space of `refine_settings.py`, on a
   training seed and on episodes of their own, and logs each trial in `trials/`; the winner is written into that file.
 * **Like with like**: 150,000 control steps for each method, and the recordings of the base for those that use any.
-  `rlpd` has no base. The fine-tuning of the base itself, and `rlpd`, ran on Meta-World and PushT only.
+  `rlpd` has no base. The fine-tuning of the base itself, and `rlpd`, run on Meta-World and PushT only.
 * **Free baselines**: the base with noise 0; more imitation, IQL and the best of 32 draws by the critic of IQL, each
   trained for as long as the median run of the methods.
 * **Two numbers**: the last policy and the one that a run delivers, on 500 episodes of the stream "public_tasks", paired
-  with the base: all twelve worlds honour their seeds (checked). Intervals are over runs and episodes together.
+  with the base: a world that begins other episodes from equal seeds is left out. Intervals are over runs and episodes
+  together.
 * **Minutes** are those of processors, workers of the worlds included. ``steps_per_s`` is control steps per such second
   of the whole run; ``playing`` and ``learning`` are the shares of the worlds and of updates in its time, of which the
   rest goes into actions and evaluations.

@@ -67,7 +67,10 @@ class Suite:
         policy, origin = load_policy(path)
         env = world_for(policy.spec, origin["env"], min(self.worlds, episodes), torch.device("cpu"))
         controller = controller_for(policy, env.num_envs, greedy=greedy)
-        return evaluate(env, controller, evaluation_seeds(episodes, stream=stream or self.name))
+        found = evaluate(env, controller, evaluation_seeds(episodes, stream=stream or self.name))
+        if not found.repeatable:  # every table here compares episodes of equal seeds
+            raise BurnishError(f"equal seeds begin different episodes in the world of {path}, so they are no pairs")
+        return found
 
     def scores(self, task: str, evaluation: Evaluation) -> list[float]:
         """One per episode: success, or the return in the task's unit."""

@@ -68,7 +68,7 @@ def load(
     named = base is None or isinstance(base, str)
     given = {"path": str(path), "steps": steps, "sampler": sampler, "guidance": guidance, "keys": dict(keys or {})}
     chosen = from_data(CheckpointConfig, given | ({"base": base} if named else {}), "load")
-    policy, origin = loaded(chosen, device) if named else loaded(chosen, device, base=base)
+    policy, origin = loaded(chosen, device, base)
     return _marked(policy, origin, chosen if named else None)
 
 

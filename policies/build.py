@@ -31,7 +31,7 @@ from .flow import FlowConfig
 from .gaussian import GaussianConfig
 from .lerobot.act import LeRobotACTConfig
 from .lerobot.checkpoint import find as find_lerobot
-from .lerobot.checkpoint import fingerprint, renamed
+from .lerobot.checkpoint import fingerprint
 from .lerobot.checkpoint import load as load_lerobot
 from .lerobot.diffusion import LeRobotDiffusionConfig
 from .nets.critic import CriticConfig
@@ -162,10 +162,14 @@ def weights_of(path: str | Path) -> str:
     return hashlib.sha256((find_policy(path).path / "manifest.json").read_bytes()).hexdigest()
 
 
-def saved_policy(path: str | Path) -> Checkpoint:
-    """The checkpoint that ``path`` leads to: of a run, of one of its policies, or of LeRobot."""
-    theirs = find_lerobot(path)
-    return find_policy(path) if theirs is None else load_lerobot(theirs)
+def saved_policy(path: str | Path, keys: Mapping[str, str] | None = None) -> Checkpoint:
+    """The checkpoint that ``path`` leads to: of a run, of one of its policies, or of LeRobot, whose observations can be
+    given other names (``keys``)."""
+    if (theirs := find_lerobot(path)) is not None:
+        return load_lerobot(theirs, keys)
+    if keys:
+        raise BurnishError(f"keys={dict(keys)} are for checkpoints of LeRobot, and {path} is none")
+    return find_policy(path)
 
 
 def restore_policy(
@@ -284,9 +288,7 @@ def load_policy(
     """The policy saved at ``path``, and its origin. ``steps``, ``sampler``, ``guidance`` change how it acts. ``base``
     is the policy that is not ours, where such a one was refined, or the place where it is now. ``keys`` are other names
     for the observations of a checkpoint of LeRobot."""
-    saved = saved_policy(path)
-    if keys:
-        saved = renamed(saved, keys)
+    saved = saved_policy(path, keys)
     policy = restore_policy(saved, device, steps=steps, sampler=sampler, guidance=guidance, base=base)
     origin = saved.config.get("origin", {})
     return policy, origin if isinstance(origin, dict) else {}

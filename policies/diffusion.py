@@ -174,9 +174,9 @@ class DiffusionPolicy(nn.Module):
 
     def __init__(self, spec: PolicySpec, config: DiffusionConfig) -> None:
         super().__init__()
-        self.spec = replace(spec, noise_shape=spec.chunk_shape, goal_free=config.net.goal_drop > 0)
         self.config = config
         self.net = self.network(spec, config)
+        self.spec = replace(spec, noise_shape=spec.chunk_shape, goal_free=self.net.goal_drop > 0)
         # The tables follow from the configuration, so none of them goes into a checkpoint.
         with torch.device("cpu"):  # numbers, also where a network is asked for its shapes alone
             self.register_buffer("levels", training_levels(config).to(torch.get_default_dtype()), persistent=False)

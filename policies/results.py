@@ -4,7 +4,8 @@ evaluation.json   of `burnish evaluate`: seeds, successes and returns
 eval_info.json    of `lerobot-eval`: "per_episode", with seeds, or since LeRobot 0.4 "per_task", without
 
 Episodes are pairs where both files name their seeds, and these are the same. LeRobot's newer file names none, though it
-plays --seed, --seed + 1, and so on: where both were called with the same --seed, ``paired=true`` says so.
+plays --seed, --seed + 1, and so on: where both were called with the same --seed, ``paired=true`` says so. Ours remember
+whether the world honoured its seeds; of LeRobot's that cannot be seen, and a line says so.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from .cli.machine import say
 from .core.errors import BurnishError, plain
 from .core.files import named, replace
 from .measure.evaluate import Comparison, Evaluation, compare
-from .measure.statistics import episodes_needed
+from .measure.statistics import episodes_needed, holm
 from .runs.manifest import parse
 
 MOST_EPISODES = 1_000_000
+_OF_LEROBOT = {"per_task", "per_episode"}  # keys of its files
 
 
 def read_results(path: Path | str, paired: bool = False) -> Evaluation:
@@ -30,9 +32,7 @@ def read_results(path: Path | str, paired: bool = False) -> Evaluation:
     data = parse(path, json.loads)
     if not isinstance(data, dict):
         raise BurnishError(f"{path} is no evaluation: it holds no table")
-    if "per_task" in data or "per_episode" in data:
-        return _lerobot(path, data, paired)
-    return Evaluation.from_dict(data)
+    return _lerobot(path, data, paired) if _OF_LEROBOT & data.keys() else Evaluation.from_dict(data)
 
 
 def _lerobot(path: Path, data: Mapping[str, Any], paired: bool) -> Evaluation:
@@ -41,7 +41,7 @@ def _lerobot(path: Path, data: Mapping[str, Any], paired: bool) -> Evaluation:
             rows = [(x["seed"], x["success"], x["sum_reward"]) for x in data["per_episode"]]
         else:
             lists = [x["metrics"] for x in data["per_task"]]
-            rows = [row for x in lists for row in zip(_blank(x), x["successes"], x["sum_rewards"], strict=True)]
+            rows = [(None, *row) for x in lists for row in zip(x["successes"], x["sum_rewards"], strict=True)]
         if not 1 <= len(rows) <= MOST_EPISODES:
             raise ValueError(f"{len(rows)} episodes")
         found = [seed for seed, _, _ in rows if type(seed) is int]
@@ -59,10 +59,6 @@ def _lerobot(path: Path, data: Mapping[str, Any], paired: bool) -> Evaluation:
     return Evaluation(seeds, returns, [0] * len(rows), blank, blank, success, None, named_seeds or paired)
 
 
-def _blank(metrics: Mapping[str, Any]) -> list[None]:
-    return [None] * len(metrics["successes"])
-
-
 def _truth(x: Any) -> bool:
     if x not in (0, 1):  # NaN of a world that reports none, too
         raise ValueError(f"success={x!r}")
@@ -75,34 +71,28 @@ def compare_results(paths: Sequence[str], paired: bool = False, out: str | None 
         raise BurnishError("results= needs at least two files: results=a/eval_info.json,b/eval_info.json")
     first, *others = [read_results(path, paired) for path in paths]
     found = [compare(other, first) for other in others]
-    corrected = holm([x.p_value for x in found if isinstance(x, Comparison)])
+    tests = [x.p_value for x in found if isinstance(x, Comparison)]
+    corrected = holm(tests)
     rows = []
-    for path, comparison in zip(paths[1:], found, strict=True):
+    for path, other, comparison in zip(paths[1:], others, found, strict=True):
         say(comparison.sentence(path, paths[0]))
         row = {"file": path, "against": paths[0], **comparison.to_dict()}
         if isinstance(comparison, Comparison):
             p = corrected.pop(0)
-            if len(found) > 1:
-                say(f"  with Holm's correction for {len(found)} comparisons: p = {p:.2g}")
+            if len(tests) > 1:
+                say(f"  with Holm's correction for {len(tests)} comparisons: p = {p:.2g}")
             needed = needed_for(comparison)
             say(f"  {claim(comparison, p, needed)}")
             row |= {"holm_p_value": p, "episodes_needed": needed}
         if comparison.unpaired and not paired and any(not x.repeatable for x in (first, *others)):
             say("  where both were played with the same --seed in the same environment, say so: paired=true")
+        if not comparison.unpaired and not (first.lengths[0] and other.lengths[0]):
+            # LeRobot's files have no lengths.
+            say("  these are pairs if the world honours its seeds, which an eval_info.json does not say")
         rows.append(row)
     if out is not None:
         replace(named(out) / "comparison.json", json.dumps(rows, indent=1) + "\n")
     return 0
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's (1979) correction: p-values of several tests, so that all of them together err as rarely as one."""
-    order = sorted(range(len(p_values)), key=p_values.__getitem__)
-    corrected, largest = [0.0] * len(p_values), 0.0
-    for rank, i in enumerate(order):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
-        corrected[i] = largest
-    return corrected
 
 
 def needed_for(comparison: Comparison) -> int | None:

@@ -17,14 +17,18 @@ from safetensors.torch import load_file, save_file
 
 from burnish.finetune.api import load, refine, save
 from burnish.policies import chain
-from burnish.policies.build import load_policy
+from burnish.policies.build import build_policy, load_policy
 from burnish.policies.controllers import controller_for
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import Scale
-from burnish.policies.core.spec import ObsSpec
+from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from burnish.policies.core.wrapper import Wrapper
 from burnish.policies.data.lerobot_layout import key_of
 from burnish.policies.lerobot.checkpoint import fingerprint
+from burnish.policies.lerobot.diffusion import LeRobotDiffusionConfig, LeRobotNetConfig, VisionBackboneConfig
+from burnish.policies.lerobot.features import Feature, Kind
+from burnish.policies.lerobot.scaling import Normalization
+from burnish.policies.nets.resnet import Norm, resnet
 from burnish.sim.collect import stream
 from burnish.sim.point_reach import PointReach, PointReachConfig
 
@@ -195,6 +199,12 @@ REFUSED = {
     "not clipped": (settings(clip_sample=False), "clip_sample"),
     "another scheduler": (settings(noise_scheduler_type="EDM"), "EDM"),
     "a horizon of other weights": (settings(down_dims=[8, 32]), "do not fit"),
+    "a setting that is not known, and off": (settings(attention_sink=False), "attention_sink"),
+    "a word for a number": (settings(kernel_size="5"), "kernel"),
+    "a number for a list": (settings(down_dims=8), "channels"),
+    "a list for a word": (settings(noise_scheduler_type=["DDPM"]), "noise_scheduler_type"),
+    "a list for the settings of a step": (processor(3, config=["eps"]), "malformed step"),
+    "a list for its normalisation": (processor(3, config={"norm_map": []}), "malformed step"),
     "a picture without a camera": (
         settings(input_features={"observation.images.top": {"type": "VISUAL", "shape": [1, 8, 8]}}),
         "does not fit its type",
@@ -223,6 +233,17 @@ def test_it_is_refused(change, sentence, copy):
     assert "\n" not in str(refusal.value)
 
 
+def test_limits_of_another_shape_are_refused(copy):
+    """ACT is clipped to the smallest and largest action of its data, which its normalisation does not use."""
+    folder = copy("act")
+    load_policy(folder)  # the control
+    for file in folder.glob("policy_*.safetensors"):
+        found = load_file(file)
+        save_file({key: x[:1] if key == "action.max" else x for key, x in found.items()}, file)
+    with pytest.raises(BurnishError, match="finite numbers"):
+        load_policy(folder)
+
+
 def test_temporal_ensembling_is_refused(copy):
     folder = copy("act")
     settings(temporal_ensemble_coeff=0.01)(folder)
@@ -237,8 +258,66 @@ def test_other_names_of_observations(monkeypatch):
     with torch.no_grad():
         chunk = Scale(policy.spec.action).to_actuator(policy.act(swapped))
     assert (chunk - expected).abs().max() < CLOSE
-    with pytest.raises(BurnishError, match="has no observation"):
-        load_policy(STORED / "act", keys={"image.front": "image.top"})
+    for keys, sentence in (
+        ({"image.front": "image.top"}, "has no observation"),
+        ({"image.front": "state"}, "pictures"),
+        ({"environment_state": "state"}, "each observation once"),
+    ):
+        with pytest.raises(BurnishError, match=sentence):
+            load_policy(STORED / "act", keys=keys)
+
+
+# ---- Cameras ----
+
+
+# Parameters of torchvision's networks without their last layer: its published counts less those of 1000 classes.
+PUBLISHED = {
+    "resnet18": 11_689_512 - 513_000,
+    "resnet34": 21_797_672 - 513_000,
+    "resnet50": 25_557_032 - 2_049_000,
+    "resnet101": 44_549_160 - 2_049_000,
+    "resnet152": 60_192_808 - 2_049_000,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_residual_networks_have_the_published_sizes(name):
+    with torch.device("meta"):
+        layers, channels = resnet(name, Norm.batch)
+    assert sum(x.numel() for layer in layers.values() for x in layer.parameters()) == PUBLISHED[name]
+    assert channels == (512 if name in ("resnet18", "resnet34") else 2048)
+
+
+@pytest.mark.parametrize("separate", [True, False])
+def test_pictures_are_cropped_and_encoded_per_camera(separate, tmp_path):
+    torch.manual_seed(0)
+    vision = VisionBackboneConfig(crop=[32, 36], keypoints=4, separate=separate)
+    net = LeRobotNetConfig(
+        [Feature(f"image.{x}", Kind.visual, Normalization.identity) for x in ("b", "a")]
+        + [Feature("state", Kind.state, Normalization.identity)],
+        channels=[8, 16],
+        time_dim=8,
+        vision=vision,
+    )
+    obs_spec = ObsSpec({"image.a": (3, 40, 48), "image.b": (3, 40, 48), "state": (2,)})
+    spec = PolicySpec(obs_spec, ActionSpec((-1.0,) * 2, (1.0,) * 2), 8, 4, start=1, history=2)
+    policy = build_policy(LeRobotDiffusionConfig(train_steps=4, steps=2, net=net), spec).eval()
+    obs = {key: torch.randint(0, 256, (2, 2, 3, 40, 48), dtype=torch.uint8) for key in ("image.a", "image.b")}
+    obs["state"] = torch.rand(2, 2, 2)
+    with torch.no_grad():
+        seen = policy.encode(obs).given
+        border = {**obs, "image.a": obs["image.a"].clone()}
+        border["image.a"][..., :4, :] = 0  # the crop leaves out four rows above
+        assert torch.equal(seen, policy.encode(border).given)
+        border["image.a"][..., 4:8, :] = 0
+        assert not torch.equal(seen, policy.encode(border).given)
+        policy.net.train()
+        drawn = [policy.net.encode(obs, augment=torch.Generator().manual_seed(k)).given for k in (0, 0, 1)]
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+    assert seen.shape == (2, 2 * (2 + 2 * 2 * vision.keypoints))
+    save(policy, tmp_path / "saved")
+    with torch.no_grad():
+        assert torch.equal(load(tmp_path / "saved").encode(obs).given, seen)
 
 
 # ---- Refinement ----
@@ -247,11 +326,12 @@ RUN = {"worlds": 2, "total": 24, "log_every": 4, "save_every": 8, "eval": {"epis
 PPO = {"loop": {"decisions_per_update": 4}, "ppo": {"minibatch": 4, "epochs": 1}}
 SAC = {"critic": {"hidden": [8], "members": 2}, "agent": {"hidden": [8]}}
 DSRL = {"loop": {"warmup": 8, "batch": 8, "updates_per_decision": 0.5}, "sac": SAC}
-METHODS = {"dppo": PPO | {"trained_steps": 5}, "dsrl": DSRL, "residual_ppo": PPO}
+TD3 = {"loop": DSRL["loop"], "td3": SAC}
+METHODS = {"dppo": PPO | {"trained_steps": 5}, "dsrl": DSRL, "residual_ppo": PPO, "residual_td3": TD3}
 
 
 @pytest.mark.parametrize(
-    ("name", "method"), [("diffusion_ddpm", x) for x in METHODS] + [("act", "dsrl"), ("act", "residual_ppo")]
+    ("name", "method"), [("diffusion_ddpm", x) for x in METHODS] + [("act", x) for x in METHODS if x != "dppo"]
 )
 def test_it_is_refined(name, method, tmp_path):
     base = load(STORED / name, sampler="ddim" if (name, method) == ("diffusion_ddpm", "dsrl") else None)

@@ -106,6 +106,10 @@ OLD = {
         lambda root: (root / "meta/episodes.jsonl").write_text('{"episode_index": 0, "length": "5"}\n' * 3),
         "malformed row",
     ),
+    "a task without a number": (
+        lambda root: (root / "meta/tasks.jsonl").write_text('{"task_index": "0", "task": "push"}'),
+        "task_index and task",
+    ),
     "another size of chunks": (edit(chunks_size=0), "chunks_size"),
 }
 

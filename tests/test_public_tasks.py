@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -161,6 +162,21 @@ def test_runs_of_another_base_are_left_out(benchmark, tmp_path):
     there = len(benchmark.valid_runs(suite, tmp_path))
     (tmp_path / "pusht" / benchmark.NOTE).write_text(json.dumps({"fingerprint": "another"}))
     assert there == 36 and len(benchmark.valid_runs(suite, tmp_path)) == 33
+
+
+def test_a_world_that_does_not_honour_its_seeds_is_left_out(benchmark, tmp_path, monkeypatch):
+    runs = import_module("refine_runs")
+    rows = [[0, 1], [0.0, 0.0], [1, 1], [True, True], [False, False]]
+    found = Evaluation(*rows, success=[True, False])
+    monkeypatch.setattr(runs, "load_policy", lambda path: (SimpleNamespace(spec=None), {"env": None}))
+    monkeypatch.setattr(runs, "world_for", lambda *words: SimpleNamespace(num_envs=2))
+    monkeypatch.setattr(runs, "controller_for", lambda *words, **settings: None)
+    suite = benchmark.suite_of(tmp_path, False)
+    monkeypatch.setattr(runs, "evaluate", lambda *words: found)
+    assert suite.examined(tmp_path, 2) is found, "the control"
+    monkeypatch.setattr(runs, "evaluate", lambda *words: replace(found, repeatable=False))
+    with pytest.raises(BurnishError, match="no pairs"):
+        suite.examined(tmp_path, 2)
 
 
 def test_committed_bases_are_of_today_s_recipes(benchmark):

@@ -10,8 +10,8 @@ import pytest
 from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.measure.evaluate import Evaluation
-from burnish.policies.measure.statistics import episodes_needed, fisher_exact, mcnemar_exact
-from burnish.policies.results import holm, read_results
+from burnish.policies.measure.statistics import episodes_needed, fisher_exact, holm, mcnemar_exact
+from burnish.policies.results import read_results
 
 
 def per_episode(path, success, first=1000):
@@ -53,6 +53,7 @@ def test_equal_seeds_are_pairs(a, b, tmp_path, capsys):
     assert main(["evaluate", f"results={a(tmp_path / 'a', A)},{b(tmp_path / 'b', B)}", f"out={tmp_path / 'out'}"]) == 0
     said = capsys.readouterr().out
     assert "20 paired seeds" in said and "10 wins, 0 losses" in said and "beyond doubt" in said
+    assert "pairs if the world honours its seeds" in said
     (row,) = json.loads((tmp_path / "out/comparison.json").read_text())
     assert row["p_value"] == mcnemar_exact(10, 0) and row["difference"] == 0.5
 

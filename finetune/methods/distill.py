@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from ...offline.actors import trainable_imitator
-from ...policies.build import CheckpointConfig, build_policy, load_policy
+from ...policies.build import CheckpointConfig, build_policy, loaded
 from ...policies.compose import Every, Residual
 from ...policies.core.errors import BurnishError
 from ...policies.core.seed import derive
@@ -44,7 +44,7 @@ def student_of(chosen: Any, spec: PolicySpec, *, seed: int = 0, device: torch.de
     """The student, and whether it is a fresh one, of ``spec``; one that was trained before brings its own."""
     if not isinstance(chosen, CheckpointConfig):
         return build_policy(chosen, spec, seed=seed, device=device), True
-    trained, _ = load_policy(chosen.path, device, steps=chosen.steps, guidance=chosen.guidance)
+    trained, _ = loaded(chosen, device)
     return trainable_imitator(trained, "distillation"), False
 
 

@@ -180,7 +180,9 @@ class _Reader:
     def _read_tasks(self) -> dict[int, str]:
         if self.old:
             lines = self._lines(layout.OLD_TASKS_PATH)
-            return {int(x.get("task_index", 0)): str(x.get("task", "")) for x in lines}
+            if not all(type(x.get("task_index")) is int and isinstance(x.get("task"), str) for x in lines):
+                raise self._error(f"has a {layout.OLD_TASKS_PATH} with other lines than task_index and task")
+            return {x["task_index"]: x["task"] for x in lines}
         if not (self.root / layout.TASKS_PATH).exists():
             return {}
         table = self._table(layout.TASKS_PATH, None, self.info["total_episodes"], TASK)

@@ -55,7 +55,7 @@ def checked_template(root: Path, info: Mapping[str, Any], name: str, words: Sequ
     """A path of ``info.json``: it names files of this folder, by numbers and ``words``, and nothing else."""
     template = info.get(name)
     try:
-        parts = list(Formatter().parse(template))  # type: ignore[arg-type]
+        parts = list(Formatter().parse("{" if template is None else template))
         fits = all(
             part is None
             or (not how and ((part in NUMBERS and WIDTH.fullmatch(form or "")) or (part in words and not form)))

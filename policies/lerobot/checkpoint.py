@@ -14,36 +14,27 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import safetensors
 import safetensors.torch
-import torch
 from torch import Tensor
 
-from ..core.config import to_data
+from ..core.config import from_data, to_data
 from ..core.errors import BurnishError
 from ..core.spec import ActionSpec, ObsSpec, PolicySpec
 from ..data.lerobot_layout import is_image, key_of
-from ..diffusion import Sampler, Schedule
-from ..nets.resnet import Norm
 from ..runs.checkpoint import Checkpoint, check_header
 from ..runs.manifest import parse
-from ..schedule import Prediction
 from .act import LeRobotACTConfig
-from .diffusion import LeRobotDiffusionConfig, LeRobotNetConfig, VisionBackboneConfig
+from .diffusion import LeRobotDiffusionConfig
 from .features import Feature, Kind
 from .scaling import EPSILON, Normalization, statistics_of
 
-CONFIG, WEIGHTS, BEFORE, BEHIND = (
-    "config.json",
-    "model.safetensors",
-    "policy_preprocessor.json",
-    "policy_postprocessor.json",
-)
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+BEFORE, BEHIND = (f"policy_{place}processor.json" for place in ("pre", "post"))
 INNER = "pretrained_model"  # folder of the policy inside a checkpoint of a training run
 # Settings that say how it was trained, where it ran or where it was published, and nothing of how it acts.
 PASSED = {
@@ -62,8 +53,7 @@ STEPS = {
 }
 TYPES = ("STATE", "ENV", "VISUAL", "ACTION")  # of features
 NORMALISER = {BEFORE: "normalizer_processor", BEHIND: "unnormalizer_processor"}
-ENVIRONMENT_STATE = "observation.environment_state"
-POLICIES = ("lerobot_diffusion", "lerobot_act")  # names in the table of policies
+ACT_DEVIATIONS = 3.0  # limits of actions whose smallest and largest are not known, in standard deviations
 _FILE = re.compile(r"[A-Za-z0-9_.-]{1,120}\.safetensors")
 
 
@@ -78,6 +68,21 @@ class Given(NamedTuple):
     dim: int
     statistics: dict[str, dict[str, Tensor]]
     state: dict[str, Tensor]
+
+    def scaling(self, kind: Normalization, feature: str, shape: Sequence[int]) -> dict[str, Tensor]:
+        """The buffers of a `FeatureScaling`, checked."""
+        return statistics_of(kind, feature, shape, self.statistics.get(feature, {}), str(self.path))
+
+
+class Made(NamedTuple):
+    """A policy of ours, as a type of LeRobot's describes it."""
+
+    policy: str  # name in the table of policies
+    config: Any
+    horizon: int
+    start: int
+    prefix: str  # of the names of its weights here, in place of "diffusion."
+    bounded: bool  # its normalised actions lie in [-1, 1]
 
 
 def find(path: Path | str) -> Path | None:
@@ -97,86 +102,65 @@ def fingerprint(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def load(folder: Path, device: torch.device | str = "cpu") -> Checkpoint:
-    """A folder of LeRobot as one of ours: configuration, specification and weights."""
+def load(folder: Path, keys: Mapping[str, str] | None = None) -> Checkpoint:
+    """A folder of LeRobot as one of ours: configuration, specification and weights. ``keys`` gives observations other
+    names: theirs, as they would be called here, by ours."""
     settings = _json(folder / CONFIG)
     kind = KINDS.get(str(settings.get("type")))
     if kind is None:
         raise BurnishError(
             f"{folder} holds a LeRobot policy of type {settings.get('type')!r:.60}; {' and '.join(KINDS)} are read"
         )
-    given = _given(folder, settings)
-    config, horizon, start, prefix, renamed = kind(given)
-    own = {renamed(name): x for name, x in given.state.items() if not _is_statistic(name)}
+    given = _given(folder, settings, keys or {})
+    made = kind(given)
+    state = {made.prefix + name.removeprefix("diffusion."): x for name, x in given.state.items() if _is_weight(name)}
     for name, feature in given.inputs.items():
-        shape = given.shapes[feature.key]
-        place = f"{prefix}inputs.scalings.{feature.key.replace('.', '/')}."
-        found = given.statistics.get(name, {})
-        shape = (shape[0], 1, 1) if feature.kind is Kind.visual else shape
-        for part, x in statistics_of(feature.normalization, name, shape, found, str(folder)).items():
-            own[place + part] = x
-    found = given.statistics.get("action", {})
-    for part, x in statistics_of(given.action, "action", (given.dim,), found, str(folder)).items():
-        own[f"{prefix}action_scaling.{part}"] = x
-    low, high = _limits(given, bounded=isinstance(config, LeRobotDiffusionConfig))
+        place = f"{made.prefix}inputs.scalings.{feature.module}."
+        found = given.scaling(feature.normalization, name, feature.statistic_shape(given.shapes[feature.key]))
+        state |= {place + part: x for part, x in found.items()}
+    if not made.bounded:
+        found = given.scaling(given.action, "action", (given.dim,))
+        state |= {f"{made.prefix}action_scaling.{part}": x for part, x in found.items()}
+    low, high = _limits(given, made.bounded)
     spec = PolicySpec(
         obs=ObsSpec(given.shapes),
         action=ActionSpec(low, high),
-        horizon=horizon,
+        horizon=made.horizon,
         execute=_whole(given, "n_action_steps"),
-        start=start,
+        start=made.start,
         history=_whole(given, "n_obs_steps", 1),
     )
-    name = POLICIES[isinstance(config, LeRobotACTConfig)]
-    data = {"policy": name, "config": to_data(config), "spec": to_data(spec.to_dict()), "origin": {}}
-    return Checkpoint(data, {key: x.to(device) for key, x in own.items()}, {}, {}, folder)
-
-
-def renamed(saved: Checkpoint, keys: Mapping[str, str]) -> Checkpoint:
-    """A loaded checkpoint whose observations have other names: ``keys`` says theirs by ours."""
-    if saved.config.get("policy") not in POLICIES:
-        raise BurnishError(f"keys={dict(keys)} are for checkpoints of LeRobot, and {saved.path} is none")
-    known = saved.config["spec"]["obs"]["shapes"]
-    if unknown := sorted(set(keys.values()) - set(known)):
-        raise BurnishError(f"the policy in {saved.path} has no observation {unknown[0]!r:.80}; it has {sorted(known)}")
-    new = {theirs: ours for ours, theirs in keys.items()}
-    shapes = {new.get(key, key): shape for key, shape in known.items()}
-    if len(shapes) != len(known) or any(is_image(a) != is_image(b) for a, b in keys.items()):
-        raise BurnishError(f"keys={dict(keys)} must name each observation once, and pictures image.<name>")
-    config = json.loads(json.dumps(saved.config))
-    config["spec"]["obs"]["shapes"] = shapes
-    inner = config["config"].get("net", config["config"])
-    for feature in inner["features"]:
-        feature["key"] = new.get(feature["key"], feature["key"])
-    state = {}
-    for name, x in saved.state.items():
-        before, place, rest = name.partition("inputs.scalings.")
-        key, dot, last = rest.partition(".")
-        key = new.get(key.replace("/", "."), key).replace(".", "/") if place else key
-        state[before + place + key + dot + last] = x
-    return replace(saved, config=config, state=state)
+    data = {"policy": made.policy, "config": to_data(made.config), "spec": to_data(spec.to_dict()), "origin": {}}
+    return Checkpoint(data, state, {}, {}, folder)
 
 
 # ---- All types ----
 
 
-def _given(folder: Path, settings: dict[str, Any]) -> Given:
+def _given(folder: Path, settings: dict[str, Any], keys: Mapping[str, str]) -> Given:
     if settings.get("use_peft"):
         raise BurnishError(f"{folder} holds an adapter (use_peft) alone; merge it into its base with LeRobot first")
     state = _tensors(folder / WEIGHTS)
     mapping = settings.get("normalization_mapping")
     if not isinstance(mapping, Mapping):
         raise BurnishError(f"{folder / CONFIG} has no normalization_mapping")
-    inputs, shapes = {}, {}
+    inputs, shapes, ours = {}, {}, {theirs: key for key, theirs in keys.items()}
     for name, (kind, shape) in _features(folder, settings, "input_features").items():
         if kind not in {known.value for known in Kind}:
             raise BurnishError(f"{folder} observes {name!r:.80} of the type {kind!r:.40}, which is not known here")
         key = key_of(name, image=kind == Kind.visual.value)
+        key = ours.pop(key, key)
         feature = Feature(key, Kind(kind), _mode(folder, mapping.get(kind, "IDENTITY")))
         wanted = 3 if feature.kind is Kind.visual else 1
         if len(shape) != wanted or (wanted == 3 and shape[0] != 3):
             raise BurnishError(f"{folder} observes {name!r:.80} of shape {shape}, which does not fit its type {kind}")
+        if key in shapes or is_image(key) != (feature.kind is Kind.visual):
+            raise BurnishError(
+                f"{folder}: keys must name each observation once, and pictures image.<name>, not {key!r}"
+            )
         inputs[name], shapes[key] = feature, shape
+    if ours:
+        raise BurnishError(f"{folder} has no observation {min(ours)!r:.80} to rename; it has {sorted(shapes)}")
     outputs = _features(folder, settings, "output_features")
     if list(outputs) != ["action"] or len(outputs["action"][1]) != 1:
         raise BurnishError(f"{folder} gives {sorted(outputs)!r:.200}, but one vector 'action' is needed")
@@ -208,22 +192,17 @@ def _mode(folder: Path, name: Any) -> Normalization:
 def _limits(given: Given, bounded: bool) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """The actions that -1 and 1 stand for. Of a policy whose normalised actions are ``bounded`` by -1 and 1, these;
     else the smallest and largest action of the data, or where that is not known some deviations around the mean."""
-    found, mode = given.statistics.get("action", {}), given.action
+    mode = given.action
+    if not bounded and {"min", "max"} <= given.statistics.get("action", {}).keys():
+        mode = Normalization.min_max
     if mode is Normalization.identity:
-        low, high = torch.tensor([[-1.0], [1.0]]).expand(2, given.dim)
-    elif not bounded and "min" in found and "max" in found:
-        low, high = found["min"], found["max"]
-    elif mode is Normalization.mean_std:
-        spread = found["std"] * (1.0 if bounded else ACT_DEVIATIONS)
-        low, high = found["mean"] - spread, found["mean"] + spread
-    else:
-        low, high = (found[name] for name in mode.statistics)
-    ends = zip(low.double().flatten().tolist(), high.double().flatten().tolist(), strict=True)
-    lows, highs = zip(*((a, max(b, a + EPSILON)) for a, b in ends), strict=True)
-    return lows, highs
-
-
-ACT_DEVIATIONS = 3.0  # limits of actions whose smallest and largest are not known, in standard deviations
+        return (-1.0,) * given.dim, (1.0,) * given.dim
+    first, second = given.scaling(mode, "action", (given.dim,)).values()
+    if mode is Normalization.mean_std:
+        spread = second * (1.0 if bounded else ACT_DEVIATIONS)
+        first, second = first - spread, first + spread
+    low = first.double().tolist()
+    return tuple(low), tuple(max(b, a + EPSILON) for a, b in zip(low, second.double().tolist(), strict=True))
 
 
 def _whole(given: Given, name: str, default: int | None = None) -> int:
@@ -233,8 +212,9 @@ def _whole(given: Given, name: str, default: int | None = None) -> int:
     return value
 
 
-def _is_statistic(name: str) -> bool:
-    return name.startswith(("normalize_inputs.", "normalize_targets.", "unnormalize_outputs."))
+def _is_weight(name: str) -> bool:
+    """Not a statistic, which the model held too before LeRobot 0.4."""
+    return not name.startswith(("normalize_inputs.", "normalize_targets.", "unnormalize_outputs."))
 
 
 def _statistics(folder: Path, settings: Mapping[str, Any], state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
@@ -250,7 +230,7 @@ def _statistics(folder: Path, settings: Mapping[str, Any], state: Mapping[str, T
     features = [*settings["input_features"], *settings["output_features"]]
     flat = {feature.replace(".", "_"): feature for feature in features}
     for name, x in state.items():
-        if not _is_statistic(name):
+        if _is_weight(name):
             continue
         _, _, rest = name.partition(".buffer_")
         called, _, statistic = rest.rpartition(".")
@@ -273,10 +253,11 @@ def _processor(folder: Path, file: str, mapping: Mapping[str, Any]) -> dict[str,
                 f"sees or does; {', '.join(STEPS[file])} are known"
             )
         config = step.get("config") or {}
+        if not isinstance(config, Mapping) or not isinstance(config.get("norm_map", {}), Mapping):
+            raise BurnishError(f"{folder / file} has a malformed step {name!r}: {config!r:.200}")
         if name == "rename_observations_processor" and config.get("rename_map"):
-            raise BurnishError(
-                f"{folder / file} renames observations, which is not read: {config['rename_map']!r:.200}"
-            )
+            known = f"{config['rename_map']!r:.200}"
+            raise BurnishError(f"{folder / file} renames observations ({known}); use policy.keys=... instead")
         if config.get("float_dtype") not in (None, "float32"):
             raise BurnishError(f"{folder / file} computes in {config['float_dtype']!r:.40}; only float32 is read")
         if name == NORMALISER[file]:
@@ -308,16 +289,17 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         raise BurnishError(f"{path} is malformed: {error}") from error
 
 
-def _settings(given: Given, used: Mapping[str, str], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Ours by theirs; a setting that is neither used nor passed over is refused."""
-    rest = set(given.settings) - set(used) - set(defaults) - PASSED - COMMON
-    rest = {name for name in rest if given.settings[name] not in (None, False)}
+def _settings(given: Given, used: Mapping[str, str], fixed: Mapping[str, Any], read: Collection[str]) -> dict[str, Any]:
+    """The settings of ``used``, theirs: ours, under our names. One that is neither there, nor ``fixed`` to the value
+    that is known here, nor ``read`` elsewhere, nor passed over, is refused."""
+    rest = set(given.settings) - set(used) - set(fixed) - set(read) - PASSED - COMMON
+    rest = {name for name in rest if given.settings[name] is not None}
     if rest:
         raise BurnishError(
             f"{given.path / CONFIG} has settings that are not known here and may change how the policy acts: "
             f"{', '.join(sorted(rest))!r:.300}"
         )
-    for name, value in defaults.items():
+    for name, value in fixed.items():
         if given.settings.get(name, value) != value:
             raise BurnishError(
                 f"{given.path / CONFIG} has {name}={given.settings[name]!r:.60}, but only {value!r} is read"
@@ -325,70 +307,63 @@ def _settings(given: Given, used: Mapping[str, str], defaults: Mapping[str, Any]
     return {ours: given.settings[theirs] for theirs, ours in used.items() if theirs in given.settings}
 
 
+def _choice(given: Given, name: str, choices: Mapping[Any, str]) -> str:
+    """The name here of one of theirs; the first is the default."""
+    value = given.settings.get(name, next(iter(choices)))
+    if not isinstance(value, str | bool) or value not in choices:
+        raise BurnishError(f"{given.path / CONFIG} has {name}={value!r:.60}; {', '.join(map(str, choices))} are known")
+    return choices[value]
+
+
 # ---- Each type ----
 
-Found = tuple[Any, int, int, str, Callable[[str], str]]
 
-
-def _diffusion(given: Given) -> Found:
+def _diffusion(given: Given) -> Made:
+    own = {"num_train_timesteps": "train_steps", "beta_start": "beta_start", "beta_end": "beta_end"}
+    own |= {"clip_sample_range": "clip"}
     net = {"kernel_size": "kernel", "n_groups": "groups", "diffusion_step_embed_dim": "time_dim"}
     net |= {"use_film_scale_modulation": "film_scale", "down_dims": "channels"}
     vision = {"vision_backbone": "backbone", "spatial_softmax_num_keypoints": "keypoints"}
     vision |= {"use_separate_rgb_encoder_per_camera": "separate", "resize_shape": "resize", "crop_shape": "crop"}
-    own = {"num_train_timesteps": "train_steps", "beta_start": "beta_start", "beta_end": "beta_end"}
-    special = ("use_group_norm", "noise_scheduler_type", "beta_schedule", "prediction_type", "clip_sample_range")
-    special += ("num_inference_steps", "horizon")
-    found = _settings(given, {**net, **vision, **own, **{name: name for name in special}}, {"clip_sample": True})
-    if given.action is Normalization.identity and found.get("clip_sample_range", 1.0) != 1.0:
-        raise BurnishError(f"{given.path} clips actions at {found['clip_sample_range']}, which is not read")
-    steps = found.get("num_inference_steps") or found.get("train_steps", 100)
-    norm = Norm.group if found.get("use_group_norm", False) else Norm.batch
-    schedules = {
-        "squaredcos_cap_v2": Schedule.cosine,
-        "linear": Schedule.linear,
-        "scaled_linear": Schedule.scaled_linear,
+    choices = {
+        "noise_scheduler_type": ("sampler", {"DDPM": "ddpm", "DDIM": "ddim"}),
+        "beta_schedule": (
+            "schedule",
+            {"squaredcos_cap_v2": "cosine", "linear": "linear", "scaled_linear": "scaled_linear"},
+        ),
+        "prediction_type": ("prediction", {"epsilon": "eps", "sample": "sample"}),
     }
-    config = LeRobotDiffusionConfig(
-        steps=steps,
-        sampler=_choice(given, "noise_scheduler_type", {"DDPM": Sampler.ddpm, "DDIM": Sampler.ddim}, "DDPM"),
-        schedule=_choice(given, "beta_schedule", schedules, "squaredcos_cap_v2"),
-        prediction=_choice(
-            given, "prediction_type", {"epsilon": Prediction.eps, "sample": Prediction.sample}, "epsilon"
-        ),
-        clip=float(found.get("clip_sample_range", 1.0)),
-        **{name: found[name] for name in own.values() if name in found},
-        net=LeRobotNetConfig(
-            features=list(given.inputs.values()),
-            action=given.action,
-            **{name: found[name] for name in net.values() if name in found},
-            vision=VisionBackboneConfig(norm=norm, **{name: found[name] for name in vision.values() if name in found}),
-        ),
+    found = _settings(
+        given,
+        {**own, **net, **vision},
+        {"clip_sample": True},
+        {*choices, "num_inference_steps", "use_group_norm", "horizon"},
     )
-    horizon, history = _whole(given, "horizon"), _whole(given, "n_obs_steps")
-    if not config.clip or config.clip > 1:
+    data = {name: found[name] for name in own.values() if name in found}
+    data |= {ours: _choice(given, theirs, known) for theirs, (ours, known) in choices.items()}
+    data["steps"] = given.settings.get("num_inference_steps") or data.get("train_steps", 100)
+    looks = {name: found[name] for name in vision.values() if name in found}
+    looks["norm"] = _choice(given, "use_group_norm", {False: "batch", True: "group"})
+    data["net"] = {name: found[name] for name in net.values() if name in found}
+    data["net"] |= {"features": to_data(list(given.inputs.values())), "vision": looks}
+    config = from_data(LeRobotDiffusionConfig, data, str(given.path / CONFIG))
+    if config.clip is None or config.clip > 1:
         raise BurnishError(f"{given.path} clips actions at {config.clip}, outside [-1, 1], which is not read")
-    return config, horizon, history - 1, "net.", lambda name: "net." + name.removeprefix("diffusion.")
+    start = _whole(given, "n_obs_steps") - 1
+    return Made("lerobot_diffusion", config, _whole(given, "horizon"), start, "net.", bounded=True)
 
 
-def _choice(given: Given, name: str, choices: Mapping[str, Any], default: str) -> Any:
-    value = given.settings.get(name, default)
-    if value not in choices:
-        raise BurnishError(f"{given.path / CONFIG} has {name}={value!r:.60}; {', '.join(choices)} are known")
-    return choices[value]
-
-
-def _act(given: Given) -> Found:
-    used = {"vision_backbone": "backbone", "replace_final_stride_with_dilation": "dilate_last", "pre_norm": "pre_norm"}
+def _act(given: Given) -> Made:
+    used = {"vision_backbone": "backbone", "pre_norm": "pre_norm", "feedforward_activation": "activation"}
     used |= {"dim_model": "width", "n_heads": "heads", "dim_feedforward": "feedforward", "dropout": "dropout"}
-    used |= {"feedforward_activation": "activation", "n_encoder_layers": "encoder_layers", "kl_weight": "kl_weight"}
-    used |= {"n_decoder_layers": "decoder_layers", "use_vae": "vae", "latent_dim": "latent"}
-    used |= {"n_vae_encoder_layers": "vae_layers", "chunk_size": "chunk_size"}
-    found = _settings(given, used, {"temporal_ensemble_coeff": None})
-    found["dilate_last"] = bool(found.get("dilate_last", False))
-    horizon = _whole(given, "chunk_size")
-    found.pop("chunk_size", None)
-    config = LeRobotACTConfig(features=list(given.inputs.values()), action=given.action, **found)
-    return config, horizon, 0, "", lambda name: name
+    used |= {"n_encoder_layers": "encoder_layers", "n_decoder_layers": "decoder_layers", "kl_weight": "kl_weight"}
+    used |= {"use_vae": "vae", "latent_dim": "latent", "n_vae_encoder_layers": "vae_layers"}
+    dilated = "replace_final_stride_with_dilation"
+    data = _settings(given, used, {"temporal_ensemble_coeff": None}, {"chunk_size", dilated})
+    data["dilate_last"] = bool(given.settings.get(dilated, False))  # LeRobot writes 0 and 1, too
+    data |= {"features": to_data(list(given.inputs.values())), "action": given.action.name}
+    config = from_data(LeRobotACTConfig, data, str(given.path / CONFIG))
+    return Made("lerobot_act", config, _whole(given, "chunk_size"), 0, "", bounded=False)
 
 
-KINDS: dict[str, Callable[[Given], Found]] = {"diffusion": _diffusion, "act": _act}
+KINDS: dict[str, Callable[[Given], Made]] = {"diffusion": _diffusion, "act": _act}

@@ -28,7 +28,6 @@ from ..nets.mlp import require_widths
 from ..nets.resnet import Norm, resnet
 from ..schedule import Prediction, Spacing
 from .features import Feature, Inputs, Kind
-from .scaling import FeatureScaling, Normalization
 
 
 @dataclass
@@ -54,18 +53,16 @@ class LeRobotNetConfig:
     """Settings of LeRobot's denoiser: the features that it observes, its U-Net and its image encoder."""
 
     features: list[Feature] = field(default_factory=list)  # features in the order of the checkpoint
-    action: Normalization = Normalization.min_max  # normalisation of the actions
     channels: list[int] = field(default_factory=lambda: [512, 1024, 2048])  # channels of the U-Net's levels
     kernel: int = 5  # width of the convolutions over time
     groups: int = 8  # groups of group normalisation
     time_dim: int = 128  # size of the embedding of the denoising step
     film_scale: bool = True  # the condition scales the channels too, not only shifts them
     vision: VisionBackboneConfig = field(default_factory=VisionBackboneConfig)  # image encoder
-    goal_drop: float = 0.0  # always 0: these policies have no goals
 
     def __post_init__(self) -> None:
         require_widths("net.channels", self.channels, least=2, most=8)
-        check_ranges(self, {"[1, inf)": "kernel groups", "[4, inf)": "time_dim", "[0, 0]": "goal_drop"}, "net.")
+        check_ranges(self, {"[1, inf)": "kernel groups", "[4, inf)": "time_dim"}, "net.")
 
 
 @dataclass
@@ -115,25 +112,23 @@ class LeRobotDenoiser(nn.Module):
         super().__init__()
         self.spec, self.history, self.goal_drop = spec, spec.history, 0.0
         self.inputs = Inputs(spec, config.features)
-        # Not applied here: the limits of the specification are its ends.
-        self.action_scaling = FeatureScaling(config.action, (spec.action.dim,))
-        cameras, self.separate = self.inputs.cameras(), config.vision.separate
+        cameras, separate = self.inputs.cameras(), config.vision.separate
         width = self.inputs.width(Kind.state) + self.inputs.width(Kind.environment)
         if cameras:
-            made = [RgbEncoder(shape, config.vision) for shape in (cameras if self.separate else cameras[:1])]
-            self.rgb_encoder = nn.ModuleList(made) if self.separate else made[0]
+            made = [RgbEncoder(shape, config.vision) for shape in (cameras if separate else cameras[:1])]
+            self.rgb_encoder = nn.ModuleList(made) if separate else made[0]
             width += made[0].dim * len(cameras)
         self.unet = ConditionalUNet(spec.action.dim, width * spec.history, config)
 
     def encode(self, obs: Obs, *, augment: torch.Generator | None = None) -> Cond:
-        parts = self.inputs(obs, self.unet.dtype)
+        parts = self.inputs(obs, next(self.unet.parameters()).dtype)
         looked = [self._look(i, images, augment) for i, images in enumerate(parts[Kind.visual])]
         features = [*parts[Kind.state], *looked, *parts[Kind.environment]]
         batch = len(features[0])
         return Cond(torch.cat([x.reshape(batch, self.history, -1) for x in features], 2).flatten(1))
 
     def _look(self, camera: int, images: Tensor, augment: torch.Generator | None) -> Tensor:
-        encoder = self.rgb_encoder[camera] if self.separate else self.rgb_encoder  # type: ignore[index,operator]
+        encoder = self.rgb_encoder[camera] if isinstance(self.rgb_encoder, nn.ModuleList) else self.rgb_encoder
         return encoder(images.reshape(-1, *images.shape[-3:]), augment).view(len(images), self.history, -1)
 
     def encode_for_loss(self, obs: Obs, action: Tensor, drop: Tensor | None, generator: torch.Generator | None) -> Cond:
@@ -230,21 +225,19 @@ class ConditionalUNet(nn.Module):
         smooth = ConvBlock(channels[0], channels[0], config.kernel)
         self.final_conv = nn.Sequential(smooth, nn.Conv1d(channels[0], dim, 1))
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.final_conv[1].weight.dtype  # type: ignore[union-attr,return-value]
-
     def forward(self, x: Tensor, index: Tensor, cond: Tensor) -> Tensor:
         x = x.transpose(1, 2)
         cond = torch.cat([self.diffusion_step_encoder(index), cond], 1)
         skips = []
-        for first, second, shrink in self.down_modules:  # type: ignore[misc]
+        for level in self.down_modules:
+            first, second, shrink = level.children()
             x = second(first(x, cond), cond)
             skips.append(x)
             x = shrink(x)
         for block in self.mid_modules:
             x = block(x, cond)
-        for first, second, grow in self.up_modules:  # type: ignore[misc]
+        for level in self.up_modules:
+            first, second, grow = level.children()
             x = grow(second(first(torch.cat([x, skips.pop()], 1), cond), cond))
         return self.final_conv(x).transpose(1, 2)
 

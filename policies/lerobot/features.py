@@ -31,6 +31,15 @@ class Feature:
     kind: Kind  # type of the feature
     normalization: Normalization  # normalisation of its numbers
 
+    @property
+    def module(self) -> str:
+        """The name of its scaling. A dot separates modules, so it may not occur within one."""
+        return self.key.replace(".", "/")
+
+    def statistic_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Of a feature of ``shape``: the statistics of a picture are per channel."""
+        return (shape[0], 1, 1) if self.kind is Kind.visual else shape
+
 
 class Inputs(nn.Module):
     """The features of an observation, normalised, as a network of LeRobot sees them."""
@@ -44,12 +53,8 @@ class Inputs(nn.Module):
         if sorted(spec.obs.shapes) != sorted(feature.key for feature in features):
             raise BurnishError(f"the policy observes {sorted(spec.obs.shapes)}, but has other features")
         self.spec, self.features = spec, list(features)
-        # A dot separates modules, so it may not occur within the name of one.
         self.scalings = nn.ModuleDict(
-            {
-                feature.key.replace(".", "/"): FeatureScaling(feature.normalization, shape_of(feature, spec))
-                for feature in features
-            }
+            {x.module: FeatureScaling(x.normalization, x.statistic_shape(spec.obs.shapes[x.key])) for x in features}
         )
 
     def width(self, kind: Kind) -> int:
@@ -66,12 +71,6 @@ class Inputs(nn.Module):
         parts: dict[Kind, list[Tensor]] = {kind: [] for kind in Kind}
         for feature in self.features:
             x = obs[feature.key].to(dtype)
-            x = self.scalings[feature.key.replace(".", "/")](x / 255 if feature.kind is Kind.visual else x)
+            x = self.scalings[feature.module](x / 255 if feature.kind is Kind.visual else x)
             parts[feature.kind].append(x)
         return parts
-
-
-def shape_of(feature: Feature, spec: PolicySpec) -> tuple[int, ...]:
-    """The shape of a feature's statistics: those of a picture are per channel."""
-    shape = spec.obs.shapes[feature.key]
-    return (shape[0], 1, 1) if feature.kind is Kind.visual else shape

@@ -4,9 +4,9 @@
 Medicine 17:2635-2650), square-and-add of two Wilson intervals with a corrected phi; ``unpaired_difference`` is method
 10 of its companion (1998, Statistics in Medicine 17:873-890), the same without phi; ``mcnemar_exact`` is the exact
 conditional form of McNemar (1947), and ``fisher_exact`` the test of Fisher (1935) for outcomes that are no pairs;
-``mean_interval`` is Student's (1908), ``unpaired_mean_difference`` Welch's (1947), and ``pooled_interval`` adds two of
-Student's in squares, for runs and seeds that are crossed; ``interquartile_mean`` with ``stratified_bootstrap`` is what
-Agarwal et al. (2021, arXiv 2108.13264) report of few runs.
+``holm`` corrects several tests (Holm 1979); ``mean_interval`` is Student's (1908), ``unpaired_mean_difference`` Welch's
+(1947), and ``pooled_interval`` adds two of Student's in squares, for runs and seeds that are crossed;
+``interquartile_mean`` with ``stratified_bootstrap`` is what Agarwal et al. (2021, arXiv 2108.13264) report of few runs.
 
 **Departures.** The degrees of freedom of Welch's interval are rounded down to a whole number, so it is rather too wide.
 """
@@ -67,6 +67,16 @@ def _phi(both: int, only_a: int, only_b: int, neither: int) -> float:
     if product > 0:
         product = max(product - (both + only_a + only_b + neither) / 2, 0.0)
     return product / math.sqrt(margins)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's (1979) correction: p-values of several tests, so that all of them together err as rarely as one."""
+    order = sorted(range(len(p_values)), key=p_values.__getitem__)
+    corrected, largest = [0.0] * len(p_values), 0.0
+    for rank, i in enumerate(order):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
+        corrected[i] = largest
+    return corrected
 
 
 def paired_difference(

@@ -61,7 +61,7 @@ class InProcess:
     def __init__(self, recipe: Mapping[str, Any], count: int) -> None:
         self.count = count
         try:
-            self._host = server.Host(dict(recipe), count)
+            self._host = server.host_of(dict(recipe), count)
         except Exception as error:
             raise Failed(reason(error, named=True)) from error
 

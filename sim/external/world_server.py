@@ -12,9 +12,8 @@ and sent along, its first half with a request and its second half with an answer
     m  make {"recipe", "count"}     -> what the environment is (`Host.describe`)
     a  attach {"size"}              the memory, of so many bytes
     r  reset the worlds of `mask`, on `seeds`        s  step the worlds of `mask` by `action`
-    p  play {"world", "seed"}: begin anew, and take the actions that follow
+    p  play {"world", "seed"}: begin anew, and take the actions that follow     v  view {"world"} -> a picture
     t  take on {"expert"}: one beside each world     x  the action of the expert -> `advice`
-    v  view {"world"} -> a picture
 
 An environment that fails answers ``e`` with its error, and the worker goes on.
 """
@@ -49,7 +48,7 @@ GENERATORS = ("_np_random", "rng")  # of an environment
 UNREPORTED = 2  # in `success`, where the environment says nothing
 HEAD = struct.Struct("<cII")  # letter, bytes of the header, bytes that follow it
 LONGEST_HEADER, LONGEST_BYTES = 1 << 22, 1 << 30
-KEY = "BURNISH_API_KEY"
+KEY, HERE = "BURNISH_API_KEY", os.path.dirname(os.path.abspath(__file__))
 
 
 def load(name: str) -> Any:
@@ -86,8 +85,7 @@ def make(recipe: dict[str, Any], count: int = 0) -> Any:
         if name not in gym.registry and importlib.util.find_spec(package):
             importlib.import_module(package)
     if count:
-        limit = recipe.get("max_steps")
-        return gym.make_vec(name, **({"max_episode_steps": limit} if limit else {}), **kwargs)
+        return gym.make_vec(name, **({"max_episode_steps": x} if (x := recipe.get("max_steps")) else {}), **kwargs)
     kwargs.setdefault("disable_env_checker", True)  # it would test in every step what is tested here
     return gym.make(name, max_episode_steps=recipe.get("max_steps"), **kwargs)
 
@@ -118,21 +116,19 @@ def as_array(value: Any) -> np.ndarray:
 
 
 class Host:
-    """``count`` environments of one recipe, and the memory in which they and their user meet."""
+    """Environments of one recipe, and the memory in which they and their user meet."""
 
-    def __new__(cls, recipe: dict[str, Any], count: int) -> Any:
-        return object.__new__(Batch if recipe.get("vector") else cls)
-
-    def __init__(self, recipe: dict[str, Any], count: int) -> None:
-        self.recipe, together = recipe, bool(recipe.get("vector"))
-        self.worlds = [make(recipe, count)] * count if together else [make(recipe) for _ in range(count)]
-        world = self.worlds[0]
+    def __init__(self, recipe: dict[str, Any], worlds: list[Any]) -> None:
+        self.recipe, self.worlds, world = recipe, worlds, worlds[0]
         self.leaves = list(leaves(getattr(world, "single_observation_space", world.observation_space)))
         self.box = getattr(world, "single_action_space", world.action_space)
         self.dim = int(np.prod(getattr(self.box, "shape", None) or ()))
         self.layout, self.success = fields(self.leaves, self.dim), recipe.get("success")
         self.experts: list[Any] = []
-        self.seen: list[Any] = [None] * count  # the last observation and info of each world
+        self.seen: list[Any] = [None] * len(worlds)  # the last observation and info of each world
+
+    def picture(self, i: int) -> Any:
+        return self.worlds[i].render()
 
     def describe(self) -> dict[str, Any]:
         world, box = self.worlds[0], self.box
@@ -214,8 +210,7 @@ class Host:
             still, levels = (getattr(self.experts[0], name, None) for name in ("still", "levels"))
             return {"levels": levels, "still": None if still is None else as_array(still).tolist()}, b""
         if letter == b"v":
-            drawn = self.worlds[header["world"]].render()
-            picture = np.ascontiguousarray(drawn[header["world"]] if isinstance(self, Batch) else drawn, np.uint8)
+            picture = np.ascontiguousarray(self.picture(header["world"]), np.uint8)
             return {"shape": list(picture.shape)}, picture.tobytes()
         if letter == b"p":
             i, played = header["world"], np.frombuffer(data, np.float64).reshape(-1, self.dim)
@@ -238,60 +233,12 @@ class Host:
         return {}, b""
 
 
-class Batch(Host):
-    """The rows of one environment of `gymnasium.vector`, each begun on its seed, whatever it begins by itself. A step
-    moves all rows: one that was left out goes on only by a reset. None can be played again alone."""
-
-    def __init__(self, recipe: dict[str, Any], count: int) -> None:
-        super().__init__(recipe, count)
-        self.moving, self.ended = np.zeros((2, count), bool)
-        self.last: list[np.ndarray] = []  # what all rows show
-
-    def answer(self, letter: bytes, header: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
-        if letter in b"tpx":
-            raise ValueError("an environment of gymnasium.vector has no place for an expert beside each world")
-        chosen, finals = self.arrays["mask"].astype(bool), {}
-        if letter not in b"rs" or not chosen.any():
-            return super().answer(letter, header, data)
-        if letter == b"s":
-            finals = self._step(chosen, self.arrays)
-        else:
-            self._begin(chosen)
-            self.moving |= chosen
-        for row, x, leaf in zip(self.rows, self.last, self.leaves):
-            row[chosen] = x[chosen]
-            for i, obs in finals.items():
-                row[i] = as_array(look_up(obs, leaf["path"]))
-        return {}, b""
-
-    def _begin(self, chosen: np.ndarray) -> None:
-        before, self.ended = self.last, self.ended & ~chosen
-        some = {"options": {"reset_mask": chosen.copy()}} if before and not chosen.all() else {}
-        self._look(self.worlds[0].reset(seed=self.arrays["seeds"].tolist(), **some)[0])
-        if some and any(x[~chosen].tobytes() != y[~chosen].tobytes() for x, y in zip(self.last, before)):
-            raise ValueError("it has begun worlds that it should not: its reset must heed options['reset_mask']")
-
-    def _step(self, chosen: np.ndarray, a: dict[str, np.ndarray]) -> dict[int, Any]:
-        """Of rows that the environment has begun again already: where the last step of theirs led."""
-        if (late := chosen & ~self.moving).any():
-            raise ValueError(f"world {late.argmax()} stood by while others moved; reset it before it acts")
-        if self.ended.any():  # and stands by: the others may go on
-            self._begin(self.ended)
-        obs, *facts, info = self.worlds[0].step(a["action"].astype(self.box.dtype).reshape(-1, *self.box.shape))
-        self._look(obs)
-        reward, terminated, truncated = map(as_array, facts)
-        self.ended = terminated | truncated
-        self.moving &= chosen & ~self.ended
-        a["reward"][chosen], a["terminated"][chosen] = reward[chosen], terminated[chosen]
-        a["truncated"][chosen] = (truncated & ~terminated)[chosen]
-        for i in np.flatnonzero(chosen):
-            said = info["final_info"] if self.ended[i] and "final_info" in info else info
-            told = {x: said[x][i] for x in (self.success or "", *SUCCESS) if x in said and said.get("_" + x, chosen)[i]}
-            a["success"][i] = self._succeeded(told, bool(terminated[i]))
-        return {i: info["final_obs"][i] for i in np.flatnonzero(chosen & self.ended).tolist() if "final_obs" in info}
-
-    def _look(self, obs: Any) -> None:
-        self.last = [as_array(look_up(obs, leaf["path"])).copy() for leaf in self.leaves]
+def host_of(recipe: dict[str, Any], count: int) -> Host:
+    """``count`` environments. Those of `gymnasium.vector` need the file `vector_worlds.py` beside this one."""
+    if not recipe.get("vector"):
+        return Host(recipe, [make(recipe) for _ in range(count)])
+    beside = runpy.run_path(os.path.join(HERE, "vector_worlds.py"), {"server": sys.modules[__name__]})
+    return beside["Batch"](recipe, [make(recipe, count)] * count)
 
 
 def _is_number(value: Any) -> bool:
@@ -389,7 +336,7 @@ def serve(connection: socket.socket, memory_file: int = -1, recipe: Any = None, 
                 count = int(header["count"])
                 if recipe is not None and not 1 <= count <= most:
                     raise ValueError(f"{count} worlds were asked for, and 1 to {most} are offered")
-                host = Host(header["recipe"] if recipe is None else recipe, count)
+                host = host_of(header["recipe"] if recipe is None else recipe, count)
                 send(connection, b"k", host.describe())
                 continue
             if host is None:
@@ -419,8 +366,7 @@ def main() -> None:
     parser.add_argument("--kwargs", default="{}", help="arguments of the environment, as JSON")
     parser.add_argument("--most", type=int, default=64, help="worlds that a user may ask for (default: %(default)s)")
     chosen = parser.parse_args()
-    here = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [path for path in sys.path if os.path.abspath(path) != here]  # its files are no packages of yours
+    sys.path[:] = [path for path in sys.path if os.path.abspath(path) != HERE]  # its files are no packages of yours
     if chosen.socket is not None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for Burnish, which ends its workers itself
         with contextlib.suppress(OSError):  # its owner is gone
