@@ -247,16 +247,19 @@ def swift(emulator: UniversalEmulator) -> Iterator[UniversalRobot]:
     found.close()
 
 
+@pytest.mark.real_time
 def test_hostile_requests_stay_within_the_limits_on_the_wire(emulator: UniversalEmulator, swift: UniversalRobot):
     came, broken = hostile_writes(emulator, swift, 800)
     assert broken == 0 and came > 400
 
 
+@pytest.mark.real_time
 def test_who_brakes_too_hard_is_found_on_the_wire(emulator: UniversalEmulator, swift: UniversalRobot):
     assert hostile_writes(emulator, swift, 400, hasty=1.1)[1] > 10
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 def test_ten_thousand_hostile_requests(emulator: UniversalEmulator, swift: UniversalRobot):
     count = often(10_000, 1_000_000)
     came, broken = hostile_writes(emulator, swift, count)
@@ -280,6 +283,7 @@ FAILURES = (
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 def test_limits_hold_on_a_link_that_breaks(emulator: UniversalEmulator, swift: UniversalRobot):
     """What 2 percent of lost and corrupted packets are to servos. To an arm behind TCP they are nothing: the kernel
     repeats what was lost and drops what was bent, so a driver sees delay, a stream that ends, or one that the

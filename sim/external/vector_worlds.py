@@ -1,6 +1,7 @@
 """The worlds of one environment of `gymnasium.vector`, for `world_server.py`, which runs this file where it is needed.
 
-As that one: NumPy alone, for Python 3.8 and newer. ``server`` is the module that runs it, under whatever name it has.
+As that one: NumPy alone, for Python 3.8 and newer. ``server`` is the module that runs it, under whatever name it has;
+imported as a module, it takes the one beside it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-if TYPE_CHECKING:
+if TYPE_CHECKING or "server" not in globals():
     from . import world_server as server
 
 
