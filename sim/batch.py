@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..policies.core import tree
+from ..policies.core.clock import Clock, restored
 from ..policies.core.errors import BurnishError
 from ..policies.core.seed import derive as derive_seed
 from ..policies.core.spec import ObsSpec
@@ -25,7 +26,6 @@ from .physics import Array, Physics, Rows
 from .pixels import Pixels, film_camera
 from .randomize import randomize
 from .task import Draw, PixelConfig, Task, Verdict
-from .torch_world import Clock, restored
 
 
 class Shaper(Protocol):

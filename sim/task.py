@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from ..policies.core.clock import Clock
 from ..policies.core.spec import EnvSpec
-from .torch_world import Clock
 
 if TYPE_CHECKING:
     from .guard import GuardConfig

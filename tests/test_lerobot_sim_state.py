@@ -12,6 +12,7 @@ import torch
 
 import lerobot_v3_reader
 from burnish.policies.cli.cli import main
+from burnish.policies.core.clock import Clocked
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.data import lerobot_writer
 from burnish.policies.data.episodes import Episode, Episodes
@@ -19,7 +20,6 @@ from burnish.policies.data.lerobot import read_lerobot, write_lerobot
 from burnish.policies.data.lerobot_sim_state import read_sim_state
 from burnish.sim.build import make_env, world_from
 from burnish.sim.point_reach import PointReach
-from burnish.sim.torch_world import Clocked
 
 WORLD = ["env=point_reach", "env.order=acceleration", "env.noise=0.5", "env.image=true", "env.max_steps=15"]
 

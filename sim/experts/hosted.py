@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...policies.core.clock import Clock, restored
 from ...policies.core.errors import BurnishError, did_you_mean
 from ...policies.core.ranges import check_ranges
 from ...policies.core.scale import Scale
 from ...policies.core.seed import normal
 from ...policies.core.types import Obs
 from ..external.worlds import ExternalEnv
-from ..torch_world import Clock, restored
 
 USUAL = "burnish.sim.external.experts:make"  # chooses by the package of the environment
 WAVES = 64  # of which the bias is the sum: enough that it looks alike in all directions

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...policies.core.clock import Clock, Clocked
 from ...policies.core.seed import normal
 from ...policies.core.types import Obs
 from ..batch import BatchedMujoco
 from ..desk import DeskTask
 from ..physics import Array
-from ..torch_world import Clock, Clocked
 
 
 class Move(NamedTuple):

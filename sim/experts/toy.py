@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from ...policies.core import tree
+from ...policies.core.clock import Clock, Clocked
 from ...policies.core.seed import normal
 from ...policies.core.types import Obs
 from ..point_reach import Order, PointReachConfig
-from ..torch_world import Clock, Clocked, linear
+from ..torch_world import linear
 from ..toy import LQRConfig, lqr_solve
 from ..two_mode import GOAL, TwoModeConfig
 

@@ -28,10 +28,10 @@ import torch
 from torch import Tensor
 
 from ...policies.core import tree
+from ...policies.core.clock import Clock
 from ...policies.core.errors import BurnishError
 from ...policies.core.spec import ActionSpec, EnvSpec, ObsSpec
 from ...policies.core.types import Obs, Step
-from ..torch_world import Clock
 from .maniskill import ManiSkillConfig
 from .maniskill_world import begin, box_of, read, registered_limit, simulate
 

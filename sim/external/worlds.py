@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from ...policies.core import tree
+from ...policies.core.clock import Clock, restored
 from ...policies.core.errors import BurnishError, plain
 from ...policies.core.spec import require_bytes
 from ...policies.core.types import Obs, Step
-from ..torch_world import Clock, restored
 from .links import Failed
 from .observation import Layout
 from .settings import GymConfig, Reward
