@@ -58,6 +58,7 @@ RECORDED = {
     Recorded.unused: "have no use: it learns from its own decisions",
     Recorded.played: "are a part of every batch, as decisions like its own (`data=FOLDER`)",
     Recorded.corrections: "are a part of every batch, as corrections of what the base would have done (`data=FOLDER`)",
+    Recorded.ticks: "teach the model of the world, tick by tick (`data=FOLDER`)",
     Recorded.executed: "are read by `method.variant=aliased` alone, because nobody knows the noise behind them",
 }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +29,7 @@ from .methods.dsrl_aliased import recorded_for
 from .people.intervened_rows import InterventionUse
 from .people.interventions import supervisor_of
 from .table import METHODS, method_name, method_of
+from .world_model.ticks import recorded_ticks
 
 
 def decision_ticks(config: Any, execute: int | None) -> int:
@@ -41,6 +43,7 @@ def decision_ticks(config: Any, execute: int | None) -> int:
 
 def own_chunk(config: Any) -> ChunkConfig:
     """The chunk of what a method makes without a base."""
+    config = getattr(config, "inner", config)
     execute = getattr(config, "execute", 1)
     return getattr(config, "chunk", ChunkConfig(execute, execute, history=getattr(config, "history", 1)))
 
@@ -82,7 +85,7 @@ def prepare(
     base: Any,
     env: VecEnv,
     *,
-    prior: Replay | None = None,
+    prior: Any = None,
     pretrain_updates: int = 0,
     expert: Controller | None = None,
     limits: ActionSpec | None = None,
@@ -123,6 +126,9 @@ def prepare(
             f"method={name} would take the actions of the supervisor, who may take the robot over, for those of its "
             "policy; leave the supervisor out, or take another method, such as method=residual_td3"
         )
+    if row.loop is LoopKind.imagined:
+        options["prepare"] = partial(prepare, limits=limits, device=device)
+        options |= {"recordings": prior, "history": frames(config, base)}
     if row.build:
         made = resolved(row.build)(config, base, env, **options)
     else:
@@ -145,10 +151,15 @@ def prepare(
     return OffPolicy(learner, view, replay, config.loop, **options, interventions=row.interventions, seed=seed)
 
 
-class Prior(NamedTuple):
-    """Recordings as decisions of a method, with a sentence about them."""
+def frames(config: Any, base: Any) -> int:
+    """The number of observations that a policy sees at once: of the base, or of what the method makes without one."""
+    return base.spec.history if hasattr(base, "spec") else own_chunk(config).history
 
-    replay: Replay
+
+class Prior(NamedTuple):
+    """Recordings as decisions of a method, or as ticks, with a sentence about them."""
+
+    replay: Any  # a `Replay`, or the `Ticks` of a model
     sentence: str  # what there is to know about it
 
 
@@ -166,6 +177,11 @@ def prior_data(
     those of the actuators behind ``env``; by default the base's, or else the recording's."""
     require(config, base)
     kind, row = recorded_by(config), method_of(config)
+    if kind is Recorded.ticks:
+        seen = env.spec.obs.without_history(frames(config, base))
+        actions = limits or (episodes.spec.action if base is None else base.spec.action)
+        found = recorded_ticks(episodes, actions, seen, env.spec.action_mode, device)
+        return Prior(found, f"prior data: {len(found)} ticks of {len(episodes)} episodes, for the model of the world")
     if kind is Recorded.corrections:
         gamma = config.discount.per_step(1)
         shown: dict[str, Any] = {"limits": limits, "observe": config.observe, "seed": seed, "device": device}

@@ -59,6 +59,7 @@ class Recorded(Enum):
     played = "played"  # decisions of the base's kind
     corrections = "corrections"  # what the base would have had to be corrected by
     executed = "executed"  # what was executed, with no noise behind it
+    ticks = "ticks"  # every control tick, for a model of the world
 
 
 class LoopKind(Enum):
@@ -66,6 +67,7 @@ class LoopKind(Enum):
 
     on_policy = "learns from what was just played"
     off_policy = "learns from a replay"
+    imagined = "has another method learn in a model of the world"
     library = "has the loop and the memory of another library"
 
 

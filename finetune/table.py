@@ -26,6 +26,7 @@ from .methods.dsrl import DSRLConfig, Variant
 from .methods.expo import EXPOConfig
 from .methods.flow_sde import FlowSDEConfig
 from .methods.gaussian_ppo import GaussianPPOConfig
+from .methods.imagine import ImagineConfig
 from .methods.offline_to_online import OnlineCQL, OnlineFQL, OnlineIQL, OnlineQChunking, OnlineTD3BC
 from .methods.reinflow import ReinFlowConfig
 from .methods.residual_ppo import ResidualPPOConfig
@@ -49,6 +50,14 @@ def _dsrl(config: DSRLConfig, row: Method) -> Method:
         "noise behind a recording; take method.variant=aliased"
     )
     return row.changed(recordings=Recorded.unused, interventions=InterventionUse.left_out, why_unused=why)
+
+
+def _imagine(config: ImagineConfig, row: Method) -> Method:
+    name = method_name(config.inner)
+    inner = method_of(config.inner)
+    if inner.loop not in LOOPS or inner.interventions is InterventionUse.taught:
+        raise BurnishError(f"method.inner={name} does not learn in imagined worlds; take dsrl or residual_td3, say")
+    return row.changed(needs=inner.needs, view=inner.view)
 
 
 def _sb3(config: SB3Config, row: Method) -> Method:
@@ -150,6 +159,15 @@ METHODS_OF_OURS: dict[str, Method] = {
         OnlineQChunking,
         Needs.trainable,
         "a flow imitates whole chunks; the best of its draws by a critic of chunks acts and is backed up",
+    ),
+    "imagine": _online(
+        "imagine",
+        ImagineConfig,
+        "another method, method.inner=, in a learned model of the world",
+        loop=LoopKind.imagined,
+        recordings=Recorded.ticks,
+        interventions=InterventionUse.refused,
+        varies=_imagine,
     ),
     "sb3": _online(
         "sb3",

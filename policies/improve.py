@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -46,7 +47,7 @@ def improve(
     work: Improvement,
     total: int,
     *,
-    per_iteration: int = 1,
+    per_iteration: float = 1,
     unit: str,
     keep: bool = True,
     on_log: OnLog | None = None,
@@ -55,13 +56,13 @@ def improve(
     ``unit``, of which an iteration is ``per_iteration``; they are rounded to whole iterations. Unless it is to be
     kept, nothing is written."""
     training, learner, evaluator = work.training, work.learner, work.evaluator
-    iterations = -(-total // per_iteration) if work.iterations is None else work.iterations
+    iterations = math.ceil(total / per_iteration) if work.iterations is None else work.iterations
 
     def iterations_in(count: int) -> int:
         return max(1, round(count / per_iteration))
 
     def reached(number: int) -> int:
-        return number * per_iteration if work.reached is None else work.reached()
+        return round(number * per_iteration) if work.reached is None else work.reached()
 
     def evaluate(number: int) -> Metrics:
         return {} if evaluator is None else evaluator(learner.policy, reached(number))

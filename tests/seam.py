@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from burnish.finetune.method import LoopKind, Phase
+from burnish.finetune.method import Phase
+from burnish.finetune.table import LOOPS
 from burnish.finetune.table import METHODS as TABLE
 from burnish.policies.build import build_policy
 from burnish.policies.core.chunk import HistoryEnv
@@ -120,7 +121,7 @@ def make_base(kind: str, spec: PolicySpec) -> Any:
 
 
 # The methods that refine in our loops.
-METHODS = {name: row for name, row in TABLE.items() if Phase.online in row.phases and row.loop is not LoopKind.library}
+METHODS = {name: row for name, row in TABLE.items() if Phase.online in row.phases and row.loop in LOOPS}
 
 
 def shrunk(config: Any) -> Any:

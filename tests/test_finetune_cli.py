@@ -22,6 +22,10 @@ NEEDED = {"dppo": ["method.trained_steps=2"], "rpd": ["method.execute=2"]}
 SAC = ["method.sac.critic.hidden=[8]", "method.sac.critic.members=2", "method.sac.agent.hidden=[8]"]
 NEEDED |= dict.fromkeys(("dsrl", "rfs", "rlpd"), SAC) | {"rlif": [*SAC, "expert=noisy"], "dagger": ["expert=noisy"]}
 NEEDED["residual_td3"] = [*(word.replace("sac", "td3") for word in SAC), "method.loop.initial_updates=1"]
+# Trials of 40 episodes, of at most 12 ticks and 3 decisions, in which at least ten succeed and ten fail.
+IMAGINED = ["worlds=4", "total=240", "env=point_reach", "env.max_steps=12", "env.radius=0.8", "method.collect=40"]
+IMAGINED += ["method.imagined=24", "method.imagined_worlds=2", "method.model.updates=60", "method.model.hidden=[8]"]
+IMAGINED += ["method.inner.loop.warmup=8", "method.inner.loop.batch=8", *(w.replace("d.", "d.inner.", 1) for w in SAC)]
 NEEDED["expo"] = ["method.critic.hidden=[8]", "method.edit.hidden=[8]", "method.count=2"]
 NEEDED |= {name: ["method.critic.hidden=[8]"] for name in OFFLINE}
 FROM_NOTHING = ("gaussian_ppo", "rlpd", "rlif")
@@ -50,6 +54,8 @@ def words_of(lab, name):
         return ["offline", f"method={name}", f"data={lab}/data", *small, *NEEDED[name]]
     more, name = FIRST.get(name, NEEDED.get(name, [])), name.removesuffix(" online")
     method = METHODS[name]
+    if name == "imagine":
+        return ["finetune", "method=imagine", f"policy.path={lab}/flow", *RUN, "save_every=40", *IMAGINED]
     if isinstance(method.config().loop, OnPolicyConfig):
         small = ["method.loop.decisions_per_update=4", "method.ppo.minibatch=4", "method.ppo.epochs=1"]
     else:

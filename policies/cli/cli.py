@@ -166,7 +166,7 @@ def compose(verb: str, schema: type, groups: Mapping[str, Mapping[str, type]], o
         group = word.removesuffix("=null")
         if group != word and group in groups:
             raise BurnishError(f"{word!r} chooses nothing; leave it out, or choose one of {', '.join(groups[group])}")
-    overrides = [_listed(word, schema) for word in overrides]
+    overrides = [_nested(_listed(word, schema), groups) for word in overrides]
     implied = [
         f"{group}={chosen}"
         for group, names in choices(groups).items()
@@ -215,6 +215,16 @@ def _listed(word: str, schema: type) -> str:
     key, _, value = word.partition("=")
     kind = typing.get_type_hints(schema).get(key)
     return f"{key}=[{value}]" if typing.get_origin(kind) is list and not value.startswith("[") else word
+
+
+def _nested(word: str, groups: Mapping[str, Mapping[str, type]]) -> str:
+    """``method.inner=dsrl``, of a method within a method, in Hydra's words: its settings are then method.inner.bound
+    and so on."""
+    key, _, value = word.partition("=")
+    group, _, name = key.partition(".")
+    hints = [typing.get_type_hints(kind) for kind in groups.get(group, {}).values()]
+    nests = any(kind.get(name) is Any for kind in hints) and value in choices(groups).get(group, ())
+    return f"{group}@{key}={value}" if nests else word
 
 
 def _is_mapping(word: str, schema: type, groups: Mapping[str, Mapping[str, type]]) -> bool:

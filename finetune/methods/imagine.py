@@ -1,0 +1,360 @@
+"""Refinement in imagination: any method of the table learns inside a learned model of its world.
+
+    burnish finetune policy.path=BASE method=imagine method.inner=dsrl total=10000
+
+Rounds, as in DiWA (arXiv 2508.03645), World-Env (2509.24948) and LIFT (2601.21363): a *trial* plays ``collect``
+episodes of the policy in the real worlds and writes down every tick; the model is *fitted* to all ticks so far
+(`finetune/world_model`); the inner method *refines* the policy for ``imagined`` decisions in worlds that the model
+imagines. The next trial tells how good the policy really is, and one more follows at the end, so each imagined success
+stands beside a real one. ``total`` counts real decisions, those of trials included. The policy of the best trial is
+what the run ends with.
+
+A model is trusted while what it imagines is at most ``gap`` above what is real, for the policy that was just tried: if
+not, nothing is refined in that round, and its ticks are more to fit. A refined policy that is no better than the one
+before, where the model promised more than ``gap`` above that, was led astray: the inner method begins anew, from the
+base, in the model that has seen it fail.
+
+**Departures.** States instead of pictures. DiWA collects nothing and takes play data (here data=, with one round); its
+model is recurrent. LIFT's real data are played without noise; here ``greedy`` is a choice, and a base whose draws
+differ needs them. Both pretrain their policies otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...policies.best import mean
+from ...policies.cli.machine import say
+from ...policies.controllers import controller_for
+from ...policies.core import tree
+from ...policies.core.chunk import HistoryEnv
+from ...policies.core.errors import BurnishError
+from ...policies.core.ranges import check_ranges
+from ...policies.core.seed import derive
+from ...policies.core.types import Controller, Learns, Metrics, Obs, VecEnv
+from ...policies.measure.evaluate import evaluate, evaluation_seeds
+from ..episode_statistics import EpisodeStatistics
+from ..loops import SLICE, Loop
+from ..world_model.check import calibrate_success, examined, require_both
+from ..world_model.env import GuardConfig, ImaginedEnv, Starts
+from ..world_model.model import Fit, ModelConfig, WorldModel
+from ..world_model.ticks import Tape, Ticks
+from .dsrl import DSRLConfig
+
+EVALUATION_WORLDS = 128  # imagined worlds in which the model and the policy are examined
+
+
+@dataclass
+class ImagineConfig:
+    """Settings of refinement in imagination: the method inside, rounds, the model, and its guard."""
+
+    inner: Any = None  # method that learns in the imagined worlds, with its settings; null: dsrl
+    collect: int = 50  # real episodes of each trial
+    greedy: bool = False  # trials act from noise 0
+    # deviation of a noise on the actions of as many further episodes, which are not scored; 0: there are none. A base
+    # that acts without noise shows no model what other actions do
+    explore: float = 0.0
+    imagined: int = 20_000  # imagined decisions of each round
+    imagined_worlds: int = 16  # imagined worlds that are stepped at once
+    starts: Starts = Starts.first  # where imagined episodes begin: first, any, key
+    horizon: int = 0  # ticks until an imagined episode is truncated; 0: those of the world
+    gap: float = 0.15  # imagined minus real success above which the model is not trusted
+    model: ModelConfig = field(default_factory=ModelConfig)  # the model of the world
+    guard: GuardConfig = field(default_factory=GuardConfig)  # what happens where the model does not know
+
+    def __post_init__(self) -> None:
+        self.inner = DSRLConfig() if self.inner is None else self.inner
+        if isinstance(self.inner, str):
+            raise BurnishError(f"method.inner={self.inner!r} is not a method; see `burnish finetune --help`")
+        check_ranges(
+            self, {"[1, inf)": "collect imagined imagined_worlds", "[0, inf)": "horizon explore", "(0, inf)": "gap"}
+        )
+
+
+def build(
+    config: ImagineConfig,
+    base: Any,
+    env: VecEnv,
+    *,
+    prepare: Callable[..., Loop[Any]],
+    history: int,
+    recordings: Ticks | None = None,
+    samples: Obs | None = None,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+) -> ImagineLoop:
+    """``prepare(config, base, env)`` makes the loop of the inner method; ``history`` is the number of frames that
+    ``env`` stacks."""
+    tape = Tape(env, Ticks(device) if recordings is None else recordings, history)
+    model = WorldModel(tape.single_frames, config.model, seed=derive(seed, "model")).to(device)
+
+    def imagined(worlds: int, name: str) -> ImaginedEnv:
+        options: dict[str, Any] = {"starts": config.starts, "horizon": config.horizon or None, "device": device}
+        return ImaginedEnv(model, worlds, config.guard, seed=derive(seed, name), **options)
+
+    inside, evaluated = imagined(config.imagined_worlds, "imagined"), imagined(EVALUATION_WORLDS, "evaluated")
+
+    def inner(attempt: int) -> Loop[Any]:
+        given: dict[str, Any] = {"probe": samples is not None and attempt == 0, "samples": samples}
+        return prepare(config.inner, base, stacked(inside, history), seed=derive(seed, "inner", attempt), **given)
+
+    return ImagineLoop(config, base, tape, inside, evaluated, inner, seed)
+
+
+def stacked(env: VecEnv, history: int) -> VecEnv:
+    """``env`` with as many frames as the policy sees."""
+    return env if history == 1 else HistoryEnv(env, history)
+
+
+class Noisy:
+    """``acting`` with a Gaussian noise on its actions."""
+
+    def __init__(self, acting: Controller, std: float, seed: int) -> None:
+        self.reset, self._acting, self._std = acting.reset, acting, std
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def step(self, obs: Obs) -> Tensor:
+        action = self._acting.step(obs)
+        return action + self._std * torch.randn(action.shape, generator=self._generator).to(action)
+
+
+class ImagineLoop(Learns):
+    """An iteration is one real episode of every world, or a slice of a fit, or one iteration of the inner method. It
+    is its own learner, with the policy of the inner one."""
+
+    replay, pretraining = None, 0
+
+    def __init__(
+        self,
+        config: ImagineConfig,
+        base: Any,
+        tape: Tape,
+        imagined: ImaginedEnv,
+        evaluated: ImaginedEnv,
+        inner: Callable[[int], Loop[Any]],
+        seed: int,
+    ) -> None:
+        self.config, self.base, self.tape, self.imagined, self.evaluated = config, base, tape, imagined, evaluated
+        self.ticks, self.model, self.seed = tape.ticks, imagined.model, seed
+        self.env: Any = tape
+        self._inner = inner
+        self.attempt = 0  # how often the inner method has begun anew
+        self.inner = inner(0)
+        self.fit = Fit(self.model, derive(seed, "fit"))
+        self.statistics = EpisodeStatistics(tape.num_envs, tape.device)
+        self.iteration, self.rounds = 0, 1  # iterations so far, and rounds in all
+        self.refined = base is None  # whether the policy that acts is that of the inner method, not the base
+        self.scores: list[float] = []  # of the trial under way, one for each iteration
+        self.promised: float | None = None  # imagined score of the policy that is tried next
+        self.score: float | None = None  # real score of the present policy
+        self.start: float | None = None  # and of the one of the first trial
+        self.trusted = True
+        self.best: tuple[float, dict[str, Any]] | None = None  # score of a refined policy's trial, and its weights
+        self.latest: Metrics = {}
+
+    # ---- the plan of a run ----
+
+    @property
+    def learner(self) -> ImagineLoop:
+        return self
+
+    @property
+    def policy(self) -> Any:
+        return self.inner.learner.policy
+
+    @property
+    def scored(self) -> int:
+        """Iterations of a trial that tell how good the policy is."""
+        return -(-self.config.collect // self.tape.num_envs)
+
+    @property
+    def phases(self) -> tuple[int, int, int]:
+        """Iterations of a trial, of a fit and of a refinement."""
+        trial = self.scored * (2 if self.config.explore else 1)
+        fit = -(-self.config.model.updates // SLICE)
+        return trial, fit, math.ceil(self.config.imagined / self.inner.decisions_per_iteration)
+
+    @property
+    def decisions_per_iteration(self) -> float:
+        played = (self.rounds + 1) * self._decisions_of_a_trial()
+        return played / (self.rounds * sum(self.phases) + self.phases[0])
+
+    def iterations(self, total: int) -> int:
+        """As many rounds as surely stay within ``total`` real decisions."""
+        trial = self._decisions_of_a_trial()
+        self.rounds = total // trial - 1
+        if self.rounds < 1:
+            raise BurnishError(
+                f"total={total} real decisions are less than two trials of {trial} (the longest that "
+                f"method.collect={self.config.collect} episodes can be), and a result that is not tried is refused; "
+                "raise total or lower method.collect"
+            )
+        return self.rounds * sum(self.phases) + self.phases[0]
+
+    def _decisions_of_a_trial(self) -> int:
+        return self.phases[0] * self.tape.num_envs * math.ceil(self.tape.spec.max_steps / self.policy.spec.execute)
+
+    def plan(self, updates: int) -> None:
+        self.inner.learner.plan(self.rounds * self.phases[2])
+
+    def describe(self) -> str:
+        inner = self.inner.learner.describe()
+        plan = f"imagined worlds: {self.rounds} rounds, each of {self.config.collect} real episodes"
+        return f"{inner}. {plan}" if inner else plan
+
+    # ---- a run ----
+
+    def iterate(self) -> Metrics:
+        trial, fit, refine = self.phases
+        finished, at = divmod(self.iteration, trial + fit + refine)
+        metrics: Metrics = {}
+        if at < trial:
+            self._play(at)
+            if at == trial - 1:
+                self._judge_trial(last=finished == self.rounds)
+        elif at < trial + fit:
+            metrics = self._fit(at - trial, fit)
+        elif self.trusted:
+            self.refined = True
+            metrics = self.inner.iterate()
+            if at == trial + fit + refine - 1:
+                self.promised = self._imagine()
+        self.iteration += 1
+        return metrics
+
+    def _acting(self, env: VecEnv) -> Controller:
+        """The present policy in real or imagined worlds: until something was refined, the base."""
+        policy = self.policy if self.refined else self.base
+        return controller_for(policy, env.num_envs, greedy=self.config.greedy, device=env.device)
+
+    def _play(self, part: int) -> None:
+        """One real episode of every world."""
+        self.scores = self.scores if part else []
+        acting, scored = self._acting(self.tape), part < self.scored
+        if not scored:
+            acting = Noisy(acting, self.config.explore, derive(self.seed, "explore", self.iteration))
+        seeds = [derive(self.seed, "trial", self.iteration, world) for world in range(self.tape.num_envs)]
+        found = evaluate(self.tape, acting, seeds)
+        if scored:
+            self.scores.append(mean(found))
+        execute, statistics = self.policy.spec.execute, self.statistics
+        statistics.decisions += sum(math.ceil(length / execute) for length in found.lengths)
+        statistics.ticks += sum(found.lengths)
+        statistics.reports_success |= found.success is not None
+
+    def _imagine(self) -> float:
+        world = stacked(self.evaluated, self.tape.history)
+        seeds = evaluation_seeds(EVALUATION_WORLDS, stream="imagined", base=self.iteration)
+        return mean(evaluate(world, self._acting(world), seeds))
+
+    def _judge_trial(self, last: bool) -> None:
+        real = sum(self.scores) / len(self.scores)
+        played = len(self.scores) * self.tape.num_envs
+        words = f"after {int(self.statistics.ticks):,} real ticks the policy has {real:.3g} in {played} real episodes"
+        before, self.score = self.score, real
+        self.start = real if self.start is None else self.start
+        if self.refined and (self.best is None or real >= self.best[0]):
+            self.best = (real, tree.map_tree(torch.clone, self.policy.state_dict()))
+        if self.promised is not None:
+            gap, self.latest["imagined/promised"] = self.promised - real, self.promised
+            self.latest["imagined/gap"] = gap
+            words += f", where {self.promised:.3g} was imagined"
+            if self._too_far(gap) and before is not None and real <= before and not last:
+                words += "; the model led it astray, so the method begins anew in one that has seen it"
+                self._begin_anew(self.attempt + 1)
+                self.refined, self.score = self.base is None, self.start
+        if last and self.best is not None and real < self.best[0]:
+            self.policy.load_state_dict(self.best[1])
+            words += f"; the policy of an earlier trial, with {self.best[0]:.3g}, is kept"
+        self.promised, self.latest["real/score"] = None, real
+        say(words)
+
+    def _begin_anew(self, attempt: int) -> None:
+        self.attempt, self.inner = attempt, self._inner(attempt)
+        self.plan(0)
+
+    def _too_far(self, gap: float) -> bool:
+        """Returns have no scale of their own, so only successes are held against the gap."""
+        return self.ticks.knows_success and gap > self.config.gap
+
+    def _fit(self, part: int, parts: int) -> Metrics:
+        if part == 0:
+            require_both(self.ticks)
+            self.model.prepare(self.ticks)
+        metrics = self.fit.steps(self.ticks.split()[0], min(SLICE, self.config.model.updates - part * SLICE))
+        if part == parts - 1:
+            self.model.calibrate(self.ticks)
+            self._show_ticks()
+            found, real = examined(self.model, self.ticks), float(self.score or 0.0)
+            if self.ticks.knows_success:
+                world = stacked(self.evaluated, self.tape.history)
+                seeds = evaluation_seeds(EVALUATION_WORLDS, stream="calibrate", base=self.iteration)
+                calibrate_success(self.evaluated, world, self._acting(world), real, seeds)
+            imagined = self._imagine()
+            self.trusted = not self._too_far(imagined - real)
+            self.latest |= {f"model/{key}": x for key, x in found.items()}
+            self.latest |= {"imagined/before": imagined, "imagined/trusted": float(self.trusted)}
+            doubt = "" if self.trusted else ": it is not trusted, and nothing is refined before more was played"
+            say(
+                f"the model explains {found['r2']:.0%} of the changes in ticks that it was not fitted to; the policy "
+                f"that has {real:.3g} in the world has {imagined:.3g} in it{doubt}"
+            )
+        return metrics
+
+    def _show_ticks(self) -> None:
+        for env in (self.imagined, self.evaluated):
+            env.begin(self.ticks)
+
+    # ---- reports and state ----
+
+    def report(self) -> Metrics:
+        inner = {f"imagined/{key}": x for key, x in self.inner.statistics.report().items()}
+        real = {"decisions": self.statistics.decisions, "control_steps": self.statistics.ticks}
+        return {**inner, **real, **self.latest, "imagined/unknown": self.imagined.share_unknown()}
+
+    def deliver(self, folder: Path) -> str:
+        return ""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "inner": self.inner.state_dict(),
+            "attempt": self.attempt,
+            "model": self.model.state_dict(),
+            "fit": self.fit.state_dict(),
+            "ticks": self.ticks.state_dict(),
+            "tape": self.tape.state_dict(),
+            "statistics": self.statistics.state_dict(),
+            "iteration": self.iteration,
+            "scores": self.scores,
+            "refined": self.refined,
+            "promised": self.promised,
+            "score": self.score,
+            "start": self.start,
+            "trusted": self.trusted,
+            "best": None if self.best is None else {"score": self.best[0], "weights": self.best[1]},
+            "latest": {key: float(x) for key, x in self.latest.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if int(state["attempt"]) != self.attempt:
+            self._begin_anew(int(state["attempt"]))
+        self.model.load_state_dict(state["model"])
+        self.ticks.load_state_dict(state["ticks"])
+        if len(self.ticks):
+            self._show_ticks()
+        self.inner.load_state_dict(state["inner"])
+        self.fit.load_state_dict(state["fit"])
+        self.tape.load_state_dict(state["tape"])
+        self.statistics.load_state_dict(state["statistics"])
+        self.iteration, self.promised, self.trusted = int(state["iteration"]), state["promised"], bool(state["trusted"])
+        self.score, self.start = state["score"], state["start"]
+        self.scores, self.refined = list(state["scores"]), bool(state["refined"])
+        self.best = None if state["best"] is None else (float(state["best"]["score"]), state["best"]["weights"])
+        self.latest = dict(state["latest"])

@@ -1,0 +1,113 @@
+"""How far a model can be trusted, on ticks that it was not fitted to: numbers for the log, and for a refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...policies.core.errors import BurnishError
+from ...policies.core.tree import index, where
+from ...policies.core.types import Controller, VecEnv
+from .env import ImaginedEnv
+from .model import WorldModel, ends_of, threshold
+from .ticks import Ticks
+
+FEWEST = 10  # successes, and failures, from which a model can learn to tell one from the other
+LEAST = 0.01  # score of success below which no threshold is set
+AHEAD = (5, 20)  # ticks of the open-loop errors
+
+
+@torch.no_grad()
+def examined(model: WorldModel, ticks: Ticks) -> dict[str, float]:
+    """``r2``: explained share of the variance of a change, mean over numbers that change; ``rank``: Spearman's
+    correlation of disagreement and error; ``within_1``, ``within_2``: share of changes within one and two deviations
+    (.68 and .95 are right); ``ahead_k``: error after k ticks of recorded actions, in deviations of the state; and of
+    success per *episode*, ``recall`` and ``false_alarms``."""
+    held = ticks.split()[1]
+    change = model.changes(model.state_of(held["next_obs"]) - model.state_of(held["obs"]))
+    means, log_std = model.changes_of(held["obs"], held["action"])
+    error = means.mean(0) - change
+    moves = change.var(0, correction=0) > 1e-8
+    explained = 1 - error.square().mean(0) / change.var(0, correction=0).clamp(min=1e-8)
+    off = (means - change).abs() / log_std.exp()
+    success = ends_of(held)[0]
+    _, owner = held["episode"].unique(return_inverse=True)
+    believed = model.scores_of(held)[:, 0] > model.thresholds[0]
+    really, imagined = (_any(x, owner) for x in (success, believed))
+    found = {
+        "ticks": float(len(ticks)),
+        "r2": float(explained[moves].mean()) if bool(moves.any()) else 0.0,
+        "rank": spearman(means.std(0, correction=0).mean(-1), error.square().mean(-1)),
+        "within_1": float((off[..., moves] < 1).float().mean()),
+        "within_2": float((off[..., moves] < 2).float().mean()),
+        **{f"ahead_{k}": ahead(model, held, k) for k in AHEAD},
+    }
+    if ticks.knows_success:
+        found["recall"] = float(imagined[really].float().mean()) if bool(really.any()) else 0.0
+        found["false_alarms"] = float(imagined[~really].float().mean()) if bool((~really).any()) else 0.0
+    return found
+
+
+@torch.no_grad()
+def calibrate_success(
+    env: ImaginedEnv, world: VecEnv, controller: Controller, real: float, seeds: Sequence[int]
+) -> None:
+    """The threshold of ``env.model`` at which the policy of ``controller``, whose success is ``real``, succeeds as
+    often in the imagined ``world``, which is ``env`` or a history on top of it. Where even no threshold makes it
+    succeed so often, it seldom does."""
+    everyone = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
+    env.model.thresholds[0] = 2.0  # no episode ends by success
+    obs, highest, active = world.reset(everyone, seeds), torch.zeros(env.num_envs, device=env.device), everyone
+    controller.reset(everyone, seeds)
+    while bool(active.any()):
+        step = world.step(controller.step(obs), active)
+        highest = torch.where(active, torch.maximum(highest, step.info["score"]), highest)
+        obs, active = where(active, step.obs, obs), active & ~(step.terminated | step.truncated)
+    env.model.thresholds[0] = max(threshold(highest, real), LEAST)
+
+
+def require_both(ticks: Ticks) -> None:
+    """Refuse data from which no model can learn what a success is."""
+    data = ticks.all()
+    _, owner = data["episode"].unique(return_inverse=True)
+    won = int(_any(ends_of(data)[0], owner).sum())
+    lost = int(owner.max()) + 1 - won
+    if ticks.knows_success and min(won, lost) < FEWEST:
+        raise BurnishError(
+            f"{won + lost} episodes were played, {won} with success: a model needs at least {FEWEST} of each kind "
+            "to tell a success from a failure; raise method.collect, or give recordings: data=FOLDER"
+        )
+
+
+def ahead(model: WorldModel, data: dict[str, Any], ticks: int) -> float:
+    """Root mean square error after so many ticks of recorded actions, by the mean of the first member, in deviations
+    of the state. 0 where no episode is so long."""
+    order = data["episode"].argsort(stable=True)
+    row: dict[str, Any] = index(data, order)
+    number = row["episode"]
+    start = torch.arange(max(len(number) - ticks + 1, 0))
+    start = start[number[start] == number[start + ticks - 1]] if len(start) else start
+    if not len(start):
+        return 0.0
+    obs, still = index(row["obs"], start), torch.zeros(len(start), dtype=torch.int64)
+    for k in range(ticks):
+        noise = torch.zeros(len(start), sum(model.sizes))
+        obs = model.predict(obs, row["action"][start + k], still, noise).next_obs
+    wrong = (model.state_of(obs) - model.state_of(index(row["next_obs"], start + ticks - 1))) / model.states.scale
+    return float(wrong.square().mean().sqrt())
+
+
+def spearman(x: Tensor, y: Tensor) -> float:
+    """The correlation of the ranks of two (T,); ties are ranked as they lie."""
+    if len(x) < 2:
+        return 0.0
+    ranks = torch.stack([x.argsort().argsort(), y.argsort().argsort()]).double()
+    return float(torch.corrcoef(ranks)[0, 1])
+
+
+def _any(flags: Tensor, owner: Tensor) -> Tensor:
+    """(episodes,): whether any tick of an episode has the flag."""
+    return torch.zeros(int(owner.max()) + 1).scatter_reduce(0, owner, flags.float(), "amax") > 0

@@ -1,0 +1,190 @@
+"""The world that a model imagines, as a `VecEnv`: methods train in it unchanged, and none learns that it is imagined.
+
+An episode follows one member of the ensemble (NEUBAY, arXiv 2512.04341), with its noise sampled, and begins at an
+observation that was played or recorded. Noise, member and beginning belong to (seed, tick), so imagined evaluations are
+paired; the matrix products behind them round otherwise for another number of worlds, and a model may amplify that.
+
+**Guards** act where the members disagree more than ``limit`` times as much as anywhere in the data: ``cut``
+truncates there (NEUBAY), so that values behind it are bootstrapped; ``halt`` terminates and pays minus ``penalty``
+(MOReL, 2005.05951); ``penalty`` pays minus ``penalty`` times the disagreement at every tick (MOPO, 2005.13239), in
+units of that limit. ``verify`` counts a success only where a second member, with other noise and the same actions, has
+one too (RAW-Dream, 2605.12334).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...policies.core import tree
+from ...policies.core.clock import Clock, restored
+from ...policies.core.errors import BurnishError
+from ...policies.core.ranges import check_ranges
+from ...policies.core.types import Obs, Step
+from .model import WorldModel, ends_of
+from .ticks import Ticks
+
+KEY = (5, 20)  # ticks before a success between which starts=key begins
+
+
+class Guard(enum.Enum):
+    """The answers to a model that does not know: none, truncate, terminate, or pay for it."""
+
+    none = "none"
+    cut = "cut"
+    halt = "halt"
+    penalty = "penalty"
+
+
+class Starts(enum.Enum):
+    """The observations at which imagined episodes begin."""
+
+    first = "first"  # where episodes began
+    any = "any"  # anywhere
+    key = "key"  # shortly before a success, and where episodes began, in equal parts (WoVR, arXiv 2602.13977)
+
+
+@dataclass
+class GuardConfig:
+    """Settings of the guard of an imagined world."""
+
+    kind: Guard = Guard.cut  # answer to disagreement above the limit
+    limit: float = 1.5  # limit, in multiples of the largest disagreement on real ticks
+    penalty: float = 1.0  # paid by halt once, and by penalty for a disagreement at the limit
+    verify: bool = False  # a success counts where a second member has one too
+
+    def __post_init__(self) -> None:
+        check_ranges(self, {"(0, inf)": "limit", "[0, inf)": "penalty"}, "guard.")
+
+
+class ImaginedEnv:
+    """N worlds of ``model``. ``begin`` gives it the ticks that episodes begin at, before its first reset; ``horizon``
+    is the number of ticks after which an episode is truncated, by default that of the world."""
+
+    continues = True
+
+    def __init__(
+        self,
+        model: WorldModel,
+        num_envs: int,
+        guard: GuardConfig,
+        *,
+        starts: Starts = Starts.first,
+        horizon: int | None = None,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.model, self.guard, self.starts = model, guard, starts
+        self.num_envs, self.device = num_envs, torch.device(device)
+        self.spec = replace(model.spec, max_steps=horizon or model.spec.max_steps)
+        self.limit = float("inf")
+        self._clock = Clock(num_envs, seed, device)
+        self._pool: Obs = {}  # the observations at which episodes begin
+        self._late = 0  # how many of them, the last ones, come shortly before a success
+        self._obs: Obs = {}
+        self._shadow: Obs = {}  # the same episodes as a second member sees them
+        self._member = torch.zeros(2, num_envs, dtype=torch.int64, device=device)
+        self._seen = torch.zeros(num_envs, dtype=torch.bool, device=device)  # whether the second has had a success
+        self.unknown = torch.zeros(2, dtype=torch.int64, device=device)  # ticks beyond the limit, and all
+
+    def begin(self, ticks: Ticks) -> None:
+        """Episodes begin at these ticks from now on, and the limit is that of the model as it is."""
+        data = ticks.all()
+        first = tree.index(data["obs"], data["first"] if self.starts is not Starts.any else slice(None))
+        late = tree.index(data["obs"], shortly_before_success(data)) if self.starts is Starts.key else {}
+        self._late = len(next(iter(late.values()))) if late else 0
+        both = {key: torch.cat([x, late[key]]) for key, x in first.items()} if late else first
+        self._pool = tree.to({key: both[key] for key in self.spec.obs.shapes}, self.device)
+        with torch.no_grad():
+            mean = self.model.changes_of(data["obs"], data["action"])[0]
+        self.limit = self.guard.limit * float(mean.std(0, correction=0).mean(-1).amax())
+
+    def reset(self, mask: Tensor | None = None, seeds: Sequence[int] | None = None) -> Obs:
+        if not self._pool:
+            raise BurnishError("an imagined world begins at ticks that were played; call begin(ticks) first")
+        mask = self._clock.begin(mask, seeds)
+        dice = self._clock.noise("imagined start").uniform((self.num_envs, 4)).to(self.device)
+        size, members = len(next(iter(self._pool.values()))), self.model.config.members
+        early = (dice[:, 0] * (size - self._late)).long()
+        late = size - self._late + (dice[:, 0] * self._late).long()
+        row = torch.where((dice[:, 3] < 0.5) & (self._late > 0), late, early)
+        begun = tree.index(self._pool, row.clamp(max=size - 1))
+        self._obs = tree.where(mask, begun, self._obs) if self._obs else begun
+        self._shadow = tree.where(mask, begun, self._shadow) if self._shadow else begun
+        own = (dice[:, 1] * members).long()
+        other = (own + 1 + (dice[:, 2] * (members - 1)).long()) % members
+        self._member = torch.where(mask, torch.stack([own, other]), self._member)
+        self._seen = self._seen & ~mask
+        return dict(self._obs)
+
+    def step(self, action: Tensor, active: Tensor | None = None) -> Step:
+        tree.check(action, f"{self.num_envs} {self.spec.action.dim}")
+        action = action.to(self.device).float().clamp(-1, 1)
+        active = self._clock.advance(active)
+        dim = sum(self.model.sizes)
+        noise = self._clock.noise("imagined tick").normal((self.num_envs, 2 * dim)).to(action)
+        here = self.model.predict(self._obs, action, self._member[0], noise[:, :dim])
+        success = here.success
+        if self.guard.verify:
+            there = self.model.predict(self._shadow, action, self._member[1], noise[:, dim:])
+            self._shadow = tree.where(active, there.next_obs, self._shadow)
+            self._seen = self._seen | (active & there.success)
+            success = here.success & self._seen
+        self._obs = tree.where(active, here.next_obs, self._obs)
+        unpaid = here.success & ~success & self.model.known_reward
+        reward = torch.where(unpaid, self.model.rewards[0], here.reward)
+        terminated = here.failure | (success & self.model.success_ends)
+        beyond = (here.uncertainty > self.limit) & ~terminated
+        self.unknown += torch.stack([(beyond & active).sum(), active.sum()])
+        truncated = self._clock.tick >= self.spec.max_steps
+        if self.guard.kind is Guard.cut:
+            truncated = truncated | beyond
+        elif self.guard.kind is Guard.halt:
+            terminated, reward = terminated | beyond, torch.where(beyond, -self.guard.penalty, reward)
+        elif self.guard.kind is Guard.penalty:
+            reward = reward - self.guard.penalty * here.uncertainty / self.limit
+        info = {"success": success, "executed": action, "score": here.score[:, 0]}
+        return Step(dict(self._obs), reward.float(), terminated, truncated & ~terminated, info)
+
+    def share_unknown(self) -> float:
+        """The share of the ticks since the last call in which the members disagreed beyond the limit."""
+        beyond, total = self.unknown.tolist()
+        self.unknown.zero_()
+        return beyond / max(total, 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Without the model and the ticks, which are saved once, beside it."""
+        tensors = {"member": self._member, "seen": self._seen, "unknown": self.unknown}
+        return {
+            **self._clock.state_dict(),
+            **tree.map_tree(torch.clone, tensors),
+            "limit": self.limit,
+            "obs": dict(self._obs),
+            "shadow": dict(self._shadow),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._clock.load_state_dict(state)
+        own = {"member": self._member, "seen": self._seen, "unknown": self.unknown}
+        self._member, self._seen, self.unknown = restored(own, state).values()
+        self.limit, self._obs, self._shadow = float(state["limit"]), state["obs"], state["shadow"]
+
+
+def shortly_before_success(data: Mapping[str, Any]) -> Tensor:
+    """(T,): ticks between ``KEY`` before the first success of their episode. Ticks of an episode need not be
+    neighbours in memory, where many worlds were written at once."""
+    _, owner = data["episode"].unique(return_inverse=True)
+    order = owner.argsort(stable=True)
+    success = ends_of(data)[0][order]
+    place = torch.arange(len(order))
+    count = int(owner.max()) + 1
+    never = len(order) + KEY[1] + 1
+    won_at = torch.full((count,), never).scatter_reduce(0, owner[order][success], place[success], "amin")
+    before = won_at[owner[order]] - place
+    chosen = (before >= KEY[0]) & (before <= KEY[1]) & (won_at[owner[order]] < never)
+    return torch.zeros_like(chosen).scatter(0, order, chosen)

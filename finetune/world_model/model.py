@@ -1,0 +1,267 @@
+"""A probabilistic ensemble of a world: where an action leads, what it pays, and how episodes end.
+
+Each member predicts a Gaussian of the change of all moving observations (PETS, Chua et al. 2018, arXiv 1805.12114;
+MBPO, Janner et al. 2019, 1906.08253), with layer norm (NEUBAY, 2512.04341), from normalised observations and actions.
+A second ensemble reads success, failure and reward from where the action led. Goals and other observations that an
+episode keeps are copied.
+
+**Ends.** The thresholds of success and failure count *episodes*: as many have one as really had one, first of those
+held out (``calibrate``), then of those that are imagined of the policy just tried (`check.py`). A threshold per tick
+would turn a false alarm of 1 % into one in half of all episodes.
+
+**Rewards** that are a function of success and failure in all data (success or nothing, a cost per tick) are that
+function; others are predicted.
+
+**Departures.** A number's likelihood is weighted by its variance to the power of 1/2 (beta-NLL, Seitzer et al. 2022,
+2203.09168): plain likelihood gives up on what is hard to predict. No elites and no early stopping: a fixed number of
+updates, all members on all data in other orders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...policies.core.errors import BurnishError
+from ...policies.core.normalize import Affine, Scaling
+from ...policies.core.ranges import check_ranges
+from ...policies.core.seed import generator as named_generator
+from ...policies.core.spec import EnvSpec, dtype_of
+from ...policies.core.types import Metrics, Obs
+from ...policies.nets.ensemble import EnsembleMLP
+from ...policies.nets.mlp import Activation, require_widths
+from .ticks import Ticks
+
+STILL = 1e-6  # deviation below which a number counts as constant in the data
+LOG_STD = (-5.0, 0.25)  # where the learnt bounds of the log deviation begin, in normalised units
+BETA = 0.5  # power of the variance by which a likelihood is weighted
+MARGIN = 0.1  # of the range of the data, by which an imagined state may leave it
+
+
+@dataclass
+class ModelConfig:
+    """Settings of the model of a world: members, layers, and how it is fitted."""
+
+    members: int = 5  # networks of the ensemble
+    hidden: list[int] = field(default_factory=lambda: [256, 256, 256])  # width of each hidden layer
+    updates: int = 1000  # gradient steps of each fit
+    batch: int = 256  # ticks of each member in a gradient step
+    lr: float = 1e-3  # learning rate
+    weight_decay: float = 1e-5  # weight decay of AdamW
+
+    def __post_init__(self) -> None:
+        require_widths("model.hidden", self.hidden)
+        check_ranges(self, {"[2, inf)": "members", "[1, inf)": "updates batch", "(0, inf)": "lr"}, "model.")
+        check_ranges(self, {"[0, inf)": "weight_decay"}, "model.")
+
+
+class Prediction(NamedTuple):
+    """The outcome of a tick in N imagined worlds."""
+
+    next_obs: Obs
+    reward: Tensor  # (N,)
+    success: Tensor  # (N,) bool
+    failure: Tensor  # (N,) bool: an end without success
+    score: Tensor  # (N, 2): what the members believe of both
+    uncertainty: Tensor  # (N,) disagreement of the members, in deviations of a change
+
+
+class WorldModel(nn.Module):
+    """The model of a world of states; ``spec`` is that of the world, of single frames and with actions in [-1, 1]."""
+
+    low: Tensor
+    high: Tensor
+    thresholds: Tensor
+    rewards: Tensor
+    known_reward: Tensor
+    success_ends: Tensor
+
+    def __init__(self, spec: EnvSpec, config: ModelConfig, *, seed: int = 0) -> None:
+        super().__init__()
+        self.spec, self.config = spec, config
+        strange = sorted(key for key in spec.obs.shapes if dtype_of(key) != torch.float32 and not _kept(key))
+        self.moving = sorted(key for key in spec.obs.shapes if key not in strange and not _kept(key))
+        if strange or not self.moving:
+            raise BurnishError(
+                f"a model of a world predicts numbers, but the policy sees {', '.join(strange) or 'goals alone'}; "
+                "train it on a state, or take a method that learns in the world itself"
+            )
+        self.kept = sorted(key for key in spec.obs.shapes if _kept(key) and dtype_of(key) == torch.float32)
+        shapes = spec.obs.shapes
+        self.sizes = [int(torch.Size(shapes[key]).numel()) for key in self.moving]
+        state, extra = sum(self.sizes), sum(int(torch.Size(shapes[key]).numel()) for key in self.kept)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(named_generator(seed, "world model").initial_seed())
+            net: dict[str, Any] = {"activation": Activation.silu, "layer_norm": True}
+            inputs = state + extra + spec.action.dim
+            self.dynamics = EnsembleMLP(config.members, inputs, 2 * state, config.hidden, **net)
+            self.outcome = EnsembleMLP(config.members, inputs, 3, config.hidden[:2], **net)
+        self.log_std = nn.Parameter(torch.tensor(LOG_STD)[:, None].repeat(1, state))
+        self.states, self.extras, self.changes, self.earned = map(Affine, ([state], [extra], [state], [1]))
+        self.register_buffer("low", torch.zeros(state))
+        self.register_buffer("high", torch.zeros(state))
+        self.register_buffer("thresholds", torch.full((2,), 0.5))  # of success and failure
+        self.register_buffer("rewards", torch.zeros(3))  # of a tick, a success and a failure
+        self.register_buffer("known_reward", torch.tensor(False))
+        self.register_buffer("success_ends", torch.tensor(True))
+
+    # ---- what is seen, as vectors ----
+
+    def state_of(self, obs: Mapping[str, Tensor]) -> Tensor:
+        return torch.cat([obs[key].flatten(1) for key in self.moving], 1)
+
+    def _extra_of(self, obs: Mapping[str, Tensor]) -> Tensor:
+        parts = [obs[key].flatten(1) for key in self.kept]
+        return torch.cat(parts, 1) if parts else next(iter(obs.values())).new_zeros(len(next(iter(obs.values()))), 0)
+
+    def with_state(self, obs: Mapping[str, Tensor], state: Tensor) -> Obs:
+        """``obs`` with another state."""
+        parts = zip(self.moving, state.split(self.sizes, 1), strict=True)
+        return {**obs, **{key: x.view_as(obs[key]) for key, x in parts}}
+
+    # ---- prediction ----
+
+    def changes_of(self, obs: Mapping[str, Tensor], action: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log deviation (E, B, D) of the normalised change."""
+        return self._changes(self.state_of(obs), self._extra_of(obs), action)
+
+    def _changes(self, state: Tensor, extra: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_std = self.dynamics(torch.cat([self.states(state), self.extras(extra), action], -1)).chunk(2, -1)
+        low, high = self.log_std
+        log_std = high - F.softplus(high - log_std)
+        return mean, low + F.softplus(log_std - low)
+
+    def outcomes(self, state: Tensor, extra: Tensor, action: Tensor) -> Tensor:
+        """(E, B, 3): normalised reward, and the logits of success and failure, of an action that led to ``state``."""
+        return self.outcome(torch.cat([self.states(state), self.extras(extra), action], -1))
+
+    def scores(self, state: Tensor, extra: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """((B, 2) scores of success and failure, (E, B) rewards)."""
+        out = self.outcomes(state, extra, action)
+        chance = out[..., 1:].sigmoid()
+        reward = out[..., 0] * self.earned.scale + self.earned.shift
+        return chance.mean(0), reward
+
+    @torch.no_grad()
+    def predict(self, obs: Obs, action: Tensor, member: Tensor, noise: Tensor) -> Prediction:
+        """One tick of N worlds. ``member`` (N,) is the network that a world follows, ``noise`` (N, D) its dice."""
+        row = torch.arange(len(action), device=action.device)
+        state, extra = self.state_of(obs), self._extra_of(obs)
+        mean, log_std = self._changes(state, extra, action)
+        uncertainty = mean.std(0, correction=0).mean(-1)
+        change = mean[member, row] + log_std[member, row].exp() * noise
+        state = (state + change * self.changes.scale + self.changes.shift).clamp(self.low, self.high)
+        score, reward = self.scores(state, extra, action)
+        success, failure = (score > self.thresholds).unbind(-1)
+        failure = failure & ~success
+        if bool(self.known_reward):
+            paid = torch.where(success, self.rewards[1], torch.where(failure, self.rewards[2], self.rewards[0]))
+        else:
+            paid = reward[member, row]
+        return Prediction(self.with_state(obs, state), paid, success, failure, score, uncertainty)
+
+    # ---- fitting ----
+
+    def prepare(self, ticks: Ticks) -> None:
+        """Scales and known functions of what was played so far. The scales of the first time stay, so that a model
+        that is fitted again goes on from what it knows."""
+        data, _ = ticks.split()
+        state, after = self.state_of(data["obs"]), self.state_of(data["next_obs"])
+        if not bool((self.high > self.low).any()):
+            self.states.fit(torch.cat([state, after]), Scaling.standard, STILL)
+            if self.kept:
+                self.extras.fit(self._extra_of(data["obs"]), Scaling.standard, STILL)
+            self.changes.fit(after - state, Scaling.standard, STILL)
+            self.earned.fit(data["reward"][:, None], Scaling.standard, STILL)
+        everything = ticks.all()
+        both = torch.cat([self.state_of(everything["obs"]), self.state_of(everything["next_obs"])])
+        room = MARGIN * (both.amax(0) - both.amin(0))
+        self.low.copy_(both.amin(0) - room)
+        self.high.copy_(both.amax(0) + room)
+        success, failure = ends_of(everything)
+        self.success_ends.fill_(bool(everything["terminated"][success].all()))
+        groups = [everything["reward"][rows] for rows in (~success & ~failure, success, failure)]
+        self.known_reward.fill_(all(bool((x == x[:1]).all()) for x in groups))
+        self.rewards.copy_(torch.stack([x[0] if len(x) else groups[0][0] * 0 for x in groups]))
+
+    def loss(self, data: Mapping[str, Any], rows: Tensor) -> tuple[Tensor, Metrics]:
+        """``rows`` (E, B) are the ticks that each member learns from."""
+        state, after = self.state_of(data["obs"])[rows], self.state_of(data["next_obs"])[rows]
+        extra, action = self._extra_of(data["obs"])[rows], data["action"][rows]
+        mean, log_std = self._changes(state, extra, action)
+        error = (self.changes(after - state) - mean).square()
+        each = error * (-2 * log_std).exp() + 2 * log_std
+        likelihood = (each * (2 * BETA * log_std).exp().detach()).mean((1, 2)).sum()
+        spread = (self.log_std[1] - self.log_std[0]).sum()
+        out = self.outcomes(after, extra, action)
+        success, failure = ends_of(data)
+        ends = torch.stack([success[rows], failure[rows]], -1).to(out)
+        believed = F.binary_cross_entropy_with_logits(out[..., 1:], ends, reduction="none").mean(1).sum()
+        paid = (out[..., 0] - self.earned(data["reward"][rows][..., None])[..., 0]).square().mean(1).sum()
+        total = likelihood + 0.01 * spread + believed + paid
+        return total, {"model/error": error.mean().detach(), "model/ends": believed.detach()}
+
+    @torch.no_grad()
+    def calibrate(self, ticks: Ticks) -> None:
+        """As many episodes with an imagined success, and failure, as really had one."""
+        held = ticks.split()[1]
+        score = self.scores_of(held)
+        _, owner = held["episode"].unique(return_inverse=True)
+        for kind, happened in enumerate(ends_of(held)):
+            none = score.new_zeros(int(owner.max()) + 1)
+            highest = none.scatter_reduce(0, owner, score[:, kind], "amax")
+            share = none.scatter_reduce(0, owner, happened.to(none), "amax").mean()
+            self.thresholds[kind] = threshold(highest, float(share))
+
+    def scores_of(self, data: Mapping[str, Any]) -> Tensor:
+        """(T, 2): the scores of success and failure of recorded ticks."""
+        return self.scores(self.state_of(data["next_obs"]), self._extra_of(data["obs"]), data["action"])[0]
+
+
+class Fit:
+    """The gradient steps of a model; ``seed`` decides which ticks each member sees."""
+
+    def __init__(self, model: WorldModel, seed: int) -> None:
+        self.model, self.generator = model, named_generator(seed, "fit")
+        config = model.config
+        self.optimizer = torch.optim.AdamW(model.parameters(), config.lr, weight_decay=config.weight_decay)
+
+    def steps(self, data: Mapping[str, Any], count: int) -> Metrics:
+        shape = (self.model.config.members, self.model.config.batch)
+        metrics: Metrics = {}
+        for _ in range(count):
+            rows = torch.randint(len(data["reward"]), shape, generator=self.generator)
+            loss, metrics = self.model.loss(data, rows)
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+        return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"optimizer": self.optimizer.state_dict(), "generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.generator.set_state(state["generator"].cpu())
+
+
+def threshold(highest: Tensor, share: float) -> float:
+    """The score that ``share`` of the episodes exceed; ``highest`` (episodes,) is the highest of each."""
+    ranked = torch.cat([highest.new_ones(1), highest.sort(descending=True).values, highest.new_zeros(1)])
+    count = round(share * len(highest))
+    return float((ranked[count] + ranked[count + 1]) / 2)
+
+
+def ends_of(ticks: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """(T,) success, and failure: an end without success."""
+    return ticks["success"], ticks["terminated"] & ~ticks["success"]
+
+
+def _kept(key: str) -> bool:
+    """Observations that say what to do stay as they are for an episode."""
+    return key.startswith("goal") or key == "tokens"
