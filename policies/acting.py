@@ -16,7 +16,7 @@ from .cli.machine import say
 from .core.errors import BurnishError
 from .core.spec import PolicySpec
 from .data.episodes import Episodes
-from .data.lerobot import read_lerobot
+from .data.read import read_dataset
 from .evaluator import EvalConfig, Evaluator
 from .external.table import connect, place_of
 
@@ -39,7 +39,7 @@ def starting_policy(chosen: Any, device: torch.device, env: Any = None) -> tuple
 
 def recordings(path: str) -> Episodes:
     """The episodes of a dataset; a line says what its reader had to fill in."""
-    episodes = read_lerobot(path)
+    episodes = read_dataset(path)
     if notes := episodes.meta.get("notes"):
         say(f"{path}: {'; '.join(notes)}")
     return episodes
