@@ -21,7 +21,7 @@ from ..policies.core.normalize import Scaling
 from ..policies.core.ranges import check_ranges
 from ..policies.core.rewards import RewardConfig
 from ..policies.core.spec import ChunkConfig
-from ..policies.data.lerobot import fingerprint
+from ..policies.data.read import fingerprint
 from ..policies.evaluator import EvalConfig
 from ..policies.external.reward_models import relabelled
 from ..policies.improve import Improvement, improve

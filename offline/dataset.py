@@ -59,10 +59,10 @@ def decisions(
     if not 1 <= count <= spec.execute:
         raise BurnishError(f"phases={phases} must lie between 1 and the {spec.execute} executed steps of a decision")
     require_like_actions("the policy", spec.action_mode, "the recordings", episodes.spec.action_mode)
-    if spec.control_hz not in (None, episodes.spec.control_hz):
+    if None not in (spec.control_hz, episodes.control_hz) and spec.control_hz != episodes.control_hz:
         raise BurnishError(
             f"the policy acts with control_hz={spec.control_hz}, but the recordings were made with "
-            f"{episodes.spec.control_hz}"
+            f"{episodes.control_hz}"
         )
     rewards = [episode.reward for episode in episodes]
     tails = [None] * len(episodes) if returns is None else _tails(rewards, gamma, returns)

@@ -25,7 +25,7 @@ from .core.errors import BurnishError
 from .core.spec import ChunkConfig, check_compatible
 from .core.types import VecEnv
 from .core.wrapper import description, state_names
-from .data.lerobot import fingerprint
+from .data.read import fingerprint
 from .evaluator import EvalConfig, in_words
 from .imitate import ImitateConfig, ImitationLearner, imitate
 from .measure.evaluate import Evaluation, compare, evaluation_seeds
@@ -97,7 +97,9 @@ def pretrain(config: PretrainConfig) -> int:
     if isinstance(config.policy, CheckpointConfig):
         base, known = acting_policy(config.policy, device, config.env)
         policy = trainable_imitator(base, "imitation")
-        check_compatible(policy.spec, replace(episodes.spec, obs=episodes.spec.obs.with_history(policy.spec.history)))
+        hz = episodes.control_hz or policy.spec.control_hz or episodes.spec.control_hz
+        seen = episodes.spec.obs.with_history(policy.spec.history)
+        check_compatible(policy.spec, replace(episodes.spec, obs=seen, control_hz=hz))
         env_data = env_data or known.get("env")
         settings, free = settings | {"policy_sha256": weights_of(config.policy.path)}, free | {"policy.path"}
         origin["base"] = config.policy.path

@@ -178,7 +178,7 @@ def test_the_verb_writes_where_it_comes_from(tmp_path, monkeypatch):
     policy = alive(small())
     saved = {"config": describe(policy, {"env": {"name": "insert"}, "data": "runs/data"}), "state": policy.state_dict()}
     checkpoint.save(tmp_path / "run", **saved)
-    monkeypatch.setattr(parity, "read_lerobot", lambda path: episodes())
+    monkeypatch.setattr(parity, "read_dataset", lambda path: episodes())
     loaded, _ = load_policy(tmp_path / "run")
     config = ExportConfig(str(tmp_path / "b"), data=str(tmp_path / "data"), samples=20)
     exported = export(config, loaded, source(tmp_path / "run"))

@@ -7,7 +7,7 @@ import pytest
 from gymnasium import spaces
 
 from burnish.policies.core.errors import BurnishError
-from burnish.sim.external.observation import Layout
+from burnish.policies.data.observation import Layout
 from burnish.sim.external.world_server import arrays, fields, leaves, look_up, sizes
 
 

@@ -115,6 +115,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "mujoco": ("sim", *PHYSICS_SIDE),
     "mani_skill": ("sim", *PHYSICS_SIDE),
     "diffusers": ("policies.diffusion",),
+    "h5py": ("policies.data.formats.hdf5",),
     "transformers": ("policies.vla",),
     "msgpack": ("policies.wire.codec", "policies.wire.schema"),
     "websockets": ("policies.wire.connection", "real_robot.serving.gateway"),

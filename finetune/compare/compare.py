@@ -41,7 +41,7 @@ from ...policies.core.config import differences, to_data
 from ...policies.core.errors import BurnishError, plain_text
 from ...policies.core.ranges import check_ranges
 from ...policies.core.threads import usable_cores
-from ...policies.data.lerobot import fingerprint
+from ...policies.data.read import fingerprint
 from ...policies.runs.interrupt import Stop, interruptible
 from ...policies.runs.manifest import parse, plain_yaml
 from ...policies.runs.run import CONFIG
@@ -119,7 +119,7 @@ def compare(config: CompareConfig) -> int:
         raise BurnishError(f"methods={','.join(config.methods)} names something twice, and one name is one row")
     if taken := [label for label in chosen if label in (BASE, *free_baselines.NAMES)]:
         raise BurnishError(f"methods={taken[0]} has the name of another row; give the file another name")
-    if config.data is not None and not Path(config.data).is_dir():
+    if config.data is not None and not Path(config.data).exists():
         raise BurnishError(f"there is no dataset at {config.data}; data=... names what the base has imitated")
     out = Path(config.out)
     _claim(config)

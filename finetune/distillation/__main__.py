@@ -20,7 +20,7 @@ from ...policies.core.errors import BurnishError
 from ...policies.core.ranges import check_ranges
 from ...policies.core.scale import ScaledEnv
 from ...policies.data.episodes import Episodes
-from ...policies.data.lerobot import read_lerobot
+from ...policies.data.read import read_dataset
 from ...policies.evaluator import EvalConfig
 from ...policies.flow import FlowConfig
 from ...policies.imitate import ImitateConfig, ImitationLearner, imitate
@@ -109,7 +109,7 @@ def distill(config: DistillConfig) -> int:
         if playing is not None:
             plays = scenes(teachers, config.episodes, seed=config.seed, round=number, student=playing)
             record(folder, spec, about | {"round": number}, plays, stream)
-        return read_lerobot(folder)
+        return read_dataset(folder)
 
     settings = to_data(config) | {"identity": identity}
     free = {"resume", "threads", "out", "track", "teachers", "policy.path"}
@@ -121,7 +121,7 @@ def distill(config: DistillConfig) -> int:
             if not whole:
                 say("stopped while the teachers were playing; continue with resume=true")
                 return 130
-        episodes = read_lerobot(out / "data")
+        episodes = read_dataset(out / "data")
         say(f"{out / 'data'}: {len(episodes)} episodes kept of {config.episodes * len(teachers)}")
         learner = Distillation(
             student,

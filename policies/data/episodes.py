@@ -25,7 +25,15 @@ from ..core.seed import generator as named_generator
 from ..core.spec import ActionSpec, ChunkConfig, EnvSpec, PolicySpec, stacked_by_history
 from ..core.types import Obs
 
-NO_REWARD = "there is no reward: it is zero"  # a note of a reader
+ASSUMED_HZ = 20.0  # where nothing says how often a world is commanded
+# Notes of a reader on what the data lack, and how it was filled in.
+NO_REWARD = "there is no reward: it is zero"
+NO_ENDS = "no column says how episodes end: they count as truncated"
+NO_END = "recordings that stop without an end count as truncated"
+NO_FINAL = "final observations are missing: the last observation is repeated"
+NO_LIMITS = "action limits are the range of the data"
+NO_RATE = f"nothing says at which rate actions were sent: {ASSUMED_HZ:g} Hz are assumed"
+PASSED_OVER = "columns passed over: "  # and their names
 
 
 @dataclass(eq=False)
@@ -99,12 +107,17 @@ class Episodes:
     def frames(self) -> int:
         return sum(len(episode) for episode in self.episodes)
 
+    @property
+    def control_hz(self) -> float | None:
+        """Actions per second, None where it is only assumed."""
+        return None if NO_RATE in self.meta.get("notes", ()) else self.spec.control_hz
+
     def policy_spec(self, chunk: ChunkConfig) -> PolicySpec:
         """Of a fresh policy that learns from these recordings."""
         return PolicySpec(
             obs=self.spec.obs,
             action=self.spec.action,
-            control_hz=self.spec.control_hz,
+            control_hz=self.control_hz,
             action_mode=self.spec.action_mode,
             pixels=self.spec.pixels,
             **to_data(chunk),

@@ -22,7 +22,7 @@ from . import lerobot_files as files
 from . import lerobot_images as images
 from . import lerobot_layout as layout
 from . import lerobot_video as video
-from .episodes import NO_REWARD, Episode, Episodes, action_limits
+from .episodes import NO_ENDS, NO_FINAL, NO_LIMITS, NO_REWARD, PASSED_OVER, Episode, Episodes, action_limits
 from .lerobot_writer import LeRobotWriter, write_lerobot
 
 __all__ = ["LeRobotWriter", "fingerprint", "read_extra", "read_lerobot", "write_lerobot"]
@@ -82,7 +82,7 @@ class _Reader:
             raise self._error("holds no episodes")
         spec, meta = self.spec, self.meta
         if spec is None:
-            self.notes.append("action limits are the range of the data")
+            self.notes.append(NO_LIMITS)
             rate, longest = float(self.info["fps"]), max(map(len, episodes))
             spec = EnvSpec(ObsSpec(self.shapes), action_limits(episodes), rate, UNKNOWN, longest)
             meta = {"source": "lerobot", "robot_type": self.info.get("robot_type")}
@@ -140,7 +140,7 @@ class _Reader:
         known = RESULTS | INDICES | {"action", *self.columns.values(), *self.extra}
         ignored = sorted(set(self.info["features"]) - known)
         if ignored:
-            self.notes.append(f"columns passed over: {', '.join(ignored)}")
+            self.notes.append(PASSED_OVER + ", ".join(ignored))
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         shapes = {}
@@ -269,12 +269,12 @@ class _Reader:
         terminated = ends.get("next.terminated", ends.get("next.done", False) and not truncated)
         if "next.done" not in ends and "next.terminated" not in ends and not truncated:
             truncated = True
-            self.notes.append("no column says how episodes end: they count as truncated")
+            self.notes.append(NO_ENDS)
         if "next.reward" not in results:
             self.notes.append(NO_REWARD)
         final = self.final_rows.get(number)
         if final is None:
-            self.notes.append("final observations are missing: the last observation is repeated")
+            self.notes.append(NO_FINAL)
         shape = tuple(self.info["features"]["action"]["shape"])
         try:
             return Episode(

@@ -1,24 +1,127 @@
-"""Reads a dataset of any format that is known here into ``Episodes``: what every verb calls."""
+"""Reads a dataset of any format that is known here into ``Episodes``: what every verb calls.
+
+A format is recognised by what a file or a folder holds, whatever its name.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.errors import BurnishError
+from . import lerobot
 from .episodes import Episodes
-from .lerobot import fingerprint, read_lerobot
+from .formats import d4rl, hdf5, maniskill, minari, npz, ogbench, plain, robomimic
+from .formats.bounds import refusal, regular
+from .formats.columns import Columns
 
-__all__ = ["fingerprint", "format_of", "read_dataset"]
+__all__ = ["FORMATS", "fingerprint", "format_of", "read_dataset"]
+
+HEAD = 1 << 12  # bytes in which a file says what it is
+INFO = "meta/info.json"
 
 
-def format_of(path: str | Path) -> str:
-    """The name of the format that the dataset at ``path`` has, by its content."""
-    if not Path(path).is_dir():
-        raise BurnishError(f"there is no dataset at {path}; `burnish collect` makes one")
-    return "lerobot"
+@dataclass(frozen=True)
+class Format:
+    """A kind of dataset. ``holds`` are names of which it has all; a * stands for a number."""
+
+    name: str
+    container: str  # folder, HDF5 or npz
+    holds: tuple[str, ...]
+    read: Callable[[Path], Episodes]
+
+
+def _hdf5(read: Callable[[Path, hdf5.Group], Episodes], copies: int = 1) -> Callable[[Path], Episodes]:
+    def opened(path: Path) -> Episodes:
+        with hdf5.opened(path, copies) as root:
+            return read(path, root)
+
+    return opened
+
+
+def _npz(read: Callable[[Columns], Episodes]) -> Callable[[Path], Episodes]:
+    def opened(path: Path) -> Episodes:
+        with npz.opened(path) as arrays:
+            return read(Columns.of_arrays(path, arrays))
+
+    return opened
+
+
+# The first that fits is taken.
+FORMATS = (
+    Format("lerobot", "folder", (INFO,), lerobot.read_lerobot),
+    Format("minari", "folder", (minari.METADATA,), minari.read),
+    Format("minari", "HDF5", ("episode_*",), lambda path: minari.read(path.parent)),
+    Format("robomimic", "HDF5", ("data/demo_*",), _hdf5(robomimic.read)),
+    Format("maniskill", "HDF5", ("traj_*",), _hdf5(maniskill.read)),
+    Format("d4rl", "HDF5", ("observations", "actions", "terminals"), _hdf5(d4rl.read_group, copies=2)),
+    Format("d4rl", "npz", ("observations", "actions", "terminals", "timeouts"), _npz(d4rl.read)),
+    Format("ogbench", "npz", ("observations", "actions", "terminals"), _npz(ogbench.read)),
+    Format("npz", "npz", ("observations", "actions"), _npz(plain.read)),
+)
 
 
 def read_dataset(path: str | Path) -> Episodes:
     """The episodes of a dataset, in memory. ``meta["notes"]`` says what its format lacks, and how it was filled in."""
-    format_of(path)
-    return read_lerobot(path)
+    return _format(Path(path)).read(Path(path))
+
+
+def format_of(path: str | Path) -> str:
+    """The name of the format of the dataset at ``path``."""
+    return _format(Path(path)).name
+
+
+def fingerprint(path: str | Path) -> str:
+    """Which dataset it is, wherever it lies: the hash of its files, of a LeRobot set that of its description."""
+    path = Path(path)
+    if _format(path).name == "lerobot":
+        return lerobot.fingerprint(path)
+    digest = hashlib.sha256()
+    for file in _files(path):
+        with open(regular(file), "rb") as content:
+            digest.update(hashlib.file_digest(content, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _files(path: Path) -> list[Path]:
+    """The files that are read, whose content counts and not their names."""
+    if (folder := minari.place_of(path)) is not None:
+        return [folder / minari.METADATA, folder / minari.DATA]
+    beside = path.with_suffix(".json")
+    return [path, beside] if beside.is_file() else [path]
+
+
+def _format(path: Path) -> Format:
+    container, names = _names(path)
+    for row in FORMATS:
+        if row.container == container and names.issuperset(row.holds):
+            return row
+    known = "; ".join(f"{', '.join(row.holds)} ({row.name})" for row in FORMATS if row.container == container)
+    raise refusal(path, f"is of no format that is read here: a {container} dataset holds {known}; see docs/data.md")
+
+
+def _names(path: Path) -> tuple[str, set[str]]:
+    """The container of a dataset, and the names in it."""
+    if path.is_dir():
+        names = {INFO} if (path / INFO).exists() else set()
+        return "folder", names | ({minari.METADATA} if minari.place_of(path) else set())
+    if not path.exists():
+        raise BurnishError(f"there is no dataset at {path}; `burnish collect` makes one")
+    with open(regular(path), "rb") as file:
+        head = file.read(len(hdf5.SIGNATURE))
+    if head == hdf5.SIGNATURE:
+        with hdf5.opened(path) as root:
+            groups = [root[name] for name in root if name == "data"]
+            below = {f"data/{_kind(x)}" for group in groups if isinstance(group, hdf5.Group) for x in group}
+            return "HDF5", below.union(map(_kind, root))
+    if head.startswith(npz.SIGNATURE):
+        with npz.opened(path) as arrays:
+            return "npz", {key[0] for key in arrays}
+    raise refusal(path, "is neither a folder, nor an HDF5 file, nor an npz file")
+
+
+def _kind(name: str) -> str:
+    return re.sub(r"_\d+$", "_*", name, flags=re.ASCII)

@@ -59,8 +59,8 @@ def relabelled(episodes: Episodes, config: RewardConfig) -> Episodes:
     """The same recordings with other rewards; refused where they hold none, and no model says any."""
     if config.model is None and NO_REWARD in episodes.meta.get("notes", ()):
         raise BurnishError(
-            "the recordings hold no rewards (no column next.reward), so nothing can be learnt from them by value; give "
-            "a model of the reward, rewards.model=..., or imitate: burnish pretrain"
+            "the recordings hold no rewards (a LeRobot set has them as next.reward), so nothing can be learnt from "
+            "them by value; give a model of the reward, rewards.model=..., or imitate: burnish pretrain"
         )
     model = None if config.model is None else reward_model(config.model, episodes.spec)
 

@@ -22,7 +22,7 @@ from torch import nn
 from ...policies.core.errors import BurnishError
 from ...policies.core.seed import RowNoise
 from ...policies.core.types import Obs
-from ...policies.data.lerobot import read_lerobot
+from ...policies.data.read import read_dataset
 from . import runtime
 from .bundle import Bundle, Schema, is_image, stacked_by_history
 from .runtime import ExportedPolicy
@@ -105,7 +105,7 @@ def observations(policy: Any, schema: Schema, count: int, rng: np.random.Generat
 
 def recorded(data: str, schema: Schema, seed: int) -> dict[str, NDArray[Any]]:
     """Observations out of recordings, with their histories."""
-    episodes = list(read_lerobot(data))
+    episodes = list(read_dataset(data))
     rng = np.random.default_rng(seed)
     chosen = rng.integers(0, len(episodes), RECORDED)
     ticks = [int(rng.integers(0, len(episodes[i]))) for i in chosen]

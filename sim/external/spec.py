@@ -9,9 +9,8 @@ import numpy as np
 
 from ...policies.core.errors import BurnishError
 from ...policies.core.spec import ActionSpec, EnvSpec, ObsSpec
+from ...policies.data.episodes import ASSUMED_HZ
 from .settings import GymConfig
-
-ASSUMED_HZ = 20.0  # where nothing says how often a world is commanded
 
 
 def spec_of(description: Mapping[str, Any], obs: ObsSpec, config: GymConfig) -> tuple[EnvSpec, str]:

@@ -27,8 +27,8 @@ from ...policies.core.clock import Clock, restored
 from ...policies.core.errors import BurnishError, plain
 from ...policies.core.spec import require_bytes
 from ...policies.core.types import Obs, Step
+from ...policies.data.observation import Layout
 from .links import Failed
-from .observation import Layout
 from .settings import GymConfig, Reward
 from .spec import spec_of
 from .workers import Workers

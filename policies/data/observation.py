@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from ...policies.core.errors import BurnishError
-from ...policies.core.spec import ObsSpec
+from ..core.errors import BurnishError
+from ..core.spec import ObsSpec
 
 ENVIRONMENT_STATE = "environment_state"
 

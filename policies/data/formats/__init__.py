@@ -1,0 +1,1 @@
+"""Readers of the formats in which others keep recordings, one in each file."""

@@ -1,0 +1,41 @@
+"""OGBench: one npz file of flat arrays, trajectories one after the other.
+
+    observations (N, ...), actions (N, A), terminals (N,), rewards?, masks?, qpos, qvel, button_states?
+
+``terminals`` is 1 in the last row of each trajectory, which holds where the action of the row before led; its own
+action led nowhere, and is dropped (ogbench/utils.py, load_dataset). That is an end of the recording and none of the
+task, which ``masks`` say, 0 where the task is complete, in sets that have them. All worlds of OGBench with real actions
+take them from [-1, 1].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..episodes import Episodes
+from .columns import Columns, cut
+from .recording import Recording, Source, episodes_of
+
+WANTED = ("observations", "actions", "terminals", "rewards", "masks")
+
+
+def read(columns: Columns) -> Episodes:
+    """The trajectories of a file, in their order."""
+    action = columns.actions()
+    source = Source("ogbench", unit=True, notes=columns.note(WANTED))
+
+    def trajectories() -> Iterator[Recording]:
+        obs, reward, mask = columns.tree("observations"), columns.row("rewards"), columns.row("masks")
+        for part in cut(columns.flags("terminals")):
+            acted = slice(part.start, part.stop - 1)
+            complete = [] if mask is None else mask[acted] == 0
+            yield Recording(
+                {key: x[part] for key, x in obs.items()},
+                action[acted],
+                None if reward is None else reward[acted],
+                terminated=any(complete[-1:]),
+                truncated=not any(complete[-1:]),
+                success=any(complete),
+            )
+
+    return episodes_of(columns.path, source, trajectories())

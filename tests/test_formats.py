@@ -1,0 +1,248 @@
+"""Recordings of other libraries: every number comes back, and what the reader filled in is said."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+import format_lab
+from burnish.offline.dataset import decisions
+from burnish.policies.cli.cli import main
+from burnish.policies.core.errors import BurnishError
+from burnish.policies.core.spec import ChunkConfig
+from burnish.policies.data import episodes as notes
+from burnish.policies.data.lerobot import read_lerobot, write_lerobot
+from burnish.policies.data.read import fingerprint, format_of, read_dataset
+from format_lab import LENGTHS, WRITERS, flat, hdf5, state
+
+torch.set_num_threads(1)
+DEPTH, OTHERS = (notes.PASSED_OVER + names for names in ("sensor_data.base_camera.depth", "infos, metadata"))
+# Of each format: the parts of the state in their order, the camera, the rate, the mode, limits, and the notes.
+EXPECTED = {
+    "robomimic": (("a", "b"), "top", 25.0, "unknown", 1.0, ["successes and ends are read from the rewards"]),
+    "minari": (("a", "b"), "top", None, "unknown", 2.0, [notes.NO_RATE]),
+    "maniskill": (("b", "a"), "base_camera", 10.0, "pd_ee_delta_pos", 1.0, [DEPTH]),
+    "d4rl": (("a",), None, None, "unknown", None, [OTHERS, notes.NO_RATE, notes.NO_LIMITS]),
+    "ogbench": (("a",), None, None, "unknown", 1.0, [notes.PASSED_OVER + "qpos", notes.NO_RATE]),
+    "npz": (("a", "b"), "top", 30.0, "unknown", None, [notes.NO_LIMITS]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_number_comes_back(name, tmp_path):
+    path = WRITERS[name](tmp_path)
+    keys, camera, hz, mode, limit, said = EXPECTED[name]
+    read = read_dataset(path)
+    assert format_of(path) == name == read.meta["source"] and read.meta["notes"] == said
+    assert [len(episode) for episode in read] == list(LENGTHS)
+    assert (read.control_hz, read.spec.action_mode) == (hz, mode)
+    for number, (episode, wanted) in enumerate(zip(read, format_lab.episodes(), strict=True)):
+        assert np.array_equal(episode.obs["state"], state(wanted, *keys))
+        assert np.array_equal(episode.action, wanted["action"]) and np.array_equal(episode.reward, wanted["reward"])
+        assert (episode.terminated, episode.truncated) == (number == 0, number != 0)
+        assert episode.success == (number == 0 and name != "d4rl"), "D4RL does not say it"
+        if camera is not None:
+            pictures = episode.obs[f"image.{camera}"].numpy().transpose(0, 2, 3, 1)
+            if name != "minari":  # whose JPEGs lose something
+                assert np.array_equal(pictures, wanted["top"])
+            assert pictures.shape == wanted["top"].shape
+        if name in ("minari", "maniskill"):
+            assert episode.seed == 40 + number
+    if limit is None:
+        low, high = (getattr(flat("action")["action"], end)(0).tolist() for end in ("min", "max"))
+        assert (list(read.spec.action.low), list(read.spec.action.high)) == (low, high)
+    else:
+        assert (read.spec.action.low, read.spec.action.high) == ((-limit,) * 2, (limit,) * 2)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_set_becomes_one_of_lerobot(name, tmp_path):
+    """Its notes go with it, so that a rate that was assumed does not become one that is known."""
+    read = read_dataset(WRITERS[name](tmp_path))
+    again = read_dataset(write_lerobot(read, tmp_path / "set"))
+    assert again.meta == read.meta and again.spec == read.spec and again.control_hz == read.control_hz
+    for one, two in zip(read, again, strict=True):
+        assert np.array_equal(one.action, two.action) and one.seed == two.seed
+        assert all(np.array_equal(x, two.obs[key]) for key, x in one.obs.items())
+
+
+def test_minari_s_pictures_are_those_that_it_packed(tmp_path):
+    read = read_dataset(WRITERS["minari"](tmp_path))
+    assert read.spec.max_steps == 50 and read.meta["env_name"] == "Hopper-v5"
+    from PIL import Image
+
+    wanted = format_lab.episodes()[1]
+    for row, frame in enumerate(wanted["top"]):
+        with Image.open(__import__("io").BytesIO(format_lab.jpeg(frame))) as image:
+            assert np.array_equal(read[1].obs["image.top"][row], np.asarray(image).transpose(2, 0, 1))
+    assert np.array_equal(read[1].obs["goal"], (wanted["a"] + 1).astype(np.float32))
+
+
+def test_names_in_the_masks_of_robomimic_become_numbers_of_episodes(tmp_path):
+    assert read_dataset(WRITERS["robomimic"](tmp_path)).meta["masks"] == {"train": [0, 2], "valid": [1]}
+
+
+def test_ogbench_itself_reads_the_same_transitions(tmp_path, require):
+    """``load_dataset`` of the package, with and without the rule on which the two must agree."""
+    path = WRITERS["ogbench"](tmp_path)
+    theirs, ours = require("ogbench.utils").load_dataset(path), read_dataset(path)
+    for name, mine in (
+        ("observations", [episode.obs["state"][:-1] for episode in ours]),
+        ("next_observations", [episode.obs["state"][1:] for episode in ours]),
+        ("actions", [episode.action for episode in ours]),
+    ):
+        assert np.array_equal(torch.cat(mine), theirs[name])
+    ends = np.concatenate([np.arange(length) == length - 1 for length in LENGTHS])
+    assert np.array_equal(theirs["terminals"], ends) and not theirs["terminals"].all()
+
+
+def without(name, *missing):
+    """A change of a file: some of its arrays are gone."""
+
+    def change(path):
+        if path.suffix == ".npz":
+            with np.load(path) as file:
+                kept = {key: file[key] for key in file if key.partition("/")[0] not in missing}
+            return np.savez(path, **kept)
+        data = path / "data/main_data.hdf5" if path.is_dir() else path
+        with hdf5(data, "a") as file:
+            groups = [x for key, x in file.get("data", file).items() if key[-1:].isdigit()] or [file]
+            for group in groups:
+                for key in missing:
+                    del group[key]
+
+    return name, change
+
+
+@pytest.mark.parametrize(
+    ("case", "note"),
+    [
+        (without("robomimic", "rewards"), notes.NO_REWARD),
+        (without("robomimic", "rewards"), notes.NO_ENDS),
+        (without("robomimic", "next_obs"), notes.NO_FINAL),
+        (without("maniskill", "rewards"), notes.NO_REWARD),
+        (without("d4rl", "next_observations"), notes.NO_FINAL),
+        (without("d4rl", "rewards"), notes.NO_REWARD),
+        (without("d4rl", "timeouts"), notes.NO_END),
+        (without("ogbench", "rewards", "masks"), notes.NO_REWARD),
+        (without("npz", "next_observations"), notes.NO_FINAL),
+        (without("npz", "control_hz"), notes.NO_RATE),
+        (without("npz", "truncated"), notes.NO_END),
+    ],
+    ids=lambda x: x if isinstance(x, str) else x[0],
+)
+def test_filled_in_is_said(case, note, tmp_path):
+    name, change = case
+    path = WRITERS[name](tmp_path)
+    assert note not in read_dataset(path).meta["notes"], "the control: nothing is missing"
+    change(path)
+    read = read_dataset(path)
+    assert note in read.meta["notes"]
+    if note == notes.NO_FINAL:
+        assert all(np.array_equal(episode.obs["state"][-1], episode.obs["state"][-2]) for episode in read)
+    if note == notes.NO_REWARD:
+        assert not any(episode.reward.any() for episode in read)
+
+
+def test_robomimic_s_dones_do_not_say_how_an_episode_ended(tmp_path):
+    """They are 1 at the end of a file, too; with shaped rewards nothing says it."""
+    path = WRITERS["robomimic"](tmp_path)
+    with hdf5(path, "a") as file:
+        for demo in file["data"].values():
+            demo["rewards"][...] += 0.5
+    read = read_dataset(path)
+    assert notes.NO_ENDS in read.meta["notes"] and not any(episode.terminated for episode in read)
+
+
+def test_limits_give_way_to_actions_beyond_them(tmp_path):
+    path = WRITERS["robomimic"](tmp_path)
+    with hdf5(path, "a") as file:
+        file["data/demo_9/actions"][0, 0] = 3.0
+    read = read_dataset(path)
+    assert read.spec.action.high[0] == 3.0 and notes.NO_LIMITS in read.meta["notes"]
+
+
+def test_episode_ends_of_a_plain_file(tmp_path):
+    columns, path = flat("a", "action"), tmp_path / "ends.npz"
+    np.savez(path, observations=columns["a"], actions=columns["action"], episode_ends=np.cumsum(LENGTHS))
+    read = read_dataset(path)
+    assert [len(episode) for episode in read] == list(LENGTHS) and all(episode.truncated for episode in read)
+    np.savez(path, observations=columns["a"], actions=columns["action"][:, 0], episode_ends=np.cumsum(LENGTHS))
+    assert read_dataset(path).spec.action.dim == 1
+
+
+def test_a_rate_that_is_not_known_fits_every_world(tmp_path):
+    read = read_dataset(WRITERS["d4rl"](tmp_path))
+    spec = read.policy_spec(ChunkConfig(horizon=2, execute=1))
+    assert spec.control_hz is None
+    known = read_dataset(WRITERS["npz"](tmp_path))
+    other = known.policy_spec(ChunkConfig(horizon=2, execute=1))
+    assert other.control_hz == 30.0
+    from dataclasses import replace
+
+    assert decisions(read, replace(spec, control_hz=125.0), 0.99) is not None
+    with pytest.raises(BurnishError, match=r"control_hz=125"):  # the control
+        decisions(known, replace(other, control_hz=125.0), 0.99)
+
+
+def test_a_fingerprint_is_of_the_content(tmp_path):
+    for name, write in WRITERS.items():
+        (folder := tmp_path / name).mkdir()
+        path = write(folder)
+        first = fingerprint(path)
+        shutil.copytree(folder, tmp_path / f"{name} elsewhere")
+        assert fingerprint(tmp_path / f"{name} elsewhere" / path.relative_to(folder)) == first
+        data = path / "data/main_data.hdf5" if path.is_dir() else path
+        data.write_bytes(data.read_bytes() + b"\0")
+        assert fingerprint(path) != first
+    beside = tmp_path / "maniskill" / next((tmp_path / "maniskill").glob("*.json")).name
+    first = fingerprint(beside.with_suffix(".h5"))
+    beside.write_text(json.dumps({**json.loads(beside.read_text()), "more": 1}))
+    assert fingerprint(beside.with_suffix(".h5")) != first, "what lies beside is read, too"
+
+
+def test_a_set_of_lerobot_is_read_as_before(tmp_path):
+    folder = write_lerobot(read_dataset(WRITERS["npz"](tmp_path)), tmp_path / "set")
+    one, two = read_dataset(folder), read_lerobot(folder)
+    assert format_of(folder) == "lerobot" and one.spec == two.spec and one.meta == two.meta
+
+
+NET = ["policy=flow", "policy.net.mlp.hidden=[8]", "policy.steps=2", "train.batch=4", "train.steps=1"]
+
+
+@pytest.mark.slow
+def test_a_verb_takes_a_file(tmp_path, capsys):
+    columns, path = flat("a", "action", "end"), tmp_path / "mine.npz"
+    np.savez(path, observations=columns["a"], actions=columns["action"], truncated=columns["end"])
+    chunk = ["chunk.horizon=2", "chunk.execute=1", "eval.episodes=0"]
+    assert main(["pretrain", f"data={path}", *NET, *chunk, f"out={tmp_path}/run"]) == 0
+    assert notes.NO_REWARD in capsys.readouterr().out
+    words = ["method=iql", f"data={path}", "steps=1", "eval.episodes=0", f"out={tmp_path}/iql"]
+    assert main(["offline", *words]) == 2, "the control: nothing is learnt from rewards that are none"
+    assert "hold no rewards" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda path: None, "there is no dataset at"),
+        (lambda path: path.mkdir(), "is of no format that is read here: a folder dataset holds meta/info.json"),
+        (lambda path: path.write_text("hello"), "is neither a folder, nor an HDF5 file, nor an npz file"),
+        (lambda path: path.write_bytes(b""), "is neither a folder"),
+        (os.mkfifo, "is no file"),
+        (lambda path: path.symlink_to("/dev/zero"), "is no file"),
+        (lambda path: hdf5(path).close(), "is of no format that is read here: a HDF5 dataset holds"),
+        (lambda path: path.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(99)), "is damaged or truncated"),
+        (lambda path: path.write_bytes(b"PK\x03\x04" + bytes(99)), "is damaged or truncated"),
+    ],
+)
+def test_what_is_no_dataset_is_refused(make, said, tmp_path):
+    make(tmp_path / "set")
+    with pytest.raises(BurnishError) as caught:
+        read_dataset(tmp_path / "set")
+    assert said in str(caught.value) and str(tmp_path / "set") in str(caught.value)
