@@ -31,9 +31,9 @@ def regular(path: Path) -> Path:
     return path
 
 
-def plain_name(path: Path, name: str) -> str:
-    """A name in a file, once it is one that can stand in a path and on a terminal."""
-    if not name.isprintable() or name in ("", ".", "..") or "/" in name or "\\" in name:
+def plain_name(path: Path, name: str | bytes) -> str:
+    """A name in a file, once it is one that can stand in a path and on a terminal; bytes are no text."""
+    if isinstance(name, bytes) or not name.isprintable() or name in ("", ".", "..") or "/" in name or "\\" in name:
         raise refusal(path, f"has an array or a group with the name {name!r:.80}, which could lead elsewhere")
     return name
 

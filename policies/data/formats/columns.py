@@ -11,7 +11,7 @@ import numpy as np
 from ..episodes import PASSED_OVER
 from .bounds import refusal
 from .hdf5 import Group
-from .recording import Array, Leaves, Recording, actions_of
+from .recording import Array, Leaves, Recording, actions_of, with_final
 
 
 @dataclass
@@ -99,11 +99,9 @@ def recordings(
     following, success = columns.tree("next_observations"), columns.flags("success")
     for part in cut(ends):
         last = part.stop - 1
-        seen = {key: x[part] for key, x in obs.items()}
-        if following:
-            seen = {key: np.concatenate([x, following[key][last:][:1]]) for key, x in seen.items() if key in following}
+        final = {key: x[last : part.stop] for key, x in following.items()}
         yield Recording(
-            seen,
+            with_final(columns.path, {key: x[part] for key, x in obs.items()}, final),
             action[part],
             None if reward is None else reward[part],
             bool(terminated[last]),

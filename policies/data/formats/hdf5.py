@@ -10,7 +10,7 @@ import importlib
 import math
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import numpy as np
 from ...core.errors import BurnishError, reason
 from ...core.spec import MOST_AXES, MOST_KEYS
 from .bounds import PACKED, ROOM, Budget, kept_as, plain_name, refusal, regular
+from .heaps import check_heaps
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 GZIP, FILTERS = 1, {1: "gzip", 2: "shuffle", 3: "fletcher32"}  # numbers of filters that are part of HDF5
@@ -112,6 +113,7 @@ class Group:
             return None
         if self._h5py.check_string_dtype(found.dtype) is None or found.get_storage_size() > LARGEST_TEXT:
             raise refusal(self.path, f"has an attribute {name!r} that is no text")
+        check_heaps(self.path)
         value = self._node.attrs[name]
         return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
@@ -159,19 +161,20 @@ class Array:
         self._check_chunks()
         return self._node.astype(dtype)[rows.start : rows.stop]
 
-    def packed_rows(self, unpacked: int) -> Iterator[bytes]:
-        """The rows of an array of bytes, of any length, one by one; each is to become ``unpacked`` bytes."""
+    def packed(self, unpacked: int) -> Packed:
+        """The rows of an array of bytes, of any length; each is to become ``unpacked`` bytes."""
         if not self.of_bytes and (self.dtype != np.uint8 or len(self.shape) != 2):
             raise self._refusal(f"of type {self.dtype}, which holds no packed pictures")
         self._budget.take(self.name, (*self.shape[:1], unpacked), 1)
+        check_heaps(self._path)
         self._check_chunks()
-        for row in range(self.shape[0]):
-            yield self._node[row].tobytes()
+        return Packed(self._node)
 
     def words(self, most: int) -> list[str]:
         """An array of text, row by row: what is stored once may be named by many rows."""
         if not self.of_text or len(self.shape) != 1 or self.shape[0] > most or self.dtype.itemsize > 1 << 10:
             raise self._refusal("instead of a list of names")
+        check_heaps(self._path)
         self._check_chunks()
         return [x.decode(errors="replace")[: 1 << 10] for x in (bytes(self._node[i]) for i in range(self.shape[0]))]
 
@@ -194,3 +197,18 @@ class Array:
 
     def _refusal(self, what: str) -> BurnishError:
         return refusal(self._path, f"has {self.name!r} {what}")
+
+
+class Packed(Sequence[dict[str, bytes]]):
+    """The rows of an array of bytes as cells of pictures, read one by one: many may name what is stored once."""
+
+    def __init__(self, node: Any) -> None:
+        self._node = node
+
+    def __len__(self) -> int:
+        return len(self._node)
+
+    def __getitem__(self, row: Any) -> Any:
+        if row >= len(self):
+            raise IndexError(row)
+        return {"bytes": self._node[row].tobytes()}

@@ -80,7 +80,7 @@ def _recordings(root: hdf5.Group, pictures: dict[tuple[str, ...], tuple[int, ...
         obs = {}
         for key, leaf in episode.leaves("observations").items():
             shape = pictures.get(key, leaf.shape[1:])
-            found = leaf.read() if leaf.shape[1:] == shape else _unpacked(leaf, shape)
+            found = leaf.read() if leaf.shape[1:] == shape else _unpacked(root.path, leaf, shape)
             obs[tuple(x.removeprefix(INDEX) for x in key)] = found
         infos = episode.group("infos") if "infos" in episode else None
         yield Recording(
@@ -93,10 +93,12 @@ def _recordings(root: hdf5.Group, pictures: dict[tuple[str, ...], tuple[int, ...
         )
 
 
-def _unpacked(leaf: hdf5.Array, shape: tuple[int, ...]) -> np.ndarray:
+def _unpacked(path: Path, leaf: hdf5.Array, shape: tuple[int, ...]) -> np.ndarray:
     """(T, C, H, W) from one JPEG in each row."""
     height, width, channels = (*shape, 1)[:3]
     if channels not in images.MODES:
-        raise BurnishError(f"it has pictures {leaf.name!r} of {channels} colours; 1, 3 or 4 are read")
-    rows = leaf.packed_rows(height * width * channels)
-    return np.concatenate([images.decode([{"bytes": row}], (channels, height, width)) for row in rows])
+        raise refusal(path, f"has pictures {leaf.name!r} of {channels} colours; 1, 3 or 4 are read")
+    try:
+        return images.decode(leaf.packed(height * width * channels), (channels, height, width))
+    except BurnishError as error:
+        raise refusal(path, f"cannot be used: {error}, in {leaf.name!r}") from error

@@ -68,16 +68,16 @@ class Source:
 
 def episodes_of(path: Path, source: Source, recordings: Iterable[Recording]) -> Episodes:
     """The recordings of a file as ``Episodes``; ``meta["notes"]`` says what was filled in."""
-    notes, made, layout, first = source.notes, [], None, None
+    notes, made, layout, kinds, actions = source.notes, [], None, None, None
     for number, recording in enumerate(recordings):
         obs = {key: x for key, x in recording.obs.items() if _is_read(x)}
         if layout is None:
             if passed := sorted(".".join(key) for key in recording.obs if key not in obs):
                 notes.append(PASSED_OVER + ", ".join(passed))
-            layout, first = _layout(path, obs), _kinds(obs)
+            layout, kinds, actions = _layout(path, obs), _kinds(obs), recording.action.shape[1:]
         try:
-            if _kinds(obs) != first:
-                raise BurnishError("its observations have other names, shapes or types than those of episode 0")
+            if _kinds(obs) != kinds or recording.action.shape[1:] != actions:
+                raise BurnishError("its arrays have other names, shapes or types than those of episode 0")
             made.append(_episode(recording, obs, layout, number, notes))
         except BurnishError as error:
             raise BurnishError(f"episode {number} of {path} cannot be used: {error}") from error
@@ -131,6 +131,15 @@ def rate_of(found: Any) -> float | None:
 def whole(found: Any) -> int | None:
     """A number of steps that a file names, None where it is none."""
     return found if type(found) is int and 0 < found <= LONGEST else None
+
+
+def with_final(path: Path, obs: Leaves, final: Leaves) -> Leaves:
+    """Observations with one more row, where there is one of each."""
+    if not obs.keys() <= final.keys():
+        return obs
+    if any(final[key].shape[1:] != x.shape[1:] for key, x in obs.items()):
+        raise refusal(path, "has observations of other shapes among those that follow an action")
+    return {key: np.concatenate([x, final[key]]) for key, x in obs.items()}
 
 
 def seed_of(found: Any) -> int | None:

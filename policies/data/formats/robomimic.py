@@ -17,7 +17,7 @@ import numpy as np
 from ..episodes import Episodes
 from .bounds import refusal
 from .hdf5 import Group
-from .recording import Recording, Source, actions_of, episodes_of, json_object, rate_of
+from .recording import Recording, Source, actions_of, episodes_of, json_object, rate_of, with_final
 
 ROBOSUITE = 1  # robomimic's number of that kind of world, whose actions lie in [-1, 1]
 FROM_REWARDS = "successes and ends are read from the rewards"
@@ -54,7 +54,7 @@ def _recordings(path: Path, data: Group, names: list[str], notes: list[str]) -> 
         obs = {key: leaf.read() for key, leaf in seen.items()}
         if "next_obs" in demo:
             last = {key: leaf.read(-1) for key, leaf in demo.leaves("next_obs").items()}
-            obs = {key: np.concatenate([x, last[key]]) for key, x in obs.items() if key in last}
+            obs = with_final(path, obs, last)
         reward = demo.array("rewards").read() if "rewards" in demo else None
         played = Recording(obs, action, reward)
         if reward is not None and bool(np.isin(reward, (0, 1)).all()):
