@@ -14,7 +14,7 @@ from PIL import Image
 
 LENGTHS = (4, 2, 3)
 BOX = {"type": "Box", "dtype": "float32", "shape": [2], "low": [-2.0, -2.0], "high": [2.0, 2.0]}
-ENV_ARGS = {"env_name": "Lift", "env_type": 1, "env_kwargs": {"control_freq": 25, "reward_shaping": False}}
+ENV_ARGS = {"env_name": "Lift", "type": 1, "env_kwargs": {"control_freq": 25, "reward_shaping": False}}
 
 
 def episodes() -> list[dict[str, Any]]:
@@ -52,6 +52,7 @@ def robomimic(folder: Path) -> Path:
         data.attrs["env_args"] = json.dumps(ENV_ARGS)
         for number, episode in enumerate(episodes()):
             demo = data.create_group(f"demo_{number + 9}")  # demo_10 comes after demo_9
+            demo.attrs["num_samples"] = len(episode["action"])
             for key in ("a", "b", "top"):
                 demo[f"obs/{key}"], demo[f"next_obs/{key}"] = episode[key][:-1], episode[key][1:]
             demo["actions"], demo["rewards"] = episode["action"].astype(np.float64), episode["reward"]

@@ -54,7 +54,7 @@ class Recording:
 
 @dataclass
 class Source:
-    """What a file says of the world of its recordings."""
+    """The world of a file's recordings, as far as the file says."""
 
     name: str  # of the format
     limits: ActionSpec | None = None  # of the actuators; None: those of the data

@@ -1,6 +1,6 @@
 """robomimic: one HDF5 file, a group ``data/demo_<i>`` for each episode, lists of names in ``mask/``.
 
-    data            env_args, JSON: env_name, env_type, env_kwargs with control_freq
+    data            env_args, JSON: env_name, type, env_kwargs with control_freq
     data/demo_<i>   obs/<key> (T, ...), next_obs/<key>, actions (T, A), rewards (T,), dones (T,), states
 
 Isaac Lab's recorder writes the same. ``dones`` may mean a success, the end of the file or both, so how an episode ended
@@ -29,7 +29,7 @@ def read(path: Path, root: Group) -> Episodes:
     demos = data.numbered("demo_")
     world = json_object(data.text("env_args"))
     kwargs = json_object(world.get("env_kwargs"))
-    unit = world.get("env_type") == ROBOSUITE
+    unit = world.get("type") == ROBOSUITE
     source = Source("robomimic", unit=unit, control_hz=rate_of(kwargs.get("control_freq")))
     if isinstance(name := world.get("env_name"), str):
         source.meta["env_name"] = name
