@@ -89,6 +89,7 @@ class RobotEnv:
 
     def __init__(self, body: Body, stage: Stage, seed: int = 0, supervisor: Supervisor | None = None) -> None:
         self.body, self.spec, self.supervisor = body, body.spec, supervisor
+        self.state_names, self.action_names = (getattr(body, f"{what}_names", None) for what in ("state", "action"))
         low, high = (np.array(x) for x in (body.spec.action.low, body.spec.action.high))
         self._middle, self._half = (high + low) / 2, (high - low) / 2
         self.reports: list[dict[str, Any]] = []  # what each episode's link has left to say

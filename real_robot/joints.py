@@ -101,6 +101,8 @@ class Joints:
         if not 0 < hz <= MOST_HZ:
             raise BurnishError(f"control_hz={hz:g} must lie in (0, {MOST_HZ:g}]; give env.control_hz=...")
         self.spec = EnvSpec(ObsSpec({"state": (len(self._zero),)}), action, float(hz), ABSOLUTE, config.max_steps)
+        # LeRobot's recordings of such robots name them so.
+        self.state_names = self.action_names = [f"{name}.pos" for name in (*self.joints, *["gripper"] * self.grips)]
         self._now = self._rest = self._wide(np.clip(0.0, lower, upper), 0.0)
         self._asked: Vector | None = None  # in this episode
         self._start: Vector | None = None

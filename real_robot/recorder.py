@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ..policies.core.errors import BurnishError
 from ..policies.core.types import Controller, Obs, Step, VecEnv
-from ..policies.core.wrapper import Wrapper
+from ..policies.core.wrapper import Wrapper, feature_names
 from ..policies.data.episodes import Episode
 from ..policies.data.lerobot import read_extra
 from ..policies.data.lerobot_sim_state import kept_in, read_sim_states
@@ -103,7 +103,8 @@ def recording(
         raise BurnishError(f"{out} exists already; use another folder, or continue it with resume=true")
     extra = columns(env.spec.action.dim)
     # At 0 an episode is published as soon as it ends, unless that takes more than a twentieth of the time.
-    writer = LeRobotWriter(out, env.spec, meta, extra=extra, robot_type=robot, publish_every_s=0.0, resume=resume)
+    options: dict[str, Any] = {"extra": extra, "names": feature_names(env), "robot_type": robot, "resume": resume}
+    writer = LeRobotWriter(out, env.spec, meta, publish_every_s=0.0, **options)
     try:
         begun = len(writer.seeds)
         if begun > len(seeds):

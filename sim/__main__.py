@@ -25,7 +25,7 @@ from ..policies.core.files import require_writable
 from ..policies.core.seed import derive
 from ..policies.core.spec import ActionSpec, check_compatible, stacked_by_history
 from ..policies.core.types import Controller, VecEnv
-from ..policies.core.wrapper import continues, description
+from ..policies.core.wrapper import continues, description, feature_names
 from ..policies.data.episodes import Episode
 from ..policies.data.lerobot_writer import LeRobotWriter
 from ..policies.runs.interrupt import interruptible
@@ -97,7 +97,12 @@ def collect(config: CollectConfig) -> int:
     scene = _scene(config)
     seeds = [derive(config.seed, "collect", i) for i in range(config.episodes)]
     with LeRobotWriter(
-        config.out, scene.raw.spec, scene.origin, publish_every_s=PUBLISH_EVERY_S, resume=config.resume
+        config.out,
+        scene.raw.spec,
+        scene.origin,
+        names=feature_names(scene.raw),
+        publish_every_s=PUBLISH_EVERY_S,
+        resume=config.resume,
     ) as writer:
         begun = len(writer.seeds)
         if begun > len(seeds):

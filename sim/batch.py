@@ -69,6 +69,7 @@ class BatchedMujoco:
         task.bind(self.physics)
         self.spec = task.spec
         self.state_names: Sequence[str] | None = getattr(task, "state_names", None)
+        self.action_names: Sequence[str] | None = getattr(task, "action_names", None)
         self._pixels = self._film = None
         if task.pixels is not None:
             self._pixels = Pixels(self.physics, task.pixels)

@@ -116,6 +116,7 @@ class TaskArm:
         self._axes = [AXES.index(axis) for axis in axes]
         limit = np.array([step_m] * 3 + [step_rad] * 2 + [0.0])
         self._step = limit[:5]
+        self.action_names = arm.JOINTS if mode is ActionMode.joint_target else tuple(axes)
         lower, upper = -limit, limit.copy()
         lower[5], upper[5] = arm.LOWER[5], OPEN
         if mode is ActionMode.joint_target:
@@ -218,6 +219,7 @@ class DeskTask:
             )
         blind = config.observe is Observe.pixels
         self.state_names = SENSES if blind else (*SENSES, *facts)
+        self.action_names = hand.action_names
         shapes = {"state": (len(self.state_names),)}
         self.spec = EnvSpec(ObsSpec(shapes), hand.action, config.control_hz, config.action.value, config.max_steps)
         self.pixels: PixelConfig | None = None

@@ -47,6 +47,7 @@ class Mirror:
             )
         self._draws = draws and task.pixels is not None
         self.spec, self.mjcf = world.spec if self._draws else task.spec, task.mjcf()
+        self.state_names, self.action_names = world.state_names, world.action_names
         self._world, self._task = world, task
         self._everyone = np.arange(1)
 

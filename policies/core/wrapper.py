@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -36,6 +37,15 @@ def state_names(env: Any) -> Sequence[str] | None:
     while isinstance(env, Wrapper):
         env = env.env
     return getattr(env, "state_names", None)
+
+
+def feature_names(env: Any) -> dict[str, Sequence[str]]:
+    """Observation key, or "action" -> a name for each of its numbers, as far as the world behind all wrappers says them,
+    as ``state_names`` and ``action_names``."""
+    inner, sizes = _innermost(env), {key: math.prod(shape) for key, shape in env.spec.obs.shapes.items()}
+    found = {key: getattr(inner, f"{key}_names", None) for key in (*sizes, "action")}
+    sizes["action"] = env.spec.action.dim
+    return {key: list(names) for key, names in found.items() if names and len(names) == sizes[key]}
 
 
 def continues(env: Any) -> bool:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import copy
 import enum
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -25,9 +25,11 @@ from ..core.seed import generator as named_generator
 from ..core.spec import ActionSpec, ChunkConfig, EnvSpec, PolicySpec, stacked_by_history
 from ..core.types import Obs
 
+Names = Mapping[str, Sequence[str]]  # observation key, or "action" -> a name for each of its numbers, where there are
 ASSUMED_HZ = 20.0  # where nothing says how often a world is commanded
 # Notes of a reader on what the data lack, and how it was filled in.
 NO_REWARD = "there is no reward: it is zero"
+NO_SUCCESS = "no column says which episodes succeed: none counts as a success"
 NO_ENDS = "no column says how episodes end: they count as truncated"
 NO_END = "recordings that stop without an end count as truncated"
 NO_FINAL = "final observations are missing: the last observation is repeated"
@@ -89,6 +91,7 @@ class Episodes:
     episodes: list[Episode]
     spec: EnvSpec
     meta: dict[str, Any] = field(default_factory=dict)
+    names: Names = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for number, episode in enumerate(self.episodes):
@@ -137,7 +140,7 @@ class Episodes:
         order = torch.randperm(total, generator=named_generator(seed, "split")).tolist()
         chosen = set(order[:held_out])
         parts = ([i for i in range(total) if i not in chosen], sorted(chosen))
-        train, valid = (Episodes([self.episodes[i] for i in part], self.spec, self.meta) for part in parts)
+        train, valid = (replace(self, episodes=[self.episodes[i] for i in part]) for part in parts)
         return train, valid
 
 

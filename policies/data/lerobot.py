@@ -22,7 +22,7 @@ from . import lerobot_files as files
 from . import lerobot_images as images
 from . import lerobot_layout as layout
 from . import lerobot_video as video
-from .episodes import NO_ENDS, NO_FINAL, NO_LIMITS, NO_REWARD, PASSED_OVER, Episode, Episodes, action_limits
+from .episodes import NO_ENDS, NO_FINAL, NO_LIMITS, NO_REWARD, NO_SUCCESS, PASSED_OVER, Episode, Episodes, action_limits
 from .lerobot_writer import LeRobotWriter, write_lerobot
 
 __all__ = ["LeRobotWriter", "fingerprint", "read_extra", "read_lerobot", "write_lerobot"]
@@ -67,6 +67,9 @@ class _Reader:
         self.spec, self.meta, self.extra = None, {}, {}
         if "burnish" in self.info:
             self.spec, self.columns, self.meta = layout.read_burnish_entry(self.info["burnish"])
+            # Of a converted set, whatever was filled in stands in columns; so its notes are part of it.
+            kept = self.meta.get("notes")
+            self.notes += map(str, kept if isinstance(kept, list) else ())
             self.extra = layout.read_extra_entry(self.info)
         self._note_what_is_passed_over()
         self.shapes = self._shapes()
@@ -88,7 +91,7 @@ class _Reader:
             meta = {"source": "lerobot", "robot_type": self.info.get("robot_type")}
         if self.notes:
             meta = {**meta, "notes": list(dict.fromkeys(self.notes))}
-        return Episodes(episodes, spec, meta)
+        return Episodes(episodes, spec, meta, layout.read_names(self.info["features"], self.columns))
 
     def read_extra(self) -> list[dict[str, torch.Tensor]]:
         tables = self._episode_tables(list(self.extra)) if self.extra else ()
@@ -272,6 +275,8 @@ class _Reader:
             self.notes.append(NO_ENDS)
         if "next.reward" not in results:
             self.notes.append(NO_REWARD)
+        if "next.success" not in results:
+            self.notes.append(NO_SUCCESS)
         final = self.final_rows.get(number)
         if final is None:
             self.notes.append(NO_FINAL)

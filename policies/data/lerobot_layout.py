@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..core.errors import BurnishError
 from ..core.spec import ActionSpec, EnvSpec, ObsSpec
+from .episodes import Names
 from .lerobot_images import MODES
 
 VERSION, OLDER = "v3.0", ("v2.0", "v2.1")  # written, and read too
@@ -101,8 +102,8 @@ def extra_features(extra: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
     return features
 
 
-def features_of(spec: EnvSpec, extra: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
-    """The ``features`` entry of ``info.json``, in the order of the columns."""
+def features_of(spec: EnvSpec, extra: Mapping[str, Tensor], names: Names | None = None) -> dict[str, dict[str, Any]]:
+    """The ``features`` entry of ``info.json``, in the order of the columns; numbers without ``names`` are numbered."""
     features: dict[str, dict[str, Any]] = {}
     for key, shape in spec.obs.shapes.items():
         column = column_of(key)
@@ -112,15 +113,49 @@ def features_of(spec: EnvSpec, extra: Mapping[str, Tensor]) -> dict[str, dict[st
                 raise BurnishError(
                     f"the observation {key!r} has {channels} channels; images are written with 1, 3 or 4"
                 )
-            names = ["height", "width", "channels"]
-            features[column] = {"dtype": "image", "shape": [height, width, channels], "names": names}
+            axes = ["height", "width", "channels"]
+            features[column] = {"dtype": "image", "shape": [height, width, channels], "names": axes}
         else:
-            size = size_of(shape)
             dtype = "int64" if key == "tokens" else "float32"
-            features[column] = {"dtype": dtype, "shape": [size], "names": [f"{key}_{i}" for i in range(size)]}
-    names = [f"action_{i}" for i in range(spec.action.dim)]
-    features["action"] = {"dtype": "float32", "shape": [spec.action.dim], "names": names}
+            features[column] = {"dtype": dtype, **_named(key, size_of(shape), names)}
+    features["action"] = {"dtype": "float32", **_named("action", spec.action.dim, names)}
     return {**features, **extra_features(extra), **RESULT_FEATURES, **INDEX_FEATURES}
+
+
+def _named(key: str, size: int, names: Names | None) -> dict[str, Any]:
+    given = list((names or {}).get(key, ())) or _numbered(key, size)
+    if len(given) != size:
+        raise BurnishError(f"there are {len(given)} names for the {size} numbers of {key!r}: {given!r:.200}")
+    return {"shape": [size], "names": given}
+
+
+def _numbered(key: str, size: int) -> list[str]:
+    return [f"{key}_{i}" for i in range(size)]
+
+
+def read_names(features: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """The names that a set gives to the numbers of its observations and actions."""
+    names = {key: _names_in(features.get(column), key) for key, column in {**columns, "action": "action"}.items()}
+    return {key: tuple(x) for key, x in names.items() if x and not is_image(key)}
+
+
+def renamed(features: Any, new: Mapping[str, Any]) -> Any:
+    """The features of a set whose numbers have no names, with the names that they have in ``new``."""
+    if not isinstance(features, dict):
+        return features
+    bare = [name for name, feature in features.items() if name in new and not _names_in(feature, key_of(name, False))]
+    return {**features, **{name: {**features[name], "names": new[name]["names"]} for name in bare}}
+
+
+def _names_in(feature: Any, key: str) -> list[str]:
+    """A list, or a list in a dict, as of ``{"motors": [...]}``. Numbered ones are none, nor are those that do not fit
+    the shape."""
+    names, shape = (feature.get(x) for x in ("names", "shape")) if isinstance(feature, dict) else (None, None)
+    if isinstance(names, dict) and len(names) == 1:
+        (names,) = names.values()
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return []
+    return [] if names == _numbered(key, len(names)) or size_of(tuple(shape or ())) != len(names) else names
 
 
 def burnish_entry(spec: EnvSpec, meta: Mapping[str, Any], extra: Iterable[str] = ()) -> dict[str, Any]:

@@ -102,6 +102,7 @@ def recorded_seeds(root: Path, info: Mapping[str, Any]) -> list[int]:
     if "burnish" not in found:
         raise BurnishError(f"{root} was not written by Burnish, so it cannot be continued; choose another path")
     known = {**found, "burnish": {key: x for key, x in found["burnish"].items() if key != "sim_state"}}
+    known["features"] = layout.renamed(found.get("features"), info["features"])
     for name, old, new in differences({key: known.get(key) for key in info}, info):
         name = name.removeprefix("burnish.").removeprefix("meta.")
         raise BurnishError(

@@ -33,7 +33,7 @@ from . import lerobot_layout as layout
 from . import lerobot_progress as progress
 from . import lerobot_sim_state as sim_state
 from . import lerobot_tables as tables
-from .episodes import Episode, Episodes, check_fits
+from .episodes import Episode, Episodes, Names, check_fits
 from .growing_folder import GrowingFolder
 
 MEGABYTE = 2**20
@@ -47,6 +47,7 @@ class LeRobotWriter:
 
     ``resume`` continues the set at ``path`` if there is one, which the same configuration must have written. ``extra``
     says which further columns every episode brings, and of what kind: an ``Episode.extra``, though it have no rows.
+    ``names`` are those of the numbers of observations and actions, where they have any.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class LeRobotWriter:
         meta: Mapping[str, Any] | None = None,
         *,
         extra: Mapping[str, Tensor] | None = None,
+        names: Names | None = None,
         fps: int | None = None,
         robot_type: str | None = None,
         data_files_size_in_mb: int = 100,
@@ -67,7 +69,7 @@ class LeRobotWriter:
         if self._fps < 1 or data_files_size_in_mb < 1:
             raise BurnishError("fps and data_files_size_in_mb must be at least 1")
         self._extra = layout.extra_features(extra or {})
-        self._features = layout.features_of(spec, extra or {})
+        self._features = layout.features_of(spec, extra or {}, names)
         try:
             entry = json.loads(json.dumps(layout.burnish_entry(spec, meta or {}, self._extra), allow_nan=False))
         except (TypeError, ValueError) as error:
@@ -238,6 +240,7 @@ def write_lerobot(
         episodes.spec,
         episodes.meta,
         extra=episodes[0].extra if len(episodes) > 0 else None,
+        names=episodes.names,
         fps=fps,
         robot_type=robot_type,
         data_files_size_in_mb=data_files_size_in_mb,

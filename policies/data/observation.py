@@ -85,6 +85,13 @@ class Layout:
         parts = [*self._images, *self._numbers]
         return {key: [part.name.removeprefix("obs.") for part in parts if part.key == key] for key in self.spec.shapes}
 
+    def names(self, key: str) -> list[str]:
+        """Of the numbers of a vector; none where the environment does not name them."""
+        parts = [(x.name.removeprefix("obs."), x.end - x.start) for x in self._numbers if x.key == key]
+        if any(name in ("", ENVIRONMENT_STATE) for name, _ in parts):
+            return []
+        return [f"{name}_{i}" if size > 1 else name for name, size in parts for i in range(size)]
+
     def room(self, num_envs: int) -> dict[str, np.ndarray]:
         """Observations of ours for so many worlds, still empty."""
         images = {image.key for image in self._images}

@@ -68,6 +68,7 @@ class ExternalEnv:
         self.continues = not found["nondeterministic"]  # whether its state holds the episodes under way
         self._layout = Layout(found["observation"], config.id)
         self.spec, self.hz_from = spec_of(found, self._layout.spec, config)
+        self.state_names, self.goal_names = self._layout.names("state"), self._layout.names("goal")
         action, self._dtype = self.spec.action, np.dtype(found["action"]["dtype"])
         self._low, self._high = np.array(action.low, self._dtype), np.array(action.high, self._dtype)
         self._rows = self._layout.room(num_envs)

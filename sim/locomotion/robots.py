@@ -38,6 +38,8 @@ from .settings import (
 )
 
 if TYPE_CHECKING:
+    import mujoco
+
     from ..physics import Array, Physics, Rows
 
 Terms = dict[str, np.ndarray]  # what a tick earned or cost, each (N,), under the names of Gymnasium's info
@@ -88,8 +90,26 @@ class Locomotion:
         # The limits are float32 in Gymnasium: 0.4 is a little more there, and costs a little more.
         low, high = model.actuator_ctrlrange.astype(np.float32).T.tolist()
         state = self.observe()["state"].shape[1:]
+        self.state_names = self._names(model, state[0])
+        self.action_names = [model.joint(int(i)).name for i in model.actuator_trnid[:, 0]]
         action = ActionSpec(tuple(low), tuple(high))
         self.spec = EnvSpec(ObsSpec({"state": state}), action, 1 / self._dt, "torque", self.config.max_steps)
+
+    def _names(self, model: mujoco.MjModel, size: int) -> list[str]:
+        """The joints' positions, their speeds, and whatever is felt beside these."""
+        joints = [(model.joint(i).name, int(kind)) for i, kind in enumerate(model.jnt_type)]
+        positions, speeds = (
+            [
+                f"{what} {name}_{i}" if widths[kind] > 1 else f"{what} {name}"
+                for name, kind in joints
+                for i in range(widths[kind])
+            ]
+            for what, widths in (("position", (7, 4, 1, 1)), ("speed", (6, 3, 1, 1)))  # free, ball, slide, hinge
+        )
+        if self.config.exclude_current_positions_from_observation:
+            positions = positions[self.roaming :]
+        known = [*positions, *speeds]
+        return [*known, *(f"felt_{i}" for i in range(size - len(known)))]
 
     def begin(self, rows: Rows, draw: Draw) -> None:
         qpos, qvel, scale = self._qpos.read(), self._qvel.read(), self.config.reset_noise_scale
