@@ -135,6 +135,8 @@ PLAYS = {
         ["resume=true"],
     ),
     "evaluate": Play(["evaluate", "policy.path={lab}/bc", "against={lab}/bc", *EVALUATION, "videos=1", "out={out}"]),
+    "data": Play(["data", "convert", "{lab}/data", "out={out}/d"]),
+    "data, show": Play(["data", "show", "{lab}/data", "out={out}/e.svg"]),
     "view": Play(["view", "env=two_mode", "episodes=1", "size=32", "out={out}"]),
     "compare": Play([*COMPARED, "out={out}"], ["resume=true"]),
     # Deeper are the runs, which other verbs write, each of which is played here by itself.
@@ -158,6 +160,8 @@ OUTPUTS = {  # of the plays that are there for one setting
     "distill, consolidate": ("data/meta/info.json",),
     "compare, data": ("runs/iql-0.plan", "runs/.iql-0", "evaluations/more_imitation-0.json"),
     "deploy, record": ("set/meta/info.json",),
+    "data": ("d/meta/info.json",),
+    "data, show": ("e.svg",),
 }
 QUICK = ("collect", "finetune", "evaluate", "view", "report", "export")  # of each kind of writer one
 OTHERS = [pytest.mark.slow, pytest.mark.rotating(2)]

@@ -32,6 +32,11 @@ class Verb(NamedTuple):
 
 VERBS: dict[str, Verb] = {
     "collect": Verb("burnish.sim.__main__:collect", "record demonstrations of a scripted expert or of a policy"),
+    "data": Verb(
+        "burnish.policies.data.__main__:data",
+        "datasets: `data info|stats|show|convert FOLDER`, `data merge FOLDER FOLDER ...`",
+        ("do", "data..."),
+    ),
     "view": Verb("burnish.sim.__main__:view", "watch an expert or a policy: in a window, or as films without a screen"),
     "pretrain": Verb("burnish.policies.__main__:pretrain", "train a policy by imitation"),
     "offline": Verb("burnish.offline.__main__:offline", "improve a policy, or make one, from recordings with rewards"),
@@ -125,9 +130,18 @@ def run(verb: str, overrides: Sequence[str]) -> int:
 
 
 def spelled_out(verb: str, words: Sequence[str]) -> list[str]:
-    """``add NAME`` as ``do=add name=NAME``, of a verb with settings that need no names."""
-    names = iter(VERBS[verb].words)
-    return [f"{name}={word}" if "=" not in word and (name := next(names, "")) else word for word in words]
+    """``add NAME`` as ``do=add name=NAME``, of a verb with settings that need no names. One that ends with "..." is a
+    list, and takes all that are left."""
+    bare, found = [word for word in words if "=" not in word], [word for word in words if "=" in word]
+    for name in VERBS[verb].words:
+        if name.endswith("...") and bare:
+            quotes = ['"' if "'" in word else "'" for word in bare]
+            listed = ",".join(f"{quote}{word}{quote}" for quote, word in zip(quotes, bare, strict=True))
+            found.insert(0, f"{name.removesuffix('...')}=[{listed}]")
+            bare = []
+        elif bare:
+            found.insert(0, f"{name}={bare.pop(0)}")
+    return [*bare, *found]
 
 
 def overview() -> str:

@@ -40,8 +40,8 @@ def state_names(env: Any) -> Sequence[str] | None:
 
 
 def feature_names(env: Any) -> dict[str, Sequence[str]]:
-    """Observation key, or "action" -> a name for each of its numbers, as far as the world behind all wrappers says them,
-    as ``state_names`` and ``action_names``."""
+    """Observation key, or "action" -> a name for each of its numbers, where the world behind all wrappers has them: as
+    ``state_names`` and ``action_names``."""
     inner, sizes = _innermost(env), {key: math.prod(shape) for key, shape in env.spec.obs.shapes.items()}
     found = {key: getattr(inner, f"{key}_names", None) for key in (*sizes, "action")}
     sizes["action"] = env.spec.action.dim

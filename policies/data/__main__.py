@@ -1,0 +1,126 @@
+"""Entry point: ``burnish data info | stats | show | convert | merge``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING as NO_DEFAULT
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Any
+
+from omegaconf import MISSING
+
+from ..cli.machine import say
+from ..core.errors import BurnishError
+from . import convert, info, show, stats
+from .read import read_dataset
+
+GROUPS: dict[str, dict[str, dict[str, type]]] = {}
+
+
+class Do(Enum):
+    """The actions of `burnish data`."""
+
+    info = "info"  # what a set is, how much it explores, how good it is
+    stats = "stats"  # each number of its observations and actions, and what is suspicious
+    show = "show"  # one episode
+    convert = "convert"  # some of its episodes, or all, as a new LeRobot set
+    merge = "merge"  # several sets as one
+
+
+@dataclass
+class DataConfig:
+    """Settings of `burnish data`: an action, the sets, and what that action takes besides."""
+
+    do: Do = Do.info  # info, stats, show, convert or merge; `burnish data info FOLDER` says the same
+    data: list[str] = MISSING  # the dataset, of any format that is read; for merge, two or more
+    out: str | None = None  # convert, merge: folder of the new set; show: a file that ends with .mp4 or .svg
+    episode: int = 0  # show: number of the episode
+    episodes: list[str] = field(default_factory=list)  # convert: those to keep, as 0:50,60; by default all
+    success: bool = False  # convert: keep successful episodes alone
+    keys: list[str] = field(default_factory=list)  # convert: observations to keep; by default all
+    reference: str | None = None  # info: a set against which SACo is measured, instead of uniform draws
+    worst: float | None = None  # info: return at which TQ is 0, as of a random policy
+    best: float | None = None  # info: return at which TQ is 1, as of an expert
+    json: bool = False  # info, stats: print JSON
+
+    def __post_init__(self) -> None:
+        many = self.do is Do.merge
+        if many != (len(self.data) > 1):
+            raise BurnishError(f"`burnish data {self.do.value}` takes {'two sets or more' if many else 'one set'}")
+        for setting in fields(self):
+            usual = setting.default_factory() if setting.default_factory is not NO_DEFAULT else setting.default
+            if setting.name not in ("do", "data", *TAKEN[self.do]) and getattr(self, setting.name) != usual:
+                raise BurnishError(
+                    f"`burnish data {self.do.value}` has no use for {setting.name}=; it takes "
+                    f"{', '.join(f'{name}=' for name in TAKEN[self.do])}"
+                )
+        if self.do in (Do.convert, Do.merge) and self.out is None:
+            raise BurnishError("out=... must be given: the folder of the new set")
+
+
+TAKEN = {
+    Do.info: ("reference", "worst", "best", "json"),
+    Do.stats: ("json",),
+    Do.show: ("episode", "out"),
+    Do.convert: ("out", "episodes", "success", "keys"),
+    Do.merge: ("out",),
+}
+
+
+def data(config: DataConfig) -> int:
+    """A dataset described, shown, converted or merged with others; exit status."""
+    first = config.data[0]
+    if config.do is Do.info:
+        reference = None if config.reference is None else (config.reference, read_dataset(config.reference))
+        found = info.described(first, read_dataset(first), reference, config.worst, config.best)
+        _print(config.json, found, info.lines(found))
+    elif config.do is Do.stats:
+        found = stats.statistics_of(read_dataset(first))
+        _print(config.json, found, stats.table(found))
+    elif config.do is Do.show:
+        _show(config)
+    elif config.out is not None:
+        _write(config, config.out)
+    return 0
+
+
+def _show(config: DataConfig) -> None:
+    episodes = read_dataset(config.data[0])
+    if not 0 <= config.episode < len(episodes):
+        raise BurnishError(f"there is no episode {config.episode}; the set has {len(episodes)}, from 0 on")
+    for line in show.lines(episodes, config.episode):
+        say(line)
+    if config.out is not None:
+        say(f"written: {show.write(episodes, config.episode, config.out)}")
+
+
+def _write(config: DataConfig, out: str) -> None:
+    sets = {path: convert.read_whole(path) for path in config.data}
+    if config.do is Do.merge:
+        if len(sets) < len(config.data):
+            raise BurnishError("a set stands there twice; name each one once")
+        episodes, notes = convert.merged(sets)
+        twice = stats.repeated(episodes)
+        notes += [f"{twice} of the episodes repeat another one"] * bool(twice)
+    else:
+        (found,) = sets.values()
+        episodes, notes = convert.selected(found, config.episodes, config.success, config.keys), []
+    for note in notes:
+        say(note)
+    totals = convert.write(episodes, out)
+    say(f"{out}: {totals['episodes']} episodes, {totals['frames']} frames, {totals['successes']} successful")
+
+
+def _print(as_json: bool, found: Mapping[str, Any], lines: Iterable[str]) -> None:
+    if as_json:
+        sys.stdout.write(json.dumps(found, indent=1) + "\n")  # which escapes all that is not ASCII
+        return
+    for line in lines:
+        say(line)
+
+
+if __name__ == "__main__":
+    raise SystemExit("write `burnish data`")

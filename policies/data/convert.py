@@ -1,0 +1,169 @@
+"""``burnish data convert`` and ``merge``: episodes of any format that is read here, as one LeRobot set.
+
+A set appears at its place when it is whole, or never. The numbers that a reader has filled in stand in columns then, as
+if they had been recorded; so the notes on them are kept with the set, and are read back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import BurnishError, did_you_mean
+from ..core.spec import ActionSpec, EnvSpec, ObsSpec, require_like_actions, says_nothing
+from ..runs.run import progress_bar
+from . import lerobot_files, lerobot_sim_state
+from .episodes import FITTED_LIMITS, Episodes, scaled_actions
+from .lerobot import LeRobotWriter
+from .lerobot_layout import extra_features
+from .read import format_of, read_dataset
+
+
+def read_whole(path: str) -> Episodes:
+    """A dataset with all that it holds: simulator states, and the kind of the robot in its ``meta``."""
+    found = read_dataset(path)
+    if format_of(path) != "lerobot":
+        return found
+    if robot := lerobot_files.read_info(Path(path)).get("robot_type"):
+        found.meta.setdefault("robot_type", str(robot))
+    if lerobot_sim_state.kept_in(path):
+        states = lerobot_sim_state.read_sim_states(path)
+        pairs = zip(found, states, strict=True)
+        found = replace(found, episodes=[replace(episode, sim_state=state) for episode, state in pairs])
+    return found
+
+
+def write(episodes: Episodes, out: str) -> dict[str, int]:
+    """The set at ``out``; its numbers of episodes, frames and successes."""
+    about = {
+        "extra": episodes[0].extra,
+        "names": episodes.names,
+        "robot_type": episodes.meta.get("robot_type"),
+    }
+    with (
+        LeRobotWriter(out, episodes.spec, episodes.meta, **about) as writer,
+        progress_bar(len(episodes), "episode") as bar,
+    ):
+        for episode in episodes:
+            writer.add(episode)
+            bar.update(1)
+        totals = writer.totals()
+    return totals
+
+
+def selected(
+    episodes: Episodes, numbers: Sequence[str] = (), success: bool = False, keys: Sequence[str] = ()
+) -> Episodes:
+    """The episodes of ``numbers`` ("3", or "0:50" as in Python), or all; the successful ones of these; and the
+    observations ``keys``, or all."""
+    chosen = [number for word in numbers or ":" for number in _range(word, len(episodes))]
+    found = [episodes[number] for number in dict.fromkeys(chosen)]
+    found = [episode for episode in found if episode.success or not success]
+    if not found:
+        raise BurnishError(f"none of the {len(episodes)} episodes is chosen, so nothing is written")
+    shapes = episodes.spec.obs.shapes
+    for key in keys:
+        if key not in shapes:
+            raise BurnishError(f"the set has no observation {key!r}; {did_you_mean(key, shapes)}")
+    if not keys:
+        return replace(episodes, episodes=found)
+    return replace(
+        episodes,
+        episodes=[replace(episode, obs={key: episode.obs[key] for key in keys}) for episode in found],
+        spec=replace(episodes.spec, obs=ObsSpec({key: shapes[key] for key in keys})),
+        names={key: names for key, names in episodes.names.items() if key in (*keys, "action")},
+    )
+
+
+def _range(word: str, most: int) -> range:
+    first, colon, last = word.partition(":")
+    try:
+        begin, end = (int(x) if x.strip() else None for x in (first, last))
+    except ValueError:
+        begin = end = None
+        colon = ""
+    if colon:
+        return range(most)[begin:end]
+    if begin is None or not 0 <= begin < most:
+        raise BurnishError(f"there are no episodes {word!r:.40} of {most}; write 3, 0:50 (as in Python) or 0:50,60")
+    return range(begin, begin + 1)
+
+
+def merged(sets: Mapping[str, Episodes]) -> tuple[Episodes, list[str]]:
+    """One set out of several (by name), with all their tasks and seeds; and sentences on what not all of them have."""
+    (first, base), *others = sets.items()
+    for name, other in others:
+        _require_same(first, base, name, other)
+    said, every = [], [episode for episodes in sets.values() for episode in episodes]
+    kinds = [extra_features(episode.extra) for episode in every]
+    shared = [name for name in kinds[0] if all(kind.get(name) == kinds[0][name] for kind in kinds)]
+    if left := sorted({name for kind in kinds for name in kind} - set(shared)):
+        said.append(f"left out, because not all sets have them alike: {', '.join(left)}")
+    states = [lerobot_sim_state.described(x.sim_state) if x.sim_state else None for x in every]
+    same = all(state == states[0] for state in states)
+    if not same:
+        said.append("the simulator's states are left out, because not all sets have them alike")
+    every = [
+        replace(x, extra={name: x.extra[name] for name in shared}, sim_state=x.sim_state if same else None)
+        for x in every
+    ]
+    metas = [{key: x for key, x in episodes.meta.items() if key != "notes"} for episodes in sets.values()]
+    if any(meta.get("env") != metas[0].get("env") for meta in metas):
+        said.append("the sets are of several worlds, so the new one names none: give env=... where one is needed")
+    meta = dict(metas[0]) if all(x == metas[0] for x in metas) else _common(metas)
+    if notes := list(dict.fromkeys(note for episodes in sets.values() for note in episodes.meta.get("notes", ()))):
+        meta["notes"] = notes
+    names: dict[str, Any] = {}
+    for episodes in sets.values():
+        names = {**episodes.names, **names}
+    return Episodes(every, _spec(sets), meta, names), said
+
+
+def _common(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    shared = {key: x for key, x in metas[0].items() if all(meta.get(key) == x for meta in metas)}
+    return {**shared, "merged": list(metas)}
+
+
+def _require_same(first: str, base: Episodes, name: str, other: Episodes) -> None:
+    """Refuse two sets that cannot be one, with their first difference."""
+    ours, theirs = base.spec, other.spec
+    pairs: dict[str, tuple[Any, Any]] = {
+        "observations": (sorted(ours.obs.shapes), sorted(theirs.obs.shapes)),
+        **{f"{key} of shape": (shape, theirs.obs.shapes.get(key)) for key, shape in ours.obs.shapes.items()},
+        "actions of dimension": (ours.action.dim, theirs.action.dim),
+        "control_hz": (ours.control_hz, theirs.control_hz),
+    }
+    if ours.pixels and theirs.pixels:
+        pairs["pictures that are"] = (ours.pixels, theirs.pixels)
+    for key in base.names.keys() & other.names.keys():
+        pairs[f"the names of {key}"] = (list(base.names[key]), list(other.names[key]))
+    for what, (one, two) in pairs.items():
+        if one != two:
+            raise BurnishError(f"{first} has {what} {one}, and {name} {two}, so they cannot be merged")
+    require_like_actions(first, ours.action_mode, name, theirs.action_mode)
+
+
+def _spec(sets: Mapping[str, Episodes]) -> EnvSpec:
+    """That of all: the limits of actuators where a set knows them, else the range of all data."""
+    specs = [episodes.spec for episodes in sets.values()]
+    known = {x.spec.action: name for name, x in sets.items() if FITTED_LIMITS not in x.meta.get("notes", ())}
+    if len(known) > 1:
+        (one, first), (two, second), *_ = known.items()
+        raise BurnishError(
+            f"{first} has actions between {one.low} and {one.high}, and {second} between {two.low} and {two.high}, so "
+            "they cannot be merged"
+        )
+    low, high = np.min([x.action.low for x in specs], axis=0), np.max([x.action.high for x in specs], axis=0)
+    action = next(iter(known), ActionSpec(tuple(low), tuple(high)))
+    for name, episodes in sets.items():
+        try:
+            scaled_actions(episodes, action)
+        except BurnishError as error:
+            raise BurnishError(f"{name} cannot be merged with {', '.join(known.values())}: its {error}") from error
+    mode = next((x.action_mode for x in specs if not says_nothing(x.action_mode)), specs[0].action_mode)
+    pixels, longest = next((x.pixels for x in specs if x.pixels), None), max(x.max_steps for x in specs)
+    return replace(specs[0], action=action, action_mode=mode, pixels=pixels, max_steps=longest)
