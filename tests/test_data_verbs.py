@@ -16,7 +16,7 @@ from burnish.policies.core.rewards import RewardConfig
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec
 from burnish.policies.data import convert, stats
 from burnish.policies.data.coverage import coverage, quality
-from burnish.policies.data.episodes import FITTED_LIMITS, Episode, Episodes
+from burnish.policies.data.episodes import NO_LIMITS, Episode, Episodes
 from burnish.policies.data.lerobot import LeRobotWriter, read_lerobot, write_lerobot
 from burnish.policies.data.lerobot_sim_state import read_sim_state
 from burnish.policies.external.reward_models import relabelled
@@ -247,7 +247,7 @@ def like(episodes: Episodes, **changes) -> Episodes:
 
 
 BASE = in_a_set(recorded(smooth(), draws(200, 2)))
-FITTED = {"notes": [FITTED_LIMITS]}
+FITTED = {"notes": [NO_LIMITS]}
 UNLIKE = {
     "A has observations ['state'], and B ['state', 'w']": replace(
         BASE,

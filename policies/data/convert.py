@@ -17,7 +17,7 @@ from ..core.errors import BurnishError, did_you_mean
 from ..core.spec import ActionSpec, EnvSpec, ObsSpec, require_like_actions, says_nothing
 from ..runs.run import progress_bar
 from . import lerobot_files, lerobot_sim_state
-from .episodes import FITTED_LIMITS, Episodes, scaled_actions
+from .episodes import NO_LIMITS, Episodes, scaled_actions
 from .lerobot import LeRobotWriter
 from .lerobot_layout import extra_features
 from .read import format_of, read_dataset
@@ -150,7 +150,7 @@ def _require_same(first: str, base: Episodes, name: str, other: Episodes) -> Non
 def _spec(sets: Mapping[str, Episodes]) -> EnvSpec:
     """That of all: the limits of actuators where a set knows them, else the range of all data."""
     specs = [episodes.spec for episodes in sets.values()]
-    known = {x.spec.action: name for name, x in sets.items() if FITTED_LIMITS not in x.meta.get("notes", ())}
+    known = {x.spec.action: name for name, x in sets.items() if NO_LIMITS not in x.meta.get("notes", ())}
     if len(known) > 1:
         (one, first), (two, second), *_ = known.items()
         raise BurnishError(
