@@ -21,9 +21,10 @@ from ..policies.core.errors import BurnishError, did_you_mean
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.tree import Tree, assign, index, leaves, map_tree, where
 from ..policies.core.types import Obs, Outcome
+from ..policies.data.on_disk import in_file
 from ..policies.runs.state_codec import SEGMENTS
 from .returns import n_step as sum_of
-from .storage import Place, in_file, places, take
+from .storage import Place, places, take
 
 BASE = ("action", "reward", "discount", "ended", "terminated", "steps")
 FIXED = ("discount", "ended", "terminated", "steps")

@@ -8,7 +8,6 @@ the process ends.
 
 from __future__ import annotations
 
-import math
 import shutil
 import tempfile
 import warnings
@@ -20,7 +19,6 @@ import torch
 from torch import Tensor
 
 from ..policies.core.errors import BurnishError
-from ..policies.core.files import passing
 
 SHARE = 0.6  # of the memory that is free: a column that grows is in memory twice for a moment
 
@@ -85,12 +83,6 @@ def places(sizes: Mapping[str, int], device: torch.device, named: Place = Place.
 
 def _gigabytes(sizes: Mapping[str, int]) -> str:
     return f"{sum(sizes.values()) / 2**30:.1f} GiB"
-
-
-def in_file(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros, in a file without a name."""
-    with passing("burnish-replay-") as path:
-        return torch.from_file(str(path), shared=True, size=math.prod(shape), dtype=dtype).view(shape)
 
 
 def take(x: Tensor, device: torch.device, *where: Tensor) -> Tensor:

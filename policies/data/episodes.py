@@ -24,6 +24,7 @@ from ..core.scale import Scale
 from ..core.seed import generator as named_generator
 from ..core.spec import ActionSpec, ChunkConfig, EnvSpec, PolicySpec, stacked_by_history
 from ..core.types import Obs
+from .on_disk import rows_in_file
 
 Names = Mapping[str, Sequence[str]]  # observation key, or "action" -> a name for each of its numbers, where there are
 ASSUMED_HZ = 20.0  # where nothing says how often a world is commanded
@@ -207,7 +208,8 @@ class Windows:
         mask                           1    1    1    0    0
 
     Before time 0 a chunk repeats a0 (or is zero), masked as well. ``columns`` (F, ...) are the raw observations and
-    ``action`` (F, A) the scaled actions of all F frames: what normalisers are fitted on.
+    ``action`` (F, A) the scaled actions of all F frames: what normalisers are fitted on. Pictures that are kept on the
+    disk stay there, and are read when they are drawn.
     """
 
     def __init__(self, episodes: Episodes, policy: PolicySpec, pad: Pad | str = Pad.repeat) -> None:
@@ -221,8 +223,11 @@ class Windows:
         self.horizon, self.start, self.history, self.pad = policy.horizon, policy.start, policy.history, Pad(pad)
         lengths = torch.tensor([len(episode) for episode in episodes])
         ends = lengths.cumsum(0)
-        self.columns: Obs = {key: torch.cat([e.obs[key][:-1] for e in episodes]) for key in policy.obs.shapes}
-        policy.obs.check(self.columns)
+        policy.obs.check({key: episodes[0].obs[key] for key in policy.obs.shapes})  # all of a set are alike
+        self._keys = list(policy.obs.shapes)
+        parts = {key: [episode.obs[key][:-1] for episode in episodes] for key in self._keys}
+        self._on_disk = {key: found for key, x in parts.items() if (found := rows_in_file(x)) is not None}
+        self.columns: Obs = {key: torch.cat(x) for key, x in parts.items() if key not in self._on_disk}
         self.action = scaled_actions(episodes, policy.action)
         # First and last frame of the episode to which each frame belongs.
         device = self.action.device
@@ -249,9 +254,15 @@ class Windows:
         if self.pad is Pad.zero:
             action = action.masked_fill(~mask[..., None], 0.0)
         past = (now[:, None] + self._past).clamp(min=first)
-        stacked = {key for key in self.columns if self.history > 1 and stacked_by_history(key)}
-        obs = {key: _gather(x, past if key in stacked else now) for key, x in self.columns.items()}
+        stacked = {key for key in self._keys if self.history > 1 and stacked_by_history(key)}
+        obs = {key: self._frames(key, past if key in stacked else now) for key in self._keys}
         return Batch(obs, action, mask)
+
+    def _frames(self, key: str, index: Tensor) -> Tensor:
+        if key in self.columns:
+            return _gather(self.columns[key], index)
+        file, rows = self._on_disk[key]
+        return _gather(file, rows[index.to(rows.device)]).to(self.device)
 
     def sample(self, batch: int, generator: torch.Generator) -> Batch:
         """``batch`` windows, uniformly and with replacement: the generator's state is all that a resume needs."""

@@ -24,6 +24,7 @@ from . import lerobot_layout as layout
 from . import lerobot_video as video
 from .episodes import NO_ENDS, NO_FINAL, NO_LIMITS, NO_REWARD, NO_SUCCESS, PASSED_OVER, Episode, Episodes, action_limits
 from .lerobot_writer import LeRobotWriter, write_lerobot
+from .on_disk import PictureFiles
 
 __all__ = ["LeRobotWriter", "fingerprint", "read_extra", "read_lerobot", "write_lerobot"]
 
@@ -61,6 +62,7 @@ class _Reader:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.notes: list[str] = []
+        self.picture_files: PictureFiles | None = None
         self.info = self._read_info()
         self.old = self.info["codebase_version"] in layout.OLDER
         self.columns = self._observation_columns()
@@ -172,12 +174,22 @@ class _Reader:
         sizes += [size * np.dtype(kind).itemsize for kind, size in self.extra.values()]
         action = 4 * layout.size_of(tuple(self.info["features"]["action"]["shape"]))
         width = sum(sizes) + action + RESULT + HEAD * sum(map(layout.is_image, self.shapes))
-        if min(sizes, default=0) < 0 or counts[1] * sum(sizes) > memory() // 2:
+        pictures = {key: shape for key, shape in self.shapes.items() if layout.is_image(key)}
+        unpacked = sum(map(layout.size_of, pictures.values()))
+        # Windows copy what is in memory.
+        spilled = counts[1] * unpacked > memory() // 4
+        kept = sum(sizes) - unpacked * spilled
+        if min(sizes, default=0) < 0 or counts[1] * kept > memory() // 2:
             # A file is read beside the episodes that were made of others.
             raise self._error(
-                f"promises {counts[1]} frames of {sum(sizes)} bytes, more than half of the {memory() / 2**30:.3g} GiB "
+                f"promises {counts[1]} frames of {kept} bytes, more than half of the {memory() / 2**30:.3g} GiB "
                 "of memory that there are; train on a part of it"
             )
+        if spilled:
+            try:
+                self.picture_files = PictureFiles(pictures, sum(counts))
+            except BurnishError as error:
+                raise self._error(f"cannot be read: {error}") from error
         return counts[1], width
 
     def _read_tasks(self) -> dict[int, str]:
@@ -216,6 +228,8 @@ class _Reader:
             raise self._error(f"promises {self.info['total_episodes']} episodes, but meta/episodes lists {len(rows)}")
         if sum(row["length"] for row in rows) > self.frames:
             raise self._error(f"promises {self.frames} frames, but the episodes in meta/episodes have more in all")
+        if self.picture_files and max(row["length"] for row in rows) * self.width > memory() // 2:
+            raise self._error("has an episode that is larger than half of memory")
         current, table, owner = None, None, np.empty(0)
         template = files.checked_template(self.root, self.info, "data_path")
         for row in sorted(rows, key=lambda row: row["episode_index"]):
@@ -307,14 +321,18 @@ class _Reader:
         column, shape, number = self.columns[key], self.shapes[key], row["episode_index"]
         if self._is_video(column):
             frames = torch.from_numpy(self._video(column, shape, row))
-            return torch.cat([frames, frames[-1:]])
+            return self._kept(key, torch.cat([frames, frames[-1:]]))
         tail = table.slice(len(table) - 1) if final is None or self.finals is None else self.finals.slice(final, 1)
         if layout.is_image(key):
             rows = [self._images(part, column, shape, number) for part in (table, tail)]
         else:
             kind = np.int64 if key == "tokens" else np.float32
             rows = [self._numbers(part, column, shape, number, kind) for part in (table, tail)]
-        return torch.from_numpy(np.concatenate(rows))
+        return self._kept(key, torch.from_numpy(np.concatenate(rows)))
+
+    def _kept(self, key: str, x: torch.Tensor) -> torch.Tensor:
+        """In memory, or on the disk."""
+        return self.picture_files.lay(key, x) if self.picture_files and layout.is_image(key) else x
 
     def _numbers(
         self, table: pa.Table, name: str, shape: tuple[int, ...], number: int, kind: type = np.float32
