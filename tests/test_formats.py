@@ -27,7 +27,7 @@ EXPECTED = {
     "robomimic": (("a", "b"), "top", 25.0, "unknown", 1.0, ["successes and ends are read from the rewards"]),
     "minari": (("a", "b"), "top", None, "unknown", 2.0, [notes.NO_RATE]),
     "maniskill": (("b", "a"), "base_camera", 10.0, "pd_ee_delta_pos", 1.0, [DEPTH]),
-    "d4rl": (("a",), None, None, "unknown", None, [OTHERS, notes.NO_RATE, notes.NO_LIMITS]),
+    "d4rl": (("a",), None, None, "unknown", None, [OTHERS, notes.NO_SUCCESS, notes.NO_RATE, notes.NO_LIMITS]),
     "ogbench": (("a",), None, None, "unknown", 1.0, [notes.PASSED_OVER + "qpos", notes.NO_RATE]),
     "npz": (("a", "b"), "top", 30.0, "unknown", None, [notes.NO_LIMITS]),
 }  # fmt: skip
@@ -40,6 +40,8 @@ def test_every_number_comes_back(name, tmp_path):
     read = read_dataset(path)
     assert format_of(path) == name == read.meta["source"] and read.meta["notes"] == said
     assert [len(episode) for episode in read] == list(LENGTHS)
+    assert ("state" in read.names) == (name not in ("d4rl", "ogbench")), "a Box that stands alone has no names"
+    assert name not in ("robomimic", "npz") or read.names["state"] == ["a_0", "a_1", "b"]
     assert (read.control_hz, read.spec.action_mode) == (hz, mode)
     for number, (episode, wanted) in enumerate(zip(read, format_lab.episodes(), strict=True)):
         assert np.array_equal(episode.obs["state"], state(wanted, *keys))

@@ -70,4 +70,4 @@ def rows_in_file(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
         return None
     width = math.prod(parts[0].shape[1:])
     whole = torch.empty(0, dtype=parts[0].dtype).set_(storage).view(-1, *parts[0].shape[1:])
-    return whole, torch.cat([x.storage_offset() // width + torch.arange(len(x)) for x in parts])
+    return whole, torch.cat([torch.arange(len(x)) + int(x.storage_offset()) // width for x in parts])

@@ -45,7 +45,7 @@ def statistics_of(episodes: Episodes) -> dict[str, Any]:
 
 def table(found: Mapping[str, Any]) -> Iterator[str]:
     """Lines: one for each number, then the suspicions."""
-    rows = [("feature", "", *SHOWN)]
+    rows: list[tuple[str, ...]] = [("feature", "", *SHOWN)]
     for key, values in found["features"].items():
         for i, name in enumerate(values["names"]):
             rows.append((key, name, *(f"{values[stat][i]:.4g}" for stat in SHOWN)))
@@ -65,11 +65,7 @@ def suspicions(episodes: Episodes) -> Iterator[str]:
         names = named(episodes, key, x.shape[1])
         moves = x.min(0) < x.max(0)
         if not moves.all():
-            yield (
-                f"{key}: {_count(~moves, names)} never changes"
-                if (~moves).sum() == 1
-                else (f"{key}: {_count(~moves, names)} never change")
-            )
+            yield f"{key}: {_count(~moves, names)} never change{'s' if (~moves).sum() == 1 else ''}"
         if key == "action":
             yield from _of_actions(x, names, episodes)
         yield from _jumps(key, names, episodes)
@@ -85,7 +81,7 @@ def _of_actions(x: np.ndarray, names: Sequence[str], episodes: Episodes) -> Iter
     if outside.any():
         yield (
             f"action: {outside.any(1).sum()} of {len(x)} frames are outside of the limits, in "
-            f"{_count(outside.any(0), names)}"
+            f"{_count(np.any(outside, axis=0), names)}"
         )
     for i, name in enumerate(names):
         values = np.unique(x[:, i])
@@ -105,7 +101,7 @@ def _jumps(key: str, names: Sequence[str], episodes: Episodes) -> Iterator[str]:
     limit = np.maximum(TIMES * usual, SHARE * width)
     limit[usual == 0] = np.inf  # it changes so seldom that a change is no jump
     found = every > limit
-    for i in found.any(0).nonzero()[0]:
+    for i in np.flatnonzero(np.any(found, axis=0)).tolist():
         number = max(range(len(steps)), key=lambda n: steps[n][:, i].max(initial=0))
         frame, size = int(steps[number][:, i].argmax()) + 1, float(steps[number][:, i].max())
         turn = (

@@ -106,5 +106,5 @@ def recordings(
             None if reward is None else reward[part],
             bool(terminated[last]),
             bool(truncated[last]),
-            bool(success[part].any()),
+            bool(success[part].any()) if "success" in columns.names else None,
         )

@@ -66,7 +66,7 @@ def _recordings(path: Path, root: Group, seeds: Mapping[int, int], notes: list[s
             actions_of(path, played.array("actions")),
             played.array("rewards").read() if "rewards" in played else None,
             *(ended(played.array(name)) for name in ("terminated", "truncated")),
-            success="success" in played and bool(played.array("success").read().any()),
+            success=bool(played.array("success").read().any()) if "success" in played else None,
             seed=seeds.get(number, number),
         )
 

@@ -88,7 +88,7 @@ def _recordings(root: hdf5.Group, pictures: dict[tuple[str, ...], tuple[int, ...
             actions_of(root.path, episode.array("actions")),
             episode.array("rewards").read(),
             *(ended(episode.array(end)) for end in ("terminations", "truncations")),
-            success=infos is not None and "success" in infos and bool(infos.array("success").read().any()),
+            success=bool(infos.array("success").read().any()) if infos is not None and "success" in infos else None,
             seed=number if (seed := episode.number("seed")) is None else seed,
         )
 

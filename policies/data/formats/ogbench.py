@@ -35,7 +35,7 @@ def read(columns: Columns) -> Episodes:
                 None if reward is None else reward[acted],
                 terminated=any(complete[-1:]),
                 truncated=not any(complete[-1:]),
-                success=any(complete),
+                success=any(complete) if mask is not None else None,
             )
 
     return episodes_of(columns.path, source, trajectories())

@@ -27,6 +27,7 @@ from ..episodes import (
     NO_LIMITS,
     NO_RATE,
     NO_REWARD,
+    NO_SUCCESS,
     PASSED_OVER,
     Episode,
     Episodes,
@@ -48,7 +49,7 @@ class Recording:
     reward: np.ndarray | None = None
     terminated: bool | None = None  # None: the file does not say
     truncated: bool | None = None
-    success: bool = False
+    success: bool | None = None
     seed: int | None = None
 
 
@@ -94,7 +95,8 @@ def episodes_of(path: Path, source: Source, recordings: Iterable[Recording]) -> 
     longest = max(map(len, made))
     spec = EnvSpec(layout.spec, limits, hz or ASSUMED_HZ, source.action_mode, max(source.max_steps or 0, longest))
     meta = {"source": source.name, **source.meta}
-    return Episodes(made, spec.checked(), {**meta, "notes": list(dict.fromkeys(notes))} if notes else meta)
+    names = {key: found for key in ("state", "goal") if (found := layout.names(key))}
+    return Episodes(made, spec.checked(), {**meta, "notes": list(dict.fromkeys(notes))} if notes else meta, names)
 
 
 class Array(Protocol):
@@ -189,6 +191,8 @@ def _episode(recording: Recording, obs: Leaves, layout: Layout, number: int, not
     if reward is None:
         notes.append(NO_REWARD)
         reward = np.zeros(length, np.float32)
+    if recording.success is None:
+        notes.append(NO_SUCCESS)
     if not terminated and not truncated:
         truncated = True
         notes.append(NO_ENDS if recording.truncated is None else NO_END)
@@ -198,7 +202,7 @@ def _episode(recording: Recording, obs: Leaves, layout: Layout, number: int, not
         reward=torch.from_numpy(reward.astype(np.float32).reshape(-1) if reward.ndim == 2 else reward),
         terminated=terminated,
         truncated=truncated,
-        success=recording.success,
+        success=bool(recording.success),
         seed=number if recording.seed is None else recording.seed,
     )
 
