@@ -204,6 +204,13 @@ def test_a_converted_set_still_says_what_was_filled_in(theirs, tmp_path):
         relabelled(read, RewardConfig())
 
 
+def test_notes_that_are_none_are_passed_over(ours, capsys):
+    info = json.loads(Path(ours, "meta/info.json").read_text())
+    info["burnish"]["meta"]["notes"] = 5
+    edit_info(Path(ours), burnish=info["burnish"])
+    assert main(["data", "info", ours]) == 0 and "filled in" not in capsys.readouterr().out
+
+
 def test_the_simulators_states_are_kept(tmp_path):
     words = ["collect", "env=point_reach", "env.max_steps=3", "episodes=3", "sim_state=true", f"out={tmp_path / 'a'}"]
     assert main(words) == 0

@@ -107,7 +107,7 @@ def rows_of(x: Tensor) -> Tensor:
 
 
 def _pairs(episodes: Episodes) -> tuple[np.ndarray, np.ndarray]:
-    keys = list(episodes.spec.obs.shapes)
+    keys = sorted(episodes.spec.obs.shapes)  # in whatever order another set has them
     states = np.concatenate([numbers(episode, keys) for episode in episodes]).astype(np.float64)
     return states, np.concatenate([episode.action.numpy() for episode in episodes])
 

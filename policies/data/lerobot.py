@@ -70,7 +70,7 @@ class _Reader:
         if "burnish" in self.info:
             self.spec, self.columns, self.meta = layout.read_burnish_entry(self.info["burnish"])
             # Of a converted set, whatever was filled in stands in columns; so its notes are part of it.
-            kept = self.meta.get("notes")
+            kept = self.meta.pop("notes", None)
             self.notes += map(str, kept if isinstance(kept, list) else ())
             self.extra = layout.read_extra_entry(self.info)
         self._note_what_is_passed_over()
