@@ -13,13 +13,17 @@ from test_lerobot import assert_same, drop_from_info, edit_info, make_episodes
 from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.rewards import RewardConfig
+from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec
+from burnish.policies.core.wrapper import feature_names
 from burnish.policies.data import convert, stats
 from burnish.policies.data.coverage import coverage, quality
 from burnish.policies.data.episodes import NO_LIMITS, Episode, Episodes
 from burnish.policies.data.lerobot import LeRobotWriter, read_lerobot, write_lerobot
 from burnish.policies.data.lerobot_sim_state import read_sim_state
 from burnish.policies.external.reward_models import relabelled
+from burnish.sim.build import make_env
+from burnish.sim.locomotion.settings import HopperConfig
 
 torch.set_num_threads(1)
 
@@ -350,6 +354,13 @@ def test_worlds_name_their_numbers(tmp_path):
     assert main(["collect", "env=reach", "env.max_steps=2", "episodes=1", f"out={tmp_path / 'set'}"]) == 0
     names = read_lerobot(tmp_path / "set").names
     assert names["state"][0] == "angle shoulder_pan" and names["action"] == ("x", "y", "z")
+    names = feature_names(ScaledEnv(make_env(HopperConfig(), 1)))
+    joints = ["thigh_joint", "leg_joint", "foot_joint"]
+    assert (
+        names["state"]
+        == [f"{what} {x}" for what in ("position", "speed") for x in ("rootx", "rootz", "rooty", *joints)][1:]
+    )
+    assert names["action"] == joints
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,14 @@ def in_order(keys):
     return space
 
 
+def test_numbers_are_named_by_the_keys_of_the_environment():
+    layout = Layout(list(leaves(spaces.Dict(PARTS))), "Test-v0")
+    achieved, seen_ones = ([f"{key}_{i}" for i in range(n)] for key, n in (("achieved_goal", 3), ("observation", 4)))
+    assert layout.names("state") == [*achieved, "arm.angle", *seen_ones]
+    assert layout.names("goal") == ["desired_goal_0", "desired_goal_1", "desired_goal_2"]
+    assert Layout(list(leaves(numbers(3))), "Test-v0").names("state") == [], "a Box alone has no key"
+
+
 def test_a_dict_is_sorted_into_state_goal_and_images_whatever_its_order():
     obs = in_order(PARTS)
     obs.seed(0)
