@@ -143,7 +143,8 @@ def _require_same(first: str, base: Episodes, name: str, other: Episodes) -> Non
         pairs[f"the names of {key}"] = (list(base.names[key]), list(other.names[key]))
     for what, (one, two) in pairs.items():
         if one != two:
-            raise BurnishError(f"{first} has {what} {one}, and {name} {two}, so they cannot be merged")
+            way = "; keep those of both: burnish data convert FOLDER out=... keys=..." if what == "observations" else ""
+            raise BurnishError(f"{first} has {what} {one}, and {name} {two}, so they cannot be merged{way}")
     require_like_actions(first, ours.action_mode, name, theirs.action_mode)
 
 

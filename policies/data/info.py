@@ -66,7 +66,8 @@ def described(
         "tq": None,
     }
     if found["returns"] is not None:
-        against = "given ends" if None not in (worst, best) else "the set's own episodes"
+        own = sum(end is None for end in (worst, best))
+        against = ("given ends", "a given end and the set's own episodes", "the set's own episodes")[own]
         found["tq"] = {**quality(returns, worst, best)._asdict(), "against": against}
     return found
 
