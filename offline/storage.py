@@ -13,8 +13,8 @@ import tempfile
 import warnings
 from collections.abc import Mapping
 from enum import Enum
-from pathlib import Path
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -34,15 +34,10 @@ class Place(Enum):
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that can still be had. Where a system does not say it, there is no limit."""
+    """Memory that can still be had."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        lines = []
-    kilobytes = [int(line.split()[1]) for line in lines if line.startswith("MemAvailable")]
-    return 1024 * kilobytes[0] if kilobytes else 2**62
+    return psutil.virtual_memory().available
 
 
 def places(sizes: Mapping[str, int], device: torch.device, named: Place = Place.auto) -> dict[str, Place]:

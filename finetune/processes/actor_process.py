@@ -11,7 +11,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, Protocol
@@ -144,6 +145,20 @@ def run_actor(
         mail.send(FAILED, {"why": str(error)})
 
 
+@contextmanager
+def signals_blocked() -> Iterator[None]:
+    """For a child that is started meanwhile, for ever. Windows blocks none: there a Ctrl-C ends both processes."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # else the start would begin it, which unblocks signals
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def spawned(make: Make, config: Any, acting: ActorConfig) -> tuple[Running, Connection]:
     """Signals are blocked in the child from its first instant: a Ctrl-C in the terminal reaches both processes, and the
     learner decides what comes of it."""
@@ -151,12 +166,8 @@ def spawned(make: Make, config: Any, acting: ActorConfig) -> tuple[Running, Conn
     ours, theirs = context.Pipe()
     modules = {"modules": child_imports()}
     process = context.Process(target=run_actor, args=(theirs, make, config, acting), kwargs=modules, name="acting")
-    resource_tracker.ensure_running()  # else the start would begin it, which unblocks signals
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
-    try:
+    with signals_blocked():
         process.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     theirs.close()  # the only other end is in the child, so its death is heard here
     return process, ours
 

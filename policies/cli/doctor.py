@@ -226,7 +226,11 @@ def disk(folder: str | Path = ".", needed_gb: float = 5.0) -> Finding:
 
 def memory(needed_gb: float = 4.0) -> Finding:
     """The memory of the machine or of its container, with advice below ``needed_gb`` gigabytes."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIGABYTE
+    try:
+        import psutil
+    except ImportError:
+        return Finding("memory", False, "psutil, which tells it, is not installed", "run `pip install psutil`")
+    total = psutil.virtual_memory().total / GIGABYTE
     limit = Path("/sys/fs/cgroup/memory.max")  # A container may be allowed less than the machine has.
     if limit.exists() and limit.read_text().strip().isdigit():
         total = min(total, int(limit.read_text()) / GIGABYTE)

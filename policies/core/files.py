@@ -12,23 +12,30 @@ the user named is believed, also where links lead to it: that is the user's own 
 ``below`` looks and the writer opens a moment later. So this protects from what lies there, and not from a program that
 may write to the folder at the same time: with it even a lock would be no protection.
 
-It imports the standard library alone, because a robot's own programs write files too.
+Windows has no O_NOFOLLOW, no flush of folders, and junctions besides symbolic links. So a file that was opened is
+compared with what has its name then, and a junction counts as a link; a power cut there may undo a rename.
+
+It imports the standard library alone until a lock is asked for, because a robot's own programs write files too.
 """
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, TextIO
 
 from .errors import BurnishError
+
+WINDOWS = os.name == "nt"
+# Without following a link, without waiting should it be a pipe, and not for children: as far as the system knows that.
+CAREFUL = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC"))
+_NAME_SURROGATE = 0x20000000  # the bit in a tag of Windows of all that stands for another place: links and junctions
 
 
 def named(folder: Path | str) -> Path:
@@ -53,9 +60,18 @@ def below(folder: Path | str, *names: str) -> Path:
     return path
 
 
+def is_link(path: Path) -> bool:
+    """A symbolic link, or a junction of Windows; False for a path that does not exist."""
+    try:
+        about = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISLNK(about.st_mode) or bool(getattr(about, "st_reparse_tag", 0) & _NAME_SURROGATE)
+
+
 def refuse_link(path: Path) -> Path:
     """``path`` itself, which may be missing."""
-    if path.is_symlink():
+    if is_link(path):
         raise BurnishError(
             f"{path} is a link to another place, and inside a folder that may be untrusted nothing is written "
             "through links; remove it, or put there what it leads to"
@@ -67,7 +83,7 @@ def for_guests(folder: Path | str, name: str) -> Path:
     """``below``, for a library that makes a folder of its own there each time, and lays links to it."""
     path = below(folder, name)
     for inner in path.iterdir():
-        if inner.is_symlink() and not Path(os.path.normpath(path / inner.readlink())).is_relative_to(path):
+        if is_link(inner) and not Path(os.path.normpath(path / inner.readlink())).is_relative_to(path):
             refuse_link(inner)
     return path
 
@@ -108,53 +124,59 @@ def replace(path: Path | str, content: str | bytes) -> None:
 
 def fresh(path: Path) -> TextIO:
     """An empty file in place of what is there, for text that is to be seen while it grows."""
-    return open(vacant(path), "x", encoding="utf-8")
+    return open(vacant(path), "x", encoding="utf-8", newline="\n")
 
 
 def growing(path: Path) -> TextIO:
     """A file to append to. One that has a second name would grow under that too."""
-    descriptor, about = _opened(path, os.O_WRONLY | os.O_APPEND)
-    if about.st_nlink != 1:
+    descriptor = _opened(path, os.O_WRONLY | os.O_APPEND)
+    if os.fstat(descriptor).st_nlink != 1:
         os.close(descriptor)
         raise BurnishError(
             f"{path} has a second name elsewhere, under which it would grow too; put a copy of it in its place"
         )
-    return open(descriptor, "a", encoding="utf-8")
+    return open(descriptor, "a", encoding="utf-8", newline="\n")
 
 
 @contextmanager
 def locked(path: Path, taken: str) -> Iterator[None]:
     """``taken`` is what is said if another process holds it. The kernel frees a lock with its process, however that
     ends; the file stays, and is never changed."""
-    descriptor, _ = _opened(path, os.O_RDWR)
+    descriptor = lock(path, taken)
     try:
-        if not try_lock(descriptor):
-            raise BurnishError(taken)
         yield
     finally:
         os.close(descriptor)
 
 
-def try_lock(descriptor: int) -> bool:
-    """False if another process holds it. File systems without locks cannot tell, and count as free."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
+def lock(path: Path, taken: str) -> int:
+    """A descriptor that holds the lock until it is closed. A file system that knows no locks counts as free."""
+    from filelock import lock_descriptor
+
+    descriptor = _opened(path, os.O_RDWR)
+    free = True
+    with suppress(OSError):
+        free = lock_descriptor(descriptor, blocking=False)
+    if not free:
+        os.close(descriptor)
+        raise BurnishError(taken)
+    return descriptor
 
 
 @contextmanager
 def passing(prefix: str) -> Iterator[Path]:
-    """A new file in the folder for temporary files, whose name is gone afterwards; who maps it keeps its content."""
+    """A new file in the folder for temporary files, whose name is gone afterwards; who maps it keeps its content.
+    Windows keeps the name of a file while it is mapped, so that the next call removes it."""
+    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*") if WINDOWS else ():
+        with suppress(PermissionError):
+            os.unlink(left)
     handle, name = tempfile.mkstemp(prefix=prefix)
     os.close(handle)
     try:
         yield Path(name)
     finally:
-        os.unlink(name)
+        with suppress(PermissionError):
+            os.unlink(name)
 
 
 def vacant(path: Path) -> Path:
@@ -165,7 +187,7 @@ def vacant(path: Path) -> Path:
 
 def remove(path: Path) -> None:
     """Removes the file or folder of this name, of a link the link alone. A folder goes as far as that is permitted."""
-    if path.is_dir() and not path.is_symlink():
+    if path.is_dir() and not is_link(path):
         shutil.rmtree(path, ignore_errors=True)  # which follows no links either
     else:
         path.unlink(missing_ok=True)
@@ -182,7 +204,7 @@ def link_or_copy(source: Path, target: Path) -> None:
     symbolic link stays one."""
     try:
         os.link(source, target, follow_symlinks=False)
-    except OSError:
+    except (OSError, NotImplementedError):
         shutil.copy2(source, target, follow_symlinks=False)
 
 
@@ -200,8 +222,11 @@ def mapped(memory: IO[bytes], size: int) -> mmap.mmap:
 
 
 def sync(path: Path) -> None:
-    """A rename is durable only once the files *and* the folder that names them are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """A rename is durable only once the files *and* the folder that names them are on the disk. Windows flushes no
+    folders, and files only for who may write to them."""
+    if WINDOWS and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDWR if WINDOWS else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -213,12 +238,17 @@ def _flush(file: IO[Any]) -> None:
     os.fsync(file.fileno())
 
 
-def _opened(path: Path, flags: int) -> tuple[int, os.stat_result]:
+def _opened(path: Path, flags: int) -> int:
+    """A descriptor of the file that has this name, made if it is missing."""
     refuse_link(path)
-    # Without waiting, should it be a pipe.
-    descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    about = os.fstat(descriptor)
-    if not stat.S_ISREG(about.st_mode):
+    descriptor = os.open(path, flags | os.O_CREAT | CAREFUL, 0o666)
+    try:
+        about = os.fstat(descriptor)
+        if not stat.S_ISREG(about.st_mode):
+            raise BurnishError(f"{path} is no file, but a pipe or a device, so nothing is written to it; remove it")
+        if not os.path.samestat(about, os.lstat(refuse_link(path))):
+            raise BurnishError(f"{path} was replaced while it was opened, so nothing is written to it; try again")
+    except BaseException:
         os.close(descriptor)
-        raise BurnishError(f"{path} is no file, but a pipe or a device, so nothing is written to it; remove it")
-    return descriptor, about
+        raise
+    return descriptor

@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ..core.errors import BurnishError
-from ..core.files import link_or_copy, move, named, new, refuse_link, remove, sync, try_lock
+from ..core.files import is_link, link_or_copy, lock, move, named, new, refuse_link, remove, sync
 
-NEXT, ASIDE, FINISHED = "next", "aside", "finished"
+NEXT, ASIDE, FINISHED, LOCK = "next", "aside", "finished", "lock"
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # Linux
 _RENAME_SWAP = 2  # macOS
 _CANNOT_EXCHANGE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV}
@@ -43,9 +43,10 @@ class GrowingFolder:
         self._published: tuple[int, int] | None = None
         named(self.target.parent)
         new(new(self.root) / FINISHED)
-        self._lock = os.open(self.root, os.O_RDONLY)
+        self._taken = f"another process is writing {self.target}; wait for it, or choose another path"
+        self._lock = -1
         try:
-            try_lock(self._lock)
+            self._lock = lock(self.root / LOCK, self._taken)
             self._clear_leftovers()
             if resume and self.target.is_dir():
                 self._published = _identity(self.target)
@@ -66,7 +67,7 @@ class GrowingFolder:
         _link_missing(self.finished, fresh)
         if self.published:
             _link_missing(self.target, fresh)
-        for path in [*(p for p in fresh.rglob("*") if not p.is_symlink()), fresh]:
+        for path in [*(p for p in fresh.rglob("*") if not is_link(p)), fresh]:
             sync(path)  # a rename is atomic, but only what was flushed before it is sure to survive a power cut
         identity = _identity(fresh)
         self._check_target()
@@ -85,6 +86,7 @@ class GrowingFolder:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+            remove(self.root)  # Windows removes no file that is open
 
     def _check_target(self) -> None:
         found = _identity(self.target) if os.path.lexists(self.target) else None
@@ -97,22 +99,21 @@ class GrowingFolder:
     def _clear_leftovers(self) -> None:
         for left in self._siblings():
             try:
-                descriptor = os.open(left, os.O_RDONLY)
+                descriptor = lock(left / LOCK, self._taken)
             except FileNotFoundError:
                 continue  # its writer has just finished
             try:
-                if not try_lock(descriptor):
-                    raise BurnishError(f"another process is writing {self.target}; wait for it, or choose another path")
                 if (left / ASIDE).exists() and not os.path.lexists(self.target):
                     move(refuse_link(left / NEXT), self.target)  # killed between two renames: this version was complete
                 remove(left)
             finally:
                 os.close(descriptor)
+            remove(left)  # Windows removes no file that is open
 
     def _siblings(self) -> Iterator[Path]:
         pattern = re.compile(rf"\.{re.escape(self.target.name)}\.[0-9a-f]{{8}}\.partial")
         for path in sorted(self.target.parent.iterdir()):
-            if pattern.fullmatch(path.name) and path != self.root and path.is_dir() and not path.is_symlink():
+            if pattern.fullmatch(path.name) and path != self.root and path.is_dir() and not is_link(path):
                 yield path
 
 
@@ -124,7 +125,7 @@ def _identity(path: Path) -> tuple[int, int]:
 def _link_missing(source: Path, target: Path) -> None:
     for path in sorted(source.rglob("*")):
         copy = target / path.relative_to(source)
-        if (path.is_dir() and not path.is_symlink()) or os.path.lexists(copy):
+        if (path.is_dir() and not is_link(path)) or os.path.lexists(copy):
             continue
         link_or_copy(path, named(copy.parent) / copy.name)
 
@@ -144,6 +145,8 @@ def _replace(fresh: Path, target: Path) -> None:
 
 def _exchange(one: Path, two: Path) -> bool:
     """Swap two names atomically; False where the system or its file system cannot."""
+    if os.name == "nt":
+        return False
     libc = ctypes.CDLL(None, use_errno=True)
     first, second = os.fsencode(one), os.fsencode(two)
     try:

@@ -34,7 +34,7 @@ import yaml
 
 from ..core.config import to_data
 from ..core.errors import BurnishError
-from ..core.files import link_or_copy, move, named, new, remove, sync, write_new
+from ..core.files import is_link, link_or_copy, move, named, new, remove, sync, write_new
 from .manifest import (
     FROZEN,
     LARGEST_TEXT,
@@ -91,7 +91,7 @@ def save(
     if os.path.lexists(path):
         if not overwrite:
             raise BurnishError(f"{path} exists already and is not overwritten; choose another name")
-        if path.is_symlink() or not (path / MANIFEST).is_file():
+        if is_link(path) or not (path / MANIFEST).is_file():
             raise BurnishError(f"{path} is not a checkpoint, so it is not overwritten; choose another name")
     scratch, aside = _scratch(path), None
     try:

@@ -12,7 +12,6 @@ import importlib.metadata
 import json
 import os
 import re
-import resource
 import stat
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -20,11 +19,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import yaml
 
 from ..core.errors import BurnishError
-from ..core.files import sync, write_new
+from ..core.files import is_link, sync, write_new
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
@@ -101,7 +101,7 @@ def read_manifest(folder: Path, files: Sequence[str]) -> tuple[dict[str, Any], l
 
 
 def _check_no_link(path: Path) -> None:
-    if path.is_symlink():
+    if is_link(path):
         raise BurnishError(f"{path} is a symbolic link, which a checkpoint must not hold")
 
 
@@ -169,7 +169,11 @@ def _read_bytes(path: Path) -> bytes:
 
 def memory() -> int:
     """Bytes of this machine, or as many of them as this process, or its container, may have."""
-    sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), resource.getrlimit(resource.RLIMIT_AS)[0]]
+    sizes = [psutil.virtual_memory().total]
+    with suppress(ImportError):  # Windows has no such limits
+        import resource
+
+        sizes.append(resource.getrlimit(resource.RLIMIT_AS)[0])
     with suppress(OSError, ValueError):  # no such file, or the word "max"
         sizes.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
     return min(size for size in sizes if size > 0)

@@ -11,6 +11,7 @@ numbers: none of these services can take a number back.
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import os
@@ -71,7 +72,7 @@ class Wandb:
             mode=None if _reachable(wandb) else "offline",
             resume="allow",
             reinit="create_new",  # the caller may have a wandb run of its own
-            settings=wandb.Settings(console="off", finish_timeout=FINISH_S),
+            settings=wandb.Settings(**_taken(wandb.Settings, console="off", finish_timeout=FINISH_S)),
         )
         # Its own steps only go up, but those of a resumed run may repeat: ours is one more number, the horizontal axis.
         self._run.define_metric("step")
@@ -89,12 +90,17 @@ def _reachable(wandb: Any) -> bool:
     if "WANDB_MODE" in os.environ:
         return True  # or not: the user has decided
     try:
-        found, why = wandb.login(prompt=False, verify=True), "there is no key, see `wandb login`"
+        found, why = wandb.login(**_taken(wandb.login, prompt=False, verify=True)), "there is no key, see `wandb login`"
     except Exception as error:  # no network, a wrong key, a proxy: whatever it is, it records offline
         found, why = False, reason(error)
     if not found:
         _log.warning("wandb records offline, for `wandb sync` to upload: %s", why)
     return found
+
+
+def _taken(call: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
+    """Those that ``call`` takes: the wandb that LeRobot pins (0.24) lacks some, and may ask for a key in a terminal."""
+    return {name: value for name, value in arguments.items() if name in inspect.signature(call).parameters}
 
 
 class Trackio:

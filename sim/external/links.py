@@ -138,6 +138,8 @@ class Process(Connected):
     """A worker in ``python``, by default in this one."""
 
     def __init__(self, recipe: Mapping[str, Any], count: int, python: str = sys.executable) -> None:
+        if os.name != "posix":
+            raise BurnishError("Windows hands no socket to a process; set env.processes=0, or serve the environment")
         self._socket, theirs = socket.socketpair()
         self._file = shared_memory()
         fds = (theirs.fileno(), self._file.fileno())

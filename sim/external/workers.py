@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 import weakref
 from collections.abc import Callable
@@ -190,7 +191,8 @@ def interpreter(config: RemoteConfig) -> str:
 
 
 def processes_of(config: GymConfig, num_envs: int) -> int:
-    """By default a process for each core; none where the environment is known to this program alone."""
+    """By default a process for each core; none where the environment is known to this program alone, and none on
+    Windows, whose processes inherit no sockets."""
     if config.processes is not None:
         return min(config.processes, num_envs)
     spec = registered(config.id)
@@ -198,7 +200,7 @@ def processes_of(config: GymConfig, num_envs: int) -> int:
     root = module.partition(".")[0]
     if root == "__main__" or (root and find_spec(root) is None):
         return 0
-    return min(usable_cores(), num_envs)
+    return min(usable_cores(), num_envs) if os.name == "posix" else 0
 
 
 def _close(links: list[Link]) -> None:

@@ -372,8 +372,8 @@ def main() -> None:
         with contextlib.suppress(OSError):  # its owner is gone
             serve(socket.socket(fileno=chosen.socket), chosen.memory)
         return
-    if not chosen.listen or not chosen.id:
-        parser.error("give --listen HOST:PORT and --id ENVIRONMENT")
+    if not chosen.listen or not chosen.id or not hasattr(os, "fork"):
+        parser.error("give --listen HOST:PORT and --id ENVIRONMENT; on Windows it runs in WSL alone: it forks")
     name, _, port = chosen.listen.rpartition(":")
     key = os.environ.get(KEY, "")
     if not key and name not in ("127.0.0.1", "localhost", "::1"):
