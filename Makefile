@@ -9,10 +9,11 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 TORCH := $(shell grep "^torch==" constraints.txt)
 MUJOCO_NEXT := mujoco==4.0.0
+LOWEST := $(shell grep -v "^\#" constraints-lowest.txt)
 FOLDERS := policies sim finetune offline real_robot configs
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help venv dev quickstart test soak lint docs wheel-smoke test-mujoco-next clean
+.PHONY: help venv dev quickstart test soak lint docs wheel-smoke test-lowest test-mujoco-next clean
 
 help: ## this list
 	@grep -h -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -60,9 +61,9 @@ docs: venv ## the documentation in site/, where a warning is an error
 # them (configurations, models of robots, templates of pages) and packages that it did not ask for: these tests need all.
 SMOKE := modules cli build offline_build experiments envs frozen plugins collect finetune_cli compare quickstart report \
 	report_parts report_pooled tracking serving api readme doctor threads
-wheel-smoke: venv ## build the wheel, install it into a fresh venv elsewhere, run there the tests that use all that it holds
+wheel-smoke: venv ## build the sdist, from it the wheel, install it into a fresh venv elsewhere, run there the tests that use all that it holds
 	rm -rf build dist
-	$(BIN)/python -m pip wheel -q --no-deps -w dist .
+	$(BIN)/python -m build -o dist . >/dev/null
 	set -e; \
 	away=$$(mktemp -d); trap 'rm -rf "$$away"' EXIT; \
 	$(PYTHON) -m venv $$away/venv; \
@@ -73,18 +74,31 @@ wheel-smoke: venv ## build the wheel, install it into a fresh venv elsewhere, ru
 	venv/bin/burnish --help >/dev/null; \
 	BURNISH_WHEEL=1 venv/bin/python -m pytest -n 2 -rs -m 'not slow' $(SMOKE:%=tests/test_%.py)
 
-# A thin venv on top of the first: all packages from there, except a newer MuJoCo that hides the pinned one.
+# $(call thin,FOLDER,NAME==VERSION ...): a thin venv on top of the first, which has all packages from there but those that
+# it hides by its own. --no-deps, because the first has what these need.
+define thin
+	rm -rf $(1)
+	$(BIN)/python -m venv --without-pip $(1)
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		> "$$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
+	$(BIN)/python -m pip --python $(1)/bin/python install -q --no-deps $(2)
+	$(1)/bin/python -c 'import sys, importlib.metadata as m; \
+		assert all(m.version(name) == version for name, _, version in (x.partition("==") for x in sys.argv[1:]))' $(2)
+endef
+
 NEXT := $(VENV)/next
 test-mujoco-next: venv ## our own code on the next MuJoCo: one file of tests in three, the others the next time
-	rm -rf $(NEXT)
-	$(BIN)/python -m venv --without-pip $(NEXT)
-	$(NEXT)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $(NEXT)/site
-	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
-		> "$$(cat $(NEXT)/site)/base.pth"
-	grep -v '^mujoco==' constraints.txt > $(NEXT)/constraints.txt
-	$(BIN)/python -m pip --python $(NEXT)/bin/python install -q -c $(NEXT)/constraints.txt $(MUJOCO_NEXT)
-	$(NEXT)/bin/python -c 'import mujoco; assert "mujoco==" + mujoco.__version__ == "$(MUJOCO_NEXT)", mujoco.__version__'
+	$(call thin,$(NEXT),$(MUJOCO_NEXT))
 	BURNISH_SHARE=3 $(NEXT)/bin/python -m pytest -n 2 -rs -m 'sim and not slow and not real_time'
+
+# The lowest versions that pyproject.toml promises, but for torch. The program imports all modules, records, trains,
+# refines, resumes and evaluates; the tests are of what leans on those packages.
+LOW := $(VENV)/lowest
+LOW_TESTS := modules files checkpoint diffusion lerobot lerobot_video external onnx batch threads
+test-lowest: venv ## the lowest versions of the packages that Burnish promises to work with: some fast tests
+	$(call thin,$(LOW),$(LOWEST))
+	cd $$(mktemp -d) && $(CURDIR)/$(LOW)/bin/python $(CURDIR)/tests/windows_lab.py . 2>/dev/null
+	$(LOW)/bin/python -m pytest -n 2 -rs -m 'not slow and not real_time' $(LOW_TESTS:%=tests/test_%.py)
 
 clean: ## everything that make made
 	rm -rf $(VENV) .dev build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -17,6 +17,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("policies", "sim", "finetune", "offline", "real_robot", "configs")
@@ -155,8 +158,8 @@ def test_what_is_imported_is_required():
     assert undeclared({"sympy": "sim/a.py"}, everything), "sympy comes with torch only, so importing it must be noticed"
 
 
-def pins() -> dict[str, str]:
-    lines = [line.split("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines()]
+def pins(file: str = "constraints.txt") -> dict[str, str]:
+    lines = [line.split("#")[0].strip() for line in (ROOT / file).read_text().splitlines()]
     return {canonical(name): version for name, _, version in (line.partition("==") for line in lines if line)}
 
 
@@ -166,6 +169,66 @@ def test_the_constraints_pin_every_requirement():
     assert "torchvision" not in pins()
     tested = requirements("test", "dev") - {"burnish"}
     assert tested - set(pins()) == set()
+
+
+def promised(*extras: str) -> dict[str, SpecifierSet]:
+    """Distribution -> the versions that pyproject.toml admits, of all that are required with these extras."""
+    optional = PROJECT["project"]["optional-dependencies"]
+    lines = [*PROJECT["project"]["dependencies"], *(line for extra in extras for line in optional[extra])]
+    return {canonical(found.name): found.specifier for found in map(Requirement, lines)}
+
+
+def lower_end(versions: SpecifierSet) -> Version:
+    return max(Version(each.version) for each in versions if each.operator in (">=", "=="))
+
+
+def test_the_lowest_versions_that_are_promised_are_those_that_are_tried():
+    tried = {name: Version(version) for name, version in pins("constraints-lowest.txt").items()}
+    ends = {name: lower_end(versions) for name, versions in promised().items()}
+    assert ends.pop("torch") <= Version(pins()["torch"]), "the builds of older ones are too large for CI"
+    assert ends == tried
+
+
+# The ranges of LeRobot that meet ours, from the metadata of its wheels on PyPI (Requires-Dist; that of NumPy for 0.4.4
+# from its opencv-python-headless 4.12), with the extras dataset, training, viz, diffusion, feetech, dynamixel, pusht.
+# 0.4.4 is the newest for Python 3.11, and 0.6.1 for 3.12 and 3.13.
+LEROBOT = {
+    "0.4.4": "torch>=2.2.1,<2.11 numpy>=2,<2.3 diffusers>=0.27.2,<0.36 av>=15,<16 gymnasium>=1.1.1,<2 "
+    "wandb>=0.24,<0.25 rerun-sdk>=0.24,<0.27 pyserial>=3.5,<4 opencv-python-headless>=4.9,<4.13 termcolor>=2.4,<4 "
+    "gym-pusht>=0.1.5,<0.2 feetech-servo-sdk>=1,<2 dynamixel-sdk>=3.7.31,<3.9",
+    "0.6.1": "torch>=2.7,<2.12 numpy>=2,<2.3 diffusers>=0.38,<0.40 av>=15,<16 gymnasium>=1.1.1,<2 "
+    "wandb>=0.24,<0.28 rerun-sdk>=0.24,<0.34 pyserial>=3.5,<4 opencv-python-headless>=4.9,<4.14 termcolor>=2.4,<4 "
+    "gym-pusht>=0.1.5,<0.2 feetech-servo-sdk>=1,<2 dynamixel-sdk>=3.7.31,<3.9 pillow>=10,<13 safetensors>=0.4.3,<1 "
+    "tqdm>=4.66,<5 pyarrow>=21,<30",
+}
+
+
+def meet(one: SpecifierSet, two: SpecifierSet) -> bool:
+    """Of ranges that are open above or end below a version, the larger of the lower ends lies in both, if anything."""
+    end = max(lower_end(one), lower_end(two))
+    return end in one and end in two
+
+
+@pytest.mark.parametrize("version", LEROBOT)
+def test_the_ranges_meet_those_of_lerobot(version: str):
+    ours = promised("robots", "wandb", "rerun", "worlds")
+    theirs = {canonical(found.name): found.specifier for found in map(Requirement, LEROBOT[version].split())}
+    assert len(theirs) >= 13 and set(theirs) <= set(ours)
+    assert [name for name, versions in theirs.items() if not meet(ours[name], versions)] == []
+
+
+def test_ranges_that_do_not_meet_are_noticed():
+    assert not meet(SpecifierSet(">=0.31"), SpecifierSet(">=0.24,<0.25"))
+    assert not meet(SpecifierSet(">=1,<2"), SpecifierSet(">=2"))
+    assert meet(SpecifierSet(">=2.8"), SpecifierSet(">=2.2.1,<2.11"))
+
+
+def test_the_page_on_the_index_is_complete():
+    project = PROJECT["project"]
+    assert project["readme"] == {"file": "README.md", "content-type": "text/markdown"}
+    assert {f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)} <= set(project["classifiers"])
+    assert not any(each.startswith("License ::") for each in project["classifiers"]), "license says it (PEP 639)"
+    assert len(project["description"]) < 512 and project["keywords"] and project["authors"]
 
 
 def test_the_tested_set_is_the_pinned_set():

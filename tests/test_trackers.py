@@ -79,7 +79,7 @@ def test_wandb_offline_holds_the_numbers_and_knows_the_run_again(tmp_path, nowhe
     out = tmp_path / "run"
     train(out, stop_at=3, trackers=("wandb",), method={"ppo": {"clip": 0.2}})
     train(out, trackers=("wandb",), method={"ppo": {"clip": 0.2}})
-    assert "wandb records offline, for `wandb sync` to upload: there is no key" in caplog.text
+    assert "wandb records offline, for `wandb sync` to upload: " in caplog.text
     assert "switched off" not in caplog.text
     parts = sittings(out, [[1, 2, 3, 4], [5, 6]])
     rows = [row for records in parts for row in logged(records)]
