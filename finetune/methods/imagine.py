@@ -237,7 +237,8 @@ class ImagineLoop(Learns):
     def _play(self, part: int) -> None:
         """One real episode of every world."""
         self.scores = self.scores if part else []
-        acting, scored = self._acting(self.tape), part < self.scored
+        acting: Any = self._acting(self.tape)
+        scored = part < self.scored
         if not scored:
             acting = Noisy(acting, self.config.explore, derive(self.seed, "explore", self.iteration))
         seeds = [derive(self.seed, "trial", self.iteration, world) for world in range(self.tape.num_envs)]
