@@ -161,7 +161,6 @@ OUTPUTS = {  # of the plays that are there for one setting
     "compare, data": ("runs/iql-0.plan", "runs/.iql-0", "evaluations/more_imitation-0.json"),
     "deploy, record": ("set/meta/info.json",),
     "data": ("d/meta/info.json",),
-    "data, show": ("e.svg",),
 }
 QUICK = ("collect", "finetune", "evaluate", "view", "report", "export")  # of each kind of writer one
 OTHERS = [pytest.mark.slow, pytest.mark.rotating(2)]
