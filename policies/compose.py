@@ -5,6 +5,7 @@
 ``BestOf``    the best of several draws of the base in the eyes of a critic, each also in an edited version.
 ``SplitChain``     one generation chain whose first steps are one policy's, the others another's.
 ``Repeated``  the base, with one noise vector for all of its rows: a smaller space to steer in.
+``Greedy``    the base from noise 0, however it is asked.
 
 Each is a ``Policy`` itself, so they nest. Exploration noise that training added is not deployed: a correction is always
 its mean. Noise in the place of the base's own is drawn, unless ``greedy``. Parts may be policies that are
@@ -36,7 +37,7 @@ from .gaussian import GaussianPolicy
 from .nets.critic import QEnsemble
 from .split_chain import SplitChain
 
-__all__ = ["BestOf", "Every", "Repeated", "Residual", "ResidualController", "SplitChain", "Steered"]
+__all__ = ["BestOf", "Every", "Greedy", "Repeated", "Residual", "ResidualController", "SplitChain", "Steered"]
 
 
 MOST_DRAWS, LARGEST_DRAWS = 1024, 1 << 28  # of one decision; bytes of the observations that they are asked about
@@ -188,6 +189,38 @@ class Repeated(nn.Module):
         vector = start_noise(self.spec, _like(obs), noise, greedy, generator)
         rows = vector[:, None].expand(-1, self.count, *vector.shape[1:])
         return self.base.act(obs, noise=rows, prefix=prefix, greedy=greedy, generator=generator)
+
+
+@dataclass
+class GreedyConfig:
+    """Configuration of a policy that plays its base from noise 0; it has no settings."""
+
+    pass
+
+
+class Greedy(nn.Module):
+    """It draws nothing, so there is nothing in it to steer or to train; its actions can be corrected."""
+
+    def __init__(self, base: Policy) -> None:
+        super().__init__()
+        self.base, self.config = base, GreedyConfig()
+        self.spec = replace(base.spec, noise_shape=None)
+
+    def act(
+        self,
+        obs: Obs,
+        *,
+        noise: Tensor | None = None,
+        prefix: Prefix | None = None,
+        greedy: bool = False,
+        generator: Noise | None = None,
+    ) -> Tensor:
+        if noise is not None:
+            raise BurnishError("this policy always begins at noise 0; leave noise= out")
+        return self.base.act(obs, prefix=prefix, greedy=True, generator=generator)
+
+    def controller(self, num_envs: int, *, seed: int = 0, greedy: bool = False, device: Any = "cpu") -> Controller:
+        return controller_for(self.base, num_envs, seed=seed, greedy=True, device=device)
 
 
 @dataclass

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from burnish.policies.build import COMPOSITES, build_policy, describe, load_policy
-from burnish.policies.compose import BestOf, Repeated, Residual, SplitChain, Steered
+from burnish.policies.compose import BestOf, Greedy, Repeated, Residual, SplitChain, Steered
 from burnish.policies.controllers import ChunkController, controller_for
 from burnish.policies.core.chunk import ChunkEnv
 from burnish.policies.core.errors import BurnishError
@@ -63,6 +63,7 @@ MAKERS = {
     "steered": steered,
     "steered_latent": lambda: steered(None),
     "repeated": lambda: Steered(Repeated(base()), agent((1, A)), 1.5),
+    "greedy": lambda: Greedy(base()),
     "best_of": lambda: BestOf(base(), critic(), 5),
     "best_of_edits": lambda: BestOf(base(), critic(), 5, agent((EXECUTE, A), (EXECUTE, A)), 0.2),
     "relay": lambda: SplitChain(base(1), base(9), 2),
@@ -79,7 +80,9 @@ def test_contract(name):
         assert chunk.shape == (B, H, A) and chunk.abs().max() <= 1
         assert torch.equal(chunk, policy.act(OBS, generator=RowNoise([1, 2, 3, 4], [0, 0, 5, 6])))
         assert torch.equal(policy.act(OBS, greedy=True), policy.act(OBS, greedy=True))
-        assert not torch.equal(chunk, policy.act(OBS, generator=RowNoise([1, 2, 3, 4], [1, 1, 6, 7])))
+        again = policy.act(OBS, generator=RowNoise([1, 2, 3, 4], [1, 1, 6, 7]))
+        assert torch.equal(chunk, again) == (name == "greedy"), "which draws nothing"
+        assert torch.equal(chunk, policy.act(OBS, greedy=True)) == (name == "greedy")
         two = policy.act({k: x[[2, 0]] for k, x in OBS.items()}, generator=RowNoise([3, 1], [5, 0]))
         torch.testing.assert_close(two, chunk[[2, 0]], rtol=0, atol=1e-5)
         prefix = torch.full((B, 2, A), 0.125)
