@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -77,9 +78,11 @@ class FinetuneConfig:
             raise BurnishError(f"processes={self.processes} must be 1, or 2: one acts while the other learns")
 
 
-def refinement(config: FinetuneConfig, base: Any = None, env: VecEnv | None = None) -> tuple[Improvement, Loop[Any]]:
+def refinement(
+    config: FinetuneConfig, base: Any = None, env: VecEnv | None = None, *, tried: bool = True
+) -> tuple[Improvement, Loop[Any]]:
     """The improvement, ready to start, and the loop in it. A program hands in ``base`` and ``env`` where settings can
-    name none."""
+    name none, and may try the policies itself (``tried=False``)."""
     device, name = prepare_machine(config.device, config.threads), method_name(config.method)
     if config.view is not None:
         config.method = on_view(config.method, config.view)
@@ -131,7 +134,7 @@ def refinement(config: FinetuneConfig, base: Any = None, env: VecEnv | None = No
         training=training,
         learner=learner,
         base=base,
-        evaluator=evaluator_of(world, learner.policy.spec, config.eval, device),
+        evaluator=evaluator_of(world, learner.policy.spec, config.eval, device) if tried else None,
         origin={"env": world, "method": name, "base": None if config.policy is None else where_of(config.policy)},
         identity={
             "method": name,
@@ -148,14 +151,19 @@ def refinement(config: FinetuneConfig, base: Any = None, env: VecEnv | None = No
 
 
 def carry_out(
-    config: FinetuneConfig, work: Improvement, loop: Loop[Any], *, keep: bool = True, on_log: OnLog | None = None
+    config: FinetuneConfig,
+    work: Improvement,
+    loop: Loop[Any],
+    *,
+    keep: bool = True,
+    on_log: OnLog | None = None,
+    pause: Callable[[], bool] | None = None,
 ) -> int:
     """The run of a loop that is built already: trained, tried, saved and delivered; exit status."""
     per_iteration, training = loop.decisions_per_iteration, work.training
     with closing(training) if isinstance(training, Asynchronous) else nullcontext():
-        status = improve(
-            config, work, config.total, per_iteration=per_iteration, unit="decisions", keep=keep, on_log=on_log
-        )
+        options: dict[str, Any] = {"keep": keep, "on_log": on_log, "pause": pause}
+        status = improve(config, work, config.total, per_iteration=per_iteration, unit="decisions", **options)
     if keep and (sentence := loop.deliver(Path(config.out))):
         say(sentence)
     return status

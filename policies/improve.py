@@ -51,10 +51,12 @@ def improve(
     unit: str,
     keep: bool = True,
     on_log: OnLog | None = None,
+    pause: Callable[[], bool] | None = None,
 ) -> int:
     """Try the base, iterate until ``total``, try the result. ``total`` and the intervals of ``config`` count in
     ``unit``, of which an iteration is ``per_iteration``; they are rounded to whole iterations. Unless it is to be
-    kept, nothing is written."""
+    kept, nothing is written. ``pause``, asked after each iteration, ends this sitting as a Ctrl-C would, and without
+    a word: the caller resumes the run."""
     training, learner, evaluator = work.training, work.learner, work.evaluator
     iterations = math.ceil(total / per_iteration) if work.iterations is None else work.iterations
 
@@ -67,6 +69,13 @@ def improve(
     def evaluate(number: int) -> Metrics:
         return {} if evaluator is None else evaluator(learner.policy, reached(number))
 
+    paused = False
+
+    def enough() -> bool:
+        nonlocal paused
+        paused = pause is not None and pause()
+        return paused
+
     def children() -> dict[str, Any]:
         policy = {"config": describe(learner.policy, work.origin), "state": learner.policy.state_dict()}
         if isinstance(work.base, nn.Module):  # what a policy holds of the base that it refines is the base itself
@@ -78,7 +87,8 @@ def improve(
     free = {"resume", "threads", "out", "data", "track", "policy.path", "policy.base"}
     free |= {f"policy.{name}" for kind in EXTERNAL_KINDS.values() for name in kind.free}
     options: dict[str, Any] = {"resume": config.resume, "changeable": free, "trackers": config.track}
-    kept = Run(config.out, settings, progress_every_s=10, on_log=on_log, **options) if keep else UnsavedRun(on_log)
+    every_s = 10 if pause is None else None  # a caller who pauses tells how far it is
+    kept = Run(config.out, settings, progress_every_s=every_s, on_log=on_log, **options) if keep else UnsavedRun(on_log)
     with kept as run:
         latest = run.latest()
         if evaluator is not None and keep:
@@ -102,13 +112,15 @@ def improve(
             eval_after=work.pretrained,
             evaluate=evaluate,
             report=work.report,
+            pause=enough,
         )
         if finished and evaluator is not None:
             evaluator.confirm(work.base, learner.policy, reached(iterations))
-    if not finished:
+        paused = paused and not run.interrupted
+    if not finished and not paused:
         say(f"stopped before its {total} {unit}" + ("; continue with resume=true" if keep else ""))
         return 130
-    if not keep:
+    if not keep or pause is not None:
         return 0
     against = f" against={config.policy.path}" if isinstance(config.policy, CheckpointConfig) else ""
     say(f"policy: {config.out}  (burnish evaluate policy.path={config.out}{against})")

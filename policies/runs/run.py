@@ -146,6 +146,11 @@ class Run:
     def __exit__(self, *error: object) -> None:
         self._exit.close()
 
+    @property
+    def interrupted(self) -> bool:
+        """Ctrl-C was pressed, whether or not a step has seen it yet."""
+        return self._stop.requested
+
     def latest(self) -> Checkpoint | None:
         """The checkpoint to continue from, None for a new run. Handed over once, so that its memory can be freed."""
         latest, self._latest = self._latest, None

@@ -21,8 +21,10 @@ def train(
     eval_after: int = 0,
     evaluate: Callable[[int], Metrics] | None = None,
     report: Callable[[], Metrics] | None = None,
+    pause: Callable[[], bool] | None = None,
 ) -> bool:
-    """Call ``step`` until ``total``; False if it was interrupted (saved; resuming continues exactly).
+    """Call ``step`` until ``total``; False if it was interrupted, or if ``pause``, asked after each step, said so
+    (saved; resuming continues exactly).
 
     ``children`` gives what a checkpoint holds. ``eval_every`` 0 evaluates at the end only, and after step
     ``eval_after``; an evaluation is logged.
@@ -32,14 +34,17 @@ def train(
     for number in run.steps(total):
         metrics = step()
         last = number == total
+        paused = pause is not None and pause()
         evaluation = last or number == eval_after or (eval_every > 0 and number % eval_every == 0)
         if evaluation and evaluate is not None:
             with run.watch("evaluation"):
                 metrics = {**metrics, **evaluate(number)}
-        if evaluation or number % log_every == 0:
+        if evaluation or paused or number % log_every == 0:
             run.log(number, {**metrics, **(report() if report is not None else {})})
-        if last or run.stopping or number % save_every == 0:
+        if last or paused or run.stopping or number % save_every == 0:
             with run.watch("saving"):
                 run.save(number, children())
         finished = last
+        if paused:
+            break
     return finished
