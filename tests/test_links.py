@@ -134,6 +134,11 @@ PLAYS = {
         ],
         ["resume=true"],
     ),
+    "improve": Play(
+        ["improve", "policy.path={lab}/bc", "methods={lab}/steady.yaml", "steps=40", *EVALUATION, "out={out}"],
+        ["resume=true"],
+    ),
+    "doctor": Play(["doctor", "policy.path={lab}/bc", "worlds=2", "out={out}"]),
     "evaluate": Play(["evaluate", "policy.path={lab}/bc", "against={lab}/bc", *EVALUATION, "videos=1", "out={out}"]),
     "data": Play(["data", "convert", "{lab}/data", "out={out}/d"]),
     "data, show": Play(["data", "show", "{lab}/data", "out={out}/e.svg"]),
@@ -166,7 +171,6 @@ QUICK = ("collect", "finetune", "evaluate", "view", "report", "export")  # of ea
 OTHERS = [pytest.mark.slow, pytest.mark.rotating(2)]
 ELSEWHERE = {
     "serve": "below, a socket",
-    "doctor": "writes nothing",
     "worlds": "writes to the user's own folder of environments alone",
 }
 KINDS = ("to a copy", "to where nothing is", "second name")

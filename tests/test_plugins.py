@@ -133,4 +133,13 @@ def test_the_verbs_take_a_name(package, tmp_path, capsys):
     assert main(["finetune", "method=residual_td3", *base, *few, f"out={tmp_path}/run"]) == 0
     assert main(["evaluate", f"policy.path={tmp_path}/run", "eval.episodes=2"]) == 0
     assert read_metrics(tmp_path / "run")[0]["eval/success_rate"] == 1.0
+    assert main(["doctor", *base, "worlds=2"]) == 0 and "It takes no noise" in capsys.readouterr().out
+    settings = "worlds: 2\nmethod: {loop: {decisions_per_update: 4}, agent: {hidden: [8]}}\n"
+    (tmp_path / "small.yaml").write_text(f"defaults: [override /method: residual_ppo]\n{settings}")
+    out = tmp_path / "improved"
+    few = ["steps=40", "eval.episodes=2", "eval.worlds=2", "eval.confirm=4", f"methods={tmp_path}/small.yaml,dsrl"]
+    assert main(["improve", *base, *few, f"out={out}"]) == 0
+    said = capsys.readouterr().out
+    assert "dsrl does not fit" in said and "so the base is delivered" in said, "it cannot be better than always"
+    assert not (out / "policy").exists() and "policy: towards" in said, "which no checkpoint can hold"
     assert main(["evaluate", "policy=callable", "policy.name=os.system", "env=point_reach"]) == 2

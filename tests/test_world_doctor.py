@@ -15,8 +15,10 @@ import yaml
 from gymnasium import spaces
 
 from burnish.finetune.compare.entrants import world_words
+from burnish.finetune.doctor.__main__ import GROUPS
+from burnish.finetune.doctor.__main__ import DoctorConfig as VerbConfig
 from burnish.policies.cli.cli import compose, main, to_object
-from burnish.sim.external.doctor import GROUPS, DoctorConfig, as_yaml, described, read_back, refused, restoring, seeding
+from burnish.sim.external.doctor import as_yaml, described, read_back, refused, restoring, seeding
 from burnish.sim.external.examination import Seen, first_difference, play
 from burnish.sim.external.settings import GymConfig, RemoteConfig, Reward
 from burnish.sim.tasks.insert import InsertConfig
@@ -120,7 +122,7 @@ def test_the_file_makes_the_same_world_wherever_such_files_are_read(world, tmp_p
     assert yaml.safe_load(text) and read_back(text) == world
     (tmp_path / "world.yaml").write_text(text)
     words = world_words(str(tmp_path / "world.yaml"))
-    assert to_object(compose("doctor", DoctorConfig, GROUPS["doctor"], words)).env == world
+    assert to_object(compose("doctor", VerbConfig, GROUPS["doctor"], words)).env == world
 
 
 def test_arguments_that_a_strangers_file_may_not_say_are_named():

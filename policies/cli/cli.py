@@ -41,6 +41,10 @@ VERBS: dict[str, Verb] = {
     "pretrain": Verb("burnish.policies.__main__:pretrain", "train a policy by imitation"),
     "offline": Verb("burnish.offline.__main__:offline", "improve a policy, or make one, from recordings with rewards"),
     "finetune": Verb("burnish.finetune.__main__:finetune", "refine a policy by letting it act"),
+    "improve": Verb(
+        "burnish.finetune.improve.__main__:improve",
+        "a policy made better by the methods that fit it, which race on one budget of minutes or steps",
+    ),
     "distill": Verb(
         "burnish.finetune.distillation.__main__:distill",
         "several policies, or a refined one with its base, into a single policy",
@@ -68,8 +72,8 @@ VERBS: dict[str, Verb] = {
         ("do", "name"),
     ),
     "doctor": Verb(
-        "burnish.sim.external.doctor:doctor",
-        "check this machine and say what to install; with env=..., examine that world",
+        "burnish.finetune.doctor.__main__:doctor",
+        "check this machine and say what to install; with policy.path=... or env=..., examine that policy or world",
         bare="burnish.policies.cli.doctor:doctor",
     ),
 }

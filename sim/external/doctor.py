@@ -23,17 +23,16 @@ from ...policies.core.seed import derive
 from ...policies.core.spec import ActionSpec
 from ...policies.runs.manifest import plain_yaml
 from ...policies.runs.stored_world import plain_world
-from ..build import ENVS, WORLDS, env_name, make_env
+from ..build import ENVS, env_name, make_env
 from .examination import Seen, first_difference, look, speed
 
-GROUPS: dict[str, dict[str, dict[str, type]]] = {"doctor": {"env": WORLDS}}
 WIDTH = 110
 EPISODES = 2  # that are compared
 
 
 @dataclass
 class DoctorConfig:
-    """Settings of `burnish doctor env=...`: the world, and how long it is examined."""
+    """The world, and how long it is examined."""
 
     env: Any = None  # the world to examine; without one it is the machine
     worlds: int = 8  # worlds whose joint speed is measured

@@ -1,0 +1,1 @@
+"""`burnish doctor policy.path=...`."""

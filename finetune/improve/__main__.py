@@ -1,0 +1,234 @@
+"""Entry point: ``burnish improve``. A policy, a world, a budget; the methods are chosen by racing them."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...policies.acting import acting_policy
+from ...policies.best import ERROR, difference
+from ...policies.build import ACTING, describe, identity_of, load_policy, where_of
+from ...policies.cli.cli import compose, main, to_object
+from ...policies.cli.machine import prepare_machine, say
+from ...policies.compose import Greedy
+from ...policies.controllers import controller_for
+from ...policies.core import files
+from ...policies.core.config import to_data
+from ...policies.core.errors import BurnishError
+from ...policies.core.ranges import check_ranges
+from ...policies.core.types import VecEnv
+from ...policies.evaluator import EvalConfig, in_words
+from ...policies.external.table import EXTERNAL_KINDS
+from ...policies.measure.evaluate import Evaluation, evaluate, evaluation_seeds, why_unpaired
+from ...policies.runs.checkpoint import save
+from ...policies.runs.interrupt import interruptible
+from ...policies.runs.run import CONFIG, METRICS, read_metrics
+from ...sim.build import WORLDS, origin_of, world_for
+from ..__main__ import GROUPS as FINETUNE
+from ..build import has
+from ..compare.compare import claim
+from ..compare.comparison import BASE, RUNS
+from ..compare.entrants import entrant
+from ..compare.free_baselines import BASE_GREEDY
+from ..fit import Fit, compatibility
+from ..refinement import FinetuneConfig, carry_out, refinement
+from ..table import method_name, method_of
+from .race import CANDIDATES, EVALUATIONS, Budget, Race, Stopped, Trained, table
+
+GROUPS: dict[str, dict[str, Mapping[str, type]]] = {"improve": {"policy": ACTING, "env": WORLDS}}
+POLICY, PAGE = "policy", "improve.md"
+SETTINGS = "improve"  # the experiments whose settings entrants have
+HORIZONS = (20, 200)  # least and largest 1 / (1 - gamma), in control ticks
+EVER = 1_000_000  # decisions that no run reaches within minutes
+
+
+@dataclass
+class ImproveConfig:
+    """Settings of `burnish improve`: a policy, a world, and a budget of steps or minutes."""
+
+    policy: Any = None  # policy to improve: policy.path=FOLDER, or another kind
+    env: Any = None  # world; by default the one that the policy was trained for
+    minutes: float = 0.0  # minutes of the clock for everything; 0: as many as steps take
+    steps: int = 0  # control steps of training, of all entrants together, instead of minutes
+    # entrants, the preferred ones first: experiments of `improve`, methods, or files like an experiment
+    methods: list[str] = field(default_factory=lambda: ["residual_sac", "residual_ppo", "dsrl"])
+    eval: EvalConfig = field(default_factory=lambda: EvalConfig(episodes=64))  # evaluations on the way and at the end
+    out: str = "runs/improved"  # folder of the race; the policy to deploy is in its policy/
+    seed: int = 0  # seed of every random draw
+    device: str = "cpu"  # device of the networks: cpu, cuda, cuda:1
+    threads: int = 0  # CPU threads of torch; 0: as torch chooses
+    resume: bool = False  # continue the race that an interrupted call left at out=
+
+    def __post_init__(self) -> None:
+        check_ranges(self, {"[0, inf)": "minutes steps"})
+        if (self.minutes > 0) == (self.steps > 0):
+            raise BurnishError("a race needs one budget: minutes=20 of the clock, or steps=100000 of training")
+        self.eval.require_episodes()
+        if self.eval.greedy or not self.methods:
+            raise BurnishError("eval.greedy=true and methods=[] leave nothing to race: noise 0 takes part by itself")
+
+
+def improve(config: ImproveConfig) -> int:
+    """A race of the methods that fit, one policy confirmed and saved, and a page about it; exit status."""
+    if config.policy is None:
+        raise BurnishError("policy.path=... must name the policy to improve; see --help")
+    device, out = prepare_machine(config.device, config.threads), Path(config.out)
+    base, origin = acting_policy(config.policy, device, config.env)
+    world = origin_of(config.env) or origin.get("env")
+    if world is None:
+        raise BurnishError("nothing says which world the policy is for; give env=...")
+    _claim(config, base)
+    trainer = OfWorlds(config, base, {**origin, "env": world, "base": where_of(config.policy)}, device)
+    with interruptible() as stop:
+        budget = Budget(config.steps, config.minutes, config.eval.episodes, config.eval.confirm)
+        race = Race(out, base, budget, trainer, stop)
+        try:
+            free = race.free()
+            fits = trainer.enter(race.evaluated(BASE, "select"), free)
+            for fit in fits:
+                if not fit.fits:
+                    say(f"{fit.method} does not fit: {fit.reason}")
+            race.run([fit.method for fit in fits if fit.fits])
+            chosen, start = race.confirm()
+        except Stopped:
+            say(f"{out}: stopped; the same command with resume=true goes on")
+            return 130
+    name = race.choose() if race.record.delivered else BASE
+    delivered = race.policy(name)
+    if isinstance(delivered, nn.Module):
+        trainer.save(delivered, out / POLICY)
+    text = page(race, fits, chosen, start)
+    files.replace(files.named(out) / PAGE, f"# The race of `burnish improve`\n\n```\n{text}\n```\n")
+    say(text)
+    where = f"{out / POLICY}" if isinstance(delivered, nn.Module) else where_of(config.policy)
+    say(f"policy: {where}  (burnish evaluate policy.path={where})")
+    return 0
+
+
+class OfWorlds:
+    """The ``Trainer`` of a base in the worlds that settings name."""
+
+    def __init__(self, config: ImproveConfig, base: Any, origin: dict[str, Any], device: torch.device) -> None:
+        self.config, self.base, self.origin, self.device = config, base, origin, device
+        self.settings: dict[str, FinetuneConfig] = {}
+        self.starts: dict[str, Any] = {}
+        self._worlds: dict[Any, VecEnv] = {}
+
+    def enter(self, start: Evaluation, free: Mapping[str, float]) -> list[Fit]:
+        """Whether each entrant fits; the settings of those that do are kept. A method that only needs actions begins
+        at noise 0 where that is better."""
+        config, greedy = self.config, free.get(BASE_GREEDY, float("-inf")) > free[BASE]
+        known = {fit.method: fit for fit in compatibility(self.base, self._world(self.base).reset())}
+        found = []
+        for name in config.methods:
+            ticks = config.steps or EVER
+            chosen = entrant(name, SETTINGS, ticks, self.base.spec.execute)
+            words = [*chosen.words, f"total={chosen.decisions}", f"save_every={chosen.decisions}"]
+            made: FinetuneConfig = to_object(compose("finetune", FinetuneConfig, FINETUNE["finetune"], words))
+            fit = known[method_name(made.method)]._replace(method=chosen.label)
+            found.append(fit if fit.alone else fit._replace(fits=False))
+            if hasattr(made.method, "discount"):
+                made.method.discount = type(made.method.discount)(discount_of(start))
+            if hasattr(made.method, "trained_steps"):
+                made.method.trained_steps = min(made.method.trained_steps, self.base.num_steps)
+            own = {"policy": None, "env": config.env, "seed": config.seed, "resume": True, "device": config.device}
+            own |= {"threads": config.threads, "out": str(Path(config.out) / RUNS / chosen.label)}
+            self.settings[chosen.label] = replace(made, **own)
+            at_0 = Greedy(self.base) if greedy else None
+            fits_at_0 = at_0 is not None and has(at_0, method_of(made.method).needs)
+            self.starts[chosen.label] = at_0 if fits_at_0 else self.base
+            self.starts[chosen.label].origin = self.origin
+        return found
+
+    def train(self, entrant: str, enough: Callable[[int], bool]) -> Trained | None:
+        settings = self.settings[entrant]
+        folder = Path(settings.out)
+        logged = read_metrics(folder) if (folder / METRICS).is_file() else []
+        steps = int(max((row.get("control_steps", 0) for row in logged), default=0))
+        if steps and enough(steps):  # stopped between the end of a share and its evaluation
+            return Trained(self.load(folder), steps)
+        work, loop = refinement(settings, self.starts[entrant], tried=False)
+        work.origin = {**work.origin, "base": self.origin["base"]}
+        status = carry_out(settings, work, loop, pause=lambda: enough(int(loop.statistics.ticks)))
+        return None if status else Trained(loop.learner.policy, int(loop.statistics.ticks))
+
+    def play(self, policy: Any, stream: str, episodes: int) -> Evaluation:
+        env = self._world(policy)
+        controller = controller_for(policy, env.num_envs, device=self.device)
+        return evaluate(env, controller, evaluation_seeds(episodes, stream=stream, base=self.config.seed))
+
+    def save(self, policy: Any, path: Path) -> None:
+        save(path, config=describe(policy, self.origin), state=policy.state_dict(), overwrite=path.exists())
+
+    def load(self, path: Path) -> Any:
+        return load_policy(path, self.device, base=None if isinstance(self.base, nn.Module) else self.base)[0]
+
+    def _world(self, policy: Any) -> VecEnv:
+        spec = policy.spec
+        key = spec.history, spec.action
+        if key not in self._worlds:
+            self._worlds[key] = world_for(spec, self.origin["env"], self.config.eval.worlds, self.device)
+        return self._worlds[key]
+
+
+def discount_of(start: Evaluation) -> float:
+    """Of a control tick: it looks ahead for twice as long as an episode of the base lasts."""
+    least, largest = HORIZONS
+    return round(1 - 1 / min(max(2 * statistics.mean(start.lengths), least), largest), 4)
+
+
+def _claim(config: ImproveConfig, base: Any) -> None:
+    """The folder is empty, or holds this very race."""
+    out = Path(config.out)
+    for name in (RUNS, EVALUATIONS, CANDIDATES, POLICY):
+        files.refuse_link(out / name)
+    if (out / CONFIG).exists() and not config.resume:
+        raise BurnishError(f"{out} holds a race; resume=true continues it, or choose another out=...")
+    free = {"resume", "threads", "out", "policy.path", "policy.base"}
+    free |= {f"policy.{name}" for kind in EXTERNAL_KINDS.values() for name in kind.free}
+    claim(out / CONFIG, to_data(config) | {"identity": to_data(identity_of(config.policy, base))}, {}, free)
+
+
+def page(race: Race, fits: list[Fit], chosen: Evaluation, start: Evaluation) -> str:
+    """A table of all that played, the evidence, and the cost."""
+    rows = []
+    free, scores, steps = race.free(), race.scores(), {}
+    for share in race.record.shares:
+        steps[share["entrant"]] = steps.get(share["entrant"], 0) + share["steps"]
+    best = {**free, **{name: max(x) for name, x in scores.items()}}
+    for name in sorted(best, key=lambda name: -best[name]):
+        row = {"policy": name, "steps": f"{steps.get(name, 0):,}"}
+        row["on the way"] = " ".join(f"{x:.4g}" for x in scores.get(name, [free.get(name, 0.0)]))
+        rows.append(row | {"end": _end(race, name)})
+    out = {fit.method: fit.reason for fit in fits if not fit.fits} | race.record.failed
+    rows += [{"policy": n, "steps": "0", "on the way": "", "end": f"out: {why}"} for n, why in out.items()]
+    found, low, high = difference(chosen, start, 1 - ERROR)
+    unpaired = why_unpaired(chosen, start)
+    evidence = (
+        f"On {len(start.seeds)} fresh seeds {race.choose()} has {in_words(chosen)}; the base has {in_words(start)}; "
+        f"the difference is {found:+.3g} [{low:+.3g}, {high:+.3g}]{f' (not paired: {unpaired})' if unpaired else ''}."
+    )
+    result = "It is delivered." if race.record.delivered else "That is not beyond doubt, so the base is delivered."
+    trained = sum(share["steps"] for share in race.record.shares)
+    spent = (
+        f"{trained:,} steps of training, {race.record.evaluation_steps:,} of evaluation, {race.seconds() / 60:.1f} min"
+    )
+    return f"{table(rows)}\n\n{evidence}\n{result}\nSpent: {spent}."
+
+
+def _end(race: Race, name: str) -> str:
+    chosen = race.choose()
+    if chosen in (name, f"{name}_greedy"):
+        return f"chosen{' from noise 0' if chosen != name else ''}"
+    return "free" if name in (BASE, BASE_GREEDY) else "beaten"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

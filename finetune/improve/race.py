@@ -1,0 +1,272 @@
+"""The race of ``burnish improve``, one choice among what it found, and the proof of that choice.
+
+* *Race.* Entrants learn from one base, in shares of one budget (`shares.py`). After each share the policy plays the
+  seeds of the stream "select"; the best policy of each entrant is kept.
+* *Playoff.* The best few, the base from noise 0 among them, and the best of all from noise 0, play more seeds, of the
+  stream "playoff": few episodes choose the lucky. The highest mean is the one choice.
+* *Confirmation.* That one and the base play fresh seeds, of the stream "confirm". It is delivered if the interval of
+  its difference from the base lies above 0, else the base is. Nothing was chosen on these seeds and one policy is tried
+  there, so there is nothing to correct for.
+
+Each event is written before the next one begins, so a race that was stopped goes on where it was. This module knows no
+worlds: a ``Trainer`` does.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from ...policies.best import ERROR, difference, mean
+from ...policies.cli.machine import say
+from ...policies.compose import Greedy
+from ...policies.core import files
+from ...policies.core.config import from_data
+from ...policies.core.errors import reason
+from ...policies.evaluator import in_words
+from ...policies.measure.evaluate import Evaluation
+from ...policies.runs.interrupt import Stop
+from ...policies.runs.manifest import parse
+from ..compare.comparison import BASE, GREEDY
+from ..compare.free_baselines import BASE_GREEDY
+from .shares import LOOKS, next_share, survivors
+
+RACE, EVALUATIONS, CANDIDATES = "race.json", "evaluations", "candidates"
+OF_GREEDY = f"_{GREEDY}"  # ends the name of a policy that plays another one from noise 0
+CONTENDERS = 3  # policies of the playoff, besides the first of them from noise 0
+PLAYS = CONTENDERS + 3  # of the playoff and the confirmation
+RESERVE = 1.5  # the last evaluations may take that much longer than those of the base: who falls later plays longer
+MOST = 0.3  # share of the minutes that the last evaluations, or all others together, may take
+
+
+class Trained(NamedTuple):
+    """An entrant after its share: its policy, and the control steps that it has played in all."""
+
+    policy: Any
+    steps: int
+
+
+class Trainer(Protocol):
+    """Trains, plays, saves and loads; ``enough``, asked with the control steps of an entrant, ends its share."""
+
+    def train(self, entrant: str, enough: Callable[[int], bool]) -> Trained | None:
+        """None: it was interrupted, and its run is saved."""
+        ...
+
+    def play(self, policy: Any, stream: str, episodes: int) -> Evaluation: ...
+
+    def save(self, policy: Any, path: Path) -> None: ...
+
+    def load(self, path: Path) -> Any: ...
+
+
+class Stopped(Exception):
+    """Ctrl-C was pressed; everything is written."""
+
+
+@dataclass
+class Budget:
+    """Either is 0. ``steps`` are control steps of training; ``minutes`` are of the clock, evaluations included."""
+
+    steps: int = 0
+    minutes: float = 0.0
+    episodes: int = 64  # of each evaluation on the way
+    confirm: int = 256  # of the playoff and of the confirmation
+
+
+@dataclass
+class Record:
+    """The events of a race, as race.json holds them."""
+
+    seconds: float = 0.0  # of all sittings
+    shares: list[dict[str, Any]] = field(default_factory=list)  # entrant, steps and seconds of it, score
+    failed: dict[str, str] = field(default_factory=dict)
+    evaluation_steps: int = 0
+    episode_s: float = 0.0  # of an episode, in the latest evaluation
+    chosen: str | None = None  # by the playoff
+    delivered: bool | None = None  # whether the confirmation has confirmed it
+
+
+class Race:
+    """Of ``entrants``, the preferred ones first, in the folder ``out``; ``clock`` counts seconds."""
+
+    def __init__(
+        self,
+        out: Path,
+        base: Any,
+        budget: Budget,
+        trainer: Trainer,
+        stop: Stop,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.out, self.base, self.budget, self.trainer, self.stop = out, base, budget, trainer, stop
+        path, self.record = out / RACE, Record()
+        if path.exists():
+            self.record = from_data(Record, parse(path, json.loads), RACE)
+        self._clock, self._began, self._before = clock, clock(), self.record.seconds
+        self.entrants: list[str] = []
+
+    # ---- its parts, in their order ----
+
+    def free(self) -> dict[str, float]:
+        """The base as it draws, and from noise 0 where it has any: on the seeds for selection."""
+        names = [BASE, BASE_GREEDY] if has_noise(self.base) else [BASE]
+        return {name: mean(self.evaluated(name, "select")) for name in names}
+
+    def run(self, entrants: Sequence[str]) -> None:
+        """All shares, until the budget is spent."""
+        self.entrants = list(entrants)
+        while self.record.chosen is None and self._share():
+            pass
+
+    def choose(self) -> str:
+        """The playoff: the name of the one choice."""
+        if self.record.chosen is None:
+            found = {name: mean(self.evaluated(name, "playoff")) for name in self.contenders()}
+            self.record.chosen = max(found, key=lambda name: found[name])
+            self._write()
+        return self.record.chosen
+
+    def confirm(self) -> tuple[Evaluation, Evaluation]:
+        """The choice and the base on fresh seeds, which decide whether the choice is delivered."""
+        chosen, base = (self.evaluated(name, "confirm") for name in (self.choose(), BASE))
+        if self.record.delivered is None:
+            self.record.delivered = difference(chosen, base, 1 - ERROR)[1] > 0
+            self._write()
+        return chosen, base
+
+    # ---- policies by their names ----
+
+    def policy(self, name: str) -> Any:
+        """The base, a candidate, or either from noise 0."""
+        if name.endswith(OF_GREEDY):
+            return Greedy(self.policy(name.removesuffix(OF_GREEDY)))
+        return self.base if name == BASE else self.trainer.load(self.out / CANDIDATES / name)
+
+    def contenders(self) -> list[str]:
+        """The best on the seeds for selection, best first, and the first of them from noise 0."""
+        scores = self.free() | {name: max(x) for name, x in self.scores().items()}
+        scores.pop(BASE)
+        names = sorted(scores, key=lambda name: -scores[name])[:CONTENDERS]
+        greedy = f"{names[0]}{OF_GREEDY}" if names and has_noise(self.policy(names[0])) else None
+        return [*names, greedy] if greedy else names or [BASE]
+
+    def scores(self) -> dict[str, list[float]]:
+        """Entrant -> its scores, share by share."""
+        found: dict[str, list[float]] = {}
+        for share in self.record.shares:
+            found.setdefault(share["entrant"], []).append(share["score"])
+        return found
+
+    # ---- one share ----
+
+    def _share(self) -> bool:
+        running = [name for name in self.entrants if name not in self.record.failed]
+        scores = self.scores()
+        share, left = next_share(running, scores), self.left()
+        played = sum(x["steps"] for x in self.record.shares if share and x["entrant"] == share.entrant)
+        if share is None or left <= 0 or max((x[-1] for x in scores.values()), default=0.0) >= self._perfect():
+            return False
+        name, amount, began = share.entrant, left * share.part, self._clock()
+        timed, ends = bool(self.budget.minutes), began + amount - self.record.episode_s * self.episodes("select")
+        if timed and ends <= began:
+            return False
+
+        def enough(steps: int) -> bool:
+            return self._clock() >= ends if timed else steps >= played + amount
+
+        try:
+            trained = self.trainer.train(name, enough)
+        except Exception as error:  # a method may be another's code, and raise anything
+            self.record.failed[name] = reason(error)
+            say(f"{name} is out: {self.record.failed[name]}")
+            self._write()
+            return True
+        if trained is None:
+            self._halt()
+        assert trained is not None, "a halt raises"
+        number = len(scores.get(name, ()))
+        evaluation = self.evaluated(f"{name}-{number}", "select", trained.policy)
+        score, best = mean(evaluation), max(scores.get(name, [float("-inf")]))
+        if score >= best:
+            self.trainer.save(trained.policy, self.out / CANDIDATES / name)
+        steps, seconds = trained.steps - played, self._clock() - began
+        self.record.shares.append({"entrant": name, "steps": steps, "seconds": seconds, "score": score})
+        self._write()
+        say(f"{name}: {trained.steps:,} steps, {in_words(evaluation)}; {self._said_left()}")
+        return True
+
+    def _perfect(self) -> float:
+        """A score beyond which these seeds show nothing: all episodes succeed. Returns know no such number."""
+        return float("inf") if self.evaluated(BASE, "select").success is None else 1.0
+
+    # ---- budget ----
+
+    def left(self) -> float:
+        """Control steps, or seconds without those of the last evaluations."""
+        if self.budget.minutes:
+            episodes = RESERVE * PLAYS * self.episodes("confirm")
+            return 60 * self.budget.minutes - self.seconds() - episodes * self.record.episode_s
+        return self.budget.steps - sum(share["steps"] for share in self.record.shares)
+
+    def seconds(self) -> float:
+        """Of all sittings."""
+        return self._before + self._clock() - self._began
+
+    def episodes(self, stream: str) -> int:
+        """Fewer than were asked for, where they would take most of the minutes; at least 2."""
+        asked = self.budget.episodes if stream == "select" else self.budget.confirm
+        if not self.budget.minutes or not self.record.episode_s:
+            return asked
+        count = len(self.entrants)
+        plays = sum(survivors(count)[:-1]) + LOOKS if stream == "select" and count else RESERVE * PLAYS
+        return max(2, min(asked, int(MOST * 60 * self.budget.minutes / (self.record.episode_s * plays))))
+
+    def _said_left(self) -> str:
+        left = max(0.0, self.left())
+        return f"{left / 60:.1f} minutes of training left" if self.budget.minutes else f"{left:,.0f} steps left"
+
+    # ---- evaluations, and what is written ----
+
+    def evaluated(self, name: str, stream: str, policy: Any = None) -> Evaluation:
+        """Played once; what was played before is read. All that is compared beyond doubt has equally many episodes."""
+        path = self.out / EVALUATIONS / f"{stream}-{name}.json"
+        if path.exists():
+            return Evaluation.load(path)
+        if self.stop.requested:
+            self._halt()
+        peers = list((self.out / EVALUATIONS).glob(f"{stream}-*.json")) if stream != "select" else []
+        count = len(Evaluation.load(peers[0]).seeds) if peers else self.episodes(stream)
+        began = self._clock()
+        found = self.trainer.play(self.policy(name) if policy is None else policy, stream, count)
+        self.record.episode_s = (self._clock() - began) / count
+        found.save(path)
+        self.record.evaluation_steps += sum(found.lengths)
+        self._write()
+        if stream != "select" or name in (BASE, BASE_GREEDY):
+            say(f"{name} ({stream}): {in_words(found)}")
+        return found
+
+    def _halt(self) -> None:
+        self._write()
+        raise Stopped
+
+    def _write(self) -> None:
+        self.record.seconds = self.seconds()
+        files.replace(files.named(self.out) / RACE, json.dumps(asdict(self.record), indent=1) + "\n")
+
+
+def has_noise(policy: Any) -> bool:
+    """Whether noise 0 is another way to play it."""
+    return getattr(policy.spec, "noise_shape", None) is not None
+
+
+def table(rows: Sequence[Mapping[str, str]]) -> str:
+    """Aligned text."""
+    lines = [list(rows[0]), *(list(row.values()) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
