@@ -39,6 +39,7 @@ KEYS = {
         "reinflow_over_dppo",
         "reinflow_over_dppo_4",
     },
+    "improve": {"improve_median_change", "improve_regret"},
     "outside_speed": {"pool_over_async", "pusht"},
     "outside_experts": {"worst_clean", "noisy", "clumsy", "tasks"},
     "policy_speed": {"train_peak_share", "act_p99_us"},
