@@ -103,6 +103,31 @@ def test_names_that_lack_or_come_twice():
         Schema({"batch": Field((), FLOATS, "<f4")}, 1)
 
 
+def test_a_field_comes_by_our_name_or_by_the_one_that_keys_gives_it():
+    schema = Schema(FIELDS, batch=4, keys={"state": "observation/state", "image.top": "observation/image"})
+    theirs = {"observation/state": STATE[0], "observation/image": IMAGE[0], "observation/wrist": IMAGE[0]}
+    for message in (theirs, ONE):
+        read = schema.read(pack(message | {"prompt": "go"}))
+        assert set(read.arrays) == {"state", "image.top"} and np.array_equal(read.arrays["image.top"], IMAGE[:1])
+    assert "lacks 'image.top'" in str(refused(theirs)), "control: a schema without keys passes them over"
+    assert "holds 'state' twice" in str(refused(theirs | {"state": STATE[0]}, schema))
+    assert schema.sha256 != SCHEMA.sha256 == Schema(FIELDS, 1, {}).sha256
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"stat": "observation/state"}, r"keys names \['stat'\]"),
+        ({"state": "prompt"}, "mean something to the protocol"),
+        ({"state": "goal"}, "two observations by one name"),
+        ({"state": "x", "goal": "x"}, "two observations by one name"),
+    ],
+)
+def test_keys_that_cannot_be_told_apart_are_refused(keys, sentence):
+    with pytest.raises(BurnishError, match=sentence):
+        Schema(FIELDS, 1, keys)
+
+
 ARRAY = {"__ndarray__": True, "data": b"\0" * 24, "dtype": "<f4", "shape": [2, 3]}
 
 

@@ -55,6 +55,16 @@ def test_a_plain_openpi_client_is_served_in_the_units_of_the_actuators():
         assert reply["actions"].dtype == np.float32 and reply["server_timing"]["infer_ms"] > 0
 
 
+def test_a_client_that_says_observation_state_is_served_where_keys_tells_which_that_is():
+    policy, chunks = build_policy(GaussianConfig(hidden=[8]), replace(SPEC, history=1)), []
+    for name, keys in (("observation/state", {"state": "observation/state"}), ("state", {})):
+        with served(policy, keys=keys) as server, dial(server.url, compression=None) as socket:
+            socket.recv()
+            socket.send(frame({name: np.array([0.1, 0.2, 0.3]), "seed": 5, "prompt": "pick"}))
+            chunks.append(content(socket.recv())["actions"])
+    np.testing.assert_array_equal(*chunks)
+
+
 def test_pictures_come_with_their_colours_last():
     spec = PolicySpec(ObsSpec({"image.top": (3, 16, 20)}), LIMITS, 1, 1)
     seen = []

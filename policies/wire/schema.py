@@ -86,13 +86,20 @@ class Request:
 
 
 class Schema:
-    """The fields that a server accepts, at most ``batch`` rows of them, and the check of a frame against them."""
+    """The fields that a server accepts, at most ``batch`` rows of them, and the check of a frame against them. With
+    ``keys``, our name of a field: theirs, a field may come by either name."""
 
-    def __init__(self, fields: Mapping[str, Field], batch: int) -> None:
-        self.fields, self.batch = dict(fields), batch
-        taken = sorted(set(self.fields) & {*NUMBERS, "reset", "prompt"})
+    def __init__(self, fields: Mapping[str, Field], batch: int, keys: Mapping[str, str] | None = None) -> None:
+        keys = keys or {}
+        self.fields, self.batch, self._ours = dict(fields), batch, {theirs: ours for ours, theirs in keys.items()}
+        taken = sorted({*self.fields, *self._ours} & {*NUMBERS, "reset", "prompt"})
         if taken:
             raise BurnishError(f"the names {taken} mean something to the protocol, so no observation can be called so")
+        unknown = sorted(set(keys) - set(self.fields))
+        if unknown:
+            raise BurnishError(f"keys names {unknown}, but a request holds {sorted(self.fields)}")
+        if len(self._ours) < len(keys) or set(self._ours) & set(self.fields):
+            raise BurnishError(f"keys={dict(keys)} calls two observations by one name; each needs a name of its own")
 
     @property
     def limit(self) -> int:
@@ -102,7 +109,8 @@ class Schema:
     @property
     def sha256(self) -> str:
         """Two servers of one schema take the same requests, but for the number of rows."""
-        plain = {name: [x.shape, x.dtypes, x.becomes, x.required] for name, x in self.fields.items()}
+        plain: dict[str, Any] = {name: [x.shape, x.dtypes, x.becomes, x.required] for name, x in self.fields.items()}
+        plain |= self._ours
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
     def read(self, frame: Any) -> Request:
@@ -123,6 +131,7 @@ class Schema:
         request, raw, seen = Request(), {}, set()
         for _ in range(walk.map(len(self.fields) + len(NUMBERS) + 2 + UNUSED)):
             name = walk.take("str")
+            name = self._ours.get(name, name)
             if name in seen:
                 raise Refusal(Code.MALFORMED, f"the frame holds {name[:40]!r} twice")
             seen.add(name)

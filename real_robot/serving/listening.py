@@ -6,7 +6,7 @@ import ipaddress
 import os
 import socket as sockets
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...policies.core.errors import BurnishError
@@ -24,6 +24,8 @@ class ServerConfig:
     host: str = "127.0.0.1"  # address to listen on; beyond this machine only with a key, from BURNISH_API_KEY
     port: int = 8000  # port; 0: any that is free
     unix: str | None = None  # path of a socket with mode 0600, instead of host and port
+    # our name of an observation: the one that clients give it, which is then taken too
+    keys: dict[str, str] = field(default_factory=dict)
     clients: int = 16  # clients at once, at most
     batch: int = 64  # rows of one request, at most
     queue: int = 8  # requests that wait, at most

@@ -1,9 +1,9 @@
 """The policy server (``burnish serve``): one of our policies on openpi's protocol, for any robot or library.
 
-A request is a dict of observations under our names, pictures as (H, W, 3) uint8; the reply holds ``actions`` (H, A) in
-the units of the actuators, the first of which is for now. `policies/wire/codec.py` has the frames, `gateway.py` says
-who
-may send any. The metadata announces what else is understood, and nobody needs it:
+A request is a dict of observations under our names, or under those that ``keys`` gives them, pictures as (H, W, 3)
+uint8; the reply holds ``actions`` (H, A) in the units of the actuators, the first of which is for now.
+`policies/wire/codec.py` has the frames, `gateway.py` says who may send any. The metadata announces what else is
+understood, and nobody needs it:
 
     extensions      batch    a request holds ``batch`` = B, and B rows of everything, ``largest_batch`` at most
                     noise    ``noise`` starts the generation, where the policy takes any
@@ -86,7 +86,7 @@ class PolicyServer:
         blank = {k: torch.zeros(1, *s, dtype=dtype_of(k), device=self.device) for k, s in spec.inputs.shapes.items()}
         with torch.no_grad(), first_act():
             policy.act(blank, greedy=True)  # who cannot answer with chunks is refused here, not in mid-flight
-        self.schema = _schema(self.spec, config.batch)
+        self.schema = _schema(self.spec, config)
         noise, hidden = (["noise"] if spec.noise_shape else []), (["hmac"] if key else [])
         self.metadata = {
             "extensions": ["batch", *noise, "seed", "reset", "obs_seq", *hidden],
@@ -168,7 +168,7 @@ class PolicyServer:
         return torch.from_numpy(value).to(self.device)
 
 
-def _schema(spec: Any, batch: int) -> Schema:
+def _schema(spec: Any, config: ServerConfig) -> Schema:
     """Pictures have their colours last on the wire."""
     fields = {}
     for key, shape in spec.inputs.shapes.items():
@@ -184,7 +184,7 @@ def _schema(spec: Any, batch: int) -> Schema:
     if spec.noise_shape is not None:
         fields["noise"] = Field(spec.noise_shape, FLOATS, "<f4", required=False)
     fields["seed"] = Field((), ("<i8",), "<i8", required=False)
-    return Schema(fields, batch)
+    return Schema(fields, config.batch, config.keys)
 
 
 @dataclass
