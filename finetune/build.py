@@ -183,6 +183,11 @@ def prior_data(
         found = recorded_ticks(episodes, actions, seen, env.spec.action_mode, device)
         return Prior(found, f"prior data: {len(found)} ticks of {len(episodes)} episodes, for the model of the world")
     if kind is Recorded.corrections:
+        if config.offset.half_life:
+            raise BurnishError(
+                f"method.offset.half_life={config.offset.half_life} lets corrections last, and recordings are not told "
+                "as such; refine without prior data, or with method.offset.half_life=0"
+            )
         gamma = config.discount.per_step(1)
         shown: dict[str, Any] = {"limits": limits, "observe": config.observe, "seed": seed, "device": device}
         replay, beyond = label_with_base(episodes, base, gamma, config.bound, **shown)

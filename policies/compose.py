@@ -1,6 +1,7 @@
 """Composite policies, which refinement makes of a base; deployable with this folder alone.
 
-``Residual``  the base, corrected: a + bound * net(obs, a), per control tick or per chunk.
+``Residual``  the base, corrected: a + bound * net(obs, a), per control tick or per chunk; per tick the corrections may
+              last (`core/offset.py`).
 ``Steered``   the base, whose noise an agent chooses (and, if it likes, a correction of the chunk on top).
 ``BestOf``    the best of several draws of the base in the eyes of a critic, each also in an edited version.
 ``SplitChain``     one generation chain whose first steps are one policy's, the others another's.
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -26,7 +27,9 @@ from torch import Tensor, nn
 
 from .chain import committed, start_noise, with_prefix
 from .controllers import ChunkController, controller_for
+from .core.config import LATER
 from .core.errors import BurnishError
+from .core.offset import OFFSET, OffsetConfig
 from .core.ranges import check_ranges
 from .core.seed import Noise, RowNoise
 from .core.spec import PolicySpec, require_bytes
@@ -66,19 +69,33 @@ class ResidualConfig:
 
     bound: float
     every: Every
+    offset: OffsetConfig = field(default_factory=OffsetConfig, metadata=LATER)
 
     def __post_init__(self) -> None:
         check_ranges(self, {"(0, inf)": "bound"}, "residual.")
+        if self.offset.half_life and self.every is Every.chunk:
+            raise BurnishError(
+                f"residual.offset.half_life={self.offset.half_life} lets corrections last from tick to tick, but these "
+                "are of whole chunks; leave it 0"
+            )
 
 
 class Residual(nn.Module):
     """``net`` acts on the view it was trained on: ``ResidualEnv`` (every step) or ``BaseEnv(residual=)`` (chunk).
     Whether it observes what the base's queue hides is written in its specification."""
 
-    def __init__(self, base: Policy, net: GaussianPolicy, bound: float, every: Every | str) -> None:
+    def __init__(
+        self,
+        base: Policy,
+        net: GaussianPolicy,
+        bound: float,
+        every: Every | str,
+        offset: OffsetConfig | None = None,
+    ) -> None:
         super().__init__()
         self.base, self.net = base, net
-        self.config = ResidualConfig(bound, Every(every))
+        self.config = ResidualConfig(bound, Every(every), offset or OffsetConfig())
+        self.offset = self.config.offset.at(net.spec.control_hz)
         self.spec = base.spec
 
     def act(
@@ -100,8 +117,12 @@ class Residual(nn.Module):
 
     def corrected(self, obs: Obs, action: Tensor) -> Tensor:
         """``action`` is the base's: (B, A) per step, (B, n, A) per chunk."""
-        correction = self.net.act({**obs, "base_action": action}, greedy=True)
-        return _corrected(action, correction, self.config.bound)
+        return _corrected(action, self.correction(obs, action), self.config.bound)
+
+    def correction(self, obs: Obs, action: Tensor) -> Tensor:
+        """Of that action, in units of the bound: the net's, or the offset that it has moved."""
+        found = self.net.act({**obs, "base_action": action}, greedy=True).reshape(action.shape)
+        return self.offset.after(obs[OFFSET], found) if self.offset else found
 
     @property
     def per_step(self) -> bool:
@@ -127,6 +148,7 @@ class ResidualController:
         self.policy, self.observe = policy, policy.observe
         self.base: Any = controller_for(policy.base, num_envs, seed=seed, greedy=greedy, device=device)
         require_chunks(self.base, self.observe)
+        self._offset = torch.zeros(num_envs, policy.spec.action.dim, device=device)
 
     @property
     def execute(self) -> int:
@@ -138,25 +160,32 @@ class ResidualController:
 
     def reset(self, mask: Tensor, seeds: Sequence[int] | None = None) -> None:
         self.base.reset(mask, seeds)
+        self._offset = self._offset.masked_fill(mask[:, None], 0.0)
 
     def peek(self, obs: Obs) -> Tensor:
-        return self._corrected(self._seen(obs), self.base.peek(obs))
+        return self._corrected(self._seen(obs), self.base.peek(obs))[0]
 
     def step(self, obs: Obs) -> Tensor:
-        return self._corrected(self._seen(obs), self.base.step(obs))
+        action, correction = self._corrected(self._seen(obs), self.base.step(obs))
+        if self.policy.offset:
+            self._offset = correction
+        return action
 
     def _seen(self, obs: Obs) -> Obs:
-        return {**obs, **ahead(self.base, obs, self.observe)}
+        lasting = {OFFSET: self._offset} if self.policy.offset else {}
+        return {**obs, **ahead(self.base, obs, self.observe), **lasting}
 
     @torch.no_grad()
-    def _corrected(self, obs: Obs, action: Tensor) -> Tensor:
-        return self.policy.corrected(obs, action)
+    def _corrected(self, obs: Obs, action: Tensor) -> tuple[Tensor, Tensor]:
+        correction = self.policy.correction(obs, action)
+        return _corrected(action, correction, self.policy.config.bound), correction
 
     def state_dict(self) -> dict[str, Any]:
-        return {"base": self.base.state_dict()}
+        return {"base": self.base.state_dict()} | ({"offset": self._offset} if self.policy.offset else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.base.load_state_dict(state["base"])
+        self._offset = state.get("offset", self._offset)
 
 
 @dataclass

@@ -4,7 +4,8 @@ Ankile et al. 2024, "From Imitation to Refinement" (arXiv 2407.16677). The base 
 control step a Gaussian network sees the state and the base's next action, with ``observe=[phase,queue]`` also where the
 base is in its chunk and what is left of it, and what is executed is base + bound * correction. It starts at a mean of
 exactly 0, so refinement starts at the base's own success. The likelihood is that of the unscaled correction, so the
-bound does not change a ratio.
+bound does not change a ratio. With ``offset.half_life`` it moves an offset that lasts, which is for absolute targets
+(`core/offset.py`).
 
 **Departures.** The correction is clipped to [-1, 1] before it is scaled, so that the bound is one (published: soft, but
 at a deviation of exp(-1) only 0.7 % of the draws reach it). Truncations bootstrap, from an observation with the base
@@ -25,11 +26,13 @@ import torch
 
 from ...offline.critics import adopt_normalizers, saturation
 from ...offline.returns import Discount
+from ...offline.soft import ActionTransform
 from ...policies.build import build_policy
 from ...policies.controllers import controller_for
 from ...policies.core.chunk import ChunkEnv
 from ...policies.core.config import LATER
 from ...policies.core.errors import BurnishError
+from ...policies.core.offset import OffsetConfig
 from ...policies.core.spec import agent_spec, check_compatible
 from ...policies.core.types import Metrics, VecEnv
 from ...policies.core.views import Hidden, ResidualEnv
@@ -39,6 +42,7 @@ from ...policies.nets.mlp import Activation
 from ..diagnostics import distance, sampled
 from ..loops import Assembly, OnPolicyConfig
 from ..ppo import PPO, Auxiliary, PPOConfig, Watch
+from .residual_td3 import executed_by
 
 
 def _agent() -> GaussianConfig:
@@ -64,6 +68,8 @@ class ResidualPPOConfig:
     bound: float = 0.1  # bound of the correction, in units of the action range [-1, 1]
     # facts about the base's chunk that are observed too: [phase,queue]
     observe: list[Hidden] = field(default_factory=list, metadata=LATER)
+    # corrections that last, for absolute targets
+    offset: OffsetConfig = field(default_factory=OffsetConfig, metadata=LATER)
     agent: GaussianConfig = field(default_factory=_agent)  # the network that corrects
     learn_std: bool = False  # the deviation of the exploration is learnt
     l1: float = 0.0  # price of the mean correction, per coordinate, before the bound scales it
@@ -88,15 +94,15 @@ def penalty(actor: GaussianPolicy, power: int) -> Auxiliary:
     return lambda obs, rows: actor.law(obs).mean.abs().pow(power).mean((1, 2))
 
 
-def watched(actor: GaussianPolicy, bound: float) -> Watch:
+def watched(actor: GaussianPolicy, executed: ActionTransform) -> Watch:
     """The share of drawn corrections at their bound, and the distance of the deployed mean from the base."""
 
     @torch.no_grad()
     def watch(rows: dict[str, Any]) -> Metrics:
         obs = sampled(rows["obs"])
-        base = obs["base_action"][:, None]
-        played = (base + bound * actor.act(obs, greedy=True)).clamp(-1, 1)
-        return {"saturation": saturation(rows["action"]), "base_distance": distance(played, base)}
+        played = executed(obs, actor.act(obs, greedy=True))
+        far = distance(played, obs["base_action"][:, None])
+        return {"saturation": saturation(rows["action"]), "base_distance": far}
 
     return watch
 
@@ -120,18 +126,19 @@ def build(
     if policy is not None:
         check_compatible(policy.spec, env.spec)
         history = policy.spec.history
-    view = ChunkEnv(ResidualEnv(env, controller, config.bound, config.observe), 1, config.discount.per_step(1))
+    corrected = ResidualEnv(env, controller, config.bound, config.observe, config.offset)
+    view = ChunkEnv(corrected, 1, config.discount.per_step(1))
     actor = build_policy(config.agent, agent_spec(view.spec, 1, history), seed=seed, device=device)
     actor.raw_std.requires_grad_(config.learn_std)
     prices = {"l1": (config.l1, penalty(actor, 1)), "l2": (config.l2, penalty(actor, 2))}
     learner = PPO(
         actor,
         # A controller that has no policy to take along leaves the correction alone, which acts on the same view.
-        actor if policy is None else Residual(policy, actor, config.bound, "step"),
+        actor if policy is None else Residual(policy, actor, config.bound, "step", config.offset),
         config.ppo,
         num_envs=env.num_envs,
         auxiliary={name: price for name, price in prices.items() if price[0] > 0},
-        watch=watched(actor, config.bound),
+        watch=watched(actor, executed_by(config.bound, corrected.offset)),
         seed=seed,
         device=device,
     )

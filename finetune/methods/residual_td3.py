@@ -10,6 +10,9 @@ learns the same correction with SAC.
 
     executed = clip(base_action + bound * action, -1, 1)        the critic sees Q(obs, executed)
 
+Where actions are absolute targets, ``offset.half_life`` lets corrections last (`core/offset.py`): then the action moves
+an offset, which is observed, and which is added in its place.
+
 One formula for what is played, what is valued and what the target is, clip included. Training begins with the base and
 uniform noise around it, then with updates of the critic alone (``loop.initial_updates``).
 
@@ -52,6 +55,7 @@ from ...policies.controllers import controller_for
 from ...policies.core.chunk import ChunkEnv
 from ...policies.core.config import LATER
 from ...policies.core.errors import BurnishError
+from ...policies.core.offset import OFFSET, Offset, OffsetConfig
 from ...policies.core.seed import derive
 from ...policies.core.spec import agent_spec
 from ...policies.core.types import Metrics, Obs, Source, VecEnv
@@ -103,6 +107,8 @@ class ResidualTD3Config:
     warm_noise: float = 0.2  # bound of uniform noise around the base during the warm-up, in the same units
     # facts about the base's chunk that are observed too: [phase,queue]
     observe: list[Hidden] = field(default_factory=list, metadata=LATER)
+    # corrections that last, for absolute targets
+    offset: OffsetConfig = field(default_factory=OffsetConfig, metadata=LATER)
     discount: Discount = field(default_factory=Discount)  # discount of later rewards
     # amounts that are played, stored and learnt
     loop: OffPolicyConfig = field(
@@ -122,17 +128,19 @@ class ResidualTD3Config:
             raise BurnishError(f"warm_noise={self.warm_noise} must not be negative; 0 warms up with the base alone")
 
 
-def executed_by(bound: float) -> ActionTransform:
+def executed_by(bound: float, offset: Offset | None) -> ActionTransform:
     """The executed action of a correction (B, 1, A), by the very operations of ``ResidualEnv``."""
 
     def executed(obs: Obs, action: Tensor) -> Tensor:
+        action = offset.after(obs[OFFSET][:, None], action) if offset else action
         return (obs["base_action"][:, None] + bound * action).clamp(-1, 1)
 
     return executed
 
 
 def around_base(noise: float, bound: float) -> Warm:
-    """Corrections such that what is played is uniform within ``noise`` of the base."""
+    """Corrections such that what is played is uniform within ``noise`` of the base; an offset wanders within its bound,
+    and the faster the more ``noise``."""
 
     def play(obs: Obs, generator: torch.Generator) -> Tensor:
         base = obs["base_action"][:, None]
@@ -177,15 +185,16 @@ def build(
             f"a residual corrects a policy or a controller, but the base is a {type(base).__name__}; "
             "wrap a function in CallablePolicy"
         )
-    view = ChunkEnv(ResidualEnv(env, controller, config.bound, config.observe), 1, config.discount.per_step(1))
+    corrected = ResidualEnv(env, controller, config.bound, config.observe, config.offset)
+    view = ChunkEnv(corrected, 1, config.discount.per_step(1))
     spec = agent_spec(view.spec, history=1 if policy is None else policy.spec.history)
     inner = config.td3 if config.algorithm is Algorithm.td3 else config.sac
     agent: GaussianPolicy = build_policy(inner.agent, spec, seed=derive(seed, "agent"), device=device)
     adopt_normalizers(agent, policy)
-    deployed = agent if policy is None else Residual(policy, agent, config.bound, "step")
+    deployed = agent if policy is None else Residual(policy, agent, config.bound, "step", config.offset)
     options: dict[str, Any] = {
         "policy": deployed,
-        "transform": executed_by(config.bound),
+        "transform": executed_by(config.bound, corrected.offset),
         "warm": around_base(config.warm_noise, config.bound),
         "seed": seed,
         "device": device,

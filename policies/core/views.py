@@ -1,6 +1,7 @@
 """Two views of a base policy at work, on which our learners and outside algorithms (SB3) train alike.
 
-``ResidualEnv``  control time: the agent corrects the base's action at every tick and sees that action beside the state.
+``ResidualEnv``  control time: the agent corrects the base's action at every tick and sees that action beside the state;
+                 for absolute targets, by an offset that lasts (``offset.py``), which it sees too.
                  A base that plays chunks keeps more from it, unless ``observe`` shows that too (``Hidden``).
 ``BaseEnv``      decision time: the agent chooses the base's latent noise, a correction of its chunk, or both.
 
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from .chunk import ChunkEnv
 from .errors import BurnishError
+from .offset import OFFSET, OffsetConfig
 from .seed import EpisodeSeeds, RowNoise
 from .spec import ActionSpec, ObsSpec
 from .tree import check, index, map_tree
@@ -73,12 +75,19 @@ def ahead(base: Any, obs: Obs, observe: Collection[Hidden]) -> Obs:
 
 class ResidualEnv(Wrapper):
     """Executes base + bound * action, clipped to [-1, 1]; the only owner of the base's queue. ``observe`` shows the
-    agent what that queue hides.
+    agent what that queue hides. With an ``offset`` that lasts it executes base + bound * offset.
 
     A world that is not active must be reset before it is used again: its queue moves on with the others.
     """
 
-    def __init__(self, env: VecEnv, base: Controller, bound: float = 1.0, observe: Collection[Hidden] = ()) -> None:
+    def __init__(
+        self,
+        env: VecEnv,
+        base: Controller,
+        bound: float = 1.0,
+        observe: Collection[Hidden] = (),
+        offset: OffsetConfig | None = None,
+    ) -> None:
         super().__init__(env)
         if bound <= 0:
             raise BurnishError(
@@ -87,7 +96,9 @@ class ResidualEnv(Wrapper):
         require_chunks(base, observe)
         self.base, self.bound, self.observe = base, bound, tuple(observe)
         dim = env.spec.action.dim
-        shown = {"base_action": (dim,)}
+        self.offset = None if offset is None else offset.at(env.spec.control_hz)
+        self._offset = torch.zeros(self.num_envs, dim, device=self.device)
+        shown = {"base_action": (dim,)} | ({OFFSET: (dim,)} if self.offset else {})
         if observe:
             blank = torch.zeros(1, base.execute, dim)  # pyright: ignore[reportAttributeAccessIssue]
             seen = unhidden(blank, torch.zeros(1, dtype=torch.int64), observe)
@@ -103,25 +114,32 @@ class ResidualEnv(Wrapper):
         chosen = torch.ones(self.num_envs, dtype=torch.bool, device=self.device) if mask is None else mask
         self._obs = self.env.reset(mask, seeds)
         self.base.reset(chosen, seeds)
+        self._offset = self._offset.masked_fill(chosen[:, None], 0.0)
         return self._seen()
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         check(action, f"{self.num_envs} {self.spec.action.dim}")
+        if self.offset:
+            self._offset = action = self.offset.after(self._offset, action)
         total = (self.base.step(self._obs) + self.bound * action).clamp(-1, 1)
         step = self.env.step(total, active)
         self._obs = step.obs
         return step._replace(obs=self._seen(), info={"executed": total, **step.info})
 
     def _seen(self) -> Obs:
-        return {**self._obs, "base_action": self.base.peek(self._obs), **ahead(self.base, self._obs, self.observe)}
+        lasting = {OFFSET: self._offset} if self.offset else {}
+        shown = {"base_action": self.base.peek(self._obs), **ahead(self.base, self._obs, self.observe)}
+        return {**self._obs, **shown, **lasting}
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "base": self.base.state_dict(), "obs": map_tree(torch.clone, self._obs)}
+        lasting = {"offset": self._offset} if self.offset else {}
+        own = {"base": self.base.state_dict(), "obs": map_tree(torch.clone, self._obs)}
+        return {**super().state_dict(), **own, **lasting}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.base.load_state_dict(state["base"])
-        self._obs = state["obs"]
+        self._obs, self._offset = state["obs"], state.get("offset", self._offset)
 
 
 class BaseEnv:

@@ -130,7 +130,7 @@ class Schema:
         """Names come in any order, so arrays are kept as they are until the number of rows is known."""
         request, raw, seen = Request(), {}, set()
         for _ in range(walk.map(len(self.fields) + len(NUMBERS) + 2 + UNUSED)):
-            name = walk.take("str")
+            name: str = walk.take("str")
             name = self._ours.get(name, name)
             if name in seen:
                 raise Refusal(Code.MALFORMED, f"the frame holds {name[:40]!r} twice")

@@ -75,7 +75,7 @@ def source(path: Path | str) -> dict[str, Any]:
 def assembled(policy: Any, *, about: Mapping[str, Any] | None = None) -> Bundle:
     """A bundle in memory, without its report."""
     _require_modules(policy)
-    _require_no_queue(policy)
+    _require_no_memory(policy)
     shapes = observed(policy)
     noise, plan = _plan(policy, shapes)
     networks = {PLAN: plan} | ({TICK: _tick(policy, shapes)} if corrects(policy) else {})
@@ -106,12 +106,17 @@ def _require_modules(policy: Any) -> None:
         raise BurnishError(f"a {type(policy).__name__} is not made of torch modules, so it cannot be exported")
 
 
-def _require_no_queue(policy: Any) -> None:
+def _require_no_memory(policy: Any) -> None:
     shown = [x.name for part in policy.modules() if corrects(part) for x in part.observe]
     if shown:
         raise BurnishError(
             f"its correction observes the {' and '.join(shown)} of the chunk that its base plays (method.observe), "
             f"which {TICK} of a bundle is not given; refine without method.observe to export it"
+        )
+    if any(corrects(part) and part.offset for part in policy.modules()):
+        raise BurnishError(
+            "its corrections last from tick to tick (method.offset), and a bundle remembers none; refine with "
+            "method.offset.half_life=0 to export it"
         )
 
 
