@@ -89,8 +89,8 @@ def expert_row(name: str, level: str, episodes: int, demos: int) -> dict[str, An
     }
 
 
-def imitated(data: Episodes, steps: int | None, seed: int) -> Any:
-    words = ["policy=flow", "experiment=desk", "data=unused", f"seed={seed}"]
+def imitated(data: Episodes, steps: int | None, seed: int, policy: str = "flow") -> Any:
+    words = [f"policy={policy}", "experiment=desk", "data=unused", f"seed={seed}"]
     words += [f"train.steps={steps}"] if steps else []
     config: PretrainConfig = to_object(compose("pretrain", PretrainConfig, GROUPS["pretrain"], words))
     env = data.spec

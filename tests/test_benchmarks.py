@@ -31,6 +31,7 @@ KEYS = {
         "insert_tight_overlap_median",
         "insert_tight_overlap_p99",
     },
+    "absolute_targets": {f"{task}_{what}" for task in ("insert", "push") for what in ("base", "plain", "offset")},
     "onpolicy_speed": {
         "steps_per_s_reinflow",
         "steps_per_s_dppo",
