@@ -28,6 +28,7 @@ from ..core.spec import ActionSpec, ObsSpec, PolicySpec
 from ..data.lerobot_layout import is_image, key_of
 from ..runs.checkpoint import Checkpoint, check_header
 from ..runs.manifest import parse
+from . import hub
 from .act import LeRobotACTConfig
 from .diffusion import LeRobotDiffusionConfig
 from .features import Feature, Kind
@@ -86,8 +87,9 @@ class Made(NamedTuple):
 
 
 def find(path: Path | str) -> Path | None:
-    """The folder of a LeRobot policy at ``path`` or within it; None where there is none."""
-    for folder in (Path(path), Path(path) / INNER):
+    """The folder of a LeRobot policy at ``path``, in it, or of that name on the hub; None where there is none."""
+    place = hub.snapshot(str(path), (CONFIG, WEIGHTS)) if hub.is_id(path) else Path(path)
+    for folder in (place, place / INNER):
         if (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file() and not (folder / "manifest.json").exists():
             return folder
     return None
@@ -105,11 +107,12 @@ def fingerprint(folder: Path) -> str:
 def load(folder: Path, keys: Mapping[str, str] | None = None) -> Checkpoint:
     """A folder of LeRobot as one of ours: configuration, specification and weights. ``keys`` gives observations other
     names: theirs, as they would be called here, by ours."""
-    settings = _json(folder / CONFIG)
+    settings = read_json(folder / CONFIG)
     kind = KINDS.get(str(settings.get("type")))
     if kind is None:
         raise BurnishError(
-            f"{folder} holds a LeRobot policy of type {settings.get('type')!r:.60}; {' and '.join(KINDS)} are read"
+            f"{folder} holds a LeRobot policy of type {settings.get('type')!r:.60}; {' and '.join(KINDS)} are read "
+            "here, and policy=lerobot lets LeRobot itself play any"
         )
     given = _given(folder, settings, keys or {})
     made = kind(given)
@@ -144,24 +147,11 @@ def _given(folder: Path, settings: dict[str, Any], keys: Mapping[str, str]) -> G
     mapping = settings.get("normalization_mapping")
     if not isinstance(mapping, Mapping):
         raise BurnishError(f"{folder / CONFIG} has no normalization_mapping")
-    inputs, shapes, ours = {}, {}, {theirs: key for key, theirs in keys.items()}
-    for name, (kind, shape) in _features(folder, settings, "input_features").items():
-        if kind not in {known.value for known in Kind}:
-            raise BurnishError(f"{folder} observes {name!r:.80} of the type {kind!r:.40}, which is not known here")
-        key = key_of(name, image=kind == Kind.visual.value)
-        key = ours.pop(key, key)
-        feature = Feature(key, Kind(kind), _mode(folder, mapping.get(kind, "IDENTITY")))
-        wanted = 3 if feature.kind is Kind.visual else 1
-        if len(shape) != wanted or (wanted == 3 and shape[0] != 3):
-            raise BurnishError(f"{folder} observes {name!r:.80} of shape {shape}, which does not fit its type {kind}")
-        if key in shapes or is_image(key) != (feature.kind is Kind.visual):
-            raise BurnishError(
-                f"{folder}: keys must name each observation once, and pictures image.<name>, not {key!r}"
-            )
-        inputs[name], shapes[key] = feature, shape
-    if ours:
-        raise BurnishError(f"{folder} has no observation {min(ours)!r:.80} to rename; it has {sorted(shapes)}")
-    outputs = _features(folder, settings, "output_features")
+    inputs, shapes = {}, {}
+    for name, (key, kind, shape) in observed(folder, settings, keys).items():
+        inputs[name] = Feature(key, kind, _mode(folder, mapping.get(kind.value, "IDENTITY")))
+        shapes[key] = shape
+    outputs = features(folder, settings, "output_features")
     if list(outputs) != ["action"] or len(outputs["action"][1]) != 1:
         raise BurnishError(f"{folder} gives {sorted(outputs)!r:.200}, but one vector 'action' is needed")
     statistics = _statistics(folder, settings, state)
@@ -169,7 +159,34 @@ def _given(folder: Path, settings: dict[str, Any], keys: Mapping[str, str]) -> G
     return Given(folder, settings, inputs, shapes, mode, outputs["action"][1][0], statistics, state)
 
 
-def _features(folder: Path, settings: Mapping[str, Any], name: str) -> dict[str, tuple[str, tuple[int, ...]]]:
+def observed(
+    folder: Path, settings: Mapping[str, Any], keys: Mapping[str, str]
+) -> dict[str, tuple[str, Kind, tuple[int, ...]]]:
+    """The features that a policy of ``settings`` observes, by their names in LeRobot: key here, type, shape. ``keys``
+    gives other keys: to a name in LeRobot, or to the key that it would have."""
+    found: dict[str, tuple[str, Kind, tuple[int, ...]]] = {}
+    ours, known = {theirs: key for key, theirs in keys.items()}, {kind.value for kind in Kind}
+    for name, (kind, shape) in features(folder, settings, "input_features").items():
+        if kind not in known:
+            raise BurnishError(f"{folder} observes {name!r:.80} of the type {kind!r:.40}, which is not known here")
+        usual = key_of(name, image=kind == Kind.visual.value)
+        key = ours.pop(name, None) or ours.pop(usual, usual)
+        wanted = 3 if kind == Kind.visual.value else 1
+        if len(shape) != wanted or (wanted == 3 and shape[0] != 3):
+            raise BurnishError(f"{folder} observes {name!r:.80} of shape {shape}, which does not fit its type {kind}")
+        if key in [other for other, _, _ in found.values()] or is_image(key) != (wanted == 3):
+            raise BurnishError(
+                f"{folder}: keys must name each observation once, and pictures image.<name>, not {key!r}"
+            )
+        found[name] = key, Kind(kind), shape
+    if ours:
+        keys_here = sorted(key for key, _, _ in found.values())
+        raise BurnishError(f"{folder} has no observation {min(ours)!r:.80} to rename; it has {keys_here}")
+    return found
+
+
+def features(folder: Path, settings: Mapping[str, Any], name: str) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Of the inputs or outputs that ``settings`` list under ``name``: type and shape."""
     found = settings.get(name)
     try:
         assert isinstance(found, Mapping) and len(found) <= 64
@@ -241,7 +258,7 @@ def _statistics(folder: Path, settings: Mapping[str, Any], state: Mapping[str, T
 
 def _processor(folder: Path, file: str, mapping: Mapping[str, Any]) -> dict[str, Tensor]:
     """The statistics of a processor; one with a step that changes numbers in another way is refused."""
-    steps = _json(folder / file).get("steps")
+    steps = read_json(folder / file).get("steps")
     if not isinstance(steps, list):
         raise BurnishError(f"{folder / file} lists no steps")
     found: dict[str, Tensor] = {}
@@ -272,7 +289,8 @@ def _processor(folder: Path, file: str, mapping: Mapping[str, Any]) -> dict[str,
     return found
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of a checkpoint; a BurnishError where it holds none."""
     found = parse(path, json.loads)
     if not isinstance(found, dict):
         raise BurnishError(f"{path} is malformed: it must hold an object")
@@ -280,7 +298,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:
-    if path.is_symlink() or not path.is_file():
+    if not hub.is_plain(path):
         raise BurnishError(f"{path} is missing, or is no plain file")
     check_header(path)
     try:
