@@ -206,7 +206,7 @@ def test_help_offers_only_what_the_verb_can_use(capsys):
         line = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("  policy="))
         offered[verb] = line.strip().removeprefix("policy=").split("|")
     assert offered["collect"] == ["checkpoint"]
-    assert offered["evaluate"] == ["callable", "checkpoint", "onnx", "remote"]
+    assert offered["evaluate"] == ["callable", "checkpoint", "lerobot", "onnx", "remote"]
     assert {"checkpoint", "flow", "shortcut", "diffusion"} <= set(offered["pretrain"]) and "onnx" not in offered[
         "pretrain"
     ]

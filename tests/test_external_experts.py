@@ -21,7 +21,7 @@ from burnish.sim.experts import make_expert
 from burnish.sim.experts.hosted import LEVELS, Bias, Errors
 from burnish.sim.external import experts
 from burnish.sim.external.planning import RECIPE
-from burnish.sim.external.recipes import made
+from burnish.sim.external.recipes import WORLDS
 from burnish.sim.external.settings import GymConfig
 
 pytestmark = [pytest.mark.sim, pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")]
@@ -68,7 +68,7 @@ class Rest:
 @pytest.mark.parametrize(("preset", "package"), [*PRESETS.items(), *FURTHER.items()])
 def test_the_expert_succeeds_where_nothing_and_noise_fail(preset, package, require, monkeypatch):
     require(package)
-    if package == "mani_skill" and made(RECIPE) is None:
+    if package == "mani_skill" and WORLDS.made(RECIPE) is None:
         pytest.skip(f"`burnish worlds add {RECIPE}` was not called on this machine")
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     words = [f"env={preset}", "env.processes=0"]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from burnish.policies.cli.environments import Environments
 from burnish.policies.core.errors import BurnishError
 from burnish.sim.external import planning
 from burnish.sim.external.experts import maniskill
@@ -153,7 +154,7 @@ def mplib(tmp_path, monkeypatch):
     """This Python in place of the other one, with a stand-in of mplib."""
     (tmp_path / "mplib.py").write_text(MPLIB)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(planning, "side_python", {planning.RECIPE: sys.executable}.__getitem__)
+    monkeypatch.setattr(Environments, "python", lambda self, name: {planning.RECIPE: sys.executable}[name])
     planning.service.cache_clear()
     yield planning.Planner(urdf="a.urdf")
     planning.service().kill()

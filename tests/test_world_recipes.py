@@ -9,22 +9,26 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from burnish.policies.cli import environments
 from burnish.policies.cli.cli import main
+from burnish.policies.cli.environments import MARKER, Recipe
 from burnish.policies.core.errors import BurnishError
+from burnish.policies.external.recipes import RECIPES as LEROBOT
 from burnish.policies.runs.stored_world import plain_world
-from burnish.sim.external import environments, recipes, side_planner, side_worlds
-from burnish.sim.external.recipes import RECIPES, Recipe
+from burnish.sim.external import side_planner, side_worlds
+from burnish.sim.external.recipes import RECIPES, WORLDS
 from burnish.sim.external.settings import RemoteConfig
 from burnish.sim.external.workers import recipe_of
 from burnish.sim.external.worlds import ExternalEnv
 
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
-REAL = {name: recipes.made(name) is not None for name in RECIPES}  # before a test names another folder
+REAL = {name: WORLDS.made(name) is not None for name in RECIPES}  # before a test names another folder
 EMPTY = Recipe("nothing", (HERE,), (), maker="", example="Foo-v0", gigabytes=0.01)
 ABSENT = Recipe("fails", (HERE,), ("--no-index burnish-is-not-there==1",), maker="", example="Foo-v0", gigabytes=0.01)
 
@@ -46,7 +50,7 @@ def test_an_environment_is_made_once_and_listed(home, capsys):
     assert main(["worlds"]) == 0 and re.search(r"^empty +no ", capsys.readouterr().out, re.MULTILINE)
     assert main(["worlds", "add", "empty"]) == 0
     assert "env=remote env.name=empty env.id=Foo-v0" in capsys.readouterr().out
-    found = Path(recipes.side_python("empty"))
+    found = Path(WORLDS.python("empty"))
     code = "import sys; print(sys.prefix)"
     prefix = subprocess.run([found, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     assert prefix == str(home / "empty"), "an interpreter of its own"
@@ -56,39 +60,38 @@ def test_an_environment_is_made_once_and_listed(home, capsys):
     assert main(["worlds", "list"]) == 0
     assert re.search(rf"^empty +yes +{re.escape(HERE)}\.\d+ +0\.\d GB +nothing$", capsys.readouterr().out, re.MULTILINE)
     assert main(["worlds", "add", "empty", "force=true"]) == 0
-    assert not (home / "empty/mine").exists() and recipes.made("empty")
+    assert not (home / "empty/mine").exists() and WORLDS.made("empty")
 
 
 def test_an_environment_of_an_older_recipe_says_so(home, capsys):
-    environments.add("empty")
-    marker = home / "empty" / recipes.MARKER
+    WORLDS.add("empty")
+    marker = home / "empty" / MARKER
     marker.write_text(json.dumps({**json.loads(marker.read_text()), "recipe": "of last year"}))
     capsys.readouterr()
-    environments.add("empty")
+    WORLDS.add("empty")
     assert "made by an older recipe; force=true" in capsys.readouterr().out
-    assert any(re.match(r"empty +older recipe", line) for line in environments.listed())
+    assert any(re.match(r"empty +older recipe", line) for line in WORLDS.listed())
 
 
 def test_packages_that_cannot_be_had_are_one_sentence_and_leave_nothing(home, capsys):
     assert main(["worlds", "add", "absent"]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "No matching distribution found for burnish-is-not-there==1" in said
-    assert "PIP_INDEX_URL" in said and left(home) == [] and recipes.made("absent") is None
+    assert "PIP_INDEX_URL" in said and left(home) == [] and WORLDS.made("absent") is None
 
 
 def test_a_probe_that_fails_is_one_sentence_and_leaves_nothing(home, monkeypatch):
     monkeypatch.setitem(RECIPES, "broken", Recipe("no", (HERE,), (), maker="robosuite", example="Lift", gigabytes=0.01))
     with pytest.raises(BurnishError, match=r"its probe failed .*ModuleNotFoundError: No module named 'numpy'"):
-        environments.add("broken")
+        WORLDS.add("broken")
     assert left(home) == []
 
 
 def test_a_probe_that_says_nothing(home, monkeypatch, tmp_path, capsys):
     (tmp_path / "silent.py").touch()
-    monkeypatch.setattr(environments.side_worlds, "__file__", str(tmp_path / "silent.py"))
     monkeypatch.setitem(RECIPES, "silent", Recipe("no", (HERE,), (), maker="x", example="Foo-v0", gigabytes=0.01))
-    environments.add("silent")
-    assert recipes.made("silent") and "silent: nothing to try" in capsys.readouterr().out
+    replace(WORLDS, script=str(tmp_path / "silent.py")).add("silent")
+    assert WORLDS.made("silent") and "silent: nothing to try" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
@@ -97,27 +100,28 @@ def test_what_was_interrupted_does_not_count_as_there(home, how):
     code = (
         "import signal, sys, time\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # which a shell in the background switches off
-        "from burnish.sim.external import environments, recipes\n"
+        "from burnish.policies.cli import environments\n"
+        "from burnish.sim.external.recipes import WORLDS\n"
         "def install(row, name, python, folder):\n"
         "    folder.mkdir(); (folder / 'half').touch()\n"
         "    print('half', flush=True); time.sleep(60)\n"
         "environments._install = install\n"
-        f"recipes.RECIPES['empty'] = recipes.Recipe('nothing', ('{HERE}',), (), '', 'Foo-v0', 0.01)\n"
-        "environments.add('empty')\n"
+        f"WORLDS.recipes['empty'] = environments.Recipe('nothing', ('{HERE}',), (), '', 'Foo-v0', 0.01)\n"
+        "WORLDS.add('empty')\n"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as it:
         assert it.stdout is not None and any("half" in line for line in it.stdout)
         with pytest.raises(BurnishError, match="being made by another process"):
-            environments.add("empty")
+            WORLDS.add("empty")
         os.kill(it.pid, how)
         it.communicate(timeout=30)
-    assert left(home) == ([] if how == signal.SIGINT else ["empty"]) and recipes.made("empty") is None
+    assert left(home) == ([] if how == signal.SIGINT else ["empty"]) and WORLDS.made("empty") is None
     with pytest.raises(BurnishError, match="`burnish worlds add empty` makes it"):
-        recipes.side_python("empty")
-    environments.add("empty")
-    assert recipes.made("empty") and not (home / "empty/half").exists()
+        WORLDS.python("empty")
+    WORLDS.add("empty")
+    assert WORLDS.made("empty") and not (home / "empty/half").exists()
 
 
 @pytest.mark.parametrize("name", ["../x", "/tmp", ".", "", "robosuite/../libero"])
@@ -157,7 +161,7 @@ def test_what_is_stored_may_name_an_environment_but_no_code_in_it():
 
 def test_an_environment_plays(home, monkeypatch):
     """The way of a real one, with this Python in its place."""
-    monkeypatch.setattr("burnish.sim.external.workers.side_python", {"empty": sys.executable}.__getitem__)
+    monkeypatch.setattr(environments.Environments, "python", lambda self, name: {"empty": sys.executable}[name])
     env = ExternalEnv(2, RemoteConfig(name="empty", id="Pendulum-v1", package="gymnasium"))
     env.reset()
     assert env.step(torch.zeros(2, 1)).obs["state"].shape == (2, 3)
@@ -181,21 +185,22 @@ def test_an_interpreter_of_another_version_is_looked_for(home, monkeypatch, tmp_
 def test_a_full_disk_is_told_before_anything_is_made(home, monkeypatch):
     monkeypatch.setitem(RECIPES, "large", Recipe("all", (HERE,), (), maker="", example="", gigabytes=1e6))
     with pytest.raises(BurnishError, match="BURNISH_WORLDS"):
-        environments.add("large")
+        WORLDS.add("large")
     assert left(home) == []
 
 
 # ---- The rows, and the real ones ----
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", [*RECIPES, *LEROBOT])
 def test_every_package_of_a_recipe_is_pinned(name):
-    row = RECIPES[name]
+    row = {**RECIPES, **LEROBOT}[name]
     words = [word for step in row.steps for word in step.split() if not word.startswith(("--", "https://"))]
     assert words and all(re.fullmatch(r"[\w.-]+==[\w.+]+", word) for word in words)
     names = [re.sub(r"[-_.]+", "-", word.partition("==")[0]).lower() for word in words]
     assert len(set(names)) == len(names) == row.packages
-    assert re.fullmatch(r"[a-z][a-z-]*", name) and row.maker in side_worlds.PROBES and hasattr(side_worlds, row.maker)
+    assert re.fullmatch(r"[a-z][a-z-]*", name)
+    assert name in LEROBOT or (row.maker in side_worlds.PROBES and hasattr(side_worlds, row.maker))
 
 
 @pytest.mark.parametrize("module", [side_worlds, side_planner])
@@ -211,7 +216,7 @@ def test_what_runs_there_needs_python_3_8_and_numpy_alone(module):
 def test_the_real_one_plays_equal_episodes_on_equal_seeds(name):
     if not REAL[name]:
         pytest.skip(f"`burnish worlds add {name}` was not called on this machine")
-    if "none of which can be played" in (recipes.made(name) or {}).get("probe", ""):
+    if "none of which can be played" in (WORLDS.made(name) or {}).get("probe", ""):
         pytest.skip("without the meshes of LIBERO")
     env = ExternalEnv(2, RemoteConfig(name=name, id=RECIPES[name].example))
     source = torch.Generator().manual_seed(0)

@@ -67,8 +67,13 @@ VERBS: dict[str, Verb] = {
     ),
     "quickstart": Verb("burnish.finetune.quickstart:quickstart", "a robot that fails, refined until it does not"),
     "worlds": Verb(
-        "burnish.sim.external.environments:worlds",
+        "burnish.sim.external.recipes:worlds",
         "Python environments for worlds that cannot live in this one: `worlds add NAME`, `worlds list`",
+        ("do", "name"),
+    ),
+    "policies": Verb(
+        "burnish.policies.external.recipes:policies",
+        "Python environments for policies of other libraries: `policies add lerobot`, `policies list`",
         ("do", "name"),
     ),
     "doctor": Verb(

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -82,7 +83,12 @@ def doubt(config: RemoteConfig, checkpoint: str) -> str:
 
 
 class RemotePolicy:
-    """``sample`` are observations of the world, of which the first is asked about where the server says too little."""
+    """A policy behind a connection to its server, as one of this world, frozen.
+
+    ``sample`` are observations of the world, of which the first is asked about where the server says too little.
+    """
+
+    seeds_beside_noise = False  # whether a server that takes noise draws more by itself
 
     def __init__(self, config: RemoteConfig, world: EnvSpec, sample: Obs | None = None, *, keyed: bool = True) -> None:
         try:
@@ -91,12 +97,17 @@ class RemotePolicy:
             raise BurnishError("policy=remote needs websockets and msgpack; pip install 'burnish[serve]'") from error
         self.config, self.world = config, world
         key = os.environ.get(API_KEY) if keyed else None
-        self._connection = Connection(config.url, timeout_s=config.timeout_s, api_key=key)
-        said = self._connection.metadata.get("extensions")
-        self.extensions = {str(name) for name in said} if isinstance(said, list) else set()
+        connection = Connection(config.url, timeout_s=config.timeout_s, api_key=key)
+        self._meet(connection, f"the server at {config.url}", config.keys)
         data = self._connection.metadata.get("policy_spec")
         self.spec = self._asked(sample) if data is None else self._spec_from_server(data)
         self._scale = Scale(self.spec.action)
+
+    def _meet(self, connection: Any, where: str, names: Mapping[str, str]) -> None:
+        """``names`` are the server's names of observations by ours."""
+        self._connection, self._where, self._names = connection, where, names
+        said = connection.metadata.get("extensions")
+        self.extensions = {str(name) for name in said} if isinstance(said, list) else set()
 
     def act(
         self,
@@ -108,7 +119,8 @@ class RemotePolicy:
         generator: Noise | None = None,
     ) -> Tensor:
         seeds = None
-        if self.spec.noise_shape is None and "seed" in self.extensions and generator is not None:
+        drawn = self.spec.noise_shape is None or self.seeds_beside_noise
+        if drawn and "seed" in self.extensions and generator is not None:
             seeds = _seeds(generator, len(next(iter(obs.values()))))
         asked = CallablePolicy(partial(self._ask, seeds=seeds), self.spec)
         return asked.act(obs, noise=noise, prefix=prefix, greedy=greedy, generator=generator)
@@ -118,7 +130,7 @@ class RemotePolicy:
 
     def _ask(self, seen: Obs, noise: Tensor | None = None, seeds: Tensor | None = None) -> Tensor:
         """(B, H, A) in [-1, 1], in as few requests as the server allows."""
-        columns = {self.config.keys.get(key, key): _sent(key, x) for key, x in seen.items()}
+        columns = {self._names.get(key, key): _sent(key, x) for key, x in seen.items()}
         columns |= {name: _sent(name, x) for name, x in (("noise", noise), ("seed", seeds)) if x is not None}
         rows, several = len(next(iter(columns.values()))), "batch" in self.extensions
         most = self._connection.metadata.get("largest_batch")
@@ -139,23 +151,21 @@ class RemotePolicy:
         reply = self._connection.ask(message)
         actions = reply.get("actions")
         if not isinstance(actions, np.ndarray):
-            raise BurnishError(
-                f"the server at {self.config.url} answered without actions, but with {sorted(map(str, reply))}"
-            )
+            raise BurnishError(f"{self._where} answered without actions, but with {sorted(map(str, reply))}")
         return actions
 
     def _spec_from_server(self, data: Any) -> PolicySpec:
-        spec = spec_from_server(data, self.config.keys, f"the server at {self.config.url}")
+        spec = spec_from_server(data, self._names, self._where)
         noise = spec.noise_shape if "noise" in self.extensions else None
         return replace(spec, noise_shape=noise, execute=self.config.execute or spec.execute)
 
     def _asked(self, sample: Obs | None) -> PolicySpec:
         """Of a server that announces nothing: what its answer to one observation shows."""
-        shapes, names = self.world.obs.shapes, wanted(self.config.keys, self.world)
+        shapes, names = self.world.obs.shapes, wanted(self._names, self.world)
         blank = {key: torch.zeros(1, *shapes[key], dtype=dtype_of(key)) for key in names}
         seen = blank if sample is None else {key: sample[key][:1] for key in names}
-        actions = self._actions({self.config.keys.get(key, key): _sent(key, x)[0] for key, x in seen.items()})
-        spec = shown(actions, self.world, names, f"the server at {self.config.url}")
+        actions = self._actions({self._names.get(key, key): _sent(key, x)[0] for key, x in seen.items()})
+        spec = shown(actions, self.world, names, self._where)
         noise = actions.shape if "noise" in self.extensions else None
         return replace(spec, noise_shape=noise, execute=self.config.execute or spec.execute)
 

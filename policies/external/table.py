@@ -21,7 +21,8 @@ from ..core.config import from_data, to_data
 from ..core.errors import BurnishError
 from ..core.spec import EnvSpec
 from ..core.types import Obs
-from . import onnx, remote
+from . import lerobot, onnx, remote
+from .lerobot import LeRobotConfig, LeRobotPolicy
 from .onnx import OnnxConfig, OnnxPolicy
 from .plugins import CallableConfig, InstalledPolicy
 from .remote import RemoteConfig, RemotePolicy
@@ -50,6 +51,14 @@ EXTERNAL_KINDS: dict[str, ExternalKind] = {
     ),
     "onnx": ExternalKind(
         OnnxConfig, OnnxPolicy, "path", ("path", "threads"), "an ONNX file, run by onnxruntime", onnx.doubt
+    ),
+    "lerobot": ExternalKind(
+        LeRobotConfig,
+        LeRobotPolicy,
+        "path",
+        ("path", "device", "threads", "batch", "start_s", "timeout_s"),
+        "any policy of LeRobot, played by LeRobot in a Python of its own",
+        lerobot.doubt,
     ),
     "callable": ExternalKind(CallableConfig, InstalledPolicy, "name", (), "a policy of an installed package"),
 }

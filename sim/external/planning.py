@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import side_planner
-from .recipes import side_python
+from .recipes import WORLDS
 
 RECIPE = "maniskill-planner"
 
@@ -23,7 +23,7 @@ RECIPE = "maniskill-planner"
 @functools.cache
 def service() -> subprocess.Popen[str]:
     """The process that plans for all worlds of this one; it ends with it."""
-    words = [side_python(RECIPE), side_planner.__file__]
+    words = [WORLDS.python(RECIPE), side_planner.__file__]
     return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 

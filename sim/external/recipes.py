@@ -1,45 +1,14 @@
-"""Recipes of Python environments for worlds that cannot live beside Burnish, and where these environments are.
+"""Recipes of Python environments for worlds that cannot live beside Burnish: ``burnish worlds``.
 
-A recipe is a row of plain data, and all of them are ours: no file and no checkpoint can bring one. Every package is
-pinned, those that a package asks for too, and installed without asking for more (``--no-deps``). So the same recipe
-makes the same environment next year, and demands that contradict each other, or that serve training, do not matter.
+The maker of a recipe is the function of `side_worlds.py` that makes the world which env.id, the example here, names.
 """
 
 from __future__ import annotations
 
-import json
-import os
-from dataclasses import dataclass
-from hashlib import sha256
-from pathlib import Path
-from typing import Any
-
-from ...policies.core.errors import BurnishError, did_you_mean
+from ...policies.cli.environments import CPU_TORCH, EnvironmentConfig, Environments, Recipe
 from . import side_worlds
 
-MARKER = "burnish.json"  # written last, so an environment that was not finished does not count as there
-CPU_TORCH = "--extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu"
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """A Python environment: its packages, the Pythons that it can have, and how its worlds are made."""
-
-    purpose: str
-    pythons: tuple[str, ...]  # versions for which all packages have wheels, the best tried first
-    steps: tuple[str, ...]  # words for one `pip install` each, in this order
-    maker: str  # of `side_worlds.py`: makes the world that env.id names, and shows by a probe that it works
-    example: str  # an env.id
-    gigabytes: float  # on the disk
-
-    @property
-    def packages(self) -> int:
-        return sum("==" in word for step in self.steps for word in step.split())
-
-    @property
-    def fingerprint(self) -> str:
-        return sha256("\n".join(self.steps).encode()).hexdigest()[:16]
-
+GROUPS: dict[str, dict[str, dict[str, type]]] = {}
 
 RECIPES: dict[str, Recipe] = {
     # Planning crashes with NumPy 2 (ManiSkill's issues 1100 and 1359), and so does mplib 0.2.1.
@@ -106,41 +75,14 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
-def recipe(name: str) -> Recipe:
-    """The recipe of that name; an unknown one is refused."""
-    if name not in RECIPES:
-        raise BurnishError(f"there is no recipe {name!r:.80}; {did_you_mean(name, RECIPES)}")
-    return RECIPES[name]
+WORLDS = Environments("worlds", RECIPES, side_worlds.__file__, "env=remote env.name={name} env.id={example}")
 
 
-def home() -> Path:
-    """The folder of this user's environments."""
-    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share"
-    return Path(os.environ.get("BURNISH_WORLDS") or Path(data) / "burnish" / "worlds").absolute()
-
-
-def place(name: str) -> Path:
-    """Of the environment of a recipe, whether it is there or not."""
-    recipe(name)
-    return home() / name
-
-
-def made(name: str) -> dict[str, Any] | None:
-    """The notes that were written when the environment was finished; None where it is not there."""
-    try:
-        said = json.loads((place(name) / MARKER).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return said if isinstance(said, dict) and (place(name) / "bin/python").exists() else None
+def worlds(config: EnvironmentConfig) -> int:
+    """The list of Python environments for worlds, printed, or one more made; exit status."""
+    return WORLDS.run(config)
 
 
 def maker_of(name: str) -> str:
     """For `world_server.load`."""
-    return f"{side_worlds.__file__}:{recipe(name).maker}"
-
-
-def side_python(name: str) -> str:
-    """The Python of an environment that was made."""
-    if made(name) is None:
-        raise BurnishError(f"the environment {name} is not there; `burnish worlds add {name}` makes it")
-    return str(place(name) / "bin/python")
+    return f"{WORLDS.script}:{WORLDS.recipe(name).maker}"

@@ -16,7 +16,7 @@ from ...policies.cli.verb_process import named_modules
 from ...policies.core.errors import BurnishError, plain
 from ...policies.core.threads import usable_cores
 from .links import Died, Failed, InProcess, Link, Process, Remote
-from .recipes import maker_of, side_python
+from .recipes import WORLDS, maker_of
 from .settings import GUESSES, GymConfig, RemoteConfig, packages_of, registered
 
 Reply = tuple[dict[str, Any], bytes]
@@ -187,7 +187,7 @@ def recipe_of(config: GymConfig) -> dict[str, Any]:
 
 def interpreter(config: RemoteConfig) -> str:
     """The Python interpreter of the workers: the one that is set, that of a recipe, or this one."""
-    return config.python or (side_python(config.name) if config.name is not None else sys.executable)
+    return config.python or (WORLDS.python(config.name) if config.name is not None else sys.executable)
 
 
 def processes_of(config: GymConfig, num_envs: int) -> int:

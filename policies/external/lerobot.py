@@ -1,0 +1,135 @@
+"""``policy=lerobot``: any policy of LeRobot, played by LeRobot's own code in a Python of its own.
+
+Its environment is made by ``burnish policies add lerobot``; BURNISH_LEROBOT_PYTHON names the interpreter of another one
+that has LeRobot, with a GPU, other versions or plug-ins. A server there (`lerobot_server.py`) is asked as any other
+policy server. Normalisation is LeRobot's own; actions come back in units of the actuators and become [-1, 1] by the
+limits of the world.
+
+Before anything is started, the folder is looked at: weights in safetensors, and processors of registered steps alone,
+since LeRobot would import whatever code another step names. A checkpoint of a refined policy starts nothing by its own
+word: the user names the place again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import BurnishError
+from ..core.ranges import check_ranges
+from ..core.scale import Scale
+from ..core.spec import EnvSpec, ObsSpec, PolicySpec
+from ..lerobot import hub
+from ..lerobot.checkpoint import BEFORE, BEHIND, CONFIG, WEIGHTS, features, find, fingerprint, observed, read_json
+from . import lerobot_server as server
+from .recipes import ENVIRONMENTS
+from .remote import RemotePolicy
+from .side_process import SideProcess
+
+PYTHON = "BURNISH_LEROBOT_PYTHON"
+EMPTY = "observation.images.empty_camera"  # cameras of a VLA that are not there; LeRobot fills them in
+
+
+@dataclass
+class LeRobotConfig:
+    """Settings of `policy=lerobot`: the folder, its names of observations, and the process that plays it."""
+
+    path: str  # folder of a LeRobot checkpoint, or its name on the Hugging Face hub
+    keys: dict[str, str] = field(default_factory=dict)  # our name of an observation: theirs; empty: the usual ones
+    prompt: str | None = None  # instruction, for a policy that reads one
+    execute: int | None = None  # actions of a chunk that are played; null: as its own settings say
+    device: str = "cpu"  # device of the policy: cpu, cuda, cuda:1
+    threads: int = 0  # CPU threads of torch there; 0: as torch chooses
+    batch: int = 64  # rows of one request
+    start_s: float = 900.0  # time limit for loading, in seconds
+    timeout_s: float = 120.0  # time limit of one answer, in seconds
+    sha256: str | None = None  # SHA-256 of the checkpoint's files; refused if it is another
+
+    def __post_init__(self) -> None:
+        check_ranges(
+            self, {"[1, inf)": "batch execute", "[0, inf)": "threads", "(0, inf)": "start_s timeout_s"}, "policy."
+        )
+
+
+def doubt(config: LeRobotConfig, checkpoint: str) -> str:
+    """Why a checkpoint's word is not enough to start LeRobot: it never is."""
+    return "a program would be started for it"
+
+
+class LeRobotPolicy(RemotePolicy):
+    """A policy of LeRobot in a side process, frozen."""
+
+    def __init__(self, config: LeRobotConfig, world: EnvSpec) -> None:
+        folder = find(config.path)
+        if folder is None:
+            raise BurnishError(
+                f"{config.path} holds no policy of LeRobot: that is a folder with {CONFIG} and {WEIGHTS}, or a name on "
+                "the hub, owner/name"
+            )
+        require_plain(folder)
+        sha256 = fingerprint(folder)
+        if config.sha256 not in (None, sha256):
+            raise BurnishError(f"{config.path} is another policy than the one that was used: its sha256 differs")
+        self.config, self.world = replace(config, sha256=sha256), world
+        python = os.environ.get(PYTHON) or ENVIRONMENTS.python("lerobot")
+        first = {"folder": str(folder.absolute()), "device": config.device, "threads": config.threads}
+        limits = {"start_s": config.start_s, "timeout_s": config.timeout_s}
+        process = SideProcess(python, first, f"LeRobot with {config.path}", **limits)
+        self.spec, names = self._described(folder, process.metadata)
+        self._meet(process, process.where, names)
+        self.seeds_beside_noise = True
+        self._scale = Scale(self.spec.action)
+
+    def _described(self, folder: Path, said: Mapping[str, Any]) -> tuple[PolicySpec, dict[str, str]]:
+        """The specification of what the server describes, and its names by ours."""
+        if said.get("version") != server.VERSION:
+            raise BurnishError(f"{folder} is played by another version of lerobot_server.py than this one")
+        given = {name: x for name, x in said["input_features"].items() if not name.startswith(EMPTY)}
+        found = observed(folder, {"input_features": given}, self.config.keys)
+        (horizon, dim), world = said["chunk"], self.world
+        if dim != world.action.dim:
+            raise BurnishError(f"{self.config.path} acts in {dim} dimensions, the environment in {world.action.dim}")
+        data = {
+            "obs": ObsSpec({key: shape for key, _, shape in found.values()}),
+            "action": world.action,
+            "horizon": horizon,
+            "execute": self.config.execute or said["execute"],
+            "history": said["history"],
+            "noise_shape": said["noise"],
+            "control_hz": world.control_hz,
+            "action_mode": world.action_mode,
+            "pixels": world.pixels,
+        }
+        spec = PolicySpec.from_dict(PolicySpec(**data).to_dict())
+        return spec, {key: name for name, (key, _, _) in found.items()}
+
+
+def require_plain(folder: Path) -> None:
+    """A checkpoint that LeRobot can be given: nothing in it leads elsewhere, or makes LeRobot import code."""
+    settings = read_json(folder / CONFIG)
+    if settings.get("use_peft"):
+        raise BurnishError(f"{folder} holds an adapter (use_peft) alone; merge it into its base with LeRobot first")
+    features(folder, settings, "input_features")
+    files = [folder / name for name in (CONFIG, WEIGHTS, BEFORE, BEHIND)]
+    for file in files[2:]:
+        if not file.is_file():
+            raise BurnishError(
+                f"{folder} has no {file.name}: it was saved before LeRobot 0.4; bring it up to date in "
+                "LeRobot's Python: python -m lerobot.processor.migrate_policy_normalization --pretrained-path ..."
+            )
+        steps = read_json(file).get("steps")
+        for step in steps if isinstance(steps, list) else [None]:
+            named = isinstance(step, Mapping) and isinstance(step.get("registry_name"), str)
+            if step is None or not named or "class" in step:
+                raise BurnishError(
+                    f"{file} has a step without a registered name ({step!r:.200}), for which LeRobot would import "
+                    "code; register it in a package (lerobot_policy_...), and name it so"
+                )
+            if isinstance(kept := step.get("state_file"), str):
+                files.append(folder / kept)
+    for file in files:
+        if file.parent != folder or not hub.is_plain(file):
+            raise BurnishError(f"{file} is missing, or is no plain file of {folder}")
