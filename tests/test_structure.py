@@ -116,7 +116,6 @@ DOORS: dict[str, tuple[str, ...]] = {
     "mani_skill": ("sim", *PHYSICS_SIDE),
     "diffusers": ("policies.diffusion",),
     "h5py": ("policies.data.formats.hdf5",),
-    "transformers": ("policies.vla",),
     "transformers": ("policies.vla", "policies.external.lerobot_server"),
     "msgpack": ("policies.wire.codec", "policies.wire.schema"),
     "websockets": ("policies.wire.connection", "real_robot.serving.gateway"),
