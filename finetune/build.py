@@ -127,6 +127,8 @@ def prepare(
             "policy; leave the supervisor out, or take another method, such as method=residual_td3"
         )
     if row.loop is LoopKind.imagined:
+        if pretrain_updates:
+            raise BurnishError(f"method={name} learns from what it imagines; leave pretrain_updates= out")
         options["prepare"] = partial(prepare, limits=limits, device=device)
         options |= {"recordings": prior, "history": frames(config, base)}
     if row.build:

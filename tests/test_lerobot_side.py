@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import demand
 from safetensors.torch import load_file
 
 from burnish.policies import chain
@@ -293,7 +294,7 @@ def test_what_runs_there_imports_nothing_of_ours():
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     """A cache of Hugging Face with owner/act in it, and no network. The working directory is empty."""
-    constants = pytest.importorskip("huggingface_hub.constants")
+    constants = demand("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     repo, revision = tmp_path / "hub" / "models--owner--act", "0" * 40

@@ -120,7 +120,7 @@ def test_what_cannot_last_is_refused_in_a_sentence() -> None:
         assembled(made)
     with pytest.raises(BurnishError, match=r"offset\.rise=0.0 must be a positive number"):
         OffsetConfig(rise=0.0)
-    with pytest.raises(BurnishError, match="how many ticks a second has"):
+    with pytest.raises(BurnishError, match="the number of ticks in a second"):
         LASTING.at(None)
     with pytest.raises(BurnishError, match="recordings are not told as such"):
         prior_data(replace(tiny(), offset=LASTING), base(), worlds(), None)  # type: ignore[arg-type]

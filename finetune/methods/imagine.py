@@ -271,7 +271,8 @@ class ImagineLoop(Learns):
                 words += "; the model led it astray, so the method begins anew in one that has seen it"
                 self._begin_anew(self.attempt + 1)
                 self.refined, self.score = self.base is None, self.start
-        if last and self.best is not None and real < self.best[0]:
+        # Where the base acts again, the policy of a method that began anew was never refined.
+        if last and self.best is not None and (real < self.best[0] or not self.refined):
             self.policy.load_state_dict(self.best[1])
             words += f"; the policy of an earlier trial, with {self.best[0]:.3g}, is kept"
         self.promised, self.latest["real/score"] = None, real

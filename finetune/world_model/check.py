@@ -13,7 +13,7 @@ from ...policies.core.tree import index, where
 from ...policies.core.types import Controller, VecEnv
 from .env import ImaginedEnv
 from .model import WorldModel, ends_of, threshold
-from .ticks import Ticks
+from .ticks import Ticks, of_episodes
 
 FEWEST = 10  # successes, and failures, from which a model can learn to tell one from the other
 LEAST = 0.01  # score of success below which no threshold is set
@@ -33,10 +33,8 @@ def examined(model: WorldModel, ticks: Ticks) -> dict[str, float]:
     moves = change.var(0, correction=0) > 1e-8
     explained = 1 - error.square().mean(0) / change.var(0, correction=0).clamp(min=1e-8)
     off = (means - change).abs() / log_std.exp()
-    success = ends_of(held)[0]
-    _, owner = held["episode"].unique(return_inverse=True)
     believed = model.scores_of(held)[:, 0] > model.thresholds[0]
-    really, imagined = (_any(x, owner) for x in (success, believed))
+    really, imagined = (of_episodes(x, held) > 0 for x in (ends_of(held)[0], believed))
     found = {
         "ticks": float(len(ticks)),
         "r2": float(explained[moves].mean()) if bool(moves.any()) else 0.0,
@@ -72,9 +70,8 @@ def calibrate_success(
 def require_both(ticks: Ticks) -> None:
     """Refuse data from which no model can learn what a success is."""
     data = ticks.all()
-    _, owner = data["episode"].unique(return_inverse=True)
-    won = int(_any(ends_of(data)[0], owner).sum())
-    lost = int(owner.max()) + 1 - won
+    succeeded = of_episodes(ends_of(data)[0], data) > 0
+    won, lost = int(succeeded.sum()), int((~succeeded).sum())
     if ticks.knows_success and min(won, lost) < FEWEST:
         raise BurnishError(
             f"{won + lost} episodes were played, {won} with success: a model needs at least {FEWEST} of each kind "
@@ -88,13 +85,13 @@ def ahead(model: WorldModel, data: dict[str, Any], ticks: int) -> float:
     order = data["episode"].argsort(stable=True)
     row: dict[str, Any] = index(data, order)
     number = row["episode"]
-    start = torch.arange(max(len(number) - ticks + 1, 0))
+    start = torch.arange(max(len(number) - ticks + 1, 0), device=number.device)
     start = start[number[start] == number[start + ticks - 1]] if len(start) else start
     if not len(start):
         return 0.0
-    obs, still = index(row["obs"], start), torch.zeros(len(start), dtype=torch.int64)
+    obs, still = index(row["obs"], start), torch.zeros_like(start)
     for k in range(ticks):
-        noise = torch.zeros(len(start), sum(model.sizes))
+        noise = torch.zeros(len(start), sum(model.sizes), device=start.device)
         obs = model.predict(obs, row["action"][start + k], still, noise).next_obs
     wrong = (model.state_of(obs) - model.state_of(index(row["next_obs"], start + ticks - 1))) / model.states.scale
     return float(wrong.square().mean().sqrt())
@@ -106,8 +103,3 @@ def spearman(x: Tensor, y: Tensor) -> float:
         return 0.0
     ranks = torch.stack([x.argsort().argsort(), y.argsort().argsort()]).double()
     return float(torch.corrcoef(ranks)[0, 1])
-
-
-def _any(flags: Tensor, owner: Tensor) -> Tensor:
-    """(episodes,): whether any tick of an episode has the flag."""
-    return torch.zeros(int(owner.max()) + 1).scatter_reduce(0, owner, flags.float(), "amax") > 0

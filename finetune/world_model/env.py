@@ -181,10 +181,12 @@ def shortly_before_success(data: Mapping[str, Any]) -> Tensor:
     _, owner = data["episode"].unique(return_inverse=True)
     order = owner.argsort(stable=True)
     success = ends_of(data)[0][order]
-    place = torch.arange(len(order))
+    place = torch.arange(len(order), device=order.device)
     count = int(owner.max()) + 1
     never = len(order) + KEY[1] + 1
-    won_at = torch.full((count,), never).scatter_reduce(0, owner[order][success], place[success], "amin")
+    won_at = torch.full((count,), never, device=order.device).scatter_reduce(
+        0, owner[order][success], place[success], "amin"
+    )
     before = won_at[owner[order]] - place
     chosen = (before >= KEY[0]) & (before <= KEY[1]) & (won_at[owner[order]] < never)
     return torch.zeros_like(chosen).scatter(0, order, chosen)

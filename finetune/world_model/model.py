@@ -35,7 +35,7 @@ from ...policies.core.spec import EnvSpec, dtype_of
 from ...policies.core.types import Metrics, Obs
 from ...policies.nets.ensemble import EnsembleMLP
 from ...policies.nets.mlp import Activation, require_widths
-from .ticks import Ticks
+from .ticks import Ticks, of_episodes
 
 STILL = 1e-6  # deviation below which a number counts as constant in the data
 LOG_STD = (-5.0, 0.25)  # where the learnt bounds of the log deviation begin, in normalised units
@@ -69,6 +69,17 @@ class Prediction(NamedTuple):
     failure: Tensor  # (N,) bool: an end without success
     score: Tensor  # (N, 2): what the members believe of both
     uncertainty: Tensor  # (N,) disagreement of the members, in deviations of a change
+
+
+class Vectors(NamedTuple):
+    """Ticks as tensors (T, ...)."""
+
+    state: Tensor
+    extra: Tensor
+    action: Tensor
+    after: Tensor  # the state that the action led to
+    reward: Tensor  # (T, 1)
+    ends: Tensor  # (T, 2): success and failure
 
 
 class WorldModel(nn.Module):
@@ -189,20 +200,23 @@ class WorldModel(nn.Module):
         self.known_reward.fill_(all(bool((x == x[:1]).all()) for x in groups))
         self.rewards.copy_(torch.stack([x[0] if len(x) else groups[0][0] * 0 for x in groups]))
 
-    def loss(self, data: Mapping[str, Any], rows: Tensor) -> tuple[Tensor, Metrics]:
+    def vectors(self, data: Mapping[str, Any]) -> Vectors:
+        """Ticks as the networks read them."""
+        state, after = self.state_of(data["obs"]), self.state_of(data["next_obs"])
+        ends = torch.stack(ends_of(data), -1).to(state)
+        return Vectors(state, self._extra_of(data["obs"]), data["action"], after, data["reward"][:, None], ends)
+
+    def loss(self, data: Vectors, rows: Tensor) -> tuple[Tensor, Metrics]:
         """``rows`` (E, B) are the ticks that each member learns from."""
-        state, after = self.state_of(data["obs"])[rows], self.state_of(data["next_obs"])[rows]
-        extra, action = self._extra_of(data["obs"])[rows], data["action"][rows]
+        state, extra, action, after, reward, ends = (x[rows] for x in data)
         mean, log_std = self._changes(state, extra, action)
         error = (self.changes(after - state) - mean).square()
         each = error * (-2 * log_std).exp() + 2 * log_std
         likelihood = (each * (2 * BETA * log_std).exp().detach()).mean((1, 2)).sum()
         spread = (self.log_std[1] - self.log_std[0]).sum()
         out = self.outcomes(after, extra, action)
-        success, failure = ends_of(data)
-        ends = torch.stack([success[rows], failure[rows]], -1).to(out)
         believed = F.binary_cross_entropy_with_logits(out[..., 1:], ends, reduction="none").mean(1).sum()
-        paid = (out[..., 0] - self.earned(data["reward"][rows][..., None])[..., 0]).square().mean(1).sum()
+        paid = (out[..., :1] - self.earned(reward))[..., 0].square().mean(1).sum()
         total = likelihood + 0.01 * spread + believed + paid
         return total, {"model/error": error.mean().detach(), "model/ends": believed.detach()}
 
@@ -211,12 +225,9 @@ class WorldModel(nn.Module):
         """As many episodes with an imagined success, and failure, as really had one."""
         held = ticks.split()[1]
         score = self.scores_of(held)
-        _, owner = held["episode"].unique(return_inverse=True)
         for kind, happened in enumerate(ends_of(held)):
-            none = score.new_zeros(int(owner.max()) + 1)
-            highest = none.scatter_reduce(0, owner, score[:, kind], "amax")
-            share = none.scatter_reduce(0, owner, happened.to(none), "amax").mean()
-            self.thresholds[kind] = threshold(highest, float(share))
+            share = float(of_episodes(happened, held).mean())
+            self.thresholds[kind] = threshold(of_episodes(score[:, kind], held), share)
 
     def scores_of(self, data: Mapping[str, Any]) -> Tensor:
         """(T, 2): the scores of success and failure of recorded ticks."""
@@ -234,9 +245,10 @@ class Fit:
     def steps(self, data: Mapping[str, Any], count: int) -> Metrics:
         shape = (self.model.config.members, self.model.config.batch)
         metrics: Metrics = {}
+        vectors = self.model.vectors(data)
         for _ in range(count):
-            rows = torch.randint(len(data["reward"]), shape, generator=self.generator)
-            loss, metrics = self.model.loss(data, rows)
+            rows = torch.randint(len(vectors.state), shape, generator=self.generator).to(vectors.state.device)
+            loss, metrics = self.model.loss(vectors, rows)
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()

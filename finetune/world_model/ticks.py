@@ -155,6 +155,13 @@ def recorded_ticks(
     return found
 
 
+def of_episodes(values: Tensor, ticks: Mapping[str, Any]) -> Tensor:
+    """(episodes,): the largest of ``values`` (T,) in each."""
+    _, owner = ticks["episode"].unique(return_inverse=True)
+    none = torch.zeros(int(owner.max()) + 1, device=owner.device)
+    return none.scatter_reduce(0, owner, values.to(none), "amax", include_self=False)
+
+
 def _joined(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     first = pieces[0]
     return {

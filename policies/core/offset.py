@@ -53,8 +53,8 @@ class OffsetConfig:
             return None
         if control_hz is None:
             raise BurnishError(
-                f"offset.half_life={self.half_life} is in seconds, but nobody says how many ticks a second has; give "
-                "the policy or the world a control_hz"
+                f"offset.half_life={self.half_life} is in seconds, and neither the policy nor the world has a "
+                "control_hz, the number of ticks in a second; give one of them a control_hz"
             )
         rate, dt = math.log(2) / self.half_life, 1 / control_hz
         return Offset(math.exp(-rate * dt), math.expm1(-rate * dt) / math.expm1(-rate * max(self.rise, dt)))

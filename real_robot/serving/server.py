@@ -2,8 +2,8 @@
 
 A request is a dict of observations under our names, or under those that ``keys`` gives them, pictures as (H, W, 3)
 uint8; the reply holds ``actions`` (H, A) in the units of the actuators, the first of which is for now.
-`policies/wire/codec.py` has the frames, `gateway.py` says who may send any. The metadata announces what else is
-understood, and nobody needs it:
+`policies/wire/codec.py` has the frames, `gateway.py` says who may send any. The metadata announces further fields,
+which a client may ignore:
 
     extensions      batch    a request holds ``batch`` = B, and B rows of everything, ``largest_batch`` at most
                     noise    ``noise`` starts the generation, where the policy takes any
