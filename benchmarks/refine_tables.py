@@ -81,6 +81,8 @@ def rows_of(folder: Path, runs: Sequence[Run], tasks: Mapping[str, Task] = TASKS
     for task, number, played in dict.fromkeys(evaluated + [(row["task"], row["base"], row["budget"]) for row in rows]):
         unit = tasks[task].unit
         rows += [_base_row(folder / task, task, unit, number, played, kind) for kind in ("base", "base_greedy")]
+    # Machines sum in another order; the last bits of a mean are no result.
+    rows = [{key: round(x, 12) if isinstance(x, float) else x for key, x in row.items()} for row in rows]
     return sorted(rows, key=lambda row: (list(tasks).index(row["task"]), row["base"], row["budget"], -row["last"]))
 
 

@@ -171,6 +171,7 @@ QUICK = ("collect", "finetune", "evaluate", "view", "report", "export")  # of ea
 OTHERS = [pytest.mark.slow, pytest.mark.rotating(2)]
 ELSEWHERE = {
     "serve": "below, a socket",
+    "policies": "writes to the user's own folder of environments alone",
     "worlds": "writes to the user's own folder of environments alone",
 }
 KINDS = ("to a copy", "to where nothing is", "second name")

@@ -63,11 +63,11 @@ class ImagineConfig:
     explore: float = 0.0
     imagined: int = 20_000  # imagined decisions of each round
     imagined_worlds: int = 16  # imagined worlds that are stepped at once
-    starts: Starts = Starts.first  # where imagined episodes begin: first, any, key
+    starts: Starts = Starts.first  # beginning of imagined episodes: where real ones began, anywhere, or near a success
     horizon: int = 0  # ticks until an imagined episode is truncated; 0: those of the world
     gap: float = 0.15  # imagined minus real success above which the model is not trusted
     model: ModelConfig = field(default_factory=ModelConfig)  # the model of the world
-    guard: GuardConfig = field(default_factory=GuardConfig)  # what happens where the model does not know
+    guard: GuardConfig = field(default_factory=GuardConfig)  # answer to a model that does not know
 
     def __post_init__(self) -> None:
         self.inner = DSRLConfig() if self.inner is None else self.inner
