@@ -278,7 +278,9 @@ def test_a_comparison_runs_fails_in_part_resumes_and_says_so(base, tmp_path, cap
         plan = json.loads((out / "runs" / f"{name}-0.plan").read_text())
         assert free[name]["gradient_steps"] == plan["steps"] and free[name]["control_steps"] == 0
     capsys.readouterr()
-    for wrong, name in (("budget=320", "budget"), (f"data={tmp_path}", "data_sha256")):
+    other = tmp_path / "other.npz"
+    np.savez(other, observations=np.zeros((2, 2)), actions=np.zeros((2, 2)), episode_ends=[2])
+    for wrong, name in (("budget=320", "budget"), (f"data={other}", "data_sha256")):
         assert main(["compare", *words, wrong]) == 2
         assert f"begun with another {name}" in capsys.readouterr().err
 
