@@ -74,21 +74,22 @@ wheel-smoke: venv ## build the sdist, from it the wheel, install it into a fresh
 	venv/bin/burnish --help >/dev/null; \
 	BURNISH_WHEEL=1 venv/bin/python -m pytest -n 2 -rs -m 'not slow' $(SMOKE:%=tests/test_%.py)
 
-# $(call thin,FOLDER,NAME==VERSION ...): a thin venv on top of the first, which has all packages from there but those that
-# it hides by its own. --no-deps, because the first has what these need.
+# $(call thin,FOLDER,NAME==VERSION ...,OPTIONS): a thin venv on top of the first, which has all packages from there but
+# those that it hides by its own, installed with these options of pip.
 define thin
 	rm -rf $(1)
 	$(BIN)/python -m venv --without-pip $(1)
 	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 		> "$$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
-	$(BIN)/python -m pip --python $(1)/bin/python install -q --no-deps $(2)
+	$(BIN)/python -m pip --python $(1)/bin/python install -q $(3) $(2)
 	$(1)/bin/python -c 'import sys, importlib.metadata as m; \
 		assert all(m.version(name) == version for name, _, version in (x.partition("==") for x in sys.argv[1:]))' $(2)
 endef
 
 NEXT := $(VENV)/next
 test-mujoco-next: venv ## our own code on the next MuJoCo: one file of tests in three, the others the next time
-	$(call thin,$(NEXT),$(MUJOCO_NEXT))
+	grep -v '^mujoco==' constraints.txt > $(VENV)/next-constraints.txt
+	$(call thin,$(NEXT),$(MUJOCO_NEXT),-c $(VENV)/next-constraints.txt)
 	BURNISH_SHARE=3 $(NEXT)/bin/python -m pytest -n 2 -rs -m 'sim and not slow and not real_time'
 
 # The lowest versions that pyproject.toml promises, but for torch. The program imports all modules, records, trains,
@@ -96,7 +97,7 @@ test-mujoco-next: venv ## our own code on the next MuJoCo: one file of tests in 
 LOW := $(VENV)/lowest
 LOW_TESTS := modules files checkpoint diffusion lerobot lerobot_video external onnx batch threads
 test-lowest: venv ## the lowest versions of the packages that Burnish promises to work with: some fast tests
-	$(call thin,$(LOW),$(LOWEST))
+	$(call thin,$(LOW),$(LOWEST),--no-deps)
 	cd $$(mktemp -d) && $(CURDIR)/$(LOW)/bin/python $(CURDIR)/tests/windows_lab.py . 2>/dev/null
 	$(LOW)/bin/python -m pytest -n 2 -rs -m 'not slow and not real_time' $(LOW_TESTS:%=tests/test_%.py)
 
