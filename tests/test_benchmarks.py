@@ -40,6 +40,7 @@ KEYS = {
         "reinflow_over_dppo",
         "reinflow_over_dppo_4",
     },
+    "imagine_quality": {f"insert_{what}" for what in ("imagine", "unguarded", "dsrl", "fewer_steps")},
     "improve": {"improve_median_change", "improve_regret"},
     "outside_speed": {"pool_over_async", "pusht"},
     "outside_experts": {"worst_clean", "noisy", "clumsy", "tasks"},
