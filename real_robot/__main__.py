@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from omegaconf import MISSING
 
 from ..policies.acting import acting_policy
-from ..policies.build import CheckpointConfig, where_of
+from ..policies.build import CheckpointConfig, saved_policy, weights_of, where_of
 from ..policies.cli.cli import main
 from ..policies.cli.machine import prepare_machine, say
 from ..policies.controllers import controller_for
@@ -29,6 +30,7 @@ from ..policies.core.seed import derive
 from ..policies.core.types import VecEnv
 from ..policies.evaluator import in_words
 from ..policies.external.remote import API_KEY
+from ..policies.lerobot.export import export as export_to_lerobot
 from ..policies.measure.evaluate import evaluate, evaluation_seeds
 from ..policies.runs.interrupt import interruptible
 from ..policies.runs.manifest import burnish_version
@@ -107,12 +109,20 @@ class ServeConfig(ServerConfig):
     threads: int = 0  # CPU threads of torch; 0: as torch chooses
 
 
+class To(Enum):
+    """The forms of an exported policy: a bundle that runs without torch, or a policy that LeRobot loads."""
+
+    bundle = "bundle"
+    lerobot = "lerobot"
+
+
 @dataclass
 class ExportVerb(ExportConfig):
-    """Settings of `burnish export`: a policy, and the folder of its bundle."""
+    """Settings of `burnish export`: a policy, its form, and the folder that is written."""
 
     policy: Any = MISSING  # policy to export: policy=checkpoint policy.path=FOLDER
-    out: str = MISSING  # folder of the bundle
+    out: str = MISSING  # folder that is written, which must not exist yet
+    to: To = To.bundle  # form: a bundle that a robot runs, or a policy of LeRobot
 
 
 def serve(config: ServeConfig) -> int:
@@ -137,11 +147,15 @@ def serve(config: ServeConfig) -> int:
 
 
 def export(config: ExportVerb) -> int:
-    """A policy as a bundle on disk, compared with the original; exit status."""
-    policy, _ = acting_policy(config.policy, torch.device("cpu"), None)
-    made = run_export(config, policy, source(config.policy.path))
+    """A policy as a bundle, or as one of LeRobot's, compared with the original; exit status."""
+    path = config.policy.path
+    policy, origin = acting_policy(config.policy, torch.device("cpu"), None)
+    if config.to is To.lerobot:
+        say(f"{config.out}: {export_to_lerobot(policy, origin, config.out)}")
+        return 0
+    made = run_export(config, policy, source(saved_policy(path), weights_of(path)))
     worst = max(float(x) for x in numbers_in(made.bundle.parity, "largest")) if made.bundle.parity else 0.0
-    say(f"{config.out}: answers as {config.policy.path} does, within {worst:.1e}; no torch is needed to run it")
+    say(f"{config.out}: answers as {path} does, within {worst:.1e}; no torch is needed to run it")
     return 0
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from burnish.policies.build import build_policy, describe, load_policy
+from burnish.policies.build import build_policy, describe, load_policy, saved_policy, weights_of
 from burnish.policies.compose import Residual
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
@@ -181,7 +181,7 @@ def test_the_verb_writes_where_it_comes_from(tmp_path, monkeypatch):
     monkeypatch.setattr(parity, "read_dataset", lambda path: episodes())
     loaded, _ = load_policy(tmp_path / "run")
     config = ExportConfig(str(tmp_path / "b"), data=str(tmp_path / "data"), samples=20)
-    exported = export(config, loaded, source(tmp_path / "run"))
+    exported = export(config, loaded, source(saved_policy(tmp_path / "run"), weights_of(tmp_path / "run")))
     bundle = read(tmp_path / "b")
     assert bundle.about["origin"] == {"env": {"name": "insert"}, "data": "runs/data"}
     assert bundle.about["checkpoint"]["sha256"] and bundle.about["policy"] == "flow"

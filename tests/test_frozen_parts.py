@@ -9,7 +9,7 @@ import shutil
 import pytest
 import torch
 
-from burnish.policies.build import load_policy
+from burnish.policies.build import load_policy, saved_policy
 from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.runs import checkpoint
@@ -134,7 +134,8 @@ def test_a_refinement_writes_its_base_once(tmp_path, method):
     (refined, _), (given, _) = load_policy(tmp_path / "run"), load_policy(tmp_path / "bc")
     same = zip(refined.base.state_dict().values(), given.state_dict().values(), strict=True)
     assert all(torch.equal(a, b) for a, b in same)
-    assert source(tmp_path / "run")["checkpoint"]["sha256"], "an export names the checkpoint that it is of"
+    saved = saved_policy(tmp_path / "run")
+    assert source(saved, "")["checkpoint"]["sha256"], "an export names the checkpoint that it is of"
 
 
 def test_what_two_children_share_is_written_by_the_first(tmp_path):

@@ -133,6 +133,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "wandb": ("policies.runs.tracking",),
     "trackio": ("policies.runs.tracking",),
     "rerun": ("policies.runs.tracking",),
+    "lerobot": ("policies.lerobot.plugin",),
 }
 
 

@@ -22,10 +22,11 @@ from __future__ import annotations
 
 import mmap
 import os
+import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, TextIO
@@ -99,6 +100,23 @@ def write_new(path: Path, content: str | bytes) -> None:
     with open(path, "xb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
         _flush(file)
+
+
+def write_folder(folder: Path | str, files: Mapping[str, str | bytes]) -> Path:
+    """A folder where nothing was, with these files (``name`` or ``folder/name``), whole or not at all."""
+    folder = Path(folder).absolute()
+    if os.path.lexists(folder):
+        raise BurnishError(f"{folder} exists already and is not overwritten; choose another name")
+    scratch = folder.with_name(f".{folder.name}-{secrets.token_hex(4)}")
+    try:
+        named(folder.parent)
+        new(scratch)
+        for name, content in files.items():
+            named((scratch / name).parent)
+            write_new(scratch / name, content)
+        return move(scratch, folder)
+    finally:
+        remove(scratch)
 
 
 @contextmanager

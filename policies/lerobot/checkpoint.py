@@ -25,7 +25,7 @@ from torch import Tensor
 from ..core.config import from_data, to_data
 from ..core.errors import BurnishError
 from ..core.spec import ActionSpec, ObsSpec, PolicySpec
-from ..data.lerobot_layout import is_image, key_of
+from ..data.lerobot_layout import column_of, is_image, key_of
 from ..runs.checkpoint import Checkpoint, check_header
 from ..runs.manifest import parse
 from . import hub
@@ -36,6 +36,7 @@ from .scaling import EPSILON, Normalization, statistics_of
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 BEFORE, BEHIND = (f"policy_{place}processor.json" for place in ("pre", "post"))
+PLUGIN = "burnish"  # type of our plug-in policy in LeRobot, and the entry of its config.json that describes it
 INNER = "pretrained_model"  # folder of the policy inside a checkpoint of a training run
 # Settings that say how it was trained, where it ran or where it was published, and nothing of how it acts.
 PASSED = {
@@ -56,6 +57,26 @@ TYPES = ("STATE", "ENV", "VISUAL", "ACTION")  # of features
 NORMALISER = {BEFORE: "normalizer_processor", BEHIND: "unnormalizer_processor"}
 ACT_DEVIATIONS = 3.0  # limits of actions whose smallest and largest are not known, in standard deviations
 _FILE = re.compile(r"[A-Za-z0-9_.-]{1,120}\.safetensors")
+
+
+# Names of settings, LeRobot's: ours. Those of diffusion policies belong to the chain, the U-Net or the image encoder.
+CHAIN = {"num_train_timesteps": "train_steps", "beta_start": "beta_start", "beta_end": "beta_end"}
+CHAIN |= {"clip_sample_range": "clip"}
+UNET = {"kernel_size": "kernel", "n_groups": "groups", "diffusion_step_embed_dim": "time_dim"}
+UNET |= {"use_film_scale_modulation": "film_scale", "down_dims": "channels"}
+VISION = {"vision_backbone": "backbone", "spatial_softmax_num_keypoints": "keypoints"}
+VISION |= {"use_separate_rgb_encoder_per_camera": "separate", "resize_shape": "resize", "crop_shape": "crop"}
+SCHEDULES = {"squaredcos_cap_v2": "cosine", "linear": "linear", "scaled_linear": "scaled_linear"}
+CHOICES: dict[str, tuple[str, dict[Any, str]]] = {
+    "noise_scheduler_type": ("sampler", {"DDPM": "ddpm", "DDIM": "ddim"}),
+    "beta_schedule": ("schedule", SCHEDULES),
+    "prediction_type": ("prediction", {"epsilon": "eps", "sample": "sample"}),
+}
+ACT = {"vision_backbone": "backbone", "pre_norm": "pre_norm", "feedforward_activation": "activation"}
+ACT |= {"dim_model": "width", "n_heads": "heads", "dim_feedforward": "feedforward", "dropout": "dropout"}
+ACT |= {"n_encoder_layers": "encoder_layers", "n_decoder_layers": "decoder_layers", "kl_weight": "kl_weight"}
+ACT |= {"use_vae": "vae", "latent_dim": "latent", "n_vae_encoder_layers": "vae_layers"}
+DILATED = "replace_final_stride_with_dilation"
 
 
 class Given(NamedTuple):
@@ -108,10 +129,12 @@ def load(folder: Path, keys: Mapping[str, str] | None = None) -> Checkpoint:
     """A folder of LeRobot as one of ours: configuration, specification and weights. ``keys`` gives observations other
     names: theirs, as they would be called here, by ours."""
     settings = read_json(folder / CONFIG)
+    if settings.get("type") == PLUGIN:
+        return of_plugin(settings, folder / WEIGHTS)
     kind = KINDS.get(str(settings.get("type")))
     if kind is None:
         raise BurnishError(
-            f"{folder} holds a LeRobot policy of type {settings.get('type')!r:.60}; {' and '.join(KINDS)} are read "
+            f"{folder} holds a LeRobot policy of type {settings.get('type')!r:.60}; {', '.join(KINDS)} are read "
             "here, and policy=lerobot lets LeRobot itself play any"
         )
     given = _given(folder, settings, keys or {})
@@ -137,6 +160,15 @@ def load(folder: Path, keys: Mapping[str, str] | None = None) -> Checkpoint:
     return Checkpoint(data, state, {}, {}, folder)
 
 
+def of_plugin(settings: Mapping[str, Any], weights: Path) -> Checkpoint:
+    """A policy of ours that was written as one of LeRobot's plug-ins (`export.py`)."""
+    described = settings.get(PLUGIN)
+    if not isinstance(described, Mapping):
+        raise BurnishError(f"{weights.parent / CONFIG} describes no policy of Burnish")
+    state = {name.removeprefix("policy."): x for name, x in _tensors(weights).items()}
+    return Checkpoint(dict(described), state, {}, {}, weights.parent)
+
+
 # ---- All types ----
 
 
@@ -149,7 +181,8 @@ def _given(folder: Path, settings: dict[str, Any], keys: Mapping[str, str]) -> G
         raise BurnishError(f"{folder / CONFIG} has no normalization_mapping")
     inputs, shapes = {}, {}
     for name, (key, kind, shape) in observed(folder, settings, keys).items():
-        inputs[name] = Feature(key, kind, _mode(folder, mapping.get(kind.value, "IDENTITY")))
+        column = "" if name == column_of(key) else name
+        inputs[name] = Feature(key, kind, _mode(folder, mapping.get(kind.value, "IDENTITY")), column)
         shapes[key] = shape
     outputs = features(folder, settings, "output_features")
     if list(outputs) != ["action"] or len(outputs["action"][1]) != 1:
@@ -337,32 +370,18 @@ def _choice(given: Given, name: str, choices: Mapping[Any, str]) -> str:
 
 
 def _diffusion(given: Given) -> Made:
-    own = {"num_train_timesteps": "train_steps", "beta_start": "beta_start", "beta_end": "beta_end"}
-    own |= {"clip_sample_range": "clip"}
-    net = {"kernel_size": "kernel", "n_groups": "groups", "diffusion_step_embed_dim": "time_dim"}
-    net |= {"use_film_scale_modulation": "film_scale", "down_dims": "channels"}
-    vision = {"vision_backbone": "backbone", "spatial_softmax_num_keypoints": "keypoints"}
-    vision |= {"use_separate_rgb_encoder_per_camera": "separate", "resize_shape": "resize", "crop_shape": "crop"}
-    choices = {
-        "noise_scheduler_type": ("sampler", {"DDPM": "ddpm", "DDIM": "ddim"}),
-        "beta_schedule": (
-            "schedule",
-            {"squaredcos_cap_v2": "cosine", "linear": "linear", "scaled_linear": "scaled_linear"},
-        ),
-        "prediction_type": ("prediction", {"epsilon": "eps", "sample": "sample"}),
-    }
     found = _settings(
         given,
-        {**own, **net, **vision},
+        {**CHAIN, **UNET, **VISION},
         {"clip_sample": True},
-        {*choices, "num_inference_steps", "use_group_norm", "horizon"},
+        {*CHOICES, "num_inference_steps", "use_group_norm", "horizon"},
     )
-    data = {name: found[name] for name in own.values() if name in found}
-    data |= {ours: _choice(given, theirs, known) for theirs, (ours, known) in choices.items()}
+    data = {name: found[name] for name in CHAIN.values() if name in found}
+    data |= {ours: _choice(given, theirs, known) for theirs, (ours, known) in CHOICES.items()}
     data["steps"] = given.settings.get("num_inference_steps") or data.get("train_steps", 100)
-    looks = {name: found[name] for name in vision.values() if name in found}
+    looks = {name: found[name] for name in VISION.values() if name in found}
     looks["norm"] = _choice(given, "use_group_norm", {False: "batch", True: "group"})
-    data["net"] = {name: found[name] for name in net.values() if name in found}
+    data["net"] = {name: found[name] for name in UNET.values() if name in found}
     data["net"] |= {"features": to_data(list(given.inputs.values())), "vision": looks}
     config = from_data(LeRobotDiffusionConfig, data, str(given.path / CONFIG))
     if config.clip is None or config.clip > 1:
@@ -372,13 +391,8 @@ def _diffusion(given: Given) -> Made:
 
 
 def _act(given: Given) -> Made:
-    used = {"vision_backbone": "backbone", "pre_norm": "pre_norm", "feedforward_activation": "activation"}
-    used |= {"dim_model": "width", "n_heads": "heads", "dim_feedforward": "feedforward", "dropout": "dropout"}
-    used |= {"n_encoder_layers": "encoder_layers", "n_decoder_layers": "decoder_layers", "kl_weight": "kl_weight"}
-    used |= {"use_vae": "vae", "latent_dim": "latent", "n_vae_encoder_layers": "vae_layers"}
-    dilated = "replace_final_stride_with_dilation"
-    data = _settings(given, used, {"temporal_ensemble_coeff": None}, {"chunk_size", dilated})
-    data["dilate_last"] = bool(given.settings.get(dilated, False))  # LeRobot writes 0 and 1, too
+    data = _settings(given, ACT, {"temporal_ensemble_coeff": None}, {"chunk_size", DILATED})
+    data["dilate_last"] = bool(given.settings.get(DILATED, False))  # LeRobot writes 0 and 1, too
     data |= {"features": to_data(list(given.inputs.values())), "action": given.action.name}
     config = from_data(LeRobotACTConfig, data, str(given.path / CONFIG))
     return Made("lerobot_act", config, _whole(given, "chunk_size"), 0, "", bounded=False)

@@ -189,7 +189,7 @@ def _mapped(side: int) -> int:
 
 def _cropped(x: Tensor, size: list[int], augment: torch.Generator | None) -> Tensor:
     """The middle, or with ``augment`` a random place for each row."""
-    spare = [have - want for have, want in zip(x.shape[2:], size, strict=True)]
+    spare = [int(have) - want for have, want in zip(x.shape[2:], size, strict=True)]  # traced, a size is a tensor
     if augment is None or not any(spare):
         top, left = (round(rest / 2) for rest in spare)
         return x[:, :, top : top + size[0], left : left + size[1]]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..core.errors import BurnishError
 from ..core.spec import PolicySpec
 from ..core.types import Obs
+from ..data.lerobot_layout import column_of
 from .scaling import FeatureScaling, Normalization
 
 
@@ -30,6 +31,12 @@ class Feature:
     key: str  # name of the observation here, such as state or image.top
     kind: Kind  # type of the feature
     normalization: Normalization  # normalisation of its numbers
+    column: str = ""  # its name in LeRobot, where the key does not give it
+
+    @property
+    def name(self) -> str:
+        """Its name in LeRobot."""
+        return self.column or column_of(self.key)
 
     @property
     def module(self) -> str:

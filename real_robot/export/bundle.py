@@ -18,7 +18,6 @@ import hashlib
 import json
 import math
 import os
-import secrets
 import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -103,7 +102,7 @@ class Schema:
 
 def stacked_by_history(key: str) -> bool:
     """Whether an observation is stacked over time where the policy has a history."""
-    return key == "state" or key.startswith("image.")
+    return key in ("state", "environment_state") or key.startswith("image.")
 
 
 def is_image(key: str) -> bool:
@@ -151,11 +150,9 @@ class Bundle:
 
 def write(bundle: Bundle, folder: Path | str) -> Path:
     """Whole or not at all; a folder that is there already stays as it is."""
-    from ...policies.core.files import move, named, new, remove, write_new  # which a robot that only reads does without
+    from ...policies.core.errors import BurnishError  # a robot that only reads does without these two
+    from ...policies.core.files import write_folder
 
-    folder = Path(folder).absolute()
-    if os.path.lexists(folder):
-        raise Refused(f"{folder} exists already and is not overwritten; choose another name")
     files = {PARITY: _json(bundle.parity), **bundle.networks}
     described = {
         "format": "burnish policy",
@@ -165,17 +162,10 @@ def write(bundle: Bundle, folder: Path | str) -> Path:
         "noise": [asdict(noise) for noise in bundle.noise],
         "files": {name: _sha256(content) for name, content in files.items()},
     }
-    files[POLICY] = _json(described)
-    scratch = folder.with_name(f".{folder.name}-{secrets.token_hex(4)}")
     try:
-        named(folder.parent)
-        new(scratch)
-        for name, content in files.items():
-            write_new(scratch / name, content)
-        move(scratch, folder)
-    finally:
-        remove(scratch)
-    return folder
+        return write_folder(folder, {**files, POLICY: _json(described)})
+    except BurnishError as error:
+        raise Refused(str(error)) from error
 
 
 def read(folder: Path | str) -> Bundle:

@@ -21,13 +21,13 @@ from torch import Tensor, nn
 
 from ...policies.core.config import to_data
 from ...policies.core.errors import BurnishError, reason
+from ...policies.core.observed import observed
 from ...policies.core.seed import RowNoise
 from ...policies.core.spec import PolicySpec, dtype_of
 from ...policies.core.time_limit import first_act
 from ...policies.core.types import Masked
 from ...policies.runs import manifest
-from ...policies.runs.checkpoint import FILES
-from ...policies.runs.run import find_policy
+from ...policies.runs.checkpoint import FILES, Checkpoint
 from ..errors import RobotError
 from . import bundle as bundles
 from .bundle import PLAN, TICK, Bundle, NoiseInput, Schema
@@ -64,11 +64,13 @@ def export(config: ExportConfig, policy: Any, about: Mapping[str, Any] | None = 
         raise BurnishError(str(error)) from error
 
 
-def source(path: Path | str) -> dict[str, Any]:
-    """Of a saved policy: the revision that trained it, the hash of its checkpoint, the world and the data."""
-    saved = find_policy(path)
-    written, _ = manifest.read_manifest(saved.path, FILES)
-    kept = {key: written.get(key) for key in ("burnish", "torch", "git", "sha256")}
+def source(saved: Checkpoint, weights: str) -> dict[str, Any]:
+    """Of a saved policy: the revision that trained it, the hash of its checkpoint, the world and the data. Of one that
+    LeRobot saved, the hash of its ``weights``."""
+    kept: dict[str, Any] = {"sha256": weights}
+    if (saved.path / manifest.MANIFEST).exists():
+        written, _ = manifest.read_manifest(saved.path, FILES)
+        kept = {key: written.get(key) for key in ("burnish", "torch", "git", "sha256")}
     return {"checkpoint": kept, "origin": saved.config.get("origin", {}), "policy": saved.config.get("policy")}
 
 
@@ -118,18 +120,6 @@ def _require_no_memory(policy: Any) -> None:
             "its corrections last from tick to tick (method.offset), and a bundle remembers none; refine with "
             "method.offset.half_life=0 to export it"
         )
-
-
-def observed(policy: Any) -> dict[str, tuple[int, ...]]:
-    """The observations that the policy and all of its parts read."""
-    shapes = dict(policy.spec.inputs.shapes)
-    for part in policy.modules() if isinstance(policy, nn.Module) else ():
-        if type(part).__name__ == "ObsEncoder":
-            theirs: Any = part
-            for key, shape in theirs._full.shapes.items():
-                if shapes.setdefault(key, shape) != shape and key != "base_action":
-                    raise BurnishError(f"the parts of the policy observe {key!r} in different shapes")
-    return {key: shape for key, shape in shapes.items() if key not in ("base_action", "goal_mask")}
 
 
 class _Given(RowNoise):

@@ -87,10 +87,14 @@ def observations(policy: Any, schema: Schema, count: int, rng: np.random.Generat
     """Random ones, as wide as those that the policy was normalised for."""
     found: dict[str, NDArray[Any]] = {}
     scalers: dict[str, Any] = {}
+    features: dict[str, Any] = {}
     for part in policy.modules() if isinstance(policy, nn.Module) else ():
         if type(part).__name__ == "ObsEncoder":
             theirs: Any = part
             scalers = {**{key: theirs.normalizer.scaler(key) for key in theirs.normalizer.names}, **scalers}
+        if type(part).__name__ == "Inputs":  # of a policy that LeRobot trained
+            theirs = part
+            features = {x.key: theirs.scalings[x.module] for x in theirs.features}
     for key, shape in schema.obs.items():
         if is_image(key):
             found[key] = rng.integers(0, 256, (count, *shape), np.uint8)
@@ -98,6 +102,8 @@ def observations(policy: Any, schema: Schema, count: int, rng: np.random.Generat
         found[key] = rng.standard_normal((count, *shape)).astype(np.float32)
         if key in scalers:
             found[key] = found[key] * scalers[key].scale.numpy() + scalers[key].shift.numpy()
+        elif key in features:
+            found[key] = features[key].inverse(torch.as_tensor(found[key])).numpy()
     if schema.goal_free:
         found["goal_mask"] = rng.integers(0, 2, count).astype(np.float32)
     return found

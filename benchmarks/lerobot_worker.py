@@ -1,0 +1,58 @@
+"""The half of `lerobot_round_trip.py` that LeRobot's own environment runs: its loader, its training, its evaluation.
+
+act FOLDER INPUTS OUTPUTS      actions of a policy for observations, noise and noise of each step, as safetensors
+train ARGUMENTS                lerobot-train
+eval ARGUMENTS                 lerobot-eval, which knows the environments of the round trip
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+
+def act(folder: str, inputs: str, outputs: str) -> None:
+    """Observations are (B, history, ...); the answer is (B, n, A), in units of the data."""
+    from diffusers.schedulers import scheduling_ddpm
+    from lerobot.configs.policies import PreTrainedConfig
+    from lerobot.policies.factory import get_policy_class, make_pre_post_processors
+    from lerobot.utils.import_utils import register_third_party_plugins
+
+    register_third_party_plugins()
+    config = PreTrainedConfig.from_pretrained(folder)
+    policy = get_policy_class(config.type).from_pretrained(folder, config=config, strict=True)
+    before, behind = make_pre_post_processors(config, pretrained_path=folder)
+    given = load_file(inputs)
+    noise, draws = given.pop("noise", None), iter(given.pop("draws", torch.zeros(0)))
+    scheduling_ddpm.randn_tensor = lambda shape, **unused: next(draws)  # the noise that DDPM adds at its steps
+    seen: dict[str, Any] = {name: x.flatten(0, 1) for name, x in given.items()}
+    count, history = next(iter(given.values())).shape[:2]
+    seen = {name: x for name, x in before(seen).items() if name in given}
+    seen = {name: x.unflatten(0, (count, history)) for name, x in seen.items()}
+    with torch.inference_mode():
+        if config.type == "diffusion":
+            chunk = policy.diffusion.generate_actions(seen, noise=noise)
+        else:
+            chunk = policy.predict_action_chunk({name: x[:, -1] for name, x in seen.items()})
+    save_file({"chunk": behind(chunk)[:, : config.n_action_steps].contiguous()}, outputs)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    verb, *rest = sys.argv[1:]
+    if verb == "act":
+        act(*rest)
+        return
+    sys.argv = [f"lerobot-{verb}", *rest]
+    if verb == "train":
+        from lerobot.scripts.lerobot_train import main as run
+    else:
+        from lerobot.scripts.lerobot_eval import main as run
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""The observations that a policy and all of its parts read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from .errors import BurnishError
+from .views import Hidden
+
+OF_A_BASE = ("base_action", *(hidden.key for hidden in Hidden))  # shown to an agent by its base, not by the world
+
+
+def observed(policy: Any) -> dict[str, tuple[int, ...]]:
+    """Key -> shape, of a single observation with its history. An agent may see more of a world than its base does."""
+    shapes = dict(policy.spec.inputs.shapes)
+    for part in policy.modules() if isinstance(policy, nn.Module) else ():
+        if type(part).__name__ == "ObsEncoder":
+            theirs: Any = part
+            for key, shape in theirs._full.shapes.items():
+                if shapes.setdefault(key, shape) != shape and key not in OF_A_BASE:
+                    raise BurnishError(f"the parts of the policy observe {key!r} in different shapes")
+    return {key: shape for key, shape in shapes.items() if key not in (*OF_A_BASE, "goal_mask")}
