@@ -7,16 +7,17 @@ eval ARGUMENTS                 lerobot-eval, which knows the environments of the
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import Any
 
 import torch
+from lerobot_worlds import register
 from safetensors.torch import load_file, save_file
 
 
 def act(folder: str, inputs: str, outputs: str) -> None:
     """Observations are (B, history, ...); the answer is (B, n, A), in units of the data."""
-    from diffusers.schedulers import scheduling_ddpm
     from lerobot.configs.policies import PreTrainedConfig
     from lerobot.policies.factory import get_policy_class, make_pre_post_processors
     from lerobot.utils.import_utils import register_third_party_plugins
@@ -26,8 +27,7 @@ def act(folder: str, inputs: str, outputs: str) -> None:
     policy = get_policy_class(config.type).from_pretrained(folder, config=config, strict=True)
     before, behind = make_pre_post_processors(config, pretrained_path=folder)
     given = load_file(inputs)
-    noise, draws = given.pop("noise", None), iter(given.pop("draws", torch.zeros(0)))
-    scheduling_ddpm.randn_tensor = lambda shape, **unused: next(draws)  # the noise that DDPM adds at its steps
+    noise = given.pop("noise", None)
     seen: dict[str, Any] = {name: x.flatten(0, 1) for name, x in given.items()}
     count, history = next(iter(given.values())).shape[:2]
     seen = {name: x for name, x in before(seen).items() if name in given}
@@ -42,16 +42,15 @@ def act(folder: str, inputs: str, outputs: str) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    verb, *rest = sys.argv[1:]
-    if verb == "act":
-        act(*rest)
-        return
-    sys.argv = [f"lerobot-{verb}", *rest]
-    if verb == "train":
-        from lerobot.scripts.lerobot_train import main as run
-    else:
-        from lerobot.scripts.lerobot_eval import main as run
-    run()
+    from lerobot.scripts import lerobot_eval, lerobot_train
+
+    register()
+    for verb, *words in json.loads(sys.argv[1]):
+        sys.argv = [f"lerobot-{verb}", *words]
+        if verb == "act":
+            act(*words)
+        else:
+            {"train": lerobot_train, "eval": lerobot_eval}[verb].main()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,6 +40,7 @@ from ..sim.mirror import EmptyDesk, Mirror
 from .camera_observations import require_shown, with_camera_observations
 from .compatibility import narrower, stricter
 from .deployment import (
+    NOT_SAFETY_RATED,
     PERSONS,
     AllowedChunks,
     DeployConfig,
@@ -52,14 +52,14 @@ from .deployment import (
     in_sentences,
     kept,
     name_of,
-    numbers_in,
     require_quick,
     write_json,
 )
 from .env import RobotEnv
 from .errors import RobotError
-from .export.exporter import ExportConfig, source
+from .export.exporter import ExportConfig, To, source
 from .export.exporter import export as run_export
+from .export.parity import largest
 from .gripper_channel import with_gripper_channel
 from .inference.action_sources import (
     ActionSource,
@@ -94,10 +94,6 @@ GROUPS: dict[str, dict[str, dict[str, type]]] = {
     "record": ON_A_ROBOT,
 }
 MOST = 32  # worlds at once, where a policy is compared with itself in simulation
-NOT_SAFETY_RATED = (
-    "note: the guard is no safety-rated function; the limits of the robot's controller and an emergency stop made of "
-    "hardware are still needed"
-)
 
 
 @dataclass
@@ -109,20 +105,12 @@ class ServeConfig(ServerConfig):
     threads: int = 0  # CPU threads of torch; 0: as torch chooses
 
 
-class To(Enum):
-    """The forms of an exported policy: a bundle that runs without torch, or a policy that LeRobot loads."""
-
-    bundle = "bundle"
-    lerobot = "lerobot"
-
-
 @dataclass
 class ExportVerb(ExportConfig):
-    """Settings of `burnish export`: a policy, its form, and the folder that is written."""
+    """Settings of `burnish export`: a policy, and the folder that is written."""
 
     policy: Any = MISSING  # policy to export: policy=checkpoint policy.path=FOLDER
     out: str = MISSING  # folder that is written, which must not exist yet
-    to: To = To.bundle  # form: a bundle that a robot runs, or a policy of LeRobot
 
 
 def serve(config: ServeConfig) -> int:
@@ -148,14 +136,13 @@ def serve(config: ServeConfig) -> int:
 
 def export(config: ExportVerb) -> int:
     """A policy as a bundle, or as one of LeRobot's, compared with the original; exit status."""
-    path = config.policy.path
     policy, origin = acting_policy(config.policy, torch.device("cpu"), None)
     if config.to is To.lerobot:
         say(f"{config.out}: {export_to_lerobot(policy, origin, config.out)}")
         return 0
+    path = config.policy.path
     made = run_export(config, policy, source(saved_policy(path), weights_of(path)))
-    worst = max(float(x) for x in numbers_in(made.bundle.parity, "largest")) if made.bundle.parity else 0.0
-    say(f"{config.out}: answers as {path} does, within {worst:.1e}; no torch is needed to run it")
+    say(f"{config.out}: answers as {path} does, within {largest(made.bundle.parity):.1e}; it runs without torch")
     return 0
 
 
@@ -392,9 +379,8 @@ def _supervisor(config: RecordConfig, body: Any, world: Mapping[str, Any] | None
     if config.supervisor == "expert":
         if world is None:
             raise BurnishError("env=joints has no task, so nobody is an expert of it; give supervisor=keyboard")
-        expert = Demonstrator(
-            make_expert(world_from(world), 1, config.level, config.seed, env=body.world), config.after
-        )
+        acts = make_expert(world_from(world), 1, config.level, config.seed, env=body.world)
+        expert = Demonstrator(acts, config.after)
         return expert, expert.begin
     person = _person(config, body)
     if isinstance(config.robot, Hardware):

@@ -27,6 +27,10 @@ from .robots import ROBOTS, Hardware
 from .safety.safe_robot import CALLED, Safety
 
 PERSONS = ("keyboard", "gamepad")
+NOT_SAFETY_RATED = (
+    "note: the guard is no safety-rated function; the limits of the robot's controller and an emergency stop made of "
+    "hardware are still needed"
+)
 DISPLACEMENTS = "ee_delta"  # the mode of actions that say how far to move
 PAD = "/dev/input/js0"
 
@@ -248,13 +252,6 @@ def kept(reports: Sequence[Mapping[str, Any]]) -> str:
     return (
         f"the control loop: {ticks} ticks, {misses} deadlines missed; {share}; the guard and the ladder: {words}{stops}"
     )
-
-
-def numbers_in(data: Any, name: str) -> list[Any]:
-    """Every value with the key ``name`` in nested mappings."""
-    if not isinstance(data, Mapping):
-        return []
-    return [x for key, x in data.items() if key == name] + [y for x in data.values() for y in numbers_in(x, name)]
 
 
 def require_quick(realtime: bool, body: Any, inference: Mapping[str, float]) -> None:

@@ -23,5 +23,6 @@ def test_every_module_can_be_imported() -> None:
         names += [module.name for module in pkgutil.walk_packages(path, f"{package}.", onerror=broken)]
     assert len(names) > 150 and {"burnish.finetune.compare.report.page", "burnish.sim.tasks.insert"} <= set(names)
     for name in names:
-        if not name.endswith(".__main__"):
+        # The modules of a plug-in are for an environment with LeRobot (test_lerobot_export.py has a stand-in).
+        if not name.endswith(".__main__") and not name.startswith("burnish.policies.lerobot.plugin."):
             importlib.import_module(name)

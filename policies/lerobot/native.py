@@ -33,7 +33,7 @@ STATISTICS = "{}_step_{}_{}.safetensors"  # of a processor's step
 
 
 class Written(NamedTuple):
-    """What a type of LeRobot's says about a policy."""
+    """A policy in the words of a type of LeRobot's."""
 
     settings: dict[str, Any]
     inputs: Inputs

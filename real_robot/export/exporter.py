@@ -13,6 +13,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +37,19 @@ from .parity import corrected, corrects, planner, recorded, report
 from .runtime import BASE_ACTION, GOAL_GIVEN, PREFIX, PREFIX_KNOWN, ExportedPolicy, load
 
 
+class To(Enum):
+    """The forms of an exported policy: a bundle that runs without torch, or a policy that LeRobot loads."""
+
+    bundle = "bundle"
+    lerobot = "lerobot"
+
+
 @dataclass
 class ExportConfig:
-    """Settings of an export: its folder, and the observations on which it is compared with the policy."""
+    """Settings of an export: its folder and form, and the observations on which it is compared with the policy."""
 
-    out: str  # the folder of the bundle, which must not exist yet
+    out: str  # the folder that is written, which must not exist yet
+    to: To = To.bundle  # form: a bundle that a robot runs, or a policy of LeRobot's
     data: str | None = None  # recordings, whose observations are tried beside random ones
     samples: int = 10_000  # random observations on which the export must answer as the policy does
     seed: int = 0  # seed of these observations

@@ -83,6 +83,11 @@ def report(
     return {"tolerance": TOLERANCE, "torch": str(torch.__version__), **found}
 
 
+def largest(report: Mapping[str, Any]) -> float:
+    """The largest difference that a report names, of all kinds of observations."""
+    return max((x["largest"] for x in report.values() if isinstance(x, Mapping)), default=0.0)
+
+
 def observations(policy: Any, schema: Schema, count: int, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
     """Random ones, as wide as those that the policy was normalised for."""
     found: dict[str, NDArray[Any]] = {}
