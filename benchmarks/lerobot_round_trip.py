@@ -138,8 +138,10 @@ def read_evaluation(out: Path) -> list[bool]:
 
 def played(policy: Any, effort: Effort) -> list[bool]:
     view = seen_by(policy.spec, InTwoParts(min(effort.played, WORLDS)))
-    seeds = range(SEED, SEED + effort.played)
-    return [bool(x) for x in evaluate(view, controller_for(policy, view.num_envs), list(seeds)).success]
+    seeds = list(range(SEED, SEED + effort.played))
+    success = evaluate(view, controller_for(policy, view.num_envs), seeds).success
+    assert success is not None, "the task says what success is"
+    return [bool(x) for x in success]
 
 
 @torch.no_grad()

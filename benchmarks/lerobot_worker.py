@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 
 def act(folder: str, inputs: str, outputs: str) -> None:
     """Observations are (B, history, ...); the answer is (B, n, A), in units of the data."""
-    from lerobot.configs.policies import PreTrainedConfig
-    from lerobot.policies.factory import get_policy_class, make_pre_post_processors
-    from lerobot.utils.import_utils import register_third_party_plugins
+    from lerobot.configs.policies import PreTrainedConfig  # pyright: ignore[reportMissingImports]
+    from lerobot.policies.factory import get_policy_class, make_pre_post_processors  # pyright: ignore[reportMissingImports]
+    from lerobot.utils.import_utils import register_third_party_plugins  # pyright: ignore[reportMissingImports]
 
     register_third_party_plugins()
     config = PreTrainedConfig.from_pretrained(folder)
@@ -42,7 +42,7 @@ def act(folder: str, inputs: str, outputs: str) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    from lerobot.scripts import lerobot_eval, lerobot_train
+    from lerobot.scripts import lerobot_eval, lerobot_train  # pyright: ignore[reportMissingImports]
 
     register()
     for verb, *words in json.loads(sys.argv[1]):

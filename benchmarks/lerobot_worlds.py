@@ -53,7 +53,7 @@ class Named(gymnasium.Wrapper):
 
     @property
     def observation_space(self) -> Any:
-        return gymnasium.spaces.Dict(self.observation(self.env.observation_space.spaces))
+        return gymnasium.spaces.Dict(self.observation(self.env.observation_space))
 
     @staticmethod
     def observation(obs: Any) -> dict[str, Any]:
@@ -66,8 +66,8 @@ def make(**unused: Any) -> gymnasium.Env:
 
 def register() -> None:
     """The environment type "burnish" of LeRobot, with the task `reach`."""
-    from lerobot.configs.types import FeatureType, PolicyFeature
-    from lerobot.envs.configs import EnvConfig
+    from lerobot.configs.types import FeatureType, PolicyFeature  # pyright: ignore[reportMissingImports]
+    from lerobot.envs.configs import EnvConfig  # pyright: ignore[reportMissingImports]
 
     shapes = InTwoParts(1).spec.obs.shapes
     gymnasium.register("gym_burnish/reach", make, max_episode_steps=TASK.max_steps, disable_env_checker=True)

@@ -115,7 +115,8 @@ def _require_horizon(spec: PolicySpec, levels: int) -> None:
 
 
 def _diffusion(policy: LeRobotDiffusion) -> Written:
-    config, net = policy.config, policy.config.net  # pyright: ignore[reportAttributeAccessIssue]
+    config: Any = policy.config
+    net = config.net
     data: dict[str, Any] = to_data(config)
     if config.sampler is Sampler.ddim and config.eta > 0:
         raise BurnishError(f"LeRobot's DDIM adds no noise, but this policy has eta={config.eta}")
