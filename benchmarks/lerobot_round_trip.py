@@ -175,7 +175,7 @@ def main() -> None:
     if chosen.quick and not (HOME / "installed").exists():
         raise SystemExit(f"there is no LeRobot in {HOME}; a run without --quick makes it")
     install()
-    folder = chosen.out.absolute() / name
+    folder = HOME.parent / name  # of recordings, checkpoints and LeRobot's log
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     rows: list[dict[str, Any]] = []
