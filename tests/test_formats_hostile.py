@@ -249,9 +249,7 @@ def test_a_hostile_folder_of_minari_is_refused(case, tmp_path):
     read_dataset(path)  # the control
     change, said = MINARI[case]
     change(path)
-    with pytest.raises(BurnishError) as caught:
-        read_dataset(path)
-    assert said in str(caught.value) and "\n" not in str(caught.value)
+    assert said in refused(path)
 
 
 @pytest.mark.parametrize("text", ['{"env_spec": "[[[["}', '{"action_space": {"low": "x"}}', '{"observation_space": 5}'])
@@ -353,6 +351,7 @@ NPZ: dict[str, tuple[Change, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:Duplicate name")
 @pytest.mark.parametrize("case", NPZ)
 def test_a_hostile_npz_file_is_refused(case, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

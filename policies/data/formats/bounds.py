@@ -7,6 +7,8 @@ many times. So each array is counted before it is read.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,15 @@ ROOM = 1 << 26  # bytes that any file may become
 def refusal(path: Path, what: str) -> BurnishError:
     """The error that a dataset cannot be read, in one sentence."""
     return BurnishError(f"the dataset {path} {what}")
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors of code that does not know the dataset say which one it is."""
+    try:
+        yield
+    except BurnishError as error:
+        raise refusal(path, f"cannot be used: {error}") from error
 
 
 def regular(path: Path) -> Path:

@@ -15,13 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from ...core.errors import BurnishError
 from ...core.spec import MOST_AXES, ActionSpec, ObsSpec, require_obs
 from ...runs.manifest import parse
 from .. import lerobot_images as images
 from ..episodes import Episodes
 from . import hdf5
-from .bounds import refusal
+from .bounds import naming, refusal
 from .recording import Recording, Source, actions_of, ended, episodes_of, json_object, whole
 
 METADATA, DATA = "metadata.json", "main_data.hdf5"
@@ -44,9 +43,10 @@ def read(path: Path) -> Episodes:
     source.max_steps = whole(world.get("max_episode_steps"))
     source.meta |= {"env_name": world["id"]} if isinstance(world.get("id"), str) else {}
     source.meta |= {"dataset_id": about["dataset_id"]} if isinstance(about.get("dataset_id"), str) else {}
-    with hdf5.opened(folder / DATA) as root:
-        pictures = dict(_pictures(json_object(about.get("observation_space")), ()))
+    pictures = dict(_pictures(json_object(about.get("observation_space")), ()))
+    with naming(path):
         require_obs(ObsSpec({".".join(key): shape for key, shape in pictures.items()}), 1)
+    with hdf5.opened(folder / DATA) as root:
         return episodes_of(path, source, _recordings(root, pictures))
 
 
@@ -98,7 +98,6 @@ def _unpacked(path: Path, leaf: hdf5.Array, shape: tuple[int, ...]) -> np.ndarra
     height, width, channels = (*shape, 1)[:3]
     if channels not in images.MODES:
         raise refusal(path, f"has pictures {leaf.name!r} of {channels} colours; 1, 3 or 4 are read")
-    try:
-        return images.decode(leaf.packed(height * width * channels), (channels, height, width))
-    except BurnishError as error:
-        raise refusal(path, f"cannot be used: {error}, in {leaf.name!r}") from error
+    rows = leaf.packed(height * width * channels)
+    with naming(path / leaf.name.lstrip("/")):
+        return images.decode(rows, (channels, height, width))

@@ -34,7 +34,7 @@ from ..episodes import (
     action_limits,
 )
 from ..observation import Layout
-from .bounds import refusal
+from .bounds import naming, refusal
 
 FASTEST_HZ, LONGEST = 10_000, 10_000_000  # what a rate and a number of steps can be
 Leaves = Mapping[tuple[str, ...], np.ndarray]
@@ -96,7 +96,8 @@ def episodes_of(path: Path, source: Source, recordings: Iterable[Recording]) -> 
     spec = EnvSpec(layout.spec, limits, hz or ASSUMED_HZ, source.action_mode, max(source.max_steps or 0, longest))
     meta = {"source": source.name, **source.meta}
     names = {key: found for key in ("state", "goal") if (found := layout.names(key))}
-    return Episodes(made, spec.checked(), {**meta, "notes": list(dict.fromkeys(notes))} if notes else meta, names)
+    with naming(path):
+        return Episodes(made, spec.checked(), {**meta, "notes": list(dict.fromkeys(notes))} if notes else meta, names)
 
 
 class Array(Protocol):
