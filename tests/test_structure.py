@@ -133,7 +133,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "wandb": ("policies.runs.tracking",),
     "trackio": ("policies.runs.tracking",),
     "rerun": ("policies.runs.tracking",),
-    "lerobot": ("policies.lerobot.plugin",),
+    "lerobot": ("policies.lerobot.plugin", "policies.external.lerobot_server"),
 }
 
 
