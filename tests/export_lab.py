@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from burnish.policies.build import build_policy
 from burnish.policies.compose import BestOf, Repeated, Residual, SplitChain, Steered
+from burnish.policies.core.offset import OFFSET, OffsetConfig
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from burnish.policies.diffusion import DiffusionConfig
 from burnish.policies.flow import FlowConfig
@@ -50,16 +51,17 @@ def small(steps: int = 3, seed: int = 1, spec: PolicySpec = SPEC, **changes: Any
     return made(FlowConfig(steps=steps, net=DenoiserConfig(mlp=body, **changes)), spec, seed)
 
 
-def agent(shape: tuple[int, int], base_action: tuple[int, ...] | None = None, **changes: Any) -> Any:
-    """What methods train beside a base: it chooses ``shape`` numbers."""
-    seen = {"state": (3,)} | ({} if base_action is None else {"base_action": base_action})
-    spec = PolicySpec(ObsSpec(seen), ActionSpec((-1,) * shape[1], (1,) * shape[1]), shape[0], shape[0])
+def agent(shape: tuple[int, int], seen: Mapping[str, tuple[int, ...]] | None = None, **changes: Any) -> Any:
+    """What methods train beside a base: it chooses ``shape`` numbers, from the state and ``seen``."""
+    obs = ObsSpec({"state": (3,)} | dict(seen or {}))
+    spec = PolicySpec(obs, ActionSpec((-1,) * shape[1], (1,) * shape[1]), shape[0], shape[0], control_hz=20.0)
     return made(GaussianConfig(**({"hidden": [16], "squash": True} | changes)), spec, 2)
 
 
-def residual(every: str, base: Any = None) -> Residual:
-    shape, seen = ((1, A), (A,)) if every == "step" else ((1, EXECUTE * A), (EXECUTE, A))
-    return Residual(small() if base is None else base, agent(shape, seen), 0.5, every)
+def residual(every: str, base: Any = None, offset: OffsetConfig | None = None) -> Residual:
+    shape, corrected = ((1, A), (A,)) if every == "step" else ((1, EXECUTE * A), (EXECUTE, A))
+    seen = {"base_action": corrected} | ({} if offset is None else {OFFSET: (A,)})
+    return Residual(small() if base is None else base, agent(shape, seen), 0.5, every, offset)
 
 
 def steered(residual_bound: float | None = 0.25, base: Any = None, **changes: Any) -> Steered:
@@ -69,7 +71,7 @@ def steered(residual_bound: float | None = 0.25, base: Any = None, **changes: An
 
 
 def best_of(base: Any = None, edits: bool = False, **changes: Any) -> BestOf:
-    edit = agent((EXECUTE, A), (EXECUTE, A)) if edits else None
+    edit = agent((EXECUTE, A), {"base_action": (EXECUTE, A)}) if edits else None
     critic = QEnsemble(SPEC, CriticConfig(hidden=[16], **changes)).eval()
     return BestOf(small() if base is None else base, critic, 3, edit, 0.2 if edits else 0.0)
 

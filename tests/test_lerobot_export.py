@@ -22,6 +22,7 @@ from burnish.policies.cli.cli import main
 from burnish.policies.controllers import controller_for
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.files import write_folder
+from burnish.policies.core.offset import OffsetConfig
 from burnish.policies.core.scale import Scale
 from burnish.policies.core.spec import PolicySpec
 from burnish.policies.external.policy import CallablePolicy
@@ -131,10 +132,10 @@ def test_lerobot_has_no_such_policy(change, sentence):
 # ---- Plug-in policies ----
 
 
-@pytest.fixture(scope="module")
-def plugged(tmp_path_factory):
+@pytest.fixture(scope="module", params=[None, OffsetConfig(half_life=0.5)], ids=["of a tick", "lasting"])
+def plugged(request, tmp_path_factory):
     """A policy with a correction per tick, and the folder that it was written to."""
-    policy, folder = residual("step").eval(), tmp_path_factory.mktemp("plugged") / "out"
+    policy, folder = residual("step", offset=request.param).eval(), tmp_path_factory.mktemp("plugged") / "out"
     assert "plug-in" in export(policy, {"env": {"name": "reach"}}, folder)
     return policy, folder
 

@@ -7,9 +7,11 @@ from typing import Any
 from torch import nn
 
 from .errors import BurnishError
+from .offset import OFFSET
 from .views import Hidden
 
-OF_A_BASE = ("base_action", *(hidden.key for hidden in Hidden))  # shown to an agent by its base, not by the world
+# Shown to an agent by the controller that corrects its base, not by the world.
+OF_A_BASE = ("base_action", OFFSET, *(hidden.key for hidden in Hidden))
 
 
 def observed(policy: Any) -> dict[str, tuple[int, ...]]:
