@@ -30,7 +30,7 @@ from ..core.spec import dtype_of
 from ..runs.manifest import burnish_version
 from ..runs.state_codec import separate
 from . import native
-from .checkpoint import BEFORE, BEHIND, CONFIG, PLUGIN, WEIGHTS
+from .names import BEFORE, BEHIND, CONFIG, PLUGIN, WEIGHTS
 from .player import features
 
 TOLERANCE = 1e-5  # of actions in [-1, 1]: sums of some hundred float32 products in another order

@@ -24,9 +24,9 @@ from ..nets.resnet import Norm
 from ..runs.state_codec import separate
 from ..schedule import Spacing, train_indices
 from .act import LeRobotACT
-from .checkpoint import ACT, BEFORE, BEHIND, CHAIN, CHOICES, CONFIG, DILATED, NORMALISER, STEPS, UNET, VISION, WEIGHTS
 from .diffusion import LeRobotDiffusion, VisionBackboneConfig
 from .features import Feature, Inputs
+from .names import ACT, BEFORE, BEHIND, CHAIN, CHOICES, CONFIG, DILATED, NORMALISER, STEPS, UNET, VISION, WEIGHTS
 from .scaling import EPSILON, Normalization
 
 STATISTICS = "{}_step_{}_{}.safetensors"  # of a processor's step

@@ -9,7 +9,7 @@ from lerobot.configs.policies import PreTrainedConfig  # pyright: ignore[reportM
 from lerobot.configs.types import NormalizationMode  # pyright: ignore[reportMissingImports]
 
 from ...core.errors import BurnishError
-from ..checkpoint import PLUGIN
+from ..names import PLUGIN
 
 
 def refuse_training() -> NoReturn:

@@ -9,7 +9,8 @@ from lerobot.policies.pretrained import PreTrainedPolicy  # pyright: ignore[repo
 from torch import Tensor
 
 from ...build import restore_policy
-from ..checkpoint import PLUGIN, of_plugin
+from ..checkpoint import of_plugin
+from ..names import PLUGIN
 from ..player import Player
 from .configuration_burnish import BurnishConfig, refuse_training
 
