@@ -15,7 +15,7 @@ from ..offline.actors import trainable_imitator
 from ..sim.build import WORLDS, origin_of, world_for
 from .acting import acting_policy, evaluator_of, recordings
 from .best import Best
-from .build import ACTING, POLICIES, CheckpointConfig, build_policy, load_policy, weights_of, where_of
+from .build import ACTING, POLICIES, CheckpointConfig, build_policy, load_policy, policy_name, weights_of, where_of
 from .cli.cli import main
 from .cli.machine import prepare_machine, say
 from .controllers import controller_for
@@ -25,6 +25,7 @@ from .core.errors import BurnishError
 from .core.spec import ChunkConfig, check_compatible
 from .core.types import VecEnv
 from .core.wrapper import description, state_names
+from .data.episodes import told
 from .data.read import fingerprint
 from .evaluator import EvalConfig, in_words
 from .imitate import ImitateConfig, ImitationLearner, imitate
@@ -32,6 +33,7 @@ from .measure.evaluate import Evaluation, compare, evaluation_seeds
 from .measure.evaluate import evaluate as run_evaluation
 from .results import compare_results
 from .runs.run import Run
+from .vla.words import words_for
 
 STARTS = 64  # numbers of a first state that are kept
 
@@ -50,6 +52,9 @@ class PretrainConfig:
     """Settings of `burnish pretrain`: recordings, a kind of policy, and how it is trained and tried."""
 
     data: str = MISSING  # a folder that `burnish collect` (or LeRobot) wrote
+    # tokenizer.json by which the policy reads the tasks of the data; "tasks": one of their words alone. By default
+    # policies that are made for language read so, and others do not read
+    words: str | None = None
     out: str = "runs/bc"  # folder of the run
     track: list[str] = field(default_factory=list)  # trackers besides JSONL and TensorBoard: wandb, trackio, rerun
     policy: Any = MISSING  # kind of the policy: flow, diffusion, gaussian; or checkpoint, to go on from one
@@ -66,6 +71,8 @@ class PretrainConfig:
     def __post_init__(self) -> None:
         if isinstance(self.policy, CheckpointConfig) and self.chunk != ChunkConfig():
             raise BurnishError("a policy from a checkpoint keeps the chunk that it was trained with; leave out chunk.*")
+        if isinstance(self.policy, CheckpointConfig) and self.words is not None:
+            raise BurnishError("a policy from a checkpoint reads by its own tokenizer; leave out words")
 
 
 @dataclass
@@ -98,13 +105,16 @@ def pretrain(config: PretrainConfig) -> int:
         base, known = acting_policy(config.policy, device, config.env)
         policy = trainable_imitator(base, "imitation")
         hz = episodes.control_hz or policy.spec.control_hz or episodes.spec.control_hz
-        seen = episodes.spec.obs.with_history(policy.spec.history)
+        seen = told(episodes, policy.spec).spec.obs.with_history(policy.spec.history)
         check_compatible(policy.spec, replace(episodes.spec, obs=seen, control_hz=hz))
         env_data = env_data or known.get("env")
         settings, free = settings | {"policy_sha256": weights_of(config.policy.path)}, free | {"policy.path"}
         origin["base"] = config.policy.path
     else:
-        policy = build_policy(config.policy, episodes.policy_spec(config.chunk), seed=config.seed, device=device)
+        spec, name = episodes.policy_spec(config.chunk), policy_name(config.policy)
+        if config.words is not None or POLICIES[name].language:
+            spec = spec.reading(words_for(config.words, [episode.task for episode in episodes], name))
+        policy = build_policy(config.policy, spec, seed=config.seed, device=device)
     # A network reads its inputs through the normalisers that it learnt with, so only fresh ones are fitted.
     fit = base is None
     learner = ImitationLearner(policy, episodes, config.train, fit=fit, seed=config.seed, device=device)

@@ -40,6 +40,7 @@ from .runs.checkpoint import Checkpoint
 from .runs.run import find_policy
 from .split_chain import SplitChainConfig
 from .trainable import LoRAConfig, add_lora, lora_of, merge_lora
+from .vla.words import Words, WordsConfig
 
 
 class PolicyKind(NamedTuple):
@@ -48,6 +49,7 @@ class PolicyKind(NamedTuple):
     config: type
     build: str  # "module:class", relative to this package; imported when needed
     doc: str
+    language: bool = False  # it reads instructions; others do where they are asked to
 
 
 POLICIES: dict[str, PolicyKind] = {
@@ -124,8 +126,16 @@ def build_policy(config: Any, spec: PolicySpec, *, seed: int = 0, device: torch.
     make = _maker(KINDS[policy_name(config)])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "weights"))
-        policy: nn.Module = make(spec, config)
+        policy = _made(make, spec, config)
     return policy.to(device)
+
+
+def _made(make: Any, spec: PolicySpec, config: Any) -> nn.Module:
+    """What a policy reads instructions by is a part of it, so that its checkpoints hold that too."""
+    policy: nn.Module = make(spec, config)
+    if isinstance(spec.words, Words):
+        policy.words = spec.words
+    return policy
 
 
 def _maker(kind: PolicyKind | CompositeKind) -> Any:
@@ -148,8 +158,9 @@ def _description(policy: Any, foreign: bool = False) -> dict[str, Any]:
     name = policy_name(config)
     plain = {"policy": name, "config": to_data(config), "spec": to_data(policy.spec.to_dict())}
     if name not in COMPOSITES:
-        lora = lora_of(policy)
-        return plain if lora is None else {**plain, "lora": to_data(lora)}
+        lora, words = lora_of(policy), getattr(policy, "words", None)
+        read = {} if words is None else {"words": to_data(words.config)}
+        return {**plain, **read, **({} if lora is None else {"lora": to_data(lora)})}
     kind = COMPOSITES[name]
     parts = {part: getattr(policy, part) for part in (*kind.parts, *kind.optional)}
     made = {part: _description(x, foreign=part == "base") for part, x in parts.items() if x is not None}
@@ -228,7 +239,9 @@ def _assemble(
     kind = KINDS[name]
     settings = _adapted(from_data(kind.config, data.get("config", {}), "policy"), *changes)
     if isinstance(kind, PolicyKind):
-        spec, lora = PolicySpec.from_dict(data.get("spec", {})), data.get("lora")
+        spec, lora, read = PolicySpec.from_dict(data.get("spec", {})), data.get("lora"), data.get("words")
+        if read is not None:
+            spec = spec.reading(Words(from_data(WordsConfig, read, "words")))
         adapter = None if lora is None else from_data(LoRAConfig, lora, "lora")
         _require_tensors(_maker(kind), settings, spec, adapter, where, state, prefix)
         policy = build_policy(settings, spec)
@@ -256,7 +269,7 @@ def _require_tensors(
     """The sizes that a checkpoint declares are those of the tensors that lie in it. That is seen before anything of
     these sizes is made: on the device "meta" a network consists of its shapes."""
     with torch.device("meta"):
-        policy = make(spec, settings)
+        policy = _made(make, spec, settings)
         declared = (policy if lora is None else add_lora(policy, lora)).state_dict()
     for name, x in declared.items():
         found = state.get(prefix + name)

@@ -18,12 +18,11 @@ import torch
 from ..policies.build import CheckpointConfig, loaded
 from ..policies.cli.cli import main
 from ..policies.controllers import controller_for
-from ..policies.core.chunk import HistoryEnv
 from ..policies.core.config import to_data
 from ..policies.core.errors import BurnishError
 from ..policies.core.files import require_writable
 from ..policies.core.seed import derive
-from ..policies.core.spec import ActionSpec, check_compatible, stacked_by_history
+from ..policies.core.spec import ActionSpec
 from ..policies.core.types import Controller, VecEnv
 from ..policies.core.wrapper import continues, description, feature_names
 from ..policies.data.episodes import Episode
@@ -31,7 +30,7 @@ from ..policies.data.lerobot_writer import LeRobotWriter
 from ..policies.runs.interrupt import interruptible
 from ..policies.runs.manifest import burnish_version
 from ..policies.runs.run import progress_bar
-from .build import ENVS, make_env, named, world_from
+from .build import ENVS, make_env, named, observed_by, world_from
 from .collect import stream
 from .experts import make_expert
 from .experts.hosted import Errors
@@ -148,7 +147,7 @@ def _record(scene: Scene, writer: LeRobotWriter, seeds: list[int], sim_state: bo
             given = {"progress": show, "state": state, "limits": scene.limits}
             for ready in stream(scene.env, scene.controller, seeds[begun:], **given):
                 for episode in ready:
-                    writer.add(episode if scene.env is scene.raw else _last_frames(episode))
+                    writer.add(episode if scene.env is scene.raw else _as_the_world_gave(episode, scene))
                 writer.publish_if_due()
                 if stop.requested:
                     break
@@ -177,7 +176,7 @@ def _scene(config: CollectConfig) -> Scene:
         policy, trained = loaded(chosen)
         world, made_by = config.env or _world_of(trained), {"policy": to_data(chosen) | {"sha256": _weights(policy)}}
         raw = make_env(world, worlds)
-        env, controller, limits = _seen_by(policy, raw), controller_for(policy, worlds), policy.spec.action
+        env, controller, limits = observed_by(policy.spec, raw), controller_for(policy, worlds), policy.spec.action
     generator = {"burnish": burnish_version(), "task": getattr(raw, "version", None)}
     settings = {"seed": config.seed, **made_by, "sim_state": config.sim_state, "generator": generator}
     return Scene(raw, env, controller, {"env": named(world), **settings}, limits)
@@ -206,16 +205,10 @@ def _world_of(origin: Mapping[str, Any]) -> Any:
     return world_from(data)
 
 
-def _seen_by(policy: Any, raw: VecEnv) -> VecEnv:
-    """Histories stacked; actions stay in the world's units."""
-    env: VecEnv = raw if policy.spec.history == 1 else HistoryEnv(raw, policy.spec.history)
-    check_compatible(policy.spec, env.spec)
-    return env
-
-
-def _last_frames(episode: Episode) -> Episode:
-    """Episodes on disk hold single frames; a history is stacked again when windows are cut."""
-    obs = {key: x[:, -1] if stacked_by_history(key) else x for key, x in episode.obs.items()}
+def _as_the_world_gave(episode: Episode, scene: Scene) -> Episode:
+    """Episodes on disk hold single frames and text; both are made into what a policy sees when windows are cut."""
+    stacked, given = scene.env.spec.obs.shapes, scene.raw.spec.obs.shapes
+    obs = {key: x if stacked[key] == given[key] else x[:, -1] for key, x in episode.obs.items() if key in given}
     return replace(episode, obs=obs)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +12,12 @@ import torch
 from ..policies.core.chunk import HistoryEnv
 from ..policies.core.config import from_data, to_data
 from ..policies.core.errors import BurnishError, did_you_mean
+from ..policies.core.language import Spoken
 from ..policies.core.scale import ScaledEnv
 from ..policies.core.spec import PolicySpec, check_compatible
 from ..policies.core.types import VecEnv
 from ..policies.runs.stored_world import plain_world
+from .discs import DiscsConfig
 from .external.maniskill import ManiSkillConfig
 from .external.settings import GymConfig, RemoteConfig
 from .locomotion.settings import AntConfig, HalfCheetahConfig, HopperConfig, HumanoidConfig, Walker2dConfig
@@ -46,6 +48,7 @@ ENVS: dict[str, EnvKind] = {
     "lqr": EnvKind(LQRConfig, "toy:LQR", "linear dynamics and quadratic cost, with the value known by Riccati"),
     "constant_reward": EnvKind(ConstantRewardConfig, "toy:ConstantReward", "reward 1 for ever, V = 1 / (1 - gamma)"),
     "two_mode": EnvKind(TwoModeConfig, "two_mode:TwoMode", "around an obstacle, where the mean of both ways crashes"),
+    "discs": EnvKind(DiscsConfig, "discs:Discs", "words say which of three coloured discs a dot goes to"),
     "gym": EnvKind(
         GymConfig, "external.worlds:ExternalEnv", "any Gymnasium environment with continuous actions, by env.id"
     ),
@@ -143,8 +146,15 @@ def raw_world(data: Mapping[str, Any] | None, worlds: int, device: torch.device,
     return make_env(world_from(data), worlds, seed=seed, device=device)
 
 
-def seen_by(spec: PolicySpec, raw: VecEnv) -> VecEnv:
-    """Its history stacked, its actions scaled."""
+def observed_by(spec: PolicySpec, raw: VecEnv, swap: Sequence[str] = ()) -> VecEnv:
+    """Its history stacked, its instructions as tokens; with ``swap`` others than its own (`Spoken`)."""
     env: VecEnv = raw if spec.history == 1 else HistoryEnv(raw, spec.history)
+    if "tokens" in spec.obs.shapes and "tokens" not in raw.spec.obs.shapes:
+        env = Spoken(env, spec.words, swap)
     check_compatible(spec, env.spec)
-    return ScaledEnv(env, spec.action)
+    return env
+
+
+def seen_by(spec: PolicySpec, raw: VecEnv, swap: Sequence[str] = ()) -> VecEnv:
+    """As ``observed_by``, its actions scaled."""
+    return ScaledEnv(observed_by(spec, raw, swap), spec.action)

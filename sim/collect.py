@@ -17,6 +17,7 @@ from ..policies.core.errors import BurnishError
 from ..policies.core.scale import Scale, ScaledEnv
 from ..policies.core.spec import ActionSpec
 from ..policies.core.types import Controller, Obs, VecEnv
+from ..policies.core.wrapper import instructions
 from ..policies.data.episodes import Episode, Episodes
 
 
@@ -55,6 +56,7 @@ def stream(
     scale = ScaledEnv(env, limits).scale
     waiting: dict[int, Episode] = {}  # by place in ``seeds``: ended before an earlier one
     place = [-1] * env.num_envs  # the episode that each world works on, -1: none is left for it
+    tasks = [""] * env.num_envs  # the instruction with which its episode began
     given = finished = handed = 0
 
     def assign(worlds: Sequence[int]) -> Obs:
@@ -70,6 +72,8 @@ def stream(
         obs = env.reset(begins, row_seeds)
         controller.reset(begins, row_seeds)
         tape.begin(begins, obs)
+        told = instructions(env) or tasks
+        tasks[:] = [told[world] if world in worlds else task for world, task in enumerate(tasks)]
         return obs
 
     obs = assign(range(env.num_envs))
@@ -87,6 +91,7 @@ def stream(
                 terminated=bool(step.terminated[world]),
                 truncated=bool(step.truncated[world]),
                 success=bool(step.info["success"][world]) if "success" in step.info else False,
+                task=tasks[world],
             )
         if ended:
             obs = assign(ended)
@@ -134,7 +139,7 @@ class _Tape:
                 block[key][worlds, tick + 1] = x[worlds]
         self._tick[worlds] += 1
 
-    def episode(self, world: int, *, seed: int, terminated: bool, truncated: bool, success: bool) -> Episode:
+    def episode(self, world: int, *, seed: int, terminated: bool, truncated: bool, success: bool, task: str) -> Episode:
         steps = int(self._tick[world])
         return Episode(
             obs={key: x[world, : steps + 1].clone() for key, x in self._obs.items()},
@@ -144,6 +149,7 @@ class _Tape:
             truncated=truncated,
             success=success,
             seed=seed,
+            task=task,
             sim_state={key: x[world, : steps + 1].clone() for key, x in self._states.items()} or None,
         )
 

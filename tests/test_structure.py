@@ -117,6 +117,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "diffusers": ("policies.diffusion",),
     "h5py": ("policies.data.formats.hdf5",),
     "transformers": ("policies.vla", "policies.external.lerobot_server"),
+    "tokenizers": ("policies.vla.words",),
     "msgpack": ("policies.wire.codec", "policies.wire.schema"),
     "websockets": ("policies.wire.connection", "real_robot.serving.gateway"),
     "onnxruntime": ("real_robot.export.network",),

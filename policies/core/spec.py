@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -128,6 +128,17 @@ class EnvSpec:
         return self
 
 
+class Words(Protocol):
+    """Instructions as numbers: the text of a world as the key ``tokens`` of an observation."""
+
+    @property
+    def length(self) -> int: ...
+
+    def ids(self, texts: Sequence[str]) -> Tensor:
+        """(B, length) int64, -1 behind the end of a text."""
+        ...
+
+
 @dataclass(frozen=True)
 class PolicySpec:
     """``obs`` holds single frames; with ``history`` > 1 sensed keys arrive as (B, history, ...), oldest first.
@@ -146,6 +157,7 @@ class PolicySpec:
     control_hz: float | None = None
     action_mode: str | None = None
     pixels: str | None = None
+    words: Words | None = field(default=None, compare=False, repr=False)  # how ``tokens`` are made; not in ``to_dict``
 
     def __post_init__(self) -> None:
         if self.horizon < 1 or self.execute < 1 or self.history < 1 or self.start < 0:
@@ -169,12 +181,16 @@ class PolicySpec:
         """(B, H, A) -> (B, n, A): the slice that is sent to the actuators."""
         return chunk[:, self.start : self.start + self.execute]
 
+    def reading(self, words: Words) -> PolicySpec:
+        """Of a policy that reads instructions too."""
+        return replace(self, obs=ObsSpec({**self.obs.shapes, "tokens": (words.length,)}), words=words)
+
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {key: x for key, x in asdict(replace(self, words=None)).items() if key != "words"}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> PolicySpec:
-        made = _read(cls, data)
+        made = replace(_read(cls, data), words=None)
         require_obs(made.obs, made.history)
         sizes = [made.horizon, made.execute, made.start, *(made.noise_shape or ())]
         if not all(type(x) is int and x >= 0 for x in sizes) or len(made.noise_shape or ()) > MOST_AXES:

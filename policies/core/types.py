@@ -114,7 +114,8 @@ class VecEnv(Protocol):
     """N worlds at control time. Rows outside ``mask`` or ``active`` are not touched.
 
     A world may answer in the same memory again and again: who keeps an observation beyond the next call copies it.
-    A world that must not be reset only to be looked at says ``repeatable = False`` (`wrapper.repeatable`).
+    A world that must not be reset only to be looked at says ``repeatable = False`` (`wrapper.repeatable`). A world that
+    tells what to do has ``instructions``, a text for each row (`wrapper.instructions`).
     """
 
     num_envs: int

@@ -61,6 +61,12 @@ def repeatable(env: Any) -> bool:
     return getattr(_innermost(env), "repeatable", True)
 
 
+def instructions(env: Any) -> list[str] | None:
+    """What the world behind ``env`` tells each row to do, as ``instructions``; None where it tells nothing."""
+    told = getattr(_innermost(env), "instructions", None)
+    return None if told is None else list(told)
+
+
 def description(env: Any) -> str:
     """The sentence for the beginning of a run about the world behind ``env``: where it is stepped, how success is read;
     empty where it has none."""

@@ -22,7 +22,7 @@ from ..core.config import to_data
 from ..core.errors import BurnishError
 from ..core.scale import Scale
 from ..core.seed import generator as named_generator
-from ..core.spec import ActionSpec, ChunkConfig, EnvSpec, PolicySpec, stacked_by_history
+from ..core.spec import ActionSpec, ChunkConfig, EnvSpec, ObsSpec, PolicySpec, stacked_by_history
 from ..core.types import Obs
 from .on_disk import rows_in_file
 
@@ -161,6 +161,23 @@ def check_fits(episode: Episode, spec: EnvSpec, number: int) -> None:
         )
 
 
+def told(episodes: Episodes, policy: PolicySpec) -> Episodes:
+    """With the tasks of the episodes as ``tokens``, where a policy reads them: on disk they are text."""
+    words = policy.words
+    if words is None or "tokens" in episodes.spec.obs.shapes:
+        return episodes
+    known: dict[str, Tensor] = {}
+    for number, episode in enumerate(episodes):
+        if not episode.task:
+            raise BurnishError(f"the policy reads instructions, but episode {number} of the data has no task")
+        known[episode.task] = known.get(episode.task, words.ids([episode.task]))
+    spoken = [
+        replace(each, obs={**each.obs, "tokens": known[each.task].expand(len(each) + 1, -1)}) for each in episodes
+    ]
+    obs = ObsSpec({**episodes.spec.obs.shapes, "tokens": (words.length,)})
+    return replace(episodes, episodes=spoken, spec=replace(episodes.spec, obs=obs))
+
+
 def action_limits(episodes: Iterable[Episode], floor: float = 1e-3) -> ActionSpec:
     """The range that the data covers, for data that came without actuator limits.
 
@@ -215,6 +232,7 @@ class Windows:
     def __init__(self, episodes: Episodes, policy: PolicySpec, pad: Pad | str = Pad.repeat) -> None:
         if len(episodes) == 0:
             raise BurnishError("windows need at least one episode")
+        episodes = told(episodes, policy)
         missing = sorted(set(policy.obs.shapes) - set(episodes.spec.obs.shapes))
         if missing:
             raise BurnishError(

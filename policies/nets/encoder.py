@@ -1,5 +1,8 @@
 """From an observation to one vector: normalise, flatten, look through the cameras, and hide the goal where asked.
 
+An instruction is the sum of what its tokens mean at their places, which tells known sentences apart; a policy that is
+to understand new ones needs a language model (`policies/vla`).
+
 A row without its goal is encoded with zeros in place of every goal feature and a 0 in place of the mask, so that one
 network is goal-conditioned and goal-free at once (classifier-free guidance, Ho and Salimans 2022, arXiv 2207.12598).
 """
@@ -21,6 +24,8 @@ from ..core.tree import check
 from ..core.types import Obs
 from .mlp import MLP, Activation, require_widths
 from .vision import VisionConfig, VisionNet, random_shift
+
+MEANINGS, MEANING = 1024, 32  # of a token at a place: several share one, sentences hardly; and the width of each
 
 
 @dataclass
@@ -76,8 +81,6 @@ class ObsEncoder(nn.Module):
 
     def __init__(self, spec: PolicySpec, config: EncoderConfig) -> None:
         super().__init__()
-        if "tokens" in spec.obs.shapes:
-            raise BurnishError("the observation encoder cannot read 'tokens'; leave them out of the specification")
         shapes = {key: shape for key, shape in sorted(spec.inputs.shapes.items()) if key != "goal_mask"}
         for key, shape in spec.obs.shapes.items():
             if is_image(key) and len(shape) != 3:
@@ -93,10 +96,12 @@ class ObsEncoder(nn.Module):
         # Frames of a history share the network of their camera. Dots are not legal in the names of modules.
         cameras = {key: spec.obs.shapes[key] for key in shapes if is_image(key)}
         self.vision = nn.ModuleDict({_name(key): VisionNet(shape, config.vision) for key, shape in cameras.items()})
+        self.meanings = nn.Embedding(MEANINGS, MEANING) if "tokens" in shapes else None
         self._width = {
             key: config.vision.features * math.prod(shape[:-3]) if is_image(key) else math.prod(shape)
             for key, shape in shapes.items()
         }
+        self._width |= {"tokens": MEANING} if self.meanings else {}
         width = sum(self._width.values()) + (1 if self.goal_keys else 0)
         self.dim = config.trunk[-1] if config.trunk else width
         self.trunk = (
@@ -146,13 +151,20 @@ class ObsEncoder(nn.Module):
     def _features(
         self, scaled: Mapping[str, Tensor], keys: list[str], batch: int, augment: torch.Generator | None
     ) -> Tensor:
-        return torch.cat(
-            [
-                self._look(key, scaled[key], augment) if is_image(key) else scaled[key].reshape(batch, -1)
-                for key in keys
-            ],
-            1,
-        )
+        def one(key: str) -> Tensor:
+            if key == "tokens":
+                return self._read(scaled[key])
+            return self._look(key, scaled[key], augment) if is_image(key) else scaled[key].reshape(batch, -1)
+
+        return torch.cat([one(key) for key in keys], 1)
+
+    def _read(self, tokens: Tensor) -> Tensor:
+        """(B, L) int64, -1 where there is none -> (B, MEANING), of about unit size whatever the length."""
+        assert self.meanings is not None, "there are tokens to read"
+        real = tokens >= 0
+        place = torch.arange(tokens.shape[1], device=tokens.device)
+        found = self.meanings((31 * tokens + 7919 * place).clamp(min=0) % MEANINGS) * real[..., None]
+        return found.sum(1) / real.sum(1, keepdim=True).clamp(min=1).sqrt()
 
     def _look(self, key: str, images: Tensor, augment: torch.Generator | None) -> Tensor:
         """(B, C, H, W) or (B, h, C, H, W) -> (B, features) or (B, h * features)."""

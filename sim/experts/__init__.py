@@ -8,6 +8,7 @@ the error that imitation does not average away.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -18,7 +19,7 @@ from ...policies.core.types import Controller, VecEnv
 from ..build import env_config, env_name
 from ..external.maniskill import ManiSkillConfig
 from ..external.settings import GymConfig
-from . import toy
+from . import discs, toy
 
 
 class ExpertBuilder(Protocol):
@@ -38,6 +39,8 @@ EXPERTS: dict[str, dict[str, ExpertBuilder]] = {
 # is imported when it is first needed, because it needs the simulator.
 SCRIPTED = ("reach", "push", "avoid", "insert", "pick_place", "stack")
 LEVELS = ("clean", "noisy", "multi_modal", "clumsy")
+# Others who look at the worlds themselves: a function of the worlds, the level and a seed.
+LOOKING: dict[str, Callable[[Any, str, int], Controller]] = {"discs": discs.expert}
 
 
 def make_expert(
@@ -61,18 +64,20 @@ def make_expert(
         if not isinstance(env, ExternalEnv) or env.num_envs != num_envs:
             raise BurnishError(f"the expert of {config.id} lives beside its environments; give them as env=")
         return hosted_expert(env, level, errors, seed)
-    levels = LEVELS if name in SCRIPTED else EXPERTS.get(name, {})
+    levels = LEVELS if name in (*SCRIPTED, *LOOKING) else EXPERTS.get(name, {})
     if not levels:
         raise BurnishError(f"{name} has no scripted expert; let a policy act, with policy=checkpoint policy.path=...")
     if level not in levels:
         raise BurnishError(f"{name} has no expert of level {level!r}; {did_you_mean(level, levels)}")
-    if name not in SCRIPTED:
+    if name in EXPERTS:
         return EXPERTS[name][level](config, num_envs, seed=seed, device=device)
     if type(getattr(env, "config", None)) is not type(config) or env is None or env.num_envs != num_envs:
         raise BurnishError(
             f"the expert of {name} looks at the worlds themselves; give {num_envs} worlds of {name} as env=, as "
             "make_env makes them, without a wrapper"
         )
+    if name in LOOKING:
+        return LOOKING[name](env, level, seed)
     scripted = importlib.import_module(".scripted", __package__)
     chosen = importlib.import_module(f".{name}", __package__).LEVELS[level]
     return scripted.ScriptedExpert(env, chosen.script, noise=chosen.noise, seed=seed)

@@ -1,0 +1,1 @@
+"""Vision-language-action policies: pictures, words and the arm's state to a chunk of actions."""
