@@ -92,6 +92,11 @@ class BatchedMujoco:
         if task.guard is not None and task.guard.any():
             self.guard(task.guard.limits(model.actuator_ctrlrange))
 
+    @property
+    def instructions(self) -> list[str] | None:
+        """What each world is told to do, where the task tells them apart by words."""
+        return getattr(self.task, "instructions", None)
+
     def guard(self, limits: Limits) -> None:
         """From now on set-points keep ``limits``, whatever is asked, and ``info["guarded"]`` says in how many parts of
         the episode so far they are not what was asked."""

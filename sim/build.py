@@ -21,6 +21,7 @@ from .discs import DiscsConfig
 from .external.maniskill import ManiSkillConfig
 from .external.settings import GymConfig, RemoteConfig
 from .locomotion.settings import AntConfig, HalfCheetahConfig, HopperConfig, HumanoidConfig, Walker2dConfig
+from .multi_task import MultiTaskConfig
 from .point_reach import PointReachConfig
 from .tasks.avoid import AvoidConfig
 from .tasks.insert import InsertConfig
@@ -28,6 +29,7 @@ from .tasks.pick_place import PickPlaceConfig
 from .tasks.push import PushConfig
 from .tasks.reach import ReachConfig
 from .tasks.stack import StackConfig
+from .tasks.tabletop import TabletopConfig
 from .toy import ConstantRewardConfig, LQRConfig
 from .two_mode import TwoModeConfig
 
@@ -49,6 +51,7 @@ ENVS: dict[str, EnvKind] = {
     "constant_reward": EnvKind(ConstantRewardConfig, "toy:ConstantReward", "reward 1 for ever, V = 1 / (1 - gamma)"),
     "two_mode": EnvKind(TwoModeConfig, "two_mode:TwoMode", "around an obstacle, where the mean of both ways crashes"),
     "discs": EnvKind(DiscsConfig, "discs:Discs", "words say which of three coloured discs a dot goes to"),
+    "multi_task": EnvKind(MultiTaskConfig, "multi_task:MultiTask", "several worlds as one, told apart by words"),
     "gym": EnvKind(
         GymConfig, "external.worlds:ExternalEnv", "any Gymnasium environment with continuous actions, by env.id"
     ),
@@ -64,6 +67,9 @@ ENVS: dict[str, EnvKind] = {
     "reach": EnvKind(ReachConfig, "tasks.reach:Reach", "an arm's tool goes to a point and stays there", task=True),
     "pick_place": EnvKind(PickPlaceConfig, "tasks.pick_place:PickPlace", "a cube is put onto a low stand", task=True),
     "stack": EnvKind(StackConfig, "tasks.stack:Stack", "a cube is put onto another", task=True),
+    "tabletop": EnvKind(
+        TabletopConfig, "tasks.tabletop:Tabletop", "words say which of three cubes to lift, push or stack", task=True
+    ),
     "push": EnvKind(PushConfig, "tasks.push:Push", "a T on the desk is pushed into a pose, side by side", task=True),
     "avoid": EnvKind(AvoidConfig, "tasks.avoid:Avoid", "a stylus goes between posts, by any of 24 routes", task=True),
     "insert": EnvKind(InsertConfig, "tasks.insert:Insert", "a square peg goes into a hole with little room", task=True),

@@ -6,6 +6,7 @@ The world is `discs` with the places of the discs in ``state``, so that small ne
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,9 @@ from burnish.policies.core.language import Letters, Spoken
 from burnish.policies.core.spec import ActionSpec, ChunkConfig, ObsSpec, PolicySpec, chunk_spec
 from burnish.policies.core.wrapper import instructions
 from burnish.policies.data.episodes import Windows, told
+from burnish.policies.data.info import described
+from burnish.policies.data.lerobot_writer import LeRobotWriter
+from burnish.policies.data.read import read_dataset
 from burnish.policies.flow import FlowConfig
 from burnish.policies.nets.encoder import EncoderConfig, ObsEncoder
 from burnish.policies.runs.checkpoint import save
@@ -203,6 +207,16 @@ def test_tasks_become_tokens_when_windows_are_cut(episodes: Any):
     episodes_without = replace(episodes, episodes=[replace(episodes[0], task="")])
     with pytest.raises(BurnishError, match="episode 0 of the data has no task"):
         Windows(episodes_without, policy.spec)
+
+
+def test_several_tasks_are_written_and_read(episodes: Any, tmp_path: Any):
+    with LeRobotWriter(tmp_path / "set", episodes.spec, {}) as writer:
+        for episode in episodes:
+            writer.add(episode)
+    again = read_dataset(tmp_path / "set")
+    assert [episode.task for episode in again] == [episode.task for episode in episodes]
+    counted = dict(Counter(episode.task for episode in episodes))
+    assert described(str(tmp_path / "set"), again)["tasks"] == counted
 
 
 # ---- refinement: one method on a replay, one on a rollout. ----

@@ -101,6 +101,7 @@ def _strange(value: Any, name: str, depth: int) -> str:
             return f"{name} of {len(value)} entries, more than {LONGEST}"
         return next(filter(None, (_strange(item, name, depth + 1) for item in value)), "")
     if isinstance(value, Mapping):
+        depth = -1 if name == "env.tasks" else depth  # of a world of many tasks, each of which is a world
         for key, item in value.items():
             if not (isinstance(key, str) and _WORD.fullmatch(key)):
                 return f"{name}.{key!r:.80}, which is no name"

@@ -19,6 +19,7 @@ from ...policies.core.types import Controller, VecEnv
 from ..build import env_config, env_name
 from ..external.maniskill import ManiSkillConfig
 from ..external.settings import GymConfig
+from ..multi_task import MultiTask, MultiTaskExpert
 from . import discs, toy
 
 
@@ -37,10 +38,17 @@ EXPERTS: dict[str, dict[str, ExpertBuilder]] = {
 
 # Environments whose experts follow a script: the module of that name in this folder has a script for each of LEVELS. It
 # is imported when it is first needed, because it needs the simulator.
-SCRIPTED = ("reach", "push", "avoid", "insert", "pick_place", "stack")
+SCRIPTED = ("reach", "push", "avoid", "insert", "pick_place", "stack", "tabletop")
 LEVELS = ("clean", "noisy", "multi_modal", "clumsy")
+
+
+def _of_each_task(env: MultiTask, level: str, seed: int) -> MultiTaskExpert:
+    made = [make_expert(world.config, env.num_envs, level, seed, env.device, world) for world in env.worlds]
+    return MultiTaskExpert(env, made)
+
+
 # Others who look at the worlds themselves: a function of the worlds, the level and a seed.
-LOOKING: dict[str, Callable[[Any, str, int], Controller]] = {"discs": discs.expert}
+LOOKING: dict[str, Callable[[Any, str, int], Controller]] = {"discs": discs.expert, "multi_task": _of_each_task}
 
 
 def make_expert(
