@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from ..offline.actors import trainable_imitator
-from ..sim.build import WORLDS, origin_of, world_for
+from ..sim.build import WORLDS, origin_of, raw_world, seen_by
 from .acting import acting_policy, evaluator_of, recordings
 from .best import Best
 from .build import ACTING, POLICIES, CheckpointConfig, build_policy, load_policy, policy_name, weights_of, where_of
@@ -24,11 +24,12 @@ from .core.config import to_data
 from .core.errors import BurnishError
 from .core.spec import ChunkConfig, check_compatible
 from .core.types import VecEnv
-from .core.wrapper import description, state_names
+from .core.wrapper import description, instructions, state_names
 from .data.episodes import told
 from .data.read import fingerprint
 from .evaluator import EvalConfig, in_words
 from .imitate import ImitateConfig, ImitationLearner, imitate
+from .measure.by_instruction import lines
 from .measure.evaluate import Evaluation, compare, evaluation_seeds
 from .measure.evaluate import evaluate as run_evaluation
 from .results import compare_results
@@ -84,6 +85,7 @@ class EvaluateConfig:
     eval: EvalConfig = field(default_factory=EvalConfig)  # settings of the evaluation
     against: str | None = None  # another policy's folder: paired comparison on the same seeds
     results: list[str] = field(default_factory=list)  # finished evaluations to compare instead, ours or LeRobot's
+    swap_words: bool = False  # a control: each episode is told another instruction than the one that counts
     paired: bool = False  # the episodes of results that name no seeds were played with the same ones
     seed: int = 0  # seed of the episodes
     videos: int = 0  # episodes, from the first on, that are filmed as mp4
@@ -172,7 +174,10 @@ def evaluate(config: EvaluateConfig) -> int:
         files.replace(out / "about.json", json.dumps(about, indent=1) + "\n")
     results: list[Evaluation] = []
     for name, path, (policy, _) in entries:
-        env = world_for(policy.spec, world, config.eval.worlds, device)
+        if config.swap_words and "tokens" not in policy.spec.obs.shapes:
+            raise BurnishError(f"swap_words=true tries who follows words, and {path} reads none")
+        raw = raw_world(world, config.eval.worlds, device)
+        env = seen_by(policy.spec, raw, all_instructions(raw, seeds) if config.swap_words else ())
         if not results and (line := description(env)):
             say(line)
         unseen = sorted(set(policy.spec.inputs.shapes) - set(env.spec.obs.shapes))
@@ -182,7 +187,9 @@ def evaluate(config: EvaluateConfig) -> int:
         filmed = seeds[: config.videos] if name == "evaluation" else []
         video = files.below(out, "videos") if out is not None and filmed else None
         results.append(run_evaluation(env, controller, seeds, video=video, video_seeds=filmed))
-        say(f"{path}: {in_words(results[-1])}")
+        say(f"{path}{', with swapped words' if config.swap_words else ''}: {in_words(results[-1])}")
+        for line in lines(results[-1]):
+            say(line)
         if out is not None:
             results[-1].save(out / f"{name}.json")
             if name == "evaluation":
@@ -193,6 +200,18 @@ def evaluate(config: EvaluateConfig) -> int:
         if out is not None:
             files.replace(out / "comparison.json", json.dumps(comparison.to_dict(), indent=1) + "\n")
     return 0
+
+
+def all_instructions(env: VecEnv, seeds: Sequence[int]) -> list[str]:
+    """The instructions with which the episodes of these seeds begin."""
+    found: set[str] = set()
+    for first in range(0, len(seeds), env.num_envs):
+        some = list(seeds[first : first + env.num_envs])
+        env.reset(None, some + [some[0]] * (env.num_envs - len(some)))
+        found.update(instructions(env) or ())
+    if not found:
+        raise BurnishError("swap_words=true is for worlds that give instructions, and this one gives none")
+    return sorted(found)
 
 
 def starts(env: VecEnv, seeds: Sequence[int]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ many to be worse.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...policies.best import BEST, Best
+from ...policies.core.errors import plain
+from ...policies.measure.by_instruction import by_instruction
 from ...policies.measure.evaluate import Comparison, Evaluation, compare, why_unpaired
 from ...policies.measure.statistics import (
     interquartile_mean,
@@ -81,6 +83,7 @@ def summarize(
     methods = [row | against(row, runs, best_free, out) for row in methods]
     finished = [run for run in runs if run["status"] == "finished"]
     best = max(finished, key=lambda run: run["selected_by"], default=None)
+    together = {BASE: base} | {row["method"]: _together(row["method"], finished, out) for row in methods if row["runs"]}
     shown = ("method", "seed", "folder", "selected_by", "final", "delivered", "low", "high")
     shown += ("difference", "difference_low")
     return {
@@ -95,7 +98,14 @@ def summarize(
         "best_free": None if best_free is None else best_free["label"],
         "lacking": lacking([name for name in NAMES if all(x.method != name for x in free)]),
         "best": None if best is None else {key: best[key] for key in shown},
+        "instructions": {name: by_instruction(evaluation) for name, evaluation in together.items()},
     }
+
+
+def _together(method: str, finished: Sequence[Mapping[str, Any]], out: Path) -> Evaluation:
+    """The episodes of all finished runs of a method."""
+    runs = [run for run in finished if run["method"] == method]
+    return joined([Evaluation.load(out / Entry(method, run["seed"]).evaluation) for run in runs])
 
 
 def _by(name: str) -> Any:
@@ -249,9 +259,8 @@ def method_row(name: str, runs: Sequence[Mapping[str, Any]], out: Path) -> dict[
     finals, times = [run["final"] for run in finished], [run["time_to_goal_s"] for run in finished]
     iqm_low, iqm_high = stratified_bootstrap([finals]) if len(finals) > 1 else (None, None)
     reached = sorted(times, key=lambda t: (t is None, t))[len(times) // 2]
-    together = joined([Evaluation.load(out / Entry(name, run["seed"]).evaluation) for run in finished])
     numbers = {
-        **own(together),
+        **own(_together(name, finished, out)),
         "mean": statistics.mean(finals),
         "worst": min(finals),
         "iqm": interquartile_mean(finals),
@@ -323,6 +332,24 @@ def table(found: Mapping[str, Any]) -> str:
     for each in shown:
         cells = [each.get(key) for key in TABLE]
         rows.append(["-" if x is None else x if isinstance(x, str) else f"{x:.4g}" for x in cells])
+    return "\n".join([aligned(rows), *instruction_table(found)])
+
+
+def instruction_table(found: Mapping[str, Any]) -> Iterator[str]:
+    """Success for each instruction, where the world gives several; a method's episodes of all runs together."""
+    of: Mapping[str, Any] = found.get("instructions", {})
+    if len(of.get(BASE, {})) < 2:
+        return
+    rows = [["success by instruction", "episodes", *of]]
+    for text, row in of[BASE].items():
+        each = [x.get(text) for x in of.values()]
+        rates = ["-" if x is None else f"{x['success_rate']:.4g}" for x in each]
+        rows.append([plain(text, 60), f"{row['episodes']:.0f}", *rates])
+    yield "\n" + aligned(rows)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Cells as columns of text."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows

@@ -26,7 +26,8 @@ from ..core.errors import BurnishError
 from ..core.files import named, replace
 from ..core.seed import derive
 from ..core.types import Controller, Obs, VecEnv
-from ..core.wrapper import repeatable
+from ..core.wrapper import instructions, repeatable
+from .checks import refuse_endless, refuse_non_finite
 from .statistics import (
     fisher_exact,
     mcnemar_exact,
@@ -59,12 +60,14 @@ class Evaluation:
     success: list[bool] | None = None  # at any step of the episode
     success_at_end: list[bool] | None = None  # at its last step
     repeatable: bool = True  # equal seeds begin equal episodes; files of older versions do not say
+    instructions: list[str] | None = None  # with which each began, where the world gives any
 
     def __post_init__(self) -> None:
         if not isinstance(self.repeatable, bool):
             raise BurnishError(f"an evaluation is malformed: repeatable={self.repeatable!r:.40} must be true or false")
         columns = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "repeatable"}
-        sizes = {name: len(x or ()) for name, x in columns.items() if x is not None or not name.startswith("success")}
+        required = {"seeds", "returns", "lengths", "terminated", "truncated"}
+        sizes = {name: len(x or ()) for name, x in columns.items() if x is not None or name in required}
         if not self.seeds or len(set(sizes.values())) > 1:
             raise BurnishError(f"an evaluation needs one value per seed and at least one seed, got lengths {sizes}")
         if not all(map(math.isfinite, self.returns)):
@@ -157,23 +160,25 @@ def _play(
     everyone = torch.ones(worlds, dtype=torch.bool, device=device)
     obs, honours = _begin(env, everyone, world_seeds)
     controller.reset(everyone, world_seeds)
-    _refuse_non_finite(obs, active, world_seeds)
+    refuse_non_finite(obs, active, world_seeds)
     film.shoot(world_seeds, active)
 
     returns = torch.zeros(worlds, dtype=torch.float64, device=device)
     lengths = torch.zeros(worlds, dtype=torch.int64, device=device)
     succeeded = torch.zeros(worlds, dtype=torch.bool, device=device)
     never = torch.zeros(worlds, dtype=torch.bool, device=device)
+    told = instructions(env)
+    texts = [""] * len(seeds) if told is None else [told[i % worlds] for i in range(len(seeds))]
     reports_success, finished = False, 0
     rows: list[tuple[float, int, bool, bool, bool, bool]] = [(math.nan, 0, False, False, False, False)] * len(seeds)
 
     while finished < len(seeds):
         action = controller.step(obs)
-        _refuse_non_finite({"action": action}, active, world_seeds)
+        refuse_non_finite({"action": action}, active, world_seeds)
         step = env.step(action, active)
         reports_success = reports_success or "success" in step.info
         success = step.info.get("success", never)
-        _refuse_non_finite({**step.obs, "reward": step.reward, "success": success}, active, world_seeds)
+        refuse_non_finite({**step.obs, "reward": step.reward, "success": success}, active, world_seeds)
 
         # Rows outside `active` are undefined: every read below is masked, and the observation keeps its last good row.
         obs = tree.where(active, step.obs, obs)
@@ -183,7 +188,7 @@ def _play(
         ended = active & (step.terminated | step.truncated)
         film.shoot(world_seeds, active)
         if not ended.any():
-            _refuse_endless(lengths, active, env.spec.max_steps, world_seeds)
+            refuse_endless(lengths, active, env.spec.max_steps, world_seeds)
             continue
 
         columns = (returns, lengths, step.terminated, step.truncated, succeeded, success.bool())
@@ -204,7 +209,9 @@ def _play(
         if fresh.any():
             controller.reset(begins, world_seeds)
             obs = tree.where(begins, env.reset(begins, world_seeds), obs)
-            _refuse_non_finite(obs, begins, world_seeds)
+            for world in fresh.nonzero().flatten().tolist() if told is not None else ():
+                texts[episode[world] or 0] = (instructions(env) or texts)[world]
+            refuse_non_finite(obs, begins, world_seeds)
             returns, lengths = returns.masked_fill(begins, 0.0), lengths.masked_fill(begins, 0)
             succeeded = succeeded & ~begins
             film.shoot(world_seeds, begins)
@@ -212,7 +219,8 @@ def _play(
     by_seed = [list(column) for column in zip(*rows, strict=True)]
     returned, length, terminated, truncated, *successes = by_seed
     once, at_end = successes if reports_success else (None, None)
-    return Evaluation(seeds, returned, length, terminated, truncated, once, at_end, honours)
+    said = None if told is None else texts
+    return Evaluation(seeds, returned, length, terminated, truncated, once, at_end, honours, said)
 
 
 def _begin(env: VecEnv, everyone: Tensor, world_seeds: Sequence[int]) -> tuple[Obs, bool]:
@@ -223,29 +231,6 @@ def _begin(env: VecEnv, everyone: Tensor, world_seeds: Sequence[int]) -> tuple[O
     again = env.reset(everyone, world_seeds)
     # NaN would count as unequal, but an episode that begins with one is refused anyway.
     return again, all(torch.equal(x, first[key]) for key, x in again.items())
-
-
-def _refuse_non_finite(values: Mapping[str, Tensor], active: Tensor, world_seeds: Sequence[int]) -> None:
-    """A single NaN would spread into every mean, so the culprit is named instead."""
-    names = [key for key, x in values.items() if x.is_floating_point()]
-    if not names:
-        return
-    bad = torch.stack([~values[key].isfinite().reshape(len(active), -1).all(1) for key in names]) & active
-    if bad.any():
-        name, world = bad.nonzero()[0].tolist()
-        raise BurnishError(
-            f"{names[name]!r} is not finite in the episode of seed {world_seeds[world]}, so it cannot be evaluated"
-        )
-
-
-def _refuse_endless(lengths: Tensor, active: Tensor, max_steps: int, world_seeds: Sequence[int]) -> None:
-    late = active & (lengths > max_steps)
-    if late.any():
-        seed = world_seeds[int(late.nonzero()[0])]
-        raise BurnishError(
-            f"the episode of seed {seed} runs past its max_steps={max_steps}; "
-            "the world must report `truncated` there, or promise more steps"
-        )
 
 
 @dataclass(frozen=True)

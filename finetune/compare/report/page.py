@@ -18,6 +18,7 @@ from . import health, pooled, settings, timing, verdict, words
 from .curves import measure_of, of_comparison, of_run
 from .films import Films, films
 from .forest import forest
+from .instructions import instructions_of
 from .read import Comparison, Entry, RunFolder
 from .starts import field_of
 
@@ -55,6 +56,7 @@ def comparison_page(comparison: Comparison, videos_mib: float) -> str:
                 "lacking": comparison.lacking,
             },
             "scale": scale,
+            "instructions": instructions_of(comparison),
             "films": films(comparison.path / "videos", labels, int(videos_mib * MIB)),
             "field": field_of(comparison, [run.name for run in order]),
             "settings": {
@@ -90,6 +92,7 @@ def run_page(run: RunFolder, command: str | None) -> str:
             "curves": curves,
             "table": None,
             "scale": None,
+            "instructions": None,
             "films": Films([], f"A single run films nothing; {hint}"),
             "field": f"A single run keeps no record of single episodes; {hint}",
             "settings": {
