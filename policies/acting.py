@@ -14,7 +14,9 @@ from ..sim.build import make_env, origin_of, world_for
 from .build import CheckpointConfig, loaded
 from .cli.machine import say
 from .core.errors import BurnishError
+from .core.language import Letters, Spoken
 from .core.spec import PolicySpec
+from .core.wrapper import instructions
 from .data.episodes import Episodes
 from .data.read import read_dataset
 from .evaluator import EvalConfig, Evaluator
@@ -29,6 +31,8 @@ def acting_policy(chosen: Any, device: torch.device, env: Any) -> tuple[Any, dic
     if env is None:
         raise BurnishError(f"{place_of(chosen)} does not say which world it is for; give env=...")
     world = make_env(env, 1, device=device)
+    if instructions(world) is not None and getattr(chosen, "prompt", "") is None:
+        world = Spoken(world, Letters())  # who wants text is told the world's own
     return connect(chosen, world.spec, world.reset()), {"env": origin_of(env)}
 
 

@@ -74,6 +74,13 @@ class Body(Protocol):
 Stage = Callable[[Body, int], Link]  # begin an episode of that seed; the robot is held, where the episode begins
 
 
+def told(body: Any, instruction: str) -> Any:
+    """The body, with what its worlds say as ``instructions``; nothing where ``instruction`` is empty."""
+    if instruction:
+        body.instructions = [instruction]
+    return body
+
+
 class RobotEnv:
     """``stage`` is called at each reset, and the link that it returns is used until the next one. A ``supervisor``
     may play actions of its own, in [-1, 1] of the action's range, and has the last word on success; without one, it is
@@ -100,6 +107,10 @@ class RobotEnv:
         self._word = NOTHING  # about the tick to come
         self._by_hand = bool(getattr(supervisor, "moves", False))
         self._held = False  # a person plays instead of the policy
+
+    @property
+    def instructions(self) -> list[str] | None:
+        return getattr(self.body, "instructions", None)
 
     @property
     def link(self) -> Link:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ..policies.core.errors import BurnishError
 from ..policies.core.types import Controller, Obs, Step, VecEnv
-from ..policies.core.wrapper import Wrapper, feature_names
+from ..policies.core.wrapper import Wrapper, feature_names, instructions
 from ..policies.data.episodes import Episode
 from ..policies.data.lerobot import read_extra
 from ..policies.data.lerobot_sim_state import kept_in, read_sim_states
@@ -88,6 +88,7 @@ class Recorded(Wrapper):
                 truncated=truncated,
                 success=bool(rows["success"].any()),
                 seed=self._seed,
+                task="".join(instructions(self.env) or ()),
                 extra={POLICY_ACTION: rows["requested"].float(), INTERVENTION: rows["intervened"][:, None]},
             )
         )

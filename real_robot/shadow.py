@@ -75,6 +75,10 @@ class ShadowEnv:
         self._period_ns = ns(1 / body.spec.control_hz)
         self._tick = self._seed = self._lost = self._next_ns = 0
 
+    @property
+    def instructions(self) -> list[str] | None:
+        return getattr(self.body, "instructions", None)
+
     def reset(self, mask: Tensor | None = None, seeds: Sequence[int] | None = None) -> Obs:
         self._seed = 0 if seeds is None else int(seeds[0])
         start = self.body.begin(self._seed)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .errors import BurnishError
 from .seed import derive
-from .spec import ObsSpec, Words
+from .spec import ObsSpec, PolicySpec, Words
 from .types import Obs, Step, VecEnv
 from .wrapper import Wrapper, instructions
 
@@ -62,6 +62,16 @@ class Spoken(Wrapper):
     def _other(self, text: str, seed: int) -> str:
         others = [other for other in self._swap if other != text]
         return others[derive(seed, "swap") % len(others)]
+
+
+def unworded(spec: PolicySpec) -> PolicySpec:
+    """Of a policy that is told in text: without the tokens that are made of it here."""
+    return spec if spec.words is None else replace(spec, obs=without_tokens(spec.obs), words=None)
+
+
+def without_tokens(obs: ObsSpec) -> ObsSpec:
+    """All that is observed but the instruction."""
+    return ObsSpec({key: shape for key, shape in obs.shapes.items() if key != "tokens"})
 
 
 def padded(rows: Sequence[Sequence[int]], length: int) -> Tensor:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import BurnishError
+from ..core.language import Letters
 from ..core.ranges import check_ranges
 from ..core.scale import Scale
 from ..core.spec import EnvSpec, ObsSpec, PolicySpec
@@ -40,7 +41,7 @@ class LeRobotConfig:
 
     path: str  # folder of a LeRobot checkpoint, or its name on the Hugging Face hub
     keys: dict[str, str] = field(default_factory=dict)  # our name of an observation: theirs; empty: the usual ones
-    prompt: str | None = None  # instruction, for a policy that reads one
+    prompt: str | None = None  # instruction, for a policy that reads one; null: the world's own, if any
     execute: int | None = None  # actions of a chunk that are played; null: as its own settings say
     device: str = "cpu"  # device of the policy: cpu, cuda, cuda:1
     threads: int = 0  # CPU threads of torch there; 0: as torch chooses
@@ -75,11 +76,13 @@ class LeRobotPolicy(RemotePolicy):
         if config.sha256 not in (None, sha256):
             raise BurnishError(f"{config.path} is another policy than the one that was used: its sha256 differs")
         self.config, self.world = replace(config, sha256=sha256), world
+        self._told = Letters() if config.prompt is None and "tokens" in world.obs.shapes else None
         python = os.environ.get(PYTHON) or ENVIRONMENTS.python("lerobot")
         first = {"folder": str(folder.absolute()), "device": config.device, "threads": config.threads}
         limits = {"start_s": config.start_s, "timeout_s": config.timeout_s}
         process = SideProcess(python, first, f"LeRobot with {config.path}", **limits)
-        self.spec, names = self._described(folder, process.metadata)
+        spec, names = self._described(folder, process.metadata)
+        self.spec = self._reading(spec)
         self._meet(process, process.where, names)
         self.seeds_beside_noise = True
         self._scale = Scale(self.spec.action)

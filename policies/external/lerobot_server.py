@@ -100,12 +100,13 @@ class Host:
         noise = torch.from_numpy(request["noise"]).to(self.device) if "noise" in request else None
         seeds = request["seed"].tolist() if "seed" in request else [0] * rows
         parts = [slice(i, i + 1) for i in range(rows)] if self.draws and self._scheduler() is None else [slice(rows)]
-        task = [request["prompt"]] if request.get("prompt") is not None else None
+        said = request.get("prompt")
+        task = None if said is None else [said] * rows if isinstance(said, str) else list(said)
         chunks = []
         for part in parts:
             some = {name: x[part] for name, x in obs.items()}
             given = {} if noise is None else {"noise": noise[part]}
-            chunks.append(self._chunk(some, task and task * len(seeds[part]), seeds[part], **given))
+            chunks.append(self._chunk(some, task and task[part], seeds[part], **given))
         return torch.cat(chunks).numpy()
 
     def _seen(self, name: str, x: np.ndarray) -> torch.Tensor:

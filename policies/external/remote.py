@@ -8,9 +8,13 @@ A server says in its metadata what else it understands, and is asked for nothing
 
     extensions    ["batch", "noise", "seed", ...]
                   batch   a request may hold ``batch`` = B, and B rows of everything, ``largest_batch`` at most
+                  prompt  it reads a ``prompt``, a text, or with ``batch`` a list of B
                   noise   ``noise`` starts the generation: then latent methods work, and draws belong to their episodes
                   seed    ``seed`` makes its own draws repeatable, where there is no noise to give
     policy_spec   a `PolicySpec` as plain data; without it the horizon is learnt by asking once
+
+In a world that gives instructions, each row's own is its ``prompt``, unless the settings name one for all. A list is
+sent only where the rows of a request are told different things.
 
 ``reset`` is a name of the same list that stateless policies have no use for. A key for the server comes from the
 environment variable BURNISH_API_KEY, is written nowhere, and goes to no address that a checkpoint names. An address
@@ -32,6 +36,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import BurnishError
+from ..core.language import Letters, without_tokens
 from ..core.ranges import check_ranges
 from ..core.scale import Scale
 from ..core.seed import Noise, RowNoise
@@ -49,7 +54,7 @@ class RemoteConfig:
 
     url: str  # address of the server: ws://host:port
     keys: dict[str, str] = field(default_factory=dict)  # our name of an observation: theirs; empty: all, as they are
-    prompt: str | None = None  # instruction that is sent with every observation; null: none
+    prompt: str | None = None  # instruction that is sent with every observation; null: the world's own, if any
     execute: int | None = None  # actions of a chunk that are played; null: as announced, or all
     batch: int = 64  # rows of one request, where the server takes several
     timeout_s: float = 120.0  # time limit of one answer, in seconds
@@ -96,11 +101,12 @@ class RemotePolicy:
         except ImportError as error:
             raise BurnishError("policy=remote needs websockets and msgpack; pip install 'burnish[serve]'") from error
         self.config, self.world = config, world
+        self._told = Letters() if config.prompt is None and "tokens" in world.obs.shapes else None
         key = os.environ.get(API_KEY) if keyed else None
         connection = Connection(config.url, timeout_s=config.timeout_s, api_key=key)
         self._meet(connection, f"the server at {config.url}", config.keys)
         data = self._connection.metadata.get("policy_spec")
-        self.spec = self._asked(sample) if data is None else self._spec_from_server(data)
+        self.spec = self._reading(self._asked(sample) if data is None else self._spec_from_server(data))
         self._scale = Scale(self.spec.action)
 
     def _meet(self, connection: Any, where: str, names: Mapping[str, str]) -> None:
@@ -128,8 +134,17 @@ class RemotePolicy:
     def close(self) -> None:
         self._connection.close()
 
+    def _reading(self, spec: PolicySpec) -> PolicySpec:
+        """Instructions reach this policy as the bytes of their text, unless the server asks for tokens itself."""
+        if self._told is None or "tokens" in spec.obs.shapes:
+            self._told = None
+            return spec
+        return spec.reading(self._told)
+
     def _ask(self, seen: Obs, noise: Tensor | None = None, seeds: Tensor | None = None) -> Tensor:
         """(B, H, A) in [-1, 1], in as few requests as the server allows."""
+        texts = [] if self._told is None else self._told.texts(seen["tokens"])
+        seen = seen if self._told is None else {key: x for key, x in seen.items() if key != "tokens"}
         columns = {self._names.get(key, key): _sent(key, x) for key, x in seen.items()}
         columns |= {name: _sent(name, x) for name, x in (("noise", noise), ("seed", seeds)) if x is not None}
         rows, several = len(next(iter(columns.values()))), "batch" in self.extensions
@@ -140,6 +155,9 @@ class RemotePolicy:
             count = min(size, rows - first)
             part = slice(first, first + count) if several else first
             message: dict[str, Any] = {name: x[part] for name, x in columns.items()}
+            if texts:
+                some = texts[first : first + count]
+                message["prompt"] = some[0] if len(set(some)) == 1 else some
             actions = self._actions(message | ({"batch": count} if several else {}))
             expected = (count, *self.spec.chunk_shape) if several else self.spec.chunk_shape
             chunks.append(checked(actions, expected).reshape(count, *self.spec.chunk_shape))
@@ -161,11 +179,15 @@ class RemotePolicy:
 
     def _asked(self, sample: Obs | None) -> PolicySpec:
         """Of a server that announces nothing: what its answer to one observation shows."""
-        shapes, names = self.world.obs.shapes, wanted(self._names, self.world)
+        world = self.world if self._told is None else replace(self.world, obs=without_tokens(self.world.obs))
+        shapes, names = world.obs.shapes, wanted(self._names, world)
         blank = {key: torch.zeros(1, *shapes[key], dtype=dtype_of(key)) for key in names}
         seen = blank if sample is None else {key: sample[key][:1] for key in names}
-        actions = self._actions({self._names.get(key, key): _sent(key, x)[0] for key, x in seen.items()})
-        spec = shown(actions, self.world, names, self._where)
+        message: dict[str, Any] = {self._names.get(key, key): _sent(key, x)[0] for key, x in seen.items()}
+        if self._told is not None:
+            message["prompt"] = "" if sample is None else self._told.texts(sample["tokens"][:1])[0]
+        actions = self._actions(message)
+        spec = shown(actions, world, names, self._where)
         noise = actions.shape if "noise" in self.extensions else None
         return replace(spec, noise_shape=noise, execute=self.config.execute or spec.execute)
 

@@ -7,8 +7,9 @@ names, which is limited, and with the bytes of arrays, not with what a frame cla
 
 The result is good: arrays of the dtype and shape that the policy takes, writable, their own memory, finite.
 
-A frame holds one row (arrays of exactly the shapes), or with ``batch`` = B so many rows of everything. Robots that were
-set up for a server of openpi send all that they observe, and a ``prompt``: of other names than the schema's, arrays,
+A frame holds one row (arrays of exactly the shapes), or with ``batch`` = B so many rows of everything. A ``prompt`` is
+a text, or with ``batch`` a list of B; it is needed where the policy reads instructions, and means nothing elsewhere.
+Robots that were set up for a server of openpi send all that they observe: of other names than the schema's, arrays,
 numbers and text may be there and mean nothing here, UNUSED of them and UNUSED_BYTES. A word of the protocol that this
 server does not take (`noise`) is refused, because a client that sends it relies on it.
 """
@@ -83,14 +84,17 @@ class Request:
     single: bool = True  # the answer has no axis of rows
     obs_seq: int | None = None  # the asker's number, which comes back with the answer
     reset: bool = False
+    prompts: list[str] = field(default_factory=list)  # one per row, where they are read
 
 
 class Schema:
     """The fields that a server accepts, at most ``batch`` rows of them, and the check of a frame against them. With
-    ``keys``, our name of a field: theirs, a field may come by either name."""
+    ``keys``, our name of a field: theirs, a field may come by either name. ``prompts``: instructions are read."""
 
-    def __init__(self, fields: Mapping[str, Field], batch: int, keys: Mapping[str, str] | None = None) -> None:
-        keys = keys or {}
+    def __init__(
+        self, fields: Mapping[str, Field], batch: int, keys: Mapping[str, str] | None = None, prompts: bool = False
+    ) -> None:
+        keys, self.prompts = keys or {}, prompts
         self.fields, self.batch, self._ours = dict(fields), batch, {theirs: ours for ours, theirs in keys.items()}
         taken = sorted({*self.fields, *self._ours} & {*NUMBERS, "reset", "prompt"})
         if taken:
@@ -104,13 +108,14 @@ class Schema:
     @property
     def limit(self) -> int:
         """Bytes of the largest frame that can be right."""
-        return self.batch * sum(x.nbytes for x in self.fields.values()) + SLACK + UNUSED_BYTES
+        text = 4 * PROMPT if self.prompts else 0  # a character has four bytes at most
+        return self.batch * (text + sum(x.nbytes for x in self.fields.values())) + SLACK + UNUSED_BYTES
 
     @property
     def sha256(self) -> str:
         """Two servers of one schema take the same requests, but for the number of rows."""
         plain: dict[str, Any] = {name: [x.shape, x.dtypes, x.becomes, x.required] for name, x in self.fields.items()}
-        plain |= self._ours
+        plain |= self._ours | ({"prompt": "text"} if self.prompts else {})
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
     def read(self, frame: Any) -> Request:
@@ -120,7 +125,7 @@ class Schema:
         if not 0 < len(frame) <= self.limit:
             raise Refusal(Code.MALFORMED, f"a frame of {len(frame)} bytes is none of 1 to {self.limit}")
         try:
-            return self._request(_Walk(frame))
+            return self._request(_Walk(frame, self.batch))
         except (ValueError, TypeError, ArithmeticError, RecursionError, msgpack.UnpackException) as error:
             if isinstance(error, Refusal):
                 raise
@@ -138,7 +143,7 @@ class Schema:
             if name in self.fields:
                 raw[name] = walk.array()
             elif name == "prompt":
-                walk.take("str")
+                request.prompts = walk.texts(self.batch)
             elif name == "reset":
                 request.reset = walk.take("bool")
             elif name in NUMBERS:
@@ -152,7 +157,17 @@ class Schema:
         if missing:
             raise Refusal(Code.SCHEMA, f"the request lacks {missing[0]!r}; it has {sorted(raw)}")
         request.arrays = {name: self._array(name, x, request) for name, x in raw.items()}
+        if self.prompts:
+            request.prompts = self._told(request)
         return request
+
+    def _told(self, request: Request) -> list[str]:
+        told = request.prompts * (request.rows if len(request.prompts) == 1 else 1)
+        if len(told) != request.rows:
+            raise Refusal(Code.SCHEMA, f"the policy reads a prompt for each of {request.rows} rows, not {len(told)}")
+        if (longest := max(map(len, told))) > PROMPT:
+            raise Refusal(Code.VALUE, f"a prompt of {longest} characters is longer than the {PROMPT} allowed")
+        return told
 
     def _count(self, request: Request, name: str, number: int) -> None:
         if name == "obs_seq":
@@ -207,10 +222,10 @@ for _kind, _codes in {
 class _Walk:
     """Through a frame, item by item. ``take`` builds only what holds nothing else."""
 
-    def __init__(self, frame: bytes) -> None:
-        self._frame = frame
+    def __init__(self, frame: bytes, rows: int) -> None:
+        self._frame, longest = frame, max(RANK, rows)
         self._items = msgpack.Unpacker(
-            max_buffer_size=len(frame), max_str_len=PROMPT, max_array_len=RANK, max_ext_len=0, strict_map_key=False
+            max_buffer_size=len(frame), max_str_len=PROMPT, max_array_len=longest, max_ext_len=0, strict_map_key=False
         )
         self._items.feed(frame)
 
@@ -255,6 +270,15 @@ class _Walk:
         if found.get(b"kind") != b"__ndarray__" or not isinstance(data, bytes) or dtype is None or shape is None:
             raise Refusal(Code.MALFORMED, "an array needs its data, its dtype and its shape")
         return _Raw(dtype, shape, data)
+
+    def texts(self, most: int) -> list[str]:
+        """A text, or a list of some."""
+        if self.kind() != "list":
+            return [self.take("str")]
+        count = self._items.read_array_header()
+        if count > most:
+            raise Refusal(Code.MALFORMED, f"a list of {count} prompts, where at most {most} can be")
+        return [self.take("str") for _ in range(count)]
 
     def past(self) -> bool:
         """An array, a number or a text that is not used. False where it is something else."""

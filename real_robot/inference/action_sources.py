@@ -197,6 +197,10 @@ class StillWorld:
         self.spec, self._body = body.spec, body
         self.asked = np.zeros(body.spec.action.dim)  # last, in the units of the actuators
 
+    @property
+    def instructions(self) -> list[str] | None:
+        return getattr(self._body, "instructions", None)
+
     def reset(self, mask: Tensor | None = None, seeds: Sequence[int] | None = None) -> Obs:
         return observed(self._body)
 

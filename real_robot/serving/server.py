@@ -6,6 +6,7 @@ uint8; the reply holds ``actions`` (H, A) in the units of the actuators, the fir
 which a client may ignore:
 
     extensions      batch    a request holds ``batch`` = B, and B rows of everything, ``largest_batch`` at most
+                    prompt   the policy reads instructions: ``prompt`` is a text, or with ``batch`` a list of B
                     noise    ``noise`` starts the generation, where the policy takes any
                     seed     one whole number per row, from which the policy draws
                     reset    ``reset`` = true, alone: a new episode begins; what the policy remembers is forgotten
@@ -49,6 +50,7 @@ from torch import Tensor
 
 from ...policies.core.config import to_data
 from ...policies.core.files import remove
+from ...policies.core.language import unworded
 from ...policies.core.scale import Scale
 from ...policies.core.seed import RowNoise
 from ...policies.core.spec import dtype_of
@@ -81,15 +83,16 @@ class PolicyServer:
         spec = policy.spec
         self.policy, self.config, self.device = policy, config, torch.device(device)
         # Others play a chunk from its beginning, so what lies before now stays here.
-        self.spec = replace(spec, horizon=spec.horizon - spec.start, start=0)
+        self.spec = replace(unworded(spec), horizon=spec.horizon - spec.start, start=0)
         self._scale = Scale(spec.action)
         blank = {k: torch.zeros(1, *s, dtype=dtype_of(k), device=self.device) for k, s in spec.inputs.shapes.items()}
         with torch.no_grad(), first_act():
             policy.act(blank, greedy=True)  # who cannot answer with chunks is refused here, not in mid-flight
-        self.schema = _schema(self.spec, config)
+        self.schema = _schema(self.spec, config, spec.words is not None)
+        told = ["prompt"] if self.schema.prompts else []
         noise, hidden = (["noise"] if spec.noise_shape else []), (["hmac"] if key else [])
         self.metadata = {
-            "extensions": ["batch", *noise, "seed", "reset", "obs_seq", *hidden],
+            "extensions": ["batch", *told, *noise, "seed", "reset", "obs_seq", *hidden],
             "largest_batch": config.batch,
             "policy_spec": to_data(self.spec.to_dict()),
             "schema_sha256": self.schema.sha256,
@@ -147,6 +150,8 @@ class PolicyServer:
             answer["reset"] = True
         if request.arrays:
             arrays = {key: self._tensor(key, x) for key, x in request.arrays.items()}
+            if self.schema.prompts:
+                arrays["tokens"] = self.policy.spec.words.ids(request.prompts).to(self.device)
             seed, noise = arrays.pop("seed", None), arrays.pop("noise", None)
             source: dict[str, Any] = {}
             if noise is not None:
@@ -168,7 +173,7 @@ class PolicyServer:
         return torch.from_numpy(value).to(self.device)
 
 
-def _schema(spec: Any, config: ServerConfig) -> Schema:
+def _schema(spec: Any, config: ServerConfig, prompts: bool) -> Schema:
     """Pictures have their colours last on the wire."""
     fields = {}
     for key, shape in spec.inputs.shapes.items():
@@ -184,7 +189,7 @@ def _schema(spec: Any, config: ServerConfig) -> Schema:
     if spec.noise_shape is not None:
         fields["noise"] = Field(spec.noise_shape, FLOATS, "<f4", required=False)
     fields["seed"] = Field((), ("<i8",), "<i8", required=False)
-    return Schema(fields, config.batch, config.keys)
+    return Schema(fields, config.batch, config.keys, prompts)
 
 
 @dataclass
