@@ -99,6 +99,7 @@ def _ends(action: ActionSpec) -> dict[str, Tensor]:
 
 
 def as_json(data: Any) -> bytes:
+    """A JSON file as LeRobot lays it out."""
     return (json.dumps(data, indent=4, allow_nan=False) + "\n").encode()
 
 
