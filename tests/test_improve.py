@@ -13,8 +13,10 @@ import pytest
 import torch
 
 from burnish.finetune.__main__ import GROUPS, FinetuneConfig
+from burnish.finetune.doctor.__main__ import steering
 from burnish.finetune.improve.race import RACE, Budget, Race, Stopped, Trained
 from burnish.finetune.improve.shares import LOOKS, next_share, survivors
+from burnish.finetune.probe import Steerability
 from burnish.finetune.refinement import carry_out, refinement
 from burnish.policies.build import load_policy
 from burnish.policies.cli.cli import compose, main, to_object
@@ -283,6 +285,16 @@ def test_a_policy_is_examined(flow, tmp_path, capsys):
     assert "method.trained_steps=2" in fits["dppo"]["reason"], "its chain has two steps, and the default trains ten"
     assert not fits["gaussian_ppo"]["fits"] and "is a Gaussian" in fits["gaussian_ppo"]["reason"]
     assert facts["steerable"] is True and facts["decision_ms"] > 0
+
+
+def test_noise_that_reaches_less_than_a_correction_is_called_faint():
+    ones = torch.ones(2, 3)
+
+    def said(reach):
+        return steering(Steerability(ones / 100, ones, reach * ones, 0.0, ones[:, 0], torch.arange(2), 1.5), "a guess")
+
+    assert said(0.3).startswith("It can be steered by its noise: ")
+    assert said(0.01).startswith("Its noise steers it faintly")
 
 
 def test_a_policy_of_lerobot_is_examined_without_a_world(capsys, tmp_path):
