@@ -289,7 +289,10 @@ def check_compatible(policy: PolicySpec, env: EnvSpec) -> None:
     spared = {key for key in needed if policy.goal_free and key.startswith("goal")}
     missing = sorted(set(needed) - set(given) - spared)
     if missing:
-        raise BurnishError(f"the policy needs the observations {missing}, but the environment gives {sorted(given)}")
+        raise BurnishError(
+            f"the policy needs the observations {missing}, but the environment gives {sorted(given)}; where only names "
+            "differ, policy.keys={NAME HERE: NAME OF THE POLICY} says so, of LeRobot's policies and of servers"
+        )
     for key, shape in needed.items():
         if key in given and given[key] != shape:
             raise BurnishError(f"the policy needs {key!r} of shape {shape}, but the environment gives {given[key]}")
