@@ -4,7 +4,7 @@
 
 LeRobot lives in an environment of its own, which a full run makes; there it trains an ACT and a diffusion policy on
 recordings of `reach` that Burnish collects, loads what Burnish exports, and evaluates it with `lerobot-eval`. ACT is
-corrected by a residual (`residual_td3`) and comes back as a plug-in policy; diffusion is refined by `dppo` and comes
+corrected by a residual (`residual_ppo`) and comes back as a plug-in policy; diffusion is refined by `dppo` and comes
 back as a checkpoint of LeRobot's own. Every station plays the same episodes, by their seeds.
 
 RESULT: the success of each policy as LeRobot trained it and plays it, as Burnish plays it, refined, and refined as
@@ -68,20 +68,20 @@ class Effort:
     diffusion: dict[str, Any]  # settings of DPPO
 
 
-RESIDUAL = {"method": "residual_td3", "bound": 0.3}
+RESIDUAL = {"method": "residual_ppo", "bound": 0.3, "discount": {"gamma": 0.98, "per": "step"}}
 DPPO = {"method": "dppo", "trained_steps": 10, "min_std": 0.03, "eta": 1.0}
 FULL = Effort(
     recorded=50,
     steps=800,
     played=100,
-    act={**RESIDUAL, "total": 8_000, "worlds": WORLDS},
+    act={**RESIDUAL, "total": 60_000, "worlds": WORLDS, "loop": {"decisions_per_update": 192}},
     diffusion={**DPPO, "total": 2_400, "worlds": WORLDS, "loop": {"decisions_per_update": 24}},
 )
 QUICK = Effort(
     recorded=4,
     steps=10,
     played=4,
-    act={**RESIDUAL, "total": 100, "worlds": 4, "loop": {"warmup": 40}},
+    act={**RESIDUAL, "total": 100, "worlds": 4, "loop": {"decisions_per_update": 24}},
     diffusion={**DPPO, "total": 16, "worlds": 4, "loop": {"decisions_per_update": 4}},
 )
 
