@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,8 @@ def compare_results(paths: Sequence[str], paired: bool = False, out: str | None 
     corrected = holm(tests)
     rows = []
     for path, other, comparison in zip(paths[1:], others, found, strict=True):
+        if comparison.unpaired and any(not x.repeatable and not x.lengths[0] for x in (first, other)):
+            comparison = replace_fields(comparison, unpaired="an eval_info.json of LeRobot names no seeds")
         say(comparison.sentence(path, paths[0]))
         row = {"file": path, "against": paths[0], **comparison.to_dict()}
         if isinstance(comparison, Comparison):

@@ -63,7 +63,8 @@ def test_files_without_seeds_are_pairs_only_on_the_users_word(words, tmp_path, c
     assert main(["evaluate", f"results={per_task(tmp_path / 'a', A)},{per_task(tmp_path / 'b', B)}", *words]) == 0
     said = capsys.readouterr().out
     assert ("paired seeds" in said) == bool(words)
-    assert ("paired=true" in said) != bool(words)
+    assert ("paired=true" in said) != bool(words) and ("names no seeds" in said) != bool(words)
+    assert "in this world" not in said, "nothing is known of the world"
     assert (f"{fisher_exact((16, 20), (6, 20)):.2g}" in said) != bool(words)
 
 
