@@ -11,8 +11,8 @@ import json
 import sys
 from typing import Any
 
+import lerobot_worlds  # noqa: F401  # which registers the environment
 import torch
-from lerobot_worlds import register
 from safetensors.torch import load_file, save_file
 
 
@@ -44,7 +44,6 @@ def main() -> None:
     torch.set_num_threads(1)
     from lerobot.scripts import lerobot_eval, lerobot_train  # pyright: ignore[reportMissingImports]
 
-    register()
     for verb, *words in json.loads(sys.argv[1]):
         sys.argv = [f"lerobot-{verb}", *words]
         if verb == "act":

@@ -1,10 +1,14 @@
-"""The task of `lerobot_round_trip.py`, as Burnish sees it and as an environment of LeRobot's: `reach`, observed in two
-parts, because LeRobot's diffusion and ACT want a state of the robot beside pictures or a state of its environment."""
+"""The world of `lerobot_round_trip.py` and of docs/lerobot.md: `reach`, observed in two parts, because LeRobot's
+diffusion and ACT want a state of the robot beside pictures or a state of its environment.
+
+Burnish makes it by ``env=gym env.id=lerobot_worlds:make``. Where LeRobot is, it is the environment type "burnish"
+(``--env.discover_packages_path=lerobot_worlds --env.type=burnish``)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 import gymnasium
@@ -17,6 +21,7 @@ from burnish.policies.gymnasium_adapters import as_gymnasium
 from burnish.sim.build import make_env
 from burnish.sim.tasks.reach import FACTS, ReachConfig
 
+__path__: list[str] = []  # LeRobot looks for more modules in what it discovers
 TASK, GOAL = ReachConfig(), len(FACTS)  # the facts about the goal are the last numbers of the state
 
 
@@ -90,3 +95,7 @@ def register() -> None:
         @property
         def gym_kwargs(self) -> dict[str, Any]:
             return {}
+
+
+if find_spec("lerobot"):
+    register()

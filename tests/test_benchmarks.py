@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +73,7 @@ KEYS = {
         "act_differ",
         *(f"{name}_{at}" for name in ("act", "diffusion") for at in ("lerobot", "burnish", "refined", "back")),
     },
+    "lerobot_owner": {"minutes", "cpu_minutes", "base", "refined"},
     "control_loop": {
         "loop200_p999_us",
         "idle200_p999_us",
@@ -150,6 +152,16 @@ def test_the_table_of_the_rehearsal_is_that_of_its_file(tmp_path: Path):
     made = (tmp_path / "rehearsal.md").read_text()
     assert made == (results / "rehearsal.md").read_text()
     assert "<!-- rehearsal -->\n" + made[made.index("| robot") :] + "<!-- end -->" in docs.read_text()
+
+
+def test_the_path_of_an_owner_was_measured_as_it_is_printed():
+    text = (BENCHMARKS.parent / "docs" / "lerobot.md").read_text(encoding="utf-8")
+    printed = "".join(re.findall(r"^```\n(.*?)^```", text, re.DOTALL | re.MULTILINE)).splitlines()
+    written = json.loads((BENCHMARKS / "results" / "lerobot_owner.json").read_text(encoding="utf-8"))
+    assert len(printed) > 10 and not written["quick"]
+    assert [row["printed"] for row in written["rows"]] == [x for x in printed if not x.startswith("export ")]
+    made = (BENCHMARKS / "results" / "lerobot_owner.md").read_text(encoding="utf-8")
+    assert "<!-- lerobot_owner -->\n" + made[made.index("| command") :] + "<!-- end -->" in text
 
 
 def shared(name: str) -> ModuleType:
