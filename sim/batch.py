@@ -20,7 +20,7 @@ from ..policies.core.clock import Clock, restored
 from ..policies.core.errors import BurnishError
 from ..policies.core.seed import derive as derive_seed
 from ..policies.core.spec import ObsSpec
-from ..policies.core.types import Obs, Step
+from ..policies.core.types import KnownOutcome, Obs, Step
 from .guard import Guarding, Limits
 from .physics import Array, Physics, Rows
 from .pixels import Pixels, film_camera
@@ -141,6 +141,19 @@ class BatchedMujoco:
             info["guarded"] = self._tensor(self.shaper.changed.copy())
         reward, terminated, truncated = (self._tensor(x) for x in (verdict.reward, verdict.terminated, truncated))
         return Step(self.observe(rows), reward, terminated, truncated, info)
+
+    @property
+    def known_outcome(self) -> KnownOutcome | None:
+        judge = getattr(self.task, "known_outcome", None)
+        if judge is None or "state" not in self.spec.obs.shapes or self._pixels is not None:
+            return None
+
+        def known(before: Obs, after: Obs) -> tuple[Tensor, Tensor, Tensor]:
+            states = (x["state"].cpu().numpy().astype(np.float64) for x in (before, after))
+            reward, success, failure = map(self._tensor, judge(*states))
+            return reward, success, failure
+
+        return known
 
     def _judge(self, executed: Array, ticking: Tensor | None) -> Verdict:
         """All worlds are judged, but only those that ticked remember it."""

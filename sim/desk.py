@@ -259,9 +259,14 @@ class DeskTask:
         """
         failed = np.zeros_like(success) if failed is None else failed
         success = success & ~failed
-        reward = success.astype(np.float64)
-        if self.config.reward is Reward.dense:
-            before = np.where(self.memory["shaped"] < 0, shaped, self.memory["shaped"])
-            reward += np.where(success, 1.0, np.where(failed, 0.0, shaped)) - before
+        before = np.where(self.memory["shaped"] < 0, shaped, self.memory["shaped"])
+        reward = self.paid(success, shaped, failed, before)
         self.memory["shaped"][:] = shaped
         return Verdict(reward, success | failed, success, {"shaped": np.where(success, 1.0, shaped)})
+
+    def paid(self, success: Array, shaped: Array, failed: Array, before: Array) -> Array:
+        """(N,) the reward of a tick that began at ``before``, the nearness of success then."""
+        reward = success.astype(np.float64)
+        if self.config.reward is Reward.dense:
+            reward += np.where(success, 1.0, np.where(failed, 0.0, shaped)) - before
+        return reward

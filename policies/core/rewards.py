@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .ranges import check_ranges
 from .tree import map_tree
-from .types import Obs, Step, VecEnv
+from .types import KnownOutcome, Obs, Step, VecEnv
 from .wrapper import Wrapper
 
 # (obs, action (N, A), next_obs) -> (N,): the reward of one control tick, of what the world shows and is commanded.
@@ -46,6 +46,18 @@ class RewardMap(Wrapper):
         super().__init__(env)
         self.map, self.model = RewardConfig(scale, shift), model
         self._obs: Obs | None = None
+
+    @property
+    def known_outcome(self) -> KnownOutcome | None:
+        known = super().known_outcome
+        if known is None or self.model is not None:
+            return None
+
+        def mapped(before: Obs, after: Obs) -> tuple[Tensor, Tensor, Tensor]:
+            reward, success, failure = known(before, after)
+            return self.map(reward).to(reward), success, failure
+
+        return mapped
 
     def reset(self, *args: Any, **kwargs: Any) -> Obs:
         return self._seen(self.env.reset(*args, **kwargs))

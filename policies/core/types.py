@@ -109,6 +109,11 @@ class Decision(NamedTuple):
     columns: dict[str, Tensor]
 
 
+# Reward, success and failure (N,) of a control tick, computed from what a world showed before and after it alone. A
+# world that can do so has it as ``known_outcome``.
+KnownOutcome = Callable[[Obs, Obs], tuple[Tensor, Tensor, Tensor]]
+
+
 @runtime_checkable
 class VecEnv(Protocol):
     """N worlds at control time. Rows outside ``mask`` or ``active`` are not touched.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .errors import BurnishError
-from .types import Obs, Saved, VecEnv
+from .types import KnownOutcome, Obs, Saved, VecEnv
 
 
 @runtime_checkable
@@ -85,6 +85,10 @@ class Wrapper:
 
     def __init__(self, env: VecEnv) -> None:
         self.env, self.num_envs, self.device, self.spec = env, env.num_envs, env.device, env.spec
+
+    @property
+    def known_outcome(self) -> KnownOutcome | None:
+        return getattr(self.env, "known_outcome", None)
 
     def reset(self, mask: Tensor | None = None, seeds: Sequence[int] | None = None) -> Obs:
         return self.env.reset(mask, seeds)

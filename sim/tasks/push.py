@@ -147,10 +147,24 @@ class Push(DeskTask):
         )
 
     def judge(self, action: Array) -> Verdict:
-        error = self.error()
+        success, shaped, lost = self._counted(self.error(), self.ball())
+        return self.verdict(success, shaped, failed=lost | self.tipped())
+
+    def _counted(self, error: Array, ball: Array) -> tuple[Array, Array, Array]:
+        """Success, how near it is, and whether the T is out of reach."""
         away, turned = np.hypot(error[:, 0], error[:, 1]), np.abs(error[:, 2])
-        lost = (away > LOST) | self.tipped()
-        success = ~lost & (away <= self.config.position_m) & (turned <= self.config.angle_rad)
-        beside = tolerance(np.hypot(*self.ball()[:, :2].T), high=0.06, margin=0.1)
+        success = (away <= self.config.position_m) & (turned <= self.config.angle_rad)
+        beside = tolerance(np.hypot(ball[:, 0], ball[:, 1]), high=0.06, margin=0.1)
         shaped = 0.45 * tolerance(away, margin=0.06) + 0.4 * tolerance(turned, margin=1.0) + 0.05 * beside
-        return self.verdict(success, shaped, failed=lost)
+        return success, shaped, away > LOST
+
+    def known_outcome(self, before: Array, after: Array) -> tuple[Array, Array, Array]:
+        """Reward, success and failure (N,) of a tick between two states (N, D); the state shows no T that tips."""
+        (_, near, _), (success, shaped, lost) = (self._counted(*_error_and_ball(x)) for x in (before, after))
+        return self.paid(success, shaped, lost, near), success, lost
+
+
+def _error_and_ball(state: Array) -> tuple[Array, Array]:
+    """The error of the T and the place of the ball, as they were before ``facts`` scaled them."""
+    x, y, sin, cos, *ball = state[:, -len(FACTS) : -3].T
+    return np.stack([x / 20, y / 20, np.arctan2(sin, cos)], axis=1), np.stack(ball, axis=1) / 20
