@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+import report_lab
 from burnish.finetune.build import has, prepare, prior_data
+from burnish.finetune.compare.report.read import read_run
 from burnish.finetune.loops import planned
 from burnish.finetune.methods.imagine import ImagineConfig, ImagineLoop
 from burnish.finetune.methods.residual_td3 import ResidualTD3Config
 from burnish.finetune.table import METHODS, method_of
+from burnish.finetune.world_model.check import FEWEST
 from burnish.finetune.world_model.env import Guard, GuardConfig
 from burnish.finetune.world_model.model import ModelConfig
+from burnish.finetune.world_model.record import RECORD
 from burnish.offline.returns import Discount
 from burnish.policies.controllers import controller_for
 from burnish.policies.core.errors import BurnishError
+from burnish.policies.core.rewards import RewardMap
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import agent_spec
+from burnish.policies.core.wrapper import Wrapper
 from burnish.policies.data.episodes import Episode, Episodes
 from burnish.policies.measure.evaluate import evaluate, evaluation_seeds
 from burnish.sim.point_reach import PointReach, PointReachConfig, Reward
+from report_lab import page
 from seam import METHODS as LEARNING
 from seam import make_base, shrunk
 
@@ -35,6 +43,21 @@ TASK = PointReachConfig(reward=Reward.distance, goal_in_state=True, radius=0.3, 
 
 def world(num_envs: int = 12) -> ScaledEnv:
     return ScaledEnv(PointReach(num_envs, TASK, seed=5))
+
+
+class Knowing(Wrapper):
+    """The same world, which computes what a tick pays and how it ends from what it shows."""
+
+    def step(self, action, active=None):
+        return self.env.step(action, active)
+
+    @property
+    def known_outcome(self):
+        def known(before, after):
+            away = (after["state"][:, :2] - after["state"][:, 2:]).square().sum(1).sqrt()
+            return -away, away <= TASK.radius, torch.zeros(len(away), dtype=torch.bool)
+
+        return known
 
 
 class Halfway:
@@ -133,6 +156,7 @@ def test_a_resumed_run_equals_one_that_went_on():
         mine, theirs = (x.learner.policy.state_dict().values() for x in (one, other))
         assert all(torch.equal(x, y) for x, y in zip(mine, theirs, strict=True))
         assert one.statistics.ticks == other.statistics.ticks and one.latest == other.latest
+        assert one.record == other.record
 
 
 def test_a_policy_that_the_model_led_astray_begins_anew(capsys):
@@ -159,6 +183,48 @@ def test_a_model_that_flatters_is_not_trusted(capsys):
     assert str(before) == str(after), "something was refined in it"
 
 
+def test_a_report_shows_imagined_beside_real(tmp_path):
+    env = world()
+    loop = made(config(imagined=200, gap=2.0, model=TINY), Halfway(env), env, seed=3)
+    run(loop, 3 * 48 * TASK.max_steps)
+    folder = report_lab.run_folder(tmp_path / "run", "imagine", 0, [])
+    assert "burnish report" in loop.deliver(folder)
+    record = loop.record
+    assert [x[2] is None for x in record.trials] == [True, False, False]
+    assert record.trials[-1][0] == loop.statistics.ticks
+    assert sum(x[2] for x in record.reliability) == 2 * 48 // 5, "of the second fit, a fifth of what was played before"
+    assert len(record.episodes) == 2 and all(x.real[0] == x.imagined[0] for x in record.episodes)
+    text = page(folder, "run")
+    for words in ("Imagined beside real", "Success head", "3 trials in the world", "state 0", "Episode 2: really a"):
+        assert words in text
+    told = json.loads((folder / RECORD).read_text())
+    elsewhere = tmp_path / "elsewhere"
+    (folder / RECORD).rename(elsewhere)
+    assert "Imagined beside real" not in page(folder, "run")
+    (folder / RECORD).symlink_to(elsewhere)
+    assert "Imagined beside real" not in page(folder, "run"), "a link is not followed"
+    (folder / RECORD).unlink()
+    for change in ({"trials": [[1.0, None, 0.5]]}, {"names": ["one"]}, {"reliability": [[0.5, 0.5, 0]]}):
+        (folder / RECORD).write_text(json.dumps({**told, **change}))
+        with pytest.raises(BurnishError, match=r"imagined\.json is malformed"):
+            read_run(folder)
+
+
+def test_known_ends_need_no_success_to_learn_from(capsys):
+    env = RewardMap(Knowing(world()), scale=2.0, shift=-1.0)
+    base = Halfway(world(), speed=0.05)  # it hardly ever succeeds
+    loop = made(config(imagined=200, known_outcome=True, model=TINY), base, env, seed=3)
+    run(loop, 2 * 48 * TASK.max_steps)
+    data = loop.ticks.all()
+    assert loop.model.known is not None
+    reward, success, failure = loop.model.known(data["obs"], data["next_obs"])
+    assert torch.allclose(reward, data["reward"], atol=1e-5) and torch.equal(success, data["success"])
+    assert not failure.any() and loop.latest["model/recall"] in (0.0, 1.0) and not loop.record.reliability
+    assert loop.latest["model/false_alarms"] == 0 and float(data["success"].float().sum()) < FEWEST
+    with pytest.raises(BurnishError, match="needs at least"):
+        run(made(config(imagined=200, model=TINY), base, env, seed=3), 2 * 48 * TASK.max_steps)
+
+
 def test_recordings_teach_the_model_before_anything_is_played():
     env = world(2)
     obs = torch.rand(9, 4)
@@ -173,6 +239,8 @@ def test_recordings_teach_the_model_before_anything_is_played():
 def test_what_makes_no_sense_is_refused():
     env = world()
     loop = made(config(), Halfway(env), env)
+    with pytest.raises(BurnishError, match="this world cannot say what a tick pays"):
+        made(config(known_outcome=True), Halfway(env), env)
     with pytest.raises(BurnishError, match="less than two trials"):
         loop.iterations(48 * TASK.max_steps)
     for name in ("sb3", "dagger"):

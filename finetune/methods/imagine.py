@@ -21,6 +21,7 @@ differ needs them. Both pretrain their policies otherwise.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -35,7 +36,9 @@ from ...policies.cli.machine import say
 from ...policies.controllers import controller_for
 from ...policies.core import tree
 from ...policies.core.chunk import HistoryEnv
+from ...policies.core.config import from_data, to_data
 from ...policies.core.errors import BurnishError
+from ...policies.core.files import named, replace
 from ...policies.core.ranges import check_ranges
 from ...policies.core.seed import derive
 from ...policies.core.types import Controller, Learns, Metrics, Obs, VecEnv
@@ -45,6 +48,7 @@ from ..loops import SLICE, Loop
 from ..world_model.check import calibrate_success, examined, require_both
 from ..world_model.env import GuardConfig, ImaginedEnv, Starts
 from ..world_model.model import Fit, ModelConfig, WorldModel
+from ..world_model.record import EPISODES, RECORD, Record, episodes_beside, reliability
 from ..world_model.ticks import Tape, Ticks
 from .dsrl import DSRLConfig
 
@@ -65,6 +69,8 @@ class ImagineConfig:
     imagined_worlds: int = 16  # imagined worlds that are stepped at once
     starts: Starts = Starts.first  # beginning of imagined episodes: where real ones began, anywhere, or near a success
     horizon: int = 0  # ticks until an imagined episode is truncated; 0: those of the world
+    # rewards and ends are those that the world computes from what it shows, where it can, and no predictions
+    known_outcome: bool = False
     gap: float = 0.15  # imagined minus real success above which the model is not trusted
     model: ModelConfig = field(default_factory=ModelConfig)  # the model of the world
     guard: GuardConfig = field(default_factory=GuardConfig)  # answer to a model that does not know
@@ -93,19 +99,25 @@ def build(
     """``prepare(config, base, env)`` makes the loop of the inner method; ``history`` is the number of frames that
     ``env`` stacks."""
     tape = Tape(env, Ticks(device) if recordings is None else recordings, history)
-    model = WorldModel(tape.single_frames, config.model, seed=derive(seed, "model")).to(device)
+    known = tape.known_outcome if config.known_outcome else None
+    if config.known_outcome and known is None:
+        raise BurnishError(
+            "this world cannot say what a tick pays and how it ends by what it shows; leave method.known_outcome out"
+        )
+    model = WorldModel(tape.single_frames, config.model, seed=derive(seed, "model"), known=known).to(device)
 
     def imagined(worlds: int, name: str) -> ImaginedEnv:
         options: dict[str, Any] = {"starts": config.starts, "horizon": config.horizon or None, "device": device}
         return ImaginedEnv(model, worlds, config.guard, seed=derive(seed, name), **options)
 
     inside, evaluated = imagined(config.imagined_worlds, "imagined"), imagined(EVALUATION_WORLDS, "evaluated")
+    shown = imagined(min(EPISODES, env.num_envs), "shown")
 
     def inner(attempt: int) -> Loop[Any]:
         given: dict[str, Any] = {"probe": samples is not None and attempt == 0, "samples": samples}
         return prepare(config.inner, base, stacked(inside, history), seed=derive(seed, "inner", attempt), **given)
 
-    return ImagineLoop(config, base, tape, inside, evaluated, inner, seed)
+    return ImagineLoop(config, base, tape, inside, evaluated, shown, inner, seed)
 
 
 def stacked(env: VecEnv, history: int) -> VecEnv:
@@ -138,10 +150,12 @@ class ImagineLoop(Learns):
         tape: Tape,
         imagined: ImaginedEnv,
         evaluated: ImaginedEnv,
+        shown: ImaginedEnv,
         inner: Callable[[int], Loop[Any]],
         seed: int,
     ) -> None:
         self.config, self.base, self.tape, self.imagined, self.evaluated = config, base, tape, imagined, evaluated
+        self.shown, self.record = shown, Record()
         self.ticks, self.model, self.seed = tape.ticks, imagined.model, seed
         self.env: Any = tape
         self._inner = inner
@@ -242,7 +256,14 @@ class ImagineLoop(Learns):
         if not scored:
             acting = Noisy(acting, self.config.explore, derive(self.seed, "explore", self.iteration))
         seeds = [derive(self.seed, "trial", self.iteration, world) for world in range(self.tape.num_envs)]
+        begun = self.ticks.episodes  # of which the first is that of the first world
         found = evaluate(self.tape, acting, seeds)
+        if part == 0 and self.iteration:  # there is a model
+            which, world = range(self.shown.num_envs), stacked(self.shown, self.tape.history)
+            given = [begun + i for i in which], [seeds[i] for i in which]
+            self.record.names, self.record.episodes = episodes_beside(
+                self.shown, world, self._acting(world), self.ticks, *given
+            )
         if scored:
             self.scores.append(mean(found))
         execute, statistics = self.policy.spec.execute, self.statistics
@@ -258,6 +279,7 @@ class ImagineLoop(Learns):
     def _judge_trial(self, last: bool) -> None:
         real = sum(self.scores) / len(self.scores)
         played = len(self.scores) * self.tape.num_envs
+        self.record.trials.append([float(self.statistics.ticks), real, self.promised])
         words = f"after {int(self.statistics.ticks):,} real ticks the policy has {real:.3g} in {played} real episodes"
         before, self.score = self.score, real
         self.start = real if self.start is None else self.start
@@ -288,14 +310,17 @@ class ImagineLoop(Learns):
 
     def _fit(self, part: int, parts: int) -> Metrics:
         if part == 0:
-            require_both(self.ticks)
+            if self.model.known is None:
+                require_both(self.ticks)
             self.model.prepare(self.ticks)
         metrics = self.fit.steps(self.ticks.split()[0], min(SLICE, self.config.model.updates - part * SLICE))
         if part == parts - 1:
             self.model.calibrate(self.ticks)
+            if self.ticks.knows_success and self.model.known is None:
+                self.record.reliability = reliability(self.model, self.ticks)
             self._show_ticks()
             found, real = examined(self.model, self.ticks), float(self.score or 0.0)
-            if self.ticks.knows_success:
+            if self.ticks.knows_success and self.model.known is None:
                 world = stacked(self.evaluated, self.tape.history)
                 seeds = evaluation_seeds(EVALUATION_WORLDS, stream="calibrate", base=self.iteration)
                 calibrate_success(self.evaluated, world, self._acting(world), real, seeds)
@@ -311,7 +336,7 @@ class ImagineLoop(Learns):
         return metrics
 
     def _show_ticks(self) -> None:
-        for env in (self.imagined, self.evaluated):
+        for env in (self.imagined, self.evaluated, self.shown):
             env.begin(self.ticks)
 
     # ---- reports and state ----
@@ -322,7 +347,8 @@ class ImagineLoop(Learns):
         return {**inner, **real, **self.latest, "imagined/unknown": self.imagined.share_unknown()}
 
     def deliver(self, folder: Path) -> str:
-        return ""
+        replace(named(folder) / RECORD, json.dumps(to_data(self.record), allow_nan=False))
+        return f"imagined beside real, as curves and episodes: burnish report run={folder}"
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -342,6 +368,7 @@ class ImagineLoop(Learns):
             "trusted": self.trusted,
             "best": None if self.best is None else {"score": self.best[0], "weights": self.best[1]},
             "latest": {key: float(x) for key, x in self.latest.items()},
+            "record": to_data(self.record),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -360,3 +387,4 @@ class ImagineLoop(Learns):
         self.scores, self.refined = list(state["scores"]), bool(state["refined"])
         self.best = None if state["best"] is None else (float(state["best"]["score"]), state["best"]["weights"])
         self.latest = dict(state["latest"])
+        self.record = from_data(Record, state.get("record", {}))  # older states have none

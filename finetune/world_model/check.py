@@ -12,7 +12,7 @@ from ...policies.core.errors import BurnishError
 from ...policies.core.tree import index, where
 from ...policies.core.types import Controller, VecEnv
 from .env import ImaginedEnv
-from .model import WorldModel, ends_of, threshold
+from .model import WorldModel, disagreement, ends_of, threshold
 from .ticks import Ticks, of_episodes
 
 FEWEST = 10  # successes, and failures, from which a model can learn to tell one from the other
@@ -38,7 +38,7 @@ def examined(model: WorldModel, ticks: Ticks) -> dict[str, float]:
     found = {
         "ticks": float(len(ticks)),
         "r2": float(explained[moves].mean()) if bool(moves.any()) else 0.0,
-        "rank": spearman(means.std(0, correction=0).mean(-1), error.square().mean(-1)),
+        "rank": spearman(disagreement(means), error.square().mean(-1)),
         "within_1": float((off[..., moves] < 1).float().mean()),
         "within_2": float((off[..., moves] < 2).float().mean()),
         **{f"ahead_{k}": ahead(model, held, k) for k in AHEAD},

@@ -26,7 +26,7 @@ from ...policies.core.clock import Clock, restored
 from ...policies.core.errors import BurnishError
 from ...policies.core.ranges import check_ranges
 from ...policies.core.types import Obs, Step
-from .model import WorldModel, ends_of
+from .model import WorldModel, disagreement, ends_of
 from .ticks import Ticks
 
 KEY = (5, 20)  # ticks before a success between which starts=key begins
@@ -85,6 +85,7 @@ class ImaginedEnv:
         self.limit = float("inf")
         self._clock = Clock(num_envs, seed, device)
         self._pool: Obs = {}  # the observations at which episodes begin
+        self._own_start = False  # world i begins at row i of them
         self._late = 0  # how many of them, the last ones, come shortly before a success
         self._obs: Obs = {}
         self._shadow: Obs = {}  # the same episodes as a second member sees them
@@ -94,6 +95,7 @@ class ImaginedEnv:
 
     def begin(self, ticks: Ticks) -> None:
         """Episodes begin at these ticks from now on, and the limit is that of the model as it is."""
+        self._own_start = False
         data = ticks.all()
         first = tree.index(data["obs"], data["first"] if self.starts is not Starts.any else slice(None))
         late = tree.index(data["obs"], shortly_before_success(data)) if self.starts is Starts.key else {}
@@ -102,7 +104,15 @@ class ImaginedEnv:
         self._pool = tree.to({key: both[key] for key in self.spec.obs.shapes}, self.device)
         with torch.no_grad():
             mean = self.model.changes_of(data["obs"], data["action"])[0]
-        self.limit = self.guard.limit * float(mean.std(0, correction=0).mean(-1).amax())
+        self.limit = self.guard.limit * float(disagreement(mean).amax())
+
+    def begin_at(self, obs: Obs) -> None:
+        """From now on each world begins at its own row of ``obs``."""
+        self._pool, self._own_start = dict(obs), True
+
+    def state(self) -> Tensor:
+        """(N, D): the numbers that the model moves, as they are."""
+        return self.model.state_of(self._obs)
 
     def reset(self, mask: Tensor | None = None, seeds: Sequence[int] | None = None) -> Obs:
         if not self._pool:
@@ -113,9 +123,11 @@ class ImaginedEnv:
         early = (dice[:, 0] * (size - self._late)).long()
         late = size - self._late + (dice[:, 0] * self._late).long()
         row = torch.where((dice[:, 3] < 0.5) & (self._late > 0), late, early)
-        begun = tree.index(self._pool, row.clamp(max=size - 1))
+        row = torch.arange(self.num_envs, device=row.device) if self._own_start else row.clamp(max=size - 1)
+        begun = tree.index(self._pool, row)
         self._obs = tree.where(mask, begun, self._obs) if self._obs else begun
-        self._shadow = tree.where(mask, begun, self._shadow) if self._shadow else begun
+        if self.guard.verify:
+            self._shadow = tree.where(mask, begun, self._shadow) if self._shadow else begun
         own = (dice[:, 1] * members).long()
         other = (own + 1 + (dice[:, 2] * (members - 1)).long()) % members
         self._member = torch.where(mask, torch.stack([own, other]), self._member)
@@ -127,7 +139,8 @@ class ImaginedEnv:
         action = action.to(self.device).float().clamp(-1, 1)
         active = self._clock.advance(active)
         dim = sum(self.model.sizes)
-        noise = self._clock.noise("imagined tick").normal((self.num_envs, 2 * dim)).to(action)
+        # The first half is the same whether or not a second one is drawn.
+        noise = self._clock.noise("imagined tick").normal((self.num_envs, dim * (1 + self.guard.verify))).to(action)
         here = self.model.predict(self._obs, action, self._member[0], noise[:, :dim])
         success = here.success
         if self.guard.verify:

@@ -10,7 +10,8 @@ held out (``calibrate``), then of those that are imagined of the policy just tri
 would turn a false alarm of 1 % into one in half of all episodes.
 
 **Rewards** that are a function of success and failure in all data (success or nothing, a cost per tick) are that
-function; others are predicted.
+function; others are predicted. Where a world says what a tick pays and how it ends by what it shows (``known``), so
+does its model, and there is nothing to calibrate.
 
 **Departures.** A number's likelihood is weighted by its variance to the power of 1/2 (beta-NLL, Seitzer et al. 2022,
 2203.09168): plain likelihood gives up on what is hard to predict. No elites and no early stopping: a fixed number of
@@ -32,7 +33,7 @@ from ...policies.core.normalize import Affine, Scaling
 from ...policies.core.ranges import check_ranges
 from ...policies.core.seed import generator as named_generator
 from ...policies.core.spec import EnvSpec, dtype_of
-from ...policies.core.types import Metrics, Obs
+from ...policies.core.types import KnownOutcome, Metrics, Obs
 from ...policies.nets.ensemble import EnsembleMLP
 from ...policies.nets.mlp import Activation, require_widths
 from .ticks import Ticks, of_episodes
@@ -92,9 +93,9 @@ class WorldModel(nn.Module):
     known_reward: Tensor
     success_ends: Tensor
 
-    def __init__(self, spec: EnvSpec, config: ModelConfig, *, seed: int = 0) -> None:
+    def __init__(self, spec: EnvSpec, config: ModelConfig, *, seed: int = 0, known: KnownOutcome | None = None) -> None:
         super().__init__()
-        self.spec, self.config = spec, config
+        self.spec, self.config, self.known = spec, config, known
         strange = sorted(key for key in spec.obs.shapes if dtype_of(key) != torch.float32 and not _kept(key))
         self.moving = sorted(key for key in spec.obs.shapes if key not in strange and not _kept(key))
         if strange or not self.moving:
@@ -139,13 +140,18 @@ class WorldModel(nn.Module):
 
     def changes_of(self, obs: Mapping[str, Tensor], action: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log deviation (E, B, D) of the normalised change."""
-        return self._changes(self.state_of(obs), self._extra_of(obs), action)
+        mean, log_std = self._changes(self.state_of(obs), self._extra_of(obs), action)
+        return mean, self._bounded(log_std)
 
     def _changes(self, state: Tensor, extra: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log deviation as the network says it, beyond any bound."""
         mean, log_std = self.dynamics(torch.cat([self.states(state), self.extras(extra), action], -1)).chunk(2, -1)
+        return mean, log_std
+
+    def _bounded(self, log_std: Tensor) -> Tensor:
         low, high = self.log_std
         log_std = high - F.softplus(high - log_std)
-        return mean, low + F.softplus(log_std - low)
+        return low + F.softplus(log_std - low)
 
     def outcomes(self, state: Tensor, extra: Tensor, action: Tensor) -> Tensor:
         """(E, B, 3): normalised reward, and the logits of success and failure, of an action that led to ``state``."""
@@ -164,9 +170,13 @@ class WorldModel(nn.Module):
         row = torch.arange(len(action), device=action.device)
         state, extra = self.state_of(obs), self._extra_of(obs)
         mean, log_std = self._changes(state, extra, action)
-        uncertainty = mean.std(0, correction=0).mean(-1)
-        change = mean[member, row] + log_std[member, row].exp() * noise
+        change = mean[member, row] + self._bounded(log_std[member, row]).exp() * noise
         state = (state + change * self.changes.scale + self.changes.shift).clamp(self.low, self.high)
+        after, uncertainty = self.with_state(obs, state), disagreement(mean)
+        if self.known is not None:
+            paid, success, failure = self.known(obs, after)
+            score = torch.stack([success, failure], 1).to(state)
+            return Prediction(after, paid, success, failure & ~success, score, uncertainty)
         score, reward = self.scores(state, extra, action)
         success, failure = (score > self.thresholds).unbind(-1)
         failure = failure & ~success
@@ -174,7 +184,7 @@ class WorldModel(nn.Module):
             paid = torch.where(success, self.rewards[1], torch.where(failure, self.rewards[2], self.rewards[0]))
         else:
             paid = reward[member, row]
-        return Prediction(self.with_state(obs, state), paid, success, failure, score, uncertainty)
+        return Prediction(after, paid, success, failure, score, uncertainty)
 
     # ---- fitting ----
 
@@ -210,6 +220,7 @@ class WorldModel(nn.Module):
         """``rows`` (E, B) are the ticks that each member learns from."""
         state, extra, action, after, reward, ends = (x[rows] for x in data)
         mean, log_std = self._changes(state, extra, action)
+        log_std = self._bounded(log_std)
         error = (self.changes(after - state) - mean).square()
         each = error * (-2 * log_std).exp() + 2 * log_std
         likelihood = (each * (2 * BETA * log_std).exp().detach()).mean((1, 2)).sum()
@@ -222,7 +233,9 @@ class WorldModel(nn.Module):
 
     @torch.no_grad()
     def calibrate(self, ticks: Ticks) -> None:
-        """As many episodes with an imagined success, and failure, as really had one."""
+        """As many episodes with an imagined success, and failure, as really had one; known ends are what they are."""
+        if self.known is not None:
+            return
         held = ticks.split()[1]
         score = self.scores_of(held)
         for kind, happened in enumerate(ends_of(held)):
@@ -231,6 +244,8 @@ class WorldModel(nn.Module):
 
     def scores_of(self, data: Mapping[str, Any]) -> Tensor:
         """(T, 2): the scores of success and failure of recorded ticks."""
+        if self.known is not None:
+            return torch.stack(self.known(data["obs"], data["next_obs"])[1:], 1).to(data["reward"])
         return self.scores(self.state_of(data["next_obs"]), self._extra_of(data["obs"]), data["action"])[0]
 
 
@@ -240,7 +255,7 @@ class Fit:
     def __init__(self, model: WorldModel, seed: int) -> None:
         self.model, self.generator = model, named_generator(seed, "fit")
         config = model.config
-        self.optimizer = torch.optim.AdamW(model.parameters(), config.lr, weight_decay=config.weight_decay)
+        self.optimizer = torch.optim.AdamW(model.parameters(), config.lr, weight_decay=config.weight_decay, fused=True)
 
     def steps(self, data: Mapping[str, Any], count: int) -> Metrics:
         shape = (self.model.config.members, self.model.config.batch)
@@ -260,6 +275,12 @@ class Fit:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.optimizer.load_state_dict(state["optimizer"])
         self.generator.set_state(state["generator"].cpu())
+
+
+def disagreement(mean: Tensor) -> Tensor:
+    """(B,): the deviation of the members' means (E, B, D), averaged over numbers. `Tensor.std` is slow over a first
+    dimension that is so short."""
+    return (mean - mean.mean(0)).square().mean(0).sqrt().mean(-1)
 
 
 def threshold(highest: Tensor, share: float) -> float:

@@ -141,6 +141,17 @@ SIGNS: dict[str, Sign] = {
     "time/actor_waits": Sign(
         "Share of its time that the acting process waits.", above(0.5, "learning is the bottleneck")
     ),
+    "imagined/gap": Sign(
+        "Imagined minus real success of the policy that was tried last.",
+        above(0.15, "the model flatters its policies; let it see more real episodes, or guard it"),
+    ),
+    "imagined/unknown": Sign("Share of imagined ticks in which the members of the model disagree beyond their limit."),
+    "model/r2": Sign(
+        "Share of the changes in ticks it was not fitted to that the model explains.",
+        below(0.3, "it hardly knows its world; give it more updates or more episodes"),
+    ),
+    "model/recall": Sign("Share of held-out successful episodes in which the model sees the success."),
+    "model/false_alarms": Sign("Share of held-out failed episodes in which the model sees a success."),
     "loss": Sign("The loss of imitation; its shape says something, its height depends on the kind of policy."),
 }
 

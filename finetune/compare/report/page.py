@@ -18,6 +18,7 @@ from . import health, pooled, settings, timing, verdict, words
 from .curves import measure_of, of_comparison, of_run
 from .films import Films, films
 from .forest import forest
+from .imagined import imagined_of
 from .instructions import instructions_of
 from .read import Comparison, Entry, RunFolder
 from .starts import field_of
@@ -57,6 +58,7 @@ def comparison_page(comparison: Comparison, videos_mib: float) -> str:
             },
             "scale": scale,
             "instructions": instructions_of(comparison),
+            "imagined": {x.path.name: imagined_of(x) for x in shown.values() if x.imagined is not None},
             "films": films(comparison.path / "videos", labels, int(videos_mib * MIB)),
             "field": field_of(comparison, [run.name for run in order]),
             "settings": {
@@ -93,6 +95,7 @@ def run_page(run: RunFolder, command: str | None) -> str:
             "table": None,
             "scale": None,
             "instructions": None,
+            "imagined": {} if run.imagined is None else {verdict.run_name(run): imagined_of(run)},
             "films": Films([], f"A single run films nothing; {hint}"),
             "field": f"A single run keeps no record of single episodes; {hint}",
             "settings": {

@@ -20,6 +20,7 @@ from ....policies.core.errors import BurnishError
 from ....policies.measure.evaluate import Evaluation
 from ....policies.runs.manifest import parse, plain_yaml
 from ....policies.runs.run import CONFIG, METRICS, read_metrics
+from ...world_model.record import RECORD, Record
 from ..comparison import COMPARISON, EVALUATIONS
 from .words import Measure
 
@@ -145,6 +146,7 @@ class RunFolder:
     path: Path
     config: dict[str, Any]
     rows: list[dict[str, float]]
+    imagined: Record | None = None  # of a run in imagination
 
     @property
     def method(self) -> str | None:
@@ -218,10 +220,13 @@ def read_run(path: Path) -> RunFolder:
     config = parse(path / CONFIG, plain_yaml)
     if not isinstance(config, dict):
         raise BurnishError(f"{path / CONFIG} is malformed: it holds no settings")
+    record = path / RECORD
+    known = record.is_file() and not record.is_symlink()  # a link could lead to any file of this machine
+    imagined = _table(Record, _json(record), RECORD) if known else None
     if not (path / METRICS).is_file():
-        return RunFolder(path, config, [])
+        return RunFolder(path, config, [], imagined)
     try:
-        return RunFolder(path, config, read_metrics(path))
+        return RunFolder(path, config, read_metrics(path), imagined)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise BurnishError(f"{path / METRICS} is malformed: each line must hold numbers under their names") from error
 
