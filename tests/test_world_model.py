@@ -3,45 +3,25 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import pytest
 import torch
+from imagine_lab import SMALL, TrueModel, fitted, imagined, placed, played
 
 from burnish.finetune.world_model.check import FEWEST, calibrate_success, examined, require_both, spearman
 from burnish.finetune.world_model.env import Guard, GuardConfig, ImaginedEnv, Starts, shortly_before_success
-from burnish.finetune.world_model.model import Fit, ModelConfig, Prediction, WorldModel
+from burnish.finetune.world_model.model import WorldModel
 from burnish.finetune.world_model.ticks import Tape, Ticks
 from burnish.policies.core.chunk import HistoryEnv
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import ObsSpec
-from burnish.policies.core.types import VecEnv
 from burnish.policies.measure.evaluate import evaluate, evaluation_seeds
 from burnish.sim.point_reach import PointReach, PointReachConfig, Reward
 from burnish.sim.toy import LQR, ConstantReward, LQRConfig, lqr_matrices
 
-RADIUS = 0.5  # m; so wide that random play succeeds in a third of its episodes
-SMALL = ModelConfig(members=3, hidden=[64, 64], updates=600)
-
-
-def played(env: VecEnv, ticks: int, seed: int = 0) -> Ticks:
-    """So many ticks of uniformly random actions in every world of ``env``, which takes actions in [-1, 1]."""
-    tape, dice = Tape(env, Ticks()), torch.Generator().manual_seed(seed)
-    tape.reset()
-    for _ in range(ticks):
-        step = tape.step(torch.rand(env.num_envs, env.spec.action.dim, generator=dice) * 2 - 1)
-        if bool((ended := step.terminated | step.truncated).any()):
-            tape.reset(ended)
-    return tape.ticks
-
-
-def fitted(env: VecEnv, ticks: Ticks, config: ModelConfig = SMALL) -> WorldModel:
-    model = WorldModel(env.spec, config, seed=1)
-    model.prepare(ticks)
-    Fit(model, 2).steps(ticks.split()[0], config.updates)
-    model.calibrate(ticks)
-    return model
+# A radius (m) so wide that random play succeeds in a third of its episodes.
+REACHING = PointReachConfig(reward=Reward.sparse, goal_in_state=True, radius=0.5, max_steps=25)
 
 
 @pytest.fixture(scope="module")
@@ -51,14 +31,9 @@ def lqr():
     return env, ticks, fitted(env, ticks)
 
 
-def reaching(num_envs: int = 16) -> ScaledEnv:
-    config = PointReachConfig(reward=Reward.sparse, goal_in_state=True, radius=RADIUS, max_steps=25)
-    return ScaledEnv(PointReach(num_envs, config, seed=3))
-
-
 @pytest.fixture(scope="module")
 def reach():
-    env = reaching()
+    env = ScaledEnv(PointReach(16, REACHING, seed=3))
     ticks = played(env, 150)
     return env, ticks, fitted(env, ticks)
 
@@ -86,10 +61,9 @@ def test_a_reward_that_is_known_is_no_prediction():
     model = WorldModel(env.spec, SMALL)
     model.prepare(ticks)
     assert bool(model.known_reward) and model.rewards[0] == 1.0
-    imagined = ImaginedEnv(model, 4, GuardConfig(Guard.none))
-    imagined.begin(ticks)
-    imagined.reset()
-    assert imagined.step(torch.zeros(4, 1)).reward.tolist() == [1.0] * 4
+    world = imagined(model, ticks, 4, GuardConfig(Guard.none))
+    world.reset()
+    assert world.step(torch.zeros(4, 1)).reward.tolist() == [1.0] * 4
 
 
 def test_success_is_imagined_as_often_as_it_happens(reach):
@@ -108,48 +82,23 @@ def test_success_is_imagined_as_often_as_it_happens(reach):
         def step(self, obs):
             return 0.5 * (obs["state"][:, 2:] - obs["state"][:, :2]).clamp(-1, 1)
 
-    imagined = ImaginedEnv(model, 64, GuardConfig(Guard.none))
-    imagined.begin(ticks)
+    world = imagined(model, ticks, 64, GuardConfig(Guard.none))
     seeds = evaluation_seeds(64)
     for share in (0.25, 0.5):
-        calibrate_success(imagined, imagined, Slow(), share, seeds)
-        rate = evaluate(imagined, Slow(), seeds).summary()["success_rate"]
+        calibrate_success(world, world, Slow(), share, seeds)
+        rate = evaluate(world, Slow(), seeds).summary()["success_rate"]
         assert abs(rate - share) <= 4 / 64  # scores that round to 1 are ties
 
 
-class TrueModel(WorldModel):
-    """The dynamics of PointReach themselves, in place of a fit; members disagree by ``doubt`` left of x = 0."""
-
-    def __init__(self, env: VecEnv, doubt: float = 0.0):
-        super().__init__(env.spec, SMALL)
-        self.doubt = doubt
-        self.known_reward.fill_(True)
-        self.rewards.copy_(torch.tensor([0.0, 1.0, 0.0]))
-
-    def predict(self, obs, action, member, noise):
-        state = obs["state"].clone()
-        state[:, :2] = (state[:, :2] + action / 20.0).clamp(-1, 1)
-        success = (state[:, :2] - state[:, 2:]).square().sum(1).sqrt() <= RADIUS
-        nothing = torch.zeros_like(success)
-        beyond = self.doubt * (obs["state"][:, 0] < 0)
-        score = torch.stack([success.float(), nothing.float()], 1)
-        return Prediction({"state": state}, success.float(), success, nothing, score, beyond)
-
-
 def test_the_true_dynamics_give_what_the_world_gives(reach):
-    env, ticks, _ = reach
-    imagined = ImaginedEnv(TrueModel(env), 16, GuardConfig(Guard.none, verify=True), starts=Starts.any)
-    imagined.begin(ticks)
-    real, seen = reaching(), imagined.reset()
-    real.reset()
-    raw: Any = real.env
-    start, goal = seen["state"].clone().split(2, 1)
-    raw._state = {"position": start, "velocity": torch.zeros_like(start), "goal": goal}
+    _, ticks, _ = reach
+    here = imagined(TrueModel(REACHING), ticks, 16, GuardConfig(Guard.none, verify=True), starts=Starts.any)
+    real = placed(PointReach(16, REACHING), here.reset())
     active = torch.ones(16, dtype=torch.bool)
     dice = torch.Generator().manual_seed(1)
     for _ in range(25):
         action = torch.rand(16, 2, generator=dice) * 2 - 1
-        ours, theirs = imagined.step(action, active), real.step(action, active)
+        ours, theirs = here.step(action, active), real.step(action, active)
         for x, y in (
             (ours.obs["state"], theirs.obs["state"]),
             (ours.reward, theirs.reward),
@@ -157,7 +106,7 @@ def test_the_true_dynamics_give_what_the_world_gives(reach):
             (ours.truncated, theirs.truncated),
             (ours.info["success"], theirs.info["success"]),
         ):
-            assert torch.allclose(x[active].float(), y[active].float(), atol=1e-6)
+            assert torch.equal(x[active], y[active])
         active &= ~(ours.terminated | ours.truncated)
     assert not active.any()
 
@@ -166,9 +115,7 @@ def test_rows_outside_the_mask_stay_and_a_saved_state_goes_on(reach):
     _, ticks, model = reach
 
     def world():
-        made = ImaginedEnv(model, 6, GuardConfig(Guard.none, verify=True), seed=4)
-        made.begin(ticks)
-        return made
+        return imagined(model, ticks, 6, GuardConfig(Guard.none, verify=True), seed=4)
 
     one, action = world(), torch.full((6, 2), 0.3)
     before = one.reset()["state"].clone()
@@ -188,12 +135,11 @@ def test_rows_outside_the_mask_stay_and_a_saved_state_goes_on(reach):
 
 @pytest.mark.parametrize("kind", list(Guard))
 def test_guards_act_where_the_members_disagree(reach, kind):
-    env, ticks, _ = reach
-    imagined = ImaginedEnv(TrueModel(env, doubt=2.0), 64, GuardConfig(kind, penalty=0.5), starts=Starts.any)
-    imagined.begin(ticks)
-    imagined.limit = 1.0
-    lost = imagined.reset()["state"][:, 0] < 0
-    step = imagined.step(torch.zeros(64, 2))
+    _, ticks, _ = reach
+    world = imagined(TrueModel(REACHING, doubt=2.0), ticks, 64, GuardConfig(kind, penalty=0.5), starts=Starts.any)
+    world.limit = 1.0
+    lost = world.reset()["state"][:, 0] < 0
+    step = world.step(torch.zeros(64, 2))
     beyond, other = lost & ~step.info["success"], ~lost & ~step.info["success"]
     assert beyond.sum() > 5 and other.sum() > 5
     found = {
@@ -209,7 +155,16 @@ def test_guards_act_where_the_members_disagree(reach, kind):
     }[kind]
     assert {key: float(x) for key, x in found.items()} == expected
     assert not (step.terminated | step.truncated)[other].any() and not step.reward[other].any()
-    assert imagined.share_unknown() == float(beyond.sum()) / 64 and imagined.share_unknown() == 0
+    assert world.share_unknown() == float(beyond.sum()) / 64 and world.share_unknown() == 0
+    # Worlds that do not tick are neither moved nor counted, whatever becomes of the others.
+    some = torch.arange(64) < 32
+    before = {key: x.clone() for key, x in world.state_dict().items() if isinstance(x, torch.Tensor) and len(x) == 64}
+    seen = world._obs["state"].clone()
+    world.step(torch.full((64, 2), 0.5), some)
+    world.reset(some)
+    assert torch.equal(world._obs["state"][~some], seen[~some]) and world.unknown[1] == 32
+    after = world.state_dict()
+    assert "tick" in before and all(torch.equal(after[key][~some], x[~some]) for key, x in before.items())
 
 
 def test_key_starts_lie_shortly_before_a_success():
@@ -249,7 +204,7 @@ def test_what_cannot_be_learnt_is_refused(reach):
     with pytest.raises(BurnishError, match="no tick was played"):
         Ticks().all()
     with pytest.raises(BurnishError, match="call begin"):
-        ImaginedEnv(TrueModel(env), 2, GuardConfig()).reset()
+        ImaginedEnv(TrueModel(REACHING), 2, GuardConfig()).reset()
 
 
 def test_rank_correlation():
