@@ -43,6 +43,7 @@ KEYS = {
         "reinflow_over_dppo_4",
     },
     "imagine_quality": {f"insert_{what}" for what in ("imagine", "unguarded", "dsrl", "fewer_steps")},
+    "imagine_speed": {"imagined_over_bare", "imagined_over_raw", "fit_s"},
     "improve": {"improve_median_change", "improve_regret"},
     "outside_speed": {"pool_over_async", "pusht"},
     "outside_experts": {"worst_clean", "noisy", "clumsy", "tasks"},
