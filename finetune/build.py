@@ -22,6 +22,7 @@ from ..policies.core.spec import ActionSpec, ChunkConfig, EnvSpec, PolicySpec, c
 from ..policies.core.types import Controller, Obs, VecEnv
 from ..policies.data.episodes import Episodes
 from ..policies.gaussian import GaussianPolicy
+from ..policies.planner import PlannerPolicy
 from .loops import Assembly, Loop, OffPolicy, OnPolicy
 from .method import LoopKind, Needs, Phase, Recorded, View, resolved
 from .methods import offline_to_online
@@ -64,6 +65,7 @@ def has(base: Any, needs: Needs) -> bool:
         Needs.squashed: gaussian and base.config.squash,
         Needs.trainable: imitates,
         Needs.denoiser: imitates and spec is not None and spec.noise_shape == spec.chunk_shape,
+        Needs.planner: isinstance(base, PlannerPolicy),
         Needs.view: True,
     }[needs]
 

@@ -45,6 +45,7 @@ class Needs(Enum):
     squashed = "is a Gaussian squashed by tanh, or none at all"
     trainable = "can go on imitating, or none at all"
     denoiser = "makes its chunk of noise and can go on imitating, or none at all"
+    planner = "plans in a latent model, or none at all"
     view = "its view asks for, or none at all"  # the method itself knows its views, and refuses
 
     @property

@@ -34,6 +34,7 @@ from .methods.residual_td3 import ResidualTD3Config
 from .methods.rfs import RFSConfig
 from .methods.rlpd import RLPDConfig
 from .methods.rpd import RPDConfig
+from .methods.tdmpc import TDMPCConfig
 from .people.dagger import DAggerConfig
 from .people.intervened_rows import InterventionUse
 from .people.rlif import RLIFConfig
@@ -121,6 +122,9 @@ METHODS_OF_OURS: dict[str, Method] = {
         "expo", EXPOConfig, "the best of edited draws; the base only imitates", needs=Needs.imitator, **PLAYED
     ),
     "rlpd": _online("rlpd", RLPDConfig, "SAC or TD3, half of each batch recordings", needs=Needs.squashed, **PLAYED),
+    "tdmpc": _online(
+        "tdmpc", TDMPCConfig, "TD-MPC2: plans in a latent model that it learns", needs=Needs.planner, **PLAYED
+    ),
     "rlif": _online(
         "rlif",
         RLIFConfig,

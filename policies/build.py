@@ -36,6 +36,7 @@ from .lerobot.checkpoint import load as load_lerobot
 from .lerobot.diffusion import LeRobotDiffusionConfig
 from .nets.critic import CriticConfig
 from .one_step import OneStepConfig
+from .planner import PlannerConfig
 from .runs.checkpoint import Checkpoint
 from .runs.run import find_policy
 from .split_chain import SplitChainConfig
@@ -85,6 +86,8 @@ COMPOSITES: dict[str, CompositeKind] = {
 CRITIC = PolicyKind(CriticConfig, ".nets.critic:QEnsemble", "what the actions are worth")
 # Distilled from another policy by offline/fql.py; it cannot imitate, so nobody pretrains one.
 ONE_STEP = PolicyKind(OneStepConfig, ".one_step:OneStepPolicy", "observation and noise to a chunk, in one pass")
+# Trained by finetune/methods/tdmpc.py.
+PLANNER = PolicyKind(PlannerConfig, ".planner:PlannerPolicy", "plans in a latent model, with a prior and critics")
 # Trained by LeRobot: read from its checkpoints (lerobot/checkpoint.py), and refined.
 LEROBOT = {
     "lerobot_diffusion": PolicyKind(LeRobotDiffusionConfig, ".lerobot.diffusion:LeRobotDiffusion", "of LeRobot"),
@@ -96,6 +99,7 @@ KINDS: dict[str, PolicyKind | CompositeKind] = {
     **LEROBOT,
     "critic": CRITIC,
     "one_step": ONE_STEP,
+    "planner": PLANNER,
 }
 EXTERNAL = "external"
 Changes = tuple[int | None, Sampler | None, float | None]  # of steps, sampler and guidance

@@ -118,6 +118,11 @@ def _require_modules(policy: Any) -> None:
 
 
 def _require_no_memory(policy: Any) -> None:
+    if any(hasattr(part, "search") for part in policy.modules()):
+        raise BurnishError(
+            "a planner plans in every step, from where its last plan ended, which no network of a bundle can; let the "
+            "robot ask it as a policy server: burnish serve"
+        )
     shown = [x.name for part in policy.modules() if corrects(part) for x in part.observe]
     if shown:
         raise BurnishError(
