@@ -90,6 +90,7 @@ KEYS = {
     "sim_speed": {"of_raw", "over_async", "over_sync", "over_envpool", "half_cheetah_over_async"},
     "from_scratch": {f"{name}_over_sb3" for name in ("sac", "sac_normalized", "td3", "td3_normalized", "ppo")},
     "same_numbers": {"equal", "of"},
+    "tdmpc_quality": {"tdmpc_over_published", "tdmpc_over_sac", "tasks"},
     "sizes": {
         *(f"{name}_{what}" for name in ("dppo", "residual_td3", "dsrl") for what in ("live", "added")),
         *("lines", "lines_before", "long_files", "cycles", "duplicates"),

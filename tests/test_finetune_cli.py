@@ -225,6 +225,7 @@ def test_help_offers_each_verb_its_methods(capsys):
     for verb, table in (("finetune", ONLINE), ("offline", OFFLINE)):
         assert main([verb, "--help"]) == 0
         line = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("  method="))
-        # Settings of rlpd and of residual_td3 that have a name of their own.
-        named = {"sac", "td3", "residual_td3_cpu", "residual_td3_published"} if verb == "finetune" else set()
+        # Settings of rlpd, residual_td3 and tdmpc that have a name of their own.
+        presets = {f"{name}_{size}" for name in ("residual_td3", "tdmpc") for size in ("cpu", "published")}
+        named = {"sac", "td3", *presets} if verb == "finetune" else set()
         assert line.strip().removeprefix("method=").split("|") == sorted(table.keys() | named)
