@@ -7,14 +7,14 @@ Both methods are what a user runs: `burnish finetune method=tdmpc_cpu|sac env=dm
 the action repeat of 2 that were published, and no prediction of terminations, which the suite does not have. The budget
 is 100,000 steps of the task, thus 50,000 decisions, as the published curves count them.
 
-* A run is one JSON file, `results/tdmpc_quality/TASK/METHOD-SEED.json`, so runs that are there are not repeated; one that
-  was interrupted is resumed.
+* A run is one JSON file, `results/tdmpc_quality/TASK/METHOD-SEED.json`, so runs that are there are not repeated; one
+  that was interrupted is resumed.
 * The **return** is the mean over 10 episodes at the end, as many as were published, on the same seeds for all. TD-MPC2
   draws among its best plans, SAC plays its mean. **prior** is the same planner that does not plan (`policy.steps=0`).
 * ``PUBLISHED`` are the means over three seeds at step 100,000 of results/{tdmpc2,sac}/TASK.csv in
   github.com/nicklashansen/tdmpc2 (revision e9f5932), whose steps count the repeat (its issue 45).
-* RESULT ``tdmpc_over_published``: the mean over tasks of our mean return over the published one; ``tdmpc_over_sac``: over
-  that of our SAC. ``tasks`` counts those with a run; what is not there is -1.
+* RESULT ``tdmpc_over_published``: the mean over tasks of our mean return over the published one;
+  ``tdmpc_over_sac``: over that of our SAC. ``tasks`` counts those with a run; what is not there is -1.
 * **Seconds** are of one core, with the worlds'.
 """
 

@@ -49,7 +49,8 @@ def score(policy: Any) -> float:
     law = lqr_law(CONFIG, GAMMA)
     nothing = discounted_return(lambda obs: torch.zeros(len(obs["state"]), 1, CONFIG.axes))
     best = discounted_return(lambda obs: law(obs)[:, None])
-    return (discounted_return(lambda obs: policy.act(obs, greedy=True)) - nothing) / (best - nothing)
+    found = discounted_return(lambda obs: policy.spec.executed(policy.act(obs, greedy=True)))
+    return (found - nothing) / (best - nothing)
 
 
 def train(learner: Any, decisions: int, seed: int, *, negative_control: bool = False, num_envs: int = 8) -> float:

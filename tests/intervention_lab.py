@@ -81,6 +81,8 @@ CHUNK = {"horizon": EXECUTE, "execute": EXECUTE}
 AGENT = {"agent": {"hidden": [8]}, "critic": {"members": 2, "hidden": [8]}}
 PLAIN_PPO = {"epochs": 1, "minibatch": 8, "normalize": "none", "scale_reward": False, "value": {"hidden": [8]}}
 ON_POLICY = {"ppo": PLAIN_PPO, "loop": {"decisions_per_update": 16}}
+SEARCH = {"samples": 8, "prior_samples": 2, "elites": 2, "steps": 1}
+LATENT = {"latent": 8, "encoder_hidden": [8], "hidden": [8], "bins": 11}
 # Every method that people may interrupt, in its variants: (name, whether it needs a base, settings).
 CASES: dict[str, tuple[str, bool, dict[str, Any]]] = {
     "dppo": ("dppo", True, {**ON_POLICY, "trained_steps": 2}),
@@ -97,6 +99,7 @@ CASES: dict[str, tuple[str, bool, dict[str, Any]]] = {
     "expo": ("expo", True, {"loop": LOOP, **SLOW, "edit": {"hidden": [8]}, "critic": AGENT["critic"], "count": 2}),
     "rlpd": ("rlpd", False, {"execute": EXECUTE, "loop": LOOP, "sac": {**SLOW, **AGENT}}),
     "rlpd_td3": ("rlpd", False, {"algorithm": "td3", "execute": EXECUTE, "loop": LOOP, "td3": {**SLOW, **AGENT}}),
+    "tdmpc": ("tdmpc", False, {"loop": {**LOOP, "n_step": 1}, "agent": {**SEARCH, "model": LATENT}}),
     "rlif": ("rlif", False, {"execute": EXECUTE, "loop": {**LOOP, "n_step": 1}, "sac": {**SLOW, **AGENT}}),
     "dagger": ("dagger", True, {"loop": {"batch": 32, "prior_share": 1.0}}),
     "iql": ("iql", False, {"chunk": CHUNK, "loop": LOOP, "lr": 1e-3, "gaussian": {"hidden": [8]}}),

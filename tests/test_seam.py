@@ -57,6 +57,7 @@ class Lab:
         self.world, self.history = SeamWorld(worlds, image=image, goal=goal), history
         env = seam_env(self.world, history)
         self.base = None if kind is None else make_base(kind, seam_spec(env, history))
+        options |= {"history": history} if kind is None and history > 1 else {}  # else that of the base
         self.config = shrunk(METHODS[name].config(**{**FITTED.get(name, {}), **options}))
         # The probe asks everything twice, which the remote base forbids.
         self.loop = prepare(self.config, self.base, env, seed=3, probe=kind != "remote")

@@ -141,7 +141,7 @@ class TDMPC(Learner):
     ) -> None:
         self.policy, self.config = policy.to(device), config
         self.model = model = policy.model
-        self.actor = PlanningActor(policy, num_envs, device)
+        self.actor = self.planning = PlanningActor(policy, num_envs, device)
         self.target = copy.deepcopy(model.critic).requires_grad_(False)
         self.range = Range().to(device)
         self.seen = Running(policy) if normalize else None
@@ -254,11 +254,11 @@ class TDMPC(Learner):
         return order[:2] if count > 2 else None
 
     def state_dict(self) -> dict[str, Any]:
-        return {**state_of(self._parts), "start": self.actor.start.clone()}
+        return {**state_of(self._parts), "start": self.planning.start.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         restore(self._parts, state)
-        self.actor.start = state["start"].to(self.actor.start, copy=True)
+        self.planning.start = state["start"].to(self.planning.start, copy=True)
 
 
 def build(

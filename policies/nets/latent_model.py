@@ -112,8 +112,9 @@ class LatentModel(nn.Module):
         self.critic = EnsembleMLP(config.members, both, config.bins, config.hidden, **usual)
         self.end = MLP(config.latent, 1, config.hidden, **usual) if config.ends else None
         self.apply(_begin)
-        for last in (self.reward.layers[-1], self.critic.layers[-1]):
-            nn.init.zeros_(last.weight)
+        for net in (self.reward, self.critic):
+            *_, last, _ = net.parameters()  # the weights of the last layer, and its biases
+            nn.init.zeros_(last)
 
     def encode(self, obs: Obs) -> Tensor:
         return self.to_latent(self.encoder(obs))

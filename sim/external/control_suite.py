@@ -6,7 +6,7 @@ under the names that the suite gives them.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -16,7 +16,7 @@ from gymnasium import spaces
 class ControlSuite(gymnasium.Env):
     """``task`` is DOMAIN-NAME, such as cartpole-swingup or ball_in_cup-catch."""
 
-    metadata = {"render_modes": ["rgb_array"]}
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}
 
     def __init__(self, task: str = "walker-walk", repeat: int = 2, render_mode: str | None = None) -> None:
         from dm_control import suite
