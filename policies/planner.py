@@ -72,7 +72,7 @@ class Search(NamedTuple):
 
 
 class PlannerPolicy(nn.Module):
-    """``model`` is trained by `finetune/methods/tdmpc.py`; a planner imitates nobody."""
+    """The policy that plans; ``model`` is trained by `finetune/methods/tdmpc.py`; a planner imitates nobody."""
 
     def __init__(self, spec: PolicySpec, config: PlannerConfig) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class PlannerPolicy(nn.Module):
 
 
 def rest(plan: Tensor) -> Tensor:
-    """What is left of plans (B, H, A) when their first action was played; the last one is open, thus 0."""
+    """The rest of plans (B, H, A) when their first action was played; the last action is open, thus 0."""
     return torch.cat([plan[:, 1:], torch.zeros_like(plan[:, :1])], 1)
 
 
@@ -207,7 +207,7 @@ class PlannerController:
         return self._found[1]
 
     def state_dict(self) -> dict[str, Any]:
-        """What was found only is found again: the noise of a decision is addressed by it."""
+        """Without the last search, which is made again: the noise of a decision is addressed by it."""
         return {"seeds": self._seeds.state_dict(), "decision": self._decision, "start": self._start}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -4,9 +4,9 @@ Hansen et al. 2024 (TD-MPC2, arXiv 2310.16828). From sequences of H decisions of
 its first latent state; at step t, weighted by rho^t, it is to be where the next observation is encoded (consistency),
 and to know the reward and the value, whose target is the reward and the least of two critics behind it (a moving
 average of them) for an action of the prior. The prior climbs two critics on the states that were unrolled, divided by
-the range of their values, with a bonus for its spread. What acts, and is deployed, plans in the model
-(`policies/planner.py`), with the noise of its last round while it learns. It starts from nothing, or goes on from a
-planner; recordings, where there are any, are half of every batch.
+the range of their values, with a bonus for its spread. The policy that acts and is deployed plans in the
+model (`policies/planner.py`), with the noise of its last round while it learns. It starts from nothing, or goes on from
+a planner; recordings, where there are any, are half of every batch.
 
 There are two presets, and a setting that is given wins over both. ``method=tdmpc_cpu``, which is also ``method=tdmpc``,
 is what one core can do; ``method=tdmpc_published`` is that of the paper (5 million parameters), for a GPU:
@@ -216,7 +216,7 @@ class TDMPC(Learner):
     @torch.no_grad()
     def _targets(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Of each decision, one row each: the latent state (B H, D) that it led to, and the target (B H,) of its value.
-        What a decision led to is observed before the next one, and for the last of a sequence apart."""
+        The next decision observes where one led to; for the last of a sequence that is stored apart."""
         last = batch["valid"].sum(1) - 1
         rows = torch.arange(len(last), device=last.device)
 
