@@ -23,7 +23,7 @@ from ..policies.core.errors import BurnishError
 from ..policies.core.normalize import Normalizer, Scaling
 from ..policies.core.spec import PolicySpec, require_like_actions, stacked_by_history
 from ..policies.core.types import Obs
-from ..policies.data.episodes import Episode, Episodes, scaled_actions, told
+from ..policies.data.episodes import Episode, Episodes, scaled_actions, with_tokens
 from .replay import Replay
 from .returns import returns_to_go
 
@@ -55,7 +55,7 @@ def decisions(
     """
     if len(episodes) == 0:
         raise BurnishError("there are no episodes to learn from")
-    episodes = told(episodes, spec)
+    episodes = with_tokens(episodes, spec)
     count = spec.execute if phases is None else phases
     if not 1 <= count <= spec.execute:
         raise BurnishError(f"phases={phases} must lie between 1 and the {spec.execute} executed steps of a decision")

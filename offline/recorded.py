@@ -27,7 +27,7 @@ from ..policies.core.spec import ActionSpec, PolicySpec
 from ..policies.core.tree import index, map_tree, to
 from ..policies.core.types import Obs, Policy
 from ..policies.core.views import Hidden, unhidden
-from ..policies.data.episodes import Episodes, told
+from ..policies.data.episodes import Episodes, with_tokens
 from .dataset import decisions
 from .replay import Replay
 
@@ -77,7 +77,7 @@ def label_with_base(
             "give the policy itself, or refine without prior data"
         )
     spec = base.spec
-    episodes = told(episodes, spec)
+    episodes = with_tokens(episodes, spec)
     one = PolicySpec(episodes.spec.obs, limits or spec.action, horizon=1, execute=1, history=spec.history)
     pieces = list(episodes_of(decisions(episodes, one, gamma, device=device)))
     asked = [_asked(obs, final, spec) for obs, _, final in pieces]

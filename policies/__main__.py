@@ -25,7 +25,7 @@ from .core.errors import BurnishError
 from .core.spec import ChunkConfig, check_compatible
 from .core.types import VecEnv
 from .core.wrapper import description, instructions, state_names
-from .data.episodes import told
+from .data.episodes import with_tokens
 from .data.read import fingerprint
 from .evaluator import EvalConfig, in_words
 from .imitate import ImitateConfig, ImitationLearner, imitate
@@ -107,7 +107,7 @@ def pretrain(config: PretrainConfig) -> int:
         base, known = acting_policy(config.policy, device, config.env)
         policy = trainable_imitator(base, "imitation")
         hz = episodes.control_hz or policy.spec.control_hz or episodes.spec.control_hz
-        seen = told(episodes, policy.spec).spec.obs.with_history(policy.spec.history)
+        seen = with_tokens(episodes, policy.spec).spec.obs.with_history(policy.spec.history)
         check_compatible(policy.spec, replace(episodes.spec, obs=seen, control_hz=hz))
         env_data = env_data or known.get("env")
         settings, free = settings | {"policy_sha256": weights_of(config.policy.path)}, free | {"policy.path"}

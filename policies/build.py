@@ -135,7 +135,7 @@ def build_policy(config: Any, spec: PolicySpec, *, seed: int = 0, device: torch.
 
 
 def _made(make: Any, spec: PolicySpec, config: Any) -> nn.Module:
-    """What a policy reads instructions by is a part of it, so that its checkpoints hold that too."""
+    """The tokenizer of a policy that reads instructions is a part of it, so its checkpoints hold that too."""
     policy: nn.Module = make(spec, config)
     if isinstance(spec.words, Words):
         policy.words = spec.words

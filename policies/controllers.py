@@ -49,7 +49,7 @@ class ChunkController:
         self._left = torch.zeros(num_envs, dtype=torch.int64, device=device)  # actions still in the queue
         self._decision = torch.zeros_like(self._left)
         self._plan: Plan | None = None
-        self._told: Tensor | None = None  # the instructions by which the queues were planned
+        self._tokens: Tensor | None = None  # the instructions by which the queues were planned
         self._acted = False  # before: its first act may be that of an untrusted policy, and has a limit of time
 
     def reset(self, mask: Tensor, seeds: Sequence[int] | None = None) -> None:
@@ -73,15 +73,15 @@ class ChunkController:
         self._decision = self._decision + empty
         self._queue, self._left, self._plan = queue, left - 1, None
         if "tokens" in obs:
-            self._told = obs["tokens"].clone()
+            self._tokens = obs["tokens"].clone()
         return action
 
     def _empty(self, obs: Obs) -> Tensor:
         """(N,) where the policy must be asked: nothing is left of a chunk, or another instruction has come since."""
         empty = self._left == 0
-        if self._told is None or "tokens" not in obs:
+        if self._tokens is None or "tokens" not in obs:
             return empty
-        return empty | (obs["tokens"] != self._told).any(1)
+        return empty | (obs["tokens"] != self._tokens).any(1)
 
     def _next(self, obs: Obs) -> tuple[Tensor, Tensor, Tensor]:
         """The next action of each world, and its queue with the number of actions left before that action."""
@@ -124,14 +124,14 @@ class ChunkController:
             "decision": self._decision,
             # Asked again in another batch, a network may round otherwise: what was planned is part of the state.
             "plan": None if self._plan is None else self._plan._asdict(),
-            "told": self._told,
+            "tokens": self._tokens,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._seeds.load_state_dict(state["seeds"])
         self._queue, self._left, self._decision = state["queue"], state["left"], state["decision"]
         self._plan = None if state["plan"] is None else Plan(**state["plan"])
-        self._told = state.get("told")
+        self._tokens = state.get("tokens")
 
 
 def controller_for(

@@ -55,7 +55,7 @@ from .deployment import (
     require_quick,
     write_json,
 )
-from .env import RobotEnv, told
+from .env import RobotEnv, with_instruction
 from .errors import RobotError
 from .export.exporter import ExportConfig, To, source
 from .export.exporter import export as run_export
@@ -340,7 +340,7 @@ def _body(config: RobotVerb, acting: ActionSource | None) -> Iterator[tuple[Any,
         if acting is not None:
             for name in require_fit(acting, seeing.spec):
                 say(f"note: {acting.where} does not say its {name}, so it was not compared with the robot's")
-        yield told(seeing, config.instruction), world
+        yield with_instruction(seeing, config.instruction), world
 
 
 def _itself(config: RobotVerb) -> dict[str, Any]:

@@ -74,7 +74,7 @@ class Body(Protocol):
 Stage = Callable[[Body, int], Link]  # begin an episode of that seed; the robot is held, where the episode begins
 
 
-def told(body: Any, instruction: str) -> Any:
+def with_instruction(body: Any, instruction: str) -> Any:
     """The body, with what its worlds say as ``instructions``; nothing where ``instruction`` is empty."""
     if instruction:
         body.instructions = [instruction]

@@ -94,7 +94,7 @@ class BatchedMujoco:
 
     @property
     def instructions(self) -> list[str] | None:
-        """What each world is told to do, where the task tells them apart by words."""
+        """The instruction of each world, where the task tells its episodes apart by words."""
         return getattr(self.task, "instructions", None)
 
     def guard(self, limits: Limits) -> None:

@@ -72,8 +72,8 @@ def stream(
         obs = env.reset(begins, row_seeds)
         controller.reset(begins, row_seeds)
         tape.begin(begins, obs)
-        told = instructions(env) or tasks
-        tasks[:] = [told[world] if world in worlds else task for world, task in enumerate(tasks)]
+        texts = instructions(env) or tasks
+        tasks[:] = [texts[world] if world in worlds else task for world, task in enumerate(tasks)]
         return obs
 
     obs = assign(range(env.num_envs))

@@ -22,7 +22,7 @@ from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.language import Letters, Spoken
 from burnish.policies.core.spec import ActionSpec, ChunkConfig, ObsSpec, PolicySpec, chunk_spec
 from burnish.policies.core.wrapper import instructions
-from burnish.policies.data.episodes import Windows, told
+from burnish.policies.data.episodes import Windows, with_tokens
 from burnish.policies.data.info import described
 from burnish.policies.data.lerobot_writer import LeRobotWriter
 from burnish.policies.data.read import read_dataset
@@ -203,7 +203,7 @@ def test_tasks_become_tokens_when_windows_are_cut(episodes: Any):
     last = windows[torch.tensor([len(windows) - 1])]
     assert torch.equal(last.obs["tokens"], policy.words.ids([episodes[11].task]))
     assert policy.bc_loss(last.obs, last.action).isfinite().all()
-    assert told(episodes, replace(policy.spec, words=None)) is episodes
+    assert with_tokens(episodes, replace(policy.spec, words=None)) is episodes
     episodes_without = replace(episodes, episodes=[replace(episodes[0], task="")])
     with pytest.raises(BurnishError, match="episode 0 of the data has no task"):
         Windows(episodes_without, policy.spec)

@@ -19,7 +19,7 @@ from burnish.policies.flow import FlowConfig
 from burnish.policies.vla.words import Words
 from burnish.policies.wire.codec import pack
 from burnish.policies.wire.schema import PROMPT, Field, Refusal, Schema
-from burnish.real_robot.env import told
+from burnish.real_robot.env import with_instruction
 from burnish.real_robot.inference.action_sources import StillWorld
 from burnish.sim.build import make_env, seen_by
 from burnish.sim.discs import SENTENCES, DiscsConfig
@@ -143,6 +143,6 @@ def test_a_robot_is_told():
 
     with pytest.raises(BurnishError, match="instruction="):
         seen_by(policy.spec, StillWorld(Body()))  # type: ignore[arg-type]
-    obs = seen_by(policy.spec, StillWorld(told(Body(), SENTENCES[4]))).reset()
+    obs = seen_by(policy.spec, StillWorld(with_instruction(Body(), SENTENCES[4]))).reset()
     assert torch.equal(obs["tokens"], policy.words.ids([SENTENCES[4]]))
     assert policy.act(obs).shape == (1, 4, 2)

@@ -39,7 +39,7 @@ class Spoken(Wrapper):
             raise BurnishError(f"words can be swapped between two instructions or more, and there is only {swap[0]!r}")
         self._words, self._swap, self._seeds = words, sorted(set(swap)), [0] * env.num_envs
         self.spec = replace(env.spec, obs=ObsSpec({**env.spec.obs.shapes, "tokens": (words.length,)}))
-        self._told: list[str] = []
+        self._texts: list[str] = []
         self._tokens = torch.empty(0)
 
     def reset(self, mask: Tensor | None = None, seeds: Sequence[int] | None = None) -> Obs:
@@ -52,11 +52,11 @@ class Spoken(Wrapper):
         return step._replace(obs=self._heard(step.obs))
 
     def _heard(self, obs: Obs) -> Obs:
-        told = instructions(self.env) or []
+        texts = instructions(self.env) or []
         if self._swap:
-            told = [self._other(text, seed) for text, seed in zip(told, self._seeds, strict=True)]
-        if told != self._told:
-            self._told, self._tokens = told, self._words.ids(told).to(self.device)
+            texts = [self._other(text, seed) for text, seed in zip(texts, self._seeds, strict=True)]
+        if texts != self._texts:
+            self._texts, self._tokens = texts, self._words.ids(texts).to(self.device)
         return {**obs, "tokens": self._tokens}
 
     def _other(self, text: str, seed: int) -> str:

@@ -62,9 +62,9 @@ def repeatable(env: Any) -> bool:
 
 
 def instructions(env: Any) -> list[str] | None:
-    """What the world behind ``env`` tells each row to do, as ``instructions``; None where it tells nothing."""
-    told = getattr(_innermost(env), "instructions", None)
-    return None if told is None else list(told)
+    """The ``instructions`` that the world behind ``env`` gives, a text for each row; None where it gives none."""
+    texts = getattr(_innermost(env), "instructions", None)
+    return None if texts is None else list(texts)
 
 
 def description(env: Any) -> str:

@@ -161,7 +161,7 @@ def check_fits(episode: Episode, spec: EnvSpec, number: int) -> None:
         )
 
 
-def told(episodes: Episodes, policy: PolicySpec) -> Episodes:
+def with_tokens(episodes: Episodes, policy: PolicySpec) -> Episodes:
     """With the tasks of the episodes as ``tokens``, where a policy reads them: on disk they are text."""
     words = policy.words
     if words is None or "tokens" in episodes.spec.obs.shapes:
@@ -232,7 +232,7 @@ class Windows:
     def __init__(self, episodes: Episodes, policy: PolicySpec, pad: Pad | str = Pad.repeat) -> None:
         if len(episodes) == 0:
             raise BurnishError("windows need at least one episode")
-        episodes = told(episodes, policy)
+        episodes = with_tokens(episodes, policy)
         missing = sorted(set(policy.obs.shapes) - set(episodes.spec.obs.shapes))
         if missing:
             raise BurnishError(

@@ -76,7 +76,7 @@ class LeRobotPolicy(RemotePolicy):
         if config.sha256 not in (None, sha256):
             raise BurnishError(f"{config.path} is another policy than the one that was used: its sha256 differs")
         self.config, self.world = replace(config, sha256=sha256), world
-        self._told = Letters() if config.prompt is None and "tokens" in world.obs.shapes else None
+        self._letters = Letters() if config.prompt is None and "tokens" in world.obs.shapes else None
         python = os.environ.get(PYTHON) or ENVIRONMENTS.python("lerobot")
         first = {"folder": str(folder.absolute()), "device": config.device, "threads": config.threads}
         limits = {"start_s": config.start_s, "timeout_s": config.timeout_s}

@@ -101,7 +101,7 @@ class RemotePolicy:
         except ImportError as error:
             raise BurnishError("policy=remote needs websockets and msgpack; pip install 'burnish[serve]'") from error
         self.config, self.world = config, world
-        self._told = Letters() if config.prompt is None and "tokens" in world.obs.shapes else None
+        self._letters = Letters() if config.prompt is None and "tokens" in world.obs.shapes else None
         key = os.environ.get(API_KEY) if keyed else None
         connection = Connection(config.url, timeout_s=config.timeout_s, api_key=key)
         self._meet(connection, f"the server at {config.url}", config.keys)
@@ -136,15 +136,15 @@ class RemotePolicy:
 
     def _reading(self, spec: PolicySpec) -> PolicySpec:
         """Instructions reach this policy as the bytes of their text, unless the server asks for tokens itself."""
-        if self._told is None or "tokens" in spec.obs.shapes:
-            self._told = None
+        if self._letters is None or "tokens" in spec.obs.shapes:
+            self._letters = None
             return spec
-        return spec.reading(self._told)
+        return spec.reading(self._letters)
 
     def _ask(self, seen: Obs, noise: Tensor | None = None, seeds: Tensor | None = None) -> Tensor:
         """(B, H, A) in [-1, 1], in as few requests as the server allows."""
-        texts = [] if self._told is None else self._told.texts(seen["tokens"])
-        seen = seen if self._told is None else {key: x for key, x in seen.items() if key != "tokens"}
+        texts = [] if self._letters is None else self._letters.texts(seen["tokens"])
+        seen = seen if self._letters is None else {key: x for key, x in seen.items() if key != "tokens"}
         columns = {self._names.get(key, key): _sent(key, x) for key, x in seen.items()}
         columns |= {name: _sent(name, x) for name, x in (("noise", noise), ("seed", seeds)) if x is not None}
         rows, several = len(next(iter(columns.values()))), "batch" in self.extensions
@@ -179,13 +179,13 @@ class RemotePolicy:
 
     def _asked(self, sample: Obs | None) -> PolicySpec:
         """Of a server that announces nothing: what its answer to one observation shows."""
-        world = self.world if self._told is None else replace(self.world, obs=without_tokens(self.world.obs))
+        world = self.world if self._letters is None else replace(self.world, obs=without_tokens(self.world.obs))
         shapes, names = world.obs.shapes, wanted(self._names, world)
         blank = {key: torch.zeros(1, *shapes[key], dtype=dtype_of(key)) for key in names}
         seen = blank if sample is None else {key: sample[key][:1] for key in names}
         message: dict[str, Any] = {self._names.get(key, key): _sent(key, x)[0] for key, x in seen.items()}
-        if self._told is not None:
-            message["prompt"] = "" if sample is None else self._told.texts(sample["tokens"][:1])[0]
+        if self._letters is not None:
+            message["prompt"] = "" if sample is None else self._letters.texts(sample["tokens"][:1])[0]
         actions = self._actions(message)
         spec = shown(actions, world, names, self._where)
         noise = actions.shape if "noise" in self.extensions else None

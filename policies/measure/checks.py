@@ -1,4 +1,4 @@
-"""What an evaluation cannot go on with: numbers that are none, and episodes without an end."""
+"""Checks that end an evaluation: of numbers that are none, and of episodes without an end."""
 
 from __future__ import annotations
 

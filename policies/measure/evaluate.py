@@ -167,8 +167,8 @@ def _play(
     lengths = torch.zeros(worlds, dtype=torch.int64, device=device)
     succeeded = torch.zeros(worlds, dtype=torch.bool, device=device)
     never = torch.zeros(worlds, dtype=torch.bool, device=device)
-    told = instructions(env)
-    texts = [""] * len(seeds) if told is None else [told[i % worlds] for i in range(len(seeds))]
+    first_texts = instructions(env)
+    texts = [""] * len(seeds) if first_texts is None else [first_texts[i % worlds] for i in range(len(seeds))]
     reports_success, finished = False, 0
     rows: list[tuple[float, int, bool, bool, bool, bool]] = [(math.nan, 0, False, False, False, False)] * len(seeds)
 
@@ -209,7 +209,7 @@ def _play(
         if fresh.any():
             controller.reset(begins, world_seeds)
             obs = tree.where(begins, env.reset(begins, world_seeds), obs)
-            for world in fresh.nonzero().flatten().tolist() if told is not None else ():
+            for world in fresh.nonzero().flatten().tolist() if first_texts is not None else ():
                 texts[episode[world] or 0] = (instructions(env) or texts)[world]
             refuse_non_finite(obs, begins, world_seeds)
             returns, lengths = returns.masked_fill(begins, 0.0), lengths.masked_fill(begins, 0)
@@ -219,7 +219,7 @@ def _play(
     by_seed = [list(column) for column in zip(*rows, strict=True)]
     returned, length, terminated, truncated, *successes = by_seed
     once, at_end = successes if reports_success else (None, None)
-    said = None if told is None else texts
+    said = None if first_texts is None else texts
     return Evaluation(seeds, returned, length, terminated, truncated, once, at_end, honours, said)
 
 

@@ -25,7 +25,7 @@ from ..core.types import Obs
 from .mlp import MLP, Activation, require_widths
 from .vision import VisionConfig, VisionNet, random_shift
 
-MEANINGS, MEANING = 1024, 32  # of a token at a place: several share one, sentences hardly; and the width of each
+WORD_VECTORS, WORD_WIDTH = 1024, 32  # of a token at a place: several share one, sentences hardly; and the width of each
 
 
 @dataclass
@@ -96,12 +96,12 @@ class ObsEncoder(nn.Module):
         # Frames of a history share the network of their camera. Dots are not legal in the names of modules.
         cameras = {key: spec.obs.shapes[key] for key in shapes if is_image(key)}
         self.vision = nn.ModuleDict({_name(key): VisionNet(shape, config.vision) for key, shape in cameras.items()})
-        self.meanings = nn.Embedding(MEANINGS, MEANING) if "tokens" in shapes else None
+        self.word_vectors = nn.Embedding(WORD_VECTORS, WORD_WIDTH) if "tokens" in shapes else None
         self._width = {
             key: config.vision.features * math.prod(shape[:-3]) if is_image(key) else math.prod(shape)
             for key, shape in shapes.items()
         }
-        self._width |= {"tokens": MEANING} if self.meanings else {}
+        self._width |= {"tokens": WORD_WIDTH} if self.word_vectors else {}
         width = sum(self._width.values()) + (1 if self.goal_keys else 0)
         self.dim = config.trunk[-1] if config.trunk else width
         self.trunk = (
@@ -159,11 +159,11 @@ class ObsEncoder(nn.Module):
         return torch.cat([one(key) for key in keys], 1)
 
     def _read(self, tokens: Tensor) -> Tensor:
-        """(B, L) int64, -1 where there is none -> (B, MEANING), of about unit size whatever the length."""
-        assert self.meanings is not None, "there are tokens to read"
+        """(B, L) int64, -1 where there is none -> (B, WORD_WIDTH), of about unit size whatever the length."""
+        assert self.word_vectors is not None, "there are tokens to read"
         real = tokens >= 0
         place = torch.arange(tokens.shape[1], device=tokens.device)
-        found = self.meanings((31 * tokens + 7919 * place).clamp(min=0) % MEANINGS) * real[..., None]
+        found = self.word_vectors((31 * tokens + 7919 * place).clamp(min=0) % WORD_VECTORS) * real[..., None]
         return found.sum(1) / real.sum(1, keepdim=True).clamp(min=1).sqrt()
 
     def _look(self, key: str, images: Tensor, augment: torch.Generator | None) -> Tensor:

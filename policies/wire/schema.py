@@ -143,7 +143,7 @@ class Schema:
             if name in self.fields:
                 raw[name] = walk.array()
             elif name == "prompt":
-                request.prompts = walk.texts(self.batch)
+                request.prompts = walk.texts(self.batch) if self.prompts else [walk.take("str")]
             elif name == "reset":
                 request.reset = walk.take("bool")
             elif name in NUMBERS:
@@ -158,16 +158,16 @@ class Schema:
             raise Refusal(Code.SCHEMA, f"the request lacks {missing[0]!r}; it has {sorted(raw)}")
         request.arrays = {name: self._array(name, x, request) for name, x in raw.items()}
         if self.prompts:
-            request.prompts = self._told(request)
+            request.prompts = self._prompts_of(request)
         return request
 
-    def _told(self, request: Request) -> list[str]:
-        told = request.prompts * (request.rows if len(request.prompts) == 1 else 1)
-        if len(told) != request.rows:
-            raise Refusal(Code.SCHEMA, f"the policy reads a prompt for each of {request.rows} rows, not {len(told)}")
-        if (longest := max(map(len, told))) > PROMPT:
+    def _prompts_of(self, request: Request) -> list[str]:
+        prompts = request.prompts * (request.rows if len(request.prompts) == 1 else 1)
+        if len(prompts) != request.rows:
+            raise Refusal(Code.SCHEMA, f"the policy reads a prompt for each of {request.rows} rows, not {len(prompts)}")
+        if (longest := max(map(len, prompts))) > PROMPT:
             raise Refusal(Code.VALUE, f"a prompt of {longest} characters is longer than the {PROMPT} allowed")
-        return told
+        return prompts
 
     def _count(self, request: Request, name: str, number: int) -> None:
         if name == "obs_seq":

@@ -89,10 +89,10 @@ class PolicyServer:
         with torch.no_grad(), first_act():
             policy.act(blank, greedy=True)  # who cannot answer with chunks is refused here, not in mid-flight
         self.schema = _schema(self.spec, config, spec.words is not None)
-        told = ["prompt"] if self.schema.prompts else []
+        prompt = ["prompt"] if self.schema.prompts else []
         noise, hidden = (["noise"] if spec.noise_shape else []), (["hmac"] if key else [])
         self.metadata = {
-            "extensions": ["batch", *told, *noise, "seed", "reset", "obs_seq", *hidden],
+            "extensions": ["batch", *prompt, *noise, "seed", "reset", "obs_seq", *hidden],
             "largest_batch": config.batch,
             "policy_spec": to_data(self.spec.to_dict()),
             "schema_sha256": self.schema.sha256,
@@ -150,8 +150,8 @@ class PolicyServer:
             answer["reset"] = True
         if request.arrays:
             arrays = {key: self._tensor(key, x) for key, x in request.arrays.items()}
-            if self.schema.prompts:
-                arrays["tokens"] = self.policy.spec.words.ids(request.prompts).to(self.device)
+            if (words := self.policy.spec.words) is not None:
+                arrays["tokens"] = words.ids(request.prompts).to(self.device)
             seed, noise = arrays.pop("seed", None), arrays.pop("noise", None)
             source: dict[str, Any] = {}
             if noise is not None:

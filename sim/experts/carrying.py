@@ -15,6 +15,7 @@ from ..physics import Array
 from ..tasks import cubes
 from ..tasks.pick_place import PickPlace
 from ..tasks.stack import Stack
+from ..tasks.tabletop import Tabletop
 from .scripted import Move, by_phase
 
 HIGH, LIFTED = 0.06, 0.045  # m, of the tool: on its way, and from where on it goes sideways with a cube
@@ -24,6 +25,9 @@ CLOSED = 0.0  # rad: tighter than a cube allows, so the servo presses with all i
 MARGIN = 0.005  # m, between the cube and the finger that does not move
 BLOCKED = 0.008  # m
 LOST = 0.025  # m: a cube that is farther from the tool is held no more
+
+
+Carrying = PickPlace | Stack | Tabletop
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class Carry:
     ways: bool = False  # takes the cube by either pair of faces, and carries it nearer or farther from the base
     choices: int = 2
 
-    def __call__(self, task: PickPlace | Stack, phase: Array, ticks: Array, choice: Array) -> Move:
+    def __call__(self, task: Carrying, phase: Array, ticks: Array, choice: Array) -> Move:
         moves = [self._approach(task, choice), self._close(task, ticks), self._carry(task, choice)]
         moves += [self._open(task), self._leave(task, ticks)]
         pose, now = by_phase(phase, [m.pose for m in moves]), task.hand.commanded()
@@ -45,7 +49,7 @@ class Carry:
         gripper = np.where((phase == 1) | (phase == 2), CLOSED, cubes.OPEN)
         return Move(pose, gripper, by_phase(phase, [np.asarray(m.next) for m in moves]))
 
-    def _approach(self, task: PickPlace | Stack, choice: Array) -> Move:
+    def _approach(self, task: Carrying, choice: Array) -> Move:
         now, tool, position = task.hand.commanded(), task.hand.arm.tcp(), task.cube.position()
         other = np.pi / 2 * (choice[:, 0] < 0.5) * self.ways
         roll = other + cubes.quarter(task.cube.turn() - cubes.azimuth(position) - other)
@@ -62,11 +66,11 @@ class Carry:
         there = _there(tool, np.stack([x, y, position[:, 2]], axis=1))
         return Move(pose, next=np.where(there & (turned < 0.1), 1, 0))
 
-    def _close(self, task: PickPlace | Stack, ticks: Array) -> Move:
+    def _close(self, task: Carrying, ticks: Array) -> Move:
         stopped = np.abs(task.hand.arm.velocity()[:, 5]) < 0.1
         return Move(task.hand.commanded(), next=np.where((ticks >= 3) & stopped, 1, 0))
 
-    def _carry(self, task: PickPlace | Stack, choice: Array) -> Move:
+    def _carry(self, task: Carrying, choice: Array) -> Move:
         now, tool, position, goal = task.hand.commanded(), task.hand.arm.tcp(), task.cube.position(), task.goal()
         offset = tool - position
         place = goal[:, :2] + (offset[:, :2] if self.attentive else 0.0)
@@ -83,14 +87,14 @@ class Carry:
         lost = np.linalg.norm(offset, axis=1) > LOST
         return Move(pose, next=np.where(lost, -2, np.where(arrived, 1, 0)))
 
-    def _open(self, task: PickPlace | Stack) -> Move:
+    def _open(self, task: Carrying) -> Move:
         """The finger that does not move leaves the cube too, once the other has."""
         pose, gripper = task.hand.commanded(), task.hand.arm.q()[:, 5]
         loose = np.clip(cubes.in_hand(task.hand, task.cube)[:, :1] - MARGIN, -0.0015, 0)
         pose[:, :2] += loose * cubes.closing(task.hand) * (gripper > arm.PINCH + 0.06)[:, None]
         return Move(pose, next=np.where(gripper > arm.PINCH + 0.2, 1, 0))
 
-    def _leave(self, task: PickPlace | Stack, ticks: Array) -> Move:
+    def _leave(self, task: Carrying, ticks: Array) -> Move:
         pose = task.hand.commanded()
         pose[:, 2] += 0.03
         return Move(pose, next=np.where(ticks >= 4, -4, 0))

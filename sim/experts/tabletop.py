@@ -21,7 +21,7 @@ SLOW = 0.004  # m in a tick, of the tool that pushes: a cube that is struck slid
 
 
 @dataclass(frozen=True)
-class Told:
+class FollowInstruction:
     """The script of tabletop: what the instruction says."""
 
     carry: Carry = field(default_factory=Carry)  # lifts, touches and puts down: all begin with a grasp
@@ -49,11 +49,10 @@ class Told:
         return Move(pose, next=(phase == 0) & _there(tool, first))
 
 
+CARELESS = Carry(grasp_m=(0.0, 0.003), short=0.155, drop_m=0.003, attentive=False)
 LEVELS = {
-    "clean": Level(Told()),
-    "noisy": Level(Told(), noise=0.1),
-    "multi_modal": Level(Told(Carry(ways=True))),
-    "clumsy": Level(
-        Told(Carry(grasp_m=(0.0, 0.003), short=0.155, drop_m=0.003, attentive=False), beside_m=0.009), noise=0.06
-    ),
+    "clean": Level(FollowInstruction()),
+    "noisy": Level(FollowInstruction(), noise=0.1),
+    "multi_modal": Level(FollowInstruction(Carry(ways=True))),
+    "clumsy": Level(FollowInstruction(CARELESS, beside_m=0.009), noise=0.06),
 }

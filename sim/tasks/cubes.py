@@ -6,7 +6,7 @@ about the vertical is known up to that, and is observed as the sine and cosine o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -41,6 +41,14 @@ def cube(name: str, rgba: str, mass: float) -> str:
       <geom name="{name}" type="box" size="{half} {half} {half}" mass="{mass}" rgba="{rgba}"
             {arm.TOUCHING["object"]} {CONTACT}/>
     </body>"""
+
+
+class AnyCube(Protocol):
+    """A cube in each of N worlds, not necessarily the same one."""
+
+    def position(self) -> Array: ...
+    def turn(self) -> Array: ...
+    def at_rest(self) -> np.ndarray: ...
 
 
 class Cube:
@@ -111,7 +119,7 @@ def closing(hand: TaskArm) -> Array:
     return np.stack([np.cos(angle), np.sin(angle)], axis=1)
 
 
-def in_hand(hand: TaskArm, cube: Cube) -> Array:
+def in_hand(hand: TaskArm, cube: AnyCube) -> Array:
     """(N, 3) metres from the tool to the cube: along the direction of closing, across it, and up."""
     away, along = cube.position() - hand.arm.tcp(), closing(hand)
     return np.stack(
@@ -124,7 +132,7 @@ def in_hand(hand: TaskArm, cube: Cube) -> Array:
     )
 
 
-def held(hand: TaskArm, cube: Cube) -> np.ndarray:
+def held(hand: TaskArm, cube: AnyCube) -> np.ndarray:
     """(N,) bool: the gripper would close further, and the cube is what keeps it from that."""
     place, gripper = np.abs(in_hand(hand, cube)), hand.arm.q()[:, 5]
     stopped = (np.abs(gripper - arm.PINCH) < 0.05) & (hand.arm.target[:, 5] < gripper)
@@ -136,7 +144,7 @@ FACTS += ("goal x from cube", "goal y from cube", "goal z from cube", "goal x", 
 FACTS += ("cube turned, cos",)
 
 
-def facts(hand: TaskArm, cube: Cube, goal: Array) -> Array:
+def facts(hand: TaskArm, cube: AnyCube, goal: Array) -> Array:
     """(N, 12): where the cube is from the tool, in the frames of the desk and of the hand, how far it is turned from
     the fingers, and where its goal (N, 3) is. In units of 5 cm, and no more than 10 of them: a cube can fall off the
     desk."""
@@ -148,23 +156,23 @@ def facts(hand: TaskArm, cube: Cube, goal: Array) -> Array:
     return np.concatenate([np.clip(20 * metres, -10, 10), angles], axis=1)
 
 
-def distance(hand: TaskArm, cube: Cube) -> Array:
+def distance(hand: TaskArm, cube: AnyCube) -> Array:
     """(N,) metres from the tool to the cube's centre."""
     return _length(cube.position() - hand.arm.tcp())
 
 
-def at_goal(cube: Cube, goal: Array, radius: float) -> np.ndarray:
+def at_goal(cube: AnyCube, goal: Array, radius: float) -> np.ndarray:
     """(N,) bool: its centre is above a point within ``radius`` of the goal, and as high as resting there means."""
     away = cube.position() - goal
     return (_length(away[:, :2]) <= radius) & (np.abs(away[:, 2]) <= LEVEL)
 
 
-def placed(hand: TaskArm, cube: Cube, goal: Array, radius: float) -> np.ndarray:
+def placed(hand: TaskArm, cube: AnyCube, goal: Array, radius: float) -> np.ndarray:
     """(N,) bool: it lies still at its goal, and the fingers have left it."""
     return at_goal(cube, goal, radius) & cube.at_rest() & (distance(hand, cube) >= RELEASED)
 
 
-def progress(hand: TaskArm, cube: Cube, goal: Array, radius: float) -> Array:
+def progress(hand: TaskArm, cube: AnyCube, goal: Array, radius: float) -> Array:
     """(N,) in [0, 0.9]: first for going to the cube, then for holding it, lifting it, carrying it over the goal and
     lowering it, then, where it is at its goal, for letting go."""
     position = cube.position()

@@ -73,7 +73,7 @@ class TabletopConfig(DeskConfig):
 
 
 class Chosen:
-    """In each world one of its cubes: a `cubes.Cube` for all that is asked of one."""
+    """In each world one of its cubes, as a `cubes.AnyCube`."""
 
     def __init__(self, things: list[cubes.Cube], which: Array) -> None:
         self._things, self._which = things, which
@@ -115,7 +115,7 @@ class Tabletop(DeskTask):
         return [self.config.instructions[i] for i in self.memory["sentence"]]
 
     def _update(self) -> None:
-        """What the sentences mean: the skill, the cube, and the other thing that the skill needs."""
+        """The skill of each sentence, its cube, and the other thing that the skill needs."""
         self.skill, which, self.besides = self._table[self.memory["sentence"]].T
         self.cube = Chosen(self.cubes, which)
         self.other = Chosen(self.cubes, np.where(self.skill == PUT, self.besides, which))
