@@ -24,6 +24,7 @@ def refuse_non_finite(values: Mapping[str, Tensor], active: Tensor, world_seeds:
 
 
 def refuse_endless(lengths: Tensor, active: Tensor, max_steps: int, world_seeds: Sequence[int]) -> None:
+    """A check that each episode ends within ``max_steps``, as its world promises."""
     late = active & (lengths > max_steps)
     if late.any():
         seed = world_seeds[int(late.nonzero()[0])]
