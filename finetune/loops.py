@@ -228,12 +228,17 @@ class OffPolicy(_Interaction[L]):
         seed: int = 0,
     ) -> None:
         super().__init__(learner, env, seed)
-        self.replay, self.prior, self.config, self.interventions = replay, prior, config, interventions
+        self.replay, self.config, self.interventions = replay, config, interventions
         self.owed = 0.0
         self.gradient_steps = 0  # updates of the learner so far
         self.pretrain = self.pretrain_updates = pretrain_updates  # what is left of them, and all
         self.study = config.initial_updates  # what is left of them
-        self.source: Source = Mixture(replay, prior, batch=config.batch, n_step=config.n_step, share=config.prior_share)
+        self.mix(prior, config.prior_share)
+
+    def mix(self, prior: Memory | None, share: float | None) -> None:
+        """From now on ``share`` of each batch comes from ``prior``. One that ``grows`` is saved with the loop."""
+        config, self.prior = self.config, prior
+        self.source: Source = Mixture(self.replay, prior, batch=config.batch, n_step=config.n_step, share=share)
 
     @property
     def decisions_per_iteration(self) -> int:
@@ -331,8 +336,9 @@ class OffPolicy(_Interaction[L]):
 
     def memory(self) -> dict[str, Any]:
         """The part of the state that is not the learner's, and not that of the acting."""
-        # Prior data does not change, so only the state of its generator is kept.
-        prior = None if self.prior is None else self.prior.generator.get_state()
+        # Recordings do not change, so only the state of their generator is kept.
+        grows: Any = self.prior if getattr(self.prior, "grows", False) else None
+        prior = None if self.prior is None else grows.state_dict() if grows else self.prior.generator.get_state()
         counts = {"owed": self.owed, "study": self.study, "gradient_steps": self.gradient_steps}
         if self.pretrain_updates:
             counts["pretrain"] = self.pretrain
@@ -344,11 +350,19 @@ class OffPolicy(_Interaction[L]):
 
     def load_memory(self, state: dict[str, Any]) -> None:
         self.replay.load_state_dict(state["replay"])
-        if self.prior is not None:
-            self.prior.generator.set_state(state["prior"].cpu())
+        prior: Any = self.prior
+        if getattr(prior, "grows", False):
+            prior.load_state_dict(state["prior"])
+        elif prior is not None:
+            prior.generator.set_state(state["prior"].cpu())
         self.owed, self.study = float(state["owed"]), int(state["study"])
         self.gradient_steps = int(state.get("gradient_steps", 0))  # older states do not count them
         self.pretrain = int(state.get("pretrain", 0))
+
+
+def weigh(learner: Learner) -> None:
+    """Have a weight stored with each decision of an off-policy learner, whose losses read it (`Outcome.weight`)."""
+    learner.columns = (*learner.columns, "weight")
 
 
 def planned(loop: Loop[Learns], total: int) -> int:

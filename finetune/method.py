@@ -68,7 +68,7 @@ class LoopKind(Enum):
 
     on_policy = "learns from what was just played"
     off_policy = "learns from a replay"
-    imagined = "has another method learn in a model of the world"
+    imagined = "has another method learn from a model of the world"
     library = "has the loop and the memory of another library"
 
 
@@ -106,6 +106,7 @@ class Method:
     interventions: InterventionUse = InterventionUse.left_out
     loop: LoopKind = LoopKind.off_policy
     view: View = View.chunk
+    weighs: bool = False  # its losses count a row as much as an imagined world says (guard=weight)
     varies: Callable[[Any, Method], Method] | None = None  # (settings, row) -> row: facts that depend on the settings
 
     @property

@@ -336,14 +336,15 @@ class PPO(Learner):
         if config.value_clip is not None:
             near = rows["value"] + (value - rows["value"]).clamp(-config.value_clip, config.value_clip)
             error = torch.maximum(error, (near - rows["target"]).square())
-        value_loss = 0.5 * error.mean()
+        weight = rows.get("weight", 1.0)  # of an imagined world, which may not believe itself everywhere
+        value_loss = 0.5 * (error * weight).mean()
         metrics: Metrics = {"value_loss": value_loss.detach()}
         loss = config.value_coef * value_loss
         if not train_actor:
             return loss, metrics
         log_prob = self.network.log_prob(rows["obs"], rows["trace"], rows["steps"])
         log_ratio = (log_prob - rows["log_prob"]) / self.divisor
-        policy_loss = clipped_surrogate(log_ratio, rows["advantage"], self.weight, self.clip)
+        policy_loss = clipped_surrogate(log_ratio, rows["advantage"] * weight, self.weight, self.clip)
         loss = loss + policy_loss
         with torch.no_grad():
             metrics |= {

@@ -25,7 +25,8 @@ class Rollout:
         self._led: list[tuple[Tensor, Obs]] = []  # (flat rows t * N + n, their next_obs)
 
     def add(self, obs: Obs, columns: Mapping[str, Tensor], outcome: Outcome) -> None:
-        given = {**columns, **{name: getattr(outcome, name) for name in FACTS}}
+        weighed = ("weight",) if "weight" in outcome.info else ()
+        given = {**columns, **{name: getattr(outcome, name) for name in (*FACTS, *weighed)}}
         if not self._columns:
             self._obs, self._columns = (
                 map_tree(lambda x: x.new_empty(self.length, *x.shape), tree) for tree in (obs, given)

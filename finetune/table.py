@@ -27,6 +27,7 @@ from .methods.expo import EXPOConfig
 from .methods.flow_sde import FlowSDEConfig
 from .methods.gaussian_ppo import GaussianPPOConfig
 from .methods.imagine import ImagineConfig
+from .methods.mbpo import MBPOConfig
 from .methods.offline_to_online import OnlineCQL, OnlineFQL, OnlineIQL, OnlineQChunking, OnlineTD3BC
 from .methods.reinflow import ReinFlowConfig
 from .methods.residual_ppo import ResidualPPOConfig
@@ -38,6 +39,7 @@ from .methods.tdmpc import TDMPCConfig
 from .people.dagger import DAggerConfig
 from .people.intervened_rows import InterventionUse
 from .people.rlif import RLIFConfig
+from .world_model.env import Guard
 
 GROUP = "burnish.methods"
 LOOPS = {LoopKind.on_policy: OnPolicyConfig, LoopKind.off_policy: OffPolicyConfig}  # their settings
@@ -53,12 +55,25 @@ def _dsrl(config: DSRLConfig, row: Method) -> Method:
     return row.changed(recordings=Recorded.unused, interventions=InterventionUse.left_out, why_unused=why)
 
 
-def _imagine(config: ImagineConfig, row: Method) -> Method:
-    name = method_name(config.inner)
-    inner = method_of(config.inner)
+def _imagine(config: ImagineConfig | MBPOConfig, row: Method) -> Method:
+    name, inner = method_name(config.inner), method_of(config.inner)
     if inner.loop not in LOOPS or inner.interventions is InterventionUse.taught:
         raise BurnishError(f"method.inner={name} does not learn in imagined worlds; take dsrl or residual_td3, say")
+    if config.guard.kind is Guard.weight and not inner.weighs:
+        raise BurnishError(
+            f"method.guard.kind=weight lets some rows count less, and method.inner={name} counts all alike; take "
+            "method.guard.kind=cut"
+        )
     return row.changed(needs=inner.needs, view=inner.view)
+
+
+def _mbpo(config: MBPOConfig, row: Method) -> Method:
+    name, inner = method_name(config.inner), method_of(config.inner)
+    if inner.loop is not LoopKind.off_policy or inner.learner:
+        raise BurnishError(
+            f"method.inner={name} does not mix what was played with what is imagined; take sac or residual_td3, say"
+        )
+    return _imagine(config, row)
 
 
 def _sb3(config: SB3Config, row: Method) -> Method:
@@ -80,14 +95,14 @@ TAUGHT: dict[str, Any] = {"recordings": Recorded.played, "interventions": Interv
 
 def _offline(name: str, config: type, online: type, needs: Needs, doc: str, **facts: Any) -> Method:
     learner = f"..offline.{name}:build"
-    return Method(doc=doc, config=online, offline=config, learner=learner, needs=needs, **PLAYED, **facts)
+    return Method(doc=doc, config=online, offline=config, learner=learner, needs=needs, weighs=True, **PLAYED, **facts)
 
 
 def _online(name: str, config: type, doc: str, room: str = "methods", **facts: Any) -> Method:
     return Method(doc=doc, config=config, build=f".{room}.{name}:build", **facts)
 
 
-_ppo = partial(_online, loop=LoopKind.on_policy)
+_ppo = partial(_online, loop=LoopKind.on_policy, weighs=True)
 
 METHODS_OF_OURS: dict[str, Method] = {
     "dppo": _ppo("dppo", DPPOConfig, "PPO through the last steps of a diffusion or flow", needs=Needs.chain),
@@ -106,6 +121,7 @@ METHODS_OF_OURS: dict[str, Method] = {
         recordings=Recorded.executed,
         interventions=InterventionUse.executed,
         view=View.latent,
+        weighs=True,
         varies=_dsrl,
     ),
     "residual_td3": _online(
@@ -114,14 +130,27 @@ METHODS_OF_OURS: dict[str, Method] = {
         "TD3 or SAC on a bounded correction per tick",
         recordings=Recorded.corrections,
         view=View.residual,
+        weighs=True,
     ),
     "rfs": _online(
-        "rfs", RFSConfig, "noise and a correction of the chunk, chosen together", needs=Needs.noise, view=View.latent
+        "rfs",
+        RFSConfig,
+        "noise and a correction of the chunk, chosen together",
+        needs=Needs.noise,
+        view=View.latent,
+        weighs=True,
     ),
     "expo": _online(
-        "expo", EXPOConfig, "the best of edited draws; the base only imitates", needs=Needs.imitator, **PLAYED
+        "expo",
+        EXPOConfig,
+        "the best of edited draws; the base only imitates",
+        needs=Needs.imitator,
+        weighs=True,
+        **PLAYED,
     ),
-    "rlpd": _online("rlpd", RLPDConfig, "SAC or TD3, half of each batch recordings", needs=Needs.squashed, **PLAYED),
+    "rlpd": _online(
+        "rlpd", RLPDConfig, "SAC or TD3, half of each batch recordings", needs=Needs.squashed, weighs=True, **PLAYED
+    ),
     "tdmpc": _online(
         "tdmpc", TDMPCConfig, "TD-MPC2: plans in a latent model that it learns", needs=Needs.planner, **PLAYED
     ),
@@ -172,6 +201,15 @@ METHODS_OF_OURS: dict[str, Method] = {
         recordings=Recorded.ticks,
         interventions=InterventionUse.refused,
         varies=_imagine,
+    ),
+    "mbpo": _online(
+        "mbpo",
+        MBPOConfig,
+        "SAC or another, method.inner=, on what was played and more of what a model imagines",
+        loop=LoopKind.imagined,
+        recordings=Recorded.ticks,
+        interventions=InterventionUse.refused,
+        varies=_mbpo,
     ),
     "sb3": _online(
         "sb3",

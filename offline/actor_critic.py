@@ -21,7 +21,7 @@ from .critics import spread
 from .descent import adam, descend
 from .learner import CriticLearner, columns_of
 from .soft import ActionTransform, unchanged
-from .td import chunk_weight
+from .td import row_weight
 
 
 class ActorCritic(CriticLearner):
@@ -104,9 +104,9 @@ class ActorCritic(CriticLearner):
     def _critic_step(self, obs: Obs, next_obs: Obs, columns: dict[str, Tensor]) -> Metrics:
         target = self._target(next_obs, columns)
         online = self.critic.online
-        weight = None
+        weight = columns.get("weight")
         if self.agent.spec.execute > 1:  # an agent of one action may choose for several ticks: a noise, for one
-            weight = chunk_weight(columns["terminated"], columns["steps"], self.agent.spec.execute)
+            weight = row_weight(columns, self.agent.spec.execute)
         loss, q = online.loss(online.encode(obs), self.transform(obs, columns["action"]), target, weight)
         descend(self.critic_optimizer, loss, self.config.max_grad_norm)
         q = q.detach()

@@ -48,7 +48,7 @@ from .learner import CriticLearner, columns_of
 from .returns import returns_to_go
 from .sac import SACActor, soft_agent
 from .soft import Temperature, soft_actor_loss, soft_value
-from .td import calibrated, chunk_weight, cql_gap, pessimistic, row_mean, td_target, uniform_log_density
+from .td import calibrated, cql_gap, pessimistic, row_mean, row_weight, td_target, uniform_log_density
 
 
 @dataclass
@@ -224,9 +224,9 @@ class CQL(CriticLearner):
     def _critic_step(self, obs: Obs, next_obs: Obs, columns: dict[str, Tensor]) -> Metrics:
         target = self._target(next_obs, columns)
         online, execute = self.critic.online, self.policy.spec.execute
-        mask = chunk_weight(columns["terminated"], columns["steps"], execute)
+        mask = row_weight(columns, execute)
         features = online.encode(obs)
-        loss, q = online.loss(features, columns["action"], target, mask if execute > 1 else None)
+        loss, q = online.loss(features, columns["action"], target, mask if execute > 1 or "weight" in columns else None)
         metrics: Metrics = {"critic_loss": loss.detach(), "q": q.detach().mean(), "q/spread": spread(q.detach())}
         if self.config.weight > 0:
             gap = row_mean(self.gap(obs, next_obs, features, q, columns), mask)  # (E,)

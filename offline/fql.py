@@ -39,7 +39,7 @@ from .descent import adam, descend
 from .imitation import imitation_chunk
 from .learner import JointLearner
 from .soft import q_scale
-from .td import chunk_weight, td_target
+from .td import row_weight, td_target
 
 
 class Heads(Enum):
@@ -118,7 +118,7 @@ class FQL(JointLearner):
             action = spec.executed(self.policy.act(next_obs, generator=self.noise))
             value = self.config.heads(self.critic.target(next_obs, action))
             target = td_target(columns["reward"], columns["discount"], value)
-        mask = chunk_weight(columns["terminated"], columns["steps"], spec.execute)
+        mask = row_weight(columns, spec.execute)
         return online.loss(online.encode(obs), columns["action"], target, mask)
 
     def flow_loss(self, obs: Obs, action: Tensor, steps: Tensor, around: dict[str, Tensor] | None = None) -> Tensor:

@@ -45,7 +45,7 @@ from .critics import adopt_normalizers, explained_variance, spread
 from .descent import descend
 from .imitation import imitation_chunk
 from .learner import JointLearner
-from .td import advantage_weight, chunk_weight, expectile, pessimistic, row_mean, td_target
+from .td import advantage_weight, expectile, pessimistic, row_mean, row_weight, td_target
 
 
 class Extraction(Enum):
@@ -149,7 +149,7 @@ class IQL(JointLearner):
     def _descend(self, obs: Obs, next_obs: Obs, columns: dict[str, Tensor], around: dict[str, Tensor]) -> Metrics:
         config, spec, online = self.config, self.imitator.spec, self.critic.online
         action, steps = columns["action"], columns["steps"]
-        mask = chunk_weight(columns["terminated"], steps, spec.execute)  # rows of which Q(s, a) is known
+        mask = row_weight(columns, spec.execute)  # rows of which Q(s, a) is known
         with torch.no_grad():
             q_data = pessimistic(self.critic.target(obs, action))
             target = td_target(columns["reward"], columns["discount"], self.value(next_obs))

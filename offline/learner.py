@@ -22,8 +22,9 @@ from .imitation import neighbours, played_around
 
 
 def columns_of(batch: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The columns of a batch of decisions that are not observations."""
-    return {name: batch[name] for name in ("action", "reward", "discount", "terminated", "steps")}
+    """The columns of a batch of decisions that are not observations; "weight" where an imagined world gave it."""
+    names = ("action", "reward", "discount", "terminated", "steps", "weight")
+    return {name: batch[name] for name in names if name in batch}
 
 
 class Wrapping(Learner):

@@ -36,7 +36,7 @@ from .descent import adam, descend
 from .fql import Heads, large_critic, large_flow
 from .imitation import imitation_chunk
 from .learner import JointLearner
-from .td import chunk_weight, td_target
+from .td import row_weight, td_target
 
 
 @dataclass
@@ -90,7 +90,7 @@ class QChunking(JointLearner):
     def _descend(self, obs: Obs, next_obs: Obs, columns: dict[str, Tensor], around: dict[str, Tensor]) -> Metrics:
         spec, online, action = self.flow.spec, self.critic.online, columns["action"]
         target = self.target(next_obs, columns)
-        mask = chunk_weight(columns["terminated"], columns["steps"], spec.execute)
+        mask = row_weight(columns, spec.execute)
         critic_loss, q = online.loss(online.encode(obs), action, target, mask)
         chunk, real = imitation_chunk(spec, action, columns["steps"], around)
         flow_loss = self.flow.bc_loss(obs, chunk, mask=real, generator=self.noise).mean()

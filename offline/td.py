@@ -8,6 +8,7 @@ Expectile regression: Kostrikov et al. 2021 (IQL, arXiv 2110.06169), equations 5
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -53,8 +54,14 @@ def chunk_weight(terminated: Tensor, steps: Tensor, execute: int) -> Tensor:
     return (terminated | (steps == execute)).float()
 
 
+def row_weight(columns: Mapping[str, Tensor], execute: int) -> Tensor:
+    """(B,): ``chunk_weight``, times what an imagined world says that a row counts, where it says so."""
+    known = chunk_weight(columns["terminated"], columns["steps"], execute)
+    return known * columns["weight"] if "weight" in columns else known
+
+
 def row_mean(x: Tensor, weight: Tensor) -> Tensor:
-    """(..., B) -> (...): the mean over the rows that count; ``weight`` (B,) holds 0 and 1. Nothing at all counts 0."""
+    """(..., B) -> (...): the mean over the rows that count; ``weight`` (B,) lies in [0, 1]. Nothing at all counts 0."""
     check(weight, "B", {"B": x.shape[-1]})
     return (x * weight).sum(-1) / weight.sum().clamp(min=1)
 

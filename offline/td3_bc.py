@@ -31,7 +31,7 @@ from .descent import adam, descend
 from .imitation import imitation_chunk, neighbours, played_around
 from .learner import CriticLearner, columns_of
 from .soft import polyak, q_scale, smoothed
-from .td import chunk_weight, pessimistic, td_target
+from .td import pessimistic, row_weight, td_target
 from .td3 import TD3Actor, deterministic_agent
 
 
@@ -109,7 +109,7 @@ class TD3BC(CriticLearner):
     def _critic_step(self, obs: Obs, next_obs: Obs, columns: dict[str, Tensor]) -> Metrics:
         target = self._target(next_obs, columns)
         online = self.critic.online
-        mask = chunk_weight(columns["terminated"], columns["steps"], self.policy.spec.execute)
+        mask = row_weight(columns, self.policy.spec.execute)
         loss, q = online.loss(online.encode(obs), columns["action"], target, mask)
         descend(self.critic_optimizer, loss)
         q = q.detach()

@@ -26,9 +26,12 @@ NEEDED["residual_td3"] = [*(word.replace("sac", "td3") for word in SAC), "method
 IMAGINED = ["worlds=4", "total=240", "env=point_reach", "env.max_steps=12", "env.radius=0.8", "method.collect=40"]
 IMAGINED += ["method.imagined=24", "method.imagined_worlds=2", "method.model.updates=60", "method.model.hidden=[8]"]
 IMAGINED += ["method.inner.loop.warmup=8", "method.inner.loop.batch=8", *(w.replace("d.", "d.inner.", 1) for w in SAC)]
+MIXED = ["method.imagined_worlds=4", "method.rollouts=2", "method.refit=6", "method.refit_updates=2"]
+MIXED += ["method.capacity=40", "method.model.hidden=[8]", "method.model.updates=5", *IMAGINED[-5:]]
+MIXED += ["method.depth.last=3", "method.depth.end=20"]
 NEEDED["expo"] = ["method.critic.hidden=[8]", "method.edit.hidden=[8]", "method.count=2"]
 NEEDED |= {name: ["method.critic.hidden=[8]"] for name in OFFLINE}
-FROM_NOTHING = ("gaussian_ppo", "rlpd", "rlif")
+FROM_NOTHING = ("gaussian_ppo", "rlpd", "rlif", "mbpo")
 # Offline to online in one command: 60 updates from recordings are two iterations, before anything is played.
 FIRST = {f"{name} online": ["method.critic.hidden=[8]"] for name in OFFLINE}
 FIRST["cql online"] += ["method.calibrate=true", "method.count=2"]
@@ -56,6 +59,8 @@ def words_of(lab, name):
     method = METHODS[name]
     if name == "imagine":
         return ["finetune", "method=imagine", f"policy.path={lab}/flow", *RUN, "save_every=40", *IMAGINED]
+    if name == "mbpo":
+        return ["finetune", "method=mbpo", "env=point_reach", f"data={lab}/data", *RUN, *MIXED]
     if isinstance(method.config().loop, OnPolicyConfig):
         small = ["method.loop.decisions_per_update=4", "method.ppo.minibatch=4", "method.ppo.epochs=1"]
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -152,10 +153,14 @@ def test_guards_act_where_the_members_disagree(reach, kind):
         Guard.cut: {"terminated": 0, "truncated": 1, "reward": 0},
         Guard.halt: {"terminated": 1, "truncated": 0, "reward": -0.5},
         Guard.penalty: {"terminated": 0, "truncated": 0, "reward": -1.0},  # 0.5 for each limit of disagreement
+        Guard.weight: {"terminated": 0, "truncated": 0, "reward": 0},
     }[kind]
     assert {key: float(x) for key, x in found.items()} == expected
     assert not (step.terminated | step.truncated)[other].any() and not step.reward[other].any()
     assert world.share_unknown() == float(beyond.sum()) / 64 and world.share_unknown() == 0
+    assert ("weight" in step.info) == (kind is Guard.weight)
+    if kind is Guard.weight:  # 1 / (1 + 2^2), where members disagree twice as much as at the limit
+        assert torch.allclose(step.info["weight"][lost], torch.tensor(0.2)) and (step.info["weight"][~lost] == 1).all()
     # Worlds that do not tick are neither moved nor counted, whatever becomes of the others.
     some = torch.arange(64) < 32
     before = {key: x.clone() for key, x in world.state_dict().items() if isinstance(x, torch.Tensor) and len(x) == 64}
@@ -205,6 +210,19 @@ def test_what_cannot_be_learnt_is_refused(reach):
         Ticks().all()
     with pytest.raises(BurnishError, match="call begin"):
         ImaginedEnv(TrueModel(REACHING), 2, GuardConfig()).reset()
+
+
+def test_worlds_follow_the_members_that_are_right_about_ticks_they_have_not_seen(lqr):
+    env, ticks, model = lqr
+    chosen = WorldModel(env.spec, replace(SMALL, elites=2), seed=1)
+    chosen.load_state_dict({**model.state_dict(), "elites": chosen.elites})
+    with torch.no_grad():  # the first member is spoilt
+        chosen.dynamics.layers[-1].bias[0] += 1.0  # pyright: ignore
+    chosen.choose_elites(ticks)
+    assert chosen.elites.tolist() == [1, 2]
+    world = imagined(chosen, ticks, 64, GuardConfig(Guard.none, verify=True))
+    world.reset()
+    assert world._member.unique().tolist() == [1, 2] and (world._member[0] != world._member[1]).all()
 
 
 def test_rank_correlation():

@@ -26,7 +26,7 @@ from ...offline.descent import adam, descend
 from ...offline.replay import Replay
 from ...offline.sac import SACActor, SACConfig
 from ...offline.soft import Temperature, Warm, soft_actor_loss, soft_value
-from ...offline.td import chunk_weight, pessimistic, td_target
+from ...offline.td import pessimistic, row_weight, td_target
 from ...policies.core.seed import derive
 from ...policies.core.seed import generator as named_generator
 from ...policies.core.spec import PolicySpec
@@ -118,7 +118,7 @@ class AliasedLearner(Learner):
             if self.config.backup_entropy:
                 value = soft_value(value, draw.log_prob[:, 0], self.temperature())
             target = td_target(batch["reward"], batch["discount"], value)
-        weight = chunk_weight(batch["terminated"], batch["steps"], self.base.spec.execute)
+        weight = row_weight(batch, self.base.spec.execute)
         loss, q = online.loss(online.encode(obs), batch["executed"], target, weight)
         metrics: Metrics = {"critic_loss": loss.detach()}
         if distil:

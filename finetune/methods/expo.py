@@ -36,10 +36,11 @@ from ...offline.actors import trainable_imitator
 from ...offline.critics import adopt_normalizers, fresh_critic, saturation, spread
 from ...offline.descent import adam, descend
 from ...offline.imitation import imitation_chunk, neighbours, played_around
+from ...offline.learner import columns_of
 from ...offline.returns import Discount
 from ...offline.sac import soft_agent
 from ...offline.soft import Temperature, polyak, soft_actor_loss
-from ...offline.td import chunk_weight, pessimistic, td_target
+from ...offline.td import pessimistic, row_weight, td_target
 from ...policies.build import build_policy
 from ...policies.compose import BestOf
 from ...policies.core.chunk import ChunkEnv
@@ -200,8 +201,7 @@ class EXPO(Learner):
     def update(self, source: Source) -> Metrics:
         batch = source.sample(around=self.around)
         self.updates += 1
-        columns = {name: batch[name] for name in ("reward", "discount", "terminated", "steps")}
-        columns["action"] = self._played(batch)
+        columns = {**columns_of(batch), "action": self._played(batch)}
         obs, next_obs = (shifted(batch[name], self.config.image_shift, self.noise) for name in ("obs", "next_obs"))
         metrics = self._step_critic(obs, next_obs, columns)
         if self.updates % self.config.actor_every == 0:
@@ -231,7 +231,7 @@ class EXPO(Learner):
     def _critic_step(self, obs: Obs, next_obs: Obs, columns: dict[str, Tensor]) -> Metrics:
         target = self._target(next_obs, columns)
         online = self.critic.online
-        weight = chunk_weight(columns["terminated"], columns["steps"], self.edit.spec.execute)
+        weight = row_weight(columns, self.edit.spec.execute)
         loss, q = online.loss(online.encode(obs), columns["action"], target, weight)
         descend(self.optimizers["critic"], loss, self.config.max_grad_norm)
         self.critic.follow(self.config.tau)

@@ -44,9 +44,9 @@ from ...policies.core.seed import derive
 from ...policies.core.types import Controller, Learns, Metrics, Obs, VecEnv
 from ...policies.measure.evaluate import evaluate, evaluation_seeds
 from ..episode_statistics import EpisodeStatistics
-from ..loops import SLICE, Loop
+from ..loops import SLICE, Loop, weigh
 from ..world_model.check import calibrate_success, examined, require_both
-from ..world_model.env import GuardConfig, ImaginedEnv, Starts
+from ..world_model.env import Guard, GuardConfig, ImaginedEnv, Starts
 from ..world_model.model import Fit, ModelConfig, WorldModel
 from ..world_model.record import EPISODES, RECORD, Record, episodes_beside, reliability
 from ..world_model.ticks import Tape, Ticks
@@ -115,7 +115,10 @@ def build(
 
     def inner(attempt: int) -> Loop[Any]:
         given: dict[str, Any] = {"probe": samples is not None and attempt == 0, "samples": samples}
-        return prepare(config.inner, base, stacked(inside, history), seed=derive(seed, "inner", attempt), **given)
+        made = prepare(config.inner, base, stacked(inside, history), seed=derive(seed, "inner", attempt), **given)
+        if config.guard.kind is Guard.weight:
+            weigh(made.learner)
+        return made
 
     return ImagineLoop(config, base, tape, inside, evaluated, shown, inner, seed)
 
@@ -315,6 +318,7 @@ class ImagineLoop(Learns):
             self.model.prepare(self.ticks)
         metrics = self.fit.steps(self.ticks.split()[0], min(SLICE, self.config.model.updates - part * SLICE))
         if part == parts - 1:
+            self.model.choose_elites(self.ticks)
             self.model.calibrate(self.ticks)
             if self.ticks.knows_success and self.model.known is None:
                 self.record.reliability = reliability(self.model, self.ticks)

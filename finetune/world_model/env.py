@@ -7,8 +7,9 @@ paired; the matrix products behind them round otherwise for another number of wo
 **Guards** act where the members disagree more than ``limit`` times as much as anywhere in the data: ``cut``
 truncates there (NEUBAY), so that values behind it are bootstrapped; ``halt`` terminates and pays minus ``penalty``
 (MOReL, 2005.05951); ``penalty`` pays minus ``penalty`` times the disagreement at every tick (MOPO, 2005.13239), in
-units of that limit. ``verify`` counts a success only where a second member, with other noise and the same actions, has
-one too (RAW-Dream, 2605.12334).
+units of that limit; ``weight`` lets a row count 1 / (1 + (disagreement / limit)^2) in every loss, an inverse
+variance (WIMLE, 2602.14351). ``verify`` counts a success only where a second member, with other noise and the same
+actions, has one too (RAW-Dream, 2605.12334).
 """
 
 from __future__ import annotations
@@ -26,19 +27,20 @@ from ...policies.core.clock import Clock, restored
 from ...policies.core.errors import BurnishError
 from ...policies.core.ranges import check_ranges
 from ...policies.core.types import Obs, Step
-from .model import WorldModel, disagreement, ends_of
+from .model import WorldModel, ends_of
 from .ticks import Ticks
 
 KEY = (5, 20)  # ticks before a success between which starts=key begins
 
 
 class Guard(enum.Enum):
-    """The answers to a model that does not know: none, truncate, terminate, or pay for it."""
+    """The answers to a model that does not know: none, truncate, terminate, pay for it, or learn less from it."""
 
     none = "none"
     cut = "cut"
     halt = "halt"
     penalty = "penalty"
+    weight = "weight"
 
 
 class Starts(enum.Enum):
@@ -82,6 +84,7 @@ class ImaginedEnv:
         self.model, self.guard, self.starts = model, guard, starts
         self.num_envs, self.device = num_envs, torch.device(device)
         self.spec = replace(model.spec, max_steps=horizon or model.spec.max_steps)
+        self.horizon = self.spec.max_steps  # may be changed later
         self.limit = float("inf")
         self._clock = Clock(num_envs, seed, device)
         self._pool: Obs = {}  # the observations at which episodes begin
@@ -102,9 +105,7 @@ class ImaginedEnv:
         self._late = len(next(iter(late.values()))) if late else 0
         both = {key: torch.cat([x, late[key]]) for key, x in first.items()} if late else first
         self._pool = tree.to({key: both[key] for key in self.spec.obs.shapes}, self.device)
-        with torch.no_grad():
-            mean = self.model.changes_of(data["obs"], data["action"])[0]
-        self.limit = self.guard.limit * float(disagreement(mean).amax())
+        self.limit = self.guard.limit * float(self.model.disagreement(data["obs"], data["action"]).amax())
 
     def begin_at(self, obs: Obs) -> None:
         """From now on each world begins at its own row of ``obs``."""
@@ -119,7 +120,7 @@ class ImaginedEnv:
             raise BurnishError("an imagined world begins at ticks that were played; call begin(ticks) first")
         mask = self._clock.begin(mask, seeds)
         dice = self._clock.noise("imagined start").uniform((self.num_envs, 4)).to(self.device)
-        size, members = len(next(iter(self._pool.values()))), self.model.config.members
+        size, members = len(next(iter(self._pool.values()))), len(self.model.elites)
         early = (dice[:, 0] * (size - self._late)).long()
         late = size - self._late + (dice[:, 0] * self._late).long()
         row = torch.where((dice[:, 3] < 0.5) & (self._late > 0), late, early)
@@ -130,7 +131,7 @@ class ImaginedEnv:
             self._shadow = tree.where(mask, begun, self._shadow) if self._shadow else begun
         own = (dice[:, 1] * members).long()
         other = (own + 1 + (dice[:, 2] * (members - 1)).long()) % members
-        self._member = torch.where(mask, torch.stack([own, other]), self._member)
+        self._member = torch.where(mask, self.model.elites[torch.stack([own, other])], self._member)
         self._seen = self._seen & ~mask
         return dict(self._obs)
 
@@ -154,7 +155,7 @@ class ImaginedEnv:
         terminated = here.failure | (success & self.model.success_ends)
         beyond = (here.uncertainty > self.limit) & ~terminated
         self.unknown += torch.stack([(beyond & active).sum(), active.sum()])
-        truncated = self._clock.tick >= self.spec.max_steps
+        truncated = self._clock.tick >= self.horizon
         if self.guard.kind is Guard.cut:
             truncated = truncated | beyond
         elif self.guard.kind is Guard.halt:
@@ -162,6 +163,8 @@ class ImaginedEnv:
         elif self.guard.kind is Guard.penalty:
             reward = reward - self.guard.penalty * here.uncertainty / self.limit
         info = {"success": success, "executed": action, "score": here.score[:, 0]}
+        if self.guard.kind is Guard.weight:
+            info["weight"] = 1 / (1 + (here.uncertainty / self.limit).square())
         return Step(dict(self._obs), reward.float(), terminated, truncated & ~terminated, info)
 
     def share_unknown(self) -> float:

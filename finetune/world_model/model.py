@@ -14,8 +14,8 @@ function; others are predicted. Where a world says what a tick pays and how it e
 does its model, and there is nothing to calibrate.
 
 **Departures.** A number's likelihood is weighted by its variance to the power of 1/2 (beta-NLL, Seitzer et al. 2022,
-2203.09168): plain likelihood gives up on what is hard to predict. No elites and no early stopping: a fixed number of
-updates, all members on all data in other orders.
+2203.09168): plain likelihood gives up on what is hard to predict. No early stopping: a fixed number of updates, all
+members on all data in other orders. Worlds follow any member, unless ``elites`` asks for the best.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class ModelConfig:
     """Settings of the model of a world: members, layers, and how it is fitted."""
 
     members: int = 5  # networks of the ensemble
+    elites: int = 0  # members that imagined worlds follow, the best on held-out ticks; 0: all
     hidden: list[int] = field(default_factory=lambda: [256, 256, 256])  # width of each hidden layer
     updates: int = 1000  # gradient steps of each fit
     batch: int = 256  # ticks of each member in a gradient step
@@ -59,6 +60,10 @@ class ModelConfig:
         require_widths("model.hidden", self.hidden)
         check_ranges(self, {"[2, inf)": "members", "[1, inf)": "updates batch", "(0, inf)": "lr"}, "model.")
         check_ranges(self, {"[0, inf)": "weight_decay"}, "model.")
+        if self.elites and not 2 <= self.elites <= self.members:
+            raise BurnishError(
+                f"model.elites={self.elites} must be 0, or from 2 to the {self.members} members of the ensemble"
+            )
 
 
 class Prediction(NamedTuple):
@@ -92,6 +97,7 @@ class WorldModel(nn.Module):
     rewards: Tensor
     known_reward: Tensor
     success_ends: Tensor
+    elites: Tensor
 
     def __init__(self, spec: EnvSpec, config: ModelConfig, *, seed: int = 0, known: KnownOutcome | None = None) -> None:
         super().__init__()
@@ -121,6 +127,7 @@ class WorldModel(nn.Module):
         self.register_buffer("rewards", torch.zeros(3))  # of a tick, a success and a failure
         self.register_buffer("known_reward", torch.tensor(False))
         self.register_buffer("success_ends", torch.tensor(True))
+        self.register_buffer("elites", torch.arange(config.elites or config.members))
 
     # ---- what is seen, as vectors ----
 
@@ -163,6 +170,11 @@ class WorldModel(nn.Module):
         chance = out[..., 1:].sigmoid()
         reward = out[..., 0] * self.earned.scale + self.earned.shift
         return chance.mean(0), reward
+
+    @torch.no_grad()
+    def disagreement(self, obs: Mapping[str, Tensor], action: Tensor) -> Tensor:
+        """(B,): how far the members are apart, in deviations of a change."""
+        return disagreement(self._changes(self.state_of(obs), self._extra_of(obs), action)[0])
 
     @torch.no_grad()
     def predict(self, obs: Obs, action: Tensor, member: Tensor, noise: Tensor) -> Prediction:
@@ -241,6 +253,14 @@ class WorldModel(nn.Module):
         for kind, happened in enumerate(ends_of(held)):
             share = float(of_episodes(happened, held).mean())
             self.thresholds[kind] = threshold(of_episodes(score[:, kind], held), share)
+
+    @torch.no_grad()
+    def choose_elites(self, ticks: Ticks) -> None:
+        """The members with the smallest error on ticks that none was fitted to."""
+        held = ticks.split()[1]
+        change = self.changes(self.state_of(held["next_obs"]) - self.state_of(held["obs"]))
+        error = (self.changes_of(held["obs"], held["action"])[0] - change).square().mean((1, 2))
+        self.elites.copy_(error.argsort()[: len(self.elites)].sort().values)
 
     def scores_of(self, data: Mapping[str, Any]) -> Tensor:
         """(T, 2): the scores of success and failure of recorded ticks."""

@@ -117,8 +117,12 @@ class Tape(Wrapper):
         self._episode, self._first, self._seen = state["episode"], state["first"], state["seen"]
 
     def _frame(self, obs: Obs) -> Obs:
-        newest = {k: x[:, -1] if self.history > 1 and stacked_by_history(k) else x for k, x in obs.items()}
-        return tree.map_tree(torch.clone, newest)
+        return tree.map_tree(torch.clone, newest(obs, self.history))
+
+
+def newest(obs: Obs, history: int) -> Obs:
+    """The last frame of observations that hold ``history`` of them."""
+    return {k: x[:, -1] if history > 1 and stacked_by_history(k) else x for k, x in obs.items()}
 
 
 def recorded_ticks(

@@ -91,7 +91,10 @@ def _gathered(so_far: dict[str, Tensor], new: dict[str, Tensor], active: Tensor)
         if key in ("executed", "intervened"):
             continue
         old = so_far.get(key, torch.zeros_like(value))
-        value = value | old if value.dtype == torch.bool else value
+        if value.dtype == torch.bool:
+            value = value | old
+        elif key == "weight" and key in so_far:  # a decision is believed as far as its worst tick
+            value = torch.minimum(value, old)
         out[key] = torch.where(rows(active, value), value, old)
     return out
 

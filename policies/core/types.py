@@ -31,7 +31,8 @@ class Step(NamedTuple):
     terminated: Tensor  # (N,) bool
     truncated: Tensor  # (N,) bool
     # Each (N, ...). Where the world knows them: "success" (N,) bool, "executed" (N, A), and "intervened" (N,) bool:
-    # a person or an expert played this tick, namely what "executed" says.
+    # a person or an expert played this tick, namely what "executed" says. An imagined world may add "weight" (N,) in
+    # (0, 1]: how far its model is to be believed there.
     info: dict[str, Tensor]
 
 
@@ -46,13 +47,19 @@ class Outcome(NamedTuple):
     terminated: Tensor  # (N,) bool
     steps: Tensor  # (N,) int64, control ticks executed
     executed: Tensor  # (N, n, A) what the actuators got, zero after `steps`
-    info: dict[str, Tensor]  # as in `Step`, but "intervened" (N, n): of each tick that was executed
+    # as in `Step`, but "intervened" (N, n): of each tick that was executed; and "weight" is the smallest of them
+    info: dict[str, Tensor]
 
     @property
     def valid(self) -> Tensor:
         """(N,) bool: the policy itself played every tick, so the decision says something about its choice."""
         intervened = self.info.get("intervened")
         return torch.ones_like(self.ended) if intervened is None else ~intervened.flatten(1).any(1)
+
+    @property
+    def weight(self) -> Tensor:
+        """(N,): how much the row counts in a loss, 1 in a real world."""
+        return self.info.get("weight", torch.ones_like(self.reward))
 
 
 class Normal(NamedTuple):

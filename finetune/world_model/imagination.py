@@ -1,0 +1,100 @@
+"""Imagined decisions as prior data that grows: what a policy does in an imagined world, the newest kept.
+
+It stands where the loop expects recordings (`offline/sources.py`), so a batch is part played, part imagined, and no
+imagined row lies in the replay of what was played.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...offline.replay import Batch, Replay
+from ...policies.core.seed import generator as named_generator
+from ...policies.core.tree import index
+from ...policies.core.types import Actor, Decision, Learner, Metrics, Obs
+from ..loops import DecisionEnv
+from .env import ImaginedEnv
+from .ticks import newest
+
+
+class Imagination:
+    """Decisions of ``actor`` in ``view``, that of a method on ``worlds``, with the columns that ``learner`` wants."""
+
+    grows = True
+
+    def __init__(
+        self, worlds: ImaginedEnv, view: DecisionEnv, actor: Actor, learner: Learner, capacity: int, seed: int
+    ) -> None:
+        self.worlds, self.view, self.actor, self.learner = worlds, view, actor, learner
+        self.replay = Replay(capacity, view.num_envs, seed=seed, device=view.device)
+        self.generator, self.device = self.replay.generator, self.replay.device
+        self._dice = named_generator(seed, "imagined act", device=view.device)
+
+    def __len__(self) -> int:
+        return len(self.replay)
+
+    def sample(self, batch: int, **options: Any) -> Batch:
+        return self.replay.sample(batch, **options)
+
+    @torch.no_grad()
+    def grow(self, rollouts: int, depth: int) -> Metrics:
+        """``rollouts`` of ``depth`` decisions, each from a tick that was played. One that ends early makes room for
+        another, so there are ``rollouts`` x ``depth`` new rows, or somewhat more."""
+        self.worlds.horizon = depth * getattr(self.view, "execute", getattr(self.learner.policy.spec, "execute", 1))
+        obs, fresh = self.view.reset(), torch.ones(self.view.num_envs, dtype=torch.bool, device=self.device)
+        earned = torch.zeros((), device=self.device)
+        count = -(-rollouts // self.view.num_envs) * depth
+        for _ in range(count):
+            action, columns = self.actor.act(obs, warm=False, generator=self._dice, fresh=fresh)
+            outcome = self.view.step(action)
+            facts = {name: getattr(outcome, name) for name in self.learner.columns}
+            self.replay.record(obs, action, outcome, {**columns, **facts})
+            earned += outcome.reward.mean()
+            obs, fresh = outcome.obs, outcome.ended
+        self.replay.cut()
+        found = {"imagined/rows": float(count * self.view.num_envs), "imagined/reward": earned / count}
+        return {**found, "imagined/unknown": self.worlds.share_unknown()}
+
+    def state_dict(self) -> dict[str, Any]:
+        state = {"replay": self.replay.state_dict(), "view": self.view.state_dict()}
+        return {**state, "dice": self._dice.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.replay.load_state_dict(state["replay"])
+        self.view.load_state_dict(state["view"])
+        self._dice.set_state(state["dice"].cpu())
+
+
+class Choosing:
+    """COPlanner (Wang et al. 2024, arXiv 2310.07220): of ``candidates`` draws of an actor the one with the largest
+    value + ``bonus`` x disagreement of the model, which is 1 at the limit of ``worlds``. Above 0 it explores where the
+    model has much to learn; below 0 it stays where the model knows.
+
+    **Departures.** The value is that of the critic, and the disagreement that of the next tick; the published code
+    rolls each candidate out for 5 or 10 ticks, and sums rewards and disagreement over these."""
+
+    def __init__(self, learner: Any, worlds: ImaginedEnv, bonus: float, candidates: int, history: int) -> None:
+        self.learner, self.actor, self.worlds, self.bonus = learner, learner.actor, worlds, bonus
+        self.candidates, self.history = candidates, history
+
+    def act(self, obs: Obs, *, warm: bool, generator: torch.Generator, fresh: Tensor | None = None) -> Decision:
+        learner, count = self.learner, self.candidates
+        if warm:
+            return self.actor.act(obs, warm=True, generator=generator, fresh=fresh)
+        size = len(next(iter(obs.values())))
+        row = torch.arange(size, device=self.worlds.device)
+        each: Obs = index(obs, row.repeat_interleave(count))
+        action, _ = self.actor.act(each, warm=False, generator=generator)
+        executed = learner.transform(each, action)
+        doubt = self.worlds.model.disagreement(newest(each, self.history), executed[:, 0]) / self.worlds.limit
+        with torch.no_grad():
+            value = learner.critic(each, executed).mean(0)
+        best = (value + self.bonus * doubt).view(size, count).argmax(1)
+        return Decision(action[row * count + best], {})
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.actor.state_dict()
