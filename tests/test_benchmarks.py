@@ -34,6 +34,9 @@ KEYS = {
         "insert_tight_overlap_p99",
     },
     "absolute_targets": {f"{task}_{what}" for task in ("insert", "push") for what in ("base", "plain", "offset")},
+    "mbpo_quality": {
+        *(f"{task}_{way}" for task in ("pendulum", "hopper") for way in ("sac", "sac_more", "mbpo", "shuffled")),
+    },
     "onpolicy_speed": {
         "steps_per_s_reinflow",
         "steps_per_s_dppo",
