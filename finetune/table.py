@@ -69,7 +69,8 @@ def _imagine(config: ImagineConfig | MBPOConfig, row: Method) -> Method:
 
 def _mbpo(config: MBPOConfig, row: Method) -> Method:
     name, inner = method_name(config.inner), method_of(config.inner)
-    if inner.loop is not LoopKind.off_policy or inner.learner:
+    own = inner.needs is Needs.planner  # it learns a model itself, from sequences
+    if inner.loop is not LoopKind.off_policy or inner.learner or own:
         raise BurnishError(
             f"method.inner={name} does not mix what was played with what is imagined; take sac or residual_td3, say"
         )

@@ -41,7 +41,7 @@ from seam import make_base, shrunk
 
 TASK = PointReachConfig(reward=Reward.distance, goal_in_state=True, radius=0.15, max_steps=40)
 MIXES = [name for name, row in LEARNING.items() if row.loop is LoopKind.off_policy and not row.learner]
-MIXES = [name for name in MIXES if name not in ("rlif", "dagger")]
+MIXES = [name for name in MIXES if name not in ("rlif", "dagger", "tdmpc")]
 
 
 def world(num_envs: int = 1, seed: int = 5) -> ScaledEnv:
@@ -352,7 +352,7 @@ def test_what_makes_no_sense_is_refused():
         ModelConfig(elites=1)
     with pytest.raises(BurnishError, match="'nothing' is not a method"):
         MBPOConfig("nothing")
-    for name in ("gaussian_ppo", "iql", "dagger", "sb3", "imagine"):
+    for name in ("gaussian_ppo", "iql", "dagger", "sb3", "imagine", "tdmpc"):
         with pytest.raises(BurnishError, match=f"method.inner={name} does not"):
             method_of(MBPOConfig(METHODS[name].config()))
     env = world()
