@@ -14,7 +14,7 @@ from ..finetune.method import Phase, resolved
 from ..finetune.methods.offline_to_online import offline_learner
 from ..finetune.table import OFFLINE, method_name, method_of
 from ..policies.acting import evaluator_of, recordings, starting_policy
-from ..policies.build import CheckpointConfig, identity_of
+from ..policies.build import SAVED, identity_of
 from ..policies.cli.cli import main
 from ..policies.cli.machine import prepare_machine
 from ..policies.core.normalize import Scaling
@@ -32,7 +32,7 @@ from .returns import Discount
 
 GROUPS: dict[str, dict[str, Mapping[str, type]]] = {
     "offline": {
-        "policy": {"checkpoint": CheckpointConfig},
+        "policy": SAVED,
         "method": OFFLINE,
         "env": WORLDS,
     }

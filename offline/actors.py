@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from ..policies.core.errors import BurnishError
 from ..policies.core.types import Decision, Obs
 from ..policies.gaussian import GaussianPolicy
+from ..policies.trainable import copied
 
 
 class PolicyActor:
@@ -56,4 +56,4 @@ def _copied(policy: Any, method: str) -> Any:
         raise BurnishError(
             f"{method} is to train a policy of which all parameters are frozen; requires_grad_(True) first"
         )
-    return copy.deepcopy(policy).train()
+    return copied(policy).train()

@@ -15,7 +15,17 @@ from ..offline.actors import trainable_imitator
 from ..sim.build import WORLDS, origin_of, raw_world, seen_by
 from .acting import acting_policy, evaluator_of, recordings
 from .best import Best
-from .build import ACTING, POLICIES, CheckpointConfig, build_policy, load_policy, policy_name, weights_of, where_of
+from .build import (
+    ACTING,
+    POLICIES,
+    SAVED,
+    CheckpointConfig,
+    build_policy,
+    load_policy,
+    policy_name,
+    weights_of,
+    where_of,
+)
 from .cli.cli import main
 from .cli.machine import prepare_machine, say
 from .controllers import controller_for
@@ -41,7 +51,7 @@ STARTS = 64  # numbers of a first state that are kept
 # Hydra groups of each verb below: verb -> group -> choice -> dataclass.
 GROUPS: dict[str, dict[str, dict[str, type]]] = {
     "pretrain": {
-        "policy": {name: kind.config for name, kind in POLICIES.items()} | {"checkpoint": CheckpointConfig},
+        "policy": {name: kind.config for name, kind in POLICIES.items()} | SAVED,
         "env": WORLDS,
     },
     "evaluate": {"policy": ACTING, "env": WORLDS},

@@ -30,8 +30,8 @@ from .external.table import EXTERNAL_KINDS, described, identity, place_of, recon
 from .flow import FlowConfig
 from .gaussian import GaussianConfig
 from .lerobot.act import LeRobotACTConfig
+from .lerobot.checkpoint import CONFIG, fingerprint, read_json
 from .lerobot.checkpoint import find as find_lerobot
-from .lerobot.checkpoint import fingerprint
 from .lerobot.checkpoint import load as load_lerobot
 from .lerobot.diffusion import LeRobotDiffusionConfig
 from .nets.critic import CriticConfig
@@ -41,6 +41,8 @@ from .runs.checkpoint import Checkpoint
 from .runs.run import find_policy
 from .split_chain import SplitChainConfig
 from .trainable import LoRAConfig, add_lora, lora_of, merge_lora
+from .vla import lerobot as vla_folders
+from .vla.smolvla import SmolVLAConfig, TinyVLAConfig
 from .vla.words import Words, WordsConfig
 
 
@@ -60,6 +62,9 @@ POLICIES: dict[str, PolicyKind] = {
     ),
     "gaussian": PolicyKind(
         GaussianConfig, ".gaussian:GaussianPolicy", "one Gaussian, plain or tanh; least squares or likelihood"
+    ),
+    "tiny_vla": PolicyKind(
+        TinyVLAConfig, ".vla.smolvla:SmolVLA", "vision-language-action model of the kind of SmolVLA, small", True
     ),
 }
 
@@ -92,6 +97,7 @@ PLANNER = PolicyKind(PlannerConfig, ".planner:PlannerPolicy", "plans in a latent
 LEROBOT = {
     "lerobot_diffusion": PolicyKind(LeRobotDiffusionConfig, ".lerobot.diffusion:LeRobotDiffusion", "of LeRobot"),
     "lerobot_act": PolicyKind(LeRobotACTConfig, ".lerobot.act:LeRobotACT", "of LeRobot"),
+    "smolvla": PolicyKind(SmolVLAConfig, ".vla.smolvla:SmolVLA", "of LeRobot"),
 }
 KINDS: dict[str, PolicyKind | CompositeKind] = {
     **POLICIES,
@@ -115,6 +121,21 @@ class CheckpointConfig:
     guidance: float | None = None  # another weight of the goal
     base: str | None = None  # place of the policy that this one refines, if that is not ours and has moved
     keys: dict[str, str] = field(default_factory=dict)  # our name of an observation: that of a LeRobot checkpoint
+
+
+@dataclass
+class SmolVLALoadConfig(CheckpointConfig):
+    """``policy=smolvla policy.path=...``: a SmolVLA in a folder of LeRobot, and what that folder leaves open."""
+
+    words: str | None = None  # its tokenizer.json, which is not in the folder
+    statistics: str | None = None  # group of statistics, of a model that was trained on several robots
+    stats: str | None = None  # LeRobot dataset whose statistics are taken instead
+    without: list[str] = field(default_factory=list)  # cameras of the model that are not there, such as image.camera3
+    adapter: str | None = None  # folder of a low-rank adapter (PEFT) that is merged into the weights
+    horizon: int | None = None  # actions of a chunk; the first ones do not depend on those that are left out
+    execute: int | None = None  # actions of a chunk that are played
+    # patches have the places of those before them: for a model that was trained with transformers 4.55 to 4.57
+    late: bool = False
 
 
 def policy_name(config: Any) -> str:
@@ -178,11 +199,20 @@ def weights_of(path: str | Path) -> str:
     return hashlib.sha256((find_policy(path).path / "manifest.json").read_bytes()).hexdigest()
 
 
-def saved_policy(path: str | Path, keys: Mapping[str, str] | None = None) -> Checkpoint:
+def saved_policy(
+    path: str | Path, keys: Mapping[str, str] | None = None, chosen: CheckpointConfig | None = None
+) -> Checkpoint:
     """The checkpoint that ``path`` leads to: of a run, of one of its policies, or of LeRobot, whose observations can be
-    given other names (``keys``)."""
+    given other names (``keys``); ``chosen`` says more of a SmolVLA."""
     if (theirs := find_lerobot(path)) is not None:
+        if read_json(theirs / CONFIG).get("type") == vla_folders.TYPE:
+            named = {name: getattr(chosen, name) for name in vla_folders.Choices._fields if hasattr(chosen, name)}
+            return vla_folders.load(theirs, vla_folders.Choices(**{**named, "keys": keys or {}}))
         return load_lerobot(theirs, keys)
+    if isinstance(chosen, SmolVLALoadConfig):
+        raise BurnishError(
+            f"{path} holds no SmolVLA of LeRobot; take policy=checkpoint for a policy that Burnish saved"
+        )
     if keys:
         raise BurnishError(f"keys={dict(keys)} are for checkpoints of LeRobot, and {path} is none")
     return find_policy(path)
@@ -302,11 +332,12 @@ def load_policy(
     guidance: float | None = None,
     base: Any = None,
     keys: Mapping[str, str] | None = None,
+    chosen: CheckpointConfig | None = None,
 ) -> tuple[Any, dict[str, Any]]:
     """The policy saved at ``path``, and its origin. ``steps``, ``sampler``, ``guidance`` change how it acts. ``base``
     is the policy that is not ours, where such a one was refined, or the place where it is now. ``keys`` are other names
     for the observations of a checkpoint of LeRobot."""
-    saved = saved_policy(path, keys)
+    saved = saved_policy(path, keys, chosen)
     policy = restore_policy(saved, device, steps=steps, sampler=sampler, guidance=guidance, base=base)
     origin = saved.config.get("origin", {})
     return policy, origin if isinstance(origin, dict) else {}
@@ -317,7 +348,7 @@ def loaded(
 ) -> tuple[Any, dict[str, Any]]:
     """The policy of ``policy=checkpoint``, and its origin; ``base`` is one that ``policy.base`` cannot name."""
     changes = {name: getattr(chosen, name) for name in ("steps", "sampler", "guidance", "keys")}
-    return load_policy(chosen.path, device, base=chosen.base if base is None else base, **changes)
+    return load_policy(chosen.path, device, base=chosen.base if base is None else base, chosen=chosen, **changes)
 
 
 def _adapted(settings: Any, steps: int | None, sampler: Sampler | None, guidance: float | None) -> Any:
@@ -340,9 +371,11 @@ def _adapted(settings: Any, steps: int | None, sampler: Sampler | None, guidance
     return settings
 
 
-# A policy that acts already: saved by Burnish, or of another library.
+# A policy that was saved, by Burnish or by LeRobot.
+SAVED: dict[str, type] = {"checkpoint": CheckpointConfig, "smolvla": SmolVLALoadConfig}
+# A policy that acts already: saved, or of another library.
 ACTING: dict[str, type] = {
-    "checkpoint": CheckpointConfig,
+    **SAVED,
     **{name: kind.config for name, kind in EXTERNAL_KINDS.items()},
 }
 

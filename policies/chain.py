@@ -126,6 +126,13 @@ def committed(prefix: Prefix | None) -> Tensor | Masked | None:
     return prefix.committed if isinstance(prefix, Pull) else prefix
 
 
+def with_actions(prefix: Prefix | None, change: Callable[[Tensor], Tensor]) -> Prefix | None:
+    """The prefix with its actions changed."""
+    if isinstance(prefix, (Pull, Masked)):
+        return prefix._replace(actions=change(prefix.actions))
+    return None if prefix is None else change(prefix)
+
+
 def put(prefix: Tensor | Masked, x: Tensor, level: Callable[[Tensor], Tensor] = lambda actions: actions) -> Tensor:
     """``x`` (B, H, A) with the committed actions, as ``level`` makes them look, in the place of its head."""
     if isinstance(prefix, Masked):
@@ -197,10 +204,20 @@ def drop_rows(rate: float, batch: int, generator: torch.Generator | None, device
     return torch.rand(batch, generator=generator, device=source).to(device) < rate
 
 
+def state_shape(spec: PolicySpec) -> tuple[int, ...]:
+    """Of a state of the chain: that of a chunk, but for models that pad their actions."""
+    return spec.noise_shape or spec.chunk_shape
+
+
+def decoded(policy: Any, x: Tensor) -> Tensor:
+    """Actions in [-1, 1], of the last state of a chain; a policy whose states are in other units says how."""
+    return policy.decode(x) if hasattr(policy, "decode") else x.clamp(-1, 1)
+
+
 def start_noise(spec: PolicySpec, like: Tensor, noise: Tensor | None, greedy: bool, generator: Noise | None) -> Tensor:
     """The start of a generation: the noise that was asked for, zero if greedy, else drawn. An external policy may take
     noise of another shape than its chunk."""
-    shape = (like.shape[0], *(spec.noise_shape or spec.chunk_shape))
+    shape = (like.shape[0], *state_shape(spec))
     if noise is not None:
         if tuple(noise.shape) != shape:
             raise BurnishError(f"the noise has shape {tuple(noise.shape)}, but {shape} is needed")

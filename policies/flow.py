@@ -17,18 +17,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .chain import Stage, committed, masked_mean, pin_prefix, pull_prefix, require_steps, sample_chain, start_noise
+from .chain import (
+    Stage,
+    committed,
+    masked_mean,
+    pin_prefix,
+    pull_prefix,
+    require_steps,
+    sample_chain,
+    start_noise,
+    with_actions,
+    with_prefix,
+)
 from .core.errors import BurnishError
 from .core.ranges import check_ranges
 from .core.seed import Noise, normal
 from .core.spec import PolicySpec
 from .core.tree import rows
-from .core.types import Normal, Obs, Prefix
-from .nets.denoiser import Cond, Denoiser, DenoiserConfig, cond_rows
+from .core.types import Condition, Normal, Obs, Prefix
+from .nets.denoiser import Cond, Denoiser, DenoiserConfig
 
 
 class TimeSampling(Enum):
@@ -102,7 +114,20 @@ class FlowPolicy(nn.Module):
         """The step size that a shortcut model is conditioned on; its smallest step is the plain flow, written 0."""
         return 0.0 if self.num_steps == 2**self.config.shortcut_levels else 1 / self.num_steps
 
-    def velocity(self, x: Tensor, t: Tensor, d: Tensor | float, cond: Cond) -> Tensor:
+    @property
+    def cond_dim(self) -> int:
+        """The width of ``encode(obs).given``."""
+        return self.net.encoder.dim
+
+    def decode(self, x: Tensor) -> Tensor:
+        """From a state of the chain to actions in [-1, 1]."""
+        return x.clamp(-1, 1)
+
+    def in_chain(self, action: Tensor) -> Tensor:
+        """From actions in [-1, 1] to a state of the chain."""
+        return action
+
+    def velocity(self, x: Tensor, t: Tensor, d: Tensor | float, cond: Any) -> Tensor:
         """v(x, t), or v(x, t, d) of a shortcut model; t (B,), d (B,) or a number."""
         t = t.to(x.dtype)
         if not self.config.shortcut:
@@ -110,10 +135,10 @@ class FlowPolicy(nn.Module):
         sizes = d if isinstance(d, Tensor) else torch.full_like(t, d)
         return self.net(x, torch.stack([t, sizes.to(x.dtype)], 1), cond)
 
-    def encode(self, obs: Obs) -> Cond:
+    def encode(self, obs: Obs) -> Any:
         return self.net.encode(obs)
 
-    def transition(self, x: Tensor, k: Tensor, cond: Cond) -> Normal:
+    def transition(self, x: Tensor, k: Tensor, cond: Condition) -> Normal:
         """One Euler step, as a Gaussian without spread: x_{k+1} = x_k + v(x_k, k/K) / K."""
         mean = x + self.velocity(x, self.time(k), self.step_size, cond) / self.num_steps
         return Normal(mean, torch.zeros((), dtype=x.dtype, device=x.device))
@@ -134,8 +159,10 @@ class FlowPolicy(nn.Module):
             t = k / self.num_steps
             return (1 - t) * x_0[:, : known.shape[1]] + t * known
 
-        pin, guide = pin_prefix(self, committed(prefix), x_0, level), pull_prefix(self, prefix, x_0, self._stage)
-        return sample_chain(self, x_0, cond, inject=False, pin=pin, guide=guide)[-1].clamp(-1, 1)
+        inside = with_actions(prefix, self.in_chain)
+        pin, guide = pin_prefix(self, committed(inside), x_0, level), pull_prefix(self, inside, x_0, self._stage)
+        chunk = self.decode(sample_chain(self, x_0, cond, inject=False, pin=pin, guide=guide)[-1])
+        return with_prefix(chunk, committed(prefix))
 
     def _stage(self, k: int) -> Stage:
         t, rest = k / self.num_steps, self.num_steps - k
@@ -163,7 +190,7 @@ class FlowPolicy(nn.Module):
         x_t = torch.lerp(x_0, action, rows(t, action))
         if consistent:
             head = slice(0, consistent)
-            halves = self._two_half_steps(x_t[head], t[head], d[head], cond_rows(cond, head))
+            halves = self._two_half_steps(x_t[head], t[head], d[head], cond.rows(head))
             target = torch.cat([halves, target[consistent:]])
         return masked_mean((self.velocity(x_t, t, d, cond) - target).square(), mask)
 

@@ -26,6 +26,7 @@ from .data.episodes import Episodes, Pad, Windows
 from .nets.ema import Ema
 from .runs.run import Run
 from .runs.training_loop import train
+from .trainable import copied
 
 
 class Schedule(Enum):
@@ -108,7 +109,7 @@ class ImitationLearner:
                 module.normalizer.fit(windows.columns, config.normalize)
         self.windows = windows.to(device)
         self.valid = Windows(valid, policy.spec, config.pad).to(device) if len(valid) else None
-        self.average = copy.deepcopy(policy).eval().requires_grad_(False)
+        self.average = copied(policy).eval().requires_grad_(False)
         self.ema = Ema(policy, config.ema)
         # A tensor, because a recorded graph would keep a number forever.
         self.rate = torch.tensor(config.lr, device=self.device)

@@ -28,7 +28,7 @@ class Part(Enum):
     """The parts of a policy that can be trained."""
 
     all = "all"
-    head = "head"  # all but the encoder of observations
+    head = "head"  # all but the encoder of observations; of a vision-language-action model the expert
     lora = "lora"
 
 
@@ -72,6 +72,11 @@ class LowRank(nn.Module):
         return weight + self.config.alpha / self.config.rank * (self.up @ self.down).view_as(weight)
 
 
+def copied(policy: nn.Module) -> Any:
+    """A copy of ``policy`` to be trained as it is: parameters that it keeps fixed are shared."""
+    return copy.deepcopy(policy, {id(p): p for p in policy.parameters() if not p.requires_grad})
+
+
 def shared(policy: nn.Module) -> Any:
     """``policy`` once more, on the very same numbers, which this copy does not train. It follows every update of them;
     settings, and what is made from settings, are its own."""
@@ -85,7 +90,7 @@ def trainable(policy: nn.Module, config: TrainableConfig) -> Any:
     if config.part is Part.lora:
         return add_lora(shared(policy), LoRAConfig(config.rank, config.alpha))
     given = dict(policy.named_parameters())
-    names = {name for name in given if config.part is Part.all or "encoder" not in name.split(".")}
+    names = {name for name in given if _is_trained(policy, name, config.part)}
     if not names:
         kind = type(policy).__name__
         raise BurnishError(f"a {kind} has no parameters outside its encoder; use part=all or part=lora")
@@ -96,9 +101,18 @@ def trainable(policy: nn.Module, config: TrainableConfig) -> Any:
     return made.eval()
 
 
+def _is_trained(policy: Any, name: str, part: Part) -> bool:
+    """A large policy says itself which of its parameters stay as they are, and which are its encoder."""
+    if hasattr(policy, "is_frozen") and policy.is_frozen(name):
+        return False
+    encodes = policy.is_encoder(name) if hasattr(policy, "is_encoder") else "encoder" in name.split(".")
+    return part is Part.all or not encodes
+
+
 def add_lora(policy: nn.Module, config: LoRAConfig) -> Any:
-    """In place, to every linear and convolutional layer."""
-    layers = [part for part in policy.modules() if isinstance(part, LAYERS)]
+    """In place, to every linear and convolutional layer, or to those that the policy names (``adapts``)."""
+    chosen = getattr(policy, "adapts", lambda name: True)
+    layers = [part for name, part in policy.named_modules() if isinstance(part, LAYERS) and chosen(name)]
     if not layers:
         raise BurnishError(f"a {type(policy).__name__} has no linear or convolutional layers; use part=all")
     for layer in layers:

@@ -17,7 +17,7 @@ import torch
 from omegaconf import MISSING
 
 from ..policies.acting import acting_policy
-from ..policies.build import CheckpointConfig, saved_policy, weights_of, where_of
+from ..policies.build import SAVED, saved_policy, weights_of, where_of
 from ..policies.cli.cli import main
 from ..policies.cli.machine import prepare_machine, say
 from ..policies.controllers import controller_for
@@ -81,7 +81,7 @@ from .serving.listening import ServerConfig
 from .shadow import Log, ShadowEnv, page, summary, watch
 from .supervisor import Gamepad, Keyboard
 
-CHECKPOINT: dict[str, type] = {"checkpoint": CheckpointConfig}
+CHECKPOINT = SAVED
 ACTING: dict[str, type] = {**CHECKPOINT, "bundle": BundleConfig, "remote": ServedConfig}
 WORLDS: dict[str, type] = {**{name: kind.config for name, kind in ENVS.items()}, "joints": JointsConfig}
 ON_A_ROBOT = {"policy": ACTING, "robot": ROBOTS, "env": WORLDS}

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..policies.build import CheckpointConfig, loaded
+from ..policies.build import SAVED, loaded
 from ..policies.cli.cli import main
 from ..policies.controllers import controller_for
 from ..policies.core.config import to_data
@@ -42,7 +42,7 @@ from .view import ViewConfig, watch
 GROUPS: dict[str, dict[str, dict[str, type]]] = {
     "collect": {
         "env": {name: kind.config for name, kind in ENVS.items()},
-        "policy": {"checkpoint": CheckpointConfig},
+        "policy": SAVED,
     },
 }
 GROUPS["view"] = GROUPS["collect"]

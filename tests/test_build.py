@@ -29,6 +29,10 @@ SPEC = PolicySpec(
     action_mode="velocity",
 )
 
+VLA = "tiny_vla"  # observes one frame and no goal, and its chunk begins now
+SEEN = ObsSpec({key: shape for key, shape in SPEC.obs.shapes.items() if key != "goal"})
+VLA_SPEC = dataclasses.replace(SPEC, obs=SEEN, start=0, history=1)
+
 
 def choices():
     """Every YAML of the policy group, as the data that a checkpoint would hold, over the defaults of the code."""
@@ -42,7 +46,9 @@ def choices():
         return kind, below | data
 
     names = [f.name.removesuffix(".yaml") for f in resources.files("burnish.configs").joinpath("policy").iterdir()]
-    return {name: read(name) for name in sorted(names) if name not in ("checkpoint", "bundle", *EXTERNAL_KINDS)}
+    return {
+        name: read(name) for name in sorted(names) if name not in ("checkpoint", "bundle", "smolvla", *EXTERNAL_KINDS)
+    }
 
 
 CHOICES = choices()
@@ -50,16 +56,17 @@ CHOICES = choices()
 
 def make(choice, seed=0):
     kind, data = CHOICES[choice]
-    return build_policy(from_data(POLICIES[kind].config, data), SPEC, seed=seed)
+    return build_policy(from_data(POLICIES[kind].config, data), VLA_SPEC if kind == VLA else SPEC, seed=seed)
 
 
-def observe(batch, seed=0):
+def observe(batch, seed=0, choice=""):
     source = torch.Generator().manual_seed(seed)
-    return {
+    obs = {
         "state": torch.randn(batch, 2, 3, generator=source),
         "image.top": torch.randint(0, 256, (batch, 2, 3, 16, 16), generator=source, dtype=torch.uint8),
         "goal": torch.randn(batch, 2, generator=source),
     }
+    return obs if choice != VLA else {key: x[:, 0] for key, x in obs.items() if key != "goal"}
 
 
 def test_every_policy_of_the_table_has_a_choice():
@@ -69,7 +76,7 @@ def test_every_policy_of_the_table_has_a_choice():
 @pytest.mark.parametrize("choice", CHOICES)
 def test_contract(choice):
     policy = make(choice)
-    obs = observe(4)
+    obs = observe(4, choice=choice)
     noise = RowNoise([1, 2, 3, 4], [0, 0, 5, 6])
     chunk = policy.act(obs, generator=noise)
     assert chunk.shape == (4, 6, 3) and chunk.dtype == torch.float32
@@ -102,9 +109,16 @@ def test_contract(choice):
 def test_every_parameter_is_trained_and_no_buffer_moves(choice):
     policy = make(choice)
     before = {name: x.clone() for name, x in policy.named_buffers()}
-    loss = policy.bc_loss(observe(8), torch.rand(8, 6, 3) * 2 - 1, generator=torch.Generator().manual_seed(0))
+    loss = policy.bc_loss(
+        observe(8, choice=choice), torch.rand(8, 6, 3) * 2 - 1, generator=torch.Generator().manual_seed(0)
+    )
     loss.mean().backward()
     idle = {name for name, p in policy.named_parameters() if p.grad is None or not p.grad.any()}
+    if choice == VLA:  # the expert reads the keys of the last language layer, and nothing of what that layer makes
+        text = "model.vlm_with_expert.vlm.model.text_model."
+        last = f"{text}layers.{policy.config.language.layers - 1}."
+        assert all(name.startswith((last, f"{text}norm", f"{text}embed")) for name in idle) and len(idle) == 8
+        return
     # Least squares knows no spread.
     assert idle == ({"raw_std"} if choice == "least_squares" else set())
     assert all(torch.equal(x, before[name]) for name, x in policy.named_buffers())

@@ -16,7 +16,7 @@ from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.normalize import Scaling
 from burnish.policies.core.seed import generator
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
-from burnish.policies.nets.denoiser import Body, Cond, Denoiser, DenoiserConfig, MlpBodyConfig, cond_rows
+from burnish.policies.nets.denoiser import Body, Cond, Denoiser, DenoiserConfig, MlpBodyConfig
 from burnish.policies.nets.encoder import EncoderConfig, ObsEncoder
 from burnish.policies.nets.unet1d import UNetConfig
 from burnish.policies.nets.vision import VisionConfig
@@ -232,7 +232,7 @@ def test_denoiser_depends_on_everything(body: Body, num_times: int) -> None:
     assert cond.given.dtype == torch.float64 and cond.free is None
     y = net(x, times, cond)
     assert y.shape == x.shape and y.dtype == torch.float64
-    others = [(x + 0.1, times, cond), (x, times, cond_rows(cond, torch.tensor([1, 0, 3, 2])))]
+    others = [(x + 0.1, times, cond), (x, times, cond.rows(torch.tensor([1, 0, 3, 2])))]
     others += [(x, times + 0.1 * torch.eye(num_times).double()[i], cond) for i in range(num_times)]
     for other in others:
         assert ((net(*other) - y).flatten(1).abs().amax(1) > 1e-4).all()
@@ -244,9 +244,9 @@ def test_rows_of_a_condition(guidance: float) -> None:
     cond, draw = net.encode(observe(spec_of("state", "goal"))), generator(0, "x")
     x, times = torch.randn(6, 5, 3, generator=draw).double(), torch.rand(6, 1, generator=draw).double()
     index = torch.tensor([3, 3, 0, 1, 2, 0])
-    y = net(x, times, cond_rows(cond, index))
+    y = net(x, times, cond.rows(index))
     for row, source in enumerate(index.tolist()):
-        one = cond_rows(cond, slice(source, source + 1))
+        one = cond.rows(slice(source, source + 1))
         torch.testing.assert_close(net(x[row : row + 1], times[row : row + 1], one)[0], y[row], rtol=0, atol=1e-12)
 
 

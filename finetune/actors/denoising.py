@@ -28,14 +28,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...policies.chain import executed_sum, step_index
+from ...policies.chain import decoded, executed_sum, state_shape, step_index
 from ...policies.compose import SplitChain
 from ...policies.core.errors import BurnishError
 from ...policies.core.seed import Noise, normal
 from ...policies.core.tree import check
-from ...policies.core.types import ChainPolicy, Draw, Normal, Obs
+from ...policies.core.types import ChainPolicy, Condition, Draw, Normal, Obs
 from ...policies.diffusion import DiffusionPolicy, Sampler
-from ...policies.nets.denoiser import Cond, tiled
 from ...policies.trainable import TrainableConfig, shared, trainable
 
 
@@ -110,11 +109,11 @@ class DenoisingActor(nn.Module):
         states, densities = [x], []
         for k in range(self.switch, self.num_steps):
             law = trained.transition(x, step_index(x, k), cond)
-            x = _floored(law, self.min_std).sample(self._noise(obs, generator))
+            x = self._floored(law, self.min_std).sample(self._noise(obs, generator))
             states.append(x)
             densities.append(self._density(law, x))
         steps = torch.full((len(x),), self.spec.execute, device=x.device)
-        return Draw(x.clamp(-1, 1), torch.stack(states, 1), self._evidence(torch.stack(densities, 1), steps))
+        return Draw(decoded(self.trained, x), torch.stack(states, 1), self._evidence(torch.stack(densities, 1), steps))
 
     def log_prob(self, obs: Obs, trace: Tensor, steps: Tensor) -> Tensor:
         """(B, K'): one network pass of B K' rows. The observations are encoded once."""
@@ -122,9 +121,9 @@ class DenoisingActor(nn.Module):
         batch = check(trace, f"B {count + 1} H A")["B"]
         check(steps, f"{batch}")
         x, following, cond = trace[:, :-1], trace[:, 1:], self.trained.encode(obs)
-        if isinstance(cond, Cond):
+        if isinstance(cond, Condition):
             k = torch.arange(self.switch, self.num_steps, device=trace.device).repeat(batch)
-            law = self.trained.transition(x.flatten(0, 1), k, tiled(cond, count))
+            law = self.trained.transition(x.flatten(0, 1), k, cond.repeat(count))
             density = self._density(law, following.flatten(0, 1)).unflatten(0, (batch, count))
         else:
             # The encoding of an observation by another policy need not have rows, so its transitions go one by one.
@@ -134,23 +133,25 @@ class DenoisingActor(nn.Module):
 
     def _noise(self, obs: Obs, generator: Noise | None) -> Tensor:
         like, weight = next(iter(obs.values())), next(self.parameters())
-        shape = (len(like), *self.spec.chunk_shape)
+        shape = (len(like), *state_shape(self.spec))
         noise = normal(shape, generator, device=like.device, dtype=weight.dtype)
         return noise if self.noise_clip is None else noise.clamp(-self.noise_clip, self.noise_clip)
 
+    def _floored(self, law: Normal, floor: float) -> Normal:
+        """Padding, where a model pads its actions, gets no noise."""
+        real = torch.arange(law.mean.shape[-1], device=law.mean.device) < self.spec.action.dim
+        return Normal(law.mean, law.std.clamp(min=floor * real))
+
     def _density(self, law: Normal, x: Tensor) -> Tensor:
-        """Elementwise."""
-        density = _floored(law, self.min_logprob_std).log_prob(x)
+        """Elementwise, of the coordinates that are no padding."""
+        floored, dim = self._floored(law, self.min_logprob_std), self.spec.action.dim
+        density = Normal(floored.mean[..., :dim], floored.std[..., :dim]).log_prob(x[..., :dim])
         return density if self.density_clamp is None else density.clamp(*self.density_clamp)
 
     def _evidence(self, density: Tensor, steps: Tensor) -> Tensor:
         """(B, K', H, A) -> (B, K'): sums over coordinates; of the last transition, over the executed ones."""
         last = executed_sum(self.spec, density[:, -1], steps)
         return torch.cat([density[:, :-1].sum((2, 3)), last[:, None]], 1)
-
-
-def _floored(law: Normal, floor: float) -> Normal:
-    return Normal(law.mean, law.std.clamp(min=floor))
 
 
 def _with_eta(policy: Any, eta: float) -> Any:

@@ -25,8 +25,7 @@ from ...policies.core.errors import BurnishError
 from ...policies.core.ranges import check_ranges
 from ...policies.core.seed import Noise, normal
 from ...policies.core.tree import check
-from ...policies.core.types import Draw, Normal, Obs
-from ...policies.nets.denoiser import Cond, tiled
+from ...policies.core.types import Condition, Draw, Normal, Obs
 from ...policies.nets.mlp import MLP, Activation, SinusoidalTime
 from ...policies.trainable import TrainableConfig
 from .trainable_flow import FlowActor, evidence, trainable_flow
@@ -115,18 +114,18 @@ class NoisyFlowActor(FlowActor):
     def __init__(self, base: Any, config: NoiseConfig, train: TrainableConfig | None = None) -> None:
         super().__init__(trainable_flow(base, "reinflow", train))
         self.config = config
-        self.noise = NoiseNet(self.flow.net.encoder.dim, self.spec.chunk_shape, config)
+        self.noise = NoiseNet(self.flow.cond_dim, self.spec.chunk_shape, config)
         chunk, count = math.prod(self.spec.chunk_shape), self.num_steps
         last = self.spec.execute * self.spec.action.dim
         terms = (count - 1 + config.count_initial) * chunk + last
         self._count(float(terms), float(count + config.count_initial))
 
-    def transition(self, x: Tensor, k: Tensor, cond: Cond) -> Normal:
+    def transition(self, x: Tensor, k: Tensor, cond: Condition) -> Normal:
         """The Euler step of the flow, with noise."""
         mean = self.flow.transition(x, k, cond).mean
         if self.config.clip_mean:
             mean = mean.clamp(-1, 1)
-        return Normal(mean, self.noise(self.flow.time(k), cond.given).exp())
+        return Normal(mean, self.padded(self.noise(self.flow.time(k), cond.given).exp()))
 
     def draw(self, obs: Obs, *, generator: Noise | None = None) -> Draw:
         config, cond = self.config, self.encode(obs)
@@ -141,18 +140,18 @@ class NoisyFlowActor(FlowActor):
             if config.clip_state:
                 x = x.clamp(-1, 1)
             states.append(x)
-            density.append(law.log_prob(x))
+            density.append(self._density(law, x))
         steps = torch.full((len(x),), self.spec.execute, device=x.device)
         log_prob = self._evidence(states[0], torch.stack(density, 1), steps)
-        return Draw(x.clamp(-1, 1), torch.stack(states, 1), log_prob)
+        return Draw(self.flow.decode(x), torch.stack(states, 1), log_prob)
 
     def log_prob(self, obs: Obs, trace: Tensor, steps: Tensor) -> Tensor:
         """All transitions of all rows in one pass of the network: the states are known, so none waits for another."""
         count = self.num_steps
         batch = check(trace, f"B {count + 1} H A")["B"]
-        cond, k = tiled(self.encode(obs), count), torch.arange(count, device=trace.device).repeat(batch)
+        cond, k = self.encode(obs).repeat(count), torch.arange(count, device=trace.device).repeat(batch)
         law = self.transition(trace[:, :-1].flatten(0, 1), k, cond)
-        density = law.log_prob(trace[:, 1:].flatten(0, 1))
+        density = self._density(law, trace[:, 1:].flatten(0, 1))
         return self._evidence(trace[:, 0], density.unflatten(0, (batch, count)), steps)
 
     def entropy_rate(self, obs: Obs) -> Tensor:
@@ -160,18 +159,23 @@ class NoisyFlowActor(FlowActor):
         with torch.no_grad():
             given = self.encode(obs).given
         batch, count = len(given), self.num_steps
-        cond, k = tiled(Cond(given), count), torch.arange(count, device=given.device).repeat(batch)
-        entropy = self.noise(self.flow.time(k), cond.given).unflatten(0, (batch, count)) + _UNIT_ENTROPY
+        given, k = given.repeat_interleave(count, 0), torch.arange(count, device=given.device).repeat(batch)
+        entropy = self.noise(self.flow.time(k), given).unflatten(0, (batch, count)) + _UNIT_ENTROPY
         steps = torch.full((batch,), self.spec.execute, device=given.device)
         total = evidence(self.spec, entropy, k[:count] == count - 1, steps)[:, 0]
         if self.config.count_initial:
             total = total + math.prod(self.spec.chunk_shape) * _UNIT_ENTROPY
         return total / self.coordinates
 
+    def _density(self, law: Normal, x: Tensor) -> Tensor:
+        """Elementwise, of the coordinates that are no padding."""
+        return Normal(self.real(law.mean), self.real(law.std)).log_prob(self.real(x))
+
     def _evidence(self, x_0: Tensor, density: Tensor, steps: Tensor) -> Tensor:
         count = self.num_steps
         total = evidence(self.spec, density, torch.arange(count, device=x_0.device) == count - 1, steps)
         if self.config.count_initial:
+            x_0 = self.real(x_0)
             unit = Normal(torch.zeros_like(x_0), torch.ones((), dtype=x_0.dtype, device=x_0.device))
             total = total + unit.log_prob(x_0).sum((1, 2))[:, None]
         return total

@@ -36,12 +36,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...policies.chain import start_noise, step_index
+from ...policies.chain import start_noise, state_shape, step_index
 from ...policies.core.errors import BurnishError
 from ...policies.core.seed import Noise, RowNoise, normal
 from ...policies.core.tree import check, rows
-from ...policies.core.types import Draw, Normal, Obs
-from ...policies.nets.denoiser import Cond, tiled
+from ...policies.core.types import Condition, Draw, Normal, Obs
 from ...policies.trainable import TrainableConfig
 from .trainable_flow import FlowActor, evidence, trainable_flow
 
@@ -75,7 +74,7 @@ class SDEFlowActor(FlowActor):
             terms, joined = terms / count, 1.0
         self._count(terms, joined)
 
-    def transition(self, x: Tensor, k: Tensor, cond: Cond, stochastic: Tensor | None = None) -> Normal:
+    def transition(self, x: Tensor, k: Tensor, cond: Condition, stochastic: Tensor | None = None) -> Normal:
         """``stochastic`` (B,) bool: rows outside take the ordinary step of the flow, without spread."""
         flow, count = self.flow, self.num_steps
         t = flow.time(k)
@@ -85,7 +84,8 @@ class SDEFlowActor(FlowActor):
             variance = variance * stochastic
         pull = variance / (2 * (1 - t) * count)
         t, pull, std = (rows(c.to(x.dtype), x) for c in (t, pull, (variance / count).sqrt()))
-        return Normal(x + v / count - pull * (x - t * v), std)
+        drift = self.padded(self.real(pull * (x - t * v)))  # of what gets noise
+        return Normal(x + v / count - drift, self.padded(std.expand(-1, -1, self.spec.action.dim)))
 
     def draw(self, obs: Obs, *, generator: Noise | None = None) -> Draw:
         cond = self.encode(obs)
@@ -108,19 +108,23 @@ class SDEFlowActor(FlowActor):
             k, began, led, mean, std = (states[pick] for states in (k, began, led, mean, std))
         trace = torch.cat([k.to(x.dtype)[..., None], began.flatten(2), led.flatten(2)], 2)
         steps = torch.full((batch,), self.spec.execute, device=x.device)
-        log_prob = evidence(self.spec, Normal(mean, std).log_prob(led), k == count - 1, steps)
-        return Draw(x.clamp(-1, 1), trace, log_prob)
+        log_prob = evidence(self.spec, self._density(Normal(mean, std), led), k == count - 1, steps)
+        return Draw(self.flow.decode(x), trace, log_prob)
 
     def log_prob(self, obs: Obs, trace: Tensor, steps: Tensor) -> Tensor:
         """All stochastic transitions of all rows in one pass of the network."""
         count = 1 if self.config.mixed else self.num_steps
-        shape = self.spec.chunk_shape
+        shape = state_shape(self.spec)
         check(trace, f"B {count} {1 + 2 * math.prod(shape)}")
         k = trace[..., 0].long()
         began, led = (x.unflatten(-1, shape).flatten(0, 1) for x in trace[..., 1:].chunk(2, -1))
-        law = self.transition(began, k.flatten(), tiled(self.encode(obs), count))
-        density = law.log_prob(led).unflatten(0, (-1, count))
+        law = self.transition(began, k.flatten(), self.encode(obs).repeat(count))
+        density = self._density(law, led).unflatten(0, (-1, count))
         return evidence(self.spec, density, k == self.num_steps - 1, steps)
+
+    def _density(self, law: Normal, led: Tensor) -> Tensor:
+        """Elementwise, of the coordinates that are no padding."""
+        return Normal(self.real(law.mean), self.real(law.std)).log_prob(self.real(led))
 
 
 def random_step(batch: int, count: int, source: Noise | None, device: torch.device) -> Tensor:

@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from ...policies.chain import state_shape
 from ...policies.core.errors import BurnishError
 from ...policies.core.spec import PolicySpec
 from ...policies.core.tree import check
-from ...policies.core.types import Obs
+from ...policies.core.types import Condition, Obs
 from ...policies.flow import FlowPolicy
-from ...policies.nets.denoiser import Cond
 from ...policies.trainable import TrainableConfig, trainable
 
 
@@ -28,7 +29,7 @@ def trainable_flow(base: Any, method: str, train: TrainableConfig | None = None)
 
 class FlowActor(nn.Module):
     """``flow`` is what is trained and deployed. One factor of the likelihood sums over ``terms`` coordinates, and joins
-    so many ``transitions``."""
+    so many ``transitions``. Where a model pads its actions, the padding gets neither noise nor density."""
 
     coordinates: Tensor
     transitions: Tensor
@@ -49,7 +50,15 @@ class FlowActor(nn.Module):
     def num_steps(self) -> int:
         return self.flow.num_steps
 
-    def encode(self, obs: Obs) -> Cond:
+    def real(self, x: Tensor) -> Tensor:
+        """(..., D) -> (..., A): a state of the chain without padding."""
+        return x[..., : self.spec.action.dim]
+
+    def padded(self, std: Tensor) -> Tensor:
+        """(..., A) -> (..., D): deviations of a state of the chain, 0 in its padding."""
+        return F.pad(std, (0, state_shape(self.spec)[1] - std.shape[-1]))
+
+    def encode(self, obs: Obs) -> Condition:
         return self.flow.encode(obs)
 
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from omegaconf import MISSING
 
-from ...policies.build import POLICIES, CheckpointConfig, identity_of, load_policy
+from ...policies.build import POLICIES, SAVED, CheckpointConfig, identity_of, load_policy
 from ...policies.cli.cli import main
 from ...policies.cli.machine import prepare_machine, say
 from ...policies.controllers import controller_for
@@ -45,7 +45,7 @@ from ..people.teachers import (
 
 GROUPS: dict[str, dict[str, Mapping[str, type]]] = {
     "distill": {
-        "policy": {name: kind.config for name, kind in POLICIES.items()} | {"checkpoint": CheckpointConfig},
+        "policy": {name: kind.config for name, kind in POLICIES.items()} | SAVED,
         "env": WORLDS,
     },
 }

@@ -164,8 +164,27 @@ class Policy(Protocol):
         ...
 
 
+@runtime_checkable
+class Condition(Protocol):
+    """An encoded observation, read at every step of a generation."""
+
+    @property
+    def given(self) -> Tensor:
+        """(B, C): what it comes to in one vector."""
+        ...
+
+    def rows(self, index: Any) -> Any:
+        """Those of an index, slice or mask."""
+        ...
+
+    def repeat(self, times: int) -> Any:
+        """Every row ``times`` times in a row."""
+        ...
+
+
 class ChainPolicy(Policy, Protocol):
-    """Generation is a K-step Gaussian chain: x_0 noise, x_K the action. Guidance is inside ``transition``."""
+    """Generation is a K-step Gaussian chain: x_0 noise, x_K the action. Guidance is inside ``transition``. The states
+    of a policy with ``decode`` are in units of its own, of which the first A of each row become the action."""
 
     @property
     def num_steps(self) -> int: ...

@@ -61,6 +61,7 @@ PASSED = {
 # Settings that are read here for policies of every type.
 COMMON = {"n_obs_steps", "n_action_steps", "input_features", "output_features", "normalization_mapping", "use_peft"}
 TYPES = ("STATE", "ENV", "VISUAL", "ACTION")  # of features
+SPEAKING = ("smolvla_new_line_processor", "tokenizer_processor")  # steps that do what `policies/vla/words.py` does
 ACT_DEVIATIONS = 3.0  # limits of actions whose smallest and largest are not known, in standard deviations
 _FILE = re.compile(r"[A-Za-z0-9_.-]{1,120}\.safetensors")
 
@@ -80,6 +81,14 @@ class Given(NamedTuple):
     def scaling(self, kind: Normalization, feature: str, shape: Sequence[int]) -> dict[str, Tensor]:
         """The buffers of a `FeatureScaling`, checked."""
         return statistics_of(kind, feature, shape, self.statistics.get(feature, {}), str(self.path))
+
+    def scalings(self, prefix: str = "", actions: bool = True) -> dict[str, Tensor]:
+        """Those of all inputs, and of the ``actions``, in a policy whose `Inputs` stand behind ``prefix``."""
+        found = {"action_scaling": self.scaling(self.action, "action", (self.dim,))} if actions else {}
+        for name, x in self.inputs.items():
+            place, shape = f"inputs.scalings.{x.module}", x.statistic_shape(self.shapes[x.key])
+            found[place] = self.scaling(x.normalization, name, shape)
+        return {f"{prefix}{place}.{part}": x for place, parts in found.items() for part, x in parts.items()}
 
 
 class Made(NamedTuple):
@@ -123,24 +132,18 @@ def load(folder: Path, keys: Mapping[str, str] | None = None) -> Checkpoint:
             f"{folder} holds a LeRobot policy of type {settings.get('type')!r:.60}; {', '.join(KINDS)} are read "
             "here, and policy=lerobot lets LeRobot itself play any"
         )
-    given = _given(folder, settings, keys or {})
+    given = given_of(folder, settings, keys or {})
     made = kind(given)
-    state = {made.prefix + name.removeprefix("diffusion."): x for name, x in given.state.items() if _is_weight(name)}
-    for name, feature in given.inputs.items():
-        place = f"{made.prefix}inputs.scalings.{feature.module}."
-        found = given.scaling(feature.normalization, name, feature.statistic_shape(given.shapes[feature.key]))
-        state |= {place + part: x for part, x in found.items()}
-    if not made.bounded:
-        found = given.scaling(given.action, "action", (given.dim,))
-        state |= {f"{made.prefix}action_scaling.{part}": x for part, x in found.items()}
-    low, high = _limits(given, made.bounded)
+    state = {made.prefix + name.removeprefix("diffusion."): x for name, x in given.state.items() if is_weight(name)}
+    state |= given.scalings(made.prefix, actions=not made.bounded)
+    low, high = limits_of(given, made.bounded)
     spec = PolicySpec(
         obs=ObsSpec(given.shapes),
         action=ActionSpec(low, high),
         horizon=made.horizon,
-        execute=_whole(given, "n_action_steps"),
+        execute=whole_of(given, "n_action_steps"),
         start=made.start,
-        history=_whole(given, "n_obs_steps", 1),
+        history=whole_of(given, "n_obs_steps", 1),
     )
     data = {"policy": made.policy, "config": to_data(made.config), "spec": to_data(spec.to_dict()), "origin": {}}
     return Checkpoint(data, state, {}, {}, folder)
@@ -151,17 +154,18 @@ def of_plugin(settings: Mapping[str, Any], weights: Path) -> Checkpoint:
     described = settings.get(PLUGIN)
     if not isinstance(described, Mapping):
         raise BurnishError(f"{weights.parent / CONFIG} describes no policy of Burnish")
-    state = {name.removeprefix("policy."): x for name, x in _tensors(weights).items()}
+    state = {name.removeprefix("policy."): x for name, x in tensors_of(weights).items()}
     return Checkpoint(dict(described), state, {}, {}, weights.parent)
 
 
 # ---- All types ----
 
 
-def _given(folder: Path, settings: dict[str, Any], keys: Mapping[str, str]) -> Given:
+def given_of(folder: Path, settings: dict[str, Any], keys: Mapping[str, str]) -> Given:
+    """A folder of ``settings``, read; ``keys`` as for ``load``."""
     if settings.get("use_peft"):
         raise BurnishError(f"{folder} holds an adapter (use_peft) alone; merge it into its base with LeRobot first")
-    state = _tensors(folder / WEIGHTS)
+    state = tensors_of(folder / WEIGHTS)
     mapping = settings.get("normalization_mapping")
     if not isinstance(mapping, Mapping):
         raise BurnishError(f"{folder / CONFIG} has no normalization_mapping")
@@ -225,7 +229,7 @@ def _mode(folder: Path, name: Any) -> Normalization:
         ) from None
 
 
-def _limits(given: Given, bounded: bool) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def limits_of(given: Given, bounded: bool) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """The actions that -1 and 1 stand for. Of a policy whose normalised actions are ``bounded`` by -1 and 1, these;
     else the smallest and largest action of the data, or where that is not known some deviations around the mean."""
     mode = given.action
@@ -241,14 +245,15 @@ def _limits(given: Given, bounded: bool) -> tuple[tuple[float, ...], tuple[float
     return tuple(low), tuple(max(b, a + EPSILON) for a, b in zip(low, second.double().tolist(), strict=True))
 
 
-def _whole(given: Given, name: str, default: int | None = None) -> int:
+def whole_of(given: Given, name: str, default: int | None = None) -> int:
+    """A whole number of config.json between 1 and 4096."""
     value = given.settings.get(name, default)
     if type(value) is not int or not 1 <= value <= 4096:
         raise BurnishError(f"{given.path / CONFIG} has {name}={value!r:.40}, but a number of 1 to 4096 is needed")
     return value
 
 
-def _is_weight(name: str) -> bool:
+def is_weight(name: str) -> bool:
     """Not a statistic, which the model held too before LeRobot 0.4."""
     return not name.startswith(("normalize_inputs.", "normalize_targets.", "unnormalize_outputs."))
 
@@ -266,12 +271,13 @@ def _statistics(folder: Path, settings: Mapping[str, Any], state: Mapping[str, T
     features = [*settings["input_features"], *settings["output_features"]]
     flat = {feature.replace(".", "_"): feature for feature in features}
     for name, x in state.items():
-        if _is_weight(name):
+        if is_weight(name):
             continue
-        _, _, rest = name.partition(".buffer_")
+        head, _, rest = name.partition(".buffer_")
         called, _, statistic = rest.rpartition(".")
         if called in flat:
-            found.setdefault(flat[called], {})[statistic] = x
+            robot = head.partition(".")[2]  # of a policy that was trained on several
+            found.setdefault(f"{robot}.{flat[called]}".lstrip("."), {})[statistic] = x
     return found
 
 
@@ -283,7 +289,7 @@ def _processor(folder: Path, file: str, mapping: Mapping[str, Any]) -> dict[str,
     found: dict[str, Tensor] = {}
     for step in steps:
         name = step.get("registry_name") if isinstance(step, Mapping) else None
-        if name not in STEPS[file]:
+        if name not in STEPS[file] and not (file == BEFORE and name in SPEAKING):
             raise BurnishError(
                 f"{folder / file} has the step {name!r:.60}, which is not known here and may change what the policy "
                 f"sees or does; {', '.join(STEPS[file])} are known"
@@ -304,7 +310,7 @@ def _processor(folder: Path, file: str, mapping: Mapping[str, Any]) -> dict[str,
             kept = step.get("state_file")
             if not isinstance(kept, str) or not _FILE.fullmatch(kept):
                 raise BurnishError(f"{folder / file} names no file of statistics (state_file={kept!r:.80})")
-            found |= _tensors(folder / kept)
+            found |= tensors_of(folder / kept)
     return found
 
 
@@ -316,7 +322,8 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def _tensors(path: Path) -> dict[str, Tensor]:
+def tensors_of(path: Path) -> dict[str, Tensor]:
+    """All tensors of a file."""
     if not hub.is_plain(path):
         raise BurnishError(f"{path} is missing, or is no plain file")
     check_header(path)
@@ -326,7 +333,9 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         raise BurnishError(f"{path} is malformed: {error}") from error
 
 
-def _settings(given: Given, used: Mapping[str, str], fixed: Mapping[str, Any], read: Collection[str]) -> dict[str, Any]:
+def settings_of(
+    given: Given, used: Mapping[str, str], fixed: Mapping[str, Any], read: Collection[str]
+) -> dict[str, Any]:
     """The settings of ``used``, theirs: ours, under our names. One that is neither there, nor ``fixed`` to the value
     that is known here, nor ``read`` elsewhere, nor passed over, is refused."""
     rest = set(given.settings) - set(used) - set(fixed) - set(read) - PASSED - COMMON
@@ -356,7 +365,7 @@ def _choice(given: Given, name: str, choices: Mapping[Any, str]) -> str:
 
 
 def _diffusion(given: Given) -> Made:
-    found = _settings(
+    found = settings_of(
         given,
         {**CHAIN, **UNET, **VISION},
         {"clip_sample": True},
@@ -372,16 +381,16 @@ def _diffusion(given: Given) -> Made:
     config = from_data(LeRobotDiffusionConfig, data, str(given.path / CONFIG))
     if config.clip is None or config.clip > 1:
         raise BurnishError(f"{given.path} clips actions at {config.clip}, outside [-1, 1], which is not read")
-    start = _whole(given, "n_obs_steps") - 1
-    return Made("lerobot_diffusion", config, _whole(given, "horizon"), start, "net.", bounded=True)
+    start = whole_of(given, "n_obs_steps") - 1
+    return Made("lerobot_diffusion", config, whole_of(given, "horizon"), start, "net.", bounded=True)
 
 
 def _act(given: Given) -> Made:
-    data = _settings(given, ACT, {"temporal_ensemble_coeff": None}, {"chunk_size", DILATED})
+    data = settings_of(given, ACT, {"temporal_ensemble_coeff": None}, {"chunk_size", DILATED})
     data["dilate_last"] = bool(given.settings.get(DILATED, False))  # LeRobot writes 0 and 1, too
     data |= {"features": to_data(list(given.inputs.values())), "action": given.action.name}
     config = from_data(LeRobotACTConfig, data, str(given.path / CONFIG))
-    return Made("lerobot_act", config, _whole(given, "chunk_size"), 0, "", bounded=False)
+    return Made("lerobot_act", config, whole_of(given, "chunk_size"), 0, "", bounded=False)
 
 
 KINDS: dict[str, Callable[[Given], Made]] = {"diffusion": _diffusion, "act": _act}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +64,10 @@ class Inputs(nn.Module):
         self.scalings = nn.ModuleDict(
             {x.module: FeatureScaling(x.normalization, x.statistic_shape(spec.obs.shapes[x.key])) for x in features}
         )
+
+    def scaling(self, feature: Feature) -> FeatureScaling:
+        """The normalisation of a feature."""
+        return cast(FeatureScaling, self.scalings[feature.module])
 
     def width(self, kind: Kind) -> int:
         """Numbers of all features of this kind, which is not the visual one."""

@@ -75,16 +75,15 @@ class Cond(NamedTuple):
     given: Tensor  # (B, C)
     free: Tensor | None = None  # (B, C) with the goal hidden; None: no guidance
 
+    def rows(self, index: Any) -> Cond:
+        """``cond[index]`` by rows: any slice, mask or (repeating) index."""
+        return Cond(self.given[index], None if self.free is None else self.free[index])
 
-def cond_rows(cond: Cond, index: Any) -> Cond:
-    """``cond[index]`` by rows: any slice, mask or (repeating) index."""
-    return Cond(cond.given[index], None if cond.free is None else cond.free[index])
-
-
-def tiled(cond: Cond, count: int) -> Cond:
-    """Every row ``count`` times in a row. Repeating by a number has a sum for its backward, by an index a scatter."""
-    free = None if cond.free is None else cond.free.repeat_interleave(count, 0)
-    return Cond(cond.given.repeat_interleave(count, 0), free)
+    def repeat(self, times: int) -> Cond:
+        """Every row ``times`` times in a row. Repeating by a number has a sum for its backward, by an index a
+        scatter."""
+        free = None if self.free is None else self.free.repeat_interleave(times, 0)
+        return Cond(self.given.repeat_interleave(times, 0), free)
 
 
 class Denoiser(nn.Module):

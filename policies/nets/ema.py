@@ -19,7 +19,7 @@ from ..core.errors import BurnishError
 
 
 class Ema:
-    """Parameters are averaged in one group of kernels; buffers (normalisers, schedules) are copied."""
+    """Parameters that are trained are averaged in one group of kernels; buffers (normalisers, schedules) are copied."""
 
     def __init__(self, module: nn.Module, decay: float = 0.999, warmup: bool = True) -> None:
         if not 0 <= decay < 1:
@@ -27,14 +27,14 @@ class Ema:
         self.decay = decay
         self.warmup = warmup
         self.count = 0
-        self.parameters = {name: _precise(x) for name, x in module.named_parameters()}
+        self.parameters = {name: _precise(x) for name, x in module.named_parameters() if x.requires_grad}
         self.buffers = {name: x.detach().clone() for name, x in module.named_buffers()}
 
     @torch.no_grad()
     def update(self, module: nn.Module) -> None:
         decay = min(self.decay, (1 + self.count) / (10 + self.count)) if self.warmup else self.decay
         self.count += 1
-        latest = [x.to(mean.dtype) for x, mean in zip(module.parameters(), self.parameters.values(), strict=True)]
+        latest = [x.to(mean.dtype) for x, mean in self._pairs(module)]
         if latest:
             # The foreach kernels have no public name, but are what torch's own optimisers run on.
             torch._foreach_lerp_(list(self.parameters.values()), latest, 1 - decay)  # pyright: ignore
@@ -43,10 +43,15 @@ class Ema:
 
     @torch.no_grad()
     def copy_to(self, module: nn.Module) -> None:
-        for target, mean in zip(module.parameters(), self.parameters.values(), strict=True):
+        for target, mean in self._pairs(module):
             target.copy_(mean)
         for target, mine in zip(module.buffers(), self.buffers.values(), strict=True):
             target.copy_(mine)
+
+    def _pairs(self, module: nn.Module) -> list[tuple[Tensor, Tensor]]:
+        """Each averaged parameter of ``module``, or of a copy, with its mean."""
+        named = dict(module.named_parameters())
+        return [(named[name], mean) for name, mean in self.parameters.items()]
 
     def state_dict(self) -> dict[str, Any]:
         return {"count": self.count, "parameters": dict(self.parameters), "buffers": dict(self.buffers)}
