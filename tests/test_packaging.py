@@ -152,7 +152,7 @@ def test_what_is_imported_is_required():
     everything = requirements(*PROJECT["project"]["optional-dependencies"])
     # Installed without their requirements (extra worlds), and packages that live in another Python only.
     apart = {"metaworld", "robosuite", "libero", "mplib", "lerobot", "torchvision", "transformers"}
-    product = requirements("hdf5", "hub", "maniskill", "robots", "sb3", "serve", "worlds") | apart
+    product = requirements("hdf5", "hub", "maniskill", "robots", "sb3", "serve", "vla", "worlds") | apart
     assert undeclared(foreign_imports(FOLDERS), product) == []
     assert undeclared(foreign_imports(["tests", "benchmarks"]), everything | apart) == []
     assert undeclared({"sympy": "sim/a.py"}, everything), "sympy comes with torch only, so importing it must be noticed"
