@@ -16,6 +16,7 @@ weights that were read and written, bitwise equal.
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
@@ -191,6 +192,7 @@ def main() -> int:
 
         first, second = (load_file(folder / f"recorded{end}.safetensors")["chunk"] for end in ("", "_again"))
         result["vla_back"] = float((first - second).abs().max())
+    sys.stdout.write(f"RESULT {json.dumps(result)}\n")
     return 0
 
 
