@@ -92,7 +92,7 @@ def measure(path: Path, quick: bool) -> None:
     for line, lerobot in asked:
         if line.startswith("export "):
             variables |= dict([line.removeprefix("export ").split("=", 1)])
-        else:
+        elif "refined/plugin" not in line or (clone / "refined" / "plugin").exists():  # LeRobot's own kinds need none
             rows.append(run(line, clone, variables, lerobot))
     result = {key: float(sum(row[key] for row in rows)) for key in ("minutes", "cpu_minutes")}
     for policy in ("base", "refined"):

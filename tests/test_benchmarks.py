@@ -20,7 +20,7 @@ import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 SHARED = {"control_parts", "measure", "revisions", "runners", "sim_peers", "envpool_loop"}
-SHARED |= {"lerobot_worker", "lerobot_worlds"}
+SHARED |= {"lerobot_worker", "lerobot_worlds", "vla_worker"}
 SHARED |= {"refine_bases", "refine_runs", "refine_settings", "refine_tables", "public_bases"}
 KEYS = {
     "bases": {
@@ -98,6 +98,7 @@ KEYS = {
         *(f"{name}_{what}" for name in ("dppo", "residual_td3", "dsrl") for what in ("live", "added")),
         *("lines", "lines_before", "long_files", "cycles", "duplicates"),
     },
+    "vla_parity": {f"vla_{what}" for what in ("actions", "spread", "loss", "back", "tensors")},
     "update_speed": {"sac_over_sb3", "sac_peak_share", "ppo_flow_peak_share"},
 }
 
