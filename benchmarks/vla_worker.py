@@ -16,14 +16,14 @@ TASKS = ["go to the red disc", "lift", "put the blue cube on the green one", "to
 def lerobots(folder: Path, again: bool) -> None:
     """Make, save and record; or, ``again``, load ours and record."""
     import torch
-    import transformers
-    from lerobot.configs.types import FeatureType, PolicyFeature
-    from lerobot.policies.smolvla import smolvlm_with_expert
-    from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig
-    from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
-    from lerobot.policies.smolvla.processor_smolvla import make_smolvla_pre_post_processors
-    from lerobot.processor import PolicyProcessorPipeline, tokenizer_processor
-    from lerobot.processor.converters import policy_action_to_transition, transition_to_policy_action
+    import transformers  # pyright: ignore[reportMissingImports]
+    from lerobot.configs.types import FeatureType, PolicyFeature  # pyright: ignore[reportMissingImports]
+    from lerobot.policies.smolvla import smolvlm_with_expert  # pyright: ignore[reportMissingImports]
+    from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig  # pyright: ignore[reportMissingImports]
+    from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy  # pyright: ignore[reportMissingImports]
+    from lerobot.policies.smolvla.processor_smolvla import make_smolvla_pre_post_processors  # pyright: ignore[reportMissingImports]
+    from lerobot.processor import PolicyProcessorPipeline, tokenizer_processor  # pyright: ignore[reportMissingImports]
+    from lerobot.processor.converters import policy_action_to_transition, transition_to_policy_action  # pyright: ignore[reportMissingImports]
     from safetensors.torch import load_file, save_file
     from tokenizers import Tokenizer, models, pre_tokenizers
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from burnish.policies.build import load_policy
+from burnish.policies.build import load_policy, saved_policy, weights_of
 from burnish.policies.cli.cli import main
 from burnish.policies.core.config import to_data
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec, PolicySpec
@@ -46,7 +46,7 @@ SHORT = ["env=insert", "env.max_steps=6", "realtime=false", "compare=false", "ep
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("exported") / "bundle"
-    export(ExportConfig(str(folder), samples=20), load_policy(BASE)[0], source(BASE))
+    export(ExportConfig(str(folder), samples=20), load_policy(BASE)[0], source(saved_policy(BASE), weights_of(BASE)))
     return folder
 
 

@@ -75,7 +75,7 @@ def test_the_likelihood_is_that_of_a_slow_loop_over_the_published_formula(case, 
     played = torch.tensor([spec.execute, 1, 2, spec.execute] * 2)
     cells, expected = spec.horizon * lab.A, np.zeros(8)
     for b in range(8):
-        row = type(cond)(*(None if part is None else part[b : b + 1] for part in cond))
+        row = cond.rows(slice(b, b + 1))
         for listed in draw.trace[b]:
             k, began, led = int(listed[0]), listed[1 : 1 + cells], listed[1 + cells :].view(spec.chunk_shape)
             x = began.view(1, *spec.chunk_shape)

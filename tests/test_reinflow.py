@@ -78,7 +78,7 @@ def test_the_likelihood_is_that_of_a_slow_loop(case, initial, float64):
     for b in range(4):
         if initial:
             expected[b] += sum(-0.5 * value**2 - 0.5 * unit for value in trace[b, 0].ravel())
-        row = type(cond)(*(None if part is None else part[b : b + 1] for part in cond))
+        row = cond.rows(slice(b, b + 1))
         for k in range(4):
             x, t = draw.trace[b : b + 1, k], torch.tensor([k / 4])
             with torch.no_grad():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -105,8 +106,8 @@ def test_rotation_is_that_of_pairs_of_coordinates():
 
 def test_attention_with_shared_keys_is_the_slow_one():
     queries, rows = torch.randn(6, 3, 4, 5, dtype=torch.float64), 3  # each row of the first source serves two
-    first = Keys(*torch.randn(2, rows, 4, 2, 5, dtype=torch.float64), torch.rand(rows, 1, 4) < 0.7)
-    own = Keys(*torch.randn(2, 6, 3, 2, 5, dtype=torch.float64), torch.ones(1, 3, 3).tril() > 0)
+    (a, b), (c, d) = torch.randn(2, rows, 4, 2, 5).double(), torch.randn(2, 6, 3, 2, 5).double()
+    first, own = Keys(a, b, torch.rand(rows, 1, 4) < 0.7), Keys(c, d, torch.ones(1, 3, 3).tril() > 0)
     found = attend(queries, [first, own]).unflatten(2, (4, 5))
     for r, s, h in torch.cartesian_prod(*map(torch.arange, (6, 3, 4))).tolist():
         seen = [
@@ -288,7 +289,7 @@ def actor_of(name: str, base: SmolVLA):
 @pytest.mark.parametrize("name", TRAINED)
 def test_padding_gets_neither_noise_nor_density_and_the_ratio_is_one(name):
     base, obs = vla(), observed()
-    actor = actor_of(name, base)
+    actor: Any = actor_of(name, base)
     drawn = actor.draw(obs, generator=torch.Generator().manual_seed(0))
     steps = torch.full((3,), 2)
     with torch.no_grad():
