@@ -43,7 +43,7 @@ class PlannerConfig:
     horizon: int = 3  # actions of a plan
     steps: int = 4  # rounds of planning; 0: the prior acts alone (policy.steps=0 of a checkpoint)
     samples: int = 128  # plans of a round
-    prior_samples: int = 16  # of these, plans of the prior
+    prior_samples: int = 16  # plans among the samples that the prior makes
     elites: int = 24  # best plans, to which the next round is fitted
     temperature: float = 0.5  # weight of a plan's value among the best
     min_std: float = 0.05  # least deviation of an action

@@ -90,7 +90,7 @@ class RobotVerb:
     policy: Any  # policy that plays: policy=checkpoint, bundle, remote or another kind
     # task; by default the one that the policy was trained for; joints: the robot itself, without a task
     env: Any = None
-    instruction: str = ""  # what to do, in words, for a policy that reads them
+    instruction: str = ""  # task in words, for a policy that reads them
     # cameras by name, each with its settings: source (index or path), turn (degrees), fit, size, oldest_s (seconds),
     # ...
     cameras: dict[str, Any] = field(default_factory=dict)

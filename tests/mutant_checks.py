@@ -159,6 +159,12 @@ def check_chunk_weight(chunk_weight):
     same(chunk_weight(terminated, torch.tensor([3, 3, 2, 1]), 3), [1, 1, 0, 1])
 
 
+def check_row_weight(row_weight):
+    columns = {"terminated": torch.tensor([False, True, False]), "steps": torch.tensor([3, 1, 2])}
+    same(row_weight(columns, 3), [1, 1, 0])
+    same(row_weight({**columns, "weight": torch.tensor([0.5, 0.2, 0.7])}, 3), [0.5, 0.2, 0])
+
+
 def check_row_mean(row_mean):
     same(row_mean(torch.tensor([[1.0, 2.0, 6.0], [4.0, 0.0, 1.0]]), torch.tensor([1.0, 0.0, 1.0])), [3.5, 2.5])
     same(row_mean(torch.tensor([3.0]), torch.zeros(1)), 0.0)
@@ -265,6 +271,7 @@ CHECKS: dict[str, Callable[[Any], None]] = {
     "expectile": check_expectile,
     "advantage_weight": check_advantage_weight,
     "chunk_weight": check_chunk_weight,
+    "row_weight": check_row_weight,
     "row_mean": check_row_mean,
     "pessimistic": check_pessimistic,
     "calibrated": check_calibrated,

@@ -31,7 +31,7 @@ MIXED += ["method.capacity=40", "method.model.hidden=[8]", "method.model.updates
 MIXED += ["method.depth.last=3", "method.depth.end=20"]
 NEEDED["expo"] = ["method.critic.hidden=[8]", "method.edit.hidden=[8]", "method.count=2"]
 NEEDED |= {name: ["method.critic.hidden=[8]"] for name in OFFLINE}
-FROM_NOTHING = ("gaussian_ppo", "rlpd", "rlif", "mbpo")
+FROM_NOTHING = ("gaussian_ppo", "rlpd", "rlif", "mbpo", "tdmpc")
 # Offline to online in one command: 60 updates from recordings are two iterations, before anything is played.
 FIRST = {f"{name} online": ["method.critic.hidden=[8]"] for name in OFFLINE}
 FIRST["cql online"] += ["method.calibrate=true", "method.count=2"]

@@ -65,6 +65,8 @@ MUTANTS = [
     Mutant(td, "advantage_weight", ".detach()", ""),
     Mutant(td, "chunk_weight", "terminated | (steps == execute)", "(steps == execute)"),
     Mutant(td, "chunk_weight", "steps == execute", "steps >= execute - 1"),
+    Mutant(td, "row_weight", 'known * columns["weight"]', "known"),
+    Mutant(td, "row_weight", 'known * columns["weight"]', 'columns["weight"]'),
     Mutant(td, "row_mean", "weight.sum().clamp(min=1)", "weight.sum()"),
     Mutant(td, "row_mean", "weight.sum().clamp(min=1)", "len(weight)"),
     Mutant(td, "pessimistic", "q.amin(0)", "q.mean(0)"),

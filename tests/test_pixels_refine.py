@@ -98,7 +98,7 @@ def looking(thing: Any, depth: int = 4) -> Iterator[VisionNet]:
 UNSHIFTED = ("cql", "td3_bc")
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "tdmpc"])  # a planner has no base
 def test_what_looks_learns_and_what_is_stored_stays_small(name, monkeypatch):
     lab = Lab(name, monkeypatch)
     guests = {id(net) for net in looking(lab.base)}
@@ -120,7 +120,7 @@ def test_what_looks_learns_and_what_is_stored_stays_small(name, monkeypatch):
         assert stored["obs"]["image.top"].unique().numel() > 2, "pictures differ, or nothing was looked at"
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "tdmpc"])  # a planner has no base
 def test_pictures_are_shifted_in_off_policy_updates_and_nowhere_else(name, monkeypatch):
     lab = Lab(name, monkeypatch)
     lab.run(4 if isinstance(lab.loop, OffPolicy) else 2)

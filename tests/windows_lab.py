@@ -35,7 +35,7 @@ POSIX_NAMES = {
     },
     "signal": {"SIGALRM", "SIGHUP", "SIGKILL", "SIGUSR1", "SIGUSR2", "alarm", "pthread_sigmask", "setitimer"},
 }
-EXTRAS = {"mani_skill", "msgpack", "stable_baselines3", "websockets"}  # they may be missing
+EXTRAS = {"lerobot", "mani_skill", "msgpack", "stable_baselines3", "tokenizers", "websockets"}  # they may be missing
 
 
 class Windows(types.ModuleType):

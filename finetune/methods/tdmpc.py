@@ -68,7 +68,7 @@ class TDMPCConfig:
     # observations are scaled by all that was seen; those of a planner that is given as its base's are
     normalize: bool = True
     lr: float = 3e-4  # learning rate
-    encoder_lr: float = 0.3  # of the encoder, as a share of it
+    encoder_lr: float = 0.3  # learning rate of the encoder, as a share of lr
     rho: float = 0.5  # weight of a step in the losses, relative to the one before it
     consistency: float = 20.0  # weight of the loss of the next latent state
     reward: float = 0.1  # weight of the loss of the reward

@@ -31,7 +31,7 @@ class LatentModelConfig:
     """Settings of a latent model: its networks, and the bins of rewards and values."""
 
     latent: int = 64  # numbers of a latent state
-    group: int = 8  # of these, numbers that sum to one
+    group: int = 8  # latent numbers that sum to one together
     encoder_hidden: list[int] = field(default_factory=lambda: [128])  # hidden layers between observation and latent
     hidden: list[int] = field(default_factory=lambda: [128, 128])  # hidden layers of all other networks
     members: int = 5  # critics in the ensemble

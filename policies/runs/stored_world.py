@@ -34,7 +34,7 @@ _ARGUMENTS = """
     continuous_action_threshold difficulty frameskip full_action_space mode obs_type repeat_action_probability
     observation_height observation_width
     env_name reward_function_version
-    task robots seed control_freq reward_shaping tasks_to_complete
+    task repeat robots seed control_freq reward_shaping tasks_to_complete
 """
 # Packages that a stored world may import: well known, and registering environments is all that their import does.
 KNOWN = ("gymnasium_robotics", "metaworld", "ogbench", "gym_pusht", "mani_skill", "shimmy", "robosuite", "ale_py")
@@ -43,7 +43,7 @@ ARGUMENTS = frozenset(_ARGUMENTS.split())
 LARGEST = 1e6  # of any number; the sizes and counts below cost memory or time
 LARGEST_OF = {"max_steps": 100_000, "control_hz": 10_000, "image_size": 1024, "width": 1024, "height": 1024,
               "observation_width": 1024, "observation_height": 1024, "dim": 1024, "axes": 64,
-              "frame_skip": 1000, "frameskip": 1000, "processes": 256}  # fmt: skip
+              "frame_skip": 1000, "frameskip": 1000, "repeat": 1000, "processes": 256}  # fmt: skip
 LONGEST, DEEPEST = 16, 4  # entries of a list; mappings and lists within each other
 _WORD, _ID = (
     re.compile(r"[A-Za-z0-9_][A-Za-z0-9_ .:+-]{0,79}"),

@@ -25,7 +25,7 @@ class VisionConfig:
     layers: int = 12  # layers
     heads: int = 12  # heads of attention
     hidden: int = 3072  # width inside the feed-forward parts
-    shuffle: int = 4  # so many patches along each side become one token
+    shuffle: int = 4  # patches along each side that become one token
     stem: bool = False  # two convolutions that see where a pixel lies, instead of patches; for small models
     # patches have the places of those before them, as in transformers 4.55 to 4.57, with which a model may be trained
     late: bool = False

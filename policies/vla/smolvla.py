@@ -65,13 +65,15 @@ class SmolVLAConfig:
 class TinyVLAConfig(SmolVLAConfig):
     """Settings of a small vision-language-action model, trained from nothing."""
 
-    steps: int = 4
-    state_dim: int = 0
-    action_dim: int = 0
+    steps: int = 4  # Euler steps when acting
+    state_dim: int = 0  # numbers that a state is padded to; 0: none are added
+    action_dim: int = 0  # numbers that an action is padded to; 0: none are added
+    # model that looks at pictures
     vision: VisionConfig = field(default_factory=lambda: VisionConfig(32, 4, 64, 2, 4, 128, 2, stem=True))
+    # language model
     language: LanguageConfig = field(default_factory=lambda: LanguageConfig(1024, 64, 2, 4, 2, 16, 128))
-    expert: ExpertConfig = field(default_factory=lambda: ExpertConfig(48, 2, 128))
-    frozen: bool = False
+    expert: ExpertConfig = field(default_factory=lambda: ExpertConfig(48, 2, 128))  # model that makes actions
+    frozen: bool = False  # the vision-language model stays as it is, in every kind of training
 
 
 class SmolVLA(FlowPolicy):
