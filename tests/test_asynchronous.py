@@ -113,7 +113,8 @@ def test_the_weights_that_travel_are_all_that_an_actor_is(name: str):
     obs = ours.env.reset()
 
     def choice(loop: OffPolicy, warm: bool) -> torch.Tensor:
-        return loop.learner.actor.act(obs, warm=warm, generator=generator(0, "choice")).action
+        fresh = torch.ones(loop.env.num_envs, dtype=torch.bool)  # a planner begins where its last plan ends
+        return loop.learner.actor.act(obs, warm=warm, generator=generator(0, "choice"), fresh=fresh).action
 
     assert not torch.equal(choice(ours, False), choice(theirs, False))
     adopt(theirs.learner.actor, unpack(pack({"actor": ours.learner.actor.state_dict()}))["actor"])

@@ -92,9 +92,8 @@ class ExpertConfig:
     width: int = 720  # width of its layers
     layers: int = 16  # layers; where the language model has m times as many, every m-th of them has one
     hidden: int = 2048  # width inside the feed-forward parts
-    self_every: int = (
-        2  # of so many layers of the language model the first attends to itself too; others only look back
-    )
+    # layers of the language model of which the first attends to itself too; the others only look back
+    self_every: int = 2
     min_period: float = 4e-3  # shortest wave of the embedding of the time
     max_period: float = 4.0  # longest wave
 
