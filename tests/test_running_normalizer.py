@@ -274,7 +274,8 @@ def learnt_by_replay(algorithm: Algorithm, normalize: bool, seed: int = 0) -> fl
     for _ in range(1200 // 8):
         run.iterate()
     policy = run.learner.policy
-    return control_lab.score(SimpleNamespace(act=lambda obs, greedy: policy.act(skewed(obs), greedy=greedy)))
+    seen = SimpleNamespace(spec=policy.spec, act=lambda obs, greedy: policy.act(skewed(obs), greedy=greedy))
+    return control_lab.score(seen)
 
 
 @pytest.mark.slow
