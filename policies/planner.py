@@ -72,7 +72,7 @@ class Search(NamedTuple):
 
 
 class PlannerPolicy(nn.Module):
-    """The policy that plans; ``model`` is trained by `finetune/methods/tdmpc.py`; a planner imitates nobody."""
+    """A policy that plans in its ``model``, which `finetune/methods/tdmpc.py` trains. It has no loss of imitation."""
 
     def __init__(self, spec: PolicySpec, config: PlannerConfig) -> None:
         super().__init__()
