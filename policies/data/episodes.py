@@ -170,7 +170,8 @@ def with_tokens(episodes: Episodes, policy: PolicySpec) -> Episodes:
     for number, episode in enumerate(episodes):
         if not episode.task:
             raise BurnishError(f"the policy reads instructions, but episode {number} of the data has no task")
-        known[episode.task] = known.get(episode.task, words.ids([episode.task]))
+        if episode.task not in known:
+            known[episode.task] = words.ids([episode.task])
     spoken = [
         replace(each, obs={**each.obs, "tokens": known[each.task].expand(len(each) + 1, -1)}) for each in episodes
     ]
