@@ -19,7 +19,7 @@ from ..offline.replay import Replay
 from ..policies.core.errors import BurnishError
 from ..policies.core.seed import derive
 from ..policies.core.spec import ActionSpec, ChunkConfig, EnvSpec, PolicySpec, chunk_spec
-from ..policies.core.types import Controller, Obs, VecEnv
+from ..policies.core.types import Controller, KnownDynamics, Obs, VecEnv
 from ..policies.data.episodes import Episodes
 from ..policies.gaussian import GaussianPolicy
 from ..policies.planner import PlannerPolicy
@@ -90,6 +90,7 @@ def prepare(
     prior: Any = None,
     pretrain_updates: int = 0,
     expert: Controller | None = None,
+    twin: VecEnv | None = None,
     limits: ActionSpec | None = None,
     samples: Obs | None = None,
     probe: bool = True,
@@ -100,7 +101,8 @@ def prepare(
     time in policy units, ``prior`` what ``prior_data`` made of recordings, from which alone the first
     ``pretrain_updates`` updates learn, before anything is played. ``limits`` are those of the actuators behind ``env``,
     which the deployed policy remembers; by default the base's. ``expert`` is who takes over, in the units of ``env``,
-    where the method learns from such a one.
+    where the method learns from such a one; ``twin`` is a simulation of the world, in those units too, that a learned
+    model stands on.
 
     A base that is to be steered by its noise is probed first, on a few of ``samples`` or, where none are given, of what
     one reset of ``env`` shows. ``probe=False`` spares a base that is slow, or that was probed before.
@@ -128,9 +130,15 @@ def prepare(
             f"method={name} would take the actions of the supervisor, who may take the robot over, for those of its "
             "policy; leave the supervisor out, or take another method, such as method=residual_td3"
         )
+    if twin is not None and row.loop is not LoopKind.imagined:
+        learning = [f"method={other}" for other, x in METHODS.items() if x.loop is LoopKind.imagined]
+        raise BurnishError(
+            f"method={name} learns no model on top of a twin; leave it out, or take {' or '.join(learning)}"
+        )
     if row.loop is LoopKind.imagined:
         if pretrain_updates:
             raise BurnishError(f"method={name} learns from what it imagines; leave pretrain_updates= out")
+        options["twin"] = dynamics_of(twin, env)
         options["prepare"] = partial(prepare, limits=limits, device=device)
         options |= {"recordings": prior, "history": frames(config, base)}
     if row.build:
@@ -153,6 +161,23 @@ def prepare(
     replay = Replay(config.loop.capacity, env.num_envs, **kept)
     options = {"prior": learner.prior(replay, prior), "pretrain_updates": pretrain_updates}
     return OffPolicy(learner, view, replay, config.loop, **options, interventions=row.interventions, seed=seed)
+
+
+def dynamics_of(twin: VecEnv | None, env: VecEnv) -> KnownDynamics | None:
+    """The twin's word on where an action leads, or a refusal of one that cannot say."""
+    if twin is None:
+        return None
+    if (twin.spec.obs, twin.spec.action) != (env.spec.obs, env.spec.action):
+        raise BurnishError(
+            f"the twin shows and takes {twin.spec.obs.shapes} and {twin.spec.action.dim} actions, the world "
+            f"{env.spec.obs.shapes} and {env.spec.action.dim}; a twin simulates that world, so give both the same form"
+        )
+    if (known := getattr(twin, "known_dynamics", None)) is None:
+        raise BurnishError(
+            "this twin cannot be set to what it shows, because that is not its whole state; leave twin= out, or take "
+            "a world whose state is seen, such as lqr, half_cheetah, hopper or walker2d"
+        )
+    return known
 
 
 def frames(config: Any, base: Any) -> int:

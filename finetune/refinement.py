@@ -51,6 +51,8 @@ class FinetuneConfig:
     method: Any = MISSING  # the method; each has a page in docs/methods
     view: View | None = None  # quantity that the algorithm chooses, of method=sb3
     env: Any = None  # world; by default the one that the policy was trained for
+    # a simulation of that world, for the methods that learn a model: it learns what the twin leaves unexplained
+    twin: Any = field(default=None, metadata={**LATER, "group": "env"})
     worlds: int = 8  # worlds that are stepped at once
     total: int = 100_000  # decisions of all worlds together
     data: str | None = None  # a folder of recordings, part of every batch of the methods that can use them
@@ -122,6 +124,7 @@ def refinement(
         prior=prior,
         pretrain_updates=config.pretrain_updates,
         expert=expert,
+        twin=twin_of(config, spec, device),
         limits=spec.action,
         seed=config.seed,
         device=device,
@@ -184,6 +187,13 @@ def scene(
         spec = _spec_in(_specified(world) if env is None else env.spec, own_chunk(config.method).history)
     raw = raw_world(world, config.worlds, device, seed) if env is None else env
     return base, world, spec, seen_by(spec, rewarded(raw, config.rewards))
+
+
+def twin_of(config: FinetuneConfig, spec: PolicySpec, device: torch.device) -> VecEnv | None:
+    """The simulation that a model stands on, as the policy sees it."""
+    if config.twin is None:
+        return None
+    return seen_by(spec, raw_world(origin_of(config.twin), config.worlds, device, config.seed))
 
 
 def in_two_processes(config: FinetuneConfig, loop: Loop[Any]) -> Asynchronous:

@@ -20,7 +20,7 @@ from ..policies.core.clock import Clock, restored
 from ..policies.core.errors import BurnishError
 from ..policies.core.seed import derive as derive_seed
 from ..policies.core.spec import ObsSpec
-from ..policies.core.types import KnownOutcome, Obs, Step
+from ..policies.core.types import KnownDynamics, KnownOutcome, Obs, Step
 from .guard import Guarding, Limits
 from .physics import Array, Physics, Rows
 from .pixels import Pixels, film_camera
@@ -152,6 +152,28 @@ class BatchedMujoco:
             states = (x["state"].cpu().numpy().astype(np.float64) for x in (before, after))
             reward, success, failure = map(self._tensor, judge(*states))
             return reward, success, failure
+
+        return known
+
+    @property
+    def known_dynamics(self) -> KnownDynamics | None:
+        """Of worlds that are not played: their states are replaced."""
+        place = getattr(self.task, "place_at", None)
+        if place is None or not self.task.shows_all() or self._pixels is not None or self.shaper is not None:
+            return None
+
+        def known(obs: Obs, action: Tensor) -> Obs:
+            found = []
+            for state, wanted in zip(obs["state"].split(self.num_envs), action.split(self.num_envs), strict=True):
+                rows = np.arange(len(state))
+                given, asked = np.zeros((self.num_envs, state.shape[1])), np.zeros(self._shape)
+                given[rows], asked[rows] = state.cpu().numpy(), wanted.detach().cpu().numpy()
+                self.physics.reset(rows)
+                place(given, rows)
+                ctrl = self.task.control(asked.clip(self._low, self._high), rows)
+                self.physics.step(ctrl, self.task.frame_skip, rows, self._derive)
+                found.append(self._tensor(self.task.observe()["state"][rows]))
+            return {**obs, "state": torch.cat(found)}
 
         return known
 

@@ -76,6 +76,11 @@ class LQR(TorchWorld[LQRConfig]):
         truncated = self._clock.tick >= self.config.max_steps
         return Step({"state": self._state["x"]}, reward, torch.zeros_like(truncated), truncated, {"executed": u})
 
+    def known_dynamics(self, obs: Obs, action: Tensor) -> Obs:
+        """Without the noise."""
+        u = action.to(self.dtype).clamp(-self.config.limit, self.config.limit)
+        return {"state": linear(self._a, obs["state"].to(self.dtype)) + linear(self._b, u)}
+
     def solve(self, gamma: float) -> tuple[Tensor, Tensor]:
         return lqr_solve(self.config, gamma)
 

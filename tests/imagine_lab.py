@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,8 +10,10 @@ import torch
 from burnish.finetune.world_model.env import GuardConfig, ImaginedEnv
 from burnish.finetune.world_model.model import Fit, ModelConfig, Prediction, WorldModel
 from burnish.finetune.world_model.ticks import Tape, Ticks
-from burnish.policies.core.types import Obs, VecEnv
+from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec
+from burnish.policies.core.types import Obs, Step, VecEnv
 from burnish.sim.point_reach import PointReach, PointReachConfig
+from burnish.sim.torch_world import TorchWorld
 
 SMALL = ModelConfig(members=3, hidden=[64, 64], updates=600)
 
@@ -26,8 +29,8 @@ def played(env: VecEnv, ticks: int, seed: int = 0) -> Ticks:
     return tape.ticks
 
 
-def fitted(env: VecEnv, ticks: Ticks, config: ModelConfig = SMALL) -> WorldModel:
-    model = WorldModel(env.spec, config, seed=1)
+def fitted(env: VecEnv, ticks: Ticks, config: ModelConfig = SMALL, **options: Any) -> WorldModel:
+    model = WorldModel(env.spec, config, seed=1, **options)
     model.prepare(ticks)
     Fit(model, 2).steps(ticks.split()[0], config.updates)
     model.calibrate(ticks)
@@ -75,3 +78,44 @@ class BegunAt(PointReach):
     def reset(self, mask: Any = None, seeds: Any = None) -> Obs:
         super().reset(mask, seeds)
         return placed(self, self.starts.reset(mask, seeds), mask)._observe()
+
+
+@dataclass
+class PendulumConfig:
+    """A rod of 1 m with a mass at its end, driven by a torque at its joint."""
+
+    mass: float = 1.0  # kg
+    damping: float = 0.1  # of the joint, N m s
+    max_steps: int = 25
+
+
+class Pendulum(TorchWorld[PendulumConfig]):
+    """It shows cos, sin and the speed; products of two of these say nearly all of where a torque leads."""
+
+    Settings = PendulumConfig
+
+    def _set_up(self) -> Any:
+        action = ActionSpec((-5.0,), (5.0,))
+        spec = EnvSpec(ObsSpec({"state": (3,)}), action, 20.0, "torque", self.config.max_steps)
+        return spec, {"x": torch.zeros(self.num_envs, 3)}
+
+    def known_dynamics(self, obs: Obs, action: Any) -> Obs:
+        cos, sin, speed = obs["state"].unbind(1)
+        torque, dt = action[:, 0].clamp(-5, 5), 1 / self.spec.control_hz
+        speed = speed + dt * (9.81 * sin + (torque - self.config.damping * speed) / self.config.mass)
+        angle = torch.atan2(sin, cos) + dt * speed
+        return {"state": torch.stack([angle.cos(), angle.sin(), speed], 1)}
+
+    def reset(self, mask: Any = None, seeds: Any = None) -> Obs:
+        mask = self._clock.begin(mask, seeds)
+        angle, speed = (self._clock.noise("reset").uniform((self.num_envs, 2)) * 2 - 1).mul(3.14).unbind(1)
+        begun = torch.stack([angle.cos(), angle.sin(), speed], 1)
+        self._state = {"x": torch.where(mask[:, None], begun, self._state["x"])}
+        return {"state": self._state["x"]}
+
+    def step(self, action: Any, active: Any = None) -> Step:
+        new = self.known_dynamics({"state": self._state["x"]}, action)["state"]
+        active = self._clock.advance(active)
+        self._state = {"x": torch.where(active[:, None], new, self._state["x"])}
+        late = self._clock.tick >= self.config.max_steps
+        return Step({"state": self._state["x"]}, torch.zeros(len(late)), torch.zeros_like(late), late, {})

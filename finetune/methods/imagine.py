@@ -41,7 +41,7 @@ from ...policies.core.errors import BurnishError
 from ...policies.core.files import named, replace
 from ...policies.core.ranges import check_ranges
 from ...policies.core.seed import derive
-from ...policies.core.types import Controller, Learns, Metrics, Obs, VecEnv
+from ...policies.core.types import Controller, KnownDynamics, Learns, Metrics, Obs, VecEnv
 from ...policies.measure.evaluate import evaluate, evaluation_seeds
 from ..episode_statistics import EpisodeStatistics
 from ..loops import SLICE, Loop, weigh
@@ -92,19 +92,20 @@ def build(
     prepare: Callable[..., Loop[Any]],
     history: int,
     recordings: Ticks | None = None,
+    twin: KnownDynamics | None = None,
     samples: Obs | None = None,
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> ImagineLoop:
     """``prepare(config, base, env)`` makes the loop of the inner method; ``history`` is the number of frames that
-    ``env`` stacks."""
+    ``env`` stacks, ``twin`` is a simulation of the world, of which the model learns what it leaves unexplained."""
     tape = Tape(env, Ticks(device) if recordings is None else recordings, history)
     known = tape.known_outcome if config.known_outcome else None
     if config.known_outcome and known is None:
         raise BurnishError(
             "this world cannot say what a tick pays and how it ends by what it shows; leave method.known_outcome out"
         )
-    model = WorldModel(tape.single_frames, config.model, seed=derive(seed, "model"), known=known).to(device)
+    model = WorldModel(tape.single_frames, config.model, seed=derive(seed, "model"), known=known, twin=twin).to(device)
 
     def imagined(worlds: int, name: str) -> ImaginedEnv:
         options: dict[str, Any] = {"starts": config.starts, "horizon": config.horizon or None, "device": device}

@@ -42,7 +42,7 @@ from ...policies.cli.machine import say
 from ...policies.core.errors import BurnishError
 from ...policies.core.ranges import check_ranges
 from ...policies.core.seed import derive
-from ...policies.core.types import Learner, Metrics, Obs, VecEnv
+from ...policies.core.types import KnownDynamics, Learner, Metrics, Obs, VecEnv
 from ...policies.core.views import BaseEnv
 from ..episode_statistics import EpisodeStatistics
 from ..loops import OffPolicy, OffPolicyConfig, weigh
@@ -117,14 +117,16 @@ def build(
     prepare: Callable[..., Any],
     history: int,
     recordings: Ticks | None = None,
+    twin: KnownDynamics | None = None,
     samples: Obs | None = None,
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> MBPOLoop:
     """``prepare(config, base, env)`` makes the loop of the method within; ``history`` is the number of frames that
-    ``env`` stacks. ``recordings`` teach the model, and rollouts begin there too."""
+    ``env`` stacks. ``recordings`` teach the model, and rollouts begin there too; ``twin`` is a
+    simulation of the world, of which the model learns what it leaves unexplained."""
     tape = Tape(env, Ticks(device) if recordings is None else recordings, history)
-    model = WorldModel(tape.single_frames, config.model, seed=derive(seed, "model")).to(device)
+    model = WorldModel(tape.single_frames, config.model, seed=derive(seed, "model"), twin=twin).to(device)
     options: dict[str, Any] = {"starts": Starts.any, "seed": derive(seed, "imagined"), "device": device}
     worlds = ImaginedEnv(model, config.imagined_worlds, config.guard, **options)
     real = prepare(config.inner, base, tape, seed=seed, probe=samples is not None, samples=samples)

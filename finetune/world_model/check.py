@@ -27,11 +27,14 @@ def examined(model: WorldModel, ticks: Ticks) -> dict[str, float]:
     (.68 and .95 are right); ``ahead_k``: error after k ticks of recorded actions, in deviations of the state; and of
     success per *episode*, ``recall`` and ``false_alarms``."""
     held = ticks.split()[1]
-    change = model.changes(model.state_of(held["next_obs"]) - model.state_of(held["obs"]))
+    after = model.state_of(held["next_obs"])
+    change = model.changes(after - model.expected(held["obs"], held["action"]))
     means, log_std = model.changes_of(held["obs"], held["action"])
     error = means.mean(0) - change
-    moves = change.var(0, correction=0) > 1e-8
-    explained = 1 - error.square().mean(0) / change.var(0, correction=0).clamp(min=1e-8)
+    # Of the whole change, what a twin knows of it included.
+    varies = model.changes(after - model.state_of(held["obs"])).var(0, correction=0)
+    moves = varies > 1e-8
+    explained = 1 - error.square().mean(0) / varies.clamp(min=1e-8)
     off = (means - change).abs() / log_std.exp()
     believed = model.scores_of(held)[:, 0] > model.thresholds[0]
     really, imagined = (of_episodes(x, held) > 0 for x in (ends_of(held)[0], believed))

@@ -1,9 +1,12 @@
 """A probabilistic ensemble of a world: where an action leads, what it pays, and how episodes end.
 
 Each member predicts a Gaussian of the change of all moving observations (PETS, Chua et al. 2018, arXiv 1805.12114;
-MBPO, Janner et al. 2019, 1906.08253), with layer norm (NEUBAY, 2512.04341), from normalised observations and actions.
-A second ensemble reads success, failure and reward from where the action led. Goals and other observations that an
-episode keeps are copied.
+MBPO, Janner et al. 2019, 1906.08253), with layer norm (NEUBAY, 2512.04341), from normalised observations and actions;
+or it is a sparse sum of functions (`sindy.py`). A second ensemble reads success, failure and reward from where the
+action led. Goals and other observations that an episode keeps are copied.
+
+**Hybrid.** With a ``twin``, a simulation of the world that says where an action leads from what is seen, members
+predict what the twin leaves unexplained: o' = twin(o, a) + g(o, a).
 
 **Ends.** The thresholds of success and failure count *episodes*: as many have one as really had one, first of those
 held out (``calibrate``), then of those that are imagined of the policy just tried (`check.py`). A threshold per tick
@@ -20,6 +23,7 @@ members on all data in other orders. Worlds follow any member, unless ``elites``
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -33,28 +37,38 @@ from ...policies.core.normalize import Affine, Scaling
 from ...policies.core.ranges import check_ranges
 from ...policies.core.seed import generator as named_generator
 from ...policies.core.spec import EnvSpec, dtype_of
-from ...policies.core.types import KnownOutcome, Metrics, Obs
+from ...policies.core.types import KnownDynamics, KnownOutcome, Metrics, Obs
 from ...policies.nets.ensemble import EnsembleMLP
 from ...policies.nets.mlp import Activation, require_widths
+from .dynamics import Dynamics, GaussianEnsemble
+from .sindy import SINDy, SINDyConfig
 from .ticks import Ticks, of_episodes
 
 STILL = 1e-6  # deviation below which a number counts as constant in the data
-LOG_STD = (-5.0, 0.25)  # where the learnt bounds of the log deviation begin, in normalised units
-BETA = 0.5  # power of the variance by which a likelihood is weighted
+RESIDUAL = 0.01  # of the deviation of a change: the least unit in which a twin's errors are measured
 MARGIN = 0.1  # of the range of the data, by which an imagined state may leave it
+
+
+class Kind(enum.Enum):
+    """The kinds of dynamics: networks, or sparse sums of functions."""
+
+    ensemble = "ensemble"
+    sindy = "sindy"
 
 
 @dataclass
 class ModelConfig:
     """Settings of the model of a world: members, layers, and how it is fitted."""
 
-    members: int = 5  # networks of the ensemble
+    kind: Kind = Kind.ensemble  # networks or sparse sums of functions, which say where an action leads
+    members: int = 5  # networks, or sums, of the ensemble
     elites: int = 0  # members that imagined worlds follow, the best on held-out ticks; 0: all
     hidden: list[int] = field(default_factory=lambda: [256, 256, 256])  # width of each hidden layer
     updates: int = 1000  # gradient steps of each fit
     batch: int = 256  # ticks of each member in a gradient step
     lr: float = 1e-3  # learning rate
     weight_decay: float = 1e-5  # weight decay of AdamW
+    sindy: SINDyConfig = field(default_factory=SINDyConfig)  # the sparse sums of kind=sindy
 
     def __post_init__(self) -> None:
         require_widths("model.hidden", self.hidden)
@@ -83,6 +97,7 @@ class Vectors(NamedTuple):
     state: Tensor
     extra: Tensor
     action: Tensor
+    expected: Tensor  # where the twin says that the action leads; without one, the state
     after: Tensor  # the state that the action led to
     reward: Tensor  # (T, 1)
     ends: Tensor  # (T, 2): success and failure
@@ -99,9 +114,17 @@ class WorldModel(nn.Module):
     success_ends: Tensor
     elites: Tensor
 
-    def __init__(self, spec: EnvSpec, config: ModelConfig, *, seed: int = 0, known: KnownOutcome | None = None) -> None:
+    def __init__(
+        self,
+        spec: EnvSpec,
+        config: ModelConfig,
+        *,
+        seed: int = 0,
+        known: KnownOutcome | None = None,
+        twin: KnownDynamics | None = None,
+    ) -> None:
         super().__init__()
-        self.spec, self.config, self.known = spec, config, known
+        self.spec, self.config, self.known, self.twin = spec, config, known, twin
         strange = sorted(key for key in spec.obs.shapes if dtype_of(key) != torch.float32 and not _kept(key))
         self.moving = sorted(key for key in spec.obs.shapes if key not in strange and not _kept(key))
         if strange or not self.moving:
@@ -116,10 +139,13 @@ class WorldModel(nn.Module):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(named_generator(seed, "world model").initial_seed())
             net: dict[str, Any] = {"activation": Activation.silu, "layer_norm": True}
-            inputs = state + extra + spec.action.dim
-            self.dynamics = EnsembleMLP(config.members, inputs, 2 * state, config.hidden, **net)
-            self.outcome = EnsembleMLP(config.members, inputs, 3, config.hidden[:2], **net)
-        self.log_std = nn.Parameter(torch.tensor(LOG_STD)[:, None].repeat(1, state))
+            inputs, members = state + extra + spec.action.dim, config.members
+            self.dynamics: Dynamics = (
+                SINDy(config.sindy, members, inputs, spec.action.dim, state, seed)
+                if config.kind is Kind.sindy
+                else GaussianEnsemble(members, inputs, state, config.hidden)
+            )
+            self.outcome = EnsembleMLP(members, inputs, 3, config.hidden[:2], **net)
         self.states, self.extras, self.changes, self.earned = map(Affine, ([state], [extra], [state], [1]))
         self.register_buffer("low", torch.zeros(state))
         self.register_buffer("high", torch.zeros(state))
@@ -146,23 +172,25 @@ class WorldModel(nn.Module):
     # ---- prediction ----
 
     def changes_of(self, obs: Mapping[str, Tensor], action: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and log deviation (E, B, D) of the normalised change."""
+        """Mean and log deviation (E, B, D) of the normalised change: from the twin's word, where there is a twin."""
         mean, log_std = self._changes(self.state_of(obs), self._extra_of(obs), action)
-        return mean, self._bounded(log_std)
+        return mean, self.dynamics.bounded(log_std)
 
     def _changes(self, state: Tensor, extra: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and log deviation as the network says it, beyond any bound."""
-        mean, log_std = self.dynamics(torch.cat([self.states(state), self.extras(extra), action], -1)).chunk(2, -1)
-        return mean, log_std
+        return self.dynamics(self._inputs(state, extra, action))
 
-    def _bounded(self, log_std: Tensor) -> Tensor:
-        low, high = self.log_std
-        log_std = high - F.softplus(high - log_std)
-        return low + F.softplus(log_std - low)
+    def _inputs(self, state: Tensor, extra: Tensor, action: Tensor) -> Tensor:
+        return torch.cat([self.states(state), self.extras(extra), action], -1)
+
+    def expected(self, obs: Mapping[str, Tensor], action: Tensor) -> Tensor:
+        """(B, D): the state that an action leads to by what is known without a fit."""
+        if self.twin is None:
+            return self.state_of(obs)
+        return self.state_of(self.twin(dict(obs), action)).to(action)
 
     def outcomes(self, state: Tensor, extra: Tensor, action: Tensor) -> Tensor:
         """(E, B, 3): normalised reward, and the logits of success and failure, of an action that led to ``state``."""
-        return self.outcome(torch.cat([self.states(state), self.extras(extra), action], -1))
+        return self.outcome(self._inputs(state, extra, action))
 
     def scores(self, state: Tensor, extra: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """((B, 2) scores of success and failure, (E, B) rewards)."""
@@ -182,8 +210,9 @@ class WorldModel(nn.Module):
         row = torch.arange(len(action), device=action.device)
         state, extra = self.state_of(obs), self._extra_of(obs)
         mean, log_std = self._changes(state, extra, action)
-        change = mean[member, row] + self._bounded(log_std[member, row]).exp() * noise
-        state = (state + change * self.changes.scale + self.changes.shift).clamp(self.low, self.high)
+        change = mean[member, row] + self.dynamics.bounded(log_std[member, row]).exp() * noise
+        foreseen = self.expected(obs, action)
+        state = (foreseen + change * self.changes.scale + self.changes.shift).clamp(self.low, self.high)
         after, uncertainty = self.with_state(obs, state), disagreement(mean)
         if self.known is not None:
             paid, success, failure = self.known(obs, after)
@@ -201,16 +230,23 @@ class WorldModel(nn.Module):
     # ---- fitting ----
 
     def prepare(self, ticks: Ticks) -> None:
-        """Scales and known functions of what was played so far. The scales of the first time stay, so that a model
-        that is fitted again goes on from what it knows."""
+        """Scales and known functions of what was played so far, and dynamics that need no gradient. The scales of the
+        first time stay, so that a model that is fitted again goes on from what it knows."""
         data, _ = ticks.split()
-        state, after = self.state_of(data["obs"]), self.state_of(data["next_obs"])
+        played = self.vectors(data)
+        state, after = played.state, played.after
         if not bool((self.high > self.low).any()):
             self.states.fit(torch.cat([state, after]), Scaling.standard, STILL)
             if self.kept:
-                self.extras.fit(self._extra_of(data["obs"]), Scaling.standard, STILL)
+                self.extras.fit(played.extra, Scaling.standard, STILL)
             self.changes.fit(after - state, Scaling.standard, STILL)
+            if self.twin is not None:
+                least = RESIDUAL * self.changes.scale
+                self.changes.shift.zero_()
+                self.changes.scale.copy_(torch.maximum((after - played.expected).square().mean(0).sqrt(), least))
             self.earned.fit(data["reward"][:, None], Scaling.standard, STILL)
+        inputs = self._inputs(state, played.extra, played.action)
+        self.dynamics.solve(inputs, self.changes(after - played.expected))
         everything = ticks.all()
         both = torch.cat([self.state_of(everything["obs"]), self.state_of(everything["next_obs"])])
         room = MARGIN * (both.amax(0) - both.amin(0))
@@ -225,23 +261,18 @@ class WorldModel(nn.Module):
     def vectors(self, data: Mapping[str, Any]) -> Vectors:
         """Ticks as the networks read them."""
         state, after = self.state_of(data["obs"]), self.state_of(data["next_obs"])
-        ends = torch.stack(ends_of(data), -1).to(state)
-        return Vectors(state, self._extra_of(data["obs"]), data["action"], after, data["reward"][:, None], ends)
+        ends, expected = torch.stack(ends_of(data), -1).to(state), self.expected(data["obs"], data["action"])
+        extra = self._extra_of(data["obs"])
+        return Vectors(state, extra, data["action"], expected, after, data["reward"][:, None], ends)
 
     def loss(self, data: Vectors, rows: Tensor) -> tuple[Tensor, Metrics]:
         """``rows`` (E, B) are the ticks that each member learns from."""
-        state, extra, action, after, reward, ends = (x[rows] for x in data)
-        mean, log_std = self._changes(state, extra, action)
-        log_std = self._bounded(log_std)
-        error = (self.changes(after - state) - mean).square()
-        each = error * (-2 * log_std).exp() + 2 * log_std
-        likelihood = (each * (2 * BETA * log_std).exp().detach()).mean((1, 2)).sum()
-        spread = (self.log_std[1] - self.log_std[0]).sum()
+        state, extra, action, expected, after, reward, ends = (x[rows] for x in data)
+        loss, error = self.dynamics.loss(self._inputs(state, extra, action), self.changes(after - expected))
         out = self.outcomes(after, extra, action)
         believed = F.binary_cross_entropy_with_logits(out[..., 1:], ends, reduction="none").mean(1).sum()
         paid = (out[..., :1] - self.earned(reward))[..., 0].square().mean(1).sum()
-        total = likelihood + 0.01 * spread + believed + paid
-        return total, {"model/error": error.mean().detach(), "model/ends": believed.detach()}
+        return loss + believed + paid, {"model/error": error, "model/ends": believed.detach()}
 
     @torch.no_grad()
     def calibrate(self, ticks: Ticks) -> None:
@@ -258,7 +289,7 @@ class WorldModel(nn.Module):
     def choose_elites(self, ticks: Ticks) -> None:
         """The members with the smallest error on ticks that none was fitted to."""
         held = ticks.split()[1]
-        change = self.changes(self.state_of(held["next_obs"]) - self.state_of(held["obs"]))
+        change = self.changes(self.state_of(held["next_obs"]) - self.expected(held["obs"], held["action"]))
         error = (self.changes_of(held["obs"], held["action"])[0] - change).square().mean((1, 2))
         self.elites.copy_(error.argsort()[: len(self.elites)].sort().values)
 

@@ -189,7 +189,7 @@ def compose(verb: str, schema: type, groups: Mapping[str, Mapping[str, type]], o
         group = word.removesuffix("=null")
         if group != word and group in groups:
             raise BurnishError(f"{word!r} chooses nothing; leave it out, or choose one of {', '.join(groups[group])}")
-    overrides = [_nested(_listed(word, schema), groups) for word in overrides]
+    overrides = [_nested(_listed(word, schema), schema, groups) for word in overrides]
     implied = [
         f"{group}={chosen}"
         for group, names in choices(groups).items()
@@ -240,10 +240,12 @@ def _listed(word: str, schema: type) -> str:
     return f"{key}=[{value}]" if typing.get_origin(kind) is list and not value.startswith("[") else word
 
 
-def _nested(word: str, groups: Mapping[str, Mapping[str, type]]) -> str:
+def _nested(word: str, schema: type, groups: Mapping[str, Mapping[str, type]]) -> str:
     """``method.inner=dsrl``, of a method within a method, in Hydra's words: its settings are then method.inner.bound
-    and so on."""
+    and so on. Likewise ``twin=hopper``, which is a choice of the group that its field names, ``env``."""
     key, _, value = word.partition("=")
+    if other := next((x.metadata.get("group") for x in dataclasses.fields(schema) if x.name == key), None):
+        return word if value == "null" else f"{other}@{word}"
     group, _, name = key.partition(".")
     hints = [typing.get_type_hints(kind) for kind in groups.get(group, {}).values()]
     nests = any(kind.get(name) is Any for kind in hints) and value in choices(groups).get(group, ())
@@ -252,8 +254,7 @@ def _nested(word: str, groups: Mapping[str, Mapping[str, type]]) -> str:
 
 def _is_mapping(word: str, schema: type, groups: Mapping[str, Mapping[str, type]]) -> bool:
     """Of the verb or of a group's choice; as a whole, or one of its entries."""
-    first, _, path = word.partition("=")[0].partition(".")
-    name = path.partition(".")[0]
+    first, name = (*word.partition("=")[0].split("."), "")[:2]
     places = [(schema, first), *((kind, name) for kind in groups.get(first, {}).values())]
     return any(typing.get_origin(typing.get_type_hints(kind).get(name)) is dict for kind, name in places)
 
@@ -263,8 +264,7 @@ def to_object(composed: Any) -> Any:
     from omegaconf import OmegaConf, errors
 
     try:
-        missing = sorted(OmegaConf.missing_keys(composed))
-        if missing:
+        if missing := sorted(OmegaConf.missing_keys(composed)):
             raise BurnishError(f"{missing[0]}=... must be given; see --help")
         return OmegaConf.to_object(composed)
     except errors.OmegaConfBaseException as error:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .errors import BurnishError
 from .spec import ActionSpec
-from .types import Step, VecEnv
+from .types import KnownDynamics, Step, VecEnv
 from .wrapper import Wrapper
 
 
@@ -54,6 +54,11 @@ class ScaledEnv(Wrapper):
                 )
         self.scale = Scale(limits, env.device)
         self.spec = replace(env.spec, action=ActionSpec((-1.0,) * limits.dim, (1.0,) * limits.dim))
+
+    @property
+    def known_dynamics(self) -> KnownDynamics | None:
+        known = super().known_dynamics
+        return None if known is None else lambda obs, action: known(obs, self.scale.to_actuator(action))
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         step = self.env.step(self.scale.to_actuator(action), active)

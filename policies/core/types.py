@@ -120,6 +120,10 @@ class Decision(NamedTuple):
 # world that can do so has it as ``known_outcome``.
 KnownOutcome = Callable[[Obs, Obs], tuple[Tensor, Tensor, Tensor]]
 
+# The observations to which actions (B, A) lead from others, each of a single frame, for any B. A world that can be set
+# to what it shows has it as ``known_dynamics``.
+KnownDynamics = Callable[[Obs, Tensor], Obs]
+
 
 @runtime_checkable
 class VecEnv(Protocol):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .errors import BurnishError
-from .types import KnownOutcome, Obs, Saved, VecEnv
+from .types import KnownDynamics, KnownOutcome, Obs, Saved, VecEnv
 
 
 @runtime_checkable
@@ -89,6 +89,10 @@ class Wrapper:
     @property
     def known_outcome(self) -> KnownOutcome | None:
         return getattr(self.env, "known_outcome", None)
+
+    @property
+    def known_dynamics(self) -> KnownDynamics | None:
+        return getattr(self.env, "known_dynamics", None)
 
     def reset(self, mask: Tensor | None = None, seeds: Sequence[int] | None = None) -> Obs:
         return self.env.reset(mask, seeds)

@@ -137,6 +137,19 @@ class Locomotion:
             qvel = np.clip(qvel, -self.speed_limit, self.speed_limit)
         return {"state": np.concatenate([qpos, qvel, *self.felt()], axis=1)}
 
+    def shows_all(self) -> bool:
+        """Whether positions and speeds are all that is seen, so that a state can be set to an observation."""
+        return not self.felt()
+
+    def place_at(self, state: Array, rows: Rows) -> None:
+        """The worlds ``rows`` as they would show ``state`` (N, D); positions on the ground that it leaves out are 0."""
+        qpos, qvel = self._qpos.read(), self._qvel.read()
+        seen = state.shape[1] - qvel.shape[1]
+        qpos[:, : qpos.shape[1] - seen] = 0
+        qpos[:, qpos.shape[1] - seen :], qvel[:] = state[:, :seen], state[:, seen:]
+        self._qpos.write(qpos, rows)
+        self._qvel.write(qvel, rows)
+
     def judge(self, action: Array) -> Verdict:
         place, qpos = self.place(), self._qpos.read()
         velocity = (place - self.memory["place"]) / self._dt
