@@ -16,6 +16,7 @@ from ..offline.cql import CQLConfig
 from ..offline.fql import FQLConfig
 from ..offline.iql import IQLConfig
 from ..offline.q_chunking import QChunkingConfig
+from ..offline.recap import RecapConfig
 from ..offline.td3_bc import TD3BCConfig
 from ..policies.core.errors import BurnishError, did_you_mean, reason
 from .baselines.sb3 import SB3Config
@@ -28,7 +29,7 @@ from .methods.flow_sde import FlowSDEConfig
 from .methods.gaussian_ppo import GaussianPPOConfig
 from .methods.imagine import ImagineConfig
 from .methods.mbpo import MBPOConfig
-from .methods.offline_to_online import OnlineCQL, OnlineFQL, OnlineIQL, OnlineQChunking, OnlineTD3BC
+from .methods.offline_to_online import OnlineCQL, OnlineFQL, OnlineIQL, OnlineQChunking, OnlineRecap, OnlineTD3BC
 from .methods.reinflow import ReinFlowConfig
 from .methods.residual_ppo import ResidualPPOConfig
 from .methods.residual_td3 import ResidualTD3Config
@@ -193,6 +194,13 @@ METHODS_OF_OURS: dict[str, Method] = {
         OnlineQChunking,
         Needs.trainable,
         "a flow imitates whole chunks; the best of its draws by a critic of chunks acts and is backed up",
+    ),
+    "recap": _offline(
+        "recap",
+        RecapConfig,
+        OnlineRecap,
+        Needs.trainable,
+        "imitates everything, told what was better than usual; acts as told that it is",
     ),
     "imagine": _online(
         "imagine",

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from .advised import AdvisedConfig
 from .compose import BestOfConfig, GreedyConfig, RepeatedConfig, ResidualConfig, SteeredConfig
 from .core.config import from_data, to_data
 from .core.errors import BurnishError, did_you_mean, reason
@@ -83,6 +84,7 @@ COMPOSITES: dict[str, CompositeKind] = {
     "residual": CompositeKind(ResidualConfig, ".compose:Residual", ("base", "net")),
     "steered": CompositeKind(SteeredConfig, ".compose:Steered", ("base", "latent")),
     "repeated": CompositeKind(RepeatedConfig, ".compose:Repeated", ("base",)),
+    "advised": CompositeKind(AdvisedConfig, ".advised:Advised", ("base",)),
     "greedy": CompositeKind(GreedyConfig, ".compose:Greedy", ("base",)),
     "best_of": CompositeKind(BestOfConfig, ".compose:BestOf", ("base", "critic"), ("edit",)),
     "relay": CompositeKind(SplitChainConfig, ".split_chain:SplitChain", ("first", "last")),

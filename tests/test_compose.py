@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from burnish.policies.advised import advised
 from burnish.policies.build import COMPOSITES, build_policy, describe, load_policy
 from burnish.policies.compose import BestOf, Greedy, Repeated, Residual, SplitChain, Steered
 from burnish.policies.controllers import ChunkController, controller_for
@@ -64,6 +65,7 @@ MAKERS = {
     "steered_latent": lambda: steered(None),
     "repeated": lambda: Steered(Repeated(base()), agent((1, A)), 1.5),
     "greedy": lambda: Greedy(base()),
+    "advised": lambda: advised(base(), 2.0),
     "best_of": lambda: BestOf(base(), critic(), 5),
     "best_of_edits": lambda: BestOf(base(), critic(), 5, agent((EXECUTE, A), (EXECUTE, A)), 0.2),
     "relay": lambda: SplitChain(base(1), base(9), 2),

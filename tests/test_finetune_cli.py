@@ -32,8 +32,10 @@ MIXED += ["method.depth.last=3", "method.depth.end=20"]
 NEEDED["expo"] = ["method.critic.hidden=[8]", "method.edit.hidden=[8]", "method.count=2"]
 NEEDED |= {name: ["method.critic.hidden=[8]"] for name in OFFLINE}
 FROM_NOTHING = ("gaussian_ppo", "rlpd", "rlif", "mbpo", "tdmpc")
+NEEDED["recap"] = ["method.value.hidden=[8]", "method.flow.net.mlp.hidden=[8]", "method.head_start=2"]
 # Offline to online in one command: 60 updates from recordings are two iterations, before anything is played.
 FIRST = {f"{name} online": ["method.critic.hidden=[8]"] for name in OFFLINE}
+FIRST["recap online"] = [*NEEDED["recap"]]
 FIRST["cql online"] += ["method.calibrate=true", "method.count=2"]
 FIRST["q_chunking online"] += ["method.count=2", "method.flow.net.mlp.hidden=[8]"]
 

@@ -21,7 +21,7 @@ from burnish.sim.discs import SENTENCES, DiscsConfig
 
 torch.set_num_threads(1)
 ON_POLICY = ("dppo", "reinflow", "flow_sde", "residual_ppo")
-OFF_POLICY = ("dsrl", "residual_td3", "rfs", "expo")
+OFF_POLICY = ("dsrl", "residual_td3", "rfs", "expo", "recap")
 
 
 @pytest.mark.slow
@@ -38,6 +38,8 @@ def test_a_method_refines_it(method):
         config.loop.decisions_per_update, config.ppo.epochs = 4, 1
     else:
         config.loop.warmup, config.loop.batch = 8, 8
+    if method == "recap":
+        config.head_start = 0
     if method == "dppo":
         config.trained_steps = 2
     loop = prepare(config, base, env, seed=1, probe=False)

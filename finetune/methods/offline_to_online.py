@@ -1,4 +1,4 @@
-"""Offline methods in the world: IQL, CQL and Cal-QL, TD3+BC, FQL and Q-chunking go on learning from what they play.
+"""Offline methods in the world: IQL, CQL and Cal-QL, TD3+BC, FQL, Q-chunking, RECAP go on learning from what they play.
 
     burnish finetune method=fql data=recordings env=insert pretrain_updates=20000 total=20000
 
@@ -29,6 +29,7 @@ from ...offline.dataset import fit_normalizers
 from ...offline.fql import FQLConfig
 from ...offline.iql import IQLConfig
 from ...offline.q_chunking import QChunkingConfig
+from ...offline.recap import RecapConfig
 from ...offline.replay import Replay
 from ...offline.returns import Discount
 from ...offline.td3_bc import TD3BCConfig
@@ -98,6 +99,11 @@ class OnlineQChunking(QChunkingConfig, Online):
 
     # chunk of a fresh policy; one that is given keeps its own
     chunk: ChunkConfig = field(default_factory=chunks_of_five)
+
+
+@dataclass
+class OnlineRecap(RecapConfig, Online):
+    """RECAP in the world: what it plays is imitated beside the recordings."""
 
 
 def offline_learner(

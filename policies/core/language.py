@@ -18,6 +18,9 @@ from .spec import ObsSpec, PolicySpec, Words
 from .types import Obs, Step, VecEnv
 from .wrapper import Wrapper, instructions
 
+# What a policy that learns from good and bad alike is told of a chunk, behind its instruction (`policies/advised.py`).
+POSITIVE, NEGATIVE = "Advantage: positive", "Advantage: negative"
+
 
 class Spoken(Wrapper):
     """A world whose ``instructions`` are observed as ``tokens`` (N, L) int64, -1 behind the end of each.

@@ -18,8 +18,8 @@ from .seed import Noise
 from .spec import EnvSpec, PolicySpec
 
 # Always a dict with a leading B or N. float32, except images (uint8, C H W) and tokens (int64). Keys:
-# state, image.<cam>, goal, goal_image.<cam>, goal_mask, tokens, base_action, base_phase, base_queue, residual_offset,
-# features.
+# state, image.<cam>, goal, goal_image.<cam>, goal_mask, tokens, advantage, base_action, base_phase, base_queue,
+# residual_offset, features.
 Obs = dict[str, Tensor]
 
 

@@ -22,7 +22,7 @@ from ..core.errors import BurnishError
 from ..core.ranges import check_ranges
 from ..core.spec import PolicySpec
 from ..core.tree import check
-from .encoder import EncoderConfig, ObsEncoder
+from .encoder import ADVANTAGE, EncoderConfig, ObsEncoder
 from .mlp import MLP, Activation, TimeEmbedding, require_widths
 from .unet1d import UNet1d, UNetConfig
 
@@ -124,7 +124,13 @@ class Denoiser(nn.Module):
         guidance extrapolates; so there is no guidance where ``drop`` is given, even if it hides nothing."""
         parts = self.encoder.parts(obs, augment=augment)
         given = self.encoder.join(parts, drop=drop)
-        if drop is not None or self.guidance == 1 or parts.given is None:
+        if drop is not None or self.guidance == 1:
+            return Cond(given)
+        if ADVANTAGE in self.encoder.sensed_keys:  # which guides in place of the goal
+            untold = parts.sensed.clone()
+            untold[:, self.encoder.place(ADVANTAGE)] = 0
+            return Cond(given, self.encoder.join(parts._replace(sensed=untold)))
+        if parts.given is None:
             return Cond(given)
         return Cond(given, self.encoder.join(parts, drop=torch.ones_like(parts.given)))
 

@@ -49,6 +49,9 @@ class Parts(NamedTuple):
     given: Tensor | None  # (B,) bool
 
 
+ADVANTAGE = "advantage"  # (1,): how good the chunk is that is imitated; see `policies/advised.py`
+
+
 def is_goal(key: str) -> bool:
     """Whether an observation key belongs to the goal."""
     return key == "goal" or key.startswith("goal_image.")
@@ -102,7 +105,7 @@ class ObsEncoder(nn.Module):
             for key, shape in shapes.items()
         }
         self._width |= {"tokens": WORD_WIDTH} if self.word_vectors else {}
-        width = sum(self._width.values()) + (1 if self.goal_keys else 0)
+        width = self.width = sum(self._width.values()) + (1 if self.goal_keys else 0)
         self.dim = config.trunk[-1] if config.trunk else width
         self.trunk = (
             nn.Sequential(
@@ -147,6 +150,10 @@ class ObsEncoder(nn.Module):
         # Chosen, not multiplied: a goal that is hidden may be anything, even NaN.
         goal = torch.where(given, parts.goal, 0.0)
         return self.trunk(torch.cat([parts.sensed, goal, given.to(goal.dtype)], 1))
+
+    def place(self, key: str) -> int:
+        """Where the features of a sensed key begin."""
+        return sum(self._width[other] for other in self.sensed_keys[: self.sensed_keys.index(key)])
 
     def _features(
         self, scaled: Mapping[str, Tensor], keys: list[str], batch: int, augment: torch.Generator | None

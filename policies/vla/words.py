@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import BurnishError, reason
-from ..core.language import padded
+from ..core.language import NEGATIVE, POSITIVE, padded
 from ..core.ranges import check_ranges
 
 LARGEST_FILE = 48 << 20  # bytes; the file of PaliGemma, with 257,000 tokens, has 17 million
@@ -66,15 +66,19 @@ class Words(nn.Module):
 
     @classmethod
     def of(cls, sentences: Iterable[str], length: int | None = None) -> Words:
-        """A small one, of the words in ``sentences``, in lower case; by default as long as the longest of them."""
+        """A small one, of the words in ``sentences``, in lower case; by default as long as the longest of them and
+        what may be said of an advantage behind it."""
         tokenizers = _library()
         spaces = tokenizers.pre_tokenizers.Whitespace()
-        split = [[word for word, _ in spaces.pre_tokenize_str(text.lower())] for text in sentences]
-        known = [UNKNOWN, *sorted({word for text in split for word in text} - {UNKNOWN})]
+        split, advice = (
+            [[word for word, _ in spaces.pre_tokenize_str(text.lower())] for text in texts]
+            for texts in (sentences, (POSITIVE, NEGATIVE))
+        )
+        known = [UNKNOWN, *sorted({word for text in [*split, *advice] for word in text} - {UNKNOWN})]
         model = tokenizers.models.WordLevel({word: i for i, word in enumerate(known)}, unk_token=UNKNOWN)
         made = tokenizers.Tokenizer(model)
         made.normalizer, made.pre_tokenizer = tokenizers.normalizers.Lowercase(), spaces
-        return cls.parsed(made.to_str().encode(), length or max(1, *map(len, split)))
+        return cls.parsed(made.to_str().encode(), length or max(0, *map(len, split)) + max(map(len, advice)))
 
     @classmethod
     def parsed(cls, file: bytes, length: int) -> Words:
