@@ -102,7 +102,7 @@ class Recap(Learner):
             metrics |= self._imitate(batch, advantage)
         return metrics
 
-    def told(self, advantage: Tensor) -> Tensor:
+    def labels(self, advantage: Tensor) -> Tensor:
         """(B,) -> (B, 1): 1 for the best ``share``, -1 for the rest, 0 where nothing is told."""
         best = advantage > advantage.quantile(1 - self.config.share)
         hidden = torch.rand(len(best), generator=self.noise, device=best.device) < self.config.drop
@@ -122,13 +122,13 @@ class Recap(Learner):
         return advantage, {"value_loss": loss.detach(), "value": value.detach().mean(), "value/explained": explained}
 
     def _imitate(self, batch: Mapping[str, Any], advantage: Tensor) -> Metrics:
-        told = self.told(advantage)
+        labels = self.labels(advantage)
         action = batch.get("executed", batch["action"])
         chunk, mask = imitation_chunk(self.policy.spec, action, batch["steps"], played_around(batch))
-        losses = self.policy.bc_loss({**batch["obs"], ADVANTAGE: told}, chunk, mask=mask, generator=self.noise)
+        losses = self.policy.bc_loss({**batch["obs"], ADVANTAGE: labels}, chunk, mask=mask, generator=self.noise)
         loss = row_mean(losses, batch.get("weight", torch.ones_like(advantage)))
         descend(self._parts["policy_optimizer"], loss)
-        good = (told > 0).float().mean()
+        good = (labels > 0).float().mean()
         return {"imitation_loss": loss.detach(), "advantage/std": advantage.std(), "advantage/positive": good}
 
     def state_dict(self) -> dict[str, Any]:
@@ -141,5 +141,5 @@ class Recap(Learner):
 
 def build(config: RecapConfig, policy: Any, *, seed: int = 0, device: torch.device | str = "cpu") -> Recap:
     """The RECAP learner of a policy that can imitate."""
-    told = advised(trainable_imitator(policy, "RECAP"), config.guidance)
-    return Recap(told.train(), config, seed=seed, device=device)
+    policy = advised(trainable_imitator(policy, "RECAP"), config.guidance)
+    return Recap(policy.train(), config, seed=seed, device=device)

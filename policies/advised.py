@@ -1,6 +1,6 @@
 """A policy that is told how good what it imitates was, and acts as if told "better than usual".
 
-What it is told is the advantage of a chunk, by its sign: 1, -1, or 0 for nothing. Where observations go through an
+The advantage of a chunk is told by its sign: 1, -1, or 0 for nothing. Where observations go through an
 encoder that is one more number; a vision-language-action model reads it behind its instruction (`core/language.py`).
 With ``guidance`` other than 1 a flow or diffusion goes further along what the word changes, as it does for goals
 (`nets/denoiser.py`): prediction = untold + guidance * (told - untold).
@@ -67,14 +67,14 @@ class Advised(nn.Module):
         greedy: bool = False,
         generator: Noise | None = None,
     ) -> Tensor:
-        return self.base.act(self.told(obs), noise=noise, prefix=prefix, greedy=greedy, generator=generator)
+        return self.base.act(self.with_advantage(obs), noise=noise, prefix=prefix, greedy=greedy, generator=generator)
 
     def bc_loss(self, obs: Obs, action: Tensor, **options: Any) -> Tensor:
         """The loss of the base, each row under the advantage that it was told."""
-        return self.base.bc_loss(self.told(obs), action, **options)
+        return self.base.bc_loss(self.with_advantage(obs), action, **options)
 
-    def told(self, obs: Obs) -> Obs:
-        """What the base observes."""
+    def with_advantage(self, obs: Obs) -> Obs:
+        """The observation of the base."""
         first = next(iter(obs.values()))
         advantage = obs.get(ADVANTAGE, torch.ones(len(first), 1, device=first.device))
         if self._words is None:

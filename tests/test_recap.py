@@ -81,11 +81,11 @@ def test_guidance_goes_further_along_what_the_word_changes():
     with torch.no_grad():
         first = next(p for p in told.base.net.body.parameters() if p.ndim == 2)
         first += 0.02 * torch.randn(first.shape, generator=torch.Generator().manual_seed(2))
-        plain = told.base.velocity(noise, torch.zeros(ROWS), 0.0, told.base.encode(told.told(obs)))
+        plain = told.base.velocity(noise, torch.zeros(ROWS), 0.0, told.base.encode(told.with_advantage(obs)))
         none = {**obs, "advantage": torch.zeros(ROWS, 1)}
-        free = told.base.velocity(noise, torch.zeros(ROWS), 0.0, told.base.encode(told.told(none)))
+        free = told.base.velocity(noise, torch.zeros(ROWS), 0.0, told.base.encode(told.with_advantage(none)))
         wide = advised(told, 3.0)
-        found = wide.base.velocity(noise, torch.zeros(ROWS), 0.0, wide.base.encode(wide.told(obs)))
+        found = wide.base.velocity(noise, torch.zeros(ROWS), 0.0, wide.base.encode(wide.with_advantage(obs)))
     torch.testing.assert_close(found, free + 3 * (plain - free))
     assert not torch.allclose(plain, free)
     with pytest.raises(BurnishError, match="is for flow and diffusion policies, and this is a GaussianPolicy"):
@@ -103,13 +103,13 @@ def test_a_model_that_reads_is_told_in_words():
     words = Words.of(["reach the red disc", "reach it"])
     told, tokens = Advised(vla(words)), words.ids(["reach the red disc", "reach it", "reach it"])
     advantage = torch.tensor([[1.0], [-1.0], [0.0]])
-    heard = told.told({"tokens": tokens, "advantage": advantage})
+    heard = told.with_advantage({"tokens": tokens, "advantage": advantage})
     assert set(heard) == {"tokens"}
     wanted = words.ids([f"reach the red disc {POSITIVE}", f"reach it {NEGATIVE}", "reach it"])
     assert torch.equal(heard["tokens"], wanted) and not torch.equal(wanted[0], tokens[0])
-    assert torch.equal(told.told({"tokens": tokens})["tokens"][0], wanted[0]), "who acts is told the best"
+    assert torch.equal(told.with_advantage({"tokens": tokens})["tokens"][0], wanted[0]), "who acts is told the best"
     full = words.ids(["reach the red disc the red disc the red disc"])  # the end of the instruction gives way
-    assert torch.equal(told.told({"tokens": full})["tokens"][0, -3:], words.ids([POSITIVE])[0, :3])
+    assert torch.equal(told.with_advantage({"tokens": full})["tokens"][0, -3:], words.ids([POSITIVE])[0, :3])
 
 
 def test_who_cannot_be_told_is_refused():
@@ -124,7 +124,7 @@ def test_who_cannot_be_told_is_refused():
 def test_the_best_share_is_told_so_and_some_rows_are_told_nothing():
     learner = build(CONFIG, None, mdp.SPEC, seed=0)
     advantage = torch.randn(20_000, generator=generator(0, "advantage"))
-    told = learner.told(advantage)[:, 0]
+    told = learner.labels(advantage)[:, 0]
     shares = torch.stack([(told == x).float().mean() for x in (1, -1, 0)])
     # Their deviation is at most 0.004.
     torch.testing.assert_close(shares, torch.tensor([0.4 * 0.8, 0.6 * 0.8, 0.2]), rtol=0, atol=0.015)
@@ -138,8 +138,8 @@ def lifted(seed, shuffle=False):
     train_offline(base, data, batch=256, total=100)
     learner = build(CONFIG, base.policy, mdp.SPEC, data=data, seed=seed)
     if shuffle:
-        told = learner.told
-        learner.told = lambda advantage: told(advantage[torch.randperm(len(advantage), generator=learner.noise)])
+        labels = learner.labels
+        learner.labels = lambda advantage: labels(advantage[torch.randperm(len(advantage), generator=learner.noise)])
     train_offline(learner, data, batch=256, total=UPDATES)
     return mdp.score(base.policy), mdp.score(learner.policy)
 
