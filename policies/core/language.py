@@ -18,7 +18,7 @@ from .spec import ObsSpec, PolicySpec, Words
 from .types import Obs, Step, VecEnv
 from .wrapper import Wrapper, instructions
 
-# The label of a chunk, for a policy that learns from good and bad alike; it stands behind its instruction (`policies/advised.py`).
+# The label of a chunk, behind the instruction, for a policy that learns from good and bad (`policies/advised.py`).
 POSITIVE, NEGATIVE = "Advantage: positive", "Advantage: negative"
 
 
