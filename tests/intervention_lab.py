@@ -106,7 +106,17 @@ CASES: dict[str, tuple[str, bool, dict[str, Any]]] = {
     "cql": ("cql", False, {"chunk": CHUNK, "loop": LOOP, "count": 2, **AGENT}),
     "td3_bc": ("td3_bc", False, {"chunk": CHUNK, "loop": LOOP, **SLOW, **AGENT}),
     "fql": ("fql", True, {"loop": LOOP, "one_step": {"hidden": [8]}, "critic": AGENT["critic"]}),
-    "recap": ("recap", True, {"loop": LOOP, "head_start": 2, "value": {"hidden": [8]}}),
+    "recap": (
+        "recap",
+        False,
+        {
+            "chunk": CHUNK,
+            "loop": LOOP,
+            "head_start": 2,
+            "value": {"hidden": [8]},
+            "flow": {"net": {"mlp": {"hidden": [16]}}},
+        },
+    ),
     "q_chunking": ("q_chunking", True, {"loop": LOOP, "critic": AGENT["critic"], "count": 2}),
 }
 TAUGHT = {"rlif", "dagger"}
