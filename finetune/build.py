@@ -23,6 +23,7 @@ from ..policies.core.types import Controller, KnownDynamics, Obs, VecEnv
 from ..policies.data.episodes import Episodes
 from ..policies.gaussian import GaussianPolicy
 from ..policies.planner import PlannerPolicy
+from ..policies.vla.bins import BinsPolicy
 from .loops import Assembly, Loop, OffPolicy, OnPolicy
 from .method import LoopKind, Needs, Phase, Recorded, View, resolved
 from .methods import offline_to_online
@@ -61,7 +62,7 @@ def has(base: Any, needs: Needs) -> bool:
         Needs.noise: spec is not None and spec.noise_shape is not None,
         Needs.imitator: imitates,
         Needs.actions: hasattr(base, "act") or hasattr(base, "peek"),
-        Needs.gaussian: gaussian,
+        Needs.gaussian: gaussian or isinstance(base, BinsPolicy),
         Needs.squashed: gaussian and base.config.squash,
         Needs.trainable: imitates,
         Needs.denoiser: imitates and spec is not None and spec.noise_shape == spec.chunk_shape,

@@ -175,6 +175,9 @@ class OnPolicy(_Interaction[L]):
         return -(-total // self.decisions_per_iteration)
 
     def iterate(self) -> Metrics:
+        if self.learner.afresh and self.obs is not None:
+            self.obs = None
+            self.statistics.abandon()
         rollout = Rollout(self.length, self.env.num_envs)
         for _ in range(self.length):
             obs, _, columns, outcome = self.decide(warm=False)

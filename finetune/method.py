@@ -41,7 +41,7 @@ class Needs(Enum):
     noise = "takes its noise from outside"
     imitator = "can go on imitating"
     actions = "acts"
-    gaussian = "is a Gaussian, or none at all"
+    gaussian = "is a Gaussian or acts by tokens, or none at all"
     squashed = "is a Gaussian squashed by tanh, or none at all"
     trainable = "can go on imitating, or none at all"
     denoiser = "makes its chunk of noise and can go on imitating, or none at all"

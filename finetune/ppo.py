@@ -44,6 +44,9 @@ from .surrogate import Reduction, clip_fraction, clipped_surrogate, divisor, eff
 # A further loss per row: (obs of the minibatch, the minibatch) -> (B,). Its mean is added, weighted by the method.
 Auxiliary = Callable[[Obs, Batch], Tensor]
 
+# The advantages (T, N) of a rollout, and which of them count: in the place of a critic.
+Comparison = Callable[[Batch], tuple[Tensor, Tensor]]
+
 # Numbers that are only looked at, from the rows of an update.
 Watch = Callable[[Batch], Metrics]
 
@@ -177,21 +180,28 @@ class PPO(Learner):
         self.slice = max(1, SLICE // passes) if self.device.type == "cpu" else config.minibatch
         self.scale = RewardScale(num_envs, device) if config.scale_reward else None
         self.seen = Running(actor, self.value) if normalize else None
+        self.comparison: Comparison | None = None
         self.rows = named_generator(seed, "minibatches")
         self.updates = self.gradient_steps = 0
         self.actor_parameters = [p for p in actor.parameters() if p.requires_grad]
         graphed = config.execution is Execution.cudagraph
         self.rates = [torch.tensor(rate, device=device) for rate in (config.lr, config.critic_lr)]
-        groups = [
-            {"params": self.actor_parameters, "lr": self.rates[0], "weight_decay": config.weight_decay},
-            {"params": self.value.parameters(), "lr": self.rates[1], "weight_decay": config.critic_weight_decay},
-        ]
-        self.optimizer = torch.optim.AdamW(groups, lr=self.rates[0], fused=True, capturable=graphed)
+        own = {"params": self.actor_parameters, "lr": self.rates[0], "weight_decay": config.weight_decay}
+        critic = {"params": self.value.parameters(), "lr": self.rates[1], "weight_decay": config.critic_weight_decay}
+        self.optimizer = torch.optim.AdamW([own, critic], lr=self.rates[0], fused=True, capturable=graphed)
         # One recording with the actor and one without it: a recording is of one kind of update only.
         self._descend = {
             kind: execution(partial(self._descent, train_actor=kind), config.execution, device=device)
             for kind in (False, True)
         }
+
+    def compare(self, comparison: Comparison) -> None:
+        """From now on advantages are those of ``comparison``, and there is no critic."""
+        self.comparison = comparison
+        self.optimizer.param_groups.pop()
+        if self.seen is not None:
+            self.seen = Running(self.network)
+        self.value = nn.Identity()
 
     def describe(self) -> str:
         """The effective strength of the clip; printed once."""
@@ -267,6 +277,17 @@ class PPO(Learner):
             drawn: Batch = index({name: rows[name] for name in ("obs", "trace", "steps")}, part)
             evidence = self.network.log_prob(drawn["obs"], drawn["trace"], drawn["steps"])
             rows["log_prob"] = rows["log_prob"].index_copy(0, part, evidence)
+        return self._compared(batch, rows) if self.comparison else self._estimated(batch, rows)
+
+    def _compared(self, batch: Batch, rows: Batch) -> tuple[Batch, Metrics]:
+        assert self.comparison is not None
+        advantage, counted = (x.flatten() for x in self.comparison(batch))
+        rows = index({**rows, "advantage": advantage}, counted.nonzero()[:, 0])
+        report: Metrics = {"compared": counted.float().mean()}
+        return rows, report | ({"clip/effective": effective_clip(self.clip, self.divisor).max()} if len(rows) else {})
+
+    def _estimated(self, batch: Batch, rows: Batch) -> tuple[Batch, Metrics]:
+        """Generalised advantages, by the critic."""
         shape = batch["reward"].shape
         value = self._values(rows["obs"])
         following = torch.cat([value[shape[1] :], value[: shape[1]]])
@@ -323,25 +344,18 @@ class PPO(Learner):
             (share * loss).backward()
             metrics = {name: metrics.get(name, 0.0) + share * x for name, x in found.items()}
         limit = self.config.max_grad_norm
-        metrics["grad_norm/critic"] = nn.utils.clip_grad_norm_(self.value.parameters(), limit)
+        if self.comparison is None:
+            metrics["grad_norm/critic"] = nn.utils.clip_grad_norm_(self.value.parameters(), limit)
         if train_actor:
             metrics["grad_norm/actor"] = nn.utils.clip_grad_norm_(self.actor_parameters, limit)
         self.optimizer.step()
         return metrics
 
     def _loss(self, rows: Batch, train_actor: bool) -> tuple[Tensor, Metrics]:
-        config = self.config
-        value = self.value(rows["obs"])
-        error = (value - rows["target"]).square()
-        if config.value_clip is not None:
-            near = rows["value"] + (value - rows["value"]).clamp(-config.value_clip, config.value_clip)
-            error = torch.maximum(error, (near - rows["target"]).square())
         weight = rows.get("weight", 1.0)  # of an imagined world, which may not believe itself everywhere
-        value_loss = 0.5 * (error * weight).mean()
-        metrics: Metrics = {"value_loss": value_loss.detach()}
-        loss = config.value_coef * value_loss
+        loss, metrics = (0.0, {}) if self.comparison else self._value_loss(rows, weight)
         if not train_actor:
-            return loss, metrics
+            return torch.as_tensor(loss), metrics
         log_prob = self.network.log_prob(rows["obs"], rows["trace"], rows["steps"])
         log_ratio = (log_prob - rows["log_prob"]) / self.divisor
         policy_loss = clipped_surrogate(log_ratio, rows["advantage"] * weight, self.weight, self.clip)
@@ -357,6 +371,16 @@ class PPO(Learner):
             metrics[name] = term.detach()
             loss = loss + weight * term
         return loss, metrics
+
+    def _value_loss(self, rows: Batch, weight: Tensor | float) -> tuple[Tensor, Metrics]:
+        config = self.config
+        value = self.value(rows["obs"])
+        error = (value - rows["target"]).square()
+        if config.value_clip is not None:
+            near = rows["value"] + (value - rows["value"]).clamp(-config.value_clip, config.value_clip)
+            error = torch.maximum(error, (near - rows["target"]).square())
+        value_loss = 0.5 * (error * weight).mean()
+        return config.value_coef * value_loss, {"value_loss": value_loss.detach()}
 
     def _set_rates(self) -> None:
         config = self.config

@@ -22,6 +22,7 @@ from ..policies.core.errors import BurnishError, did_you_mean, reason
 from .baselines.sb3 import SB3Config
 from .loops import OffPolicyConfig, OnPolicyConfig
 from .method import NONE, LoopKind, Method, Needs, Phase, Recorded, View
+from .methods import grpo
 from .methods.dppo import DPPOConfig
 from .methods.dsrl import DSRLConfig, Variant
 from .methods.expo import EXPOConfig
@@ -78,6 +79,14 @@ def _mbpo(config: MBPOConfig, row: Method) -> Method:
     return _imagine(config, row)
 
 
+def _grpo(config: grpo.GRPOConfig, row: Method) -> Method:
+    name, inner = method_name(config.inner), method_of(config.inner)
+    if inner.loop is not LoopKind.on_policy or inner.config is grpo.GRPOConfig:
+        raise BurnishError(f"method.inner={name} is no method of PPO; take gaussian_ppo, flow_sde or dppo, say")
+    build = partial(grpo.build, inner=inner.build)
+    return row.changed(needs=inner.needs, view=inner.view, weighs=inner.weighs, build=build)
+
+
 def _sb3(config: SB3Config, row: Method) -> Method:
     return row.changed(view=View[config.view.name])
 
@@ -112,6 +121,13 @@ METHODS_OF_OURS: dict[str, Method] = {
     "flow_sde": _ppo("flow_sde", FlowSDEConfig, "PPO on one random step of a flow made an SDE", needs=Needs.flow),
     "gaussian_ppo": _ppo(
         "gaussian_ppo", GaussianPPOConfig, "plain PPO, refining or from scratch", needs=Needs.gaussian
+    ),
+    "grpo": _ppo(
+        "grpo",
+        grpo.GRPOConfig,
+        "PPO without a critic, method.inner=: episodes that begin alike are compared",
+        needs=Needs.gaussian,
+        varies=_grpo,
     ),
     "residual_ppo": _ppo("residual_ppo", ResidualPPOConfig, "PPO on a bounded correction per tick", view=View.residual),
     "rpd": _ppo("rpd", RPDConfig, "PPO on a small student near a large teacher", view=View.own),

@@ -43,6 +43,7 @@ from .runs.run import find_policy
 from .split_chain import SplitChainConfig
 from .trainable import LoRAConfig, add_lora, lora_of, merge_lora
 from .vla import lerobot as vla_folders
+from .vla.bins import BinsConfig
 from .vla.smolvla import SmolVLAConfig, TinyVLAConfig
 from .vla.words import Words, WordsConfig
 
@@ -66,6 +67,9 @@ POLICIES: dict[str, PolicyKind] = {
     ),
     "tiny_vla": PolicyKind(
         TinyVLAConfig, ".vla.smolvla:SmolVLA", "vision-language-action model of the kind of SmolVLA, small", True
+    ),
+    "bins": PolicyKind(
+        BinsConfig, ".vla.bins:BinsPolicy", "tokens: 256 bins per number, on the model of tiny_vla", True
     ),
 }
 

@@ -38,7 +38,7 @@ from torch import Tensor
 
 from ...policies.chain import start_noise, state_shape, step_index
 from ...policies.core.errors import BurnishError
-from ...policies.core.seed import Noise, RowNoise, normal
+from ...policies.core.seed import Noise, normal, uniform
 from ...policies.core.tree import check, rows
 from ...policies.core.types import Condition, Draw, Normal, Obs
 from ...policies.trainable import TrainableConfig
@@ -129,9 +129,4 @@ class SDEFlowActor(FlowActor):
 
 def random_step(batch: int, count: int, source: Noise | None, device: torch.device) -> Tensor:
     """(B,) int64, uniform in 0..count-1."""
-    if isinstance(source, RowNoise):
-        u = source.uniform((batch, 1))[:, 0]
-    else:
-        where = device if source is None else source.device
-        u = torch.rand(batch, generator=source, device=where, dtype=torch.float64)
-    return (u * count).long().to(device)
+    return (uniform((batch, 1), source, device=device)[:, 0] * count).long()

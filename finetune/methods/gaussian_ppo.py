@@ -8,7 +8,8 @@ deviation of all rollouts so far, as most implementations do; a base keeps its o
 usual wrapper changes it at every step: a likelihood is then evaluated under the scaling it was drawn with. Of a
 squashed policy the entropy is that of the Gaussian before the tanh, which has a closed form; it pushes the spread
 alike. The copy acts as the base does: by its mean if it was fitted by least squares, by draws otherwise, and by its
-mean in either case when asked to be greedy.
+mean in either case when asked to be greedy. A base that acts by tokens (`policies/vla/bins.py`) has a density of its own
+too: VLA-RL (Lu et al. 2025, arXiv 2505.18719) is this, with a temperature of 1.5.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ from ...offline.returns import Discount
 from ...policies.build import build_policy
 from ...policies.core.chunk import ChunkEnv
 from ...policies.core.errors import BurnishError
+from ...policies.core.ranges import check_ranges
 from ...policies.core.spec import agent_spec, check_compatible
 from ...policies.core.types import Obs, VecEnv
 from ...policies.gaussian import GaussianConfig, GaussianPolicy
 from ...policies.trainable import TrainableConfig, shared, trainable
+from ...policies.vla.bins import BinsPolicy, Factor
 from ..diagnostics import distance_to_base, sampled
 from ..loops import Assembly, OnPolicyConfig
 from ..ppo import PPO, PPOConfig
@@ -42,6 +45,9 @@ class GaussianPPOConfig:
     agent: GaussianConfig = field(default_factory=lambda: GaussianConfig(hidden=[256, 256]))
     execute: int = 1  # actions per decision of a fresh policy; a base keeps its own
     std: float | None = None  # deviation at which the exploration of a base starts; null: the spread that it has
+    # temperature at which a base of tokens is drawn from while it is trained; null: its own
+    temperature: float | None = None
+    factor: Factor = Factor.chunk  # tokens of such a base that share a likelihood ratio: chunk, or action
     entropy_coef: float = 0.0  # weight of the entropy bonus
     ppo: PPOConfig = field(default_factory=PPOConfig)  # the PPO that updates it
     loop: OnPolicyConfig = field(default_factory=OnPolicyConfig)  # amounts that are played, stored and learnt
@@ -51,14 +57,18 @@ class GaussianPPOConfig:
     def __post_init__(self) -> None:
         if self.execute < 1:
             raise BurnishError(f"execute={self.execute}: a decision needs at least one action")
+        check_ranges(self, {"(0, inf)": "temperature"})
         if not 0 <= self.entropy_coef < math.inf:
             raise BurnishError(f"entropy_coef={self.entropy_coef} must be at least 0; it rewards spread")
         if self.std is not None and not 0 < self.std < math.inf:
             raise BurnishError(f"std={self.std} must be positive; leave it out to keep the spread of the base")
 
 
-def entropy(actor: GaussianPolicy, obs: Obs) -> Tensor:
+def entropy(actor: GaussianPolicy | BinsPolicy, obs: Obs) -> Tensor:
     """(B,): of the executed actions, before any squashing."""
+    if isinstance(actor, BinsPolicy):
+        shares = actor.log_shares(obs)
+        return -actor.spec.executed((shares.exp() * shares).sum(-1)).sum((1, 2))
     law = actor.law(obs)
     each = torch.log(law.std.expand_as(law.mean)) + 0.5 * math.log(2 * math.pi * math.e)
     return actor.spec.executed(each).sum((1, 2))
@@ -84,6 +94,11 @@ def build(
         actor.raw_std.requires_grad_(not actor.config.state_dependent_std)  # else the head has a bias for it
         if config.std is not None:
             explore_from(actor, config.std)
+    elif isinstance(base, BinsPolicy):
+        check_compatible(base.spec, env.spec)
+        actor = trainable(base, TrainableConfig()).to(device)
+        temperature = base.config.temperature if config.temperature is None else config.temperature
+        actor.config = replace(base.config, temperature=temperature, factor=config.factor)
     else:
         raise BurnishError(
             f"method=gaussian_ppo trains a Gaussian policy, or a fresh one without a base, but the base is a "
@@ -94,12 +109,17 @@ def build(
     if config.entropy_coef > 0:
         auxiliary["entropy_loss"] = (config.entropy_coef, lambda obs, rows: -entropy(actor, obs))
     options: dict[str, Any] = {"normalize": config.normalize and base is None}
+    policy = actor
     if base is not None:
-        frozen = shared(base).to(device)  # with the spread that exploration begins with
-        frozen.config, frozen.raw_std = actor.config, torch.nn.Parameter(actor.raw_std.detach().clone())
-        options["watch"] = lambda rows: {"base_distance": distance_to_base(actor, frozen, sampled(rows["obs"]))}
+        frozen = shared(base).to(device)
+        if isinstance(base, BinsPolicy):
+            policy = shared(actor)
+            policy.config = base.config  # deployed at its own temperature
+        else:  # with the spread that exploration begins with
+            frozen.config, frozen.raw_std = actor.config, torch.nn.Parameter(actor.raw_std.detach().clone())
+        options["watch"] = lambda rows: {"base_distance": distance_to_base(policy, frozen, sampled(rows["obs"]))}
     learner = PPO(
-        actor, actor, config.ppo, num_envs=env.num_envs, auxiliary=auxiliary, seed=seed, device=device, **options
+        actor, policy, config.ppo, num_envs=env.num_envs, auxiliary=auxiliary, seed=seed, device=device, **options
     )
     adopt_normalizers(learner.value, actor)
     return Assembly(ChunkEnv(env, execute, config.discount.per_step(execute)), learner)

@@ -105,12 +105,21 @@ def normal(
     return torch.randn(tuple(shape), generator=source, device=source.device, dtype=dtype).to(device)
 
 
-class EpisodeSeeds:
-    """Which seed each of N worlds runs on: the one it is given, else the next of its own derived sequence."""
+def uniform(shape: Sequence[int], source: Noise | None = None, *, device: torch.device | str | None = None) -> Tensor:
+    """Numbers in [0, 1), in float64, from a torch generator or from per-row streams."""
+    if isinstance(source, RowNoise):
+        return source.uniform(shape).to(device=device)
+    where = device if source is None else source.device
+    return torch.rand(tuple(shape), generator=source, device=where, dtype=torch.float64).to(device)
 
-    def __init__(self, seed: int, num_envs: int, device: torch.device | str = "cpu") -> None:
+
+class EpisodeSeeds:
+    """Which seed each of N worlds runs on: the one it is given, else the next of its own derived sequence, which
+    ``group`` neighbours have in common."""
+
+    def __init__(self, seed: int, num_envs: int, device: torch.device | str = "cpu", group: int = 1) -> None:
         world = torch.arange(num_envs, dtype=torch.int64, device=device)
-        self._base = _hash(derive(seed, "episodes") + world * _GOLDEN)
+        self._base = _hash(derive(seed, "episodes") + world // group * _GOLDEN)
         self.count = torch.zeros_like(world)  # episodes begun without a given seed
         self.current = torch.zeros_like(world)
 

@@ -325,6 +325,8 @@ class Learner(Learns, Protocol):
 
     columns: tuple[str, ...] = ()  # facts of an ``Outcome`` to be stored beside the base columns, such as "executed"
 
+    afresh: bool = False  # on-policy: every rollout begins with new episodes in all worlds
+
     actor: Actor
 
     def update(self, source: Source) -> Metrics:

@@ -87,7 +87,11 @@ class FlowModel(nn.Module):
 
     def velocity(self, x: Tensor, tau: Tensor, prefix: Prefix) -> Tensor:
         """d x / d tau of noisy actions x (R, S, D) at ``tau`` (R,), which is 1 at noise and 0 at data."""
+        return self.action_out_proj(self.hidden(x, tau, prefix))
+
+    def hidden(self, x: Tensor, tau: Tensor, prefix: Prefix) -> Tensor:
+        """(R, S, width): what the expert makes of them."""
         token = self.action_in_proj(x)
         time = time_embedding(tau, token.shape[2], *self.periods).to(token.dtype)[:, None].expand_as(token)
         token = self.action_time_mlp_out(F.silu(self.action_time_mlp_in(torch.cat([token, time], 2))))
-        return self.action_out_proj(self.vlm_with_expert.lm_expert(token, prefix))
+        return self.vlm_with_expert.lm_expert(token, prefix)

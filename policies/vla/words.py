@@ -68,7 +68,7 @@ class Words(nn.Module):
     def of(cls, sentences: Iterable[str], length: int | None = None) -> Words:
         """A small one, of the words in ``sentences``, in lower case; by default as long as the longest of them and
         what may be said of an advantage behind it."""
-        tokenizers = _library()
+        tokenizers = library()
         spaces = tokenizers.pre_tokenizers.Whitespace()
         split, advice = (
             [[word for word, _ in spaces.pre_tokenize_str(text.lower())] for text in texts]
@@ -83,9 +83,7 @@ class Words(nn.Module):
     @classmethod
     def parsed(cls, file: bytes, length: int) -> Words:
         """By the bytes of a tokenizer.json."""
-        if len(file) > LARGEST_FILE:
-            raise BurnishError(f"a tokenizer of more than {LARGEST_FILE} bytes is not read")
-        found = _tokenizer(file)
+        found = tokenizer_of(file)
         # Numbers of tokens may have gaps, so the largest decides, not their count.
         words = cls(WordsConfig(length, max(found.get_vocab(True).values(), default=0) + 1, len(file)))
         words.file.copy_(torch.frombuffer(bytearray(file), dtype=torch.uint8))
@@ -120,7 +118,7 @@ class Words(nn.Module):
 
     def _tokenizer(self) -> Any:
         if self._parsed is None:
-            self._parsed = _tokenizer(self.file.cpu().numpy().tobytes())
+            self._parsed = tokenizer_of(self.file.cpu().numpy().tobytes())
             self._parsed.no_padding()
             self._parsed.enable_truncation(self.length)
         return self._parsed
@@ -135,8 +133,11 @@ def words_for(chosen: str | None, tasks: Sequence[str], policy: str) -> Words:
     return Words.of(tasks) if chosen in (None, "tasks") else Words.read(chosen)
 
 
-def _tokenizer(file: bytes) -> Any:
-    tokenizers = _library()
+def tokenizer_of(file: bytes) -> Any:
+    """A tokenizer, by the bytes of a tokenizer.json."""
+    if len(file) > LARGEST_FILE:
+        raise BurnishError(f"a tokenizer of more than {LARGEST_FILE} bytes is not read")
+    tokenizers = library()
     try:
         return tokenizers.Tokenizer.from_str(file.decode())
     except (KeyboardInterrupt, SystemExit):
@@ -145,7 +146,8 @@ def _tokenizer(file: bytes) -> Any:
         raise BurnishError(f"this is no tokenizer.json that can be used: {reason(error, 200)}") from error
 
 
-def _library() -> Any:
+def library() -> Any:
+    """The package `tokenizers`, or a sentence about it."""
     try:
         import tokenizers
     except ImportError as error:
