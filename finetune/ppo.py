@@ -197,11 +197,9 @@ class PPO(Learner):
 
     def compare(self, comparison: Comparison) -> None:
         """From now on advantages are those of ``comparison``, and there is no critic."""
-        self.comparison = comparison
+        self.comparison, self.value = comparison, nn.Identity()
         self.optimizer.param_groups.pop()
-        if self.seen is not None:
-            self.seen = Running(self.network)
-        self.value = nn.Identity()
+        self.seen = self.seen and Running(self.network)
 
     def describe(self) -> str:
         """The effective strength of the clip; printed once."""
@@ -277,14 +275,10 @@ class PPO(Learner):
             drawn: Batch = index({name: rows[name] for name in ("obs", "trace", "steps")}, part)
             evidence = self.network.log_prob(drawn["obs"], drawn["trace"], drawn["steps"])
             rows["log_prob"] = rows["log_prob"].index_copy(0, part, evidence)
-        return self._compared(batch, rows) if self.comparison else self._estimated(batch, rows)
-
-    def _compared(self, batch: Batch, rows: Batch) -> tuple[Batch, Metrics]:
-        assert self.comparison is not None
+        if self.comparison is None:
+            return self._estimated(batch, rows)
         advantage, counted = (x.flatten() for x in self.comparison(batch))
-        rows = index({**rows, "advantage": advantage}, counted.nonzero()[:, 0])
-        report: Metrics = {"compared": counted.float().mean()}
-        return rows, report | ({"clip/effective": effective_clip(self.clip, self.divisor).max()} if len(rows) else {})
+        return index({**rows, "advantage": advantage}, counted.nonzero()[:, 0]), {"compared": counted.float().mean()}
 
     def _estimated(self, batch: Batch, rows: Batch) -> tuple[Batch, Metrics]:
         """Generalised advantages, by the critic."""

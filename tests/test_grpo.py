@@ -1,4 +1,4 @@
-"""GRPO: comparison against a loop, the rules of groups, every method of PPO inside, and learning where the best is known.
+"""GRPO: comparison against a loop, the rules of groups, every method of PPO inside, and learning to a known best.
 
 The world is the lamp of `token_lab.py`: blind play is paid 0.5 an episode, the best 1.
 """
@@ -205,7 +205,7 @@ def test_every_method_of_ppo_learns_by_comparison(name):
 
 
 def test_what_it_cannot_do_is_refused():
-    with pytest.raises(BurnishError, match="worlds=32 do not divide into groups of method.group=5"):
+    with pytest.raises(BurnishError, match=r"worlds=32 do not divide into groups of method.group=5"):
         loop_of("grpo", group=5)
     with pytest.raises(BurnishError, match=r"decisions_per_update=1 must be at least 2"):
         config = settings("grpo")

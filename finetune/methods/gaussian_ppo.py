@@ -8,8 +8,8 @@ deviation of all rollouts so far, as most implementations do; a base keeps its o
 usual wrapper changes it at every step: a likelihood is then evaluated under the scaling it was drawn with. Of a
 squashed policy the entropy is that of the Gaussian before the tanh, which has a closed form; it pushes the spread
 alike. The copy acts as the base does: by its mean if it was fitted by least squares, by draws otherwise, and by its
-mean in either case when asked to be greedy. A base that acts by tokens (`policies/vla/bins.py`) has a density of its own
-too: VLA-RL (Lu et al. 2025, arXiv 2505.18719) is this, with a temperature of 1.5.
+mean in either case when asked to be greedy. A base that acts by tokens (`policies/vla/bins.py`) has a density of its
+own too: VLA-RL (Lu et al. 2025, arXiv 2505.18719) is this, with a temperature of 1.5.
 """
 
 from __future__ import annotations

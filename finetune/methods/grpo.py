@@ -113,7 +113,7 @@ def build(
     base: Any,
     env: VecEnv,
     *,
-    inner: Named[Assembly[Any, Any]],
+    inner: Named[Any],
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> Assembly[Any, Any]:
