@@ -29,7 +29,7 @@ SPEC = PolicySpec(
     action_mode="velocity",
 )
 
-VLA = "tiny_vla"  # observes one frame and no goal, and its chunk begins now
+VLA = ("tiny_vla", "bins")  # observes one frame and no goal, and its chunk begins now
 SEEN = ObsSpec({key: shape for key, shape in SPEC.obs.shapes.items() if key != "goal"})
 VLA_SPEC = dataclasses.replace(SPEC, obs=SEEN, start=0, history=1)
 
@@ -56,7 +56,7 @@ CHOICES = choices()
 
 def make(choice, seed=0):
     kind, data = CHOICES[choice]
-    return build_policy(from_data(POLICIES[kind].config, data), VLA_SPEC if kind == VLA else SPEC, seed=seed)
+    return build_policy(from_data(POLICIES[kind].config, data), VLA_SPEC if kind in VLA else SPEC, seed=seed)
 
 
 def observe(batch, seed=0, choice=""):
@@ -66,7 +66,7 @@ def observe(batch, seed=0, choice=""):
         "image.top": torch.randint(0, 256, (batch, 2, 3, 16, 16), generator=source, dtype=torch.uint8),
         "goal": torch.randn(batch, 2, generator=source),
     }
-    return obs if choice != VLA else {key: x[:, 0] for key, x in obs.items() if key != "goal"}
+    return obs if choice not in VLA else {key: x[:, 0] for key, x in obs.items() if key != "goal"}
 
 
 def test_every_policy_of_the_table_has_a_choice():
@@ -114,10 +114,12 @@ def test_every_parameter_is_trained_and_no_buffer_moves(choice):
     )
     loss.mean().backward()
     idle = {name for name, p in policy.named_parameters() if p.grad is None or not p.grad.any()}
-    if choice == VLA:  # the expert reads the keys of the last language layer, and nothing of what that layer makes
-        text = "model.vlm_with_expert.vlm.model.text_model."
-        last = f"{text}layers.{policy.config.language.layers - 1}."
-        assert all(name.startswith((last, f"{text}norm", f"{text}embed")) for name in idle) and len(idle) == 8
+    if choice in VLA:  # the expert reads the keys of the last language layer, and nothing of what that layer makes
+        inner, model = ("vla.", policy.vla) if choice == "bins" else ("", policy)
+        text = f"{inner}model.vlm_with_expert.vlm.model.text_model."
+        last, out = f"{text}layers.{model.config.language.layers - 1}.", "vla.model.action_out_proj"
+        assert all(name.startswith((last, f"{text}norm", f"{text}embed", out)) for name in idle)
+        assert len(idle) == (10 if choice == "bins" else 8)  # nor does a head of tokens need the way back to numbers
         return
     # Least squares knows no spread.
     assert idle == ({"raw_std"} if choice == "least_squares" else set())
