@@ -18,10 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..chain import masked_mean, require_chunk, with_prefix
-from ..core.errors import BurnishError
+from ..chain import masked_mean, require_chunk, start_noise, with_prefix
 from ..core.ranges import check_ranges
-from ..core.seed import Noise, uniform
+from ..core.seed import Noise
 from ..core.spec import PolicySpec
 from ..core.tree import check
 from ..core.types import Draw, Obs, Prefix
@@ -66,7 +65,7 @@ class BinsPolicy(nn.Module):
         super().__init__()
         self.vla = SmolVLA(spec, config.model)
         self.config = replace(config, model=self.vla.config)
-        self.spec = replace(spec, noise_shape=None, goal_free=False)
+        self.spec = replace(spec, noise_shape=spec.chunk_shape, goal_free=False)
         width, dim = config.model.expert.width, spec.action.dim
         self.placeholders = nn.Parameter(torch.randn(self.vla.spec.noise_shape or ()))
         self.head = nn.Linear(width, dim * config.bins)
@@ -114,15 +113,14 @@ class BinsPolicy(nn.Module):
         greedy: bool = False,
         generator: Noise | None = None,
     ) -> Tensor:
-        if noise is not None:
-            raise BurnishError("a policy of tokens takes no noise from outside; leave noise= out")
         shares = self.log_shares(obs)
-        token = shares.argmax(-1) if greedy else drawn(shares, generator)
+        start = start_noise(self.spec, shares, noise, False, generator)
+        token = shares.argmax(-1) if greedy and noise is None else drawn(shares, start)
         return with_prefix(action_of(token, self.config.bins), prefix)
 
     def draw(self, obs: Obs, *, generator: Noise | None = None) -> Draw:
         shares = self.log_shares(obs)
-        token = drawn(shares, generator)
+        token = drawn(shares, start_noise(self.spec, shares, None, False, generator))
         steps = torch.full((len(token),), self.spec.execute, device=token.device)
         return Draw(action_of(token, self.config.bins), token, self._evidence(shares, token, steps))
 
@@ -153,8 +151,9 @@ class BinsPolicy(nn.Module):
         return masked_mean(-self.log_shares(obs).gather(-1, token[..., None])[..., 0], mask)
 
 
-def drawn(shares: Tensor, source: Noise | None = None) -> Tensor:
-    """A token for each row of log-probabilities (..., bins), by the inverse of their distribution."""
+def drawn(shares: Tensor, noise: Tensor) -> Tensor:
+    """A token for each row of log-probabilities (..., bins), by the inverse of their distribution at standard normals
+    (...), so that a higher number is a higher action."""
     total = shares.double().exp().cumsum(-1)
-    u = uniform(shares.shape[:-1], source, device=shares.device)[..., None]
+    u = torch.special.ndtr(noise.double())[..., None]
     return torch.searchsorted(total, u * total[..., -1:], right=True)[..., 0].clamp(max=shares.shape[-1] - 1)
