@@ -127,6 +127,7 @@ METHODS_OF_OURS: dict[str, Method] = {
         grpo.GRPOConfig,
         "PPO without a critic, method.inner=: episodes that begin alike are compared",
         needs=Needs.gaussian,
+        interventions=InterventionUse.refused,
         varies=_grpo,
     ),
     "residual_ppo": _ppo("residual_ppo", ResidualPPOConfig, "PPO on a bounded correction per tick", view=View.residual),
