@@ -122,6 +122,8 @@ METHODS_OF_OURS: dict[str, Method] = {
     "gaussian_ppo": _ppo(
         "gaussian_ppo", GaussianPPOConfig, "plain PPO, refining or from scratch", needs=Needs.gaussian
     ),
+    "residual_ppo": _ppo("residual_ppo", ResidualPPOConfig, "PPO on a bounded correction per tick", view=View.residual),
+    "rpd": _ppo("rpd", RPDConfig, "PPO on a small student near a large teacher", view=View.own),
     "grpo": _ppo(
         "grpo",
         grpo.GRPOConfig,
@@ -130,8 +132,6 @@ METHODS_OF_OURS: dict[str, Method] = {
         interventions=InterventionUse.refused,
         varies=_grpo,
     ),
-    "residual_ppo": _ppo("residual_ppo", ResidualPPOConfig, "PPO on a bounded correction per tick", view=View.residual),
-    "rpd": _ppo("rpd", RPDConfig, "PPO on a small student near a large teacher", view=View.own),
     "dsrl": _online(
         "dsrl",
         DSRLConfig,
