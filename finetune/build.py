@@ -54,7 +54,7 @@ def has(base: Any, needs: Needs) -> bool:
     """Whether a base offers what is needed. Controllers act too, at control time."""
     if base is None:
         return needs.optional
-    spec, gaussian = getattr(base, "spec", None), isinstance(base, GaussianPolicy)
+    spec = getattr(base, "spec", None)
     imitates = hasattr(base, "bc_loss")
     return {
         Needs.chain: hasattr(base, "transition") and hasattr(base, "num_steps"),
@@ -62,8 +62,8 @@ def has(base: Any, needs: Needs) -> bool:
         Needs.noise: spec is not None and spec.noise_shape is not None,
         Needs.imitator: imitates,
         Needs.actions: hasattr(base, "act") or hasattr(base, "peek"),
-        Needs.gaussian: gaussian or isinstance(base, BinsPolicy),
-        Needs.squashed: gaussian and base.config.squash,
+        Needs.gaussian: isinstance(base, GaussianPolicy | BinsPolicy),
+        Needs.squashed: isinstance(base, GaussianPolicy) and base.config.squash,
         Needs.trainable: imitates,
         Needs.denoiser: imitates and spec is not None and spec.noise_shape == spec.chunk_shape,
         Needs.planner: isinstance(base, PlannerPolicy),

@@ -251,7 +251,7 @@ def test_help_lists_groups_choices_and_settings(capsys):
     assert all(verb in overview for verb in VERBS)
     assert main(["pretrain", "policy=diffusion", "--help"]) == 0
     text = capsys.readouterr().out
-    assert "policy=checkpoint|diffusion|diffusion_unet|flow" in text and "env=ant|avoid|constant_reward" in text
+    assert "policy=bins|checkpoint|diffusion|diffusion_unet|flow" in text and "env=ant|avoid|constant_reward" in text
     assert "policy.sampler=ddim  (ddpm|ddim|heun|dpm)" in text and "data=???" in text
     assert "_schema" not in text
     line = next(x for x in text.splitlines() if x.startswith("  policy.steps="))

@@ -15,6 +15,7 @@ import torch
 from token_lab import Lamp, tokens
 
 from burnish.finetune.build import prepare
+from burnish.finetune.loops import OnPolicy
 from burnish.finetune.methods.grpo import Grouped, GRPOConfig, compared
 from burnish.finetune.table import METHODS, ONLINE
 from burnish.policies.core.errors import BurnishError
@@ -115,6 +116,7 @@ def test_members_begin_alike_and_draw_apart():
     grouped.reset()
     assert (world._clock.seeds.view(2, 3)[0] == world._clock.seeds[0]).all()
     loop = loop_of("grpo")
+    assert isinstance(loop, OnPolicy)
     loop.iterate()
     actions = loop.learner.actor.act(loop.obs, warm=False, generator=loop.generator).columns["trace"]
     assert len({tuple(x.flatten().tolist()) for x in actions[:8]}) > 4  # of 8 members of one group
