@@ -124,11 +124,15 @@ def make_base(kind: str, spec: PolicySpec) -> Any:
 METHODS = {name: row for name, row in TABLE.items() if Phase.online in row.phases and row.loop in LOOPS}
 
 
+# What a method must be told to fit these bases: chains of two steps, chunks of three executed actions.
+FITTED = {"dppo": {"trained_steps": 2}, "rpd": {"execute": 2}, "grpo": {"group": 2}}
+
+
 def shrunk(config: Any) -> Any:
     """Tiny networks and few, small batches, wherever a configuration speaks of them. Other settings stay."""
     small: dict[str, Any] = {"batch": 8, "minibatch": 8, "epochs": 2, "decisions_per_update": 6, "capacity": 10_000}
     small |= {"warmup": 10, "initial_updates": 1, "updates_per_decision": 1.0, "actor_every": 2, "members": 3}
-    small |= {"critic_warmup": 1, "vision": VisionConfig(features=4, channels=[4])}
+    small |= {"critic_warmup": 1, "head_start": 1, "vision": VisionConfig(features=4, channels=[4])}
     changes = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)

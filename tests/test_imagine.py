@@ -32,12 +32,10 @@ from burnish.policies.data.episodes import Episode, Episodes
 from burnish.policies.measure.evaluate import evaluate, evaluation_seeds
 from burnish.sim.point_reach import PointReach, PointReachConfig, Reward
 from report_lab import page
+from seam import FITTED, make_base, shrunk
 from seam import METHODS as LEARNING
-from seam import make_base, shrunk
 
 INSIDE = [name for name in LEARNING if name not in ("rlif", "dagger")]
-# What a method must be told to fit these bases: chains of two steps, chunks of three executed actions.
-FITTED = {"dppo": {"trained_steps": 2}, "rpd": {"execute": 2}}
 TASK = PointReachConfig(reward=Reward.distance, goal_in_state=True, radius=0.3, max_steps=20)
 
 
@@ -117,6 +115,8 @@ def test_every_method_learns_inside(name, monkeypatch):
     bases = [None if kind is None else make_base(kind, agent_spec(env.spec, 3)) for kind in kinds]
     base = next(x for x in reversed(bases) if has(x, METHODS[name].needs))
     inner = shrunk(METHODS[name].config(**FITTED.get(name, {})))
+    if name == "grpo":  # compares whole episodes, of 7 decisions of 3 ticks
+        inner.loop.decisions_per_update = 7
     outer = ImagineConfig(inner, collect=4, imagined=40, imagined_worlds=4, gap=2.0)
     outer = replace(outer, model=replace(TINY, updates=5))
     assert method_of(outer).view is METHODS[name].view

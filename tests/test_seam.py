@@ -29,6 +29,7 @@ from burnish.policies.core.types import Outcome
 from offline_lab import build as build_offline
 from seam import (
     EXECUTE,
+    FITTED,
     HORIZON,
     METHODS,
     START,
@@ -45,8 +46,6 @@ from seam import (
 )
 
 BASES = ("flow", "diffusion", "gaussian", "squashed", "callable", "remote")
-# What a method must be told to fit these bases: chains of two steps, chunks of three executed actions.
-FITTED = {"dppo": {"trained_steps": 2}, "rpd": {"execute": 2}, "grpo": {"group": 2}}
 ITERATIONS = {OnPolicy: 3, OffPolicy: 24}
 
 
