@@ -19,7 +19,7 @@ class Fit(NamedTuple):
     method: str
     fits: bool
     reason: str  # why not; or what it does, and what it asks for besides
-    alone: bool = True  # it needs nothing but the base and a world
+    raced: bool = True  # `burnish improve` takes it: it needs nothing but the base and a world, and can reach far
 
 
 def compatibility(base: Any, samples: Obs | None) -> list[Fit]:
@@ -34,9 +34,12 @@ def _fit(name: str, row: Method, base: Any, samples: Obs | None) -> Fit:
         return Fit(name, False, f"it needs a policy that {needs}, and a {type(base).__name__} is none")
     if row.view is View.latent and samples is not None:
         try:
-            require_steerable(base, samples, method=name)
+            found = require_steerable(base, samples, method=name)
         except BurnishError as error:
             return Fit(name, False, str(error).partition("; try ")[0])
+        if found.faint:
+            reach = f"noise reaches {float(found.reach_bound.mean()):.0%} of the range, less than corrections do"
+            return Fit(name, True, f"{row.doc}; faintly: {reach}", raced=False)
     if row.needs is Needs.chain:
         sampler = getattr(getattr(base.config, "sampler", None), "value", "ddpm")
         if sampler not in ("ddpm", "ddim"):
@@ -44,7 +47,7 @@ def _fit(name: str, row: Method, base: Any, samples: Obs | None) -> Fit:
         if getattr(row.config(), "trained_steps", 0) > base.num_steps:
             return Fit(name, True, f"{row.doc}; with method.trained_steps={base.num_steps} at most")
     if row.interventions is InterventionUse.taught:
-        return Fit(name, True, f"{row.doc}; it needs one who takes over: expert=...", alone=False)
+        return Fit(name, True, f"{row.doc}; it needs one who takes over: expert=...", raced=False)
     if row.loop is LoopKind.library:
-        return Fit(name, True, f"{row.doc}; it needs that package", alone=False)
+        return Fit(name, True, f"{row.doc}; it needs that package", raced=False)
     return Fit(name, True, row.doc)

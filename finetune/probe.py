@@ -22,6 +22,7 @@ from ..policies.core.types import Obs, Policy
 
 IGNORED = 1e-4  # spread in units of the action range: less than the rounding of bfloat16 networks is no steering
 HIDDEN = 0.5  # share of the variance beyond which the base's own noise drowns the agent's
+FAINT = 0.1  # share of the range of the actions that a correction of the usual bound, 0.1, reaches
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,11 @@ class Steerability:
     @property
     def steerable(self) -> bool:
         return float(self.std.max()) > IGNORED and self.hidden < HIDDEN
+
+    @property
+    def faint(self) -> bool:
+        """A correction reaches further than the noise."""
+        return float(self.reach_bound.mean()) < FAINT
 
     def sentence(self) -> str:
         where = f"the noise moves an action by {float(self.std.mean()):.3f} (standard deviation, of a range of 2)"

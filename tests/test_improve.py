@@ -281,7 +281,7 @@ def test_a_policy_is_examined(flow, tmp_path, capsys):
     assert "4 episodes of point_reach" in said and "It can be steered by its noise" in said
     facts = json.loads((tmp_path / "doctor.json").read_text())
     fits = {row["method"]: row for row in facts["methods"]}
-    assert fits["dsrl"]["fits"] and fits["residual_ppo"]["fits"] and not fits["dagger"]["alone"]
+    assert fits["dsrl"]["fits"] and fits["residual_ppo"]["fits"] and not fits["dagger"]["raced"]
     assert "method.trained_steps=2" in fits["dppo"]["reason"], "its chain has two steps, and the default trains ten"
     assert not fits["gaussian_ppo"]["fits"] and "is a Gaussian" in fits["gaussian_ppo"]["reason"]
     assert facts["steerable"] is True and facts["decision_ms"] > 0

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from burnish.finetune.build import prepare
+from burnish.finetune.fit import compatibility
 from burnish.finetune.method import Needs
 from burnish.finetune.probe import probe, require_noise, require_steerable
 from burnish.policies.build import build_policy
@@ -38,6 +39,15 @@ def test_a_linear_base_is_measured_as_it_is():
     assert bool((found.reach_bound <= 1.5 * weights).all()) and bool((found.reach_bound > 0.97 * 1.5 * weights).all())
     assert found.hidden == 0 and found.deterministic and found.steerable
     assert "same noise, same action" in found.sentence() and "\n" not in found.sentence()
+
+
+def test_a_method_of_noise_is_not_raced_where_noise_reaches_less_than_a_correction():
+    def raced(weight):
+        base = CallablePolicy(lambda obs, noise: weight * noise, SPEC)
+        return {fit.method: fit for fit in compatibility(base, OBS)}["dsrl"]
+
+    # Noise within 1.5 reaches 1.5 * weight of half the range at most, and almost; a correction reaches 0.1.
+    assert raced(0.08).raced and not raced(0.06).raced and raced(0.06).fits and "faintly" in raced(0.06).reason
 
 
 def test_the_sensitivity_to_a_coordinate_is_its_total_effect():

@@ -34,7 +34,6 @@ from ..fit import Fit, compatibility
 from ..probe import Steerability, probe
 
 GROUPS: dict[str, dict[str, Mapping[str, type]]] = {"doctor": {"policy": ACTING, "env": WORLDS}}
-FAINT = 0.1  # share of the range of the actions that a correction of the usual bound, 0.1, reaches
 ASKED = 30  # decisions that are timed, after as many as a tenth of them that are not
 
 
@@ -117,7 +116,7 @@ def steering(found: Steerability | None, where: str) -> str:
     if found is None:
         return "It takes no noise, so there is nothing to steer."
     can = "It can be steered by its noise" if found.steerable else "It cannot be steered by its noise"
-    if found.steerable and float(found.reach_bound.mean()) < FAINT:
+    if found.steerable and found.faint:
         can = "Its noise steers it faintly, and corrections reach further"
     return f"{can}: {found.sentence()}. It was probed on {where}."
 

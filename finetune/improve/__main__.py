@@ -133,7 +133,7 @@ class OfWorlds:
             words = [*chosen.words, f"total={chosen.decisions}", f"save_every={chosen.decisions}"]
             made: FinetuneConfig = to_object(compose("finetune", FinetuneConfig, FINETUNE["finetune"], words))
             fit = known[method_name(made.method)]._replace(method=chosen.label)
-            found.append(fit if fit.alone else fit._replace(fits=False))
+            found.append(fit if fit.raced else fit._replace(fits=False))
             if hasattr(made.method, "discount"):
                 made.method.discount = type(made.method.discount)(discount_of(start))
             if hasattr(made.method, "trained_steps"):
