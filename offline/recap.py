@@ -9,6 +9,9 @@ best ``share`` of a batch, negative for the rest, hidden in a share ``drop`` of 
 critic of actions, so every imitator can be trained so. In the world it plays as told "positive", what came of it is
 imitated beside the recordings, and V follows, which raises what counts as better than usual.
 
+With ``worse=left_out`` the policy is told nothing, and the rest is not imitated: the filter of GR-RL (ByteDance 2025,
+arXiv 2512.01801), which drops what lost progress. It can learn from its failures no longer, but stays as it is.
+
 **Departures.** V regresses on the same sum, with a slowly following copy behind it (published: 201 bins of the
 Monte-Carlo return), which needs no range of returns and no complete episodes. V and the policy are trained together
 after ``head_start`` updates of V alone, and the threshold is the quantile of each batch (published: V first, then one
@@ -18,6 +21,7 @@ threshold for each task). Actions of a person are judged like all others (publis
 from __future__ import annotations
 
 import copy
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..policies.advised import Advised, advised
+from ..policies.advised import advised
 from ..policies.core.execute import Execution
 from ..policies.core.ranges import check_ranges
 from ..policies.core.seed import derive
@@ -43,11 +47,19 @@ from .soft import polyak
 from .td import row_mean, td_target
 
 
+class Worse(enum.Enum):
+    """Uses of the decisions that are not among the best."""
+
+    told = "told"  # they are imitated, and the policy is told that they are worse
+    left_out = "left_out"  # they are not imitated, and the policy is told nothing
+
+
 @dataclass
 class RecapConfig:
     """Settings of RECAP: which decisions count as good, how the policy is told, and the value."""
 
-    share: float = 0.3  # share of each batch that is told to be better than usual
+    share: float = 0.3  # share of each batch that counts as better than usual
+    worse: Worse = Worse.told  # use of the rest: told or left_out
     drop: float = 0.2  # share of rows that are told nothing
     guidance: float = 1.0  # weight of what is told when acting; more than 1 exaggerates it, in flows and diffusion
     lookahead: int = 10  # decisions whose rewards an advantage sums up
@@ -71,9 +83,7 @@ class RecapConfig:
 class Recap(Learner):
     """``policy`` is trained in place."""
 
-    def __init__(
-        self, policy: Advised, config: RecapConfig, *, seed: int = 0, device: torch.device | str = "cpu"
-    ) -> None:
+    def __init__(self, policy: Any, config: RecapConfig, *, seed: int = 0, device: torch.device | str = "cpu") -> None:
         self.policy, self.config = policy.to(device), config
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(seed, "value"))
@@ -105,6 +115,8 @@ class Recap(Learner):
     def labels(self, advantage: Tensor) -> Tensor:
         """(B,) -> (B, 1): 1 for the best ``share``, -1 for the rest, 0 where nothing is told."""
         best = advantage > advantage.quantile(1 - self.config.share)
+        if self.config.worse is Worse.left_out:
+            return torch.where(best, 1.0, -1.0)[:, None]
         hidden = torch.rand(len(best), generator=self.noise, device=best.device) < self.config.drop
         return torch.where(hidden, 0.0, torch.where(best, 1.0, -1.0))[:, None]
 
@@ -125,8 +137,12 @@ class Recap(Learner):
         labels = self.labels(advantage)
         action = batch.get("executed", batch["action"])
         chunk, mask = imitation_chunk(self.policy.spec, action, batch["steps"], played_around(batch))
-        losses = self.policy.bc_loss({**batch["obs"], ADVANTAGE: labels}, chunk, mask=mask, generator=self.noise)
-        loss = row_mean(losses, batch.get("weight", torch.ones_like(advantage)))
+        weight, obs = batch.get("weight", torch.ones_like(advantage)), batch["obs"]
+        if self.config.worse is Worse.left_out:
+            weight = weight * (labels[:, 0] > 0)
+        else:
+            obs = {**obs, ADVANTAGE: labels}
+        loss = row_mean(self.policy.bc_loss(obs, chunk, mask=mask, generator=self.noise), weight)
         descend(self._parts["policy_optimizer"], loss)
         good = (labels > 0).float().mean()
         return {"imitation_loss": loss.detach(), "advantage/std": advantage.std(), "advantage/positive": good}
@@ -141,5 +157,7 @@ class Recap(Learner):
 
 def build(config: RecapConfig, policy: Any, *, seed: int = 0, device: torch.device | str = "cpu") -> Recap:
     """The RECAP learner of a policy that can imitate."""
-    policy = advised(trainable_imitator(policy, "RECAP"), config.guidance)
+    policy = trainable_imitator(policy, "RECAP")
+    if config.worse is Worse.told:
+        policy = advised(policy, config.guidance)
     return Recap(policy.train(), config, seed=seed, device=device)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import pytest
 import torch
 
 import mdp
-from burnish.offline.recap import RecapConfig
+from burnish.offline.recap import RecapConfig, Worse
 from burnish.policies.advised import Advised, advised
 from burnish.policies.build import build_policy
 from burnish.policies.core.errors import BurnishError
@@ -48,8 +49,9 @@ KINDS = {
 CONFIG = RecapConfig(
     share=0.4, flow=FLOW, value=ValueConfig(hidden=WIDTH), lr=3e-3, actor_lr=3e-3, tau=0.1, head_start=50
 )
-# Shares of the best return on 5 seeds: the base 0.20 to 0.27, lifted 0.76 to 0.82, by shuffled advantages 0.30 to 0.37.
-LIFTED, FAILED, UPDATES = 0.6, 0.5, 200
+# Shares of the best return on 5 seeds: the base 0.35 to 0.51, told 0.73 to 0.83, left out 0.78 to 0.97, which is
+# 0.29 to 0.61 more than the base of the seed; by shuffled advantages 0.21 to 0.34.
+LIFTED, FAILED, UPDATES = 0.2, 0.5, 200
 
 
 def seen():
@@ -131,12 +133,12 @@ def test_the_best_share_is_told_so_and_some_rows_are_told_nothing():
     assert advantage[told == 1].min() > advantage[told == -1].max()
 
 
-def lifted(seed, shuffle=False):
+def lifted(seed, shuffle=False, worse=Worse.told):
     """A flow that imitates the data, refined on the same data; (score before, score after)."""
     data = recorded(seed)
-    base = build(replace(CONFIG, drop=0.999, head_start=0), None, mdp.SPEC, data=data, seed=seed)
+    base = build(replace(CONFIG, worse=Worse.left_out, share=0.999, head_start=0), None, mdp.SPEC, data=data, seed=seed)
     train_offline(base, data, batch=256, total=100)
-    learner = build(CONFIG, base.policy, mdp.SPEC, data=data, seed=seed)
+    learner = build(replace(CONFIG, worse=worse), copy.deepcopy(base.policy), mdp.SPEC, data=data, seed=seed)
     if shuffle:
         labels = learner.labels
         learner.labels = lambda advantage: labels(advantage[torch.randperm(len(advantage), generator=learner.noise)])
@@ -145,7 +147,8 @@ def lifted(seed, shuffle=False):
 
 
 @pytest.mark.slow
-def test_it_lifts_a_base_and_shuffled_advantages_do_not():
-    before, after = lifted(0)
-    assert before < FAILED and after > LIFTED
-    assert lifted(0, shuffle=True)[1] < FAILED
+@pytest.mark.parametrize("worse", list(Worse))
+def test_it_lifts_a_base_and_shuffled_advantages_do_not(worse):
+    before, after = lifted(0, worse=worse)
+    assert after > before + LIFTED
+    assert lifted(0, True, worse)[1] < FAILED

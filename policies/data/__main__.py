@@ -1,4 +1,4 @@
-"""Entry point: ``burnish data info | stats | show | convert | merge``."""
+"""Entry point: ``burnish data info | stats | show | convert | merge | mirror``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from omegaconf import MISSING
 from ..cli.machine import say
 from ..core.errors import BurnishError
 from . import convert, info, show, stats
+from .mirror import Mirror, mirrored
 from .read import read_dataset
 
 GROUPS: dict[str, dict[str, dict[str, type]]] = {}
@@ -28,19 +29,25 @@ class Do(Enum):
     show = "show"  # one episode
     convert = "convert"  # some of its episodes, or all, as a new LeRobot set
     merge = "merge"  # several sets as one
+    mirror = "mirror"  # what would have been recorded on the other side, as a new LeRobot set
 
 
 @dataclass
 class DataConfig:
     """Settings of `burnish data`: an action, the sets, and what that action takes besides."""
 
-    do: Do = Do.info  # info, stats, show, convert or merge; `burnish data info FOLDER` says the same
+    do: Do = Do.info  # info, stats, show, convert, merge or mirror; `burnish data info FOLDER` says the same
     data: list[str] = MISSING  # the dataset, of any format that is read; for merge, two or more
-    out: str | None = None  # convert, merge: folder of the new set; show: a file that ends with .mp4 or .svg
+    out: str | None = None  # convert, merge, mirror: folder of the new set; show: a file that ends with .mp4 or .svg
     episode: int = 0  # show: number of the episode
     episodes: list[str] = field(default_factory=list)  # convert: those to keep, as 0:50,60; by default all
     success: bool = False  # convert: keep successful episodes alone
     keys: list[str] = field(default_factory=list)  # convert: observations to keep; by default all
+    flip: list[str] = field(default_factory=list)  # mirror: pictures to turn left to right
+    # mirror: numbers that point sideways, as shoulder_pan (in all columns that have the name) or action.0
+    negate: list[str] = field(default_factory=list)
+    swap: list[str] = field(default_factory=list)  # mirror: numbers that change places, as left_x:right_x
+    words: list[str] = field(default_factory=list)  # mirror: words of instructions that change places, as left:right
     reference: str | None = None  # info: a set against which SACo is measured, instead of uniform draws
     worst: float | None = None  # info: return at which TQ is 0, as of a random policy
     best: float | None = None  # info: return at which TQ is 1, as of an expert
@@ -57,7 +64,7 @@ class DataConfig:
                     f"`burnish data {self.do.value}` has no use for {setting.name}=; it takes "
                     f"{', '.join(f'{name}=' for name in TAKEN[self.do])}"
                 )
-        if self.do in (Do.convert, Do.merge) and self.out is None:
+        if self.do in (Do.convert, Do.merge, Do.mirror) and self.out is None:
             raise BurnishError("out=... must be given: the folder of the new set")
 
 
@@ -67,11 +74,12 @@ TAKEN = {
     Do.show: ("episode", "out"),
     Do.convert: ("out", "episodes", "success", "keys"),
     Do.merge: ("out",),
+    Do.mirror: ("out", "flip", "negate", "swap", "words"),
 }
 
 
 def data(config: DataConfig) -> int:
-    """A dataset described, shown, converted or merged with others; exit status."""
+    """A dataset described, shown, converted, mirrored or merged with others; exit status."""
     first = config.data[0]
     if config.do is Do.info:
         reference = None if config.reference is None else (config.reference, read_dataset(config.reference))
@@ -98,6 +106,7 @@ def _show(config: DataConfig) -> None:
 
 
 def _write(config: DataConfig, out: str) -> None:
+    notes: list[str] = []
     sets = {path: convert.read_whole(path) for path in config.data}
     if config.do is Do.merge:
         if len(sets) < len(config.data):
@@ -105,9 +114,12 @@ def _write(config: DataConfig, out: str) -> None:
         episodes, notes = convert.merged(sets)
         twice = stats.repeated(episodes)
         notes += [f"{twice} of the episodes repeat another one"] * bool(twice)
+    elif config.do is Do.mirror:
+        (found,) = sets.values()
+        episodes = mirrored(found, Mirror(config.flip, config.negate, config.swap, config.words))
     else:
         (found,) = sets.values()
-        episodes, notes = convert.selected(found, config.episodes, config.success, config.keys), []
+        episodes = convert.selected(found, config.episodes, config.success, config.keys)
     for note in notes:
         say(note)
     totals = convert.write(episodes, out)
