@@ -29,13 +29,23 @@ GAP = 0.024  # m
 # Metres, in the vertical plane of the arm: r from the pan axis, z from the desk.
 PAN_X = 0.0388
 SHOULDER = np.array([0.0304, 0.1166])
-UPPER_ARM = np.array([0.0280, 0.1126])  # shoulder to elbow, at zero
-FOREARM = np.array([0.1349, 0.0052])  # elbow to wrist
 HAND = 0.0611  # wrist to the joint of the wrist roll
 TOOL = 0.0981  # from there to the tool centre
-_L1, _L2, _L3 = float(np.hypot(*UPPER_ARM)), float(np.hypot(*FOREARM)), HAND + TOOL
-_UPPER_TILT = float(np.arctan2(UPPER_ARM[1], UPPER_ARM[0]))  # elevations of the links at zero
-_FORE_TILT = float(np.arctan2(FOREARM[1], FOREARM[0]))
+_L3 = HAND + TOOL
+
+
+class Links:
+    """The two links that differ between builds of the arm, with their lengths and their elevations at zero."""
+
+    def __init__(self, upper_arm: tuple[float, float], forearm: tuple[float, float]) -> None:
+        """``upper_arm``: from shoulder to elbow, at zero; ``forearm``: from elbow to wrist. Both in m."""
+        self.upper_arm, self.forearm = upper_arm, forearm
+        self.upper, self.fore = float(np.hypot(*upper_arm)), float(np.hypot(*forearm))
+        self.upper_tilt, self.fore_tilt = (float(np.arctan2(z, r)) for r, z in (upper_arm, forearm))
+
+
+SO101 = Links((0.0280, 0.1126), (0.1349, 0.0052))
+LONG = Links((0.0350, 0.1408), (0.1282, 0.0049))  # a quarter longer, and a twentieth shorter
 
 # Collisions: parts of the hand touch objects and fixtures, objects touch each other too.
 TOUCHING = {
@@ -74,11 +84,11 @@ def _inertial(x: float, z: float, mass: float, length: float) -> str:
     return f'<inertial pos="{x} 0 {z}" mass="{mass}" diaginertia="{inertia:.3e} {inertia:.3e} {inertia:.3e}"/>'
 
 
-def body(held: str = "", fingers: bool = True, finger_m: float = TOOL + 0.006) -> str:
+def body(held: str = "", fingers: bool = True, finger_m: float = TOOL + 0.006, links: Links = SO101) -> str:
     """The arm as MJCF. ``held`` is fixed to the hand, in whose frame the tool points along x; without ``fingers`` the
     gripper joint is there and moves nothing that touches. ``finger_m`` is how far fingers reach."""
     finger = 'class="hand"' if fingers else 'class="link"'
-    tip, fore, up = finger_m, FOREARM, UPPER_ARM
+    tip, fore, up = finger_m, links.forearm, links.upper_arm
     joint = {
         name: f'<joint class="servo" name="{name}" axis="{axis}" range="{low} {high}"/>'
         for name, axis, low, high in zip(
@@ -127,13 +137,13 @@ def actuators() -> str:
     )
 
 
-def forward(q: Array) -> Array:
+def forward(q: Array, links: Links = SO101) -> Array:
     """(N, 5 or 6) joint angles -> (N, 5): x, y, z of the tool centre, its pitch (0 forward, pi/2 down), its roll."""
     fore = q[:, 1] + q[:, 2]
     pitch = fore + q[:, 3]
-    first, second = _UPPER_TILT - q[:, 1], _FORE_TILT - fore
-    r = SHOULDER[0] + _L1 * np.cos(first) + _L2 * np.cos(second) + _L3 * np.cos(pitch)
-    z = SHOULDER[1] + _L1 * np.sin(first) + _L2 * np.sin(second) - _L3 * np.sin(pitch)
+    first, second = links.upper_tilt - q[:, 1], links.fore_tilt - fore
+    r = SHOULDER[0] + links.upper * np.cos(first) + links.fore * np.cos(second) + _L3 * np.cos(pitch)
+    z = SHOULDER[1] + links.upper * np.sin(first) + links.fore * np.sin(second) - _L3 * np.sin(pitch)
     return np.stack([PAN_X + r * np.cos(q[:, 0]), -r * np.sin(q[:, 0]), z, pitch, q[:, 4]], axis=1)
 
 
@@ -147,23 +157,23 @@ def _two_links(r: Array, z: Array, first: float, second: Array | float) -> tuple
     return upper, upper - (np.pi - inner)
 
 
-def inverse(pose: Array) -> Array:
+def inverse(pose: Array, links: Links = SO101) -> Array:
     """(N, 5) as ``forward`` gives it -> (N, 5) joint angles within limits, elbow up. Where the wrist cannot bend as far
     as the pitch asks, the place of the tool is kept and the pitch gives way."""
     x, y, z, pitch, roll = pose.T
     r, z = np.hypot(x - PAN_X, y) - SHOULDER[0], z - SHOULDER[1]
-    upper, fore = _two_links(r - _L3 * np.cos(pitch), z + _L3 * np.sin(pitch), _L1, _L2)
-    flex = pitch + fore - _FORE_TILT
+    upper, fore = _two_links(r - _L3 * np.cos(pitch), z + _L3 * np.sin(pitch), links.upper, links.fore)
+    flex = pitch + fore - links.fore_tilt
     bent = np.clip(flex, LOWER[3], UPPER[3])
     # A wrist at its limit makes one link of forearm and tool.
-    angle = bent + _FORE_TILT  # between them, downwards
-    along, across = _L2 + _L3 * np.cos(angle), _L3 * np.sin(angle)
-    stiff_upper, stiff = _two_links(r, z, _L1, np.hypot(along, across))
+    angle = bent + links.fore_tilt  # between them, downwards
+    along, across = links.fore + _L3 * np.cos(angle), _L3 * np.sin(angle)
+    stiff_upper, stiff = _two_links(r, z, links.upper, np.hypot(along, across))
     limited = bent != flex
     upper = np.where(limited, stiff_upper, upper)
     fore = np.where(limited, stiff + np.arctan2(across, along), fore)
-    lift = _UPPER_TILT - upper
-    q = np.stack([-np.arctan2(y, x - PAN_X), lift, _FORE_TILT - fore - lift, bent, roll], axis=1)
+    lift = links.upper_tilt - upper
+    q = np.stack([-np.arctan2(y, x - PAN_X), lift, links.fore_tilt - fore - lift, bent, roll], axis=1)
     return np.clip(q, LOWER[:5], UPPER[:5])
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -48,6 +48,14 @@ class Reward(enum.Enum):
     dense = "dense"  # how much nearer success came, in shares of the way, and 1 on success
 
 
+class ArmKind(enum.Enum):
+    """The arms that there are. They have the same joints and limits."""
+
+    so101 = "so101"  # that of the SO-101
+    long = "long"  # its upper arm is a quarter longer, its forearm a twentieth shorter: the same angles lead elsewhere
+
+
+LINKS = {ArmKind.so101: arm.SO101, ArmKind.long: arm.LONG}
 CAMERAS = ("front", "wrist")
 AXES = ("x", "y", "z", "pitch", "roll", "gripper")
 OPEN = 1.2  # rad, as far as an action can open the gripper
@@ -65,6 +73,7 @@ class DeskConfig:
     reward: Reward = Reward.sparse  # reward that the world pays
     control_hz: float = 20.0  # control ticks per second
     max_steps: int = 100
+    arm: ArmKind = field(default=ArmKind.so101, metadata=LATER)  # arm that acts: so101 or long
     # properties of the world that are drawn anew in each episode
     randomize: RandomizeConfig = field(default_factory=RandomizeConfig)
     # the robot's guard between policy and actuators
@@ -75,6 +84,10 @@ class DeskConfig:
         for name in self.cameras:
             if name not in CAMERAS:
                 raise BurnishError(f"the desk has no camera {name!r}; {did_you_mean(name, CAMERAS)}")
+
+    @property
+    def links(self) -> arm.Links:
+        return LINKS[self.arm]
 
 
 def scene(things: str, *, timestep: float, arm_body: str | None = None) -> str:
@@ -103,7 +116,7 @@ class TaskArm:
 
     def __init__(
         self,
-        mode: ActionMode,
+        config: DeskConfig,
         axes: Sequence[str] = AXES,
         *,
         step_m: float = 0.015,
@@ -112,14 +125,15 @@ class TaskArm:
         high: Sequence[float] = (0.40, 0.25, 0.40, 2.2, 2.6),
     ) -> None:
         """``low`` and ``high`` bound the commanded pose (x, y, z, pitch, roll); the steps are those of one action."""
-        self.mode, self._low, self._high = mode, np.array(low), np.array(high)
+        self.mode, self.links = config.action, config.links
+        self._low, self._high = np.array(low), np.array(high)
         self._axes = [AXES.index(axis) for axis in axes]
         limit = np.array([step_m] * 3 + [step_rad] * 2 + [0.0])
         self._step = limit[:5]
-        self.action_names = arm.JOINTS if mode is ActionMode.joint_target else tuple(axes)
+        self.action_names = arm.JOINTS if self.mode is ActionMode.joint_target else tuple(axes)
         lower, upper = -limit, limit.copy()
         lower[5], upper[5] = arm.LOWER[5], OPEN
-        if mode is ActionMode.joint_target:
+        if self.mode is ActionMode.joint_target:
             self.action = ActionSpec(tuple(arm.LOWER), (*arm.UPPER[:5], OPEN))
         else:
             self.action = ActionSpec(tuple(lower[self._axes]), tuple(upper[self._axes]))
@@ -130,13 +144,13 @@ class TaskArm:
 
     def begin(self, rows: Rows, pose: Array, gripper: float) -> None:
         """At rest with the tool at ``pose`` (N, 5) and the gripper at an angle."""
-        q = arm.inverse(pose)
+        q = arm.inverse(pose, self.links)
         self.arm.begin(rows, np.concatenate([q, np.full((len(q), 1), gripper)], axis=1))
         self.pose[rows] = pose[rows]
 
     def commanded(self) -> Array:
         """(N, 5) the pose that the servos are heading for."""
-        return arm.forward(self.arm.target) if self.mode is ActionMode.joint_target else self.pose.copy()
+        return arm.forward(self.arm.target, self.links) if self.mode is ActionMode.joint_target else self.pose.copy()
 
     def control(self, action: Array, rows: Rows | None) -> Array:
         if self.mode is ActionMode.joint_target:
@@ -145,9 +159,9 @@ class TaskArm:
         change[:, self._axes] = action
         pose = np.clip(self.pose + change[:, :5], self._low, self._high)
         gripper = change[:, 5] if 5 in self._axes else self.arm.target[:, 5]
-        q = arm.inverse(pose)
+        q = arm.inverse(pose, self.links)
         # A place out of reach is not remembered, so the way back begins where the arm is.
-        pose[:, :3] = arm.forward(q)[:, :3]
+        pose[:, :3] = arm.forward(q, self.links)[:, :3]
         chosen = slice(None) if rows is None else rows
         self.pose[chosen] = pose[chosen]
         return self.arm.aim(np.concatenate([q, gripper[:, None]], axis=1), rows)
@@ -177,7 +191,7 @@ class TaskArm:
             now = self.commanded()
             wanted = now + np.clip(np.clip(pose, self._low, self._high) - now, -self._step, self._step)
             grip = target + off[:, 5] * (OPEN - arm.LOWER[5]) / 2
-            units = np.concatenate([arm.inverse(wanted + self._step * off[:, :5]), grip[:, None]], axis=1)
+            units = np.concatenate([arm.inverse(wanted + self._step * off[:, :5], self.links), grip[:, None]], axis=1)
             return np.clip((units - low) / (high - low) * 2 - 1, -1, 1)
         change = np.concatenate([pose - self.commanded(), target[:, None]], axis=1)
         wished = np.clip((change[:, self._axes] - low) / (high - low) * 2 - 1, -1, 1)
@@ -228,6 +242,10 @@ class DeskTask:
         self.randomize: RandomizeConfig | None = config.randomize
         self.guard: GuardConfig | None = config.guard
         self.memory: dict[str, Array] = {}
+
+    def scene(self, things: str, **hand: Any) -> str:
+        """The model of the task: its arm with ``things`` around it; ``hand`` as in `arm.body`."""
+        return scene(things, timestep=self.timestep, arm_body=arm.body(links=self.config.links, **hand))
 
     def bind(self, physics: Physics) -> None:
         self.hand.bind(physics)

@@ -93,7 +93,7 @@ class Mirror:
     def follow(self, q: np.ndarray) -> None:
         """The next command begins at ``q``: for a robot that was moved by something else."""
         self._task.hand.arm.target[:] = q
-        self._task.hand.pose[:] = arm.forward(q[None])
+        self._task.hand.pose[:] = arm.forward(q[None], self._task.hand.links)
 
     def observe(self) -> dict[str, np.ndarray]:
         """Each (1, ...)."""

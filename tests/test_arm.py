@@ -14,14 +14,19 @@ from burnish.sim.physics import Physics
 
 pytestmark = pytest.mark.sim
 
-MODEL = mujoco.MjModel.from_xml_string(scene("", timestep=0.0025))
+MODELS = {
+    links: mujoco.MjModel.from_xml_string(scene("", timestep=0.0025, arm_body=arm.body(links=links)))
+    for links in (arm.SO101, arm.LONG)
+}
+MODEL = MODELS[arm.SO101]
+LINKS = st.sampled_from(list(MODELS))
 JOINT = st.floats(0, 1)
 
 
-def simulated(q: np.ndarray) -> mujoco.MjData:
-    data = mujoco.MjData(MODEL)
+def simulated(q: np.ndarray, links: arm.Links = arm.SO101) -> mujoco.MjData:
+    data = mujoco.MjData(MODELS[links])
     data.qpos[: len(q)] = q
-    mujoco.mj_forward(MODEL, data)
+    mujoco.mj_forward(MODELS[links], data)
     return data
 
 
@@ -54,11 +59,11 @@ def test_so_is_the_wrist():
     assert wrist == pytest.approx([0.2321, 0, 0.2344], abs=1e-3)
 
 
-@given(st.lists(JOINT, min_size=5, max_size=5))
-def test_forward_is_what_mujoco_computes(shares):
+@given(st.lists(JOINT, min_size=5, max_size=5), LINKS)
+def test_forward_is_what_mujoco_computes(shares, links):
     q = angles(shares)
-    site = simulated(q).site("tcp")
-    x, y, z, pitch, roll = arm.forward(q[None])[0]
+    site = simulated(q, links).site("tcp")
+    x, y, z, pitch, roll = arm.forward(q[None], links)[0]
     assert [x, y, z] == pytest.approx(site.xpos, abs=1e-12)
     along, side = site.xmat.reshape(3, 3)[:, 0], site.xmat.reshape(3, 3)[:, 1]
     pan = q[0]
@@ -68,13 +73,13 @@ def test_forward_is_what_mujoco_computes(shares):
     assert side @ level == pytest.approx(np.cos(roll)) and roll == q[4]
 
 
-@given(st.floats(0.16, 0.30), st.floats(-0.12, 0.12), st.floats(0.0, 0.2), st.floats(1.1, 1.6), st.floats(-1, 1))
-def test_inverse_undoes_forward_where_the_tasks_work(x, y, z, pitch, roll):
+@given(st.floats(0.16, 0.30), st.floats(-0.12, 0.12), st.floats(0.0, 0.2), st.floats(1.1, 1.6), st.floats(-1, 1), LINKS)
+def test_inverse_undoes_forward_where_the_tasks_work(x, y, z, pitch, roll, links):
     """Only the pitch may give way there, where the wrist is at its limit."""
     pose = np.array([[x, y, z, pitch, roll]])
-    q = arm.inverse(pose)
+    q = arm.inverse(pose, links)
     assert (arm.LOWER[:5] <= q).all() and (q <= arm.UPPER[:5]).all()
-    back = arm.forward(q)
+    back = arm.forward(q, links)
     assert back[0, :3] == pytest.approx(pose[0, :3], abs=1e-9)
     assert back[0, 4] == roll
     if arm.LOWER[3] < q[0, 3] < arm.UPPER[3]:
@@ -90,7 +95,7 @@ def test_forward_undoes_inverse(shares):
     pose = arm.forward(q)
     reach = arm.SHOULDER[0] + np.hypot(pose[0, 0] - arm.PAN_X, pose[0, 1])
     in_front = np.cos(q[0, 0]) * (pose[0, 0] - arm.PAN_X) - np.sin(q[0, 0]) * pose[0, 1] > 0.05
-    bend = arm._UPPER_TILT - q[0, 1] - (arm._FORE_TILT - q[0, 1] - q[0, 2])  # how far the elbow is bent down
+    bend = arm.SO101.upper_tilt - q[0, 1] - (arm.SO101.fore_tilt - q[0, 1] - q[0, 2])  # how far the elbow is bent down
     assume(in_front and 0.01 < bend < np.pi - 0.01 and reach > 0)
     assert arm.inverse(pose) == pytest.approx(q, abs=1e-6)
 
@@ -119,7 +124,7 @@ def test_what_is_out_of_reach_is_pointed_at_with_a_stretched_arm():
     pitch = -np.arctan2(0.3, 0.8)  # along the line
     back = arm.forward(arm.inverse(np.array([[*far, pitch, 0.0]])))[0]
     towards, wanted = back[:3] - shoulder, (far - shoulder) / np.linalg.norm(far - shoulder)
-    length = arm._L1 + arm._L2 + arm._L3
+    length = arm.SO101.upper + arm.SO101.fore + arm._L3
     assert np.linalg.norm(towards) == pytest.approx(length, abs=2e-3)  # within a millimetre and more of singular
     assert towards / np.linalg.norm(towards) == pytest.approx(wanted, abs=0.02)
 

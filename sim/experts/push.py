@@ -67,11 +67,11 @@ def pushed(error: Array, led: Array) -> Array:
     return np.concatenate([shift, error[..., 2:] + led[..., 2:]], axis=-1)
 
 
-def within_reach(spots: Array, height: float) -> Array:
+def within_reach(spots: Array, height: float, links: arm.Links) -> Array:
     """(...) of ``spots`` (..., 2): whether the hand can hold the ball there at its usual pitch."""
     flat = spots.reshape(-1, 2)
     pose = np.concatenate([flat, np.tile((height, PITCH, 0.0), (len(flat), 1))], axis=1)
-    return (np.abs(arm.forward(arm.inverse(pose)) - pose).max(axis=1) < 1e-6).reshape(spots.shape[:-1])
+    return (np.abs(arm.forward(arm.inverse(pose, links), links) - pose).max(axis=1) < 1e-6).reshape(spots.shape[:-1])
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,8 @@ class PushScript:
         if len(choosing):
             spots = t[choosing, None, :2] + turned(ON - (BALL + 0.01) * INTO, t[choosing, 2, None])
             way = np.hypot(*np.moveaxis(spots - tcp[choosing, None, :2], -1, 0))
-            far = ~(within_reach(spots, LOW) & within_reach(spots, LIFT))
+            links = task.hand.links
+            far = ~(within_reach(spots, LOW, links) & within_reach(spots, LIFT, links))
             q_values = self.q_values(task, pushed(error[choosing, None, None], LED), weight[choosing]).min(axis=2)
             vain = q_values > self.q_values(task, error[choosing], weight[choosing])[:, None] - GAIN
             best = np.argmin(q_values + WAY_COST * way + 10.0 * vain + 100.0 * far, axis=1)

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...policies.core.errors import BurnishError
 from .. import arm
-from ..desk import DeskConfig, DeskTask, TaskArm, scene
+from ..desk import DeskConfig, DeskTask, TaskArm
 from ..rewards import tolerance
 from ..task import Draw, Verdict
 
@@ -55,7 +55,7 @@ class Avoid(DeskTask):
 
     def __init__(self, config: AvoidConfig) -> None:
         low, high = (START_X - 0.01, -HALF_WIDTH, HEIGHT, 0, 0), (FINISH_X + 0.01, HALF_WIDTH, HEIGHT, 2, 0)
-        super().__init__(config, TaskArm(config.action, ("x", "y"), step_m=0.008, low=low, high=high), FACTS)
+        super().__init__(config, TaskArm(config, ("x", "y"), step_m=0.008, low=low, high=high), FACTS)
         self.config: AvoidConfig = config
 
     def mjcf(self) -> str:
@@ -69,8 +69,7 @@ class Avoid(DeskTask):
             f"{arm.TOUCHING['nothing']}/>"
         )
         stylus = f'<geom class="link" type="capsule" fromto="0.02 0 0 {arm.TOOL} 0 0" size="{TIP}"/>'
-        body = arm.body(held=stylus, fingers=False, finger_m=0.05)
-        return scene(posts + line, timestep=self.timestep, arm_body=body)
+        return self.scene(posts + line, held=stylus, fingers=False, finger_m=0.05)
 
     def bind(self, physics: Physics) -> None:
         super().bind(physics)

@@ -21,7 +21,7 @@ import numpy as np
 
 from ...policies.core.errors import BurnishError
 from .. import arm
-from ..desk import DeskConfig, DeskTask, TaskArm, scene
+from ..desk import DeskConfig, DeskTask, TaskArm
 from ..rewards import tolerance
 from ..task import Draw, Verdict
 
@@ -106,7 +106,7 @@ class Insert(DeskTask):
 
     def __init__(self, config: InsertConfig) -> None:
         hand = TaskArm(
-            config.action,
+            config,
             ("x", "y", "z", "roll"),
             step_m=0.003,
             step_rad=0.08,
@@ -118,7 +118,7 @@ class Insert(DeskTask):
 
     def mjcf(self) -> str:
         things = f'<body name="block" mocap="true">{block(self.config.clearance_m)}</body>'
-        return scene(things, timestep=self.timestep, arm_body=arm.body(held=peg(), fingers=False))
+        return self.scene(things, held=peg(), fingers=False)
 
     def bind(self, physics: Physics) -> None:
         super().bind(physics)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...policies.core.errors import BurnishError
 from .. import arm
-from ..desk import DeskConfig, DeskTask, TaskArm, scene
+from ..desk import DeskConfig, DeskTask, TaskArm
 from ..task import Draw, Verdict
 from . import cubes
 
@@ -44,7 +44,7 @@ class PickPlace(DeskTask):
     """The task pick_place: the hand moves in x, y, z, turns about the vertical, and grips."""
 
     def __init__(self, config: PickPlaceConfig) -> None:
-        super().__init__(config, TaskArm(config.action, ("x", "y", "z", "roll", "gripper")), cubes.FACTS)
+        super().__init__(config, TaskArm(config, ("x", "y", "z", "roll", "gripper")), cubes.FACTS)
         self.config: PickPlaceConfig = config
 
     def mjcf(self) -> str:
@@ -53,7 +53,7 @@ class PickPlace(DeskTask):
     <body name="stand" mocap="true">
       <geom name="stand" type="box" size="{size}" rgba="0.2 0.7 0.3 1" {arm.TOUCHING["fixture"]} friction="0.6"/>
     </body>"""
-        return scene(cubes.cube("cube", "0.85 0.2 0.15 1", self.config.cube_mass) + stand, timestep=self.timestep)
+        return self.scene(cubes.cube("cube", "0.85 0.2 0.15 1", self.config.cube_mass) + stand)
 
     def bind(self, physics: Physics) -> None:
         super().bind(physics)

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...policies.core.errors import BurnishError
 from .. import arm
-from ..desk import DeskConfig, DeskTask, TaskArm, scene
+from ..desk import DeskConfig, DeskTask, TaskArm
 from ..rewards import tolerance
 from ..task import Draw, Verdict
 
@@ -74,7 +74,7 @@ class Push(DeskTask):
 
     def __init__(self, config: PushConfig) -> None:
         hand = TaskArm(
-            config.action, ("x", "y", "z"), step_m=0.009, low=(0.12, -0.16, LOW, 0, 0), high=(0.35, 0.16, 0.08, 2, 0)
+            config, ("x", "y", "z"), step_m=0.009, low=(0.12, -0.16, LOW, 0, 0), high=(0.35, 0.16, 0.08, 2, 0)
         )
         super().__init__(config, hand, FACTS)
         self.config: PushConfig = config
@@ -96,7 +96,7 @@ class Push(DeskTask):
         stick = f"""
                 <geom class="link" type="capsule" fromto="0.02 0 0 {arm.TOOL} 0 0" size="0.004"/>
                 <geom class="hand" name="ball" type="sphere" pos="{arm.TOOL} 0 0" size="{BALL}" condim="3" {HARD}/>"""
-        return scene(things, timestep=self.timestep, arm_body=arm.body(held=stick, fingers=False, finger_m=0.05))
+        return self.scene(things, held=stick, fingers=False, finger_m=0.05)
 
     def bind(self, physics: Physics) -> None:
         super().bind(physics)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...policies.core.errors import BurnishError
 from .. import arm
-from ..desk import DeskConfig, DeskTask, TaskArm, scene
+from ..desk import DeskConfig, DeskTask, TaskArm
 from ..rewards import tolerance
 from ..task import Draw, Verdict
 
@@ -39,12 +39,12 @@ class Reach(DeskTask):
     """The task reach: the tool moves in x, y and z."""
 
     def __init__(self, config: ReachConfig) -> None:
-        super().__init__(config, TaskArm(config.action, ("x", "y", "z")), FACTS)
+        super().__init__(config, TaskArm(config, ("x", "y", "z")), FACTS)
         self.config: ReachConfig = config
 
     def mjcf(self) -> str:
         ball = f'<geom size="0.01" rgba="0.2 0.8 0.3 1" {arm.TOUCHING["nothing"]}/>'
-        return scene(f'<body name="goal" mocap="true">{ball}</body>', timestep=self.timestep)
+        return self.scene(f'<body name="goal" mocap="true">{ball}</body>')
 
     def bind(self, physics: Physics) -> None:
         super().bind(physics)

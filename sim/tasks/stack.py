@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...policies.core.errors import BurnishError
-from ..desk import DeskConfig, DeskTask, TaskArm, scene
+from ..desk import DeskConfig, DeskTask, TaskArm
 from ..task import Draw, Verdict
 from . import cubes
 
@@ -38,13 +38,13 @@ class Stack(DeskTask):
     """The task stack: the hand moves in x, y, z, turns about the vertical, and grips."""
 
     def __init__(self, config: StackConfig) -> None:
-        super().__init__(config, TaskArm(config.action, ("x", "y", "z", "roll", "gripper")), cubes.FACTS)
+        super().__init__(config, TaskArm(config, ("x", "y", "z", "roll", "gripper")), cubes.FACTS)
         self.config: StackConfig = config
 
     def mjcf(self) -> str:
         mass = self.config.cube_mass
         red, blue = cubes.cube("red", "0.85 0.2 0.15 1", mass), cubes.cube("blue", "0.15 0.3 0.85 1", mass)
-        return scene(red + blue, timestep=self.timestep)
+        return self.scene(red + blue)
 
     def bind(self, physics: Physics) -> None:
         super().bind(physics)

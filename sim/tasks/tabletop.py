@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...policies.core.errors import BurnishError, did_you_mean
-from ..desk import DeskConfig, DeskTask, TaskArm, scene
+from ..desk import DeskConfig, DeskTask, TaskArm
 from ..rewards import tolerance
 from ..task import Draw, Verdict
 from . import cubes
@@ -95,13 +95,13 @@ class Tabletop(DeskTask):
     """The task tabletop: the hand moves in x, y, z, turns about the vertical, and grips."""
 
     def __init__(self, config: TabletopConfig) -> None:
-        super().__init__(config, TaskArm(config.action, ("x", "y", "z", "roll", "gripper")), FACTS)
+        super().__init__(config, TaskArm(config, ("x", "y", "z", "roll", "gripper")), FACTS)
         self.config: TabletopConfig = config
         self._table = np.array([SKILLS[text] for text in config.instructions])
 
     def mjcf(self) -> str:
         things = "".join(cubes.cube(name, rgba, self.config.cube_mass) for name, rgba in COLOURS.items())
-        return scene(things, timestep=self.timestep)
+        return self.scene(things)
 
     def bind(self, physics: Physics) -> None:
         super().bind(physics)
