@@ -7,6 +7,8 @@ The teachers play in their worlds, what they did is recorded as any demonstratio
   residual is rolled out, its successes are imitated, and the student may see what the teacher did not (images).
 * **Consolidation**: GoRL (Zhang et al. 2025, arXiv 2512.02581) refits the generative policy so that noise N(0, I) leads
   where the noise of the steering agent led; then the agent is not needed any more, and steering can begin anew.
+* **Re-ranking**: RAD-2 (2026, arXiv 2604.15308) moves a generator towards those of its draws that a critic chose: the
+  teacher is the best of n draws, or EXPO, and the base is consolidated.
 * **Rounds**: DAgger (Ross, Gordon and Bagnell 2011, arXiv 1011.0686): the student plays, the teacher says what it would
   have done, and the student goes on learning from all that was ever said.
 
