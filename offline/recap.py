@@ -50,7 +50,7 @@ from .td import row_mean, td_target
 class Worse(enum.Enum):
     """Uses of the decisions that are not among the best."""
 
-    told = "told"  # they are imitated, and the policy is told that they are worse
+    labelled = "labelled"  # they are imitated, and the policy is told that they are worse
     left_out = "left_out"  # they are not imitated, and the policy is told nothing
 
 
@@ -59,7 +59,7 @@ class RecapConfig:
     """Settings of RECAP: which decisions count as good, how the policy is told, and the value."""
 
     share: float = 0.3  # share of each batch that counts as better than usual
-    worse: Worse = Worse.told  # use of the rest: told or left_out
+    worse: Worse = Worse.labelled  # use of the rest: labelled or left_out
     drop: float = 0.2  # share of rows that are told nothing
     guidance: float = 1.0  # weight of what is told when acting; more than 1 exaggerates it, in flows and diffusion
     lookahead: int = 10  # decisions whose rewards an advantage sums up
@@ -158,6 +158,6 @@ class Recap(Learner):
 def build(config: RecapConfig, policy: Any, *, seed: int = 0, device: torch.device | str = "cpu") -> Recap:
     """The RECAP learner of a policy that can imitate."""
     policy = trainable_imitator(policy, "RECAP")
-    if config.worse is Worse.told:
+    if config.worse is Worse.labelled:
         policy = advised(policy, config.guidance)
     return Recap(policy.train(), config, seed=seed, device=device)

@@ -49,7 +49,7 @@ KINDS = {
 CONFIG = RecapConfig(
     share=0.4, flow=FLOW, value=ValueConfig(hidden=WIDTH), lr=3e-3, actor_lr=3e-3, tau=0.1, head_start=50
 )
-# Shares of the best return on 5 seeds: the base 0.35 to 0.51, told 0.73 to 0.83, left out 0.78 to 0.97, which is
+# Shares of the best return on 5 seeds: the base 0.35 to 0.51, labelled 0.73 to 0.83, left out 0.78 to 0.97, which is
 # 0.29 to 0.61 more than the base of the seed; by shuffled advantages 0.21 to 0.34.
 LIFTED, FAILED, UPDATES = 0.2, 0.5, 200
 
@@ -133,7 +133,7 @@ def test_the_best_share_is_told_so_and_some_rows_are_told_nothing():
     assert advantage[told == 1].min() > advantage[told == -1].max()
 
 
-def lifted(seed, shuffle=False, worse=Worse.told):
+def lifted(seed, shuffle=False, worse=Worse.labelled):
     """A flow that imitates the data, refined on the same data; (score before, score after)."""
     data = recorded(seed)
     base = build(replace(CONFIG, worse=Worse.left_out, share=0.999, head_start=0), None, mdp.SPEC, data=data, seed=seed)

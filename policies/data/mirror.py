@@ -22,7 +22,7 @@ ACTION = "action"
 
 @dataclass(frozen=True)
 class Mirror:
-    """What a mirror changes. A number goes by its name, in every column that has the name, or as column.place, from 0
+    """The changes that a mirror makes. A number goes by its name, in every column that has the name, or as column.place, from 0
     on: "shoulder_pan", "action.0"."""
 
     flip: Sequence[str] = ()  # pictures
