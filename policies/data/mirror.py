@@ -22,8 +22,8 @@ ACTION = "action"
 
 @dataclass(frozen=True)
 class Mirror:
-    """The changes that a mirror makes. A number goes by its name, in every column that has the name, or as column.place, from 0
-    on: "shoulder_pan", "action.0"."""
+    """The changes that a mirror makes. A number goes by its name, in every column that has the name, or as
+    column.place, from 0 on: "shoulder_pan", "action.0"."""
 
     flip: Sequence[str] = ()  # pictures
     negate: Sequence[str] = ()  # numbers
