@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 from typing import Any, Protocol
@@ -32,6 +32,7 @@ from ..policies.core.normalize import Running
 from ..policies.core.ranges import check_ranges
 from ..policies.core.seed import derive
 from ..policies.core.seed import generator as named_generator
+from ..policies.core.spec import ObsSpec
 from ..policies.core.tree import index
 from ..policies.core.types import Actor, Decision, Learner, Metrics, Obs, Policy, Source, StochasticPolicy
 from ..policies.nets.critic import ValueConfig, ValueNet
@@ -143,7 +144,8 @@ class PPO(Learner):
 
     ``weight`` and ``clip`` (J,) say how much each factor counts, and how far it may move; by default 1 and
     ``config.clip``. ``auxiliary`` maps a name to (coefficient, loss). ``watch`` measures, after each update, what the
-    method wants to see of the rows that it was made from. ``normalize`` scales observations as those of all rollouts
+    method wants to see of the rows that it was made from. ``observed`` is what the value sees, where it is not what the
+    actor is specified to see. ``normalize`` scales observations as those of all rollouts
     lie, for actors that know no data: between two updates, so that a first ratio is 1 as everywhere.
     """
 
@@ -159,6 +161,7 @@ class PPO(Learner):
         auxiliary: Mapping[str, tuple[float, Auxiliary]] | None = None,
         watch: Watch = lambda rows: {},
         value: ValueNet | None = None,
+        observed: ObsSpec | None = None,
         normalize: bool = False,
         seed: int = 0,
         device: torch.device | str = "cpu",
@@ -169,7 +172,8 @@ class PPO(Learner):
         if value is None:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(derive(seed, "value"))
-                value = ValueNet(actor.spec, config.value)
+                spec = actor.spec if observed is None else replace(actor.spec, obs=observed)
+                value = ValueNet(spec, config.value)
         self.value = value.to(device)
         factors = torch.ones_like(actor.coordinates)
         self.weight = (factors if weight is None else weight).to(device)

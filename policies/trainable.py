@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -18,10 +18,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from .core.config import LATER
 from .core.errors import BurnishError
 from .core.ranges import check_ranges
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)
+
+
+class Remember(Enum):
+    """The form in which an observation is kept until a policy learns from it; all but pictures of a frozen model."""
+
+    pictures = "pictures"
+    embeddings = "embeddings"  # of a vision-language model: the tokens of its pictures, to be read with the words
+    keys = "keys"  # the keys and values of all its layers: nothing of it is computed again
 
 
 class Part(Enum):
@@ -51,6 +60,8 @@ class TrainableConfig:
     part: Part = Part.all
     rank: int = 8  # rank of the change of each layer, with part=lora
     alpha: float = 8.0  # weight of the change, which counts alpha / rank times, with part=lora
+    # form in which observations are kept for updates: pictures; of a frozen vision-language model embeddings or keys
+    remember: Remember = field(default=Remember.pictures, metadata=LATER)
 
     def __post_init__(self) -> None:
         LoRAConfig(self.rank, self.alpha)
@@ -87,6 +98,13 @@ def shared(policy: nn.Module) -> Any:
 def trainable(policy: nn.Module, config: TrainableConfig) -> Any:
     """A copy of ``policy`` to be trained, by its parameters with ``requires_grad``; ``policy`` itself is left alone.
     The start of LoRA is drawn from torch's global generator."""
+    made = _trainable(policy, config)
+    if config.remember is not Remember.pictures:
+        _require_frozen_encoder(made, config)
+    return made
+
+
+def _trainable(policy: nn.Module, config: TrainableConfig) -> Any:
     if config.part is Part.lora:
         return add_lora(shared(policy), LoRAConfig(config.rank, config.alpha))
     given = dict(policy.named_parameters())
@@ -99,6 +117,21 @@ def trainable(policy: nn.Module, config: TrainableConfig) -> Any:
     for name, parameter in made.named_parameters():
         parameter.requires_grad_(name in names)
     return made.eval()
+
+
+def _require_frozen_encoder(policy: Any, config: TrainableConfig) -> None:
+    """A check that no update changes what is remembered of an observation."""
+    level = f"train.remember={config.remember.value}"
+    if not hasattr(policy, "features"):
+        raise BurnishError(
+            f"{level} keeps the output of a vision-language model, and a {type(policy).__name__} has none; leave it at "
+            "train.remember=pictures"
+        )
+    if any(p.requires_grad and policy.is_encoder(name) for name, p in policy.named_parameters()):
+        raise BurnishError(
+            f"{level} keeps the output of the vision-language model, and train.part={config.part.value} trains that "
+            "model, so what is kept would become wrong; take train.part=head or lora, or train.remember=pictures"
+        )
 
 
 def _is_trained(policy: Any, name: str, part: Part) -> bool:

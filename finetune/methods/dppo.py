@@ -41,6 +41,7 @@ from ...policies.nets.mlp import Activation
 from ...policies.trainable import TrainableConfig
 from ..actors.denoising import DenoisingActor
 from ..diagnostics import distance_to_base, sampled
+from ..feature_env import feature_view
 from ..loops import Assembly, OnPolicyConfig
 from ..ppo import PPO, PPOConfig
 from ..surrogate import Reduction, clip_schedule, denoising_weight
@@ -122,11 +123,13 @@ def build(config: DPPOConfig, base: Any, env: VecEnv, *, seed: int = 0, device: 
             train=config.train,
         ).to(device)
     execute, count, top = base.spec.execute, config.trained_steps, config.ppo.clip
+    view, observed = feature_view(ChunkEnv(env, execute, config.discount.per_step(execute)), base, config)
     learner = PPO(
         actor,
         actor.deployed(),
         config.ppo,
         num_envs=env.num_envs,
+        observed=observed,
         weight=denoising_weight(count, config.gamma_denoising),
         clip=clip_schedule(count, config.clip_base or top, top, config.clip_growth),
         watch=lambda rows: {"base_distance": distance_to_base(learner.policy, actor.frozen, sampled(rows["obs"]))},
@@ -137,4 +140,4 @@ def build(config: DPPOConfig, base: Any, env: VecEnv, *, seed: int = 0, device: 
     if config.bc_coef > 0:
         # The generator of the minibatches draws these chains too, because it is part of the learner's state.
         learner.auxiliary["bc"] = config.bc_coef, partial(imitation_loss, actor, actor.noisy_base(), learner.rows)
-    return Assembly(ChunkEnv(env, execute, config.discount.per_step(execute)), learner)
+    return Assembly(view, learner)

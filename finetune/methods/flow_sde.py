@@ -28,6 +28,7 @@ from ...policies.core.types import VecEnv
 from ...policies.trainable import TrainableConfig, shared
 from ..actors.sde_flow import SDEConfig, SDEFlowActor
 from ..diagnostics import distance_to_base, sampled
+from ..feature_env import feature_view
 from ..loops import Assembly, OnPolicyConfig
 from ..ppo import PPO, PPOConfig
 
@@ -55,16 +56,18 @@ def build(
         torch.manual_seed(derive(seed, "lora"))
         actor = SDEFlowActor(base, config.noise, config.train).to(device)
     check_compatible(actor.spec, env.spec)
+    chunks = ChunkEnv(env, actor.spec.execute, config.discount.per_step(actor.spec.execute))
+    view, observed = feature_view(chunks, base, config)
     frozen = shared(base).to(device)
     learner = PPO(
         actor,
         actor.flow,
         config.ppo,
         num_envs=env.num_envs,
+        observed=observed,
         watch=lambda rows: {"base_distance": distance_to_base(actor.flow, frozen, sampled(rows["obs"]))},
         seed=seed,
         device=device,
     )
     adopt_normalizers(learner.value, base)
-    view = ChunkEnv(env, actor.spec.execute, config.discount.per_step(actor.spec.execute))
     return Assembly(view, learner)

@@ -41,6 +41,7 @@ from ...policies.nets.mlp import Activation
 from ...policies.trainable import TrainableConfig, shared
 from ..actors.noisy_flow import NoiseConfig, NoiseNet, NoisyFlowActor
 from ..diagnostics import distance_to_base, sampled
+from ..feature_env import feature_view
 from ..loops import Assembly, OnPolicyConfig
 from ..ppo import PPO, Auxiliary, PPOConfig
 from ..surrogate import Reduction
@@ -122,6 +123,8 @@ def build(
         torch.manual_seed(derive(seed, "noise net"))
         actor = NoisyFlowActor(base, config.noise, config.train).to(device)
     check_compatible(actor.spec, env.spec)
+    chunks = ChunkEnv(env, actor.spec.execute, config.discount.per_step(actor.spec.execute))
+    view, observed = feature_view(chunks, base, config)
     frozen = shared(base).to(device)
     auxiliary: dict[str, tuple[float, Auxiliary]] = {}
     if config.entropy:
@@ -133,11 +136,11 @@ def build(
         actor.flow,
         config.ppo,
         num_envs=env.num_envs,
+        observed=observed,
         auxiliary=auxiliary,
         watch=lambda rows: {"base_distance": distance_to_base(actor.flow, frozen, sampled(rows["obs"]))},
         seed=seed,
         device=device,
     )
     adopt_normalizers(ppo.value, base)
-    view = ChunkEnv(env, actor.spec.execute, config.discount.per_step(actor.spec.execute))
     return Assembly(view, ReinFlow(ppo, actor.noise))

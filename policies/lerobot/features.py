@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import cast
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import BurnishError
-from ..core.spec import PolicySpec
+from ..core.spec import ObsSpec, PolicySpec
 from ..core.types import Obs
 from ..data.lerobot_layout import column_of
 from .scaling import FeatureScaling, Normalization
@@ -77,11 +77,13 @@ class Inputs(nn.Module):
         """Shapes (C, H, W) of the pictures, in the order of the checkpoint."""
         return [self.spec.obs.shapes[f.key] for f in self.features if f.kind is Kind.visual]
 
-    def forward(self, obs: Obs, dtype: torch.dtype) -> dict[Kind, list[Tensor]]:
-        """(B, history, ...) of each feature, or (B, ...) of a policy without history."""
-        self.spec.inputs.check(obs)
+    def forward(self, obs: Obs, dtype: torch.dtype, kinds: Collection[Kind] = tuple(Kind)) -> dict[Kind, list[Tensor]]:
+        """(B, history, ...) of each feature of these ``kinds``, or (B, ...) of a policy without history."""
+        chosen = [feature for feature in self.features if feature.kind in kinds]
+        if chosen:
+            ObsSpec({feature.key: self.spec.inputs.shapes[feature.key] for feature in chosen}).check(obs)
         parts: dict[Kind, list[Tensor]] = {kind: [] for kind in Kind}
-        for feature in self.features:
+        for feature in chosen:
             x = obs[feature.key].to(dtype)
             x = self.scalings[feature.module](x / 255 if feature.kind is Kind.visual else x)
             parts[feature.kind].append(x)

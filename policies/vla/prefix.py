@@ -196,6 +196,7 @@ class VisionLanguageModel(nn.Module):
     def __init__(self, vision: VisionConfig, language: LanguageConfig) -> None:
         super().__init__()
         self.side, self.width, self.special = vision.side, language.width, language.special
+        self.tokens = vision.patches // vision.shuffle**2
         self.model = Parts(
             vision_model=VisionModel(vision),
             connector=Connector(vision, language.width),
@@ -203,6 +204,11 @@ class VisionLanguageModel(nn.Module):
         )
         if language.lm_head:
             self.lm_head = nn.Linear(language.width, language.vocabulary, bias=False)
+
+    @property
+    def picture_tokens(self) -> int:
+        """Of one picture, with the marks around it."""
+        return self.tokens + (len(self.special) + 1 if self.special else 0)
 
     def embedded(self, tokens: Tensor) -> Tensor:
         return self.model.text_model.embed_tokens(tokens)
@@ -229,9 +235,10 @@ class VisionLanguageModel(nn.Module):
         valid = tokens >= 0
         return self.embedded(tokens.clamp(min=0)) * math.sqrt(self.width), valid
 
-    def observe(self, pictures: Sequence[Tensor], words: Tensor | None) -> tuple[Tensor, list[Keys]]:
-        """The first block: the mean of what its valid tokens become (B, W), and its keys."""
-        x, valid = self.look(pictures)
+    def understand(self, x: Tensor, words: Tensor | None) -> tuple[Tensor, list[Keys]]:
+        """The first block, of the tokens ``x`` of all cameras and of the words: the mean of what its valid tokens
+        become (B, W), and its keys."""
+        valid = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
         if words is not None:
             spoken, real = self.read(words)
             x, valid = torch.cat([x, spoken], 1), torch.cat([valid, real], 1)

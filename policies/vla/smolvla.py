@@ -30,13 +30,17 @@ from ..core.types import Obs
 from ..flow import FlowConfig, FlowPolicy, TimeSampling, sample_time
 from ..lerobot.features import Feature, Inputs, Kind
 from ..lerobot.scaling import FeatureScaling, Normalization
+from ..trainable import Remember
 from .expert import FlowModel
+from .layers import Keys
 from .prefix import Prefix, VisionLanguageModel
 from .sizes import ExpertConfig, LanguageConfig, VisionConfig, require_sizes
 
 TIMES = FlowConfig(time=TimeSampling.beta, beta_a=1.5)
 LATEST = 0.999  # of the times that are trained: tau is at least 0.001
 MOST_CAMERAS = 8
+FEATURES = "features"  # keys of what is remembered of an observation, instead of its pictures
+EMBEDDINGS, KEYS = (f"{FEATURES}.{level.value}" for level in (Remember.embeddings, Remember.keys))
 
 
 @dataclass
@@ -167,12 +171,57 @@ class SmolVLA(FlowPolicy):
         return -self.model.velocity(x, (1 - t).float(), cond)
 
     def encode(self, obs: Obs) -> Prefix:
-        parts = self.inputs(obs, self.model.state_proj.weight.dtype)
-        vlm: VisionLanguageModel = self.model.vlm_with_expert.vlm
-        mean, keys = vlm.observe(parts[Kind.visual], self._words(obs))
-        state = torch.cat([*parts[Kind.state], mean.new_zeros(len(mean), 0)], 1)
+        """Of an observation as it is, or as it is remembered."""
+        seen = None if KEYS in obs else self._look(obs)
+        mean, keys = self._remembered(obs) if seen is None else self.vlm.understand(seen, self._words(obs))
+        own = self.inputs(obs, self.model.state_proj.weight.dtype, [Kind.state])[Kind.state]
+        state = torch.cat([*own, mean.new_zeros(len(mean), 0)], 1)
         token = self.model.state_proj(F.pad(state, (0, self.model.state_proj.in_features - state.shape[1])))
-        return self.model.vlm_with_expert.lm_expert.mapped(vlm.add_state(token, mean, keys))
+        return self.model.vlm_with_expert.lm_expert.mapped(self.vlm.add_state(token, mean, keys))
+
+    @torch.no_grad()
+    def features(self, obs: Obs, level: Remember) -> Obs:
+        """``obs`` with the output of the vision-language model in the place of its pictures, to be remembered. Beside
+        what `encode` reads, ``features`` (B, W) is all of it in one vector, for values and critics."""
+        if level is Remember.pictures or EMBEDDINGS in obs or KEYS in obs:
+            return obs
+        seen = self._look(obs)
+        mean, keys = self.vlm.understand(seen, self._words(obs))
+        kept = {key: obs[key] for key in self.spec.obs.shapes if not key.startswith("image.")}
+        if level is Remember.embeddings:
+            return {**kept, FEATURES: mean, EMBEDDINGS: seen}
+        return {**kept, FEATURES: mean, KEYS: torch.stack([torch.stack(each[:2], 1) for each in keys], 1)}
+
+    def feature_shapes(self, level: Remember) -> ObsSpec:
+        """Of ``features``."""
+        if level is Remember.pictures:
+            return self.spec.obs
+        shapes, language = self.spec.obs.shapes, self.config.language
+        kept = {key: shape for key, shape in shapes.items() if not key.startswith("image.")}
+        seen = len(self.inputs.cameras()) * self.vlm.picture_tokens
+        form = (seen, language.width)
+        if level is Remember.keys:
+            count = seen + sum(shapes.get("tokens", ()))
+            form = (language.layers, 2, count, language.key_heads, language.head_dim)
+        return ObsSpec({**kept, FEATURES: (language.width,), f"{FEATURES}.{level.value}": form})
+
+    @property
+    def vlm(self) -> VisionLanguageModel:
+        return self.model.vlm_with_expert.vlm
+
+    def _look(self, obs: Obs) -> Tensor:
+        """The tokens of all pictures."""
+        if EMBEDDINGS in obs:
+            return obs[EMBEDDINGS]
+        return self.vlm.look(self.inputs(obs, self.model.state_proj.weight.dtype)[Kind.visual])[0]
+
+    def _remembered(self, obs: Obs) -> tuple[Tensor, list[Keys]]:
+        self.feature_shapes(Remember.keys).check(obs)
+        mean, kept = obs[FEATURES], obs[KEYS]
+        seen = torch.ones(len(mean), 1, kept.shape[3], dtype=torch.bool, device=mean.device)
+        if "tokens" in obs:
+            seen[:, 0, -obs["tokens"].shape[1] :] = obs["tokens"] >= 0
+        return mean, [Keys(each[:, 0], each[:, 1], seen) for each in kept.unbind(1)]
 
     def _words(self, obs: Obs) -> Tensor | None:
         if "tokens" not in self.spec.obs.shapes:

@@ -1,0 +1,155 @@
+"""What is remembered of an observation instead of its pictures: the same losses and gradients, without looking again.
+
+Numbers are float64, so that the levels agree to rounding (``CLOSE``, as in test_vla.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from test_vla import CLOSE, close, observed, vla
+
+from burnish.finetune.actors.denoising import DenoisingActor
+from burnish.finetune.actors.noisy_flow import NoiseConfig, NoisyFlowActor
+from burnish.finetune.actors.sde_flow import SDEConfig, SDEFlowActor
+from burnish.finetune.build import prepare
+from burnish.finetune.feature_env import FeatureEnv
+from burnish.finetune.table import METHODS
+from burnish.policies.build import build_policy
+from burnish.policies.core.chunk import ChunkEnv
+from burnish.policies.core.errors import BurnishError
+from burnish.policies.core.spec import ChunkConfig, chunk_spec
+from burnish.policies.core.tree import index
+from burnish.policies.flow import FlowConfig
+from burnish.policies.trainable import Part, Remember, TrainableConfig, trainable
+from burnish.policies.vla.prefix import VisionLanguageModel
+from burnish.policies.vla.sizes import ExpertConfig, LanguageConfig, VisionConfig
+from burnish.policies.vla.smolvla import SmolVLA, TinyVLAConfig
+from burnish.policies.vla.words import Words
+from burnish.sim.build import make_env, seen_by
+from burnish.sim.discs import SENTENCES, DiscsConfig
+
+torch.set_num_threads(1)
+LEVELS = [Remember.embeddings, Remember.keys]
+
+
+def discs(frozen: bool = True) -> SmolVLA:
+    spec = chunk_spec(make_env(DiscsConfig(), 1).spec, ChunkConfig(4, 2)).reading(Words.of(SENTENCES))
+    small = {"vision": VisionConfig(16, 4, 8, 1, 2, 8, 2), "language": LanguageConfig(32, 8, 2, 2, 1, 4, 8)}
+    settings = TinyVLAConfig(steps=2, action_dim=5, frozen=frozen, expert=ExpertConfig(8, 2, 8), **small)
+    return build_policy(settings, spec, seed=1)
+
+
+def actor_of(name: str, base: Any, train: TrainableConfig) -> Any:
+    torch.manual_seed(3)
+    if name == "dppo":
+        return DenoisingActor(base, 2, train=train).double()
+    if name == "reinflow":
+        return NoisyFlowActor(base, NoiseConfig(), train).double()
+    return SDEFlowActor(base, SDEConfig(), train).double()
+
+
+@pytest.mark.parametrize("marked", [False, True])
+@pytest.mark.parametrize("level", LEVELS)
+def test_what_is_remembered_has_the_shapes_that_it_says(level, marked):
+    policy = vla(language=LanguageConfig(40, 12, 4, 4, 2, 6, 20, special=[1, 2] if marked else []))
+    kept = policy.features(observed(), level)
+    policy.feature_shapes(level).check(kept)
+    assert policy.features(kept, level) is kept
+    assert not any(key.startswith("image.") for key in kept)
+    close(policy.encode(kept).given, policy.encode(observed()).given)
+
+
+@pytest.mark.parametrize("part", [Part.head, Part.lora])
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("method", ["flow_sde", "reinflow", "dppo"])
+def test_losses_and_gradients_are_those_of_pictures(method, level, part):
+    base = vla()
+    actor = actor_of(method, base, TrainableConfig(part, rank=2, remember=level))
+    obs = observed()
+    with torch.no_grad():
+        draw = actor.draw(obs, generator=torch.Generator().manual_seed(5))
+    steps, found = torch.tensor([2, 1, 2]), {}
+    kept = base.features(obs, level)
+    other = base.features(observed(seed=9), level) | {"state": obs["state"], "tokens": obs["tokens"]}
+    for name, seen in {"pictures": obs, "kept": kept, "other": other}.items():
+        actor.zero_grad()
+        loss = actor.log_prob(seen, draw.trace, steps).square().sum()
+        loss.backward()
+        found[name] = loss.detach(), {n: p.grad for n, p in actor.named_parameters() if p.grad is not None}
+    (loss, gradients), (same, again), (differs, _) = found["pictures"], found["kept"], found["other"]
+    torch.testing.assert_close(same, loss, rtol=CLOSE, atol=0)
+    assert gradients.keys() == again.keys() and any("expert" in name for name in gradients)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(again[name], gradient, rtol=1e-7, atol=CLOSE, msg=name)
+    assert abs(differs - loss) > 1e-3 * abs(loss), "the pictures do matter"
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_an_end_leads_to_the_features_of_where_it_led(level):
+    base = discs()
+    worlds = [seen_by(base.spec, make_env(DiscsConfig(max_steps=3), 4, seed=3)) for _ in range(2)]
+    plain, seen = ChunkEnv(worlds[0], 2, 0.9), FeatureEnv(ChunkEnv(worlds[1], 2, 0.9), base, level)
+    plain.reset()
+    seen.reset()
+    for _ in range(2):
+        action = torch.zeros(4, 2, plain.spec.action.dim)
+        a, b = plain.step(action), seen.step(action)
+        for name in ("obs", "next_obs"):
+            wanted = base.features(getattr(a, name), level)
+            for key, x in wanted.items():
+                torch.testing.assert_close(getattr(b, name)[key], x, rtol=0, atol=1e-5)
+    assert a.ended.all() and not torch.equal(b.obs["features"], b.next_obs["features"])
+    assert not torch.equal(index(b.obs, 0)["state"], index(b.next_obs, 0)["state"])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("method", ["flow_sde", "reinflow", "dppo"])
+def test_an_update_does_not_look_again(method, level, monkeypatch):
+    base = discs()
+    config: Any = METHODS[method].config(train=TrainableConfig(remember=level))
+    config.loop.decisions_per_update, config.ppo.epochs, config.ppo.minibatch = 4, 2, 8
+    if method == "dppo":
+        config.trained_steps, config.bc_coef = 1, 0.1
+    loop = prepare(config, base, seen_by(base.spec, make_env(DiscsConfig(max_steps=6), 4, seed=3)), seed=1)
+    update, look, counts = loop.learner.update, VisionLanguageModel.look, []
+
+    def looking(*args: Any) -> Any:
+        counts.append("look")
+        return look(*args)
+
+    def updating(source: Any) -> Any:
+        counts.append("update")
+        batch = source.sample()
+        assert not any(key.startswith("image.") for key in batch["obs"])
+        metrics = update(source)
+        assert counts[-1] == "update", "the pictures were looked at once more"
+        return metrics
+
+    monkeypatch.setattr(VisionLanguageModel, "look", looking)
+    monkeypatch.setattr(loop.learner, "update", updating)
+    for _ in range(2):
+        loop.iterate()
+    assert counts.count("look") >= 8
+    raw = seen_by(base.spec, make_env(DiscsConfig(), 4, seed=5)).reset()
+    assert loop.learner.policy.act(raw, greedy=True).abs().max() <= 1, "what is delivered sees pictures"
+
+
+def test_refusals():
+    with pytest.raises(BurnishError, match=r"remember=keys .* train.part=all trains"):
+        trainable(discs(frozen=False), TrainableConfig(remember=Remember.keys))
+    trainable(discs(frozen=False), TrainableConfig(Part.head, remember=Remember.keys))
+    policy = discs(frozen=False)
+    policy.adapts = lambda name: "vision_model" in name  # type: ignore[method-assign]
+    with pytest.raises(BurnishError, match=r"embeddings .* train.part=lora trains"):
+        trainable(policy, TrainableConfig(Part.lora, remember=Remember.embeddings))
+    flow = build_policy(FlowConfig(), chunk_spec(make_env(DiscsConfig(), 1).spec, ChunkConfig(4, 2)))
+    with pytest.raises(BurnishError, match="a FlowPolicy has none"):
+        trainable(flow, TrainableConfig(remember=Remember.keys))
+    config: Any = METHODS["flow_sde"].config(train=TrainableConfig(remember=Remember.keys))
+    config.ppo.image_shift = 0.1
+    base = discs()
+    with pytest.raises(BurnishError, match=r"image_shift=0\.1 .*remember=keys"):
+        prepare(config, base, seen_by(base.spec, make_env(DiscsConfig(), 4)))
