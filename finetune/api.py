@@ -40,6 +40,7 @@ from ..policies.core.wrapper import Wrapper
 from ..policies.evaluator import EvalConfig
 from ..policies.measure.evaluate import Evaluation, evaluation_seeds
 from ..policies.measure.evaluate import evaluate as play
+from ..policies.partial import completed, content
 from ..policies.runs import checkpoint
 from ..policies.runs.run import OnLog
 from ..sim.build import WORLDS, origin_of, seen_by, world_for
@@ -193,10 +194,14 @@ def _base(policy: Any) -> tuple[Any, Any]:
     source = getattr(policy, "source", None)
     try:
         # A policy that was trained on after loading is not the saved one.
-        known = source is not None and _digest(policy) == _digest(saved_policy(source.path).state)
+        known = source is not None and _digest(policy) == _digest(_state_at(source))
     except BurnishError:
         known = False  # it has moved
     return policy, source if known else None
+
+
+def _state_at(source: CheckpointConfig) -> Any:
+    return completed(saved_policy(source.path).state, source.base, source.path)
 
 
 def _digest(policy: Any) -> str:
@@ -207,7 +212,7 @@ def _digest(policy: Any) -> str:
         digest.update(
             f"{name} {value.dtype} {tuple(value.shape)}".encode() if isinstance(value, Tensor) else name.encode()
         )
-        digest.update(value.detach().cpu().numpy().tobytes() if isinstance(value, Tensor) else repr(value).encode())
+        digest.update((content(value) if isinstance(value, Tensor) else repr(value)).encode())
     return digest.hexdigest()
 
 

@@ -72,6 +72,8 @@ class FinetuneConfig:
     asynchronous: AsynchronousConfig = field(default_factory=AsynchronousConfig)  # settings of processes=2
     device: str = "cpu"  # device of the networks: cpu, cuda, cuda:1
     threads: int = 0  # CPU threads of torch; 0: as torch chooses
+    # checkpoints hold what was trained, and of the weights of the base their sha256 alone
+    partial: bool = field(default=False, metadata=LATER)
     resume: bool = False  # continue the run that an interrupted call left at out=
 
     def __post_init__(self) -> None:
@@ -149,6 +151,7 @@ def refinement(
         iterations=planned(loop, config.total),
         reached=lambda: loop.statistics.decisions,
         pretrained=loop.pretraining,
+        partial=config.partial,
     )
     return work, loop
 

@@ -36,16 +36,20 @@ from .core.files import refuse_link, replace
 from .measure.evaluate import Evaluation, compare, why_unpaired
 from .runs.checkpoint import load, save
 from .runs.run import START
+from .runs.state_codec import Place
 
 BEST, CANDIDATE, CONFIRMED = "best", "candidate", "confirm.json"
 ERROR = 0.05  # share of runs without any progress that may deliver something other than their start, either way
 
 
 class Best:
-    """Of the run in ``folder``, which a resumed run continues. ``origin`` is what its policies remember."""
+    """Of the run in ``folder``, which a resumed run continues. ``origin`` is what its policies remember,
+    ``left_out`` are weights that they do not hold (`partial.py`)."""
 
-    def __init__(self, folder: Path | str, origin: Mapping[str, Any]) -> None:
-        self.folder, self._origin = Path(folder), origin
+    def __init__(
+        self, folder: Path | str, origin: Mapping[str, Any], left_out: Mapping[Place, str] | None = None
+    ) -> None:
+        self.folder, self._origin, self._left_out = Path(folder), origin, left_out
         self.path, self.candidate = refuse_link(self.folder / BEST), refuse_link(self.folder / CANDIDATE)
         self.start = Evaluation.load(self.folder / START) if (self.folder / START).is_file() else None
         self.step, self.evaluation = _kept(self.candidate)
@@ -113,12 +117,14 @@ class Best:
     def _candidate(self, start: Any, last: Any) -> Any:
         """A start that is not ours cannot be stored, so it stands in for itself."""
         device = next(last.parameters()).device if isinstance(last, nn.Module) else "cpu"
-        return load_policy(self.candidate, device, base=None if isinstance(start, nn.Module) else start)[0]
+        handed_in = self._left_out is not None or not isinstance(start, nn.Module)
+        return load_policy(self.candidate, device, base=start if handed_in else None)[0]
 
     def _keep(self, path: Path, policy: Any, step: int, evaluation: Evaluation) -> None:
         facts = {"step": step, "evaluation": evaluation.to_dict()}
         config = describe(policy, self._origin)
-        save(path, config=config, state=policy.state_dict(), metrics=facts, overwrite=path.exists())
+        options: dict[str, Any] = {"metrics": facts, "elsewhere": self._left_out, "overwrite": path.exists()}
+        save(path, config=config, state=policy.state_dict(), **options)
 
 
 def mean(evaluation: Evaluation) -> float:

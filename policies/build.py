@@ -37,6 +37,7 @@ from .lerobot.checkpoint import load as load_lerobot
 from .lerobot.diffusion import LeRobotDiffusionConfig
 from .nets.critic import CriticConfig
 from .one_step import OneStepConfig
+from .partial import completed
 from .planner import PlannerConfig
 from .runs.checkpoint import Checkpoint
 from .runs.run import find_policy
@@ -125,7 +126,8 @@ class CheckpointConfig:
     steps: int | None = None  # another number of generation steps than it was saved with
     sampler: Sampler | None = None  # another sampler of a diffusion policy than it was saved with
     guidance: float | None = None  # another weight of the goal
-    base: str | None = None  # place of the policy that this one refines, if that is not ours and has moved
+    # place of the policy that this one refines, if that is not ours and has moved, or its weights are left out here
+    base: str | None = None
     keys: dict[str, str] = field(default_factory=dict)  # our name of an observation: that of a LeRobot checkpoint
 
 
@@ -233,11 +235,13 @@ def restore_policy(
     guidance: float | None = None,
     base: Any = None,
 ) -> Any:
-    """``base`` stands in for every part that is external: a policy, or the place where it is now."""
-    if isinstance(base, str) and not _has_external(saved.config):
+    """``base`` stands in for every part that is external, and for weights that are left out (`partial.py`): a policy,
+    or the place where it is now."""
+    state = completed(saved.state, base, saved.path)
+    if isinstance(base, str) and state is saved.state and not _has_external(saved.config):
         raise BurnishError(f"policy.base={base} says where a policy is that is not ours, but {saved.path} refines none")
     try:
-        policy = _assemble(saved.config, str(saved.path), base, (steps, sampler, guidance), state=saved.state)
+        policy = _assemble(saved.config, str(saved.path), base, (steps, sampler, guidance), state=state)
     except BurnishError:
         raise
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
@@ -248,7 +252,7 @@ def restore_policy(
     if not isinstance(policy, nn.Module):
         return policy
     try:
-        policy.load_state_dict(saved.state)
+        policy.load_state_dict(state)
     except RuntimeError as error:
         raise BurnishError(f"the weights in {saved.path} do not fit its config.yaml: {error}".split("\n")[0]) from error
     merge_lora(policy)

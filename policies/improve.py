@@ -16,6 +16,7 @@ from .core.config import to_data
 from .core.types import Learns, Metrics, Saved
 from .evaluator import Evaluator
 from .external.table import EXTERNAL_KINDS
+from .partial import completed, weights_elsewhere
 from .runs.run import OnLog, Run, UnsavedRun
 from .runs.training_loop import train
 
@@ -39,6 +40,7 @@ class Improvement:
     report: Callable[[], Metrics] | None = None
     iterations: int | None = None  # where an iteration is not always as many units as the last
     reached: Callable[[], int] | None = None  # units so far, likewise
+    partial: bool = False  # checkpoints leave out the weights of the base
     pretrained: int = 0  # iterations after which the policy is tried once more
 
 
@@ -69,6 +71,7 @@ def improve(
     def evaluate(number: int) -> Metrics:
         return {} if evaluator is None else evaluator(learner.policy, reached(number))
 
+    left_out = weights_elsewhere(work.base) if work.partial else None
     paused = False
 
     def enough() -> bool:
@@ -80,7 +83,8 @@ def improve(
         policy = {"config": describe(learner.policy, work.origin), "state": learner.policy.state_dict()}
         if isinstance(work.base, nn.Module):  # what a policy holds of the base that it refines is the base itself
             policy["frozen"] = work.base.state_dict().values()
-        return {"policy": policy, "learner": {"config": {}, "state": training.state_dict()}}
+        learnt = {"config": {}, "state": training.state_dict()}
+        return {name: {**child, "elsewhere": left_out} for name, child in (("policy", policy), ("learner", learnt))}
 
     settings = to_data(config) | {"identity": to_data(work.identity)}
     # Other threads may round otherwise, and files may be moved; a run that was moved is still the same run.
@@ -92,9 +96,10 @@ def improve(
     with kept as run:
         latest = run.latest()
         if evaluator is not None and keep:
-            evaluator.best = Best(config.out, work.origin)
+            evaluator.best = Best(config.out, work.origin, left_out)
         if latest is not None:
-            training.load_state_dict(latest.children["learner"].state)
+            kept_state = completed(latest.children["learner"].state, work.base, config.out)
+            training.load_state_dict(kept_state)
         elif work.base is not None and evaluator is not None:
             with run.watch("evaluation"):
                 evaluation = evaluator(work.base, 0, start=True)
@@ -123,7 +128,8 @@ def improve(
     if not keep or pause is not None:
         return 0
     against = f" against={config.policy.path}" if isinstance(config.policy, CheckpointConfig) else ""
-    say(f"policy: {config.out}  (burnish evaluate policy.path={config.out}{against})")
+    stands_on = f" policy.base={config.policy.path}" if work.partial and against else ""
+    say(f"policy: {config.out}  (burnish evaluate policy.path={config.out}{stands_on}{against})")
     if evaluator is not None and evaluator.best is not None:
         say(evaluator.best.sentence())
     return 0

@@ -77,12 +77,14 @@ def save(
     state: Mapping[str, Any],
     metrics: Mapping[str, Any] | None = None,
     children: Mapping[str, Mapping[str, Any]] | None = None,
+    elsewhere: Mapping[Place, str] | None = None,
     before: Path | None = None,
     overwrite: bool = False,
 ) -> Path:
     """``config`` is a dataclass or plain data. ``children`` maps a folder name to the ``config=``, ``state=`` (and
-    ``metrics=``, ``children=``, ``frozen=``) of a checkpoint inside this one. ``frozen`` are tensors of the state that
-    no training changes. These, and each of the ``segments`` of a state, lie in a file of their own: if the checkpoint
+    ``metrics=``, ``children=``, ``frozen=``, ``elsewhere=``) of a checkpoint inside this one. ``elsewhere`` names
+    tensors that are not written (`policies/partial.py`), and ``frozen`` are tensors of the state that no training
+    changes. These, and each of the ``segments`` of a state, lie in a file of their own: if the checkpoint
     ``before`` holds the same, its file is given a second name.
 
     ``overwrite`` moves the old checkpoint aside first; a kill between the two renames leaves both under scratch names.
@@ -94,9 +96,10 @@ def save(
         if is_link(path) or not (path / MANIFEST).is_file():
             raise BurnishError(f"{path} is not a checkpoint, so it is not overwritten; choose another name")
     scratch, aside = _scratch(path), None
+    more: dict[str, Any] = {"metrics": metrics, "children": children, "elsewhere": elsewhere}
     try:
         named(path.parent)
-        _write(scratch, config=config, state=state, metrics=metrics, children=children, before=before)
+        _write(scratch, config=config, state=state, before=before, **more)
         if overwrite and os.path.lexists(path):
             aside = move(path, _scratch(path))
         move(scratch, path)
@@ -208,12 +211,13 @@ def _write(
     metrics: Mapping[str, Any] | None = None,
     children: Mapping[str, Mapping[str, Any]] | None = None,
     frozen: Iterable[torch.Tensor] = (),
+    elsewhere: Mapping[Place, str] | None = None,
     before: Path | None = None,
     known: Mapping[Place, str] | None = None,
 ) -> dict[str, torch.Tensor]:
     """The tensors that were written; ``known`` are those of children before this one, which it refers to."""
     new(folder)
-    structure, tensors = encode(dict(state), known)
+    structure, tensors = encode(dict(state), {**(elsewhere or {}), **(known or {})})
     try:
         still = {x.untyped_storage().data_ptr() for x in frozen}
         parts = enumerate(segments_of(state))

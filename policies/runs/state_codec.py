@@ -7,7 +7,9 @@ would come back as something else are refused when they are written.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -18,6 +20,15 @@ Place = tuple[Any, ...]
 
 
 SEGMENTS = "segments"
+CONTENT = "sha256:"  # begins the name of a tensor that a checkpoint stands on and does not hold (`policies/partial.py`)
+_ELSEWHERE = re.compile(CONTENT + "(float16|bfloat16|float32|float64):[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A tensor that is not in the checkpoint: its type and content."""
+
+    name: str
 
 
 def segments_of(state: Any) -> list[Any]:
@@ -89,7 +100,7 @@ def decode(node: Any, tensors: Mapping[str, Tensor]) -> Any:
         return {key: decode(item, tensors) for key, item in node.items()}
     body = node[tag]
     if tag == "$tensor":
-        return tensors[body]
+        return Elsewhere(body) if body not in tensors and _ELSEWHERE.fullmatch(body) else tensors[body]
     if tag == "$float":
         return float(body)
     if tag == "$tuple":
