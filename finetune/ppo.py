@@ -7,9 +7,10 @@ values, advantages, the clipped surrogate and the optimiser are the same for Gau
 the wrong observation; here every row bootstraps from where it led. A minibatch holds all factors of its rows, so that
 observations are encoded once. Advantages are normalised once per update by default, because a minibatch's own mean and
 deviation are noise; ``normalize=minibatch`` is the published way. Gradients are clipped to a norm of 1 (DPPO and
-ReinFlow: not at all, but for two tasks). On a CPU a minibatch passes in slices whose gradients add up to its own: what
-a slice leaves for the way back stays in the caches, and its memory is used again instead of asked for anew. Decisions
-of an expert or a person are not learnt from, and end the sum over later rewards (`people/intervened_rows.py`).
+ReinFlow: not at all, but for two tasks). A minibatch may pass in slices whose gradients add up to its own: where it
+does not fit (``slice``), and on a CPU always, because what a slice leaves for the way back stays in the caches, and its
+memory is used again instead of asked for anew. Decisions of an expert or a person are not learnt from, and end the sum
+over later rewards (`people/intervened_rows.py`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 
 from ..offline.critics import explained_variance
 from ..offline.replay import Batch
+from ..policies.core.config import LATER
 from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution, execution
 from ..policies.core.normalize import Running
@@ -70,6 +72,8 @@ class PPOConfig:
 
     epochs: int = 5  # passes over each rollout
     minibatch: int = 256  # rows of a minibatch; all factors of a row are in the same one
+    # rows that pass at once, whose gradients add up to those of the minibatch; null: all, on a CPU what its caches hold
+    slice: int | None = field(default=None, metadata=LATER)
     clip: float = 0.2  # limit of the change of a likelihood ratio
     reduction: Reduction = Reduction.sum  # reduction to a ratio: sum or mean over a factor's coordinates
     lam: float = 0.95  # lambda of the advantages (GAE), per decision
@@ -96,7 +100,7 @@ class PPOConfig:
         check_ranges(
             self,
             {
-                "[1, inf)": "epochs",
+                "[1, inf)": "epochs slice",
                 "[2, inf)": "minibatch",
                 "[0, inf)": "lr_decay critic_warmup weight_decay critic_weight_decay value_coef",
                 "(0, inf)": "clip lr critic_lr max_grad_norm reward_clip value_clip target_kl",
@@ -182,6 +186,8 @@ class PPO(Learner):
         self.auxiliary, self.watch = dict(auxiliary or {}), watch
         passes = int(actor.transitions.sum())  # rows of the network that one decision takes
         self.slice = max(1, SLICE // passes) if self.device.type == "cpu" else config.minibatch
+        self.slice = config.slice or self.slice
+        self.forward = config.slice or FORWARD
         self.scale = RewardScale(num_envs, device) if config.scale_reward else None
         self.seen = Running(actor, self.value) if normalize else None
         self.comparison: Comparison | None = None
@@ -275,7 +281,7 @@ class PPO(Learner):
             # Once per update, so that all epochs and both evidences see the same images.
             rows["obs"], again = shifted(rows["obs"], self.config.image_shift, self.rows), torch.ones_like(again)
         stale = again.nonzero()[:, 0]
-        for part in stale.split(FORWARD) if len(stale) else ():
+        for part in stale.split(self.forward) if len(stale) else ():
             drawn: Batch = index({name: rows[name] for name in ("obs", "trace", "steps")}, part)
             evidence = self.network.log_prob(drawn["obs"], drawn["trace"], drawn["steps"])
             rows["log_prob"] = rows["log_prob"].index_copy(0, part, evidence)
@@ -326,7 +332,7 @@ class PPO(Learner):
 
     def _values(self, obs: Obs) -> Tensor:
         count = len(next(iter(obs.values())))
-        return torch.cat([self.value(index(obs, slice(i, i + FORWARD))) for i in range(0, count, FORWARD)])
+        return torch.cat([self.value(index(obs, slice(i, i + self.forward))) for i in range(0, count, self.forward)])
 
     def _descent(self, rows: Batch, train_actor: bool) -> Metrics:
         """One step on the mean over a minibatch."""

@@ -22,8 +22,9 @@ from torch import nn
 
 from .advised import AdvisedConfig
 from .compose import BestOfConfig, GreedyConfig, RepeatedConfig, ResidualConfig, SteeredConfig
-from .core.config import from_data, to_data
+from .core.config import LATER, from_data, to_data
 from .core.errors import BurnishError, did_you_mean, reason
+from .core.execute import Precision
 from .core.seed import derive
 from .core.spec import PolicySpec
 from .diffusion import DiffusionConfig, Sampler
@@ -126,8 +127,7 @@ class CheckpointConfig:
     steps: int | None = None  # another number of generation steps than it was saved with
     sampler: Sampler | None = None  # another sampler of a diffusion policy than it was saved with
     guidance: float | None = None  # another weight of the goal
-    # place of the policy that this one refines, if that is not ours and has moved, or its weights are left out here
-    base: str | None = None
+    base: str | None = None  # place of the policy that this one refines, if it has moved or is left out here
     keys: dict[str, str] = field(default_factory=dict)  # our name of an observation: that of a LeRobot checkpoint
 
 
@@ -144,6 +144,8 @@ class SmolVLALoadConfig(CheckpointConfig):
     execute: int | None = None  # actions of a chunk that are played
     # patches have the places of those before them: for a model that was trained with transformers 4.55 to 4.57
     late: bool = False
+    # number format of the vision-language model, which is not trained; bfloat16 takes half the memory
+    frozen_dtype: Precision = field(default=Precision.float32, metadata=LATER)
 
 
 def policy_name(config: Any) -> str:

@@ -104,9 +104,9 @@ def test_slices_of_a_minibatch_add_up_to_its_own_gradient(normalize):
     """Of 18 rows, slices of 7 are uneven, so that a mean of their means would be another one."""
     found = []
     for slice_rows in (18, 7):
-        learner, _ = make(normalize=normalize, target_kl=None, max_grad_norm=1e9)
+        learner, _ = make(normalize=normalize, target_kl=None, max_grad_norm=1e9, slice=slice_rows)
         batch = collect(learner, scripted())
-        learner.slice = slice_rows
+        assert learner.slice == learner.forward == slice_rows
         metrics = learner.update(Rows(batch))
         gradient = torch.cat([p.grad.flatten() for p in [*learner.actor_parameters, *learner.value.parameters()]])
         found.append(

@@ -17,12 +17,14 @@ from burnish.finetune.actors.sde_flow import SDEConfig, SDEFlowActor
 from burnish.finetune.build import prepare
 from burnish.finetune.feature_env import FeatureEnv
 from burnish.finetune.table import METHODS
-from burnish.policies.build import build_policy
+from burnish.policies.build import build_policy, describe, load_policy
 from burnish.policies.core.chunk import ChunkEnv
 from burnish.policies.core.errors import BurnishError
+from burnish.policies.core.execute import Precision
 from burnish.policies.core.spec import ChunkConfig, chunk_spec
 from burnish.policies.core.tree import index
 from burnish.policies.flow import FlowConfig
+from burnish.policies.runs.checkpoint import save
 from burnish.policies.trainable import Part, Remember, TrainableConfig, trainable
 from burnish.policies.vla.prefix import VisionLanguageModel
 from burnish.policies.vla.sizes import ExpertConfig, LanguageConfig, VisionConfig
@@ -35,10 +37,10 @@ torch.set_num_threads(1)
 LEVELS = [Remember.embeddings, Remember.keys]
 
 
-def discs(frozen: bool = True) -> SmolVLA:
+def discs(frozen: bool = True, **changes: Any) -> SmolVLA:
     spec = chunk_spec(make_env(DiscsConfig(), 1).spec, ChunkConfig(4, 2)).reading(Words.of(SENTENCES))
     small = {"vision": VisionConfig(16, 4, 8, 1, 2, 8, 2), "language": LanguageConfig(32, 8, 2, 2, 1, 4, 8)}
-    settings = TinyVLAConfig(steps=2, action_dim=5, frozen=frozen, expert=ExpertConfig(8, 2, 8), **small)
+    settings = TinyVLAConfig(steps=2, action_dim=5, frozen=frozen, expert=ExpertConfig(8, 2, 8), **small, **changes)
     return build_policy(settings, spec, seed=1)
 
 
@@ -108,7 +110,7 @@ def test_an_end_leads_to_the_features_of_where_it_led(level):
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("method", ["flow_sde", "reinflow", "dppo"])
 def test_an_update_does_not_look_again(method, level, monkeypatch):
-    base = discs()
+    base = discs(frozen_dtype=Precision.bfloat16 if level is Remember.keys else Precision.float32)
     config: Any = METHODS[method].config(train=TrainableConfig(remember=level))
     config.loop.decisions_per_update, config.ppo.epochs, config.ppo.minibatch = 4, 2, 8
     if method == "dppo":
@@ -153,3 +155,55 @@ def test_refusals():
     base = discs()
     with pytest.raises(BurnishError, match=r"image_shift=0\.1 .*remember=keys"):
         prepare(config, base, seen_by(base.spec, make_env(DiscsConfig(), 4)))
+
+
+def halved() -> tuple[SmolVLA, SmolVLA]:
+    """A model, and the same one with its vision-language model in bfloat16."""
+    pair = [vla(frozen_dtype=Precision(name)).float() for name in ("float32", "bfloat16")]
+    for policy in pair:  # `vla` made the test's own choice of numbers
+        policy.load_state_dict(pair[0].state_dict())
+    pair[1].vlm.bfloat16()
+    return pair[0], pair[1]
+
+
+def test_a_model_that_is_frozen_in_bfloat16_acts_nearly_the_same():
+    """bfloat16 has a relative rounding of 2^-9; after a few layers actions in [-1, 1] differ by some thousandths."""
+    full, half = halved()
+    obs = {key: x.float() if x.is_floating_point() else x for key, x in observed(16).items()}
+    noise = torch.randn(16, 4, 6, generator=torch.Generator().manual_seed(2))
+    error = (half.act(obs, noise=noise) - full.act(obs, noise=noise)).detach()
+    assert 1e-6 < float(error.square().mean().sqrt()) < 5e-3 and half.act(obs, noise=noise).dtype is torch.float32
+    kept = half.features(obs, Remember.keys)
+    assert kept["features.keys"].dtype is kept["features"].dtype is torch.bfloat16
+    assert 2 * kept["features.keys"].nbytes == full.features(obs, Remember.keys)["features.keys"].nbytes
+    assert torch.equal(half.act(kept, noise=noise), half.act(obs, noise=noise)), "no rounding is added by remembering"
+
+
+@pytest.mark.parametrize("method", ["flow_sde", "reinflow", "dppo"])
+def test_what_is_trained_on_it_stays_float32(method):
+    full, half = halved()
+    obs = {key: x.float() if x.is_floating_point() else x for key, x in observed().items()}
+    found = []
+    for base in (full, half):
+        actor = actor_of(method, base, TrainableConfig()).float()
+        actor.trained.vlm.to(base.vlm.dtype) if method == "dppo" else actor.flow.vlm.to(base.vlm.dtype)
+        with torch.no_grad():
+            draw = actor.draw(obs, generator=torch.Generator().manual_seed(5))
+        again = actor.log_prob(obs, draw.trace, torch.full((3,), 2))
+        torch.testing.assert_close(again, draw.log_prob, rtol=0, atol=1e-2)  # a ratio of 1 before the first update
+        again.sum().backward()
+        trained = {name: p for name, p in actor.named_parameters() if p.requires_grad}
+        assert all(p.dtype is torch.float32 for p in trained.values())
+        assert not any(".vlm." in name for name in trained)
+        found.append(torch.cat([p.grad.flatten() for p in trained.values() if p.grad is not None]))
+    assert 0 < (found[1] - found[0]).norm() < 0.05 * found[0].norm()
+
+
+def test_bfloat16_is_kept_by_a_checkpoint_and_refused_where_it_would_be_trained(tmp_path):
+    with pytest.raises(BurnishError, match=r"frozen_dtype=bfloat16 .* policy\.frozen=true"):
+        TinyVLAConfig(frozen_dtype=Precision.bfloat16)
+    _, half = halved()
+    save(tmp_path / "half", config=describe(half), state=half.state_dict())
+    found, _ = load_policy(tmp_path / "half")
+    assert found.vlm.dtype is torch.bfloat16 and found.model.state_proj.weight.dtype is torch.float32
+    assert all(torch.equal(x, half.state_dict()[name]) for name, x in found.state_dict().items())

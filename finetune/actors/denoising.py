@@ -132,7 +132,7 @@ class DenoisingActor(nn.Module):
         return self._evidence(density, steps)
 
     def _noise(self, obs: Obs, generator: Noise | None) -> Tensor:
-        like, weight = next(iter(obs.values())), next(self.parameters())
+        like, weight = next(iter(obs.values())), next(p for p in self.parameters() if p.requires_grad)
         shape = (len(like), *state_shape(self.spec))
         noise = normal(shape, generator, device=like.device, dtype=weight.dtype)
         return noise if self.noise_clip is None else noise.clamp(-self.noise_clip, self.noise_clip)

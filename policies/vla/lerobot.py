@@ -19,6 +19,7 @@ from torch import Tensor
 from ..core import files
 from ..core.config import to_data
 from ..core.errors import BurnishError
+from ..core.execute import Precision
 from ..core.spec import ActionSpec, ObsSpec, PolicySpec
 from ..lerobot import checkpoint as folders
 from ..lerobot.features import Feature, Kind
@@ -68,6 +69,7 @@ class Choices(NamedTuple):
     horizon: int | None = None  # actions of a chunk
     execute: int | None = None  # of these, so many are executed
     late: bool = False  # places of patches as in transformers 4.55 to 4.57
+    frozen_dtype: Precision = Precision.float32  # number format of the vision-language model
 
 
 def load(folder: Path, chosen: Choices) -> Checkpoint:
@@ -87,6 +89,7 @@ def load(folder: Path, chosen: Choices) -> Checkpoint:
     weights.pop("model.vlm_with_expert.lm_expert.lm_head.weight", None)
     config = config_of(given, weights, chosen)
     halves = [name for name, x in weights.items() if x.dtype == torch.bfloat16]
+    config.frozen_dtype = chosen.frozen_dtype
     config.bfloat16 = names.common_beginnings(halves, weights.keys() - set(halves))
     if chosen.adapter is not None:
         weights = merged(weights, Path(chosen.adapter))

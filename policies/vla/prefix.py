@@ -210,6 +210,11 @@ class VisionLanguageModel(nn.Module):
         """Of one picture, with the marks around it."""
         return self.tokens + (len(self.special) + 1 if self.special else 0)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Its number format, in which its output is, but for what `add_state` returns."""
+        return self.model.text_model.embed_tokens.weight.dtype
+
     def embedded(self, tokens: Tensor) -> Tensor:
         return self.model.text_model.embed_tokens(tokens)
 
@@ -218,7 +223,8 @@ class VisionLanguageModel(nn.Module):
         ``present`` (B,) in a row."""
         seen, valid = [], []
         for i, picture in enumerate(pictures):
-            found = self.model.connector(self.model.vision_model(resized(picture, self.side)))
+            shown = resized(picture, self.side).to(self.dtype)
+            found = self.model.connector(self.model.vision_model(shown))
             seen.append(found * math.sqrt(self.width))
             here = present[i] if i < len(present) else None
             here = torch.ones(len(picture), dtype=torch.bool, device=picture.device) if here is None else here
@@ -247,9 +253,11 @@ class VisionLanguageModel(nn.Module):
         return kept.sum(1) / valid.sum(1, keepdim=True), keys
 
     def add_state(self, token: Tensor, mean: Tensor, before: Sequence[Keys]) -> Prefix:
-        """The second block: the token (B, W) of the state, behind the first."""
+        """The second block: the token (B, W) of the state, behind the first; all in the number format of the token."""
         valid = torch.ones(len(token), 1, dtype=torch.bool, device=token.device)
-        out, keys = self.model.text_model.block(token[:, None], valid, before)
+        out, keys = self.model.text_model.block(token[:, None].to(self.dtype), valid, before)
         joined = [Keys(*(torch.cat(pair, d) for d, pair in zip((1, 1, 2), zip(a, b, strict=True), strict=True)))
                   for a, b in zip(before, keys, strict=True)]  # fmt: skip
-        return Prefix(joined, torch.cat([mean, out[:, 0]], 1), joined[0].seen[:, 0].sum(1))
+        joined = [Keys(keys.to(token.dtype), values.to(token.dtype), seen) for keys, values, seen in joined]
+        given = torch.cat([mean, out[:, 0]], 1).to(token.dtype)
+        return Prefix(joined, given, joined[0].seen[:, 0].sum(1))

@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..chain import masked_mean, require_chunk, require_steps
+from ..core.config import LATER
 from ..core.errors import BurnishError
+from ..core.execute import Precision
 from ..core.normalize import FLOOR, Scaling
 from ..core.ranges import check_ranges
 from ..core.scale import Scale
@@ -57,12 +59,19 @@ class SmolVLAConfig:
     language: LanguageConfig = field(default_factory=LanguageConfig)  # language model
     expert: ExpertConfig = field(default_factory=ExpertConfig)  # model that makes actions
     frozen: bool = True  # the vision-language model stays as it is, in every kind of training
+    # number format of the vision-language model while it is frozen; what is trained stays in float32
+    frozen_dtype: Precision = field(default=Precision.float32, metadata=LATER)
     bfloat16: list[str] = field(default_factory=list)  # beginnings of the names of weights that were stored so
 
     def __post_init__(self) -> None:
         require_steps(self.steps)
         check_ranges(self, {"[0, 4096]": "state_dim action_dim"}, "policy.")
         require_sizes(self.vision, self.language, self.expert)
+        if self.frozen_dtype is not Precision.float32 and not self.frozen:
+            raise BurnishError(
+                f"policy.frozen_dtype={self.frozen_dtype.value} is for a model that stays as it is: a step of training "
+                "is smaller than such a number can change; take policy.frozen=true, or frozen_dtype=float32"
+            )
 
 
 @dataclass
@@ -115,6 +124,8 @@ class SmolVLA(FlowPolicy):
             self.action_scaling.second.copy_(torch.tensor(spec.action.high))
         vlm = VisionLanguageModel(config.vision, config.language)
         self.model = FlowModel(vlm, config.language, config.expert, state_dim, action_dim)
+        if config.frozen_dtype is Precision.bfloat16:
+            vlm.bfloat16()
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(not self.is_frozen(name))
 
@@ -175,7 +186,7 @@ class SmolVLA(FlowPolicy):
         seen = None if KEYS in obs else self._look(obs)
         mean, keys = self._remembered(obs) if seen is None else self.vlm.understand(seen, self._words(obs))
         own = self.inputs(obs, self.model.state_proj.weight.dtype, [Kind.state])[Kind.state]
-        state = torch.cat([*own, mean.new_zeros(len(mean), 0)], 1)
+        state = torch.cat([*own, self.model.state_proj.weight.new_zeros(len(mean), 0)], 1)
         token = self.model.state_proj(F.pad(state, (0, self.model.state_proj.in_features - state.shape[1])))
         return self.model.vlm_with_expert.lm_expert.mapped(self.vlm.add_state(token, mean, keys))
 
