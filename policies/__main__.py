@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from omegaconf import MISSING
 
 from ..offline.actors import trainable_imitator
@@ -32,6 +33,7 @@ from .controllers import controller_for
 from .core import files
 from .core.config import to_data
 from .core.errors import BurnishError
+from .core.ranks import Ranks, joined
 from .core.spec import ChunkConfig, check_compatible
 from .core.types import VecEnv
 from .core.wrapper import description, instructions, state_names
@@ -43,7 +45,7 @@ from .measure.by_instruction import lines
 from .measure.evaluate import Evaluation, compare, evaluation_seeds
 from .measure.evaluate import evaluate as run_evaluation
 from .results import compare_results
-from .runs.run import Run
+from .runs.run import FollowingRun, Run
 from .vla.words import words_for
 
 STARTS = 64  # numbers of a first state that are kept
@@ -105,8 +107,13 @@ class EvaluateConfig:
 
 
 def pretrain(config: PretrainConfig) -> int:
-    """Imitation of recordings by a fresh or given policy, which is saved, tried and delivered as a run; exit status."""
-    device = prepare_machine(config.device, config.threads)
+    """Imitation of recordings by a fresh or given policy, which is saved, tried and delivered as a run; exit status.
+    Processes that `torchrun` started do so together."""
+    with joined(config.device) as (ranks, device):
+        return _pretrain(config, ranks, prepare_machine(device, config.threads, ranks.size))
+
+
+def _pretrain(config: PretrainConfig, ranks: Ranks, device: torch.device) -> int:
     episodes = recordings(config.data)
     env_data = origin_of(config.env) or episodes.meta.get("env")
     # Other threads may round otherwise; a run that was moved is still the same run.
@@ -129,11 +136,11 @@ def pretrain(config: PretrainConfig) -> int:
         policy = build_policy(config.policy, spec, seed=config.seed, device=device)
     # A network reads its inputs through the normalisers that it learnt with, so only fresh ones are fitted.
     fit = base is None
-    learner = ImitationLearner(policy, episodes, config.train, fit=fit, seed=config.seed, device=device)
-    evaluator = evaluator_of(env_data, policy.spec, config.eval, device)
-    with Run(
-        config.out, settings, resume=config.resume, changeable=free, progress_every_s=10, trackers=config.track
-    ) as run:
+    learner = ImitationLearner(policy, episodes, config.train, fit=fit, seed=config.seed, device=device, ranks=ranks)
+    evaluator = evaluator_of(env_data, policy.spec, config.eval, device) if ranks.first else None
+    options: dict[str, Any] = {"changeable": free, "progress_every_s": 10, "trackers": config.track, "ranks": ranks}
+    mine = Run(config.out, settings, resume=config.resume, **options)
+    with mine if ranks.first else FollowingRun(config.out, ranks) as run:
         if run.start >= config.train.steps:
             say(f"{config.out} has reached its {config.train.steps} steps already; nothing is trained")
         origin |= {"env": env_data}

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from .core.errors import BurnishError
-from .core.seed import Noise, normal
+from .core.seed import Generator, Noise, normal, uniform
 from .core.spec import PolicySpec
 from .core.time_limit import go_on
 from .core.tree import check
@@ -196,12 +196,11 @@ def require_chunk(spec: PolicySpec, action: Tensor, batch: int) -> None:
         raise BurnishError(f"the actions have shape {tuple(action.shape)}, but {(batch, *spec.chunk_shape)} is needed")
 
 
-def drop_rows(rate: float, batch: int, generator: torch.Generator | None, device: torch.device) -> Tensor | None:
+def drop_rows(rate: float, batch: int, generator: Generator | None, device: torch.device) -> Tensor | None:
     """The rows of a training batch that lose their goal, for classifier-free guidance."""
     if rate == 0:
         return None
-    source = device if generator is None else generator.device
-    return torch.rand(batch, generator=generator, device=source).to(device) < rate
+    return uniform((batch,), generator, device=device) < rate
 
 
 def state_shape(spec: PolicySpec) -> tuple[int, ...]:

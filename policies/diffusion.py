@@ -42,7 +42,7 @@ from .chain import (
     start_noise,
 )
 from .core.errors import BurnishError
-from .core.seed import Noise, normal
+from .core.seed import Generator, Noise, integers, normal
 from .core.spec import PolicySpec
 from .core.time_limit import go_on
 from .core.tree import rows
@@ -294,13 +294,11 @@ class DiffusionPolicy(nn.Module):
         *,
         mask: Tensor | None = None,
         drop: Tensor | None = None,
-        generator: torch.Generator | None = None,
+        generator: Generator | None = None,
     ) -> Tensor:
         cond, batch = self.net.encode_for_loss(obs, action, drop, generator), len(action)
         noise = normal(action.shape, generator, device=action.device, dtype=action.dtype)
-        source = action.device if generator is None else generator.device
-        index = torch.randint(0, self.config.train_steps, (batch,), generator=generator, device=source)
-        index = index.to(action.device)
+        index = integers(0, self.config.train_steps, (batch,), generator, device=action.device)
         level = rows(self.levels[index], action)
         output = self.output(noisy(action, noise, level), index, cond)
         return masked_mean((output - target(self.config.prediction, action, noise, level)).square(), mask)

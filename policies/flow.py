@@ -36,7 +36,7 @@ from .chain import (
 )
 from .core.errors import BurnishError
 from .core.ranges import check_ranges
-from .core.seed import Noise, normal
+from .core.seed import Generator, Noise, integers, normal, uniform
 from .core.spec import PolicySpec
 from .core.tree import rows
 from .core.types import Condition, Normal, Obs, Prefix
@@ -76,13 +76,12 @@ class FlowConfig:
             )
 
 
-def sample_time(config: FlowConfig, count: int, generator: torch.Generator | None, like: Tensor) -> Tensor:
+def sample_time(config: FlowConfig, count: int, generator: Generator | None, like: Tensor) -> Tensor:
     """Training times (count,) in [0, 1]; 0 is noise, 1 is data."""
     if config.time is TimeSampling.logit_normal:
         z = normal((count,), generator, device=like.device, dtype=like.dtype)
         return torch.sigmoid(config.logit_mean + config.logit_std * z)
-    source = like.device if generator is None else generator.device
-    u = torch.rand(count, generator=generator, device=source, dtype=like.dtype).to(like.device)
+    u = uniform((count,), generator, device=like.device, dtype=like.dtype)
     # If u is uniform, u^(1/a) is Beta(a, 1), which leans to 1; the flow's time leans to noise.
     return 1 - u ** (1 / config.beta_a) if config.time is TimeSampling.beta else u
 
@@ -175,7 +174,7 @@ class FlowPolicy(nn.Module):
         *,
         mask: Tensor | None = None,
         drop: Tensor | None = None,
-        generator: torch.Generator | None = None,
+        generator: Generator | None = None,
     ) -> Tensor:
         cond, batch = self.net.encode_for_loss(obs, action, drop, generator), len(action)
         x_0 = normal(action.shape, generator, device=action.device, dtype=action.dtype)
@@ -194,13 +193,12 @@ class FlowPolicy(nn.Module):
             target = torch.cat([halves, target[consistent:]])
         return masked_mean((self.velocity(x_t, t, d, cond) - target).square(), mask)
 
-    def _shortcut_times(self, count: int, generator: torch.Generator | None, like: Tensor) -> tuple[Tensor, Tensor]:
+    def _shortcut_times(self, count: int, generator: Generator | None, like: Tensor) -> tuple[Tensor, Tensor]:
         """Step sizes d = 2^-i, i in 0..levels-1, and start times on the grid of multiples of d."""
-        device = like.device if generator is None else generator.device
-        level = torch.randint(0, self.config.shortcut_levels, (count,), generator=generator, device=device)
-        u = torch.rand(count, generator=generator, device=device, dtype=like.dtype)
+        level = integers(0, self.config.shortcut_levels, (count,), generator, device=like.device)
+        u = uniform((count,), generator, device=like.device, dtype=like.dtype)
         d = torch.pow(2.0, -level.to(like.dtype))
-        return ((u / d).floor() * d).to(like.device), d.to(like.device)
+        return (u / d).floor() * d, d
 
     @torch.no_grad()
     def _two_half_steps(self, x: Tensor, t: Tensor, d: Tensor, cond: Cond) -> Tensor:

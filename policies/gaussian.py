@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from .chain import drop_rows, executed_sum, masked_mean, require_chunk, start_noise, with_prefix
 from .core.errors import BurnishError
 from .core.ranges import check_ranges
-from .core.seed import Noise
+from .core.seed import Generator, Noise
 from .core.spec import PolicySpec
 from .core.types import Draw, Normal, Obs, Prefix
 from .nets.encoder import EncoderConfig, ObsEncoder
@@ -88,7 +88,7 @@ class GaussianPolicy(nn.Module):
         self.raw_std = nn.Parameter(torch.zeros(spec.chunk_shape), requires_grad=not config.state_dependent_std)
         self.coordinates, self.transitions = torch.tensor([float(spec.execute * spec.action.dim)]), torch.ones(1)
 
-    def law(self, obs: Obs, *, drop: Tensor | None = None, augment: torch.Generator | None = None) -> Normal:
+    def law(self, obs: Obs, *, drop: Tensor | None = None, augment: Generator | None = None) -> Normal:
         """The Gaussian over u (B, H, A), before any squashing."""
         out = self.trunk(self.encoder(obs, drop=drop, augment=augment))
         raw = self.raw_std
@@ -154,7 +154,7 @@ class GaussianPolicy(nn.Module):
         *,
         mask: Tensor | None = None,
         drop: Tensor | None = None,
-        generator: torch.Generator | None = None,
+        generator: Generator | None = None,
     ) -> Tensor:
         require_chunk(self.spec, action, len(next(iter(obs.values()))))
         if drop is None and self.training:

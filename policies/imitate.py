@@ -1,7 +1,8 @@
 """Pretraining by imitation: windows over episodes, a schedule, a moving average, and exact resume.
 
 The policy that is evaluated and saved is the moving average of the weights. Evaluation is a callback, because nothing
-here knows a simulator. Everything that a further update depends on is in ``state_dict``.
+here knows a simulator. Everything that a further update depends on is in ``state_dict``. Several ranks train as one
+process does (`core/ranks.py`).
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from .build import describe
+from .core.errors import BurnishError
 from .core.execute import Execution, Precision, autocast, execution
 from .core.normalize import Scaling
 from .core.ranges import check_ranges
-from .core.seed import generator
+from .core.ranks import ALONE, Ranks
+from .core.seed import Generator, generator
 from .core.types import Metrics, Obs
 from .data.episodes import Episodes, Pad, Windows
 from .nets.ema import Ema
@@ -100,8 +103,10 @@ class ImitationLearner:
         fit: bool = True,
         seed: int = 0,
         device: torch.device | str = "cpu",
+        ranks: Ranks = ALONE,
     ) -> None:
-        self.policy, self.config, self.device = policy, config, torch.device(device)
+        ranks.require_share(config.batch, "train.batch")
+        self.policy, self.config, self.device, self.ranks = policy, config, torch.device(device), ranks
         train, valid = episodes.split(config.valid_fraction, seed)
         windows = Windows(train, policy.spec, config.pad)
         for module in policy.modules() if fit else ():
@@ -114,15 +119,18 @@ class ImitationLearner:
         # A tensor, because a recorded graph would keep a number forever.
         self.rate = torch.tensor(config.lr, device=self.device)
         graphed = config.execution is Execution.cudagraph
+        if graphed and ranks.size > 1:
+            raise BurnishError("train.execution=cudagraph records one process; several ranks take eager or compile")
         self.optimizer = torch.optim.AdamW(
             policy.parameters(), lr=self.rate, weight_decay=config.weight_decay, fused=True, capturable=graphed
         )
         self.rows = generator(seed, "rows")  # which windows; on the CPU, so that devices draw alike
         self.noise = generator(seed, "noise", device=device)
+        self._draws = ranks.generator(self.noise)
         self.step = 0
         self._seed = seed
         compiled = Execution.eager if graphed else config.execution
-        self._loss = execution(policy.bc_loss, compiled, device=device)
+        self._loss = ranks.averaged(policy, execution(self._mean_loss, compiled, device=device))
         whole = Execution.cudagraph if graphed else Execution.eager
         self._descend = execution(self._descent, whole, device=device, generators=[self.noise])
 
@@ -130,21 +138,24 @@ class ImitationLearner:
         """One step down the loss of one batch: (loss, norm of its gradient)."""
         self.optimizer.zero_grad(set_to_none=True)
         with autocast(self.device, self.config.precision):
-            loss = self._loss(obs, action, mask=mask, generator=self.noise).mean()
+            loss = self._loss(obs, action, mask, self._draws)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.clip_grad)
         self.optimizer.step()
         return loss.detach(), norm
 
+    def _mean_loss(self, obs: Obs, action: Tensor, mask: Tensor | None, draws: Generator) -> Tensor:
+        return self.policy.bc_loss(obs, action, mask=mask, generator=draws).mean()
+
     def update(self) -> Metrics:
         rate = learning_rate(self.config, self.step)
         self.rate.fill_(rate)
-        batch = self.windows.sample(self.config.batch, self.rows)
+        batch = self.windows[self.ranks.rows(self.windows.draw(self.config.batch, self.rows))]
         mask = batch.mask if self.config.pad_loss is PadLoss.mask else None
         loss, norm = self._descend(batch.obs, batch.action, mask)
         self.ema.update(self.policy)
         self.step += 1
-        return {"loss": loss, "grad_norm": norm, "lr": rate}
+        return {"loss": self.ranks.mean(loss), "grad_norm": norm, "lr": rate}
 
     @torch.no_grad()
     def validate(self, batches: int = 8) -> Metrics:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .chain import start_noise, with_prefix
-from .core.seed import Noise
+from .core.seed import Generator, Noise
 from .core.spec import PolicySpec
 from .core.tree import check
 from .core.types import Obs, Prefix
@@ -47,7 +47,7 @@ class OneStepPolicy(nn.Module):
             self.encoder.dim + size, size, config.hidden, activation=config.activation, layer_norm=config.layer_norm
         )
 
-    def forward(self, obs: Obs, noise: Tensor, *, augment: torch.Generator | None = None) -> Tensor:
+    def forward(self, obs: Obs, noise: Tensor, *, augment: Generator | None = None) -> Tensor:
         """(B, H, A), not clipped: what is distilled must feel how far it is outside."""
         check(noise, f"B {self.spec.horizon} {self.spec.action.dim}")
         seen = self.encoder(obs, augment=augment)

@@ -49,10 +49,10 @@ def episodes(image=False):
     return Episodes(made, EnvSpec(ObsSpec(shapes), ActionSpec((-1, -1), (1, 1)), 10.0, "velocity", 20))
 
 
-def learner(kind="flow", train=TRAIN, history=1, image=False, seed=0):
+def learner(kind="flow", train=TRAIN, history=1, image=False, seed=0, **options):
     data = episodes(image)
     spec = PolicySpec(data.spec.obs, data.spec.action, 4, 2, start=history - 1, history=history)
-    return ImitationLearner(build_policy(CONFIGS[kind], spec, seed=seed), data, train, seed=seed)
+    return ImitationLearner(build_policy(CONFIGS[kind], spec, seed=seed), data, train, seed=seed, **options)
 
 
 def fingerprint(made):

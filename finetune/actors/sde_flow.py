@@ -129,4 +129,4 @@ class SDEFlowActor(FlowActor):
 
 def random_step(batch: int, count: int, source: Noise | None, device: torch.device) -> Tensor:
     """(B,) int64, uniform in 0..count-1."""
-    return (uniform((batch, 1), source, device=device)[:, 0] * count).long()
+    return (uniform((batch, 1), source, device=device, dtype=torch.float64)[:, 0] * count).long()

@@ -7,10 +7,17 @@ import sys
 import torch
 
 from ..core.errors import BurnishError, plain_text
+from ..core.threads import started_by_torchrun
 
 
-def prepare_machine(device: str, threads: int) -> torch.device:
-    """The torch device of that name, after a check that it exists and with the number of CPU threads set."""
+def prepare_machine(device: str, threads: int, ranks: int = 1) -> torch.device:
+    """The torch device of that name, after a check that it exists and with the number of CPU threads set. Of the
+    processes of `torchrun` a command shares its work among ``ranks``."""
+    if (count := started_by_torchrun()) > ranks:
+        raise BurnishError(
+            f"torchrun started {count} processes of a command that is one; `burnish pretrain` can be shared, others "
+            "are started without torchrun"
+        )
     if threads < 0:
         raise BurnishError(f"threads={threads} must be at least 1, or 0 for as many as torch chooses")
     if threads > 0:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -87,7 +88,22 @@ class RowNoise:
         return RowNoise(seeds, torch.zeros_like(seeds))
 
 
-Noise = torch.Generator | RowNoise
+class SharedGenerator:
+    """Every process of a training has the same generator and draws for all rows of their common batch; each keeps the
+    rows that are its own (`ranks.py`). So the numbers are those of one process, and so is the state afterwards."""
+
+    def __init__(self, generator: torch.Generator, rank: int, size: int) -> None:
+        self.generator, self.device, self._rank, self._size = generator, generator.device, rank, size
+
+    def draw(self, make: Callable[..., Tensor], shape: Sequence[int], dim: int, **options: Any) -> Tensor:
+        """``shape`` is that of this process; dimension ``dim`` counts rows of the batch."""
+        whole = (*shape[:dim], shape[dim] * self._size, *shape[dim + 1 :])
+        drawn = make(whole, generator=self.generator, device=self.device, **options)
+        return drawn[(slice(None),) * dim + (slice(self._rank, None, self._size),)]
+
+
+Generator = torch.Generator | SharedGenerator
+Noise = Generator | RowNoise
 
 
 def normal(
@@ -100,17 +116,48 @@ def normal(
     """Standard normals from a torch generator or from per-row streams."""
     if isinstance(source, RowNoise):
         return source.normal(shape).to(device=device, dtype=dtype)
-    if source is None:
-        return torch.randn(tuple(shape), device=device, dtype=dtype)
-    return torch.randn(tuple(shape), generator=source, device=source.device, dtype=dtype).to(device)
+    return _drawn(torch.randn, shape, source, device, dtype=dtype)
 
 
-def uniform(shape: Sequence[int], source: Noise | None = None, *, device: torch.device | str | None = None) -> Tensor:
-    """Numbers in [0, 1), in float64, from a torch generator or from per-row streams."""
+def uniform(
+    shape: Sequence[int],
+    source: Noise | None = None,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Uniform numbers in [0, 1), from a torch generator or from per-row streams, which float32 may round up to 1."""
     if isinstance(source, RowNoise):
-        return source.uniform(shape).to(device=device)
-    where = device if source is None else source.device
-    return torch.rand(tuple(shape), generator=source, device=where, dtype=torch.float64).to(device)
+        return source.uniform(shape).to(device=device, dtype=dtype)
+    return _drawn(torch.rand, shape, source, device, dtype=dtype)
+
+
+def integers(
+    low: int,
+    high: int,
+    shape: Sequence[int],
+    source: Generator | None = None,
+    *,
+    device: torch.device | str | None = None,
+    dim: int = 0,
+) -> Tensor:
+    """Uniform integers in [low, high); dimension ``dim`` counts rows of a batch."""
+    return _drawn(partial(torch.randint, low, high), shape, source, device, dim)
+
+
+def _drawn(
+    make: Callable[..., Tensor],
+    shape: Sequence[int],
+    source: Generator | None,
+    device: torch.device | str | None,
+    dim: int = 0,
+    **options: Any,
+) -> Tensor:
+    if isinstance(source, SharedGenerator):
+        return source.draw(make, shape, dim, **options).to(device)
+    if source is None:
+        return make(tuple(shape), device=device, **options)
+    return make(tuple(shape), generator=source, device=source.device, **options).to(device)
 
 
 class EpisodeSeeds:

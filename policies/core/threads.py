@@ -22,3 +22,9 @@ def usable_cores() -> int:
     """The cores that this process may use, which `taskset` or a container's set of cores can lower; a quota of time
     cannot be seen here."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def started_by_torchrun() -> int:
+    """The number of processes that torchrun started, this one among them; 1 without it. Other programs set WORLD_SIZE
+    too, and mean something else."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in os.environ else 1

@@ -285,7 +285,11 @@ class Windows:
 
     def sample(self, batch: int, generator: torch.Generator) -> Batch:
         """``batch`` windows, uniformly and with replacement: the generator's state is all that a resume needs."""
-        return self[torch.randint(len(self), (batch,), generator=generator, device=generator.device)]
+        return self[self.draw(batch, generator)]
+
+    def draw(self, batch: int, generator: torch.Generator) -> Tensor:
+        """The numbers of these windows."""
+        return torch.randint(len(self), (batch,), generator=generator, device=generator.device)
 
     def to(self, device: torch.device | str) -> Windows:
         """The same windows on another device; a CPU generator draws the same numbers for both."""

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ..chain import drop_rows, require_chunk
 from ..core.errors import BurnishError
 from ..core.ranges import check_ranges
+from ..core.seed import Generator
 from ..core.spec import PolicySpec
 from ..core.tree import check
 from .encoder import ADVANTAGE, EncoderConfig, ObsEncoder
@@ -118,7 +119,7 @@ class Denoiser(nn.Module):
         self.flat = config.body is Body.mlp
 
     def encode(
-        self, obs: Mapping[str, Tensor], *, drop: Tensor | None = None, augment: torch.Generator | None = None
+        self, obs: Mapping[str, Tensor], *, drop: Tensor | None = None, augment: Generator | None = None
     ) -> Cond:
         """``drop`` (B,) bool hides the goal of those rows. It belongs to training, which fits the plain prediction that
         guidance extrapolates; so there is no guidance where ``drop`` is given, even if it hides nothing."""
@@ -135,7 +136,7 @@ class Denoiser(nn.Module):
         return Cond(given, self.encoder.join(parts, drop=torch.ones_like(parts.given)))
 
     def encode_for_loss(
-        self, obs: Mapping[str, Tensor], action: Tensor, drop: Tensor | None, generator: torch.Generator | None
+        self, obs: Mapping[str, Tensor], action: Tensor, drop: Tensor | None, generator: Generator | None
     ) -> Cond:
         """The condition of a training batch: in training mode images are shifted and goals dropped at random."""
         require_chunk(self.spec, action, len(next(iter(obs.values()))))

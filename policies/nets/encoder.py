@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..core.errors import BurnishError
 from ..core.normalize import Normalizer
+from ..core.seed import Generator
 from ..core.spec import ObsSpec, PolicySpec
 from ..core.tree import check
 from ..core.types import Obs
@@ -68,7 +69,7 @@ def require_shift(name: str, share: float) -> None:
         raise BurnishError(f"{name}={share} is a share of an image and must lie in [0, 0.5)")
 
 
-def shifted(obs: Obs, share: float, generator: torch.Generator) -> Obs:
+def shifted(obs: Obs, share: float, generator: Generator) -> Obs:
     """Each row's images moved by up to ``share`` of their shorter side (DrQ-v2, Yarats et al. 2021, arXiv 2107.09645:
     4 pixels of 84). Without images nothing is drawn."""
     if share <= 0 or not any(map(is_image, obs)):
@@ -116,12 +117,12 @@ class ObsEncoder(nn.Module):
         )
 
     def forward(
-        self, obs: Mapping[str, Tensor], *, drop: Tensor | None = None, augment: torch.Generator | None = None
+        self, obs: Mapping[str, Tensor], *, drop: Tensor | None = None, augment: Generator | None = None
     ) -> Tensor:
         """``drop`` (B,) bool hides the goal of those rows; ``augment`` shifts images at random (training only)."""
         return self.join(self.parts(obs, augment=augment), drop=drop)
 
-    def parts(self, obs: Mapping[str, Tensor], *, augment: torch.Generator | None = None) -> Parts:
+    def parts(self, obs: Mapping[str, Tensor], *, augment: Generator | None = None) -> Parts:
         """Everything that costs time. An observation without any goal key is one whose goal is not given."""
         with_goal = any(key in obs for key in self.goal_keys)
         expected = self._full if with_goal else self._sensed
@@ -155,9 +156,7 @@ class ObsEncoder(nn.Module):
         """Where the features of a sensed key begin."""
         return sum(self._width[other] for other in self.sensed_keys[: self.sensed_keys.index(key)])
 
-    def _features(
-        self, scaled: Mapping[str, Tensor], keys: list[str], batch: int, augment: torch.Generator | None
-    ) -> Tensor:
+    def _features(self, scaled: Mapping[str, Tensor], keys: list[str], batch: int, augment: Generator | None) -> Tensor:
         def one(key: str) -> Tensor:
             if key == "tokens":
                 return self._read(scaled[key])
@@ -173,7 +172,7 @@ class ObsEncoder(nn.Module):
         found = self.word_vectors((31 * tokens + 7919 * place).clamp(min=0) % WORD_VECTORS) * real[..., None]
         return found.sum(1) / real.sum(1, keepdim=True).clamp(min=1).sqrt()
 
-    def _look(self, key: str, images: Tensor, augment: torch.Generator | None) -> Tensor:
+    def _look(self, key: str, images: Tensor, augment: Generator | None) -> Tensor:
         """(B, C, H, W) or (B, h, C, H, W) -> (B, features) or (B, h * features)."""
         if augment is not None and (pad := round(self.shift * min(images.shape[-2:]))):
             images = random_shift(images, pad, augment)

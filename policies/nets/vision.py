@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.ranges import check_ranges
+from ..core.seed import Generator, integers
 from .mlp import require_widths
 
 # Strided convolutions go on until the longer side of the feature map is at most this many pixels.
@@ -61,14 +62,13 @@ class VisionNet(nn.Module):
         return self.project(self.convolutions(scaled).contiguous())
 
 
-def random_shift(images: Tensor, pad: int, generator: torch.Generator) -> Tensor:
+def random_shift(images: Tensor, pad: int, generator: Generator) -> Tensor:
     """(B, ..., H, W): move each row's images by up to ``pad`` whole pixels, repeating the border.
 
     Everything between B and H W (channels, frames of a history) moves together, so that motion stays visible.
     """
     batch, height, width = images.shape[0], images.shape[-2], images.shape[-1]
-    offset = torch.randint(-pad, pad + 1, (2, batch, 1), generator=generator, device=generator.device)
-    offset = offset.to(images.device)
+    offset = integers(-pad, pad + 1, (2, batch, 1), generator, device=images.device, dim=1)
     row = (torch.arange(height, device=images.device) + offset[0]).clamp_(0, height - 1)
     column = (torch.arange(width, device=images.device) + offset[1]).clamp_(0, width - 1)
     planes = images.reshape(batch, -1, height, width)

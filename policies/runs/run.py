@@ -48,6 +48,7 @@ from tqdm import tqdm
 from ..core.config import differences, to_data
 from ..core.errors import BurnishError
 from ..core.files import below, growing, locked, move, named, refuse_link, remove, replace
+from ..core.ranks import ALONE, Ranks
 from .checkpoint import Checkpoint, load, newest, number, numbered, prune, save
 from .interrupt import Stop, interruptible
 from .manifest import parse, plain_yaml
@@ -73,7 +74,8 @@ class Run:
     So is, with ``resume`` or without, the folder of a run that failed before it had saved anything.
     ``changeable`` names the settings (dotted; a name covers what is below it) that may differ from the saved ones.
     Where stderr is no terminal there is no progress bar, but a line every ``progress_every_s`` seconds if that is set.
-    ``trackers`` are rows of the table in `tracking.py` that are told the numbers too, and so is ``on_log``.
+    ``trackers`` are rows of the table in `tracking.py` that are told the numbers too, and so is ``on_log``. Of several
+    ``ranks`` the first has such a run, and the others follow it (``FollowingRun``).
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Run:
         progress_every_s: float | None = None,
         trackers: Sequence[str] = (),
         on_log: OnLog | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         if keep < 1:
             raise BurnishError(f"keep={keep} would remove every checkpoint; it must be at least 1")
@@ -104,6 +107,7 @@ class Run:
         self._tensorboard, self._progress_every_s = tensorboard, progress_every_s
         self._trackers, self._on_log = Trackers(trackers), on_log
         self._latest: Checkpoint | None = None
+        self._ranks = ranks
         self.watch = Stopwatch()  # of what happens between the steps: "evaluation", "saving"
         self._before: dict[str, float] = {}  # seconds of earlier sittings
         self._stop = Stop()
@@ -140,6 +144,7 @@ class Run:
             self._trackers.open(self.path, self.config, self.start)
             self._stop = stack.enter_context(interruptible())
             self._opened_s = time.perf_counter()
+            self._ranks.of_first(self.start)  # the others begin now
             self._exit = stack.pop_all()
         return self
 
@@ -163,9 +168,9 @@ class Run:
             raise RuntimeError("this run is resumed: load what run.latest() returns before the first step")
         began_s = shown_s = time.perf_counter()
         terminal = sys.stderr.isatty()
-        with progress_bar(total, "step", self.start) as bar:
+        with progress_bar(total, "step", self.start, shown=self._ranks.first) as bar:
             for step in range(self.start + 1, total + 1):
-                self.stopping = self._stop.requested
+                self.stopping = self._ranks.any(self._stop.requested)
                 yield step
                 bar.update()
                 now_s = time.perf_counter()
@@ -268,6 +273,22 @@ class UnsavedRun(Run):
         return self.path
 
 
+class FollowingRun(UnsavedRun):
+    """The run of a rank that is not the first: it begins where the first one does, in the same folder, and writes
+    nothing."""
+
+    def __init__(self, path: Path | str, ranks: Ranks) -> None:
+        super().__init__()
+        self.path, self.checkpoints, self._ranks = Path(path), Path(path) / CHECKPOINTS, ranks
+
+    def __enter__(self) -> FollowingRun:
+        super().__enter__()
+        self.start = self._ranks.of_first(0)
+        if self.start:
+            self._latest = load(self.checkpoints / number(self.start))
+        return self
+
+
 def find_policy(path: Path | str, device: torch.device | str = "cpu") -> Checkpoint:
     """The policy in ``path``: a run folder (its newest readable checkpoint), one of its checkpoints, or the policy."""
     path = Path(path)
@@ -285,13 +306,15 @@ def read_metrics(path: Path | str) -> list[dict[str, float]]:
     return [{name: float(value) for name, value in json.loads(line).items()} for line in lines if _step(line) >= 0]
 
 
-def progress_bar(total: int, unit: str, initial: int = 0) -> tqdm:
+def progress_bar(total: int, unit: str, initial: int = 0, shown: bool = True) -> tqdm:
     """On a terminal; silent elsewhere. Its size is given, because a terminal that claims to have no rows or columns (as
     in some containers) would be shown an empty bar."""
     size = shutil.get_terminal_size()
     terminal = sys.stderr.isatty()
     columns = min(100, size.columns)
-    return tqdm(total=total, initial=initial, unit=unit, disable=not terminal, ncols=columns, nrows=size.lines)
+    return tqdm(
+        total=total, initial=initial, unit=unit, disable=not (terminal and shown), ncols=columns, nrows=size.lines
+    )
 
 
 def _holds_nothing(path: Path) -> bool:
