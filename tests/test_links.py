@@ -23,8 +23,8 @@ from conftest import demand
 from test_finetune_cli import SAC
 
 from burnish.finetune import quickstart
-from burnish.finetune.compare import compare, free_baselines
-from burnish.policies.cli import cli
+from burnish.finetune.compare import free_baselines
+from burnish.policies.cli import cli, executors
 from burnish.policies.cli.cli import VERBS, main
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.runs.manifest import MANIFEST
@@ -206,7 +206,7 @@ def ignore(*_, **__):
 def small(lab, monkeypatch):
     """The verbs that play verbs play small ones."""
     monkeypatch.setattr(view, "_can_open_windows", lambda: False)
-    monkeypatch.setattr(compare, "start_verb", InProcess)
+    monkeypatch.setattr(executors, "start_verb", InProcess)
     monkeypatch.setattr(free_baselines, "PROBE", 4)
     monkeypatch.setitem(sys.modules, "rerun", viewer())
     run = cli.run

@@ -134,6 +134,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "wandb": ("policies.runs.tracking",),
     "trackio": ("policies.runs.tracking",),
     "rerun": ("policies.runs.tracking",),
+    "ray": ("policies.cli.ray_tasks",),
     "lerobot": ("policies.lerobot.plugin", "policies.external.lerobot_server"),
 }
 

@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -35,12 +33,12 @@ import yaml
 
 from ...policies.best import BEST
 from ...policies.build import load_policy, weights_of
-from ...policies.cli.verb_process import start_verb
+from ...policies.cli.executors import LOCAL, RAY, executor
+from ...policies.cli.machine import say
 from ...policies.core import files
 from ...policies.core.config import differences, to_data
 from ...policies.core.errors import BurnishError, plain_text
 from ...policies.core.ranges import check_ranges
-from ...policies.core.threads import usable_cores
 from ...policies.data.read import fingerprint
 from ...policies.runs.interrupt import Stop, interruptible
 from ...policies.runs.manifest import parse, plain_yaml
@@ -63,13 +61,13 @@ from .comparison import (
 )
 from .entrants import Entrant, entrant, world_words
 from .free_baselines import BASE_GREEDY
+from .slurm import SCRIPT, SLURM, array_script
 
 GROUPS: dict[str, dict[str, type]] = {}  # no setting of this verb is a choice among configurations
 PLAN = ".plan"  # how long a free baseline is trained
 VIDEOS = "videos"
 ABOUT = "about.json"  # the world that was evaluated in; older comparisons have none
-CHANGEABLE = {"methods", "seeds", "jobs", "videos", "goal", "out", "resume", "base", "data"}
-POLL_S = 0.2
+CHANGEABLE = {"methods", "seeds", "on", "jobs", "videos", "goal", "out", "resume", "base", "data"}
 
 
 @dataclass
@@ -91,9 +89,11 @@ class CompareConfig:
     worlds: int = 50  # worlds of evaluations that are stepped at once
     goal: float = 0.9  # success of which the time is told
     videos: int = 3  # seeds on which the base and each method's best run are filmed
-    jobs: int = 0  # runs at a time; 0: one per core
+    on: str = LOCAL  # machines of the runs: local, ray, ray:HOST:PORT, or slurm, which writes an array script
+    jobs: int = 0  # runs at a time; 0: one per core, and on a cluster as many as it takes
     device: str = "cpu"  # device of the networks: cpu, cuda, cuda:1
     out: str = "runs/compare"  # folder of all runs and of the comparison
+    only: str | None = None  # the one run that this process plays, of an array script
     resume: bool = False  # keep the runs that are complete and go on
 
     def __post_init__(self) -> None:
@@ -101,6 +101,8 @@ class CompareConfig:
             raise BurnishError("base=... must name a checkpoint, and methods=... at least one method; see --help")
         positive = "seeds budget episodes evaluations evaluation_episodes confirm_episodes worlds"
         check_ranges(self, {"[1, inf)": positive, "[0, inf)": "seed videos jobs"})
+        if self.on not in (LOCAL, SLURM) and self.on.partition(":")[0] != RAY:
+            raise BurnishError(f"on={self.on} is no place for runs; take local, ray, ray:HOST:PORT or slurm")
         if self.videos > self.episodes:
             raise BurnishError(
                 f"videos={self.videos} are filmed of the first of episodes={self.episodes}; ask for fewer"
@@ -122,21 +124,39 @@ def compare(config: CompareConfig) -> int:
     if config.data is not None and not Path(config.data).exists():
         raise BurnishError(f"there is no dataset at {config.data}; data=... names what the base has imitated")
     out = Path(config.out)
-    _claim(config)
-    for name in (RUNS, EVALUATIONS, VIDEOS):
-        files.refuse_link(out / name)
     seeds = range(config.seed, config.seed + config.seeds)
     entries = [Entry(label, seed) for seed in seeds for label in chosen]
     free = [Entry(name, config.seed) for name in free_baselines.NAMES if config.data is not None or name == BASE_GREEDY]
     with interruptible() as stop:
         player = Player(config, out, stop, len(entries) + len(free))
-        player.evaluate(config.base, out / EVALUATIONS / f"{BASE}.json")
-        with ThreadPoolExecutor(config.jobs or usable_cores()) as pool:
-            list(pool.map(lambda entry: player.play(chosen[entry.method], entry), entries))
-            ended = [out / entry.folder for entry in entries if (out / entry.evaluation).exists()]
+        if config.only is None:
+            _claim(config)
+        for name in (RUNS, EVALUATIONS, VIDEOS):
+            files.refuse_link(out / name)
+
+        def evaluate_base() -> None:
+            player.evaluate(config.base, out / EVALUATIONS / f"{BASE}.json")
+
+        def play_free(entry: Entry) -> None:
+            ended = [out / run.folder for run in entries if (out / run.evaluation).exists()]
             if ended:
-                minutes = free_baselines.median_minutes(ended)
-                list(pool.map(lambda entry: player.play_free(entry, minutes), free))
+                player.play_free(entry, free_baselines.median_minutes(ended))
+
+        runs = {entry.name: partial(player.play, chosen[entry.method], entry) for entry in entries}
+        later = {entry.name: partial(play_free, entry) for entry in free}
+        if config.only is not None:
+            return play_alone({BASE: evaluate_base, **runs, **later}, config.only, out, stop)
+        if config.on == SLURM:
+            if waiting := waiting_runs(out, [BASE, *runs], list(later)):
+                words = [word for word in _words(config) if not word.startswith("on=")]
+                files.replace(out / SCRIPT, array_script(waiting, words, out, config.device != "cpu"))
+                say(f"sbatch {out / SCRIPT}  (plays {len(waiting)} runs; the same command, resume=true, collects them)")
+                return 0
+        else:
+            evaluate_base()
+            with ThreadPoolExecutor(config.jobs or player.executor.jobs(player.total)) as pool:
+                for wave in (runs, later):
+                    list(pool.map(lambda play: play(), wave.values()))
         if stop.requested:
             sys.stderr.write(f"{out}: stopped; the same command with resume=true goes on\n")
             return 130
@@ -152,6 +172,27 @@ def compare(config: CompareConfig) -> int:
     lines = f"{table(found)}\n\n{verdict(found)}\n{out / COMPARISON}  (burnish report compare={out})\n"
     sys.stdout.write(plain_text(lines))
     return 0 if found["best"] is not None else 1
+
+
+def play_alone(plays: Mapping[str, Callable[[], None]], only: str, out: Path, stop: Stop) -> int:
+    """One run of a comparison that another process began; exit status."""
+    if only not in plays or not (out / CONFIG).is_file():
+        raise BurnishError(f"only={only} is no run of a comparison in {out}; there are {', '.join(plays)}")
+    plays[only]()
+    return 130 if stop.requested else int((out / RUNS / f"{only}.failed").exists())
+
+
+def waiting_runs(out: Path, first: Sequence[str], later: Sequence[str]) -> list[str]:
+    """The runs that can be played now and have neither ended nor failed; ``later`` ones need a run that has ended."""
+
+    def state(name: str) -> str:
+        ended = (out / EVALUATIONS / f"{name}.json").exists()
+        return "ended" if ended else "failed" if (out / RUNS / f"{name}.failed").exists() else "waiting"
+
+    waiting = [name for name in first if state(name) == "waiting"]
+    if waiting or not any(state(name) == "ended" for name in first if name != BASE):
+        return waiting
+    return [name for name in later if state(name) == "waiting"]
 
 
 def _words(config: CompareConfig) -> list[str]:
@@ -203,6 +244,7 @@ class Player:
     def __init__(self, config: CompareConfig, out: Path, stop: Stop, total: int) -> None:
         self.config, self.out, self.stop, self.total = config, out, stop, total
         self.ended, self.played, self.began = 0, 0, time.perf_counter()
+        self.executor = executor(LOCAL if config.on == SLURM else config.on, config.device)
         self.common = [f"device={config.device}", "threads=1"]
         self.world = world_words(config.world)
 
@@ -325,18 +367,10 @@ class Player:
             files.remove(scratch)
 
     def _burnish(self, words: Sequence[str], log: Path) -> None:
-        """A verb in a process of its own. It hears of a Ctrl-C by itself, but not of a SIGTERM to this one."""
-        with files.fresh(files.named(log.parent) / log.name) as file:
-            process = start_verb(words, stdout=file, stderr=subprocess.STDOUT)
-            signalled = False
-            while process.poll() is None:
-                if self.stop.requested and not signalled:
-                    process.send_signal(signal.SIGTERM)
-                    signalled = True
-                time.sleep(POLL_S)
-        if process.returncode and not self.stop.requested:
+        status = self.executor.play(words, log, self.stop)
+        if status and not self.stop.requested:
             said = log.read_text(encoding="utf-8").strip().splitlines()[-3:]
-            raise BurnishError(f"`burnish {words[0]}` ended with status {process.returncode}: " + " ".join(said))
+            raise BurnishError(f"`burnish {words[0]}` ended with status {status}: " + " ".join(said))
 
     def _tell(self, entry: Entry, how: str) -> None:
         self.ended, self.played = self.ended + 1, self.played + 1

@@ -1,0 +1,40 @@
+"""A comparison on a cluster that SLURM runs: one array job, each of whose tasks plays one run, by `burnish compare
+only=RUN`, in folders that all nodes share. Nothing but `sbatch` is needed, and the user types that.
+
+Later the same command with ``resume=true`` collects: it writes a script for what is not there yet, such as runs that a
+time limit stopped, or the free baselines, which last as long as the median run; or the comparison, once all is there.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...policies.cli.verb_process import MAIN, VARIABLE, child_imports
+
+SLURM, SCRIPT = "slurm", "slurm.sh"
+NOTICE_S = 120  # between the signal, on which a run saves, and the end of its time
+
+
+def array_script(names: Sequence[str], words: Sequence[str], out: Path, gpu: bool) -> str:
+    """The script that plays the runs ``names`` of the comparison that ``words`` describe."""
+    imports = child_imports()
+    lines = [
+        "#!/bin/bash",
+        "#SBATCH --job-name=burnish",
+        f"#SBATCH --array=0-{len(names) - 1}",
+        "#SBATCH --cpus-per-task=1",
+        *(["#SBATCH --gres=gpu:1"] if gpu else []),
+        "#SBATCH --requeue",
+        f"#SBATCH --signal=B:TERM@{NOTICE_S}",
+        f"#SBATCH --output={out.absolute()}/slurm-%a.log",
+        "#SBATCH --open-mode=append",
+        f"cd {shlex.quote(os.getcwd())} || exit 1",
+        *([f"export {VARIABLE}={shlex.quote(','.join(imports))}"] if imports else []),
+        f"runs=({shlex.join(names)})",
+        f'exec {shlex.join([sys.executable, "-c", MAIN, "compare", *words])} only="${{runs[$SLURM_ARRAY_TASK_ID]}}"',
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,60 @@
+"""Where verbs are played: in processes of this machine, or as tasks of a Ray cluster. `burnish compare` and benchmarks
+hand their runs to an executor, which knows nothing of what is run."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from ..core import files
+from ..core.threads import usable_cores
+from ..runs.interrupt import Stop
+from .verb_process import start_verb
+
+LOCAL, RAY = "local", "ray"
+POLL_S = 0.2
+
+
+class Executor(Protocol):
+    """Plays verbs, several at a time, from as many threads."""
+
+    def jobs(self, count: int) -> int:
+        """How many of ``count`` verbs to hand over at a time."""
+        ...
+
+    def play(self, words: Sequence[str], log: Path, stop: Stop) -> int:
+        """``burnish`` with ``words``, its output in ``log``; exit status. A stop is passed on, and waited for."""
+        ...
+
+
+class Processes:
+    """A verb is a process of this machine, one per core."""
+
+    def jobs(self, count: int) -> int:
+        return usable_cores()
+
+    def play(self, words: Sequence[str], log: Path, stop: Stop) -> int:
+        """The process hears of a Ctrl-C by itself, but not of a SIGTERM to this one."""
+        with files.fresh(files.named(log.parent) / log.name) as file:
+            process = start_verb(words, stdout=file, stderr=subprocess.STDOUT)
+            signalled = False
+            while process.poll() is None:
+                if stop.requested and not signalled:
+                    process.send_signal(signal.SIGTERM)
+                    signalled = True
+                time.sleep(POLL_S)
+        return process.returncode
+
+
+def executor(on: str, device: str = "cpu") -> Executor:
+    """The one that a setting ``on=local``, ``on=ray`` or ``on=ray:ADDRESS`` names, for verbs of one thread and perhaps
+    a GPU."""
+    if on == LOCAL:
+        return Processes()
+    from .ray_tasks import RayTasks
+
+    return RayTasks(on.removeprefix(RAY).removeprefix(":") or None, gpus=0 if device == "cpu" else 1)

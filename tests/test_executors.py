@@ -1,0 +1,233 @@
+"""A comparison beyond one process: as tasks of a Ray cluster, of which a node dies, and as an array job of SLURM. Its
+numbers are those of one machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from burnish.finetune.compare.compare import waiting_runs
+from burnish.finetune.compare.slurm import array_script
+from burnish.policies.cli.cli import main
+from burnish.policies.cli.executors import Processes, executor
+from burnish.policies.core.errors import BurnishError
+from burnish.policies.runs.interrupt import Stop
+
+# ---- Ray, which not everybody has: a stand-in that answers as told ----
+
+
+class Cancelled(Exception):
+    """As `ray.exceptions.TaskCancelledError`."""
+
+
+class Lost(Exception):
+    """As `ray.exceptions.RayError`."""
+
+
+def stand_in(answer: Any) -> Any:
+    """``answer`` is given once a stop was passed on, or at once if it is no Cancelled."""
+    module: Any = ModuleType("ray")
+    module.asked, module.cancelled = {}, []
+
+    def remote(**options):
+        module.asked |= options
+        return lambda play: SimpleNamespace(remote=lambda *given: module.asked.update(given=given) or "task")
+
+    def get(task):
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def wait(tasks, timeout):
+        over = bool(module.cancelled) or not isinstance(answer, Cancelled)
+        return (tasks, []) if over else ([], tasks)
+
+    module.__dict__.update(remote=remote, get=get, wait=wait, cancel=module.cancelled.append)
+    module.__dict__.update(is_initialized=lambda: True)
+    module.exceptions = SimpleNamespace(TaskCancelledError=Cancelled, RayError=Lost)
+    return module
+
+
+def test_a_task_has_its_resources_and_may_lose_nodes(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "ray", ray := stand_in(3))
+    monkeypatch.setenv("BURNISH_IMPORT", "json")
+    runs = executor("ray", "cuda")
+    assert runs.play(["evaluate"], tmp_path / "log", Stop()) == 3
+    assert ray.asked["num_cpus"] == 1 and ray.asked["num_gpus"] == 1 and ray.asked["max_retries"] > 0
+    assert ray.asked["max_calls"] == 1, "a task is a process of its own"
+    words, log, folder, modules, _ = ray.asked["given"]
+    assert (words, log, folder) == (["evaluate"], str(tmp_path / "log"), os.getcwd()) and "json" in modules
+    assert runs.jobs(7) == 7
+    executor("ray")
+    assert ray.asked["num_gpus"] == 0
+
+
+def test_a_stop_is_passed_on_and_a_loss_is_one_sentence(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "ray", ray := stand_in(Cancelled()))
+    assert executor("ray").play(["finetune"], tmp_path / "log", Stop(requested=True)) == 130
+    assert ray.cancelled == ["task"]
+    monkeypatch.setitem(sys.modules, "ray", stand_in(Lost("its node died")))
+    with pytest.raises(BurnishError, match="Ray has lost `burnish finetune`: its node died"):
+        executor("ray").play(["finetune"], tmp_path / "log", Stop())
+
+
+def test_bad_places_are_one_sentence_before_anything_is_played(monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(BurnishError, match=r"on=ray needs Ray; pip install 'burnish\[ray\]'"):
+        executor("ray:10.0.0.1:6379")
+    assert isinstance(executor("local"), Processes)
+    words = ["compare", "base=x", "methods=dsrl", f"out={tmp_path}/out"]
+    for place in ("moon", "rayon", "local:x"):
+        assert main([*words, f"on={place}"]) == 2
+        assert f"on={place} is no place for runs" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+# ---- SLURM ----
+
+
+def test_free_baselines_wait_for_a_run_and_failures_for_nobody(tmp_path):
+    for name in ("evaluations", "runs"):
+        (tmp_path / name).mkdir()
+
+    def waiting():
+        return waiting_runs(tmp_path, ["base", "a-0", "a-1"], ["iql-0"])
+
+    assert waiting() == ["base", "a-0", "a-1"]
+    (tmp_path / "evaluations/base.json").touch()
+    (tmp_path / "runs/a-0.failed").touch()
+    assert waiting() == ["a-1"]
+    (tmp_path / "runs/a-1.failed").touch()
+    assert waiting() == [], "nothing says how long a free baseline is to be trained"
+    (tmp_path / "evaluations/a-1.json").touch()
+    assert waiting() == ["iql-0"]
+    (tmp_path / "evaluations/iql-0.json").touch()
+    assert waiting() == []
+
+
+def test_a_script_is_safe_with_any_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["base=a b", "methods=$(touch planted)"]
+    text = array_script(["dsrl-0", "$(touch planted)"], words, tmp_path, gpu=True)
+    assert "#SBATCH --array=0-1\n" in text and "#SBATCH --gres=gpu:1\n" in text
+    shown = text.replace("exec ", 'printf "%s\\n" ')
+    found = subprocess.run(["bash", "-c", shown], env={"SLURM_ARRAY_TASK_ID": "1"}, capture_output=True, text=True)
+    assert found.stdout.splitlines()[-3:] == [*words, "only=$(touch planted)"] and not (tmp_path / "planted").exists()
+    assert "gres" not in array_script(["dsrl-0"], words, tmp_path, gpu=False)
+
+
+# ---- the whole ----
+
+STEADY = """defaults: [override /method: residual_ppo]
+worlds: 4
+method: {loop: {decisions_per_update: 10}, agent: {hidden: [8]}}
+"""
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory) -> list[str]:
+    folder = tmp_path_factory.mktemp("compared")
+    assert main(["collect", "env=point_reach", "episodes=6", f"out={folder}/data"]) == 0
+    small = ["policy.net.mlp.hidden=[16]", "policy.steps=2", "train.steps=30", "eval.episodes=4", "chunk.execute=4"]
+    assert main(["pretrain", "policy=flow", *small, f"data={folder}/data", f"out={folder}/base"]) == 0
+    (folder / "steady.yaml").write_text(STEADY)
+    found = [
+        "compare",
+        f"base={folder}/base",
+        f"methods={folder}/steady.yaml",
+        "seeds=2",
+        "episodes=6",
+        "evaluations=2",
+    ]
+    return [*found, "evaluation_episodes=4", "confirm_episodes=4", "worlds=4", "videos=0"]
+
+
+def runs_of(out: Path) -> dict[int, Any]:
+    """All that a run has learnt and shown, by its seed; without its seconds."""
+    found = json.loads((out / "compare.json").read_text())
+    assert [row["status"] for row in found["runs"]] == ["finished", "finished"], found["runs"]
+    rows = {
+        row["seed"]: (row["final"], row["difference"], [point[2:] for point in row["curve"]]) for row in found["runs"]
+    }
+    ends = {seed: json.loads((out / f"evaluations/steady-{seed}.json").read_text()) for seed in rows}
+    return {seed: (rows[seed], ends[seed]["returns"]) for seed in rows}
+
+
+@pytest.fixture
+def here(monkeypatch) -> None:
+    """Verbs of this machine are played in this process, which starts more quickly."""
+
+    def play(self, words, log, stop):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.touch()
+        return main(list(words))
+
+    monkeypatch.setattr(Processes, "play", play)
+    monkeypatch.setattr(Processes, "jobs", lambda self, count: 1)
+
+
+@pytest.mark.slow
+@pytest.mark.sim
+def test_an_array_job_gives_the_comparison_of_one_machine(words, tmp_path, capsys, here):
+    words = [*words, "budget=160"]
+    assert main([*words, f"out={tmp_path}/local"]) == 0
+    out = tmp_path / "array"
+    command = [*words, "on=slurm", f"out={out}"]
+    assert main(command) == 0
+    assert "plays 3 runs" in capsys.readouterr().out and not (out / "compare.json").exists()
+    subprocess.run(["bash", str(out / "slurm.sh")], env={**os.environ, "SLURM_ARRAY_TASK_ID": "0"}, check=True)
+    assert (out / "evaluations/base.json").exists()
+    for wave in (("steady-0", "steady-1"), ("base_greedy-0",)):
+        assert main([*command, "resume=true"]) == 0
+        assert f"plays {len(wave)} runs" in capsys.readouterr().out and not (out / "compare.json").exists()
+        for name in wave:
+            assert name in (out / "slurm.sh").read_text()
+            assert main([*words, f"out={out}", f"only={name}"]) == 0
+    assert main([*command, "resume=true"]) == 0
+    found = runs_of(out)
+    assert found == runs_of(tmp_path / "local")
+    assert found[0] != found[1], "the control: another seed is another run"
+
+
+@pytest.mark.slow
+@pytest.mark.sim
+def test_a_comparison_on_ray_loses_a_node_and_nothing_else(words, tmp_path, monkeypatch, here):
+    """Two nodes with a core each. One is killed when both runs have saved and none has ended."""
+    ray = pytest.importorskip("ray")
+    cluster_utils = pytest.importorskip("ray.cluster_utils")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    words = [*words, "budget=12000"]
+    assert main([*words, f"out={tmp_path}/local"]) == 0
+    out = tmp_path / "ray"
+    node = {"object_store_memory": 10**8, "include_dashboard": False}
+    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **node})
+    try:
+        nodes = [cluster.add_node(num_cpus=1, **node) for _ in range(2)]
+
+        def kill() -> None:
+            while len(list(out.glob("runs/*/checkpoints"))) < 2 or not all(
+                any(run.glob("0*")) for run in out.glob("runs/*/checkpoints")
+            ):
+                time.sleep(0.01)
+            cluster.remove_node(nodes[1], allow_graceful=False)
+
+        killer = threading.Thread(target=kill, daemon=True)
+        killer.start()
+        assert main([*words, f"on=ray:{cluster.address}", f"out={out}"]) == 0
+        killer.join(timeout=1)
+        assert not killer.is_alive(), "no node was killed"
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    sittings = sorted(len(list((out / f"runs/steady-{seed}/tensorboard").iterdir())) for seed in (0, 1))
+    assert sittings == [1, 2], "one run was lost, and went on from its checkpoint"
+    assert runs_of(out) == runs_of(tmp_path / "local")
