@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from ..policies.build import ACTING
 from ..policies.cli.cli import main
 from ..sim.build import WORLDS
+from .exploration.build import SETTINGS
 from .refinement import FinetuneConfig, carry_out, refinement
 from .table import ONLINE
 
@@ -16,6 +17,7 @@ GROUPS: dict[str, dict[str, Mapping[str, type]]] = {
         "policy": ACTING,
         "method": ONLINE,
         "env": WORLDS,
+        "explore": SETTINGS,
     },
 }
 

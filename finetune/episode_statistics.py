@@ -20,6 +20,8 @@ class EpisodeStatistics:
         self._won = torch.zeros(num_envs, dtype=torch.bool, device=device)
         self.reports_success = False
         self._hands = torch.zeros(2, dtype=torch.int64, device=device)  # ticks that others played, of so many
+        # intrinsic reward since the last report, of so many ticks
+        self._bonus = torch.zeros(2, dtype=torch.float64, device=device)
 
     def note(self, outcome: Outcome) -> None:
         self.decisions += len(outcome.reward)
@@ -30,6 +32,8 @@ class EpisodeStatistics:
             self._won |= outcome.info["success"].bool()
         if "intervened" in outcome.info:
             self._hands += torch.stack([outcome.info["intervened"].sum(), outcome.steps.sum()])
+        if "bonus" in outcome.info:
+            self._bonus += torch.stack([outcome.info["bonus"].double().sum(), outcome.steps.sum()])
         ended = outcome.ended
         failed = outcome.terminated & ~self._won
         facts = torch.stack([torch.ones_like(self._running[0]), *self._running, self._won.double(), failed.double()])
@@ -45,7 +49,8 @@ class EpisodeStatistics:
     def report(self) -> Metrics:
         """Means over the episodes since the last report; "reward" is discounted within each chunk only, and "failure"
         is an end without success before the time is over; "intervened" is the share of the ticks since then that
-        a person or an expert played, where the world says it."""
+        a person or an expert played, where the world says it; "bonus" is the part of the rewards that exploration pays,
+        per tick (`finetune/exploration`)."""
         metrics: Metrics = {"decisions": self.decisions, "control_steps": self.ticks}
         count, reward, ticks, successes, failures = self._sums.tolist()
         if count:
@@ -57,10 +62,14 @@ class EpisodeStatistics:
         if known:
             metrics["intervened"] = theirs / known
             self._hands.zero_()
+        bonus, ticks = self._bonus.tolist()
+        if ticks:
+            metrics["bonus"] = bonus / ticks
+            self._bonus.zero_()
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        kept = {name: getattr(self, f"_{name}").clone() for name in ("running", "sums", "won", "hands")}
+        kept = {name: getattr(self, f"_{name}").clone() for name in ("running", "sums", "won", "hands", "bonus")}
         return {"decisions": self.decisions, "ticks": self.ticks.clone(), "success": self.reports_success, **kept}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -68,3 +77,4 @@ class EpisodeStatistics:
         self.ticks = state["ticks"].clone()
         self._running, self._sums, self._won = (state[name].clone() for name in ("running", "sums", "won"))
         self._hands = state.get("hands", torch.zeros_like(self._hands)).clone()  # older states do not know of it
+        self._bonus = state.get("bonus", torch.zeros_like(self._bonus)).clone()

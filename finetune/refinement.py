@@ -35,6 +35,7 @@ from ..sim.experts import make_expert
 from .advice import advised
 from .baselines.sb3 import View
 from .build import own_chunk, prepare, prior_data, require
+from .exploration.build import explored, require_rewards
 from .loops import Loop, OffPolicy, planned
 from .method import LoopKind, Needs
 from .people.intervened_rows import InterventionUse
@@ -60,6 +61,8 @@ class FinetuneConfig:
     pretrain_updates: int = field(default=0, metadata=LATER)
     # changes to the rewards of the world, for the learner, and to those of the recordings
     rewards: RewardConfig = field(default_factory=RewardConfig, metadata=LATER)
+    # a part of the reward for what is new, in the worlds that are learnt in
+    explore: Any = field(default=None, metadata=LATER)
     expert: str | None = None  # level of the scripted expert who takes over, for the methods that learn from people
     out: str = "runs/refined"  # folder of the run
     track: list[str] = field(default_factory=list)  # trackers besides JSONL and TensorBoard: wandb, trackio, rerun
@@ -91,6 +94,8 @@ def refinement(
     if config.view is not None:
         config.method = on_view(config.method, config.view)
     row = method_of(config.method)
+    if config.explore is not None:
+        require_rewards(name, row, recordings=config.data is not None)
     base, world, spec, env = scene(config, device, config.seed, base, env)
     if line := description(env):
         say(line)
@@ -189,7 +194,8 @@ def scene(
     else:
         spec = _spec_in(_specified(world) if env is None else env.spec, own_chunk(config.method).history)
     raw = raw_world(world, config.worlds, device, seed) if env is None else env
-    return base, world, spec, seen_by(spec, rewarded(raw, config.rewards))
+    raw = explored(rewarded(raw, config.rewards), config.explore, seed)
+    return base, world, spec, seen_by(spec, raw)
 
 
 def twin_of(config: FinetuneConfig, spec: PolicySpec, device: torch.device) -> VecEnv | None:

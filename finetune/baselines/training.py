@@ -44,7 +44,9 @@ class Noted(Wrapper):
         ended = playing & (step.terminated | step.truncated)
         info = {key: playing & x.bool() for key, x in step.info.items() if key == "success"}
         steps = playing.long()
-        # Of an outcome the statistics read no more than rewards, ends, steps and success.
+        if "bonus" in step.info:
+            info["bonus"] = torch.where(playing, step.info["bonus"], 0.0)
+        # Of an outcome the statistics read no more than rewards, ends, steps, success and what exploration paid.
         self.statistics.note(Outcome(step.obs, step.obs, reward, reward, ended, ended, steps, action[:, None], info))
         return step
 

@@ -89,10 +89,10 @@ def act(mail: Mailbox, make: Make, config: Any, acting: ActorConfig) -> None:
 
 
 def as_row(obs: Obs, action: Tensor, columns: dict[str, Tensor], outcome: Outcome) -> dict[str, Any]:
-    """Where new episodes begin is left out, since the next row says it; of ``info`` a loop reads success and who played
-    alone; what a view adds to its outcomes is among the columns, if the learner wants it."""
+    """Where new episodes begin is left out, since the next row says it; of ``info`` a loop reads success, who played
+    and what exploration paid; what a view adds to its outcomes is among the columns, if the learner wants it."""
     facts = {name: getattr(outcome, name) for name in Outcome._fields if name not in ("obs", "info")}
-    info = {name: x for name, x in outcome.info.items() if name in ("success", "intervened")}
+    info = {name: x for name, x in outcome.info.items() if name in ("success", "intervened", "bonus")}
     return {"obs": obs, "action": action, "columns": columns, "facts": facts, "info": info}
 
 

@@ -95,6 +95,8 @@ def _gathered(so_far: dict[str, Tensor], new: dict[str, Tensor], active: Tensor)
             value = value | old
         elif key == "weight" and key in so_far:  # a decision is believed as far as its worst tick
             value = torch.minimum(value, old)
+        elif key == "bonus":  # what its ticks earned, together
+            value = value + old
         out[key] = torch.where(rows(active, value), value, old)
     return out
 

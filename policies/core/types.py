@@ -32,7 +32,7 @@ class Step(NamedTuple):
     truncated: Tensor  # (N,) bool
     # Each (N, ...). Where the world knows them: "success" (N,) bool, "executed" (N, A), and "intervened" (N,) bool:
     # a person or an expert played this tick, namely what "executed" says. An imagined world may add "weight" (N,) in
-    # (0, 1]: how far its model is to be believed there.
+    # (0, 1]: how far its model is to be believed there; and "bonus" (N,) is the share of an intrinsic reward.
     info: dict[str, Tensor]
 
 
@@ -47,7 +47,8 @@ class Outcome(NamedTuple):
     terminated: Tensor  # (N,) bool
     steps: Tensor  # (N,) int64, control ticks executed
     executed: Tensor  # (N, n, A) what the actuators got, zero after `steps`
-    # as in `Step`, but "intervened" (N, n): of each tick that was executed; and "weight" is the smallest of them
+    # as in `Step`, but "intervened" (N, n): of each tick that was executed; "weight" is the smallest of them, and
+    # "bonus" their sum
     info: dict[str, Tensor]
 
     @property

@@ -1,0 +1,85 @@
+"""The table of explorations, ``explore=NAME``: each pays a part of the reward, through the view on rewards.
+
+It is a `Bonus` (`policies/core/rewards.py`) on single control ticks of the world as it is, below every method's view of
+it. So any method that learns from rewards explores, on policy and off; the worlds in which policies are tried pay what
+they always pay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...policies.core.errors import BurnishError
+from ...policies.core.rewards import Bonus, RewardMap
+from ...policies.core.seed import derive
+from ...policies.core.types import Obs, VecEnv
+from ..method import LoopKind, Method
+from ..people.intervened_rows import InterventionUse
+from .novelty import Novelty, NoveltyConfig
+from .observed import ExploreConfig
+from .submodular import Submodular, SubmodularConfig
+
+
+class Exploration(NamedTuple):
+    """A row of the table."""
+
+    config: type[ExploreConfig]
+    make: Callable[..., Bonus]  # (config, world: EnvSpec, num_envs, device, seed)
+
+
+EXPLORATIONS: dict[str, Exploration] = {
+    "novelty": Exploration(NoveltyConfig, Novelty),
+    "submodular": Exploration(SubmodularConfig, Submodular),
+}
+SETTINGS: dict[str, type] = {name: row.config for name, row in EXPLORATIONS.items()}
+
+
+class Weighted:
+    """A bonus times its weight, which may fade."""
+
+    def __init__(self, bonus: Bonus, config: ExploreConfig) -> None:
+        self.bonus, self.config, self.ticks = bonus, config, 0
+        self.begin = bonus.begin
+
+    def __call__(self, obs: Obs, action: Tensor, next_obs: Obs, active: Tensor) -> Tensor:
+        weight, fade = self.config.weight, self.config.fade
+        weight *= max(0.0, 1 - self.ticks / fade) if fade else 1
+        self.ticks += int(active.sum())
+        return weight * self.bonus(obs, action, next_obs, active)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"ticks": self.ticks, "bonus": self.bonus.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.ticks = int(state["ticks"])
+        self.bonus.load_state_dict(state["bonus"])
+
+
+def explored(env: VecEnv, config: ExploreConfig | None, seed: int) -> VecEnv:
+    """The world with what ``explore=`` pays, ``env`` itself where that is nothing."""
+    if config is None:
+        return env
+    make = next(row.make for row in EXPLORATIONS.values() if row.config is type(config))
+    device = torch.device(env.device)
+    bonus = make(config, env.spec, env.num_envs, device, derive(seed, "explore"))
+    return RewardMap(env, bonus=Weighted(bonus, config))
+
+
+def require_rewards(name: str, row: Method, *, recordings: bool) -> None:
+    """Refuse to explore where a method would not learn from what exploration pays."""
+    if row.loop is LoopKind.imagined:
+        raise BurnishError(
+            f"explore= pays for what was not seen before, which the model of method={name} would take for rewards of "
+            "the world; leave it out, or take another method, such as method=rlpd"
+        )
+    if row.interventions is InterventionUse.taught:
+        raise BurnishError(f"method={name} learns from who takes over, not from rewards; leave explore= out")
+    if recordings:
+        raise BurnishError(
+            "explore= pays for what is new while it is played, and recordings were not paid so; leave data= or "
+            "explore= out"
+        )
