@@ -35,7 +35,7 @@ from ..sim.experts import make_expert
 from .advice import advised
 from .baselines.sb3 import View
 from .build import own_chunk, prepare, prior_data, require
-from .exploration.build import explored, require_rewards
+from .exploration.build import explored, require_rewards, row_of
 from .loops import Loop, OffPolicy, planned
 from .method import LoopKind, Needs
 from .people.intervened_rows import InterventionUse
@@ -52,7 +52,8 @@ class FinetuneConfig:
     method: Any = MISSING  # the method; each has a page in docs/methods
     view: View | None = None  # quantity that the algorithm chooses, of method=sb3
     env: Any = None  # world; by default the one that the policy was trained for
-    # a simulation of that world, for the methods that learn a model: it learns what the twin leaves unexplained
+    # a simulation of that world, for the methods that learn a model: it learns what the twin leaves unexplained; or for
+    # explore=information
     twin: Any = field(default=None, metadata={**LATER, "group": "env"})
     worlds: int = 8  # worlds that are stepped at once
     total: int = 100_000  # decisions of all worlds together
@@ -194,15 +195,25 @@ def scene(
     else:
         spec = _spec_in(_specified(world) if env is None else env.spec, own_chunk(config.method).history)
     raw = raw_world(world, config.worlds, device, seed) if env is None else env
-    raw = explored(rewarded(raw, config.rewards), config.explore, seed)
+    twin = raw_twin(config, device) if explores_by_twin(config) else None
+    raw = explored(rewarded(raw, config.rewards), config.explore, seed, twin)
     return base, world, spec, seen_by(spec, raw)
 
 
 def twin_of(config: FinetuneConfig, spec: PolicySpec, device: torch.device) -> VecEnv | None:
     """The simulation that a model stands on, as the policy sees it."""
-    if config.twin is None:
-        return None
-    return seen_by(spec, raw_world(origin_of(config.twin), config.worlds, device, config.seed))
+    twin = None if explores_by_twin(config) else raw_twin(config, device)
+    return None if twin is None else seen_by(spec, twin)
+
+
+def raw_twin(config: FinetuneConfig, device: torch.device) -> VecEnv | None:
+    """The twin in units of its actuators."""
+    return None if config.twin is None else raw_world(origin_of(config.twin), config.worlds, device, config.seed)
+
+
+def explores_by_twin(config: FinetuneConfig) -> bool:
+    """Whether the twin is for exploration, not for a model."""
+    return config.explore is not None and row_of(config.explore).twin
 
 
 def in_two_processes(config: FinetuneConfig, loop: Loop[Any]) -> Asynchronous:

@@ -6,7 +6,7 @@ seeds, episodes, latency, randomised models, pictures, truncation, saved state.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -20,11 +20,11 @@ from ..policies.core.clock import Clock, restored
 from ..policies.core.errors import BurnishError
 from ..policies.core.seed import derive as derive_seed
 from ..policies.core.spec import ObsSpec
-from ..policies.core.types import KnownDynamics, KnownOutcome, Obs, Step
+from ..policies.core.types import KnownDynamics, KnownOutcome, Obs, ParametricDynamics, Step
 from .guard import Guarding, Limits
 from .physics import Array, Physics, Rows
 from .pixels import Pixels, film_camera
-from .randomize import randomize
+from .randomize import SCALED_FIELDS, randomize, scaled
 from .task import Draw, PixelConfig, Task, Verdict
 
 
@@ -158,12 +158,30 @@ class BatchedMujoco:
     @property
     def known_dynamics(self) -> KnownDynamics | None:
         """Of worlds that are not played: their states are replaced."""
+        return self._dynamics({})
+
+    @property
+    def parametric_dynamics(self) -> ParametricDynamics | None:
+        """Of worlds that are not played, and not randomised: their states and models are replaced."""
+        if self._dynamics({}) is None or (self.task.randomize is not None and self.task.randomize.any()):
+            return None
+
+        def dynamics(factors: Mapping[str, float]) -> KnownDynamics:
+            known = self._dynamics(factors)
+            assert known is not None, "was asked before"
+            return known
+
+        return dynamics
+
+    def _dynamics(self, factors: Mapping[str, float]) -> KnownDynamics | None:
         place = getattr(self.task, "place_at", None)
         if place is None or not self.task.shows_all() or self._pixels is not None or self.shaper is not None:
             return None
 
         def known(obs: Obs, action: Tensor) -> Obs:
             found = []
+            for i in range(self.num_envs) if factors else ():
+                scaled(self.physics.own_model(i, SCALED_FIELDS), factors, self.physics.data[i])
             for state, wanted in zip(obs["state"].split(self.num_envs), action.split(self.num_envs), strict=True):
                 rows = np.arange(len(state))
                 given, asked = np.zeros((self.num_envs, state.shape[1])), np.zeros(self._shape)
@@ -173,6 +191,8 @@ class BatchedMujoco:
                 ctrl = self.task.control(asked.clip(self._low, self._high), rows)
                 self.physics.step(ctrl, self.task.frame_skip, rows, self._derive)
                 found.append(self._tensor(self.task.observe()["state"][rows]))
+            for i in range(self.num_envs) if factors else ():
+                scaled(self.physics.own_model(i, SCALED_FIELDS), {}, self.physics.data[i])
             return {**obs, "state": torch.cat(found)}
 
         return known

@@ -5,12 +5,13 @@ Every quantity starts from its nominal value, so an episode is a function of its
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ..policies.core.errors import BurnishError, did_you_mean
 from ..policies.core.ranges import check_ranges
 
 if TYPE_CHECKING:
@@ -115,6 +116,20 @@ QUANTITIES = (
     Quantity(lambda config: config.camera_rad, camera_direction, ("cam_quat",), derives=True),
     Quantity(lambda config: config.camera_fovy, camera_fovy, ("cam_fovy",)),
 )
+
+# Quantities that one factor scales for the whole world, by their names.
+SCALED = {kind.change.__name__: kind for kind in QUANTITIES if kind.change in (mass, friction, gains, damping)}
+SCALED_FIELDS = tuple(name for kind in SCALED.values() for name in kind.fields)
+
+
+def scaled(model: mujoco.MjModel, factors: Mapping[str, float], scratch: mujoco.MjData) -> None:
+    """Changes ``model``, whose ``SCALED_FIELDS`` hold nominal values, in place; ``scratch`` is overwritten."""
+    for name, factor in factors.items():
+        if name not in SCALED:
+            raise BurnishError(f"there is no parameter {name!r} of this world; {did_you_mean(name, SCALED)}")
+        for field in SCALED[name].fields:
+            getattr(model, field)[...] *= factor
+    _derive(model, scratch)
 
 
 def randomize(

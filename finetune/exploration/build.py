@@ -19,6 +19,7 @@ from ...policies.core.seed import derive
 from ...policies.core.types import Obs, VecEnv
 from ..method import LoopKind, Method
 from ..people.intervened_rows import InterventionUse
+from .information import Information, InformationConfig
 from .novelty import Novelty, NoveltyConfig
 from .observed import ExploreConfig
 from .submodular import Submodular, SubmodularConfig
@@ -28,12 +29,14 @@ class Exploration(NamedTuple):
     """A row of the table."""
 
     config: type[ExploreConfig]
-    make: Callable[..., Bonus]  # (config, world: EnvSpec, num_envs, device, seed)
+    make: Callable[..., Bonus]  # (config, world: EnvSpec, num_envs, device, seed), and the twin where it asks for one
+    twin: bool = False  # it asks a simulation of the world
 
 
 EXPLORATIONS: dict[str, Exploration] = {
     "novelty": Exploration(NoveltyConfig, Novelty),
     "submodular": Exploration(SubmodularConfig, Submodular),
+    "information": Exploration(InformationConfig, Information, twin=True),
 }
 SETTINGS: dict[str, type] = {name: row.config for name, row in EXPLORATIONS.items()}
 
@@ -59,13 +62,25 @@ class Weighted:
         self.bonus.load_state_dict(state["bonus"])
 
 
-def explored(env: VecEnv, config: ExploreConfig | None, seed: int) -> VecEnv:
-    """The world with what ``explore=`` pays, ``env`` itself where that is nothing."""
+def row_of(config: ExploreConfig) -> Exploration:
+    """The row of the table with these settings."""
+    return next(row for row in EXPLORATIONS.values() if row.config is type(config))
+
+
+def explored(env: VecEnv, config: ExploreConfig | None, seed: int, twin: VecEnv | None = None) -> VecEnv:
+    """The world with what ``explore=`` pays, ``env`` itself where that is nothing; ``twin`` is a simulation of it, in
+    units of the actuators too."""
     if config is None:
         return env
-    make = next(row.make for row in EXPLORATIONS.values() if row.config is type(config))
-    device = torch.device(env.device)
-    bonus = make(config, env.spec, env.num_envs, device, derive(seed, "explore"))
+    row, options = row_of(config), {}
+    if row.twin:
+        if twin is None or (twin.spec.obs, twin.spec.action) != (env.spec.obs, env.spec.action):
+            raise BurnishError(
+                "explore=information asks a simulation of the world how it depends on its parameters; name one that "
+                "shows and takes the same, twin=..."
+            )
+        options["twin"] = twin
+    bonus = row.make(config, env.spec, env.num_envs, torch.device(env.device), derive(seed, "explore"), **options)
     return RewardMap(env, bonus=Weighted(bonus, config))
 
 

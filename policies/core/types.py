@@ -8,7 +8,7 @@ worth nothing) or *truncated* (the future is worth something, but we stopped loo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -124,6 +124,10 @@ KnownOutcome = Callable[[Obs, Obs], tuple[Tensor, Tensor, Tensor]]
 # The observations to which actions (B, A) lead from others, each of a single frame, for any B. A world that can be set
 # to what it shows has it as ``known_dynamics``.
 KnownDynamics = Callable[[Obs, Tensor], Obs]
+
+# Factors on physical parameters, by their names -> the dynamics with these. A world that knows how it depends on them
+# has it as ``parametric_dynamics``.
+ParametricDynamics = Callable[[Mapping[str, float]], KnownDynamics]
 
 
 @runtime_checkable

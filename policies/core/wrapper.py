@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .errors import BurnishError
-from .types import KnownDynamics, KnownOutcome, Obs, Saved, VecEnv
+from .types import KnownDynamics, KnownOutcome, Obs, ParametricDynamics, Saved, VecEnv
 
 
 @runtime_checkable
@@ -93,6 +93,10 @@ class Wrapper:
     @property
     def known_dynamics(self) -> KnownDynamics | None:
         return getattr(self.env, "known_dynamics", None)
+
+    @property
+    def parametric_dynamics(self) -> ParametricDynamics | None:
+        return getattr(self.env, "parametric_dynamics", None)
 
     def reset(self, mask: Tensor | None = None, seeds: Sequence[int] | None = None) -> Obs:
         return self.env.reset(mask, seeds)
