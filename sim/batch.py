@@ -6,7 +6,7 @@ seeds, episodes, latency, randomised models, pictures, truncation, saved state.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -260,6 +260,23 @@ class BatchedMujoco:
         chosen = np.arange(self.num_envs) if rows is None else np.asarray(rows, np.int64)
         (frames,) = self._film.draw(chosen).values()
         return torch.from_numpy(frames[chosen].transpose(0, 2, 3, 1)).to(self.device)
+
+    @property
+    def pictures_of(self) -> Callable[[Obs], Tensor] | None:
+        """The world 0 in states that it shows, one after the other; all worlds are as before."""
+        place = getattr(self.task, "place_at", None)
+        if place is None or not self.task.shows_all():
+            return None
+
+        def drawn(obs: Obs) -> Tensor:
+            kept, first, found = self.physics.state(), np.zeros(1, np.int64), []
+            for state in obs["state"].cpu().numpy():
+                place(np.tile(state, (self.num_envs, 1)), first)
+                found.append(self.render(128, [0]))
+            self.physics.restore(kept, self._derive)
+            return torch.cat(found)
+
+        return drawn
 
     def state_dict(self) -> dict[str, Any]:
         return {

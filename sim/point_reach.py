@@ -6,7 +6,7 @@ It keeps the promises of the closed-form worlds in `toy.py`.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -135,7 +135,18 @@ class PointReach(TorchWorld[PointReachConfig]):
         """(N, size, size, 3) uint8, on the world's device."""
         if self.config.dim != 2:
             raise BurnishError(f"point_reach can be drawn in a plane only, but dim={self.config.dim}")
-        picture = torch.full((self.num_envs, size, size, 3), 255, dtype=torch.uint8, device=self.device)
-        goal = pixel_distance(self._state["goal"], size, 1.0) <= self.config.radius
-        point = pixel_distance(self._state["position"], size, 1.0) <= 0.04
-        return paint(paint(picture, goal, (120, 200, 120)), point, (200, 60, 40))
+        return self._drawn(self._state["position"], self._state["goal"], size)
+
+    @property
+    def pictures_of(self) -> Callable[[Obs], Tensor] | None:
+        def drawn(obs: Obs) -> Tensor:
+            state = obs["state"]
+            return self._drawn(state[:, :2], state[:, -2:] if self.config.goal_in_state else obs["goal"], 128)
+
+        return drawn if self.config.dim == 2 else None
+
+    def _drawn(self, position: Tensor, goal: Tensor, size: int) -> Tensor:
+        picture = torch.full((len(position), size, size, 3), 255, dtype=torch.uint8, device=position.device)
+        around = pixel_distance(goal, size, 1.0) <= self.config.radius
+        point = pixel_distance(position, size, 1.0) <= 0.04
+        return paint(paint(picture, around, (120, 200, 120)), point, (200, 60, 40))

@@ -19,6 +19,7 @@ from burnish.finetune.methods.residual_td3 import ResidualTD3Config
 from burnish.finetune.table import METHODS, method_of
 from burnish.finetune.world_model.check import FEWEST
 from burnish.finetune.world_model.env import Guard, GuardConfig
+from burnish.finetune.world_model.films import film_name
 from burnish.finetune.world_model.model import ModelConfig
 from burnish.finetune.world_model.record import RECORD
 from burnish.offline.returns import Discount
@@ -183,18 +184,28 @@ def test_a_model_that_flatters_is_not_trusted(capsys):
     assert str(before) == str(after), "something was refined in it"
 
 
-def test_a_report_shows_imagined_beside_real(tmp_path):
+def test_a_report_shows_imagined_beside_real(tmp_path, monkeypatch):
     env = world()
     loop = made(config(imagined=200, gap=2.0, model=TINY), Halfway(env), env, seed=3)
     run(loop, 3 * 48 * TASK.max_steps)
     folder = report_lab.run_folder(tmp_path / "run", "imagine", 0, [])
     assert "burnish report" in loop.deliver(folder)
     record = loop.record
+
+    def blind(self, obs):
+        raise BurnishError("no renderer")
+
+    monkeypatch.setattr(PointReach, "pictures_of", blind)
+    assert "without films (no renderer)" in loop.deliver(tmp_path)
     assert [x[2] is None for x in record.trials] == [True, False, False]
     assert record.trials[-1][0] == loop.statistics.ticks
     assert sum(x[2] for x in record.reliability) == 2 * 48 // 5, "of the second fit, a fifth of what was played before"
     assert len(record.episodes) == 2 and all(x.real[0] == x.imagined[0] for x in record.episodes)
     text = page(folder, "run")
+    assert text.count("data:video/mp4") == 2 and "data:video" not in page(folder, "run", "videos_mib=0")
+    (folder / film_name(0)).unlink()
+    (folder / film_name(0)).symlink_to(folder / film_name(1))
+    assert page(folder, "run").count("data:video/mp4") == 1, "a link is not followed"
     for words in ("Imagined beside real", "Success head", "3 trials in the world", "state 0", "Episode 2: really a"):
         assert words in text
     told = json.loads((folder / RECORD).read_text())

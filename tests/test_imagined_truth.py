@@ -21,6 +21,7 @@ from burnish.offline.returns import Discount
 from burnish.policies.controllers import controller_for
 from burnish.policies.core.spec import agent_spec
 from burnish.policies.core.types import VecEnv
+from burnish.policies.core.wrapper import pictures_of
 from burnish.policies.measure.evaluate import evaluate
 from burnish.sim.experts.toy import FeedbackExpert
 from burnish.sim.point_reach import PointReach, PointReachConfig, Reward
@@ -95,13 +96,17 @@ def test_an_imagined_episode_in_the_true_dynamics_is_the_real_one():
     here = ImaginedEnv(TrueModel(TOY), 2, GuardConfig(Guard.none))
     given = tape.ticks, [begun + a, begun + b], [seeds[a], seeds[b]]
     assert lengths[b] > 3
-    names, pairs = episodes_beside(here, here, controller_for(policy, 2), *given)
+    names, pairs, courses = episodes_beside(here, here, controller_for(policy, 2), *given)
     assert names == ["state 0", "state 1", "state 2", "state 3"] and len(pairs) == 2
-    for pair in pairs:
+    draw = pictures_of(tape)
+    assert draw is not None
+    for pair, course in zip(pairs, courses, strict=True):
+        assert len(course.real["state"]) == len(pair.real)
+        assert torch.equal(draw(course.real), draw(course.imagined)), "the pictures are those of what was played"
         # The noise is the same, but products round otherwise for another number of rows.
         assert len(pair.real) == len(pair.imagined) and pair.succeeded[0] == pair.succeeded[1]
         assert torch.allclose(torch.tensor(pair.real), torch.tensor(pair.imagined), atol=1e-4)
-    _, others = episodes_beside(here, here, controller_for(policy, 2), *given[:2], [1, 2])
+    _, others, _ = episodes_beside(here, here, controller_for(policy, 2), *given[:2], [1, 2])
     assert others[0].imagined != pairs[0].imagined, "the noise is of no matter"
 
 

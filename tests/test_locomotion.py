@@ -217,3 +217,24 @@ def test_cameras_are_seen_beside_the_state():
     env = make_env(ENVS["ant"].config(cameras=["track"], image_size=32), 1)
     assert isinstance(env, BatchedMujoco)
     assert env.spec.obs.shapes == {"state": (105,), "image.track": (3, 32, 32)}
+
+
+@pytest.mark.sim
+def test_a_hopper_is_drawn_as_it_would_show_itself_and_goes_on_as_if_it_had_not_been():
+    """As it stands, its picture is that of ``render``; higher up another; and the next tick is the same bit for bit."""
+    env, other, third = (worlds("hopper", n)[0] for n in (2, 2, 1))
+    for each in (env, other):
+        each.reset(seeds=[1, 2])
+        obs = each.step(torch.full((2, 3), 0.5)).obs["state"].clone()
+    env.step(torch.full((2, 3), -0.5))
+    other.step(torch.full((2, 3), -0.5))
+    again = obs[:1].repeat(2, 1)
+    again[1, 0] += 0.3
+    there, high = env.pictures_of({"state": again})
+    assert int((there != high).sum()) > 100
+    third.reset(seeds=[1])
+    third.step(torch.full((1, 3), 0.5))
+    assert float((third.render(128)[0].float() - there.float()).abs().mean()) < 1, "but for its place along the way"
+    action = torch.full((2, 3), 0.1)
+    assert torch.equal(env.step(action).obs["state"], other.step(action).obs["state"])
+    assert worlds("humanoid", 1)[0].pictures_of is None

@@ -47,6 +47,7 @@ from ..episode_statistics import EpisodeStatistics
 from ..loops import SLICE, Loop, weigh
 from ..world_model.check import calibrate_success, examined, require_both
 from ..world_model.env import Guard, GuardConfig, ImaginedEnv, Starts
+from ..world_model.films import Course, shoot
 from ..world_model.model import Fit, ModelConfig, WorldModel
 from ..world_model.record import EPISODES, RECORD, Record, episodes_beside, reliability
 from ..world_model.ticks import Tape, Ticks
@@ -159,7 +160,7 @@ class ImagineLoop(Learns):
         seed: int,
     ) -> None:
         self.config, self.base, self.tape, self.imagined, self.evaluated = config, base, tape, imagined, evaluated
-        self.shown, self.record = shown, Record()
+        self.shown, self.record, self.courses = shown, Record(), list[Course]()
         self.ticks, self.model, self.seed = tape.ticks, imagined.model, seed
         self.env: Any = tape
         self._inner = inner
@@ -264,10 +265,9 @@ class ImagineLoop(Learns):
         found = evaluate(self.tape, acting, seeds)
         if part == 0 and self.iteration:  # there is a model
             which, world = range(self.shown.num_envs), stacked(self.shown, self.tape.history)
-            given = [begun + i for i in which], [seeds[i] for i in which]
-            self.record.names, self.record.episodes = episodes_beside(
-                self.shown, world, self._acting(world), self.ticks, *given
-            )
+            given = self.ticks, [begun + i for i in which], [seeds[i] for i in which]
+            beside = episodes_beside(self.shown, world, self._acting(world), *given)
+            self.record.names, self.record.episodes, self.courses = beside
         if scored:
             self.scores.append(mean(found))
         execute, statistics = self.policy.spec.execute, self.statistics
@@ -353,7 +353,8 @@ class ImagineLoop(Learns):
 
     def deliver(self, folder: Path) -> str:
         replace(named(folder) / RECORD, json.dumps(to_data(self.record), allow_nan=False))
-        return f"imagined beside real, as curves and episodes: burnish report run={folder}"
+        films = shoot(folder, self.courses, self.tape)
+        return f"imagined beside real, as curves and episodes{films}: burnish report run={folder}"
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -374,6 +375,7 @@ class ImagineLoop(Learns):
             "best": None if self.best is None else {"score": self.best[0], "weights": self.best[1]},
             "latest": {key: float(x) for key, x in self.latest.items()},
             "record": to_data(self.record),
+            "courses": [tuple(course) for course in self.courses],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -393,3 +395,4 @@ class ImagineLoop(Learns):
         self.best = None if state["best"] is None else (float(state["best"]["score"]), state["best"]["weights"])
         self.latest = dict(state["latest"])
         self.record = from_data(Record, state.get("record", {}))  # older states have none
+        self.courses = [Course(*course) for course in state.get("courses", [])]

@@ -10,12 +10,14 @@ from itertools import chain
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...policies.core.errors import BurnishError
 from ...policies.core.tree import index, where
-from ...policies.core.types import Controller, VecEnv
+from ...policies.core.types import Controller, Obs, VecEnv
 from ...policies.core.wrapper import state_names
 from .env import ImaginedEnv
+from .films import FRAMES, Course
 from .model import WorldModel, ends_of
 from .ticks import Ticks, of_episodes
 
@@ -66,9 +68,10 @@ def reliability(model: WorldModel, ticks: Ticks) -> list[list[float]]:
 @torch.no_grad()
 def episodes_beside(
     env: ImaginedEnv, world: VecEnv, controller: Controller, ticks: Ticks, numbers: Sequence[int], seeds: Sequence[int]
-) -> tuple[list[str], list[Pair]]:
+) -> tuple[list[str], list[Pair], list[Course]]:
     """The episodes ``numbers`` of ``ticks``, beside those of ``env``, one from each of their starts; ``world`` is
-    ``env`` or a history on top of it, and ``seeds`` are those that the policy had. Also the names of the numbers."""
+    ``env`` or a history on top of it, and ``seeds`` are those that the policy had. Also the names of the numbers, and
+    all that was seen at the beginning of each episode, for films."""
     model, data = env.model, ticks.all()
     real: list[dict[str, Any]] = [index(data, (data["episode"] == number).nonzero()[:, 0]) for number in numbers]
     env.begin_at({key: torch.stack([x["obs"][key][0] for x in real]) for key in env.spec.obs.shapes})
@@ -85,11 +88,19 @@ def episodes_beside(
     moved = torch.cat(played).std(0, correction=0) / model.states.scale
     chosen = moved.topk(min(NUMBERS, len(moved))).indices.sort().values
     imagined = torch.stack(states, 1)
-    pairs = []
+    pairs, courses = [], []
     for i, (x, y) in enumerate(zip(real, played, strict=True)):
         succeeded = [bool(ends_of(x)[0].any()), bool(won[i])] if ticks.knows_success else []
         pairs.append(Pair(y[:, chosen].tolist(), imagined[i, : lengths[i], chosen].tolist(), succeeded))
-    return [names_of(model, env)[i] for i in chosen.tolist()], pairs
+        begun = index(x["obs"], slice(0, 1))
+        courses.append(Course(*(_shown(model, begun, rows[:FRAMES]) for rows in (y, imagined[i, : lengths[i]]))))
+    return [names_of(model, env)[i] for i in chosen.tolist()], pairs, courses
+
+
+def _shown(model: WorldModel, begun: Obs, states: Tensor) -> Obs:
+    """The observations of an episode that began so, (T, ...)."""
+    kept = {key: x.expand(len(states), *x.shape[1:]) for key, x in begun.items()}
+    return model.with_state(kept, states)
 
 
 def names_of(model: WorldModel, env: Any) -> list[str]:

@@ -67,6 +67,12 @@ def instructions(env: Any) -> list[str] | None:
     return None if texts is None else list(texts)
 
 
+def pictures_of(env: Any) -> Callable[[Obs], Tensor] | None:
+    """The world behind ``env`` in states that it is not in: observations (B, ...) of single frames -> (B, H, W, 3)
+    uint8; None where it cannot be set to what it shows. Its episodes are as before."""
+    return getattr(_innermost(env), "pictures_of", None)
+
+
 def description(env: Any) -> str:
     """The sentence for the beginning of a run about the world behind ``env``: where it is stepped, how success is read;
     empty where it has none."""

@@ -48,7 +48,7 @@ def report(config: ReportConfig) -> int:
     folder = Path(config.run or config.compare[0])
     if config.run is not None:
         run = read_run(folder)
-        text = run_page(run, command_of(run))
+        text = run_page(run, command_of(run), config.videos_mib)
     elif len(config.compare) == 1:
         text = comparison_page(read_comparison(folder), config.videos_mib)
     else:

@@ -88,4 +88,13 @@ def _size(path: Path) -> int:
 def _film(label: str, path: Path) -> Film:
     match = NAME.fullmatch(path.name)
     assert match, "was matched before"
-    return Film(label, match[2] or "", "data:video/mp4;base64," + base64.b64encode(path.read_bytes()).decode())
+    return Film(label, match[2] or "", _uri(path))
+
+
+def embedded(path: Path, room: int) -> str:
+    """A film as a data URI; empty where there is none, or no room for it in so many bytes of the page."""
+    return _uri(path) if path.is_file() and not path.is_symlink() and _size(path) <= room else ""
+
+
+def _uri(path: Path) -> str:
+    return "data:video/mp4;base64," + base64.b64encode(path.read_bytes()).decode()

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ....policies.measure.statistics import wilson
+from ...world_model.films import film_name
 from ...world_model.record import Pair, Record
 from .charts import Chart, Curve, Point, axis, draw
 from .curves import measure_of
+from .films import embedded
 from .read import RunFolder
 from .words import Measure, counted, number, plural
 
@@ -20,18 +22,22 @@ class Imagined(NamedTuple):
 
     labels: tuple[str, str]  # of the two styles
     charts: list[tuple[str, Chart]]
-    episodes: list[tuple[str, list[tuple[str, Chart]]]]
+    episodes: list[tuple[str, list[tuple[str, Chart]], str]]  # title, curves, and a film or an empty string
     sentence: str
 
 
-def imagined_of(run: RunFolder) -> Imagined:
-    """The drawings of a run that kept a record."""
+def imagined_of(run: RunFolder, room: int) -> Imagined:
+    """The drawings of a run that kept a record; its films share ``room`` bytes of the page."""
     assert run.imagined is not None, "was asked before"
     record, measure = run.imagined, measure_of(run)
     charts = [(f"{measure.name} of trials".capitalize(), _scores(record, measure))]
     if record.reliability:
         charts.append(("Success head, on episodes it was not fitted to", _reliability(record)))
-    episodes = [(_title(i, pair), _courses(pair, record.names)) for i, pair in enumerate(record.episodes)]
+    share = room // max(len(record.episodes), 1)
+    episodes = [
+        (_title(i, pair), _courses(pair, record.names), embedded(run.path / film_name(i), share))
+        for i, pair in enumerate(record.episodes)
+    ]
     return Imagined(("real", "imagined"), charts, episodes, _sentence(record, measure))
 
 
@@ -87,5 +93,8 @@ def _sentence(record: Record, measure: Measure) -> str:
         words += "The success head is right where it lies on the diagonal, which stands for what is real. "
     if record.episodes:
         words += "Episodes are those of the last trial; each imagined one has the start and the noise of the real one, "
-        words += "and the numbers that moved most are shown."
+        words += (
+            "and the numbers that moved most are shown. A film, of worlds that can draw what was imagined, has the "
+        )
+        words += "real one on the left."
     return words.strip()

@@ -39,6 +39,7 @@ def comparison_page(comparison: Comparison, videos_mib: float) -> str:
     rows = comparison.runs + comparison.rows
     scale = forest(comparison.measure, [(x.low, x.high) for x in rows], verdict.base_value(comparison))
     shown = {run.method: comparison.folders[run.name] for run in leaders.values() if run.name in comparison.folders}
+    room = int(videos_mib * MIB)
     return _render(
         {
             "title": verdict.comparison_title(comparison),
@@ -58,8 +59,8 @@ def comparison_page(comparison: Comparison, videos_mib: float) -> str:
             },
             "scale": scale,
             "instructions": instructions_of(comparison),
-            "imagined": {x.path.name: imagined_of(x) for x in shown.values() if x.imagined is not None},
-            "films": films(comparison.path / "videos", labels, int(videos_mib * MIB)),
+            "imagined": {x.path.name: imagined_of(x, room) for x in shown.values() if x.imagined is not None},
+            "films": films(comparison.path / "videos", labels, room),
             "field": field_of(comparison, [run.name for run in order]),
             "settings": {
                 "between": settings.between(shown),
@@ -75,8 +76,8 @@ def comparison_page(comparison: Comparison, videos_mib: float) -> str:
     )
 
 
-def run_page(run: RunFolder, command: str | None) -> str:
-    """The HTML of one run, with the command that compares it where known."""
+def run_page(run: RunFolder, command: str | None, videos_mib: float) -> str:
+    """The HTML of one run, with the command that compares it where known, and at most ``videos_mib`` MiB of films."""
     curves = of_run(run)
     parts = timing.of_metrics(run.rows)
     minutes = max((row["time/elapsed_s"] for row in run.rows if "time/elapsed_s" in row), default=0.0) / 60
@@ -95,7 +96,9 @@ def run_page(run: RunFolder, command: str | None) -> str:
             "table": None,
             "scale": None,
             "instructions": None,
-            "imagined": {} if run.imagined is None else {verdict.run_name(run): imagined_of(run)},
+            "imagined": {}
+            if run.imagined is None
+            else {verdict.run_name(run): imagined_of(run, int(videos_mib * MIB))},
             "films": Films([], f"A single run films nothing; {hint}"),
             "field": f"A single run keeps no record of single episodes; {hint}",
             "settings": {
