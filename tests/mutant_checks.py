@@ -222,6 +222,34 @@ def check_polyak(polyak):
     same(online, [2.0])
 
 
+def check_novelty(novelty):
+    points, archive = torch.tensor([[0.0, 0.0], [3.0, 4.0]]), torch.tensor([[0.0, 0.0], [0.0, 4.0], [30.0, 40.0]])
+    same(novelty(points, archive, 2), [2.0, 4.0])
+    same(novelty(points, archive, 9), [(4 + 50) / 3, (5 + 3 + 45) / 3])
+    same(novelty(points, archive[:0], 2), [0.0, 0.0])
+
+
+def check_gain(gain):
+    """The determinants themselves, of I + sum of phi phi'."""
+    phi = torch.randn(3, 1, 4, generator=torch.Generator().manual_seed(0))
+    whole, inverse = torch.eye(4)[None], torch.eye(4)[None]
+    for each in phi:
+        more = whole + each[:, :, None] * each[:, None, :]
+        found, inverse = gain(inverse, each)
+        same(found, (torch.logdet(more) - torch.logdet(whole)) / 2)
+        same(inverse, torch.linalg.inv(more))
+        whole = more
+
+
+def check_information(information):
+    """The Schur complement that it stands for."""
+    root = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(0))
+    whole = root @ root.mT + torch.eye(3)
+    asked, both, rest = whole[:, :1, :1], whole[:, :1, 1:], whole[:, 1:, 1:]
+    same(information(whole, 1), torch.logdet(asked - both @ torch.linalg.inv(rest) @ both.mT) / 2)
+    same(information(whole, 3), torch.logdet(whole) / 2)
+
+
 def check_chunk_step(step):
     """The script of the worlds is the reference: see ``ScriptedWorld`` for its rewards and observations."""
     script = [[(5, TERMINATED), (4, TRUNCATED)], [(4, TRUNCATED), (6, TERMINATED)], [(6, TRUNCATED), (5, TERMINATED)]]
@@ -257,6 +285,9 @@ def check_executed_sum(executed_sum):
 
 CHECKS: dict[str, Callable[[Any], None]] = {
     "td_target": check_td_target,
+    "novelty": check_novelty,
+    "gain": check_gain,
+    "information": check_information,
     "gae": check_gae,
     "lambda_returns": check_lambda_returns,
     "n_step": check_n_step,

@@ -15,6 +15,7 @@ import pytest
 from mutant_checks import CHECKS
 
 from burnish.finetune import surrogate
+from burnish.finetune.exploration import information, novelty, submodular
 from burnish.offline import returns, soft, td
 from burnish.policies import chain
 from burnish.policies.core import chunk
@@ -93,6 +94,16 @@ MUTANTS = [
     Mutant(chunk, "ChunkEnv.step", "terminated |= active & step.terminated", "terminated |= step.terminated"),
     Mutant(chunk, "ChunkEnv.step", "torch.where(active[:, None], taken, executed[:, tick])", "taken"),
     Mutant(chunk, "ChunkEnv.step", "Outcome(obs, next_obs, ", "Outcome(obs, obs, "),
+    Mutant(novelty, "novelty", "largest=False", "largest=True"),
+    Mutant(novelty, "novelty", "values.mean(1)", "values.sum(1)"),
+    Mutant(novelty, "novelty", "min(neighbours, len(archive))", "1"),
+    Mutant(submodular, "gain", "1 + (along", "(along"),
+    Mutant(submodular, "gain", "left.log() / 2", "left.log()"),
+    Mutant(submodular, "gain", "inverse - along", "inverse + along"),
+    Mutant(submodular, "gain", " / left[:, None, None]", ""),
+    Mutant(information, "information", "[:, asked:, asked:]", "[:, :asked, :asked]"),
+    Mutant(information, "information", "torch.logdet(precision) - ", "torch.logdet(precision) + "),
+    Mutant(information, "information", ") / 2", ")"),
     Mutant(chain, "executed_sum", "spec.executed(density)", "density[:, : spec.execute]"),
     Mutant(chain, "executed_sum", " * executed[:, :, None]", ""),
     Mutant(chain, "executed_sum", "< steps", "<= steps"),
