@@ -46,6 +46,7 @@ from .split_chain import SplitChainConfig
 from .trainable import LoRAConfig, add_lora, lora_of, merge_lora
 from .vla import lerobot as vla_folders
 from .vla.bins import BinsConfig
+from .vla.pi0 import Pi0Config
 from .vla.smolvla import SmolVLAConfig, TinyVLAConfig
 from .vla.words import Words, WordsConfig
 
@@ -106,6 +107,7 @@ LEROBOT = {
     "lerobot_diffusion": PolicyKind(LeRobotDiffusionConfig, ".lerobot.diffusion:LeRobotDiffusion", "of LeRobot"),
     "lerobot_act": PolicyKind(LeRobotACTConfig, ".lerobot.act:LeRobotACT", "of LeRobot"),
     "smolvla": PolicyKind(SmolVLAConfig, ".vla.smolvla:SmolVLA", "of LeRobot"),
+    "pi0": PolicyKind(Pi0Config, ".vla.pi0:Pi0", "of LeRobot"),
 }
 KINDS: dict[str, PolicyKind | CompositeKind] = {
     **POLICIES,
@@ -146,6 +148,11 @@ class SmolVLALoadConfig(CheckpointConfig):
     late: bool = False
     # number format of the vision-language model, which is not trained; bfloat16 takes half the memory
     frozen_dtype: Precision = field(default=Precision.float32, metadata=LATER)
+
+
+@dataclass
+class Pi0LoadConfig(SmolVLALoadConfig):
+    """``policy=pi0 policy.path=...``: a pi0 or pi0.5 in a folder of LeRobot, and what that folder leaves open."""
 
 
 def policy_name(config: Any) -> str:
@@ -215,13 +222,13 @@ def saved_policy(
     """The checkpoint that ``path`` leads to: of a run, of one of its policies, or of LeRobot, whose observations can be
     given other names (``keys``); ``chosen`` says more of a SmolVLA."""
     if (theirs := find_lerobot(path)) is not None:
-        if read_json(theirs / CONFIG).get("type") == vla_folders.TYPE:
+        if read_json(theirs / CONFIG).get("type") in vla_folders.FORMATS:
             named = {name: getattr(chosen, name) for name in vla_folders.Choices._fields if hasattr(chosen, name)}
             return vla_folders.load(theirs, vla_folders.Choices(**{**named, "keys": keys or {}}))
         return load_lerobot(theirs, keys)
     if isinstance(chosen, SmolVLALoadConfig):
         raise BurnishError(
-            f"{path} holds no SmolVLA of LeRobot; take policy=checkpoint for a policy that Burnish saved"
+            f"{path} holds no SmolVLA or pi0 of LeRobot; take policy=checkpoint for a policy that Burnish saved"
         )
     if keys:
         raise BurnishError(f"keys={dict(keys)} are for checkpoints of LeRobot, and {path} is none")
@@ -384,7 +391,7 @@ def _adapted(settings: Any, steps: int | None, sampler: Sampler | None, guidance
 
 
 # A policy that was saved, by Burnish or by LeRobot.
-SAVED: dict[str, type] = {"checkpoint": CheckpointConfig, "smolvla": SmolVLALoadConfig}
+SAVED: dict[str, type] = {"checkpoint": CheckpointConfig, "smolvla": SmolVLALoadConfig, "pi0": Pi0LoadConfig}
 # A policy that acts already: saved, or of another library.
 ACTING: dict[str, type] = {
     **SAVED,

@@ -288,7 +288,10 @@ def actor_of(name: str, base: SmolVLA):
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_padding_gets_neither_noise_nor_density_and_the_ratio_is_one(name):
-    base, obs = vla(), observed()
+    require_neutral_padding(name, vla(), observed())
+
+
+def require_neutral_padding(name: str, base: SmolVLA, obs):
     actor: Any = actor_of(name, base)
     drawn = actor.draw(obs, generator=torch.Generator().manual_seed(0))
     steps = torch.full((3,), 2)

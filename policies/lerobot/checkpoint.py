@@ -61,7 +61,10 @@ PASSED = {
 # Settings that are read here for policies of every type.
 COMMON = {"n_obs_steps", "n_action_steps", "input_features", "output_features", "normalization_mapping", "use_peft"}
 TYPES = ("STATE", "ENV", "VISUAL", "ACTION")  # of features
-SPEAKING = ("smolvla_new_line_processor", "tokenizer_processor")  # steps that do what `policies/vla/words.py` does
+# Steps that do what `policies/vla/words.py` and `policies/vla/pi0.py` do.
+SPEAKING = ("smolvla_new_line_processor", "pi0_new_line_processor", "tokenizer_processor")
+SPEAKING += ("pi05_prepare_state_tokenizer_processor_step",)
+RELATIVE = ("relative_actions_processor", "absolute_actions_processor")  # steps that do nothing where not enabled
 ACT_DEVIATIONS = 3.0  # limits of actions whose smallest and largest are not known, in standard deviations
 _FILE = re.compile(r"[A-Za-z0-9_.-]{1,120}\.safetensors")
 
@@ -289,6 +292,8 @@ def _processor(folder: Path, file: str, mapping: Mapping[str, Any]) -> dict[str,
     found: dict[str, Tensor] = {}
     for step in steps:
         name = step.get("registry_name") if isinstance(step, Mapping) else None
+        if name in RELATIVE and (step.get("config") or {}) == {**(step.get("config") or {}), "enabled": False}:
+            continue
         if name not in STEPS[file] and not (file == BEFORE and name in SPEAKING):
             raise BurnishError(
                 f"{folder / file} has the step {name!r:.60}, which is not known here and may change what the policy "

@@ -3,7 +3,7 @@
 Layers beside those of the language model take turns. One attends to the prefix and to the actions: an action sees
 itself and earlier ones, so the first rows of a velocity follow from the first rows of the noisy chunk alone. The next
 looks back at the prefix alone, through keys made of those of the language model, which are rotated already: its queries
-are rotated by their place in the chunk.
+are rotated by their place in the chunk. In pi0 all layers are of the first kind, and an action sees all others.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .layers import Keys, Layer, RMSNorm, attend
+from .layers import LLAMA, Keys, Layer, Style, attend, norm_of
 from .prefix import Parts, Prefix
 from .sizes import ExpertConfig, LanguageConfig, own_layer
 
@@ -29,18 +29,28 @@ def time_embedding(tau: Tensor, width: int, shortest: float, longest: float) -> 
 
 
 class Expert(nn.Module):
-    """The layers of the expert, with those of the language model that they stand beside."""
+    """The layers of the expert, with those of the language model that they stand beside. ``causal``: an action sees
+    itself and earlier ones, instead of all; ``timed``: every layer depends on the time."""
 
-    def __init__(self, language: LanguageConfig, expert: ExpertConfig) -> None:
+    def __init__(
+        self,
+        language: LanguageConfig,
+        expert: ExpertConfig,
+        style: Style = LLAMA,
+        causal: bool = True,
+        timed: bool = False,
+    ) -> None:
         super().__init__()
+        self.causal = causal
         self.looks_back = [i % expert.self_every > 0 for i in range(expert.layers)]
         self.beside = [i for i in range(language.layers) if own_layer(i, language, expert) is not None]
         heads = (language.heads, language.key_heads, language.head_dim)
         inner = language.keys_width
         self.layers = nn.ModuleList(
-            Layer(expert.width, *heads, expert.hidden, inner if back else None) for back in self.looks_back
+            Layer(expert.width, *heads, expert.hidden, inner if back else None, style, timed)
+            for back in self.looks_back
         )
-        self.norm = RMSNorm(expert.width)
+        self.norm = norm_of(expert.width, style, timed)
 
     def _each(self) -> Iterator[tuple[Layer, bool]]:
         """Each layer, and whether it looks back alone."""
@@ -53,19 +63,21 @@ class Expert(nn.Module):
             found.append(layer.mapped(prefix.layers[i]) if back else prefix.layers[i])
         return prefix._replace(layers=found)
 
-    def forward(self, x: Tensor, prefix: Prefix) -> Tensor:
-        """x (R, S, width) -> (R, S, width), for a prefix that was ``mapped``."""
+    def forward(self, x: Tensor, prefix: Prefix, time: Tensor | None = None) -> Tensor:
+        """x (R, S, width) -> (R, S, width), for a prefix that was ``mapped``; ``time`` (R, width) is embedded."""
         steps = x.shape[1]
         place = torch.arange(steps, device=x.device).expand(len(x), -1)
-        earlier = torch.ones(steps, steps, dtype=torch.bool, device=x.device).tril()[None]
+        seen = torch.ones(1, steps, steps, dtype=torch.bool, device=x.device)
+        seen = seen.tril() if self.causal else seen
         for (layer, back), given in zip(self._each(), prefix.layers, strict=True):
             if back:
                 found = attend(layer.queries(x, place), [given])
             else:
                 position = prefix.length[:, None] + place
-                found = attend(layer.queries(x, position), [given, layer.keys(x, position, earlier)])
-            x = layer.after(x, found)
-        return self.norm(x)
+                own = layer.keys(x, position, seen, time)
+                found = attend(layer.queries(x, position, time), [given, own])
+            x = layer.after(x, found, time)
+        return self.norm(x, time)
 
 
 class FlowModel(nn.Module):
@@ -91,7 +103,10 @@ class FlowModel(nn.Module):
 
     def hidden(self, x: Tensor, tau: Tensor, prefix: Prefix) -> Tensor:
         """(R, S, width): what the expert makes of them."""
+        return self.vlm_with_expert.lm_expert(self.timed(x, tau), prefix)
+
+    def timed(self, x: Tensor, tau: Tensor) -> Tensor:
+        """(R, S, width): a token for each action, which knows the time."""
         token = self.action_in_proj(x)
         time = time_embedding(tau, token.shape[2], *self.periods).to(token.dtype)[:, None].expand_as(token)
-        token = self.action_time_mlp_out(F.silu(self.action_time_mlp_in(torch.cat([token, time], 2))))
-        return self.vlm_with_expert.lm_expert(token, prefix)
+        return self.action_time_mlp_out(F.silu(self.action_time_mlp_in(torch.cat([token, time], 2))))

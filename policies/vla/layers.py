@@ -6,8 +6,9 @@ may come from several places, and those of an observation may serve several rows
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,17 +25,53 @@ class Keys(NamedTuple):
     seen: Tensor
 
 
+class Style(NamedTuple):
+    """The differences between language models of the same plan."""
+
+    eps: float  # added to a mean square
+    base: float  # a normalisation multiplies by base + weight
+    gate: Callable[[Tensor], Tensor]  # activation in the gated parts
+
+
+LLAMA = Style(1e-5, 0.0, F.silu)
+GEMMA = Style(1e-6, 1.0, partial(F.gelu, approximate="tanh"))
+
+
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension, the mean square in float32 at least."""
+    """x / rms(x) * (base + weight) over the last dimension, the mean square in float32 at least."""
 
-    def __init__(self, width: int, eps: float = 1e-5) -> None:
+    def __init__(self, width: int, style: Style = LLAMA) -> None:
         super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
+        self.weight, self.eps, self.base = nn.Parameter(torch.full((width,), 1 - style.base)), style.eps, style.base
 
-    def forward(self, x: Tensor) -> Tensor:
-        exact = x.to(torch.promote_types(x.dtype, torch.float32))
-        scale = torch.rsqrt(exact.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight * (exact * scale).to(x.dtype)
+    def forward(self, x: Tensor, time: Tensor | None = None) -> Tensor:
+        del time  # it is the same at all times
+        return (self.base + self.weight) * scaled(x, self.eps)
+
+    def gate(self, time: Tensor | None) -> float:
+        del time
+        return 1.0
+
+
+class AdaRMSNorm(nn.Module):
+    """x / rms(x) (1 + scale) + shift, and the gate of what is made of it: all three by the embedded time (B, W)."""
+
+    def __init__(self, width: int, style: Style) -> None:
+        super().__init__()
+        self.dense, self.eps = nn.Linear(width, 3 * width), style.eps
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        scale, shift, _ = self.dense(time)[:, None].chunk(3, -1)
+        return scaled(x, self.eps) * (1 + scale) + shift
+
+    def gate(self, time: Tensor) -> Tensor:
+        return self.dense(time)[:, None].chunk(3, -1)[2]
+
+
+def scaled(x: Tensor, eps: float) -> Tensor:
+    """x / rms(x), computed in float32 at least."""
+    exact = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
 def rotated(x: Tensor, position: Tensor) -> Tensor:
@@ -83,15 +120,16 @@ def _gathered(shares: Tensor, values: Tensor) -> Tensor:
 
 
 class GatedMLP(nn.Module):
-    """down(silu(gate x) * up x), without biases."""
+    """down(activation(gate x) * up x), without biases."""
 
-    def __init__(self, width: int, hidden: int) -> None:
+    def __init__(self, width: int, hidden: int, activation: Callable[[Tensor], Tensor] = F.silu) -> None:
         super().__init__()
+        self.activation = activation
         self.gate_proj, self.up_proj = (nn.Linear(width, hidden, bias=False) for _ in range(2))
         self.down_proj = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Projections(nn.Module):
@@ -110,22 +148,31 @@ class Projections(nn.Module):
 
 
 class Layer(nn.Module):
-    """A layer of a Llama-like transformer. ``keys_in``: its keys and values are made of others', not of its input."""
+    """A layer of a transformer like Llama or Gemma. ``keys_in``: its keys and values are made of others', not of its
+    input. ``timed``: its normalisations and gates depend on the embedded ``time``."""
 
     def __init__(
-        self, width: int, heads: int, key_heads: int, size: int, hidden: int, keys_in: int | None = None
+        self,
+        width: int,
+        heads: int,
+        key_heads: int,
+        size: int,
+        hidden: int,
+        keys_in: int | None = None,
+        style: Style = LLAMA,
+        timed: bool = False,
     ) -> None:
         super().__init__()
         self.self_attn = Projections(width, heads, key_heads, size, width if keys_in is None else keys_in)
-        self.mlp = GatedMLP(width, hidden)
-        self.input_layernorm, self.post_attention_layernorm = RMSNorm(width), RMSNorm(width)
+        self.mlp = GatedMLP(width, hidden, style.gate)
+        self.input_layernorm, self.post_attention_layernorm = (norm_of(width, style, timed) for _ in range(2))
 
-    def queries(self, x: Tensor, position: Tensor) -> Tensor:
-        return rotated(self.self_attn.split(self.self_attn.q_proj(self.input_layernorm(x))), position)
+    def queries(self, x: Tensor, position: Tensor, time: Tensor | None = None) -> Tensor:
+        return rotated(self.self_attn.split(self.self_attn.q_proj(self.input_layernorm(x, time))), position)
 
-    def keys(self, x: Tensor, position: Tensor, seen: Tensor) -> Keys:
+    def keys(self, x: Tensor, position: Tensor, seen: Tensor, time: Tensor | None = None) -> Keys:
         """Of the layer's own input ``x``."""
-        own, normed = self.self_attn, self.input_layernorm(x)
+        own, normed = self.self_attn, self.input_layernorm(x, time)
         return Keys(rotated(own.split(own.k_proj(normed)), position), own.split(own.v_proj(normed)), seen)
 
     def mapped(self, others: Keys) -> Keys:
@@ -134,7 +181,12 @@ class Layer(nn.Module):
         keys, values = (own.split(f(x.flatten(2))) for f, x in zip((own.k_proj, own.v_proj), others[:2], strict=True))
         return Keys(keys, values, others.seen)
 
-    def after(self, x: Tensor, attended: Tensor) -> Tensor:
+    def after(self, x: Tensor, attended: Tensor, time: Tensor | None = None) -> Tensor:
         """The rest of the layer, behind its attention."""
-        x = x + self.self_attn.o_proj(attended)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        x = x + self.input_layernorm.gate(time) * self.self_attn.o_proj(attended)
+        return x + self.post_attention_layernorm.gate(time) * self.mlp(self.post_attention_layernorm(x, time))
+
+
+def norm_of(width: int, style: Style, timed: bool = False) -> Any:
+    """The normalisation of a layer."""
+    return AdaRMSNorm(width, style) if timed else RMSNorm(width, style)

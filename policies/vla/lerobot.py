@@ -1,4 +1,5 @@
-"""SmolVLA in LeRobot's folders: read as a checkpoint of ours, and written again.
+"""SmolVLA, and what it shares with pi0 (`pi0_folder.py`), in LeRobot's folders: read as a checkpoint of ours, and
+written again.
 
 Beside what `policies/lerobot/checkpoint.py` says of such folders: the weights of the vision-language model are among
 those of the policy, its tokenizer is not. A model that was trained on several robots holds a group of statistics for
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -19,62 +20,28 @@ from torch import Tensor
 from ..core import files
 from ..core.config import to_data
 from ..core.errors import BurnishError
-from ..core.execute import Precision
 from ..core.spec import ActionSpec, ObsSpec, PolicySpec
 from ..lerobot import checkpoint as folders
 from ..lerobot.features import Feature, Kind
 from ..lerobot.scaling import EPSILON, Normalization
 from ..runs.checkpoint import Checkpoint
-from . import names
+from . import formats, names, pi0_folder
+from .formats import Choices, Format
 from .lora import merged
 from .sizes import hidden_of
 from .smolvla import SmolVLA, SmolVLAConfig
 from .words import Words
 
-TYPE = "smolvla"
 EMPTY = (
     "observation.images.empty_camera_"  # cameras that are never there: their tokens are masked, so nothing sees them
 )
 MARKS = ("<fake_token_around_image>", "<global-img>")  # tokens around a picture
-# Settings that must have this value, as the published models have it; what else one of them does is not read.
-FIXED = {"adapt_to_pi_aloha": False, "use_delta_joint_actions_aloha": False, "attention_mode": "cross_attn"}
-PASSED = {
-    *(
-        "empty_cameras",
-        "use_cache",
-        "freeze_vision_encoder",
-        "train_expert_only",
-        "train_state_proj",
-        "load_vlm_weights",
-    ),
-    *("optimizer_grad_clip_norm", "scheduler_decay_steps", "scheduler_decay_lr", "vlm_model_name", "pad_language_to"),
-    *("prefix_length", "rtc_config", "tokenizer_max_length"),  # padding is masked
-}
-READ = {
-    *("max_state_dim", "max_action_dim", "chunk_size", "num_steps", "num_vlm_layers", "num_expert_layers"),
-    *("self_attn_every_n_layers", "expert_width_multiplier", "min_period", "max_period", "resize_imgs_with_padding"),
-    "add_image_special_tokens",
-}
-
-
-class Choices(NamedTuple):
-    """The choices of a user where a folder leaves something open."""
-
-    keys: Mapping[str, str] = {}  # our name of an observation: theirs
-    without: Sequence[str] = ()  # our names of cameras that are not there
-    words: str | None = None  # tokenizer.json
-    statistics: str | None = None  # group of statistics
-    stats: str | None = None  # dataset whose statistics are taken
-    adapter: str | None = None  # folder of a low-rank adapter
-    horizon: int | None = None  # actions of a chunk
-    execute: int | None = None  # of these, so many are executed
-    late: bool = False  # places of patches as in transformers 4.55 to 4.57
-    frozen_dtype: Precision = Precision.float32  # number format of the vision-language model
 
 
 def load(folder: Path, chosen: Choices) -> Checkpoint:
     """A folder of LeRobot as one of ours."""
     settings = folders.read_json(folder / folders.CONFIG)
+    form = FORMATS[str(settings.get("type"))]
     listed = folders.features(folder, settings, "input_features")
     kept = {name: x for name, x in settings["input_features"].items() if not name.startswith(EMPTY)}
     for key in chosen.without:
@@ -83,11 +50,10 @@ def load(folder: Path, chosen: Choices) -> Checkpoint:
             raise BurnishError(f"{folder} has no camera {key!r:.80} to leave out; it has {sorted(kept)}")
     given = folders.given_of(folder, {**settings, "input_features": kept}, chosen.keys)
     given = given._replace(statistics=statistics_for(given, chosen))
-    folders.settings_of(given, {}, FIXED, READ | PASSED)
+    folders.settings_of(given, {}, form.fixed, form.read | form.passed | formats.PASSED)
     weights = {name: x for name, x in given.state.items() if folders.is_weight(name)}
-    weights = names.renamed(weights, str(folder))
-    weights.pop("model.vlm_with_expert.lm_expert.lm_head.weight", None)
-    config = config_of(given, weights, chosen)
+    weights = form.weights(weights, str(folder))
+    config = form.config_of(given, weights, chosen)
     halves = [name for name, x in weights.items() if x.dtype == torch.bfloat16]
     config.frozen_dtype = chosen.frozen_dtype
     config.bfloat16 = names.common_beginnings(halves, weights.keys() - set(halves))
@@ -96,7 +62,7 @@ def load(folder: Path, chosen: Choices) -> Checkpoint:
     state = {name: x.float() for name, x in weights.items()} | given.scalings()
     obs = dict(given.shapes)
     read: dict[str, Any] = {}
-    length = folders.whole_of(given, "tokenizer_max_length", 48)
+    length = folders.whole_of(given, "tokenizer_max_length", form.length)
     obs["tokens"] = (length,)
     if chosen.words is not None:
         words = Words.read(chosen.words, length)
@@ -111,23 +77,32 @@ def load(folder: Path, chosen: Choices) -> Checkpoint:
     horizon = chosen.horizon or whole
     if not 1 <= horizon <= whole:
         raise BurnishError(f"policy.horizon={chosen.horizon} must lie between 1 and the {whole} actions of its chunks")
+    if horizon != whole and not form.causal:
+        raise BurnishError(
+            f"policy.horizon={horizon}: the actions of a {form.policy} see each other, so a chunk of fewer than "
+            f"{whole} would be that of another policy; take policy.execute to play fewer of them"
+        )
     low, high = folders.limits_of(given, bounded=False)
     execute = min(chosen.execute or folders.whole_of(given, "n_action_steps"), horizon)
     spec = PolicySpec(ObsSpec(obs), ActionSpec(low, high), horizon, execute)
-    data = {"policy": TYPE, "config": to_data(config), "spec": to_data(spec.to_dict()), "origin": {}, **read}
+    data = {"policy": form.policy, "config": to_data(config), "spec": to_data(spec.to_dict()), "origin": {}, **read}
     return Checkpoint(data, state, {}, {}, folder)
 
 
-def config_of(given: folders.Given, weights: Mapping[str, Tensor], chosen: Choices) -> SmolVLAConfig:
+def weights_of(weights: formats.Weights, where: str) -> formats.Weights:
+    """The weights of a folder under the names of ours; a way of the expert to words is never used."""
+    found = names.renamed(weights, where)
+    found.pop("model.vlm_with_expert.lm_expert.lm_head.weight", None)
+    return found
+
+
+def config_of(given: folders.Given, weights: formats.Weights, chosen: Choices) -> SmolVLAConfig:
     """Settings, of which the sizes are those of the weights; config.json must agree."""
     settings, where = given.settings, str(given.path)
     every = settings.get("self_attn_every_n_layers", 2)
     every = every if type(every) is int and every > 0 else 128  # none but the first attends to itself
-    periods = (settings.get("min_period", 4e-3), settings.get("max_period", 4.0))
-    if not all(isinstance(x, (int, float)) and 0 < x < 1e6 for x in periods):
-        raise BurnishError(f"{where} has the malformed periods {periods!r:.80}")
     special = marks(chosen.words) if settings.get("add_image_special_tokens") else []
-    waves = float(periods[0]), float(periods[1])
+    waves = formats.periods_of(given)
     vision, language, expert = names.sizes_of(weights, every, waves, special, where, chosen.late)
     config = SmolVLAConfig(
         steps=folders.whole_of(given, "num_steps", 10),
@@ -220,18 +195,17 @@ def statistics_of_dataset(folder: Path, features: Sequence[str]) -> dict[str, di
 
 
 def write(policy: SmolVLA, folder: Path) -> None:
-    """A new folder that LeRobot loads, with the weights of ``policy`` as they were stored."""
-    config = policy.config
-    reason = None
-    if config.vision.stem:
-        reason = "looks through convolutions of its own (vision.stem)"
-    elif config.language.head_dim != names.HEAD or config.vision.width != names.HEAD * config.vision.heads:
-        reason = f"has heads of another width than {names.HEAD}"
-    elif hidden_of(config.expert.width) != config.expert.hidden:
-        reason = (
-            f"has expert.hidden={config.expert.hidden}, where {hidden_of(config.expert.width)} follows from its width"
-        )
-    if reason:
+    """A new folder that LeRobot loads."""
+    content = content_of(policy)
+    files.new(folder)
+    for name, x in content.items():
+        files.write_new(folder / name, x)
+
+
+def content_of(policy: SmolVLA) -> dict[str, str | bytes]:
+    """The files of a folder that LeRobot loads, by name, with the weights of ``policy`` as they were stored."""
+    config, form = policy.config, form_of(policy)
+    if reason := form.refusal(policy):
         raise BurnishError(f"LeRobot cannot load this policy: it {reason}")
     weights = {name: x for name, x in policy.state_dict().items() if name.startswith("model.")}
     half = tuple(config.bfloat16)
@@ -240,14 +214,30 @@ def write(policy: SmolVLA, folder: Path) -> None:
         for name, x in weights.items()
     }
     listed, statistics = features_of(policy)
-    files.new(folder)
-    content = {
+    return {
         folders.CONFIG: json.dumps(settings_for(policy, listed), indent=4),
-        folders.WEIGHTS: safetensors.torch.save(stored, {"format": "pt"}),
+        folders.WEIGHTS: safetensors.torch.save(form.stored(policy, stored), {"format": "pt"}),
         **processors(policy, listed, statistics),
     }
-    for name, x in content.items():
-        files.write_new(folder / name, x)
+
+
+def form_of(policy: SmolVLA) -> Format:
+    """The type of LeRobot's that a policy of ours is."""
+    return pi0_folder.form_of(policy.config) or SMOLVLA
+
+
+def refusal(policy: SmolVLA) -> str | None:
+    """A reason why LeRobot could not load it."""
+    config = policy.config
+    if config.vision.stem:
+        return "looks through convolutions of its own (vision.stem)"
+    if config.language.head_dim != names.HEAD or config.vision.width != names.HEAD * config.vision.heads:
+        return f"has heads of another width than {names.HEAD}"
+    if hidden_of(config.expert.width) != config.expert.hidden:
+        return (
+            f"has expert.hidden={config.expert.hidden}, where {hidden_of(config.expert.width)} follows from its width"
+        )
+    return None
 
 
 def name_of(feature: Feature) -> str:
@@ -288,53 +278,60 @@ def mapping_of(policy: SmolVLA) -> dict[str, str]:
 
 def settings_for(policy: SmolVLA, listed: Mapping[str, Any]) -> dict[str, Any]:
     """The content of config.json."""
-    config, spec = policy.config, policy.spec
-    fewer = -1 if config.expert.layers == config.language.layers else config.expert.layers
+    config, spec, form = policy.config, policy.spec, form_of(policy)
     return {
-        "type": TYPE,
+        "type": form.type,
         "n_obs_steps": 1,
         "input_features": {name: x for name, x in listed.items() if name != "action"},
         "output_features": {"action": listed["action"]},
         "normalization_mapping": mapping_of(policy),
         "chunk_size": spec.horizon,
         "n_action_steps": spec.execute,
-        "max_state_dim": policy.model.state_proj.in_features,
+        "max_state_dim": getattr(policy.model, "state_proj", policy.model.action_in_proj).in_features,
         "max_action_dim": policy.model.action_in_proj.in_features,
+        "tokenizer_max_length": spec.obs.shapes.get("tokens", (form.length,))[0],
+        "min_period": config.expert.min_period,
+        "max_period": config.expert.max_period,
+        **form.settings(policy),
+    }
+
+
+def smolvla_settings(policy: SmolVLA) -> dict[str, Any]:
+    """Of config.json."""
+    config = policy.config
+    return {
         "resize_imgs_with_padding": [config.vision.side] * 2,
-        "tokenizer_max_length": spec.obs.shapes.get("tokens", (48,))[0],
         "num_steps": config.steps,
         "add_image_special_tokens": bool(config.language.special),
         "num_vlm_layers": config.language.layers,
-        "num_expert_layers": fewer,
+        "num_expert_layers": -1 if config.expert.layers == config.language.layers else config.expert.layers,
         "self_attn_every_n_layers": config.expert.self_every,
         "expert_width_multiplier": config.expert.width / config.language.width,
-        "min_period": config.expert.min_period,
-        "max_period": config.expert.max_period,
         "load_vlm_weights": False,  # they lie in the file beside this
     }
 
 
 def processors(policy: SmolVLA, listed: Mapping[str, Any], statistics: Mapping[str, Tensor]) -> dict[str, str | bytes]:
     """Both processors, and the statistics that they name, under canonical names."""
+    form = form_of(policy)
     tokenizer = {
-        "max_length": policy.spec.obs.shapes.get("tokens", (48,))[0],
+        "max_length": policy.spec.obs.shapes.get("tokens", (form.length,))[0],
         "task_key": "task",
         "padding_side": "right",
         "padding": "longest",
         "truncation": True,
-        "tokenizer_name": "HuggingFaceTB/SmolVLM2-500M-Video-Instruct",
+        "tokenizer_name": form.tokenizer,
     }
     scaling = {"eps": EPSILON, "features": dict(listed), "norm_map": mapping_of(policy)}
     place, behind = {"device": "cpu", "float_dtype": None}, {"features": {"action": listed["action"]}}
+    configs = {
+        "rename_observations_processor": {"rename_map": {}},
+        "tokenizer_processor": tokenizer,
+        "device_processor": place,
+        "normalizer_processor": scaling,
+    }
     steps = {
-        folders.BEFORE: [
-            ("rename_observations_processor", {"rename_map": {}}),
-            ("to_batch_processor", {}),
-            ("smolvla_new_line_processor", {}),
-            ("tokenizer_processor", tokenizer),
-            ("device_processor", place),
-            ("normalizer_processor", scaling),
-        ],
+        folders.BEFORE: [(name, configs.get(name, {})) for name in form.before],
         folders.BEHIND: [("unnormalizer_processor", scaling | behind), ("device_processor", place)],
     }
     written: dict[str, str | bytes] = {}
@@ -348,3 +345,29 @@ def processors(policy: SmolVLA, listed: Mapping[str, Any], statistics: Mapping[s
                 written[kept] = safetensors.torch.save(dict(statistics))
         written[file] = json.dumps({"name": file.removesuffix(".json"), "steps": entries}, indent=2)
     return written
+
+
+SMOLVLA = Format(
+    type="smolvla",
+    policy="smolvla",
+    length=48,
+    tokenizer="HuggingFaceTB/SmolVLM2-500M-Video-Instruct",
+    causal=True,
+    fixed={"adapt_to_pi_aloha": False, "use_delta_joint_actions_aloha": False, "attention_mode": "cross_attn"},
+    passed={"use_cache", "train_state_proj", "load_vlm_weights", "vlm_model_name", "pad_language_to", "prefix_length"},
+    read={
+        *("max_state_dim", "max_action_dim", "chunk_size", "num_steps", "num_vlm_layers", "num_expert_layers"),
+        *("self_attn_every_n_layers", "expert_width_multiplier", "min_period", "max_period"),
+        *("resize_imgs_with_padding", "add_image_special_tokens"),
+    },
+    weights=weights_of,
+    config_of=config_of,
+    refusal=refusal,
+    stored=lambda policy, weights: weights,
+    settings=smolvla_settings,
+    before=(
+        *("rename_observations_processor", "to_batch_processor", "smolvla_new_line_processor", "tokenizer_processor"),
+        *("device_processor", "normalizer_processor"),
+    ),
+)
+FORMATS = {form.type: form for form in (SMOLVLA, pi0_folder.PI0, pi0_folder.PI05)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -20,8 +20,8 @@ from .prefix import VisionLanguageModel
 from .sizes import LARGEST_MODEL, ExpertConfig, LanguageConfig, VisionConfig
 
 ALIASES = (
-    ("_orig_mod.", ""),  # of a compiled model
-    ("text_model.model.", "text_model."),  # of transformers before 4.52
+    (r"_orig_mod\.", ""),  # of a compiled model
+    (r"text_model\.model\.", "text_model."),  # of transformers before 4.52
 )
 HEAD = 64  # width of every head of every published model; no file says it
 VLM, EXPERT = "model.vlm_with_expert.vlm.", "model.vlm_with_expert.lm_expert."
@@ -29,12 +29,14 @@ VISION, TEXT = f"{VLM}model.vision_model.", f"{VLM}model.text_model."
 LM_HEAD = f"{VLM}lm_head.weight"
 
 
-def renamed(tensors: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
+def renamed(
+    tensors: Mapping[str, Tensor], where: str, aliases: Iterable[tuple[str, str]] = ALIASES
+) -> dict[str, Tensor]:
     """The weights under their published names."""
     found: dict[str, Tensor] = {}
     for name, x in tensors.items():
-        for old, new in ALIASES:
-            name = name.replace(old, new)
+        for old, new in aliases:
+            name = re.sub(old, new, name)
         if name in found:
             raise BurnishError(f"{where} holds {name!r:.120} twice, under two forms of its name")
         found[name] = x
@@ -52,11 +54,7 @@ def sizes_of(
     """The sizes of the model whose weights these are."""
 
     def shape(name: str, axes: int) -> tuple[int, ...]:
-        x = tensors.get(name)
-        if x is None or x.ndim != axes:
-            there = f"of shape {tuple(x.shape)}" if x is not None else "not there"
-            raise BurnishError(f"{where} holds no SmolVLA: {name} with {axes} axes is needed, and it is {there}")
-        return tuple(x.shape)
+        return shape_of(tensors, name, axes, f"{where} holds no SmolVLA")
 
     width, _, patch, _ = shape(f"{VISION}embeddings.patch_embedding.weight", 4)
     patches = shape(f"{VISION}embeddings.position_embedding.weight", 2)[0]
@@ -66,7 +64,7 @@ def sizes_of(
         side=math.isqrt(patches) * patch,
         patch=patch,
         width=width,
-        layers=_count(tensors, f"{VISION}encoder.layers."),
+        layers=count(tensors, f"{VISION}encoder.layers."),
         heads=max(1, width // HEAD),
         hidden=inner,
         shuffle=max(1, math.isqrt(wide // width)),
@@ -75,7 +73,7 @@ def sizes_of(
     language = LanguageConfig(
         vocabulary=shape(f"{TEXT}embed_tokens.weight", 2)[0],
         width=text,
-        layers=_count(tensors, f"{TEXT}layers."),
+        layers=count(tensors, f"{TEXT}layers."),
         heads=max(1, shape(f"{TEXT}layers.0.self_attn.q_proj.weight", 2)[0] // HEAD),
         key_heads=max(1, shape(f"{TEXT}layers.0.self_attn.k_proj.weight", 2)[0] // HEAD),
         head_dim=HEAD,
@@ -84,11 +82,20 @@ def sizes_of(
         special=special,
     )
     hidden, acts = shape(f"{EXPERT}layers.0.mlp.up_proj.weight", 2)
-    expert = ExpertConfig(acts, _count(tensors, f"{EXPERT}layers."), hidden, self_every, *periods)
+    expert = ExpertConfig(acts, count(tensors, f"{EXPERT}layers."), hidden, self_every, *periods)
     return vision, language, expert
 
 
-def _count(tensors: Iterable[str], prefix: str) -> int:
+def shape_of(tensors: Mapping[str, Tensor], name: str, axes: int, otherwise: str) -> tuple[int, ...]:
+    """Of a weight with so many ``axes``; ``otherwise`` begins the sentence about one that is not there."""
+    x = tensors.get(name)
+    if x is None or x.ndim != axes:
+        there = f"of shape {tuple(x.shape)}" if x is not None else "not there"
+        raise BurnishError(f"{otherwise}: {name} with {axes} axes is needed, and it is {there}")
+    return tuple(x.shape)
+
+
+def count(tensors: Iterable[str], prefix: str) -> int:
     """Of numbered layers, so many that a gap among them is seen as one."""
     found = [int(match[1]) for name in tensors if (match := re.match(re.escape(prefix) + r"(\d{1,4})\.", name))]
     return max(found, default=-1) + 1
@@ -97,10 +104,14 @@ def _count(tensors: Iterable[str], prefix: str) -> int:
 def declared(
     vision: VisionConfig, language: LanguageConfig, expert: ExpertConfig, state_dim: int, action_dim: int
 ) -> dict[str, torch.Size]:
-    """Name and shape of every weight of a model of these sizes, of which nothing is made."""
+    """Name and shape of every weight of a SmolVLA of these sizes, of which nothing is made."""
+    return shapes_of(lambda: FlowModel(VisionLanguageModel(vision, language), language, expert, state_dim, action_dim))
+
+
+def shapes_of(make: Callable[[], torch.nn.Module]) -> dict[str, torch.Size]:
+    """Name and shape of every weight of a model, of which nothing is made."""
     with torch.device("meta"):
-        model = FlowModel(VisionLanguageModel(vision, language), language, expert, state_dim, action_dim)
-    return {f"model.{name}": x.shape for name, x in model.state_dict().items()}
+        return {f"model.{name}": x.shape for name, x in make().state_dict().items()}
 
 
 def require_weights(tensors: Mapping[str, Tensor], wanted: Mapping[str, torch.Size], where: str) -> None:

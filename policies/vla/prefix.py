@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .layers import Keys, Layer, RMSNorm, attend
+from .layers import LLAMA, Keys, Layer, RMSNorm, Style, attend
 from .sizes import LanguageConfig, VisionConfig
 
 
@@ -39,15 +39,17 @@ class Prefix(NamedTuple):
         return Prefix(self.layers, self.given.repeat_interleave(times, 0), self.length.repeat_interleave(times, 0))
 
 
-def resized(pictures: Tensor, side: int) -> Tensor:
+def resized(pictures: Tensor, side: int, centred: bool = False) -> Tensor:
     """(B, C, H, W) in [0, 1] -> (B, C, side, side) in [-1, 1]: as large as fits, upwards too, and black at the left and
-    at the top."""
+    at the top, or with half of that black at each end."""
     height, width = pictures.shape[2:]
     ratio = max(width / side, height / side)
     size = int(height / ratio), int(width / ratio)
     if size != (height, width):
         pictures = F.interpolate(pictures, size, mode="bilinear", align_corners=False)
-    return F.pad(pictures, (side - size[1], 0, side - size[0], 0)) * 2 - 1
+    black = side - size[0], side - size[1]
+    top, left = (x // 2 if centred else x for x in black)
+    return F.pad(pictures, (left, black[1] - left, top, black[0] - top)) * 2 - 1
 
 
 def shuffled(tokens: Tensor, scale: int) -> Tensor:
@@ -168,26 +170,37 @@ class Connector(nn.Module):
 class TextModel(nn.Module):
     """The language model, block by block."""
 
-    def __init__(self, config: LanguageConfig) -> None:
+    def __init__(self, config: LanguageConfig, style: Style = LLAMA) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocabulary, config.width)
         sizes = (config.width, config.heads, config.key_heads, config.head_dim, config.hidden)
-        self.layers = nn.ModuleList(Layer(*sizes) for _ in range(config.layers))
-        self.norm = RMSNorm(config.width)
+        self.layers = nn.ModuleList(Layer(*sizes, style=style) for _ in range(config.layers))
+        self.norm = RMSNorm(config.width, style)
         nn.init.normal_(self.embed_tokens.weight, std=config.width**-0.5)  # times sqrt(width): 1
 
     def block(self, x: Tensor, valid: Tensor, before: Sequence[Keys] = ()) -> tuple[Tensor, list[Keys]]:
-        """Tokens x (B, S, W), of which ``valid`` (B, S) are no padding, behind the blocks ``before``: what they become,
-        and the keys of each layer. They see each other, and all that is valid before them."""
-        position = valid.cumsum(1) - 1
-        if before:
-            position = position + before[0].seen[:, 0].sum(1, keepdim=True)
-        made: list[Keys] = []
-        for i, layer in enumerate(cast("list[Layer]", [*self.layers])):
-            own = layer.keys(x, position, valid[:, None])
-            made.append(own)
-            x = layer.after(x, attend(layer.queries(x, position), [*before[i : i + 1], own]))
-        return self.norm(x), made
+        return block(self, x, valid, before)
+
+
+def block(model: Any, x: Tensor, valid: Tensor, before: Sequence[Keys] = ()) -> tuple[Tensor, list[Keys]]:
+    """Tokens x (B, S, W), of which ``valid`` (B, S) are no padding, behind the blocks ``before``: what the ``layers``
+    and the ``norm`` of a model make of them, and the keys of each layer. They see each other, and all that is valid
+    before them."""
+    position = valid.long().cumsum(1) - 1  # ONNX counts no booleans
+    if before:
+        position = position + before[0].seen[:, 0].sum(1, keepdim=True)
+    made: list[Keys] = []
+    for i, layer in enumerate(cast("list[Layer]", [*model.layers])):
+        own = layer.keys(x, position, valid[:, None])
+        made.append(own)
+        x = layer.after(x, attend(layer.queries(x, position), [*before[i : i + 1], own]))
+    return model.norm(x), made
+
+
+def joined(before: Sequence[Keys], keys: Sequence[Keys]) -> list[Keys]:
+    """Of each layer, the keys of a block behind those ``before`` it."""
+    return [Keys(*(torch.cat(pair, d) for d, pair in zip((1, 1, 2), zip(a, b, strict=True), strict=True)))
+            for a, b in zip(before, keys, strict=True)]  # fmt: skip
 
 
 class VisionLanguageModel(nn.Module):
@@ -213,19 +226,27 @@ class VisionLanguageModel(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """Its number format, in which its output is, but for what `add_state` returns."""
-        return self.model.text_model.embed_tokens.weight.dtype
+        return self.text.embed_tokens.weight.dtype
+
+    @property
+    def text(self) -> TextModel:
+        return self.model.text_model
 
     def embedded(self, tokens: Tensor) -> Tensor:
-        return self.model.text_model.embed_tokens(tokens)
+        return self.text.embed_tokens(tokens)
+
+    def seen(self, picture: Tensor) -> Tensor:
+        """The tokens of a picture (B, 3, H, W) in [0, 1]."""
+        shown = resized(picture, self.side).to(self.dtype)
+        return self.model.connector(self.model.vision_model(shown)) * math.sqrt(self.width)
 
     def look(self, pictures: Sequence[Tensor], present: Sequence[Tensor | None] = ()) -> tuple[Tensor, Tensor]:
         """The tokens of all cameras, pictures (B, 3, H, W) in [0, 1], and which are valid: those of a camera that is
         ``present`` (B,) in a row."""
         seen, valid = [], []
         for i, picture in enumerate(pictures):
-            shown = resized(picture, self.side).to(self.dtype)
-            found = self.model.connector(self.model.vision_model(shown))
-            seen.append(found * math.sqrt(self.width))
+            found = self.seen(picture)
+            seen.append(found)
             here = present[i] if i < len(present) else None
             here = torch.ones(len(picture), dtype=torch.bool, device=picture.device) if here is None else here
             valid.append(here[:, None].expand(-1, found.shape[1]))
@@ -248,16 +269,14 @@ class VisionLanguageModel(nn.Module):
         if words is not None:
             spoken, real = self.read(words)
             x, valid = torch.cat([x, spoken], 1), torch.cat([valid, real], 1)
-        out, keys = self.model.text_model.block(x, valid)
+        out, keys = self.text.block(x, valid)
         kept = torch.where(valid[..., None], out, 0.0)
         return kept.sum(1) / valid.sum(1, keepdim=True), keys
 
     def add_state(self, token: Tensor, mean: Tensor, before: Sequence[Keys]) -> Prefix:
         """The second block: the token (B, W) of the state, behind the first; all in the number format of the token."""
         valid = torch.ones(len(token), 1, dtype=torch.bool, device=token.device)
-        out, keys = self.model.text_model.block(token[:, None].to(self.dtype), valid, before)
-        joined = [Keys(*(torch.cat(pair, d) for d, pair in zip((1, 1, 2), zip(a, b, strict=True), strict=True)))
-                  for a, b in zip(before, keys, strict=True)]  # fmt: skip
-        joined = [Keys(keys.to(token.dtype), values.to(token.dtype), seen) for keys, values, seen in joined]
+        out, keys = self.text.block(token[:, None].to(self.dtype), valid, before)
+        both = [Keys(a.to(token.dtype), b.to(token.dtype), seen) for a, b, seen in joined(before, keys)]
         given = torch.cat([mean, out[:, 0]], 1).to(token.dtype)
-        return Prefix(joined, given, joined[0].seen[:, 0].sum(1))
+        return Prefix(both, given, both[0].seen[:, 0].sum(1))

@@ -13,6 +13,7 @@ padded coordinates too, as LeRobot did before 0.5: a fresh model would otherwise
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -122,12 +123,16 @@ class SmolVLA(FlowPolicy):
         if config.action is Normalization.min_max:  # of a fresh model; one that was saved brings its own
             self.action_scaling.first.copy_(torch.tensor(spec.action.low))
             self.action_scaling.second.copy_(torch.tensor(spec.action.high))
-        vlm = VisionLanguageModel(config.vision, config.language)
-        self.model = FlowModel(vlm, config.language, config.expert, state_dim, action_dim)
+        self.model: Any = self.made(state_dim, action_dim)
         if config.frozen_dtype is Precision.bfloat16:
-            vlm.bfloat16()
+            self.vlm.bfloat16()
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(not self.is_frozen(name))
+
+    def made(self, state_dim: int, action_dim: int) -> FlowModel:
+        """The networks, with fresh weights."""
+        vlm = VisionLanguageModel(self.config.vision, self.config.language)
+        return FlowModel(vlm, self.config.language, self.config.expert, state_dim, action_dim)
 
     @property
     def step_size(self) -> float:
@@ -185,10 +190,21 @@ class SmolVLA(FlowPolicy):
         """Of an observation as it is, or as it is remembered."""
         seen = None if KEYS in obs else self._look(obs)
         mean, keys = self._remembered(obs) if seen is None else self.vlm.understand(seen, self._words(obs))
-        own = self.inputs(obs, self.model.state_proj.weight.dtype, [Kind.state])[Kind.state]
-        state = torch.cat([*own, self.model.state_proj.weight.new_zeros(len(mean), 0)], 1)
-        token = self.model.state_proj(F.pad(state, (0, self.model.state_proj.in_features - state.shape[1])))
-        return self.model.vlm_with_expert.lm_expert.mapped(self.vlm.add_state(token, mean, keys))
+        return self.with_state(obs, mean, keys)
+
+    def with_state(self, obs: Obs, mean: Tensor, keys: list[Keys]) -> Prefix:
+        """The whole of an observation, of which pictures and words were understood."""
+        prefix = self.vlm.add_state(self.state_token(obs), mean, keys)
+        return self.model.vlm_with_expert.lm_expert.mapped(prefix)
+
+    def state_token(self, obs: Obs) -> Tensor:
+        state = self.state_of(obs)
+        return self.model.state_proj(F.pad(state, (0, self.model.state_proj.in_features - state.shape[1])))
+
+    def state_of(self, obs: Obs) -> Tensor:
+        """(B, S): the numbers of the state, normalised."""
+        own = self.inputs(obs, self.dtype, [Kind.state])[Kind.state]
+        return torch.cat([*own, self.model.action_in_proj.weight.new_zeros(len(next(iter(obs.values()))), 0)], 1)
 
     @torch.no_grad()
     def features(self, obs: Obs, level: Remember) -> Obs:
@@ -220,18 +236,23 @@ class SmolVLA(FlowPolicy):
     def vlm(self) -> VisionLanguageModel:
         return self.model.vlm_with_expert.vlm
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of what acts."""
+        return self.model.action_in_proj.weight.dtype
+
     def _look(self, obs: Obs) -> Tensor:
         """The tokens of all pictures."""
         if EMBEDDINGS in obs:
             return obs[EMBEDDINGS]
-        return self.vlm.look(self.inputs(obs, self.model.state_proj.weight.dtype)[Kind.visual])[0]
+        return self.vlm.look(self.inputs(obs, self.dtype)[Kind.visual])[0]
 
     def _remembered(self, obs: Obs) -> tuple[Tensor, list[Keys]]:
         self.feature_shapes(Remember.keys).check(obs)
         mean, kept = obs[FEATURES], obs[KEYS]
         seen = torch.ones(len(mean), 1, kept.shape[3], dtype=torch.bool, device=mean.device)
-        if "tokens" in obs:
-            seen[:, 0, -obs["tokens"].shape[1] :] = obs["tokens"] >= 0
+        if (words := self._words(obs)) is not None:
+            seen[:, 0, -words.shape[1] :] = words >= 0
         return mean, [Keys(each[:, 0], each[:, 1], seen) for each in kept.unbind(1)]
 
     def _words(self, obs: Obs) -> Tensor | None:

@@ -98,16 +98,20 @@ class Words(nn.Module):
         """Numbers of tokens lie in [0, vocabulary)."""
         return self.config.vocabulary
 
-    def ids(self, texts: Sequence[str]) -> Tensor:
-        """(B, length) int64 on the CPU, -1 behind the end of a text."""
+    def ids(self, texts: Sequence[str], end: str = "\n") -> Tensor:
+        """(B, length) int64 on the CPU, -1 behind the end of a text, which ends with ``end``."""
         longest = max(map(len, texts), default=0)
         if longest > LONGEST:
             raise BurnishError(f"an instruction of {longest} characters is longer than the {LONGEST} allowed")
-        lines = [re.sub(r"\n*\Z", "\n", text) for text in texts]
+        lines = [re.sub(r"\n*\Z", end, text) for text in texts]
         rows = [self._tokenizer().encode(line).ids for line in lines]  # few and short: threads would cost more
         if (largest := max((max(row, default=-1) for row in rows), default=-1)) >= self.vocabulary:
             raise BurnishError(f"a tokenizer said to know {self.vocabulary} tokens gives the number {largest}")
         return padded(rows, self.length)
+
+    def texts(self, ids: Tensor) -> list[str]:
+        """The texts that ``ids`` (B, L) were made of, as far as the tokenizer keeps them."""
+        return [self._tokenizer().decode([token for token in row if token >= 0]) for row in ids.tolist()]
 
     def forward(self, texts: Sequence[str]) -> Tensor:
         return self.ids(texts)
