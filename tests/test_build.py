@@ -47,7 +47,9 @@ def choices():
 
     names = [f.name.removesuffix(".yaml") for f in resources.files("burnish.configs").joinpath("policy").iterdir()]
     return {
-        name: read(name) for name in sorted(names) if name not in ("checkpoint", "bundle", "smolvla", *EXTERNAL_KINDS)
+        name: read(name)
+        for name in sorted(names)
+        if name not in ("checkpoint", "bundle", "smolvla", "pi0", *EXTERNAL_KINDS)
     }
 
 

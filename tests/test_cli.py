@@ -205,8 +205,8 @@ def test_help_offers_only_what_the_verb_can_use(capsys):
         assert main([verb, "--help"]) == 0
         line = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("  policy="))
         offered[verb] = line.strip().removeprefix("policy=").split("|")
-    assert offered["collect"] == ["checkpoint", "smolvla"]
-    assert offered["evaluate"] == ["callable", "checkpoint", "lerobot", "onnx", "remote", "smolvla"]
+    assert offered["collect"] == ["checkpoint", "pi0", "smolvla"]
+    assert offered["evaluate"] == ["callable", "checkpoint", "lerobot", "onnx", "pi0", "remote", "smolvla"]
     assert {"checkpoint", "flow", "shortcut", "diffusion"} <= set(offered["pretrain"]) and "onnx" not in offered[
         "pretrain"
     ]

@@ -13,6 +13,7 @@ from burnish.finetune.table import METHODS
 from burnish.policies.build import build_policy
 from burnish.policies.controllers import controller_for
 from burnish.policies.core.spec import ChunkConfig, chunk_spec
+from burnish.policies.vla.pi0 import Pi0Config
 from burnish.policies.vla.sizes import ExpertConfig, LanguageConfig, VisionConfig
 from burnish.policies.vla.smolvla import SmolVLA, TinyVLAConfig
 from burnish.policies.vla.words import Words
@@ -24,13 +25,26 @@ ON_POLICY = ("dppo", "reinflow", "flow_sde", "residual_ppo")
 OFF_POLICY = ("dsrl", "residual_td3", "rfs", "expo", "recap")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", [*ON_POLICY, *OFF_POLICY])
-def test_a_method_refines_it(method):
-    spec = chunk_spec(make_env(DiscsConfig(), 1).spec, ChunkConfig(4, 2)).reading(Words.of(SENTENCES))
+def settings_of(kind: str) -> Any:
     small = {"vision": VisionConfig(16, 4, 8, 1, 2, 8, 2), "language": LanguageConfig(32, 8, 2, 2, 1, 4, 8)}
-    settings = TinyVLAConfig(steps=2, action_dim=5, frozen=True, expert=ExpertConfig(8, 2, 8), **small)
-    base: SmolVLA = build_policy(settings, spec, seed=1)
+    if kind == "tiny_vla":
+        return TinyVLAConfig(steps=2, action_dim=5, frozen=True, expert=ExpertConfig(8, 2, 8), **small)
+    small["vision"] = VisionConfig(16, 4, 16, 1, 2, 8, 1)
+    return Pi0Config(steps=2, action_dim=5, expert=ExpertConfig(8, 2, 8, 1), adaptive=kind == "pi0.5", **small)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        *((method, "tiny_vla") for method in (*ON_POLICY, *OFF_POLICY)),
+        *((method, "pi0") for method in ("flow_sde", "dsrl", "residual_td3")),
+        ("flow_sde", "pi0.5"),
+    ],
+)
+def test_a_method_refines_it(method, kind):
+    spec = chunk_spec(make_env(DiscsConfig(), 1).spec, ChunkConfig(4, 2)).reading(Words.of(SENTENCES))
+    base: SmolVLA = build_policy(settings_of(kind), spec, seed=1)
     before = {name: x.clone() for name, x in base.state_dict().items()}
     env = seen_by(base.spec, make_env(DiscsConfig(max_steps=6), 4, seed=3))
     config: Any = METHODS[method].config()
@@ -53,7 +67,7 @@ def test_a_method_refines_it(method):
     if method in ("dppo", "reinflow", "flow_sde"):  # trained is the expert; the rest is the base's own memory
         places = {p.data_ptr() for p in base.parameters()}
         named = dict(refined.named_parameters())
-        frozen = {name for name in named if ".vlm." in name}
+        frozen = {name for name in named if ".vlm." in name or ".paligemma." in name}
         assert frozen and all(named[name].data_ptr() in places for name in frozen)
         assert any(
             not torch.equal(x, before[name.removeprefix("last.")]) for name, x in named.items() if "expert" in name

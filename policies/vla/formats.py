@@ -42,6 +42,7 @@ class Format(NamedTuple):
     policy: str  # its name in our table of policies
     length: int  # tokens of an instruction, where config.json does not say
     tokenizer: str  # name of its tokenizer on the hub, which its processor holds
+    unsaid: int  # tokens that it knows beyond the table of words
     causal: bool  # the first actions of a chunk do not depend on those behind them
     fixed: Mapping[str, Any]  # settings that must have this value, as the published models have it
     passed: set[str]  # settings that say nothing of how it acts

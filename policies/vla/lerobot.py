@@ -66,7 +66,7 @@ def load(folder: Path, chosen: Choices) -> Checkpoint:
     obs["tokens"] = (length,)
     if chosen.words is not None:
         words = Words.read(chosen.words, length)
-        if words.vocabulary > config.language.vocabulary:
+        if words.vocabulary > config.language.vocabulary + form.unsaid:
             raise BurnishError(
                 f"{chosen.words} knows {words.vocabulary} tokens, and the model in {folder} "
                 f"{config.language.vocabulary}: it is the tokenizer of another model"
@@ -352,6 +352,7 @@ SMOLVLA = Format(
     policy="smolvla",
     length=48,
     tokenizer="HuggingFaceTB/SmolVLM2-500M-Video-Instruct",
+    unsaid=SmolVLA.unsaid,
     causal=True,
     fixed={"adapt_to_pi_aloha": False, "use_delta_joint_actions_aloha": False, "attention_mode": "cross_attn"},
     passed={"use_cache", "train_state_proj", "load_vlm_weights", "vlm_model_name", "pad_language_to", "prefix_length"},

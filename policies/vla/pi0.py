@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..core.errors import BurnishError
-from ..core.spec import PolicySpec
 from ..core.types import Obs
 from .expert import Expert, FlowModel, time_embedding
 from .layers import GEMMA, Keys
@@ -120,9 +119,7 @@ class Pi0(SmolVLA):
     """A flow policy that reads pictures, the words of its instruction, and the state of the robot."""
 
     config: Pi0Config
-
-    def __init__(self, spec: PolicySpec, config: Pi0Config) -> None:
-        super().__init__(spec, config)
+    unsaid = 1  # <image>
 
     def made(self, state_dim: int, action_dim: int) -> FlowModel:
         return Pi0Model(self.config, state_dim, action_dim)

@@ -138,6 +138,7 @@ PI0 = Format(
     policy="pi0",
     length=48,
     tokenizer="google/paligemma-3b-pt-224",
+    unsaid=Pi0.unsaid,
     causal=False,
     fixed={"use_relative_actions": False, "use_visual_memory": False, "use_proprioceptive_memory": False},
     passed={
