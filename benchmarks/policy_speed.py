@@ -27,7 +27,7 @@ from measure import MatmulPeak, calls_for, latencies, machine, options, percenti
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
-from burnish.policies.build import build_policy, policy_name
+from burnish.policies.build import build_policy
 from burnish.policies.core.execute import Execution, Precision, execution
 from burnish.policies.core.seed import generator
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec, PolicySpec
@@ -37,6 +37,7 @@ from burnish.policies.flow import FlowConfig
 from burnish.policies.gaussian import GaussianConfig
 from burnish.policies.imitate import ImitateConfig, ImitationLearner
 from burnish.policies.nets.denoiser import Body, DenoiserConfig
+from burnish.policies.table import policy_name
 
 STATE, ACTION, HORIZON, EXECUTE, BATCH = 20, 7, 16, 8, 256
 CAMERA = (3, 84, 84)

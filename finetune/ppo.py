@@ -40,6 +40,7 @@ from ..policies.core.types import Actor, Decision, Learner, Metrics, Obs, Policy
 from ..policies.nets.critic import ValueConfig, ValueNet
 from ..policies.nets.encoder import require_shift, shifted
 from ..policies.runs.module_state import restore, state_of
+from . import surrogate
 from .reward_scale import RewardScale
 from .rollout import flat
 from .surrogate import Reduction, clip_fraction, clipped_surrogate, divisor, effective_clip, gae, kl_k3
@@ -185,9 +186,8 @@ class PPO(Learner):
         self.divisor = divisor(config.reduction, actor.coordinates, actor.transitions).to(device)
         self.auxiliary, self.watch = dict(auxiliary or {}), watch
         passes = int(actor.transitions.sum())  # rows of the network that one decision takes
-        self.slice = max(1, SLICE // passes) if self.device.type == "cpu" else config.minibatch
-        self.slice = config.slice or self.slice
-        self.forward = config.slice or FORWARD
+        usual = max(1, SLICE // passes) if self.device.type == "cpu" else config.minibatch
+        self.slice, self.forward = config.slice or usual, config.slice or FORWARD
         self.scale = RewardScale(num_envs, device) if config.scale_reward else None
         self.seen = Running(actor, self.value) if normalize else None
         self.comparison: Comparison | None = None
@@ -314,7 +314,7 @@ class PPO(Learner):
         if not len(rows["advantage"]):
             return rows, {}
         if self.config.normalize is Normalize.update:
-            rows["advantage"] = self._normalized(rows["advantage"])
+            rows["advantage"] = surrogate.normalized(rows["advantage"], self.config.advantage_quantiles)
         report: Metrics = {
             "explained_variance": explained_variance(rows["value"], rows["target"]),
             "value": value.mean(),
@@ -322,13 +322,6 @@ class PPO(Learner):
             "clip/effective": effective_clip(self.clip, self.divisor).max(),
         }
         return rows, report
-
-    def _normalized(self, advantage: Tensor) -> Tensor:
-        advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
-        if self.config.advantage_quantiles is None:
-            return advantage
-        low, high = (torch.quantile(advantage, q) for q in self.config.advantage_quantiles)
-        return torch.minimum(torch.maximum(advantage, low), high)
 
     def _values(self, obs: Obs) -> Tensor:
         count = len(next(iter(obs.values())))
@@ -338,7 +331,7 @@ class PPO(Learner):
         """One step on the mean over a minibatch."""
         self.optimizer.zero_grad(set_to_none=True)
         if self.config.normalize is Normalize.minibatch:
-            rows = rows | {"advantage": self._normalized(rows["advantage"])}
+            rows = rows | {"advantage": surrogate.normalized(rows["advantage"], self.config.advantage_quantiles)}
         count = len(rows["advantage"])
         metrics: Metrics = {}
         for start in range(0, count, self.slice):
@@ -377,14 +370,9 @@ class PPO(Learner):
         return loss, metrics
 
     def _value_loss(self, rows: Batch, weight: Tensor | float) -> tuple[Tensor, Metrics]:
-        config = self.config
-        value = self.value(rows["obs"])
-        error = (value - rows["target"]).square()
-        if config.value_clip is not None:
-            near = rows["value"] + (value - rows["value"]).clamp(-config.value_clip, config.value_clip)
-            error = torch.maximum(error, (near - rows["target"]).square())
+        error = surrogate.value_error(self.value(rows["obs"]), rows["target"], rows["value"], self.config.value_clip)
         value_loss = 0.5 * (error * weight).mean()
-        return config.value_coef * value_loss, {"value_loss": value_loss.detach()}
+        return self.config.value_coef * value_loss, {"value_loss": value_loss.detach()}
 
     def _set_rates(self) -> None:
         config = self.config

@@ -11,6 +11,7 @@ flags of `offline/returns.py`: *discount* and *ended*.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from enum import Enum
 
 import torch
@@ -55,6 +56,24 @@ def divisor(reduction: Reduction, coordinates: Tensor, transitions: Tensor) -> T
     if reduction is Reduction.mean_step:
         return transitions
     return coordinates if reduction is Reduction.mean_dim_and_step else coordinates / transitions
+
+
+def normalized(advantage: Tensor, quantiles: Sequence[float] | None = None) -> Tensor:
+    """Of mean 0 and deviation 1; then no further out than ``quantiles``."""
+    advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
+    if quantiles is None:
+        return advantage
+    low, high = (torch.quantile(advantage, q) for q in quantiles)
+    return torch.minimum(torch.maximum(advantage, low), high)
+
+
+def value_error(value: Tensor, target: Tensor, before: Tensor, clip: float | None = None) -> Tensor:
+    """The squared error, or with ``clip`` the larger one of that and of a value that moved no further than that."""
+    error = (value - target).square()
+    if clip is None:
+        return error
+    near = before + (value - before).clamp(-clip, clip)
+    return torch.maximum(error, (near - target).square())
 
 
 def effective_clip(clip: Tensor, divided_by: Tensor) -> Tensor:

@@ -18,12 +18,10 @@ from .acting import acting_policy, evaluator_of, recordings
 from .best import Best
 from .build import (
     ACTING,
-    POLICIES,
     SAVED,
     CheckpointConfig,
     build_policy,
     load_policy,
-    policy_name,
     weights_of,
     where_of,
 )
@@ -46,6 +44,7 @@ from .measure.evaluate import Evaluation, compare, evaluation_seeds
 from .measure.evaluate import evaluate as run_evaluation
 from .results import compare_results
 from .runs.run import FollowingRun, Run
+from .table import POLICIES, policy_name
 from .vla.words import words_for
 
 STARTS = 64  # numbers of a first state that are kept

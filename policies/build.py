@@ -1,4 +1,4 @@
-"""The table of policies: name -> configuration, builder, one line of documentation; and their checkpoints.
+"""Policies from the table (`table.py`), fresh or from their checkpoints.
 
 A policy's checkpoint is a folder that holds everything needed to act: which policy, its settings, its specification,
 its weights and normalisers. Nothing in it can run code: the name must be in the table, the settings must fit.
@@ -13,15 +13,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
-from .advised import AdvisedConfig
-from .compose import BestOfConfig, GreedyConfig, RepeatedConfig, ResidualConfig, SteeredConfig
 from .core.config import LATER, from_data, to_data
 from .core.errors import BurnishError, did_you_mean, reason
 from .core.execute import Precision
@@ -29,94 +26,17 @@ from .core.seed import derive
 from .core.spec import PolicySpec
 from .diffusion import DiffusionConfig, Sampler
 from .external.table import EXTERNAL_KINDS, described, identity, place_of, reconnect
-from .flow import FlowConfig
-from .gaussian import GaussianConfig
-from .lerobot.act import LeRobotACTConfig
 from .lerobot.checkpoint import CONFIG, fingerprint, read_json
 from .lerobot.checkpoint import find as find_lerobot
 from .lerobot.checkpoint import load as load_lerobot
-from .lerobot.diffusion import LeRobotDiffusionConfig
-from .nets.critic import CriticConfig
-from .one_step import OneStepConfig
 from .partial import completed
-from .planner import PlannerConfig
 from .runs.checkpoint import Checkpoint
 from .runs.run import find_policy
-from .split_chain import SplitChainConfig
+from .table import COMPOSITES, KINDS, POLICIES, PolicyKind, maker, policy_name
 from .trainable import LoRAConfig, add_lora, lora_of, merge_lora
 from .vla import lerobot as vla_folders
-from .vla.bins import BinsConfig
-from .vla.pi0 import Pi0Config
-from .vla.smolvla import SmolVLAConfig, TinyVLAConfig
 from .vla.words import Words, WordsConfig
 
-
-class PolicyKind(NamedTuple):
-    """One row of the table of policies: its configuration, its builder and its line of documentation."""
-
-    config: type
-    build: str  # "module:class", relative to this package; imported when needed
-    doc: str
-    language: bool = False  # it reads instructions; others do where they are asked to
-
-
-POLICIES: dict[str, PolicyKind] = {
-    "flow": PolicyKind(FlowConfig, ".flow:FlowPolicy", "flow matching; with shortcut=true also in 1, 2 or 4 steps"),
-    "diffusion": PolicyKind(
-        DiffusionConfig, ".diffusion:DiffusionPolicy", "DDPM training; DDPM, DDIM, Heun or DPM sampling"
-    ),
-    "gaussian": PolicyKind(
-        GaussianConfig, ".gaussian:GaussianPolicy", "one Gaussian, plain or tanh; least squares or likelihood"
-    ),
-    "tiny_vla": PolicyKind(
-        TinyVLAConfig, ".vla.smolvla:SmolVLA", "vision-language-action model of the kind of SmolVLA, small", True
-    ),
-    "bins": PolicyKind(
-        BinsConfig, ".vla.bins:BinsPolicy", "tokens: 256 bins per number, on the model of tiny_vla", True
-    ),
-}
-
-
-class CompositeKind(NamedTuple):
-    """The fields of ``config`` and the ``parts`` are the arguments that the class is made with."""
-
-    config: type
-    build: str
-    parts: tuple[str, ...]
-    optional: tuple[str, ...] = ()
-
-
-# Results of refinement. They are not configured: methods make them, and checkpoints hold them.
-COMPOSITES: dict[str, CompositeKind] = {
-    "residual": CompositeKind(ResidualConfig, ".compose:Residual", ("base", "net")),
-    "steered": CompositeKind(SteeredConfig, ".compose:Steered", ("base", "latent")),
-    "repeated": CompositeKind(RepeatedConfig, ".compose:Repeated", ("base",)),
-    "advised": CompositeKind(AdvisedConfig, ".advised:Advised", ("base",)),
-    "greedy": CompositeKind(GreedyConfig, ".compose:Greedy", ("base",)),
-    "best_of": CompositeKind(BestOfConfig, ".compose:BestOf", ("base", "critic"), ("edit",)),
-    "relay": CompositeKind(SplitChainConfig, ".split_chain:SplitChain", ("first", "last")),
-}
-# A part that is no policy itself.
-CRITIC = PolicyKind(CriticConfig, ".nets.critic:QEnsemble", "what the actions are worth")
-# Distilled from another policy by offline/fql.py; it cannot imitate, so nobody pretrains one.
-ONE_STEP = PolicyKind(OneStepConfig, ".one_step:OneStepPolicy", "observation and noise to a chunk, in one pass")
-# Trained by finetune/methods/tdmpc.py.
-PLANNER = PolicyKind(PlannerConfig, ".planner:PlannerPolicy", "plans in a latent model, with a prior and critics")
-# Trained by LeRobot: read from its checkpoints (lerobot/checkpoint.py), and refined.
-LEROBOT = {
-    "lerobot_diffusion": PolicyKind(LeRobotDiffusionConfig, ".lerobot.diffusion:LeRobotDiffusion", "of LeRobot"),
-    "lerobot_act": PolicyKind(LeRobotACTConfig, ".lerobot.act:LeRobotACT", "of LeRobot"),
-    "smolvla": PolicyKind(SmolVLAConfig, ".vla.smolvla:SmolVLA", "of LeRobot"),
-    "pi0": PolicyKind(Pi0Config, ".vla.pi0:Pi0", "of LeRobot"),
-}
-KINDS: dict[str, PolicyKind | CompositeKind] = {
-    **POLICIES,
-    **COMPOSITES,
-    **LEROBOT,
-    "critic": CRITIC,
-    "one_step": ONE_STEP,
-    "planner": PLANNER,
-}
 EXTERNAL = "external"
 Changes = tuple[int | None, Sampler | None, float | None]  # of steps, sampler and guidance
 
@@ -155,17 +75,9 @@ class Pi0LoadConfig(SmolVLALoadConfig):
     """``policy=pi0 policy.path=...``: a pi0 or pi0.5 in a folder of LeRobot, and what that folder leaves open."""
 
 
-def policy_name(config: Any) -> str:
-    """The name in the table of policies under which a configuration of this type stands."""
-    for name, kind in KINDS.items():
-        if type(config) is kind.config:
-            return name
-    raise BurnishError(f"{type(config).__name__} is not the configuration of a policy; {did_you_mean('', POLICIES)}")
-
-
 def build_policy(config: Any, spec: PolicySpec, *, seed: int = 0, device: torch.device | str = "cpu") -> Any:
     """A fresh policy; the same seed gives the same weights on every device."""
-    make = _maker(KINDS[policy_name(config)])
+    make = maker(KINDS[policy_name(config)])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "weights"))
         policy = _made(make, spec, config)
@@ -178,11 +90,6 @@ def _made(make: Any, spec: PolicySpec, config: Any) -> nn.Module:
     if isinstance(spec.words, Words):
         policy.words = spec.words
     return policy
-
-
-def _maker(kind: PolicyKind | CompositeKind) -> Any:
-    module, _, name = kind.build.partition(":")
-    return getattr(import_module(module, __package__), name)
 
 
 def describe(policy: Any, origin: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -296,7 +203,7 @@ def _assemble(
         if read is not None:
             spec = spec.reading(Words(from_data(WordsConfig, read, "words")))
         adapter = None if lora is None else from_data(LoRAConfig, lora, "lora")
-        _require_tensors(_maker(kind), settings, spec, adapter, where, state, prefix)
+        _require_tensors(maker(kind), settings, spec, adapter, where, state, prefix)
         policy = build_policy(settings, spec)
         return policy if adapter is None else add_lora(policy, adapter)
     parts = data.get("parts")
@@ -307,7 +214,7 @@ def _assemble(
         part: _assemble(description, where, base, state=state, prefix=f"{prefix}{part}.")
         for part, description in data["parts"].items()
     }
-    return _maker(kind)(**made, **vars(settings))
+    return maker(kind)(**made, **vars(settings))
 
 
 def _require_tensors(

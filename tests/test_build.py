@@ -10,13 +10,14 @@ import pytest
 import torch
 import yaml
 
-from burnish.policies.build import POLICIES, build_policy, describe, load_policy, policy_name
+from burnish.policies.build import build_policy, describe, load_policy
 from burnish.policies.core.config import from_data, to_data
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.seed import RowNoise
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec, PolicySpec, check_compatible
 from burnish.policies.external.table import EXTERNAL_KINDS
 from burnish.policies.runs import checkpoint
+from burnish.policies.table import POLICIES, policy_name
 
 SPEC = PolicySpec(
     ObsSpec({"state": (3,), "image.top": (3, 16, 16), "goal": (2,)}),

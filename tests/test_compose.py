@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from burnish.policies.advised import advised
-from burnish.policies.build import COMPOSITES, build_policy, describe, load_policy
+from burnish.policies.build import build_policy, describe, load_policy
 from burnish.policies.compose import BestOf, Greedy, Repeated, Residual, SplitChain, Steered
 from burnish.policies.controllers import ChunkController, controller_for
 from burnish.policies.core.chunk import ChunkEnv
@@ -23,6 +23,7 @@ from burnish.policies.flow import FlowConfig
 from burnish.policies.gaussian import GaussianConfig
 from burnish.policies.nets.critic import CriticConfig, QEnsemble
 from burnish.policies.runs import checkpoint
+from burnish.policies.table import COMPOSITES
 from scripted import TERMINATED, TRUNCATED, ScriptedWorld
 
 B, H, EXECUTE, A = 4, 4, 2, 2

@@ -164,7 +164,9 @@ def test_the_cached_prefix_gives_the_velocity_of_the_joint_pass(adaptive):
 def test_a_state_is_written_as_lerobot_writes_it():
     policy, obs = pi0(adaptive=True), observed()
     obs["state"][0] = torch.tensor([-1.5, -1.0, 1.5])
-    text = policy.words.texts(policy._words(obs))
+    words = policy.words
+    assert isinstance(words, Words)
+    text = words.texts(policy._words(obs))
     assert text[0] == "Task: go, State: -1 0 255;\nAction: " and text[2].startswith("Task: a b c, State: ")
     with torch.no_grad():
         other = policy.encode({**obs, "state": obs["state"] + 0.5})

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from omegaconf import MISSING
 
-from ...policies.build import POLICIES, SAVED, CheckpointConfig, identity_of, load_policy
+from ...policies.build import SAVED, CheckpointConfig, identity_of, load_policy
 from ...policies.cli.cli import main
 from ...policies.cli.machine import prepare_machine, say
 from ...policies.controllers import controller_for
@@ -27,6 +27,7 @@ from ...policies.imitate import ImitateConfig, ImitationLearner, imitate
 from ...policies.measure.evaluate import Evaluation, evaluate, evaluation_seeds
 from ...policies.runs.interrupt import interruptible
 from ...policies.runs.run import Run
+from ...policies.table import POLICIES
 from ...sim.build import WORLDS, origin_of, world_for
 from ...sim.collect import stream
 from ..methods.distill import Distillation, innermost, student_of

@@ -29,6 +29,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...offline.actors import trainable_imitator
 from ...policies.build import CheckpointConfig, build_policy, loaded
@@ -70,12 +71,20 @@ class Asked:
 
     def __init__(self, windows: Windows, teacher: Any) -> None:
         self.windows, self.teacher = windows, teacher
+        self._noise: torch.Generator | None = None
 
     def sample(self, batch: int, generator: torch.Generator) -> Batch:
+        return self[self.draw(batch, generator)]
+
+    def draw(self, batch: int, generator: torch.Generator) -> Tensor:
         """The teacher's noise comes from ``generator`` too, so its state is still all that a resume needs."""
-        obs, _, mask = self.windows.sample(batch, generator)
+        self._noise = generator
+        return self.windows.draw(batch, generator)
+
+    def __getitem__(self, index: Tensor) -> Batch:
+        obs, _, mask = self.windows[index]
         with torch.no_grad():
-            chunk = self.teacher.act(obs, generator=generator)
+            chunk = self.teacher.act(obs, generator=self._noise)
         return Batch(obs, chunk, torch.ones_like(mask))
 
 

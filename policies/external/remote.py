@@ -39,7 +39,7 @@ from ..core.errors import BurnishError
 from ..core.language import Letters, without_tokens
 from ..core.ranges import check_ranges
 from ..core.scale import Scale
-from ..core.seed import Noise, RowNoise
+from ..core.seed import Noise, RowNoise, SharedGenerator
 from ..core.spec import EnvSpec, PolicySpec, dtype_of
 from ..core.types import Obs, Prefix
 from ..wire.server_spec import sent, shown, spec_from_server, wanted
@@ -200,4 +200,7 @@ def _seeds(source: Noise, rows: int) -> Tensor:
     """One per row, of its own stream where it has one."""
     if isinstance(source, RowNoise):
         return (source.uniform((rows, 1)) * 2.0**53).long()[:, 0]
-    return torch.randint(2**53, (rows,), generator=source, device=source.device)
+    draw = partial(torch.randint, 2**53)
+    if isinstance(source, SharedGenerator):
+        return source.draw(draw, (rows,), 0)
+    return draw((rows,), generator=source, device=source.device)

@@ -5,8 +5,7 @@
     policy_preprocessor.json        steps before the policy; the normaliser names a file of statistics
     policy_postprocessor.json       steps behind it
 
-Nothing in such a folder can run code, and no file outside it is opened. A setting that is not known here is refused,
-because it may change how the policy acts; those that only concern training are passed over.
+Nothing in such a folder can run code, and no file outside it is opened. Unknown settings may change how it acts: refused.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """pi0 (Black et al. 2024, arXiv 2410.24164) and pi0.5 (2504.16054): SmolVLA's plan on PaliGemma (2407.07726).
 
-What is not as in `smolvla.py`: pictures are padded at all sides, and their tokens are not scaled, while words are; the
+Unlike in `smolvla.py`, pictures are padded at all sides, and their tokens are not scaled, while words are; the
 layers are Gemma's; the expert stands beside every layer of the language model, and its actions see each other in both
 directions. So a shorter chunk is another policy, not the head of a longer one.
 
