@@ -5,7 +5,7 @@
     policy_preprocessor.json        steps before the policy; the normaliser names a file of statistics
     policy_postprocessor.json       steps behind it
 
-Nothing in such a folder can run code, and no file outside it is opened. Unknown settings may change how it acts: refused.
+Nothing in such a folder can run code, and no file outside is opened. Unknown settings, which may matter, are refused.
 """
 
 from __future__ import annotations
