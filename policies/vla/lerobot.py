@@ -229,8 +229,8 @@ def form_of(policy: SmolVLA) -> Format:
 def refusal(policy: SmolVLA) -> str | None:
     """A reason why LeRobot could not load it."""
     config = policy.config
-    if config.vision.stem:
-        return "looks through convolutions of its own (vision.stem)"
+    if config.vision.stem or config.vision.film:
+        return "looks in ways of its own (vision.stem, vision.film)"
     if config.language.head_dim != names.HEAD or config.vision.width != names.HEAD * config.vision.heads:
         return f"has heads of another width than {names.HEAD}"
     if hidden_of(config.expert.width) != config.expert.hidden:

@@ -66,7 +66,7 @@ class PaliGemma(VisionLanguageModel):
         self.side, self.width, self.special = vision.side, language.width, language.special
         self.tokens = vision.patches
         self.model = Parts(
-            vision_tower=Parts(vision_model=VisionModel(vision)),
+            vision_tower=Parts(vision_model=VisionModel(vision, language.width)),
             multi_modal_projector=Parts(linear=nn.Linear(vision.width, language.width)),
             language_model=TextModel(language, GEMMA),
         )
@@ -77,9 +77,9 @@ class PaliGemma(VisionLanguageModel):
     def text(self) -> TextModel:
         return self.model.language_model
 
-    def seen(self, picture: Tensor) -> Tensor:
+    def seen(self, picture: Tensor, said: Tensor | None = None) -> Tensor:
         shown = resized(picture, self.side, centred=True).to(self.dtype)
-        return self.model.multi_modal_projector.linear(self.model.vision_tower.vision_model(shown))
+        return self.model.multi_modal_projector.linear(self.model.vision_tower.vision_model(shown, said))
 
 
 class Pi0Model(FlowModel):

@@ -127,9 +127,10 @@ class VisionLayer(nn.Module):
 
 
 class VisionModel(nn.Module):
-    """SigLIP: (B, 3, side, side) in [-1, 1] -> (B, tokens, width)."""
+    """SigLIP: (B, 3, side, side) in [-1, 1] -> (B, tokens, width). With FiLM (Perez et al. 2018, arXiv 1709.07871) it
+    looks for what the words say: without, a small model needs a thousand updates to find that they matter."""
 
-    def __init__(self, config: VisionConfig) -> None:
+    def __init__(self, config: VisionConfig, words: int) -> None:
         super().__init__()
         width, patch = config.width, config.patch
         look = Stem(width, patch) if config.stem else nn.Conv2d(3, width, patch, patch)
@@ -137,10 +138,18 @@ class VisionModel(nn.Module):
         self.encoder = Parts(layers=nn.ModuleList(VisionLayer(config) for _ in range(config.layers)))
         self.post_layernorm = nn.LayerNorm(width, 1e-6)
         self.late = config.late
+        if config.film:
+            self.film = nn.Linear(words, 2 * width)
+            nn.init.normal_(self.film.weight, std=words**-0.5)  # large: from the start other words look at other things
+            nn.init.zeros_(self.film.bias)
         nn.init.normal_(self.embeddings.position_embedding.weight, std=width**-0.5)
 
-    def forward(self, pictures: Tensor) -> Tensor:
+    def forward(self, pictures: Tensor, said: Tensor | None = None) -> Tensor:
+        """``said`` (B, words): the sum of the words of a row."""
         x = self.embeddings.patch_embedding(pictures).flatten(2).transpose(1, 2)
+        if said is not None and hasattr(self, "film"):
+            scale, shift = self.film(said)[:, None].chunk(2, 2)
+            x = x * (1 + scale) + shift
         x = x + self.embeddings.position_embedding(self.places(x))
         for layer in self.encoder.layers:
             x = layer(x)
@@ -211,7 +220,7 @@ class VisionLanguageModel(nn.Module):
         self.side, self.width, self.special = vision.side, language.width, language.special
         self.tokens = vision.patches // vision.shuffle**2
         self.model = Parts(
-            vision_model=VisionModel(vision),
+            vision_model=VisionModel(vision, language.width),
             connector=Connector(vision, language.width),
             text_model=TextModel(language),
         )
@@ -235,17 +244,19 @@ class VisionLanguageModel(nn.Module):
     def embedded(self, tokens: Tensor) -> Tensor:
         return self.text.embed_tokens(tokens)
 
-    def seen(self, picture: Tensor) -> Tensor:
-        """The tokens of a picture (B, 3, H, W) in [0, 1]."""
+    def seen(self, picture: Tensor, said: Tensor | None = None) -> Tensor:
+        """The tokens of a picture (B, 3, H, W) in [0, 1]; ``said`` (B, W) is the sum of its words."""
         shown = resized(picture, self.side).to(self.dtype)
-        return self.model.connector(self.model.vision_model(shown)) * math.sqrt(self.width)
+        return self.model.connector(self.model.vision_model(shown, said)) * math.sqrt(self.width)
 
-    def look(self, pictures: Sequence[Tensor], present: Sequence[Tensor | None] = ()) -> tuple[Tensor, Tensor]:
+    def look(
+        self, pictures: Sequence[Tensor], present: Sequence[Tensor | None] = (), said: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """The tokens of all cameras, pictures (B, 3, H, W) in [0, 1], and which are valid: those of a camera that is
-        ``present`` (B,) in a row."""
+        ``present`` (B,) in a row. ``said`` (B, W): the sum of its words."""
         seen, valid = [], []
         for i, picture in enumerate(pictures):
-            found = self.seen(picture)
+            found = self.seen(picture, said)
             seen.append(found)
             here = present[i] if i < len(present) else None
             here = torch.ones(len(picture), dtype=torch.bool, device=picture.device) if here is None else here
@@ -261,6 +272,14 @@ class VisionLanguageModel(nn.Module):
         """(B, L) int64, -1 where there is no word."""
         valid = tokens >= 0
         return self.embedded(tokens.clamp(min=0)) * math.sqrt(self.width), valid
+
+    def sum_of(self, words: Tensor | None) -> Tensor | None:
+        """(B, W) what the words of a row say in sum, of variance 1."""
+        if words is None:
+            return None
+        spoken, real = self.read(words)
+        count = real.sum(1, keepdim=True).clamp(min=1).to(spoken.dtype)
+        return torch.where(real[..., None], spoken, 0.0).sum(1) / count.sqrt()
 
     def understand(self, x: Tensor, words: Tensor | None) -> tuple[Tensor, list[Keys]]:
         """The first block, of the tokens ``x`` of all cameras and of the words: the mean of what its valid tokens

@@ -27,6 +27,7 @@ class VisionConfig:
     hidden: int = 3072  # width inside the feed-forward parts
     shuffle: int = 4  # patches along each side that become one token
     stem: bool = False  # two convolutions that see where a pixel lies, instead of patches; for small models
+    film: bool = False  # words scale and shift the channels of every patch (FiLM); for small models
     # patches have the places of those before them, as in transformers 4.55 to 4.57, with which a model may be trained
     late: bool = False
 

@@ -6,7 +6,8 @@ runs from 1 (noise) to 0 (data); here t = 1 - tau, so v(x, t) = -v_published(x, 
 
 ``tiny_vla`` is the same class with sizes that one core trains in minutes.
 
-**Departures.** The expert's keys of an observation are made once, not at each step of a generation. The loss counts
+**Departures.** `draws` of noise and time for each window, where published is one: they cost little, and at pure noise
+nothing but the observation says where to go. The expert's keys of an observation are made once, not at each step of a generation. The loss counts
 padded coordinates too, as LeRobot did before 0.5: a fresh model would otherwise sample from states it never saw.
 """
 
@@ -62,11 +63,12 @@ class SmolVLAConfig:
     frozen: bool = True  # the vision-language model stays as it is, in every kind of training
     # number format of the vision-language model while it is frozen; what is trained stays in float32
     frozen_dtype: Precision = field(default=Precision.float32, metadata=LATER)
+    draws: int = 1  # noises and times that each window of imitation is learnt at; of several, the first is pure noise
     bfloat16: list[str] = field(default_factory=list)  # beginnings of the names of weights that were stored so
 
     def __post_init__(self) -> None:
         require_steps(self.steps)
-        check_ranges(self, {"[0, 4096]": "state_dim action_dim"}, "policy.")
+        check_ranges(self, {"[0, 4096]": "state_dim action_dim", "[1, 64]": "draws"}, "policy.")
         require_sizes(self.vision, self.language, self.expert)
         if self.frozen_dtype is not Precision.float32 and not self.frozen:
             raise BurnishError(
@@ -83,11 +85,12 @@ class TinyVLAConfig(SmolVLAConfig):
     state_dim: int = 0  # numbers that a state is padded to; 0: none are added
     action_dim: int = 0  # numbers that an action is padded to; 0: none are added
     # model that looks at pictures
-    vision: VisionConfig = field(default_factory=lambda: VisionConfig(32, 4, 64, 2, 4, 128, 2, stem=True))
+    vision: VisionConfig = field(default_factory=lambda: VisionConfig(32, 4, 64, 2, 4, 128, 2, stem=True, film=True))
     # language model
     language: LanguageConfig = field(default_factory=lambda: LanguageConfig(1024, 64, 2, 4, 2, 16, 128))
     expert: ExpertConfig = field(default_factory=lambda: ExpertConfig(48, 2, 128))  # model that makes actions
     frozen: bool = False  # the vision-language model stays as it is, in every kind of training
+    draws: int = 4  # noises and times that each window of imitation is learnt at; of several, the first is pure noise
 
 
 class SmolVLA(FlowPolicy):
@@ -247,7 +250,8 @@ class SmolVLA(FlowPolicy):
         """The tokens of all pictures."""
         if EMBEDDINGS in obs:
             return obs[EMBEDDINGS]
-        return self.vlm.look(self.inputs(obs, self.dtype)[Kind.visual])[0]
+        pictures = self.inputs(obs, self.dtype)[Kind.visual]
+        return self.vlm.look(pictures, said=self.vlm.sum_of(self._words(obs)))[0]
 
     def _remembered(self, obs: Obs) -> tuple[Tensor, list[Keys]]:
         self.feature_shapes(Remember.keys).check(obs)
@@ -280,11 +284,16 @@ class SmolVLA(FlowPolicy):
     ) -> Tensor:
         del drop  # there are no goals
         require_chunk(self.spec, action, len(next(iter(obs.values()))))
-        data = self.in_chain(action)
+        draws = self.config.draws  # the observation is encoded once for them
+        data = self.in_chain(action).repeat_interleave(draws, 0)
         noise = normal(data.shape, generator, device=data.device, dtype=data.dtype)
         t = LATEST * sample_time(TIMES, len(data), generator, data)
-        found = self.velocity(torch.lerp(noise, data, rows(t, data)), t, 0.0, self.encode(obs))
-        return masked_mean((found - (data - noise)).square(), mask)
+        if draws > 1:
+            t[::draws] = 0.0
+        cond = self.encode(obs).repeat(draws)
+        found = self.velocity(torch.lerp(noise, data, rows(t, data)), t, 0.0, cond)
+        real = None if mask is None else mask.repeat_interleave(draws, 0)
+        return masked_mean((found - (data - noise)).square(), real).unflatten(0, (-1, draws)).mean(1)
 
 
 def usual_features(shapes: dict[str, tuple[int, ...]]) -> list[Feature]:

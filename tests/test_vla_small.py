@@ -1,0 +1,105 @@
+"""What a small vision-language-action model has of its own: words that shape what it sees (FiLM), and several draws of
+noise and time for each window. Against slow loops in float64; equalities hold to rounding."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from burnish.policies.core.errors import BurnishError
+from burnish.policies.core.seed import normal
+from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
+from burnish.policies.flow import sample_time
+from burnish.policies.vla.lerobot import write
+from burnish.policies.vla.prefix import resized
+from burnish.policies.vla.sizes import ExpertConfig, LanguageConfig, VisionConfig
+from burnish.policies.vla.smolvla import LATEST, TIMES, SmolVLA, TinyVLAConfig
+
+torch.set_num_threads(1)
+SPEC = PolicySpec(
+    ObsSpec({"state": (3,), "image.top": (3, 16, 16), "tokens": (5,)}), ActionSpec((-1.0, -1.0), (1.0, 1.0)), 4, 2
+)
+TOKENS = torch.tensor([[3, 1, -1, -1, -1], [4, 4, 2, 0, 7]])
+
+
+def small(film: bool = True, draws: int = 1) -> SmolVLA:
+    torch.manual_seed(0)
+    vision = VisionConfig(16, 4, 12, 1, 2, 16, 2, stem=True, film=film)
+    sizes = {"vision": vision, "language": LanguageConfig(40, 12, 2, 4, 2, 6, 20), "expert": ExpertConfig(10, 2, 14)}
+    return SmolVLA(SPEC, TinyVLAConfig(**sizes, draws=draws)).double()
+
+
+def observed(tokens: torch.Tensor = TOKENS):
+    source = torch.Generator().manual_seed(1)
+    picture = torch.randint(0, 256, (1, 3, 16, 16), generator=source, dtype=torch.uint8).expand(2, -1, -1, -1)
+    return {"state": torch.zeros(2, 3, dtype=torch.float64), "image.top": picture, "tokens": tokens}
+
+
+def test_words_scale_and_shift_every_channel_of_every_patch():
+    vlm = small().model.vlm_with_expert.vlm
+    vision, words = vlm.model.vision_model, vlm.model.text_model.embed_tokens.weight
+    pictures = resized(observed()["image.top"].double() / 255, 16)
+    patches = vision.embeddings.patch_embedding(pictures)
+    rows = []
+    for b, said in enumerate(((3, 1), (4, 4, 2, 0, 7))):
+        summary = sum(math.sqrt(12) * words[word] for word in said) / math.sqrt(len(said))
+        change = vision.film.weight @ summary + vision.film.bias
+        x = torch.stack([patches[b, :, i, j] * (1 + change[:12]) + change[12:] for i in range(4) for j in range(4)])
+        x = (x + vision.embeddings.position_embedding.weight)[None]
+        for layer in vision.encoder.layers:
+            x = layer(x)
+        rows.append(vlm.model.connector(vision.post_layernorm(x))[0] * math.sqrt(12))
+    heard: list[torch.Tensor] = []
+    look = vlm.look
+    vlm.look = lambda *inputs, **named: heard.append(look(*inputs, **named)[0]) or look(*inputs, **named)
+    vlm.observe([observed()["image.top"].double() / 255], TOKENS)
+    torch.testing.assert_close(heard[0], torch.stack(rows), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("film", [True, False])
+def test_the_same_picture_is_seen_otherwise_for_other_words_with_film_alone(film):
+    pictures: list[torch.Tensor] = []
+    vlm = small(film).model.vlm_with_expert.vlm
+    vlm.model.connector.register_forward_hook(lambda module, inputs, output: pictures.append(output))
+    vlm.observe([observed()["image.top"].double() / 255], TOKENS)
+    assert torch.equal(*pictures[0]) is not film
+    vlm.observe([observed()["image.top"].double() / 255], torch.full_like(TOKENS, -1))  # without words
+    assert pictures[1].isfinite().all() and torch.equal(*pictures[1])
+
+
+def test_the_loss_is_the_mean_over_draws_of_which_the_first_is_pure_noise():
+    policy, obs = small(draws=3), observed()
+    action = torch.rand(2, 4, 2, dtype=torch.float64) * 2 - 1
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]) > 0
+    found = policy.bc_loss(obs, action, mask=mask, generator=torch.Generator().manual_seed(5))
+    source = torch.Generator().manual_seed(5)
+    noise = normal((6, 4, 2), source, dtype=torch.float64)
+    t = LATEST * sample_time(TIMES, 6, source, noise)
+    for row in range(2):
+        losses = []
+        one = {key: x[row : row + 1] for key, x in obs.items()}
+        for draw in range(3):
+            start, at = noise[3 * row + draw], t[3 * row + draw] * (draw > 0)
+            x = (1 - at) * start + at * action[row]
+            v = policy.velocity(x[None], at[None], 0.0, policy.encode(one))[0]
+            losses.append((v - (action[row] - start)).square()[mask[row]].mean())
+        torch.testing.assert_close(found[row], torch.stack(losses).mean(), rtol=0, atol=1e-9)
+
+
+def test_one_draw_is_at_a_time_of_its_own():
+    """The control of the test above: a single draw, as published, is not at pure noise."""
+    policy, times = small(draws=1), []
+    inner = policy.velocity
+    policy.velocity = lambda x, t, d, cond: times.append(t) or inner(x, t, d, cond)
+    policy.bc_loss(observed(), torch.zeros(2, 4, 2, dtype=torch.float64))
+    assert (times[0] > 0).all()
+
+
+def test_no_lerobot_folder_holds_such_a_model(tmp_path):
+    plain = small()
+    plain.config = replace(plain.config, vision=replace(plain.config.vision, stem=False))
+    with pytest.raises(BurnishError, match="looks in ways of its own"):
+        write(plain, tmp_path / "folder")
