@@ -6,9 +6,10 @@ runs from 1 (noise) to 0 (data); here t = 1 - tau, so v(x, t) = -v_published(x, 
 
 ``tiny_vla`` is the same class with sizes that one core trains in minutes.
 
-**Departures.** `draws` of noise and time for each window, where published is one: they cost little, and at pure noise
-nothing but the observation says where to go. The expert's keys of an observation are made once, not at each step of a generation. The loss counts
-padded coordinates too, as LeRobot did before 0.5: a fresh model would otherwise sample from states it never saw.
+**Departures.** A small model learns from several draws of noise and time for each window, one of them pure noise: they
+cost little, and there nothing but the observation says where to go. Published is one draw. The expert's keys of an
+observation are made once, not at each step of a generation. The loss counts padded coordinates too, as LeRobot did
+before 0.5: a fresh model would otherwise sample from states it never saw.
 """
 
 from __future__ import annotations

@@ -1,0 +1,217 @@
+"""One small vision-language-action model before and after RL: success for each instruction, seen by cameras alone.
+
+    python benchmarks/vla_quality.py [--quick] [--worlds ...] [--methods ...] [--seeds 0 1 2] [--jobs 1] [--report]
+
+A base follows words, and errs in a way that RL can mend: `policy=tiny_vla` imitates a clean expert until it follows,
+then for a while a clumsy one, who aims beside each colour in a direction of its own. It lies in `bases/`, and is made
+where it is missing. From this one checkpoint each method refines it with each seed. The last policy, and not a chosen
+one, plays `EPISODES` fresh episodes. The base plays the same ones, so that changes are paired (``base``, and from noise
+0 ``base_greedy``). Each also plays them **swapped**: every episode is told another instruction than the one that
+counts, and who follows words fails.
+
+RESULT, of the method with the largest mean change in its world: ``mean_change`` of success, mean over instructions and
+seeds; ``worst_instruction``, the least change of one, mean over seeds; ``swap_control``, success with swapped words
+after RL. What is not there is -inf.
+
+A run leaves one JSON file in `results/vla_quality/`; runs that are there are not repeated.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from measure import RESULTS, embed, machine, markdown, options, publish, table
+from refine_bases import fingerprint_of
+
+from burnish.finetune import load, refine
+from burnish.policies.__main__ import all_instructions
+from burnish.policies.build import describe
+from burnish.policies.cli.cli import main as burnish
+from burnish.policies.controllers import controller_for
+from burnish.policies.measure.by_instruction import by_instruction
+from burnish.policies.measure.evaluate import evaluate, evaluation_seeds
+from burnish.policies.runs import checkpoint
+from burnish.sim.build import raw_world, seen_by
+
+HERE = Path(__file__).resolve().parent
+DOCUMENT = HERE.parent / "docs" / "vla.md"
+EPISODES = 450
+IMITATION = ["experiment=tiny_vla", "eval.episodes=0", "threads=1", "seed=0"]
+
+
+@dataclass(frozen=True)
+class World:
+    """A world, how its base is made, and what each method is told."""
+
+    env: str
+    key: str  # how its keys of RESULT begin
+    follows: tuple[int, int]  # clean episodes, and updates on them, from nothing
+    errs: tuple[int, int]  # clumsy episodes, and updates on them
+    methods: dict[str, dict[str, Any]]
+
+
+PER_CHUNK = {"gamma": 0.95, "per": "chunk"}
+FLOW_SDE: dict[str, Any] = {
+    "total": 12_000,
+    "worlds": 100,
+    "train.part": "head",
+    "discount": PER_CHUNK,
+    "loop.decisions_per_update": 10,
+    "ppo": {"minibatch": 250, "lr": 3e-4, "critic_lr": 1e-3},
+}
+DSRL: dict[str, Any] = {
+    "total": 6000,
+    "worlds": 50,
+    "rewards.shift": -1,
+    "discount": PER_CHUNK,
+    "loop": {"warmup": 1000, "updates_per_decision": 0.15},
+    "sac.alpha": 0.02,
+}
+WORLDS = {"discs": World("discs", "vla", (1500, 1000), (2000, 150), {"flow_sde": FLOW_SDE, "dsrl": DSRL})}
+BASES = {"base": False, "base_greedy": True}
+LESS = {"total": 40, "worlds": 4}
+
+
+def base_of(name: str, quick: bool) -> Path:
+    """The folder of the base. What it is made from lies in `runs/`, of a quick one all."""
+    world, root = WORLDS[name], HERE.parent / "runs" / ("vla_quality_quick" if quick else "vla_quality") / name
+    kept = (root / "base" if quick else HERE / "bases" / f"{name}_vla") / "policy"
+    if kept.exists():
+        return kept
+    start = ["policy=tiny_vla"]
+    for level, (episodes, steps) in (("clean", world.follows), ("clumsy", world.errs)):
+        data, out = root / f"{level}_data", root / level
+        count, updates = (20, 3) if quick else (episodes, steps)
+        recorded = [f"env={world.env}", f"expert={level}", f"episodes={count}", f"out={data}"]
+        learnt = [*start, *IMITATION, f"data={data}", f"train.steps={updates}", f"out={out}"]
+        verbs = [["collect", *recorded]] * (not data.exists()) + [["pretrain", *learnt]] * (not out.exists())
+        if any(burnish(verb) for verb in verbs):
+            raise SystemExit(f"the base of {name} could not be made")
+        start = ["policy=checkpoint", f"policy.path={out}", "train.lr=3e-4", "train.warmup=20", "train.ema=0.98"]
+    made = load(root / "clumsy")
+    checkpoint.save(kept, config=describe(made, {"env": made.origin["env"]}), state=made.state_dict())
+    return kept
+
+
+def played(policy: Any, seed: int, episodes: int, greedy: bool = False, swapped: bool = False) -> dict[str, float]:
+    """Instruction -> success."""
+    seeds = evaluation_seeds(episodes, base=seed + 1000)
+    raw = raw_world(policy.origin["env"], 50, torch.device("cpu"))
+    env = seen_by(policy.spec, raw, all_instructions(raw, seeds) if swapped else ())
+    found = by_instruction(evaluate(env, controller_for(policy, env.num_envs, greedy=greedy), seeds))
+    return {text: row["success_rate"] for text, row in found.items()}
+
+
+def measured(name: str, method: str, seed: int, kept: Path, quick: bool) -> None:
+    """One run, in a process of its own, written to ``kept``."""
+    torch.set_num_threads(1)
+    folder, began, total = base_of(name, quick), time.process_time(), 0
+    policy = load(folder)
+    if method not in BASES:
+        settings = {**WORLDS[name].methods[method], **(LESS if quick else {})}
+        total = settings["total"]
+        run: dict[str, Any] = {"threads": 1, "eval.episodes": 0, "log_every": 2000}
+        policy = refine(policy, method=method, seed=seed, on_log=say, **run, **settings).policy
+    core_s, episodes = time.process_time() - began, 18 if quick else EPISODES
+    greedy = BASES.get(method, False)
+    found = played(policy, seed, episodes, greedy)
+    swapped = played(policy, seed, episodes, greedy, swapped=True)
+    row = {
+        "world": name,
+        "method": method,
+        "seed": seed,
+        "decisions": total,
+        "success": statistics.mean(found.values()),
+        "worst": min(found.values()),
+        "swapped": statistics.mean(swapped.values()),
+        "core_s": core_s,
+        "instructions": found,
+        "instructions_swapped": swapped,
+        "fingerprint": fingerprint_of(folder),
+    }
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text(json.dumps(row) + "\n", encoding="utf-8")
+    sys.stderr.write(f"{kept.stem}: {row['success']:.3f}, swapped {row['swapped']:.3f}\n")
+
+
+def say(step: int, numbers: Any) -> None:
+    kept = {key: round(float(x), 3) for key, x in numbers.items() if "success" in key or key.startswith("train/")}
+    sys.stderr.write(f"{step} {kept}\n")
+
+
+def summaries(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One for each world and method that has runs: means over the seeds, and the change of each instruction against the
+    base on the same episodes."""
+    found = []
+    for name, method in dict.fromkeys((row["world"], row["method"]) for row in rows):
+        own = [row for row in rows if (row["world"], row["method"]) == (name, method)]
+        base = {row["seed"]: row for row in rows if (row["world"], row["method"]) == (name, "base")}
+        pairs = [(row["instructions"], base[row["seed"]]["instructions"]) for row in own if row["seed"] in base]
+        texts = sorted({text for after, before in pairs for text in after.keys() & before.keys()})
+        each = [statistics.mean(a[text] - b[text] for a, b in pairs if text in a and text in b) for text in texts]
+        means = {key: statistics.mean(row[key] for row in own) for key in ("decisions", "success", "swapped", "core_s")}
+        counts = {"world": name, "method": method, "seeds": len(own)}
+        change = {"change": statistics.mean(each), "least": min(each)} if each else {"change": None, "least": None}
+        found.append({**counts, **means, **change})
+    return found
+
+
+def result_of(world: str, found: list[dict[str, Any]]) -> dict[str, float]:
+    """The three keys of RESULT of one world."""
+    tried = [row for row in found if row["world"] == world and row["method"] not in BASES and row["change"] is not None]
+    best = max(tried, key=lambda row: row["change"], default={})
+    names = {"mean_change": "change", "worst_instruction": "least", "swap_control": "swapped"}
+    return {f"{WORLDS[world].key}_{name}": best.get(key, float("-inf")) for name, key in names.items()}
+
+
+def main() -> None:
+    parser = options(__doc__)
+    every = sorted({method for world in WORLDS.values() for method in world.methods})
+    parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=list(WORLDS), help="default: %(default)s")
+    parser.add_argument("--methods", nargs="+", choices=every, default=every, help="default: %(default)s")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="default: %(default)s")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one core each (default: %(default)s)")
+    parser.add_argument("--report", action="store_true", help="only print and write the table of what is there")
+    chosen = parser.parse_args()
+    results = chosen.out / ("vla_quality_quick" if chosen.quick else "vla_quality")
+    if chosen.quick:
+        chosen.worlds, chosen.methods, chosen.seeds = ["discs"], every[:1], [0]
+        shutil.rmtree(results, ignore_errors=True)
+    cases = [
+        (w, m, s, results / f"{w}-{m}-{s}.json", chosen.quick)
+        for s in chosen.seeds
+        for w in chosen.worlds
+        for m in (*BASES, *chosen.methods)
+        if m in BASES or m in WORLDS[w].methods
+    ]
+    if not chosen.report:
+        with ProcessPoolExecutor(chosen.jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+            for w in chosen.worlds:  # before several runs want it
+                pool.submit(base_of, w, chosen.quick).result()
+            for job in [pool.submit(measured, *case) for case in cases if not case[3].exists()]:
+                if error := job.exception():  # the others go on
+                    sys.stderr.write(f"{error!r}\n")
+    rows = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("*.json"))]
+    found, result = summaries(rows), {}
+    for world in WORLDS:
+        result |= result_of(world, found)
+    columns = {"world": "", "method": "", "seeds": "", "decisions": ",.0f", "success": ".3f", "change": "+.3f"}
+    columns |= {"least": "+.3f", "swapped": ".3f", "core_s": ".0f"}
+    report = {"machine": machine(torch.device("cpu")), "quick": chosen.quick, "summaries": found, "rows": rows}
+    publish(results.with_suffix(".json"), report, table(found, columns), result)
+    if results.parent == RESULTS and not chosen.quick:
+        embed(DOCUMENT, "vla_quality", markdown(found, columns))
+
+
+if __name__ == "__main__":
+    main()
