@@ -64,7 +64,7 @@ PER_CHUNK = {"gamma": 0.95, "per": "chunk"}
 FLOW_SDE: dict[str, Any] = {
     "total": 12_000,
     "worlds": 100,
-    "train.part": "head",
+    "train": {"part": "head", "remember": "keys"},
     "discount": PER_CHUNK,
     "loop.decisions_per_update": 10,
     "ppo": {"minibatch": 250, "lr": 3e-4, "critic_lr": 1e-3},

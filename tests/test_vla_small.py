@@ -13,6 +13,7 @@ from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.seed import normal
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from burnish.policies.flow import sample_time
+from burnish.policies.trainable import Remember
 from burnish.policies.vla.lerobot import write
 from burnish.policies.vla.prefix import resized
 from burnish.policies.vla.sizes import ExpertConfig, LanguageConfig, VisionConfig
@@ -52,22 +53,19 @@ def test_words_scale_and_shift_every_channel_of_every_patch():
         for layer in vision.encoder.layers:
             x = layer(x)
         rows.append(vlm.model.connector(vision.post_layernorm(x))[0] * math.sqrt(12))
-    heard: list[torch.Tensor] = []
-    look = vlm.look
-    vlm.look = lambda *inputs, **named: heard.append(look(*inputs, **named)[0]) or look(*inputs, **named)
-    vlm.observe([observed()["image.top"].double() / 255], TOKENS)
-    torch.testing.assert_close(heard[0], torch.stack(rows), rtol=0, atol=1e-9)
+    found, _ = vlm.look([observed()["image.top"].double() / 255], said=vlm.sum_of(TOKENS))
+    torch.testing.assert_close(found, torch.stack(rows), rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("film", [True, False])
 def test_the_same_picture_is_seen_otherwise_for_other_words_with_film_alone(film):
-    pictures: list[torch.Tensor] = []
-    vlm = small(film).model.vlm_with_expert.vlm
-    vlm.model.connector.register_forward_hook(lambda module, inputs, output: pictures.append(output))
-    vlm.observe([observed()["image.top"].double() / 255], TOKENS)
-    assert torch.equal(*pictures[0]) is not film
-    vlm.observe([observed()["image.top"].double() / 255], torch.full_like(TOKENS, -1))  # without words
-    assert pictures[1].isfinite().all() and torch.equal(*pictures[1])
+    policy = small(film)
+    seen, silent = (
+        policy.features(observed(tokens), Remember.embeddings)["features.embeddings"]
+        for tokens in (TOKENS, torch.full_like(TOKENS, -1))
+    )
+    assert torch.equal(*seen) is not film
+    assert silent.isfinite().all() and torch.equal(*silent)
 
 
 def test_the_loss_is_the_mean_over_draws_of_which_the_first_is_pure_noise():
