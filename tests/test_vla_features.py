@@ -21,8 +21,10 @@ from burnish.policies.build import build_policy, describe, load_policy
 from burnish.policies.core.chunk import ChunkEnv
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.execute import Precision
+from burnish.policies.core.language import Letters, Spoken
 from burnish.policies.core.spec import ChunkConfig, chunk_spec
 from burnish.policies.core.tree import index
+from burnish.policies.external.remote import RemoteConfig, RemotePolicy
 from burnish.policies.flow import FlowConfig
 from burnish.policies.runs.checkpoint import save
 from burnish.policies.trainable import Part, Remember, TrainableConfig, trainable
@@ -30,8 +32,10 @@ from burnish.policies.vla.prefix import VisionLanguageModel
 from burnish.policies.vla.sizes import ExpertConfig, LanguageConfig, VisionConfig
 from burnish.policies.vla.smolvla import SmolVLA, TinyVLAConfig
 from burnish.policies.vla.words import Words
+from burnish.real_robot.export.exporter import ExportConfig, export
 from burnish.sim.build import make_env, seen_by
 from burnish.sim.discs import SENTENCES, DiscsConfig
+from server_lab import served
 
 torch.set_num_threads(1)
 LEVELS = [Remember.embeddings, Remember.keys]
@@ -207,3 +211,34 @@ def test_bfloat16_is_kept_by_a_checkpoint_and_refused_where_it_would_be_trained(
     found, _ = load_policy(tmp_path / "half")
     assert found.vlm.dtype is torch.bfloat16 and found.model.state_proj.weight.dtype is torch.float32
     assert all(torch.equal(x, half.state_dict()[name]) for name, x in found.state_dict().items())
+
+
+@pytest.mark.slow
+def test_a_bundle_follows_one_instruction(tmp_path):
+    policy = discs().eval()
+    with pytest.raises(BurnishError, match=r"has no tokenizer; .* instruction='\.\.\.'"):
+        export(ExportConfig(str(tmp_path / "none"), samples=4), policy)
+    made = export(ExportConfig(str(tmp_path / "one"), samples=4, instruction=SENTENCES[0]), policy)
+    assert "tokens" not in made.bundle.schema.obs
+    seen = seen_by(policy.spec, make_env(DiscsConfig(), 1)).reset(None, [3])
+    obs = {key: x[0].numpy() for key, x in seen.items() if key != "tokens"}
+    noise = torch.randn(1, 4, 5, generator=torch.Generator().manual_seed(1))
+    found = torch.as_tensor(made.act(obs, noise=noise[0].numpy())).view(4, 2)
+    for said, same in ((SENTENCES[0], True), (SENTENCES[-1], False)):
+        wanted = policy.act({**seen, "tokens": Words.of(SENTENCES).ids([said])}, noise=noise)[0].detach()
+        assert torch.allclose(found, wanted, atol=1e-5) is same
+    flow = build_policy(FlowConfig(), chunk_spec(make_env(DiscsConfig(), 1).spec, ChunkConfig(4, 2)))
+    with pytest.raises(BurnishError, match="the policy reads none"):
+        export(ExportConfig(str(tmp_path / "x"), instruction="go"), flow)
+
+
+def test_a_served_model_is_told_what_each_row_is():
+    policy, env = discs().eval(), Spoken(make_env(DiscsConfig(), 3), Letters())
+    obs = env.reset(None, range(3))
+    ours = seen_by(policy.spec, make_env(DiscsConfig(), 3)).reset(None, range(3))
+    noise = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(0))
+    with served(policy, batch=2) as server:
+        remote = RemotePolicy(RemoteConfig(server.url), env.spec, obs)
+        found = remote.act(obs, noise=noise)
+    torch.testing.assert_close(found, policy.act(ours, noise=noise).detach(), atol=1e-5, rtol=0)
+    assert len({tuple(row) for row in ours["tokens"].tolist()}) > 1, "the rows are told different things"

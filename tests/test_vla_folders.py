@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from burnish.policies.build import SmolVLALoadConfig, describe, load_policy, loaded
+from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.runs.checkpoint import save
 from burnish.policies.trainable import LoRAConfig, TrainableConfig, add_lora, trainable
@@ -314,3 +315,17 @@ def test_what_lerobot_cannot_load_is_not_written(tmp_path):
     with pytest.raises(BurnishError, match="no adapter to write"):
         lora.write(policy, tmp_path / "adapter", "x")
     assert not (tmp_path / "ours").exists() and add_lora(policy, LoRAConfig(1)) is policy
+
+
+def test_the_verb_writes_a_folder_of_lerobot(tmp_path):
+    path = folder_of(tmp_path / "theirs")
+    out = tmp_path / "ours"
+    assert main(["export", "policy=smolvla", f"policy.path={path}", "to=lerobot", f"out={out}"]) == 0
+    old, new = (load_file(x / "model.safetensors") for x in (path, out))
+    assert old.keys() == new.keys() and all(torch.equal(x, new[n]) and x.dtype == new[n].dtype for n, x in old.items())
+    policy = read(out)
+    with torch.no_grad():  # a weight that bfloat16 no longer holds is written in float32, the others as they were
+        policy.model.vlm_with_expert.vlm.model.text_model.norm.weight[0] = 1 + 2.0**-12
+    write(policy, tmp_path / "trained")
+    types = {name: x.dtype for name, x in load_file(tmp_path / "trained" / "model.safetensors").items()}
+    assert [name for name, x in new.items() if types[name] != x.dtype] == [f"model.{V}model.text_model.norm.weight"]

@@ -1,7 +1,8 @@
 """A policy of ours for LeRobot: ``burnish export to=lerobot``.
 
-Where LeRobot has policies of this kind it becomes one of LeRobot's own checkpoints (`native.py`), which is read again
-and must act alike, or nothing is left. Anything else, refinements among them, becomes a plug-in policy:
+Where LeRobot has policies of this kind it becomes one of LeRobot's own checkpoints (`native.py`, a SmolVLA by
+`policies/vla/lerobot.py`), which is read again and must act alike, or nothing is left. Anything else, refinements among
+them, becomes a plug-in policy, unless it reads instructions:
 
     config.json          settings of LeRobot, and the description of the policy that a checkpoint of ours has
     model.safetensors    its weights
@@ -22,19 +23,22 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from ..build import EXTERNAL, describe, load_policy
+from ..build import EXTERNAL, SmolVLALoadConfig, describe, load_policy
 from ..core.errors import BurnishError
 from ..core.files import remove, write_folder
 from ..core.seed import RowNoise
 from ..core.spec import dtype_of
 from ..runs.manifest import burnish_version
 from ..runs.state_codec import separate
+from ..vla import lerobot as vla
+from ..vla.smolvla import SmolVLA
 from . import native
 from .names import BEFORE, BEHIND, CONFIG, PLUGIN, WEIGHTS
 from .player import features
 
 TOLERANCE = 1e-5  # of actions in [-1, 1]: sums of some hundred float32 products in another order
 ROWS = 64  # random observations on which a native checkpoint must act as the policy does
+FEW_ROWS = 2  # of a vision-language-action model, which takes seconds for each
 PACKAGE = "lerobot_policy_burnish"
 PYPROJECT = """[build-system]
 requires = ["setuptools"]
@@ -66,15 +70,25 @@ def export(policy: Any, origin: Mapping[str, Any], out: Path | str) -> str:
             "its base is a policy of another library, whose weights are not here, so LeRobot cannot run it"
         )
     try:
-        files = native.files(policy)
+        files = vla.content_of(policy) if isinstance(policy, SmolVLA) else native.files(policy)
     except BurnishError as error:
+        spec: Any = policy.spec
+        if "tokens" in spec.obs.shapes:
+            raise BurnishError(
+                f"{error}; and a plug-in policy is not told the instruction, which this one reads; serve it instead: "
+                "burnish serve"
+            ) from error
         write_folder(out, plugin(policy, described))
         return (
             f"a plug-in policy, since {error}. Where LeRobot runs: pip install --no-deps {out}/plugin, beside burnish; "
             f"then lerobot-eval --policy.path={out}"
         )
     written = write_folder(out, files)
-    apart = distance(policy, load_policy(written)[0])
+    if isinstance(policy, SmolVLA):
+        chosen = SmolVLALoadConfig(str(written), frozen_dtype=policy.config.frozen_dtype)
+        apart = distance(policy, load_policy(written, chosen=chosen)[0], FEW_ROWS)
+    else:
+        apart = distance(policy, load_policy(written)[0])
     if apart > TOLERANCE:
         remove(written)
         raise BurnishError(f"read again, the checkpoint acts otherwise, by {apart:.1e} of [-1, 1]; nothing was written")
@@ -105,17 +119,17 @@ def plugin(policy: Any, described: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 @torch.no_grad()
-def distance(policy: Any, other: Any) -> float:
+def distance(policy: Any, other: Any, rows: int = ROWS) -> float:
     """The largest difference of their chunks, of the same random observations and noise."""
     source = torch.Generator().manual_seed(0)
     obs = {}
     for key, shape in policy.spec.inputs.shapes.items():
-        whole = (ROWS, *shape)
+        whole = (rows, *shape)
         image = dtype_of(key) is torch.uint8
         x = torch.randint(0, 256, whole, generator=source) if image else torch.randn(whole, generator=source)
         obs[key] = x.to(dtype_of(key))
-    rows = torch.arange(ROWS)
-    chunks = [x.act(obs, generator=RowNoise(rows, rows)) for x in (policy, other)]
+    seeds = torch.arange(rows)
+    chunks = [x.act(obs, generator=RowNoise(seeds, seeds)) for x in (policy, other)]
     return float((chunks[0] - chunks[1]).abs().max())
 
 

@@ -196,23 +196,21 @@ def statistics_of_dataset(folder: Path, features: Sequence[str]) -> dict[str, di
 
 def write(policy: SmolVLA, folder: Path) -> None:
     """A new folder that LeRobot loads."""
-    content = content_of(policy)
-    files.new(folder)
-    for name, x in content.items():
-        files.write_new(folder / name, x)
+    files.write_folder(folder, content_of(policy))
 
 
 def content_of(policy: SmolVLA) -> dict[str, str | bytes]:
-    """The files of a folder that LeRobot loads, by name, with the weights of ``policy`` as they were stored."""
+    """The files of a folder that LeRobot loads, by name. Weights have the type that they were stored in, where it still
+    holds them."""
     config, form = policy.config, form_of(policy)
     if reason := form.refusal(policy):
         raise BurnishError(f"LeRobot cannot load this policy: it {reason}")
     weights = {name: x for name, x in policy.state_dict().items() if name.startswith("model.")}
     half = tuple(config.bfloat16)
-    stored = {
-        name: x.detach().to("cpu", torch.bfloat16 if half and name.startswith(half) else torch.float32).contiguous()
-        for name, x in weights.items()
-    }
+    stored = {name: x.detach().cpu().float().contiguous() for name, x in weights.items()}
+    for name, x in stored.items() if half else ():
+        if name.startswith(half) and torch.equal(x.bfloat16().float(), x):  # what was trained may need more digits
+            stored[name] = x.bfloat16()
     listed, statistics = features_of(policy)
     return {
         folders.CONFIG: json.dumps(settings_for(policy, listed), indent=4),

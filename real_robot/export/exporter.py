@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ...policies.core.config import to_data
 from ...policies.core.errors import BurnishError, reason
+from ...policies.core.language import unworded
 from ...policies.core.observed import observed
 from ...policies.core.seed import RowNoise
 from ...policies.core.spec import PolicySpec, dtype_of
@@ -50,6 +51,7 @@ class ExportConfig:
 
     out: str  # the folder that is written, which must not exist yet
     to: To = To.bundle  # form: a bundle that a robot runs, or a policy of LeRobot's
+    instruction: str | None = None  # instruction that a bundle follows, of a policy that reads one
     data: str | None = None  # recordings, whose observations are tried beside random ones
     samples: int = 10_000  # random observations on which the export must answer as the policy does
     seed: int = 0  # seed of these observations
@@ -63,6 +65,7 @@ def export(config: ExportConfig, policy: Any, about: Mapping[str, Any] | None = 
     """Writes the bundle, and returns it as a robot loads it. ``about`` is where the policy comes from (`source`)."""
     if Path(config.out).exists():
         raise BurnishError(f"out={config.out} exists already and is not overwritten; choose another name")
+    policy = instructed(policy, config.instruction)
     made = assembled(policy, about=about)
     seen = None if config.data is None else recorded(config.data, made.schema, config.seed)
     try:
@@ -71,6 +74,39 @@ def export(config: ExportConfig, policy: Any, about: Mapping[str, Any] | None = 
         return load(config.out)
     except RobotError as error:
         raise BurnishError(str(error)) from error
+
+
+class Instructed(nn.Module):
+    """``base``, which reads instructions, with one for ever: a bundle has no tokenizer."""
+
+    base: Any
+    tokens: Tensor
+
+    def __init__(self, base: Any, instruction: str) -> None:
+        super().__init__()
+        self.base, self.spec, self.instruction = base, unworded(base.spec), instruction
+        self.register_buffer("tokens", base.spec.words.ids([instruction]))
+
+    def act(self, obs: Mapping[str, Tensor], **how: Any) -> Tensor:
+        count = len(next(iter(obs.values())))
+        return self.base.act({**obs, "tokens": self.tokens.expand(count, -1)}, **how)
+
+
+def instructed(policy: Any, instruction: str | None) -> Any:
+    """A policy that reads instructions, told one of them; another one as it is."""
+    reads = getattr(policy.spec, "words", None) is not None
+    if reads and instruction is None:
+        raise BurnishError(
+            "the policy reads instructions, and a bundle has no tokenizer; say which one it is to follow, "
+            "instruction='...', or serve the policy: burnish serve"
+        )
+    if instruction is not None and not reads:
+        raise BurnishError(f"instruction={instruction!r:.80}: the policy reads none; leave it out")
+    if reads and corrects(policy):
+        raise BurnishError(
+            "the policy reads instructions and corrects single actions, which no bundle can; serve it: burnish serve"
+        )
+    return Instructed(policy, str(instruction)) if reads else policy
 
 
 def source(saved: Checkpoint, weights: str) -> dict[str, Any]:
@@ -115,6 +151,11 @@ def assembled(policy: Any, *, about: Mapping[str, Any] | None = None) -> Bundle:
 def _require_modules(policy: Any) -> None:
     if not isinstance(policy, nn.Module):
         raise BurnishError(f"a {type(policy).__name__} is not made of torch modules, so it cannot be exported")
+    if (size := sum(p.nbytes for p in policy.parameters())) > (most := bundles.LIMITS[PLAN]):
+        raise BurnishError(
+            f"the policy has {size >> 20} MB of weights, and a bundle holds {most >> 20} MB at most; serve it instead, "
+            "burnish serve, or write it for LeRobot, to=lerobot"
+        )
 
 
 def _require_no_memory(policy: Any) -> None:
