@@ -122,9 +122,9 @@ def test_an_update_does_not_look_again(method, level, monkeypatch):
     loop = prepare(config, base, seen_by(base.spec, make_env(DiscsConfig(max_steps=6), 4, seed=3)), seed=1)
     update, look, counts = loop.learner.update, VisionLanguageModel.look, []
 
-    def looking(*args: Any) -> Any:
+    def looking(*args: Any, **said: Any) -> Any:
         counts.append("look")
-        return look(*args)
+        return look(*args, **said)
 
     def updating(source: Any) -> Any:
         counts.append("update")

@@ -310,7 +310,7 @@ def test_a_folder_that_is_not_certain_is_refused(settings, change, choices, sent
 def test_what_lerobot_cannot_load_is_not_written(tmp_path):
     policy = read(folder_of(tmp_path / "theirs"))
     policy.config.vision.stem = True
-    with pytest.raises(BurnishError, match="convolutions of its own"):
+    with pytest.raises(BurnishError, match="ways of its own"):
         write(policy, tmp_path / "ours")
     with pytest.raises(BurnishError, match="no adapter to write"):
         lora.write(policy, tmp_path / "adapter", "x")
