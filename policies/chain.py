@@ -27,8 +27,8 @@ from .core.errors import BurnishError
 from .core.seed import Generator, Noise, normal, uniform
 from .core.spec import PolicySpec
 from .core.time_limit import go_on
-from .core.tree import check
-from .core.types import ChainPolicy, Masked, Normal, Prefix, Pull
+from .core.tree import check, map_tree
+from .core.types import ChainPolicy, Masked, Normal, Obs, Prefix, Pull
 
 MOST_STEPS = 1000  # of one generation: as many as diffusion models were first published with
 
@@ -79,6 +79,13 @@ def sample_chain(
             x = pin(x, k + 1)
         states.append(x)
     return states
+
+
+def draws(base: Any, obs: Obs, count: int, **options: Any) -> Tensor:
+    """(B count, H, A): ``count`` draws of each row, one behind the other. Where the base can, a row is encoded once."""
+    if hasattr(base, "draws"):
+        return base.draws(obs, count, **options)
+    return base.act(map_tree(lambda x: x.repeat_interleave(count, 0), obs), **options)
 
 
 def masked_mean(error: Tensor, mask: Tensor | None) -> Tensor:

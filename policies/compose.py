@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .chain import committed, start_noise, with_prefix
+from .chain import committed, draws, start_noise, with_prefix
 from .controllers import ChunkController, controller_for
 from .core.config import LATER
 from .core.errors import BurnishError
@@ -369,13 +369,13 @@ class BestOf(nn.Module):
     ) -> Tensor:
         """(B, M, H, A): the draws, then their edited versions. All draws of all rows are one call of the base."""
         batch, count = len(next(iter(obs.values()))), 1 if greedy else self.config.count
-        many = map_tree(lambda x: x.repeat_interleave(count, 0), obs)
         fixed = None if prefix is None else _repeated(prefix, count)
         source = generator.split(count) if isinstance(generator, RowNoise) else generator
-        drawn = self.base.act(many, prefix=fixed, greedy=greedy, generator=source)
+        drawn = draws(self.base, obs, count, prefix=fixed, greedy=greedy, generator=source)
         if self.edit is None:
             return drawn.unflatten(0, (batch, count))
         executed = self.spec.executed(drawn)
+        many = map_tree(lambda x: x.repeat_interleave(count, 0), obs)
         change = self.edit.act({**many, "base_action": executed}, greedy=greedy, generator=source)
         edited = _with_executed(self.spec, drawn, _corrected(executed, change, self.config.edit_bound), fixed)
         return torch.cat([x.unflatten(0, (batch, count)) for x in (drawn, edited)], 1)

@@ -18,10 +18,12 @@ from burnish.finetune.build import prepare
 from burnish.finetune.feature_env import FeatureEnv
 from burnish.finetune.table import METHODS
 from burnish.policies.build import build_policy, describe, load_policy
+from burnish.policies.chain import draws
 from burnish.policies.core.chunk import ChunkEnv
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.execute import Precision
 from burnish.policies.core.language import Letters, Spoken
+from burnish.policies.core.seed import RowNoise
 from burnish.policies.core.spec import ChunkConfig, chunk_spec
 from burnish.policies.core.tree import index
 from burnish.policies.external.remote import RemoteConfig, RemotePolicy
@@ -141,6 +143,30 @@ def test_an_update_does_not_look_again(method, level, monkeypatch):
     assert counts.count("look") >= 8
     raw = seen_by(base.spec, make_env(DiscsConfig(), 4, seed=5)).reset()
     assert loop.learner.policy.act(raw, greedy=True).abs().max() <= 1, "what is delivered sees pictures"
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+def test_several_draws_of_a_row_look_at_it_once(greedy, monkeypatch):
+    policy, look, counts = discs(), VisionLanguageModel.look, []
+    obs = seen_by(policy.spec, make_env(DiscsConfig(), 3)).reset()
+    fixed = torch.full((12, 1, 2), 0.25)
+
+    def looking(self: Any, pictures: Any, *args: Any, **said: Any) -> Any:
+        counts.append(len(pictures[0]))
+        return look(self, pictures, *args, **said)
+
+    monkeypatch.setattr(VisionLanguageModel, "look", looking)
+    with torch.no_grad():
+        options = {"prefix": fixed, "greedy": greedy}
+        one = draws(policy, obs, 4, generator=RowNoise([1, 2, 3], [0, 5, 9]).split(4), **options)
+        other = policy.act(
+            {key: x.repeat_interleave(4, 0) for key, x in obs.items()},
+            generator=RowNoise([1, 2, 3], [0, 5, 9]).split(4),
+            **options,
+        )
+    assert counts == [3, 12]
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-5)  # products of more rows round otherwise
+    assert greedy or not torch.allclose(one[0], one[1])
 
 
 def test_refusals():

@@ -42,6 +42,7 @@ from ...offline.sac import soft_agent
 from ...offline.soft import Temperature, polyak, soft_actor_loss
 from ...offline.td import pessimistic, row_weight, td_target
 from ...policies.build import build_policy
+from ...policies.chain import draws
 from ...policies.compose import BestOf
 from ...policies.core.chunk import ChunkEnv
 from ...policies.core.errors import BurnishError
@@ -137,7 +138,7 @@ class EXPOActor:
         """(B, 2N, n, A): N chunks of ``base``, then their edits."""
         count = self.config.count
         wide = map_tree(lambda x: x.repeat_interleave(count, 0), obs)
-        proposed = base.spec.executed(base.act(wide, generator=generator))
+        proposed = base.spec.executed(draws(base, obs, count, generator=generator))
         edit = self.edit.draw({**wide, "base_action": proposed}, generator=generator).action
         both = torch.stack([proposed, edited(proposed, edit, self.config.edit_bound)])
         return both.unflatten(1, (-1, count)).transpose(0, 1).flatten(1, 2)
