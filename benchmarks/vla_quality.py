@@ -11,7 +11,7 @@ counts, and who follows words fails.
 
 RESULT, of the method with the largest mean change in its world: ``mean_change`` of success, mean over instructions and
 seeds; ``worst_instruction``, the least change of one, mean over seeds; ``swap_control``, success with swapped words
-after RL. What is not there is -inf.
+after RL. A world without runs has -inf.
 
 A run leaves one JSON file in `results/vla_quality/`; runs that are there are not repeated.
 """
@@ -83,7 +83,7 @@ LESS = {"total": 40, "worlds": 4}
 
 
 def base_of(name: str, quick: bool) -> Path:
-    """The folder of the base. What it is made from lies in `runs/`, of a quick one all."""
+    """The folder of the base. Recordings and stages lie in `runs/`, as all of a quick one does."""
     world, root = WORLDS[name], HERE.parent / "runs" / ("vla_quality_quick" if quick else "vla_quality") / name
     kept = (root / "base" if quick else HERE / "bases" / f"{name}_vla") / "policy"
     if kept.exists():

@@ -1,4 +1,4 @@
-"""What a small vision-language-action model has of its own: words that shape what it sees (FiLM), and several draws of
+"""A small vision-language-action model has parts of its own: words that shape what it sees (FiLM), and several draws of
 noise and time for each window. Against slow loops in float64; equalities hold to rounding."""
 
 from __future__ import annotations

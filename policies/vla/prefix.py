@@ -128,7 +128,7 @@ class VisionLayer(nn.Module):
 
 class VisionModel(nn.Module):
     """SigLIP: (B, 3, side, side) in [-1, 1] -> (B, tokens, width). With FiLM (Perez et al. 2018, arXiv 1709.07871) it
-    looks for what the words say: without, a small model needs a thousand updates to find that they matter."""
+    looks for what the words say: without, a small model needs over a thousand updates to find that they matter."""
 
     def __init__(self, config: VisionConfig, words: int) -> None:
         super().__init__()
