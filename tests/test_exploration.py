@@ -32,12 +32,12 @@ from burnish.policies.nets.critic import ValueConfig
 from burnish.sim.point_reach import PointReach, PointReachConfig, Reward
 from burnish.sim.torch_world import TorchWorld
 from burnish.sim.toy import ConstantReward, ConstantRewardConfig
+from seam import FITTED, make_base, shrunk
 from seam import METHODS as LEARNING
-from seam import make_base, shrunk
 
 TOY = PointReachConfig(reward=Reward.sparse, goal_in_state=True, radius=0.4, max_steps=12)
 CPU = torch.device("cpu")
-FITTED = {"dppo": {"trained_steps": 2}, "rpd": {"execute": 2}, "recap": {"head_start": 2}}
+FITTED = {**FITTED, "recap": {"head_start": 2}}
 
 
 def spec(shape: int = 2) -> EnvSpec:
