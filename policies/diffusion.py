@@ -46,7 +46,7 @@ from .core.seed import Generator, Noise, integers, normal
 from .core.spec import PolicySpec
 from .core.time_limit import go_on
 from .core.tree import rows
-from .core.types import Condition, Masked, Normal, Obs, Prefix, Pull
+from .core.types import Masked, Normal, Obs, Prefix, Pull
 from .nets.denoiser import Cond, Denoiser, DenoiserConfig
 from .schedule import Prediction, Spacing, clean_weights, kernel, noisy, target, train_indices
 
@@ -258,7 +258,7 @@ class DiffusionPolicy(nn.Module):
         return self._generated(self.encode(obs).repeat(count), None, prefix, greedy, generator)
 
     def _generated(
-        self, cond: Condition, noise: Tensor | None, prefix: Prefix | None, greedy: bool, generator: Noise | None
+        self, cond: Any, noise: Tensor | None, prefix: Prefix | None, greedy: bool, generator: Noise | None
     ) -> Tensor:
         x_0 = start_noise(self.spec, cond.given, noise, greedy, generator)
         if not self.config.gaussian_chain:
