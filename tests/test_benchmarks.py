@@ -22,6 +22,7 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 SHARED = {"control_parts", "measure", "revisions", "runners", "sim_peers", "envpool_loop"}
 SHARED |= {"lerobot_worker", "lerobot_worlds", "vla_worker"}
 SHARED |= {"refine_bases", "refine_runs", "refine_settings", "refine_tables", "public_bases"}
+LEVELS = ("pictures", "embeddings", "keys")
 KEYS = {
     "bases": {
         "worst_clean_expert",
@@ -101,6 +102,10 @@ KEYS = {
         *("lines", "lines_before", "long_files", "cycles", "duplicates"),
     },
     "vla_parity": {f"vla_{what}" for what in ("actions", "spread", "loss", "back", "tensors")},
+    "vla_speed": {
+        *(f"{what}_{level}" for what in ("collected_per_s", "learnt_per_s", "kept_mb") for level in LEVELS),
+        *("collected_peak_share", "learnt_peak_share", "load_s", "decision_s", "peak_gb", "peak_gb_bfloat16"),
+    },
     "update_speed": {"sac_over_sb3", "sac_peak_share", "ppo_flow_peak_share"},
 }
 
