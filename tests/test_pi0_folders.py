@@ -16,6 +16,7 @@ from test_vla_folders import STATISTICS, features, step
 
 from burnish.policies.build import Pi0LoadConfig, describe, load_policy, loaded
 from burnish.policies.core.errors import BurnishError
+from burnish.policies.lerobot.export import export
 from burnish.policies.runs.checkpoint import save
 from burnish.policies.vla import pi0_folder
 from burnish.policies.vla.lerobot import write
@@ -183,6 +184,19 @@ def test_a_folder_is_read_strictly_and_written_back_bitwise(adaptive, tmp_path, 
     assert torch.equal(chunk(again), chunk(policy))
     save(tmp_path / "saved", config=describe(policy), state=policy.state_dict())
     assert torch.equal(chunk(load_policy(tmp_path / "saved")[0]), chunk(policy))
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_it_is_exported_to_lerobot(adaptive, tmp_path, words, monkeypatch):
+    policy, silent = (read(folder_of(tmp_path / x, adaptive), words=y) for x, y in (("a", words), ("b", None)))
+    monkeypatch.setattr(pi0_folder, "PUBLISHED", policy.config)
+    monkeypatch.setattr(pi0_folder, "VARIANTS", {(24, 2, 28): "gemma_2b", (16, 2, 20): "gemma_300m"})
+    assert "acts alike within 0.0e+00" in export(policy, {}, tmp_path / "ours")
+    assert torch.equal(chunk(read(tmp_path / "ours", words=words)), chunk(policy))
+    if adaptive:  # it cannot be tried without its tokenizer
+        with pytest.raises(BurnishError, match=r"give policy\.words"):
+            export(silent, {}, tmp_path / "none")
+        assert not (tmp_path / "none").exists()
 
 
 def without(*names):

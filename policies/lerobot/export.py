@@ -84,11 +84,17 @@ def export(policy: Any, origin: Mapping[str, Any], out: Path | str) -> str:
             f"then lerobot-eval --policy.path={out}"
         )
     written = write_folder(out, files)
-    if isinstance(policy, SmolVLA):
-        chosen = SmolVLALoadConfig(str(written), frozen_dtype=policy.config.frozen_dtype)
-        apart = distance(policy, load_policy(written, chosen=chosen)[0], FEW_ROWS)
-    else:
-        apart = distance(policy, load_policy(written)[0])
+    try:
+        if isinstance(policy, SmolVLA):
+            chosen = SmolVLALoadConfig(str(written), frozen_dtype=policy.config.frozen_dtype)
+            again, _ = load_policy(written, chosen=chosen)
+            again.words = getattr(policy, "words", None)  # the tokenizer is not in such a folder
+            apart = distance(policy, again, FEW_ROWS)
+        else:
+            apart = distance(policy, load_policy(written)[0])
+    except BurnishError:
+        remove(written)
+        raise
     if apart > TOLERANCE:
         remove(written)
         raise BurnishError(f"read again, the checkpoint acts otherwise, by {apart:.1e} of [-1, 1]; nothing was written")

@@ -252,7 +252,8 @@ class SmolVLA(FlowPolicy):
         if EMBEDDINGS in obs:
             return obs[EMBEDDINGS]
         pictures = self.inputs(obs, self.dtype)[Kind.visual]
-        return self.vlm.look(pictures, said=self.vlm.sum_of(self._words(obs)))[0]
+        said = self.vlm.sum_of(self._words(obs)) if self.config.vision.film else None
+        return self.vlm.look(pictures, said=said)[0]
 
     def _remembered(self, obs: Obs) -> tuple[Tensor, list[Keys]]:
         self.feature_shapes(Remember.keys).check(obs)
