@@ -70,14 +70,33 @@ FLOW_SDE: dict[str, Any] = {
     "ppo": {"minibatch": 250, "lr": 3e-4, "critic_lr": 1e-3},
 }
 DSRL: dict[str, Any] = {
-    "total": 6000,
+    "total": 12_000,
     "worlds": 50,
     "rewards.shift": -1,
     "discount": PER_CHUNK,
     "loop": {"warmup": 1000, "updates_per_decision": 0.15},
     "sac.alpha": 0.02,
 }
-WORLDS = {"discs": World("discs", "vla", (1500, 1000), (2000, 150), {"flow_sde": FLOW_SDE, "dsrl": DSRL})}
+RECAP: dict[str, Any] = {  # the base does not know the words that RECAP adds to an instruction
+    "total": 12_000,
+    "worlds": 50,
+    "worse": "left_out",
+    "share": 0.4,
+    "discount": PER_CHUNK,
+    "head_start": 100,
+    "actor_lr": 1e-4,
+    "loop": {"warmup": 1000, "updates_per_decision": 0.1, "batch": 128},
+}
+RESIDUAL: dict[str, Any] = {  # a decision is a control tick here, and a chunk of 4 elsewhere
+    "total": 48_000,
+    "worlds": 100,
+    "bound": 0.3,
+    "discount": {"gamma": 0.98, "per": "step"},
+    "loop.decisions_per_update": 40,
+    "ppo": {"minibatch": 500, "lr": 3e-4},
+}
+METHODS = {"flow_sde": FLOW_SDE, "dsrl": DSRL, "recap": RECAP, "residual_ppo": RESIDUAL}
+WORLDS = {"discs": World("discs", "vla", (1500, 1000), (2000, 150), METHODS)}
 BASES = {"base": False, "base_greedy": True}
 LESS = {"total": 40, "worlds": 4, "loop": {"warmup": 20, "batch": 8}}  # of DSRL, the one that is tried
 
