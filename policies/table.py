@@ -99,5 +99,6 @@ def policy_name(config: Any) -> str:
 
 
 def maker(kind: PolicyKind | CompositeKind) -> Any:
+    """The class of a row, imported now."""
     module, _, name = kind.build.partition(":")
     return getattr(import_module(module, __package__), name)

@@ -283,7 +283,24 @@ def check_executed_sum(executed_sum):
     same(got, [sum(float(density[b, 1 + i, j]) for i in range(n) for j in range(2)) for b, n in ((0, 3), (1, 2))])
 
 
+def check_normalized(normalized):
+    given = torch.cat([torch.linspace(1, 3, 9), torch.tensor([50.0])])
+    standard = (given - given.mean()) / given.std(correction=0)
+    torch.testing.assert_close(normalized(given), standard)
+    low, high = (torch.quantile(standard, q) for q in (0.2, 0.75))
+    torch.testing.assert_close(normalized(given, [0.2, 0.75]), standard.clamp(low, high))
+
+
+def check_value_error(value_error):
+    value, target, before = torch.tensor([1.0, 1.0, 3.0]), torch.tensor([0.0, 2.0, 2.0]), torch.tensor([0.0, 0.0, 0.0])
+    torch.testing.assert_close(value_error(value, target, before), torch.tensor([1.0, 1.0, 1.0]))
+    # Values of at most 0.5: the second and third are off by 1.5 then, the first by 0.5, which is less than it is.
+    torch.testing.assert_close(value_error(value, target, before, 0.5), torch.tensor([1.0, 2.25, 2.25]))
+
+
 CHECKS: dict[str, Callable[[Any], None]] = {
+    "normalized": check_normalized,
+    "value_error": check_value_error,
     "td_target": check_td_target,
     "novelty": check_novelty,
     "gain": check_gain,

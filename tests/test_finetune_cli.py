@@ -31,7 +31,8 @@ MIXED += ["method.capacity=40", "method.model.hidden=[8]", "method.model.updates
 MIXED += ["method.depth.last=3", "method.depth.end=20"]
 NEEDED["expo"] = ["method.critic.hidden=[8]", "method.edit.hidden=[8]", "method.count=2"]
 NEEDED |= {name: ["method.critic.hidden=[8]"] for name in OFFLINE}
-FROM_NOTHING = ("gaussian_ppo", "rlpd", "rlif", "mbpo", "tdmpc")
+FROM_NOTHING = ("gaussian_ppo", "grpo", "rlpd", "rlif", "mbpo", "tdmpc")
+NEEDED["grpo"] = ["method.group=2", "env.max_steps=4"]
 NEEDED["recap"] = ["method.value.hidden=[8]", "method.flow.net.mlp.hidden=[8]", "method.head_start=2"]
 # Offline to online in one command: 60 updates from recordings are two iterations, before anything is played.
 FIRST = {f"{name} online": ["method.critic.hidden=[8]"] for name in OFFLINE}
@@ -64,7 +65,8 @@ def words_of(lab, name):
     if name == "mbpo":
         return ["finetune", "method=mbpo", "env=point_reach", f"data={lab}/data", *RUN, *MIXED]
     if isinstance(method.config().loop, OnPolicyConfig):
-        small = ["method.loop.decisions_per_update=4", "method.ppo.minibatch=4", "method.ppo.epochs=1"]
+        ppo = "method.inner.ppo" if name == "grpo" else "method.ppo"
+        small = ["method.loop.decisions_per_update=4", f"{ppo}.minibatch=4", f"{ppo}.epochs=1"]
     else:
         small = ["method.loop.warmup=8", "method.loop.batch=8", "method.loop.updates_per_decision=0.5"]
     start = (

@@ -97,7 +97,7 @@ def run(loop: ImagineLoop, total: int) -> None:
 def test_a_base_is_refined_in_imagination(capsys):
     env = world()
     base = Halfway(env)
-    loop = made(config(explore=1.0), base, env, seed=1)
+    loop = made(config(noise=1.0), base, env, seed=1)
     run(loop, 8 * 48 * TASK.max_steps)
     controllers = [controller_for(policy, 12) for policy in (base, loop.learner.policy)]
     before, after = (evaluate(world(), x, evaluation_seeds(200)).summary()["success_rate"] for x in controllers)

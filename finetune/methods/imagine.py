@@ -65,7 +65,7 @@ class ImagineConfig:
     greedy: bool = False  # trials act from noise 0
     # deviation of a noise on the actions of as many further episodes, which are not scored; 0: there are none. A base
     # that acts without noise shows no model what other actions do
-    explore: float = 0.0
+    noise: float = 0.0
     imagined: int = 20_000  # imagined decisions of each round
     imagined_worlds: int = 16  # imagined worlds that are stepped at once
     starts: Starts = Starts.first  # beginning of imagined episodes: where real ones began, anywhere, or near a success
@@ -81,7 +81,7 @@ class ImagineConfig:
         if isinstance(self.inner, str):
             raise BurnishError(f"method.inner={self.inner!r} is not a method; see `burnish finetune --help`")
         check_ranges(
-            self, {"[1, inf)": "collect imagined imagined_worlds", "[0, inf)": "horizon explore", "(0, inf)": "gap"}
+            self, {"[1, inf)": "collect imagined imagined_worlds", "[0, inf)": "horizon noise", "(0, inf)": "gap"}
         )
 
 
@@ -196,7 +196,7 @@ class ImagineLoop(Learns):
     @property
     def phases(self) -> tuple[int, int, int]:
         """Iterations of a trial, of a fit and of a refinement."""
-        trial = self.scored * (2 if self.config.explore else 1)
+        trial = self.scored * (2 if self.config.noise else 1)
         fit = -(-self.config.model.updates // SLICE)
         return trial, fit, math.ceil(self.config.imagined / self.inner.decisions_per_iteration)
 
@@ -259,7 +259,7 @@ class ImagineLoop(Learns):
         acting: Any = self._acting(self.tape)
         scored = part < self.scored
         if not scored:
-            acting = Noisy(acting, self.config.explore, derive(self.seed, "explore", self.iteration))
+            acting = Noisy(acting, self.config.noise, derive(self.seed, "explore", self.iteration))
         seeds = [derive(self.seed, "trial", self.iteration, world) for world in range(self.tape.num_envs)]
         begun = self.ticks.episodes  # of which the first is that of the first world
         found = evaluate(self.tape, acting, seeds)
