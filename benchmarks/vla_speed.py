@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import MatmulPeak, machine, markdown, options, page, publish, synchronize, table
+from measure import RESULTS, MatmulPeak, embed, machine, markdown, options, publish, synchronize, table
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
@@ -55,6 +55,7 @@ from burnish.policies.vla.names import VLM
 from burnish.policies.vla.sizes import ExpertConfig, LanguageConfig, VisionConfig
 from burnish.policies.vla.smolvla import SmolVLA, SmolVLAConfig
 
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "vla.md"
 PUBLISHED = (VisionConfig(), LanguageConfig(lm_head=True), ExpertConfig())
 SMALL = (
     VisionConfig(32, 4, 64, 2, 1, 64, 2),
@@ -243,17 +244,17 @@ def measured(quick: bool, device: torch.device) -> dict[str, Any]:
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--report", action="store_true", help="run nothing; write the table of the JSON file again")
+    parser.add_argument("--report", action="store_true", help="only print and write the table of what is there")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     chosen = parser.parse_args()
     path = chosen.out / f"vla_speed{'_quick' if chosen.quick else ''}.json"
-    if chosen.report:
-        written = json.loads(path.read_text(encoding="utf-8"))
-        page(path, markdown(written["rows"], COLUMNS))
-        return
     torch.set_num_threads(1)
-    device = torch.device(chosen.device)
-    found, about = measured(chosen.quick, device), machine(device)
+    if chosen.report:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        about = found.pop("machine")
+    else:
+        device = torch.device(chosen.device)
+        found, about = measured(chosen.quick, device), machine(device)
     rows = found["rows"]
     plain = {row["remembered"]: row for row in rows if row["frozen"] == "float32"}
     result = {
@@ -265,7 +266,9 @@ def main() -> None:
     result["peak_gb"] = max(found["published"]["peak_gb"], *(row["peak_gb"] for row in plain.values()))
     result["peak_gb_bfloat16"] = rows[-1]["peak_gb"]
     head = f"{about['processor']}, one core, load {about['load']}; {found['weights'] / 1e6:.1f} million weights"
-    publish(path, {"machine": about, "quick": chosen.quick, **found}, f"{head}\n{table(rows, COLUMNS)}", result)
+    publish(path, {**found, "machine": about, "quick": chosen.quick}, f"{head}\n{table(rows, COLUMNS)}", result)
+    if path == RESULTS / "vla_speed.json":
+        embed(DOCUMENT, "vla_speed", markdown(rows, COLUMNS))
 
 
 if __name__ == "__main__":

@@ -83,8 +83,8 @@ def sample_chain(
 
 def draws(base: Any, obs: Obs, count: int, **options: Any) -> Tensor:
     """(B count, H, A): ``count`` draws of each row, one behind the other. Where the base can, a row is encoded once."""
-    if hasattr(base, "draws"):
-        return base.draws(obs, count, **options)
+    if hasattr(base, "generate"):
+        return base.generate(base.encode(obs).repeat(count), **options)
     return base.act(map_tree(lambda x: x.repeat_interleave(count, 0), obs), **options)
 
 

@@ -151,23 +151,18 @@ class FlowPolicy(nn.Module):
         greedy: bool = False,
         generator: Noise | None = None,
     ) -> Tensor:
-        return self._generated(self.encode(obs), noise, prefix, greedy, generator)
+        return self.generate(self.encode(obs), noise=noise, prefix=prefix, greedy=greedy, generator=generator)
 
-    def draws(
+    def generate(
         self,
-        obs: Obs,
-        count: int,
+        cond: Any,
         *,
+        noise: Tensor | None = None,
         prefix: Prefix | None = None,
         greedy: bool = False,
         generator: Noise | None = None,
     ) -> Tensor:
-        """(B count, H, A): as if every row acted ``count`` times, but it is encoded once. ``prefix`` has all rows."""
-        return self._generated(self.encode(obs).repeat(count), None, prefix, greedy, generator)
-
-    def _generated(
-        self, cond: Condition, noise: Tensor | None, prefix: Prefix | None, greedy: bool, generator: Noise | None
-    ) -> Tensor:
+        """A chunk for each row of an encoded observation."""
         x_0 = start_noise(self.spec, cond.given, noise, greedy, generator)
 
         def level(known: Tensor, k: int) -> Tensor:
