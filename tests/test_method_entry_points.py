@@ -106,5 +106,5 @@ def test_a_model_of_rewards_takes_the_place_of_the_worlds(site, tmp_path):
 def test_a_phase_offers_its_methods_alone():
     table = Table(METHODS.ours)
     table._installed = {}
-    assert set(Settings(Phase.offline, table)) == {"iql", "cql", "td3_bc", "fql", "q_chunking"}
+    assert set(Settings(Phase.offline, table)) == {"iql", "cql", "td3_bc", "fql", "q_chunking", "recap"}
     assert "dppo" in Settings(Phase.online, table) and "dppo" not in Settings(Phase.offline, table)
