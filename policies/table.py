@@ -69,7 +69,7 @@ COMPOSITES: dict[str, CompositeKind] = {
 }
 # A part that is no policy itself.
 CRITIC = PolicyKind(CriticConfig, ".nets.critic:QEnsemble", "what the actions are worth")
-# Distilled from another policy by offline/fql.py; it cannot imitate, so nobody pretrains one.
+# The student of offline/fql.py, distilled from another policy. It cannot imitate, so `burnish pretrain` has none.
 ONE_STEP = PolicyKind(OneStepConfig, ".one_step:OneStepPolicy", "observation and noise to a chunk, in one pass")
 # Trained by finetune/methods/tdmpc.py.
 PLANNER = PolicyKind(PlannerConfig, ".planner:PlannerPolicy", "plans in a latent model, with a prior and critics")

@@ -9,7 +9,7 @@ import torch
 
 from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.spec import ActionSpec
+from burnish.policies.core.spec import ActionSpec, ObsSpec
 from burnish.policies.data.episodes import Episode, Episodes
 from burnish.policies.data.lerobot import write_lerobot
 from burnish.policies.data.mirror import Mirror, mirrored
@@ -46,6 +46,8 @@ def same(one: Episodes, other: Episodes) -> bool:
 def test_the_image_is_what_the_mirrored_world_shows():
     here, there = played(torch.ones(2)), played(LEFT)
     assert same(mirrored(here, SIDEWAYS), there) and same(mirrored(here, replace(SIDEWAYS, negate=["x"])), there)
+    twice = replace(SIDEWAYS, negate=["x", "action.0"])  # a number that is named twice is negated once
+    assert same(mirrored(here, twice), there)
     for less in (replace(SIDEWAYS, flip=[]), replace(SIDEWAYS, negate=["state.0"])):  # negative controls
         assert not same(mirrored(here, less), there)
     assert same(mirrored(mirrored(here, SIDEWAYS), SIDEWAYS), here)
@@ -55,6 +57,15 @@ def test_words_and_numbers_of_two_sides_change_places():
     found = mirrored(played(torch.ones(2)), Mirror(swap=["action.0:action.1"], words=["left:right"]))[0]
     assert found.task == "keep right of the red disc" and "bright" not in found.task
     assert torch.equal(found.action, played(torch.ones(2))[0].action.flip(1))
+
+
+def test_tokens_stay_whole_numbers():
+    here = played(torch.ones(2))
+    tokens = torch.arange(14).reshape(7, 2)
+    spec = replace(here.spec, obs=ObsSpec({**here.spec.obs.shapes, "tokens": (2,)}))
+    spoken = replace(here, episodes=[replace(here[0], obs={**here[0].obs, "tokens": tokens})], spec=spec)
+    assert torch.equal(mirrored(spoken, SIDEWAYS)[0].obs["tokens"], tokens)
+    assert mirrored(spoken, SIDEWAYS)[0].obs["tokens"].dtype == torch.int64
 
 
 def test_a_set_is_mirrored_from_the_command_line(tmp_path):

@@ -38,7 +38,7 @@ def mirrored(episodes: Episodes, mirror: Mirror) -> Episodes:
     sign, source = ({key: f(width) for key, width in widths.items()} for f in (torch.ones, torch.arange))
     for word in mirror.negate:
         for key, place in _numbers(word, widths, episodes.names):
-            sign[key][place] *= -1
+            sign[key][place] = -1
     for a, b in _pairs(mirror.swap, "swap"):
         one, other = (_numbers(word, widths, episodes.names) for word in (a, b))
         if [key for key, _ in one] != [key for key, _ in other]:
@@ -49,18 +49,18 @@ def mirrored(episodes: Episodes, mirror: Mirror) -> Episodes:
     for key in mirror.flip:
         if key not in pictures:
             raise BurnishError(f"the set has no picture {key!r} to turn; {did_you_mean(key, pictures)}")
+    low, high = (torch.tensor(x) for x in (episodes.spec.action.low, episodes.spec.action.high))
     words = {x: y for a, b in _pairs(mirror.words, "words") for x, y in ((a, b), (b, a))}
 
     def image(key: str, x: Tensor) -> Tensor:
         if key in mirror.flip:
             return x.flip(-1)
-        return x[:, source[key]] * sign[key] if key in sign else x
+        return x[:, source[key]] * sign[key].to(x.dtype) if key in sign else x
 
     def turned(number: int, episode: Episode) -> Episode:
         action = image(ACTION, episode.action)
         if words and not episode.task:
             raise BurnishError(f"words= changes instructions, but episode {number} has none")
-        low, high = (torch.tensor(x) for x in (episodes.spec.action.low, episodes.spec.action.high))
         over = torch.maximum(low - action, action - high).amax(0) > LIMIT_TOLERANCE * (high - low)
         if bool(over.any()):
             raise BurnishError(
