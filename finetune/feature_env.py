@@ -12,20 +12,21 @@ from typing import Any
 
 from torch import Tensor
 
-from ..policies.core.chunk import ChunkEnv
+from ..policies.core.chunk import Chunked, ChunkEnv
 from ..policies.core.errors import BurnishError
 from ..policies.core.spec import ObsSpec
 from ..policies.core.tree import index
 from ..policies.core.types import Obs, Outcome
+from ..policies.features import summarized
 from ..policies.trainable import Remember
 
 
 class FeatureEnv:
     """``env`` at decision time, with observations as ``policy.features`` makes them."""
 
-    def __init__(self, env: ChunkEnv, policy: Any, level: Remember) -> None:
+    def __init__(self, env: Chunked, policy: Any, level: Remember) -> None:
         self.env, self.policy, self.level = env, policy, level
-        self.num_envs, self.device = env.num_envs, env.device
+        self.num_envs, self.device, self.execute = env.num_envs, env.device, env.execute
         self.spec = replace(env.spec, obs=policy.feature_shapes(level))
 
     def reset(self, seeds: Sequence[int] | None = None) -> Obs:
@@ -62,5 +63,4 @@ def feature_view(env: ChunkEnv, policy: Any, config: Any) -> tuple[ChunkEnv | Fe
             "not keep; leave one of the two out"
         )
     view = FeatureEnv(env, policy, level)
-    shapes = view.spec.obs.shapes
-    return view, ObsSpec({key: shape for key, shape in shapes.items() if not key.startswith("features.")})
+    return view, summarized(view.spec.obs)

@@ -36,6 +36,7 @@ from .core.spec import PolicySpec, require_bytes
 from .core.tree import map_tree
 from .core.types import Controller, Masked, Obs, Policy, Prefix, Pull
 from .core.views import Hidden, ahead, require_chunks
+from .features import featured
 from .gaussian import GaussianPolicy
 from .nets.critic import QEnsemble
 from .split_chain import SplitChain
@@ -296,6 +297,7 @@ class Steered(nn.Module):
         greedy: bool = False,
         generator: Noise | None = None,
     ) -> Tensor:
+        obs = featured(obs, self.base, self.latent.spec.obs)
         z = start_noise(self.spec, _like(obs), noise, greedy, generator)
         choice = self.latent.act(obs, noise=F.pad(z, (0, self._residual)))[:, 0]
         w = (self.config.latent_bound * choice[:, : self._size]).view(-1, *(self.base.spec.noise_shape or ()))

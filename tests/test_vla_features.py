@@ -16,6 +16,7 @@ from burnish.finetune.actors.noisy_flow import NoiseConfig, NoisyFlowActor
 from burnish.finetune.actors.sde_flow import SDEConfig, SDEFlowActor
 from burnish.finetune.build import prepare
 from burnish.finetune.feature_env import FeatureEnv
+from burnish.finetune.methods.dsrl import Variant
 from burnish.finetune.table import METHODS
 from burnish.policies.build import build_policy, describe, load_policy
 from burnish.policies.chain import draws
@@ -145,6 +146,35 @@ def test_an_update_does_not_look_again(method, level, monkeypatch):
     assert loop.learner.policy.act(raw, greedy=True).abs().max() <= 1, "what is delivered sees pictures"
 
 
+@pytest.mark.parametrize("method", ["dsrl", "rfs"])
+def test_an_agent_that_steers_sees_features_and_keeps_no_pictures(method, monkeypatch, tmp_path):
+    base, look, counts = discs(), VisionLanguageModel.look, []
+
+    def looking(self: Any, pictures: Any, *args: Any, **said: Any) -> Any:
+        counts.append(len(pictures[0]))
+        return look(self, pictures, *args, **said)
+
+    config: Any = METHODS[method].config(features=True, repeat=True)
+    config.loop.warmup, config.loop.batch, config.loop.updates_per_decision, config.loop.capacity = 8, 8, 1.0, 64
+    monkeypatch.setattr(VisionLanguageModel, "look", looking)
+    worlds = seen_by(base.spec, make_env(DiscsConfig(max_steps=5), 4, seed=3))
+    loop: Any = prepare(config, base, worlds, probe=False, seed=1)
+    for _ in range(6):
+        metrics = loop.iterate()
+    assert "critic_loss" in metrics
+    # The base acts on what was seen, and an update looks at nothing: one row for each observation of a world, and one
+    # more where an episode ends, after 3 decisions of 2 ticks.
+    assert sum(counts) == 4 * (1 + 6 + 2)
+    kept = loop.replay.sample(8)["next_obs"]
+    assert kept.keys() == {"state", "tokens", "features"} and kept["features"].std(0).max() > 0
+    raw, policy = seen_by(base.spec, make_env(DiscsConfig(), 4, seed=5)).reset(), loop.learner.policy
+    save(tmp_path / "steered", config=describe(policy), state=policy.state_dict())
+    found, noise = load_policy(tmp_path / "steered")[0], torch.randn(4, *policy.spec.noise_shape)
+    wanted = policy.act(raw, noise=noise)
+    assert torch.equal(found.act(raw, noise=noise), wanted)
+    assert torch.equal(found.act(base.features(raw, Remember.keys), noise=noise), wanted)
+
+
 @pytest.mark.parametrize("greedy", [False, True])
 def test_several_draws_of_a_row_look_at_it_once(greedy, monkeypatch):
     policy, look, counts = discs(), VisionLanguageModel.look, []
@@ -180,6 +210,11 @@ def test_refusals():
     flow = build_policy(FlowConfig(), chunk_spec(make_env(DiscsConfig(), 1).spec, ChunkConfig(4, 2)))
     with pytest.raises(BurnishError, match="a FlowPolicy has none"):
         trainable(flow, TrainableConfig(remember=Remember.keys))
+    with pytest.raises(BurnishError, match=r"features=true takes .* a FlowPolicy has none"):
+        seen = seen_by(flow.spec, make_env(DiscsConfig(), 4))
+        prepare(METHODS["dsrl"].config(features=True), flow, seen, probe=False)
+    with pytest.raises(BurnishError, match=r"variant=aliased .* features=true"):
+        METHODS["dsrl"].config(features=True, variant=Variant.aliased)
     config: Any = METHODS["flow_sde"].config(train=TrainableConfig(remember=Remember.keys))
     config.ppo.image_shift = 0.1
     base = discs()

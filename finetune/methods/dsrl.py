@@ -29,6 +29,7 @@ from ...offline.critics import adopt_normalizers
 from ...offline.returns import Discount, Per
 from ...offline.sac import SAC, SACConfig, soft_agent
 from ...policies.compose import Steered
+from ...policies.core.config import LATER
 from ...policies.core.errors import BurnishError
 from ...policies.core.execute import Execution
 from ...policies.core.ranges import check_ranges
@@ -70,6 +71,8 @@ class DSRLConfig:
     variant: Variant = Variant.sac  # sac: a critic of noise; aliased: a critic of actions, distilled into one of noise
     bound: float = 1.5  # bound of each coordinate of the noise
     repeat: bool = False  # one vector of noise for the whole chunk
+    # the agent and its critics see the features of the base, a frozen vision-language model, instead of its pictures
+    features: bool = field(default=False, metadata=LATER)
     distil_every: int = 2  # aliased: critic updates per step of the latent critic
     discount: Discount = field(default_factory=lambda: Discount(0.99, Per.chunk))  # discount of later rewards
     loop: OffPolicyConfig = field(default_factory=latent_loop)  # amounts that are played, stored and learnt
@@ -77,6 +80,11 @@ class DSRLConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, {"(0, inf)": "bound", "[1, inf)": "distil_every"})
+        if self.variant is Variant.aliased and self.features:
+            raise BurnishError(
+                "variant=aliased asks its base in every update, and features=true keeps nothing that the base could "
+                "read; use variant=sac, or leave features out"
+            )
         if self.variant is Variant.aliased and self.sac.execution is not Execution.eager:
             raise BurnishError(
                 f"variant=aliased asks its base in every update, which sac.execution={self.sac.execution.value} cannot "
@@ -96,7 +104,7 @@ def build(
     """``base`` is any policy that takes noise. With ``samples``, a few observations, it is probed first."""
     base, found = steerable(base, "method=dsrl", config.repeat, samples, config.bound)
     gamma = config.discount.per_step(base.spec.execute)
-    view = latent_view(base, env, gamma, latent=config.bound, seed=seed)
+    view = latent_view(base, env, gamma, latent=config.bound, features=config.features, seed=seed)
     agent = latent_agent(config.sac.agent, view, seed=seed, device=device)
     options: dict[str, Any] = {
         "policy": Steered(base, agent, config.bound),

@@ -17,13 +17,16 @@ from ...offline.soft import Warm
 from ...offline.sources import Rows
 from ...policies.build import build_policy
 from ...policies.compose import Repeated
-from ...policies.core.chunk import ChunkEnv
+from ...policies.core.chunk import Chunked, ChunkEnv
 from ...policies.core.seed import derive
 from ...policies.core.spec import agent_spec
 from ...policies.core.types import Metrics, Obs, Source, VecEnv
 from ...policies.core.views import BaseEnv
+from ...policies.features import require_features, summarized
 from ...policies.gaussian import GaussianConfig, GaussianPolicy
+from ...policies.trainable import Remember
 from ..diagnostics import sampled
+from ..feature_env import FeatureEnv
 from ..probe import Steerability, require_noise, require_steerable
 from .dsrl_aliased import AliasedLearner
 
@@ -44,11 +47,16 @@ def latent_view(
     *,
     latent: float,
     residual: float | None = None,
+    features: bool = False,
     seed: int = 0,
 ) -> BaseEnv:
-    """The worlds with the base's noise, and perhaps a correction, as the action."""
-    chunked = ChunkEnv(env, base.spec.execute, gamma)
-    return BaseEnv(chunked, base, latent=latent, residual=residual, seed=derive(seed, "base"))
+    """The worlds with the base's noise, and perhaps a correction, as the action. With ``features`` an observation is
+    looked at once: the base acts on its keys, and the agent sees its vector of features."""
+    chunked: Chunked = ChunkEnv(env, base.spec.execute, gamma)
+    if features:
+        chunked = FeatureEnv(chunked, require_features(base, "features=true"), Remember.keys)
+    unseen = chunked.spec.obs.shapes.keys() - summarized(chunked.spec.obs).shapes.keys()
+    return BaseEnv(chunked, base, latent=latent, residual=residual, unseen=unseen, seed=derive(seed, "base"))
 
 
 def latent_agent(

@@ -21,6 +21,7 @@ from ...offline.critics import adopt_normalizers
 from ...offline.returns import Discount, Per
 from ...offline.sac import SAC, SACConfig
 from ...policies.compose import Steered
+from ...policies.core.config import LATER
 from ...policies.core.ranges import check_ranges
 from ...policies.core.types import Obs, VecEnv
 from ..loops import Assembly, OffPolicyConfig
@@ -35,6 +36,8 @@ class RFSConfig:
     latent_bound: float = 1.5  # bound of each coordinate of the noise
     residual_bound: float = 0.1  # bound of the correction, in units of the action range [-1, 1]
     repeat: bool = False  # one vector of noise for the whole chunk
+    # the agent and its critics see the features of the base, a frozen vision-language model, instead of its pictures
+    features: bool = field(default=False, metadata=LATER)
     discount: Discount = field(default_factory=lambda: Discount(0.99, Per.chunk))  # discount of later rewards
     loop: OffPolicyConfig = field(default_factory=latent_loop)  # amounts that are played, stored and learnt
     # target_entropy null: 0 per coordinate of the noise, entropy_per_dim per coordinate of the correction
@@ -57,7 +60,7 @@ def build(
     base, found = steerable(base, "method=rfs", config.repeat, samples, config.latent_bound)
     bounds = {"latent": config.latent_bound, "residual": config.residual_bound}
     gamma = config.discount.per_step(base.spec.execute)
-    view = latent_view(base, env, gamma, **bounds, seed=seed)
+    view = latent_view(base, env, gamma, **bounds, features=config.features, seed=seed)
     agent = latent_agent(config.sac.agent, view, seed=seed, device=device)
     sac = config.sac
     if sac.target_entropy is None:

@@ -14,16 +14,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from .errors import BurnishError
-from .spec import stacked_by_history
+from .spec import EnvSpec, stacked_by_history
 from .tree import check, map_tree, rows, where
-from .types import Obs, Outcome, Step, VecEnv
+from .types import Obs, Outcome, Saved, Step, VecEnv
 from .wrapper import Wrapper
+
+
+class Chunked(Saved, Protocol):
+    """``ChunkEnv``, or a view of it that shows other observations."""
+
+    num_envs: int
+    device: torch.device
+    spec: EnvSpec
+    execute: int
+
+    def reset(self, seeds: Sequence[int] | None = None) -> Obs: ...
+
+    def step(self, chunk: Tensor, /) -> Outcome: ...
 
 
 class ChunkEnv:

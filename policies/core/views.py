@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .chunk import ChunkEnv
+from .chunk import Chunked
 from .errors import BurnishError
 from .offset import OFFSET, OffsetConfig
 from .seed import EpisodeSeeds, RowNoise
@@ -148,15 +148,17 @@ class BaseEnv:
     ``latent``   the agent's noise is latent * action; without it the noise is N(0, I), drawn per (episode, decision).
     ``residual`` the executed chunk is base + residual * action; without a latent the agent sees the base's chunk as
                  ``base_action`` (N, n, A); with one it cannot, because its own choice decides the chunk.
+    ``unseen``   keys of the observation that the base reads and the agent does not see.
     """
 
     def __init__(
         self,
-        env: ChunkEnv,
+        env: Chunked,
         base: Policy,
         *,
         latent: float | None = None,
         residual: float | None = None,
+        unseen: Collection[str] = (),
         seed: int = 0,
     ) -> None:
         spec = base.spec
@@ -169,12 +171,12 @@ class BaseEnv:
                 raise BurnishError(f"the {name} bound {bound} must be positive")
         if env.execute != spec.execute:
             raise BurnishError(f"the base executes {spec.execute} actions per decision, the environment {env.execute}")
-        self.env, self.base, self.latent, self.residual = env, base, latent, residual
+        self.env, self.base, self.latent, self.residual, self.unseen = env, base, latent, residual, unseen
         self.num_envs, self.device = env.num_envs, env.device
         self.latent_dim = math.prod(spec.noise_shape or ()) if latent is not None else 0
         self.residual_dim = spec.execute * spec.action.dim if residual is not None else 0
         self.action_dim = self.latent_dim + self.residual_dim
-        shapes = dict(env.spec.obs.shapes)
+        shapes = self._seen(dict(env.spec.obs.shapes))
         if latent is None:
             shapes["base_action"] = (spec.execute, spec.action.dim)
         limits = ActionSpec((-1.0,) * self.action_dim, (1.0,) * self.action_dim)
@@ -189,7 +191,7 @@ class BaseEnv:
         self._decision = torch.zeros_like(self._decision)
         obs = self.env.reset(seeds)
         self._obs = obs if self.latent is not None else {**obs, "base_action": self._draw(obs, everyone)}
-        return self._obs
+        return self._seen(self._obs)
 
     def step(self, action: Tensor) -> Outcome:
         action = action.flatten(1)
@@ -207,7 +209,7 @@ class BaseEnv:
         if self.latent is not None:
             self._begin(outcome.ended)
             self._obs = outcome.obs
-            return outcome
+            return outcome._replace(obs=self._seen(self._obs), next_obs=self._seen(outcome.next_obs))
         # Where a world was cut off, the base is asked twice: what it would have done next (for the bootstrap), and
         # what it does in the new episode. Elsewhere both are one; a terminated future is worth nothing, and not asked.
         cut = outcome.ended & ~outcome.terminated
@@ -216,7 +218,11 @@ class BaseEnv:
         now = self._draw(outcome.obs, everyone)
         self._obs = {**outcome.obs, "base_action": now}
         following = torch.where(outcome.ended[:, None, None], would, now)
-        return outcome._replace(obs=self._obs, next_obs={**outcome.next_obs, "base_action": following})
+        led = {**outcome.next_obs, "base_action": following}
+        return outcome._replace(obs=self._seen(self._obs), next_obs=self._seen(led))
+
+    def _seen(self, obs: dict[str, Any]) -> dict[str, Any]:
+        return {key: x for key, x in obs.items() if key not in self.unseen}
 
     def _begin(self, ended: Tensor) -> None:
         self._seeds.begin(ended)

@@ -32,6 +32,7 @@ from ..core.seed import normal
 from ..core.spec import ObsSpec, PolicySpec
 from ..core.tree import rows
 from ..core.types import Obs
+from ..features import EMBEDDINGS, FEATURES, KEYS
 from ..flow import FlowConfig, FlowPolicy, TimeSampling, sample_time
 from ..lerobot.features import Feature, Inputs, Kind
 from ..lerobot.scaling import FeatureScaling, Normalization
@@ -44,8 +45,6 @@ from .sizes import ExpertConfig, LanguageConfig, VisionConfig, require_sizes
 TIMES = FlowConfig(time=TimeSampling.beta, beta_a=1.5)
 LATEST = 0.999  # of the times that are trained: tau is at least 0.001
 MOST_CAMERAS = 8
-FEATURES = "features"  # keys of what is remembered of an observation, instead of its pictures
-EMBEDDINGS, KEYS = (f"{FEATURES}.{level.value}" for level in (Remember.embeddings, Remember.keys))
 
 
 @dataclass
@@ -214,8 +213,7 @@ class SmolVLA(FlowPolicy):
 
     @torch.no_grad()
     def features(self, obs: Obs, level: Remember) -> Obs:
-        """``obs`` with the output of the vision-language model in the place of its pictures, to be remembered. Beside
-        what `encode` reads, ``features`` (B, W) is all of it in one vector, for values and critics."""
+        """``obs`` with the output of the vision-language model in the place of its pictures (`features.py`)."""
         if level is Remember.pictures or EMBEDDINGS in obs or KEYS in obs:
             return obs
         seen = self._look(obs)
