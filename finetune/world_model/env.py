@@ -138,20 +138,20 @@ class ImaginedEnv:
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         tree.check(action, f"{self.num_envs} {self.spec.action.dim}")
         action = action.to(self.device).float().clamp(-1, 1)
-        active = self._clock.advance(active)
+        everyone, active = active is None, self._clock.advance(active)
         dim = sum(self.model.sizes)
         # The first half is the same whether or not a second one is drawn.
         noise = self._clock.noise("imagined tick").normal((self.num_envs, dim * (1 + self.guard.verify))).to(action)
         here = self.model.predict(self._obs, action, self._member[0], noise[:, :dim])
-        success = here.success
+        success, reward = here.success, here.reward
         if self.guard.verify:
             there = self.model.predict(self._shadow, action, self._member[1], noise[:, dim:])
             self._shadow = tree.where(active, there.next_obs, self._shadow)
             self._seen = self._seen | (active & there.success)
             success = here.success & self._seen
-        self._obs = tree.where(active, here.next_obs, self._obs)
-        unpaid = here.success & ~success & self.model.known_reward
-        reward = torch.where(unpaid, self.model.rewards[0], here.reward)
+            unpaid = here.success & ~success & self.model.known_reward
+            reward = torch.where(unpaid, self.model.rewards[0], reward)
+        self._obs = here.next_obs if everyone else tree.where(active, here.next_obs, self._obs)
         terminated = here.failure | (success & self.model.success_ends)
         beyond = (here.uncertainty > self.limit) & ~terminated
         self.unknown += torch.stack([(beyond & active).sum(), active.sum()])

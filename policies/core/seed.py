@@ -57,6 +57,11 @@ def _hash(x: Words) -> Words:
     return x ^ _shift_right(x, 31)
 
 
+def _words(x: Tensor) -> Any:
+    """On a CPU an array, because NumPy is faster with so few numbers."""
+    return x.numpy() if x.device.type == "cpu" else x
+
+
 class RowNoise:
     """One independent stream per row, addressed by (seed, index) and the number of draws so far."""
 
@@ -64,7 +69,7 @@ class RowNoise:
         seeds, index = torch.as_tensor(seeds, dtype=torch.int64), torch.as_tensor(index, dtype=torch.int64)
         if seeds.ndim != 1 or seeds.shape != index.shape:
             raise ValueError(f"seeds and index must be (N,), got {tuple(seeds.shape)} and {tuple(index.shape)}")
-        self._key = _hash(_hash(seeds + _GOLDEN) + index * _GOLDEN)
+        self._key = _hash(_hash(_words(seeds) + _GOLDEN) + _words(index) * _GOLDEN)
         self._draws = 0
 
     def uniform(self, shape: Sequence[int]) -> Tensor:
@@ -73,9 +78,9 @@ class RowNoise:
             raise ValueError(f"this generator holds {len(self._key)} rows, but shape {tuple(shape)} was asked for")
         self._draws += 1
         stream = _hash(self._key + _signed(self._draws * _MIX2))[:, None]
-        count = torch.arange(math.prod(shape[1:]), dtype=torch.int64, device=stream.device)
-        bits = _hash(stream + (count + 1) * _GOLDEN)
-        return ((_shift_right(bits, 11).double() + 0.5) * 2.0**-53).view(*shape)
+        place = _words(torch.arange(1, 1 + math.prod(shape[1:]), device=getattr(stream, "device", "cpu")))
+        bits = torch.as_tensor(_shift_right(_hash(stream + place * _GOLDEN), 11))
+        return ((bits.double() + 0.5) * 2.0**-53).view(*shape)
 
     def normal(self, shape: Sequence[int]) -> Tensor:
         angle, radius = self.uniform((*shape, 2)).unbind(-1)
@@ -183,10 +188,8 @@ class EpisodeSeeds:
         return self.current
 
     def _next(self) -> Tensor:
-        """63 bits, because seeds are not negative. Worlds end at any tick, and NumPy is faster with so few numbers."""
-        if self.count.device.type == "cpu":
-            return torch.from_numpy(_shift_right(_hash(self._base.numpy() + self.count.numpy() * _MIX1), 1))
-        return _shift_right(_hash(self._base + self.count * _MIX1), 1)
+        """63 bits, because seeds are not negative."""
+        return torch.as_tensor(_shift_right(_hash(_words(self._base) + _words(self.count) * _MIX1), 1))
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"count": self.count, "current": self.current}
