@@ -23,13 +23,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import machine, options, publish, table
+from measure import RESULTS, embed, machine, markdown, options, publish, table
 
 from burnish.finetune import evaluate, load, refine
 
 BASES = Path(__file__).resolve().parent / "bases"
 TASKS, METHODS, SEEDS = ("insert", "push"), ("residual_ppo", "residual_td3"), (0, 1, 2)
 EPISODES = 400
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "choosing.md"
+MEANS_OF = ("plain", "seeing", "gain")
+MEANS = {"task": "", "method": "", "seeds": "d", "plain": ".3f", "seeing": ".3f", "gain": "+.3f", "error": ".3f"}
 WHAT = {"plain": [], "seeing": ["phase", "queue"]}
 
 
@@ -49,6 +52,15 @@ def refined(task: str, method: str, seed: int, kept: Path, quick: bool) -> None:
     sys.stderr.write(f"{kept.stem}: {row['plain']:.3f}, seeing {row['seeing']:.3f}\n")
 
 
+def mean_of(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Over the seeds of a task and a method."""
+    if not rows:
+        return None
+    gains, means = [row["gain"] for row in rows], {key: statistics.mean(row[key] for row in rows) for key in MEANS_OF}
+    error = statistics.stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else None
+    return {"task": rows[0]["task"], "method": rows[0]["method"], "seeds": len(rows), **means, "error": error}
+
+
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one core each (default: %(default)s)")
@@ -65,15 +77,16 @@ def main() -> None:
             left = [(*case, kept, chosen.quick) for kept, case in cases.items() if not kept.exists()]
             list(pool.map(refined, *zip(*left, strict=True)) if left else [])
     rows, result = [json.loads(kept.read_text(encoding="utf-8")) for kept in sorted(cases) if kept.exists()], {}
-    for task, method in pairs:
-        gains = [row["gain"] for row in rows if (row["task"], row["method"]) == (task, method)]
-        if gains:
-            result[f"{task}_{method}_gain"] = statistics.mean(gains)
-        if len(gains) > 1:
-            result[f"{task}_{method}_error"] = statistics.stdev(gains) / len(gains) ** 0.5
+    means = [mean_of([row for row in rows if (row["task"], row["method"]) == pair]) for pair in pairs]
+    for mean in filter(None, means):
+        result |= {
+            f"{mean['task']}_{mean['method']}_{key}": mean[key] for key in ("gain", "error") if mean[key] is not None
+        }
     columns = {"task": "", "method": "", "seed": "", "plain": ".3f", "seeing": ".3f", "gain": "+.3f", "minutes": ".1f"}
     report = {"machine": machine(torch.device("cpu")), "quick": chosen.quick, "rows": rows}
     publish(results.with_suffix(".json"), report, table(rows, columns), result)
+    if chosen.out == RESULTS and not chosen.quick and all(means):
+        embed(DOCUMENT, "residual_observations", markdown([mean for mean in means if mean], MEANS))
 
 
 if __name__ == "__main__":

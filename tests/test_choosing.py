@@ -68,6 +68,13 @@ def test_trials_are_logged_as_they_were_declared(benchmark):
         assert len({counts.get((task, method), 0) for method in benchmark.RANKED}) == 1, task
 
 
+def test_seeing_the_chunk_gains_nothing_beyond_doubt():
+    found = json.loads((RESULTS / "residual_observations.json").read_text())["result"]
+    pairs = [name.removesuffix("_gain") for name in found if name.endswith("_gain")]
+    assert len(pairs) == 4
+    assert all(found[f"{pair}_gain"] <= 2 * found[f"{pair}_error"] for pair in pairs)
+
+
 def test_noise_zero_is_free_and_often_better(rows):
     """What the page says of the base without noise."""
     greedy = {row["task"]: row for row in rows if row["method"] == "base_greedy" and row["base"] == 1}
