@@ -57,7 +57,7 @@ class World:
     key: str  # how its keys of RESULT begin
     follows: tuple[int, int]  # clean episodes, and updates on them, from nothing
     errs: tuple[int, int]  # clumsy episodes, and updates on them
-    methods: dict[str, dict[str, Any]]
+    methods: dict[str, dict[str, Any]]  # row of the table -> settings, and the method where it has another name
 
 
 PER_CHUNK = {"gamma": 0.95, "per": "chunk"}
@@ -95,7 +95,9 @@ RESIDUAL: dict[str, Any] = {  # a decision is a control tick here, and a chunk o
     "loop.decisions_per_update": 40,
     "ppo": {"minibatch": 500, "lr": 3e-4},
 }
-METHODS = {"flow_sde": FLOW_SDE, "dsrl": DSRL, "recap": RECAP, "residual_ppo": RESIDUAL}
+# Sees the frozen model's output instead of its pictures.
+DSRL_FEATURES: dict[str, Any] = {**DSRL, "method": "dsrl", "features": True}
+METHODS = {"flow_sde": FLOW_SDE, "dsrl": DSRL, "dsrl_features": DSRL_FEATURES, "recap": RECAP, "residual_ppo": RESIDUAL}
 WORLDS = {"discs": World("discs", "vla", (1500, 1000), (2000, 150), METHODS)}
 BASES = {"base": False, "base_greedy": True}
 LESS = {"total": 40, "worlds": 4, "loop": {"warmup": 20, "batch": 8}}  # of DSRL, the one that is tried
@@ -140,7 +142,7 @@ def measured(name: str, method: str, seed: int, kept: Path, quick: bool) -> None
         settings = {**WORLDS[name].methods[method], **(LESS if quick else {})}
         total = settings["total"]
         run: dict[str, Any] = {"threads": 1, "eval.episodes": 0, "log_every": 2000}
-        policy = refine(policy, method=method, seed=seed, on_log=say, **run, **settings).policy
+        policy = refine(policy, seed=seed, on_log=say, **run, **{"method": method, **settings}).policy
     core_s, episodes = time.process_time() - began, 18 if quick else EPISODES
     greedy = BASES.get(method, False)
     found = played(policy, seed, episodes, greedy)

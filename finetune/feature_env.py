@@ -1,7 +1,9 @@
-"""Observations as features of a frozen vision-language model: looked at once, when they are made, and not in updates.
+"""Observations as features of a frozen network: looked at once, when they are made, and not in updates.
 
-The worlds show pictures; the actor, its value and the rollout get what ``policy.features`` makes of them, at the level
-that ``train.remember`` names. A value sees the single vector ``features``, and the rest of the observation.
+The worlds show pictures; the actor, its value and the rollout get what ``policy.features`` makes of them. Of a
+vision-language model that is done at the level that ``train.remember`` names, and a value sees the single vector
+``features``, and the rest of the observation. ``FeatureEnv`` stands at decision time, ``FeatureWorlds`` at control
+time.
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ from torch import Tensor
 
 from ..policies.core.chunk import Chunked, ChunkEnv
 from ..policies.core.errors import BurnishError
-from ..policies.core.spec import ObsSpec
+from ..policies.core.spec import VISION, ObsSpec
 from ..policies.core.tree import index
-from ..policies.core.types import Obs, Outcome
-from ..policies.features import summarized
+from ..policies.core.types import Obs, Outcome, Step, VecEnv
+from ..policies.core.wrapper import Wrapper
+from ..policies.features import require_features, summarized
+from ..policies.nets.encoder import ObsEncoder, is_image
 from ..policies.trainable import Remember
 
 
@@ -49,6 +53,57 @@ class FeatureEnv:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.env.load_state_dict(state)
+
+
+class FeatureWorlds(Wrapper):
+    """``env`` at control time, with what the networks of the policy's cameras make of its pictures."""
+
+    # Rules of the world are about what the world itself shows.
+    known_outcome = known_dynamics = parametric_dynamics = property(lambda _: None)
+
+    def __init__(self, env: VecEnv, looking: ObsEncoder) -> None:
+        super().__init__(env)
+        self.looking = looking
+        self.spec = replace(env.spec, obs=looking.feature_shapes())
+
+    def reset(self, mask: Tensor | None = None, seeds: Sequence[int] | None = None) -> Obs:
+        return self.looking.features(self.env.reset(mask, seeds))
+
+    def step(self, action: Tensor, active: Tensor | None = None) -> Step:
+        step = self.env.step(action, active)
+        return step._replace(obs=self.looking.features(step.obs))
+
+
+def without_pictures(env: VecEnv, policy: Any, **known: Any) -> VecEnv:
+    """``env`` for a model, which predicts numbers: pictures are what the policy's own network makes of them. ``known``
+    of other observations, recordings or a twin, is refused there."""
+    if not any(is_image(key) for key in env.spec.obs.shapes):
+        return env
+    if policy is None:
+        raise BurnishError(
+            "a model of a world of pictures predicts what a policy's own network makes of them, and no policy was "
+            "given; name one, policy.path=..., or take a method that learns in the world itself"
+        )
+    looking = require_features(policy, "a model of a world of pictures")
+    if not isinstance(looking, ObsEncoder):
+        raise BurnishError(
+            f"a {type(looking).__name__} acts on more of a picture than a model of a world can predict; take a method "
+            "that learns in the world itself, such as method=dsrl method.features=true"
+        )
+    for name in (name for name, given in known.items() if given is not None):
+        raise BurnishError(
+            f"{name}= shows pictures, and this model predicts what the policy makes of them; leave {name} out"
+        )
+    return FeatureWorlds(env, looking)
+
+
+def require_sight(policy: Any) -> None:
+    """Refuse a policy that was trained on features and has no network of its own to look with."""
+    if any(key.startswith(VISION) for key in policy.spec.obs.shapes):
+        raise BurnishError(
+            f"a {type(policy).__name__} of its own would see what the network of another policy makes of pictures; "
+            "take a method.inner that refines the policy itself, such as dsrl, residual_td3 or dppo"
+        )
 
 
 def feature_view(env: ChunkEnv, policy: Any, config: Any) -> tuple[ChunkEnv | FeatureEnv, ObsSpec | None]:

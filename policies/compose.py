@@ -122,6 +122,7 @@ class Residual(nn.Module):
 
     def correction(self, obs: Obs, action: Tensor) -> Tensor:
         """Of that action, in units of the bound: the net's, or the offset that it has moved."""
+        obs = featured(obs, self.base, self.net.spec.obs)
         found = self.net.act({**obs, "base_action": action}, greedy=True).reshape(action.shape)
         return self.offset.after(obs[OFFSET], found) if self.offset else found
 
@@ -361,6 +362,7 @@ class BestOf(nn.Module):
     ) -> Tensor:
         if noise is not None:
             raise BurnishError("the best of several draws has no single noise to start from; leave noise= out")
+        obs = featured(obs, self.base, self.critic.spec.obs)
         chunks = self.candidates(obs, prefix=prefix, greedy=greedy, generator=generator)
         executed = chunks[:, :, self.spec.start : self.spec.start + self.spec.execute]
         best = self.critic(obs, executed).amin(0).argmax(1)

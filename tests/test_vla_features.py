@@ -24,6 +24,7 @@ from burnish.policies.core.chunk import ChunkEnv
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.execute import Precision
 from burnish.policies.core.language import Letters, Spoken
+from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.seed import RowNoise
 from burnish.policies.core.spec import ChunkConfig, chunk_spec
 from burnish.policies.core.tree import index
@@ -211,8 +212,9 @@ def test_refusals():
     with pytest.raises(BurnishError, match="a FlowPolicy has none"):
         trainable(flow, TrainableConfig(remember=Remember.keys))
     with pytest.raises(BurnishError, match=r"features=true takes .* a FlowPolicy has none"):
-        seen = seen_by(flow.spec, make_env(DiscsConfig(), 4))
-        prepare(METHODS["dsrl"].config(features=True), flow, seen, probe=False)
+        env = ScaledEnv(make_env("point_reach", 4))
+        blind = build_policy(FlowConfig(), chunk_spec(env.spec, ChunkConfig(4, 2)))
+        prepare(METHODS["dsrl"].config(features=True), blind, env, probe=False)
     with pytest.raises(BurnishError, match=r"variant=aliased .* features=true"):
         METHODS["dsrl"].config(features=True, variant=Variant.aliased)
     config: Any = METHODS["flow_sde"].config(train=TrainableConfig(remember=Remember.keys))

@@ -14,9 +14,8 @@ not, nothing is refined in that round, and its ticks are more to fit. A refined 
 before, where the model promised more than ``gap`` above that, was led astray: the inner method begins anew, from the
 base, in the model that has seen it fail.
 
-**Departures.** States instead of pictures. DiWA collects nothing and takes play data (here data=, with one round); its
-model is recurrent. LIFT's real data are played without noise; here ``greedy`` is a choice, and a base whose draws
-differ needs them. Both pretrain their policies otherwise.
+**Departures.** DiWA collects nothing and takes play data (here data=, with one round); its model is recurrent. LIFT
+plays without noise; here ``greedy`` is a choice, as a base whose draws differ needs. Both pretrain otherwise.
 """
 
 from __future__ import annotations
@@ -44,6 +43,7 @@ from ...policies.core.seed import derive
 from ...policies.core.types import Controller, KnownDynamics, Learns, Metrics, Obs, VecEnv
 from ...policies.measure.evaluate import evaluate, evaluation_seeds
 from ..episode_statistics import EpisodeStatistics
+from ..feature_env import require_sight, without_pictures
 from ..loops import SLICE, Loop, weigh
 from ..world_model.check import calibrate_success, examined, require_both
 from ..world_model.env import Guard, GuardConfig, ImaginedEnv, Starts
@@ -100,6 +100,7 @@ def build(
 ) -> ImagineLoop:
     """``prepare(config, base, env)`` makes the loop of the inner method; ``history`` is the number of frames that
     ``env`` stacks, ``twin`` is a simulation of the world, of which the model learns what it leaves unexplained."""
+    env = without_pictures(env, base, data=recordings, twin=twin)
     tape = Tape(env, Ticks(device) if recordings is None else recordings, history)
     known = tape.known_outcome if config.known_outcome else None
     if config.known_outcome and known is None:
@@ -118,6 +119,7 @@ def build(
     def inner(attempt: int) -> Loop[Any]:
         given: dict[str, Any] = {"probe": samples is not None and attempt == 0, "samples": samples}
         made = prepare(config.inner, base, stacked(inside, history), seed=derive(seed, "inner", attempt), **given)
+        require_sight(made.learner.policy)
         if config.guard.kind is Guard.weight:
             weigh(made.learner)
         return made

@@ -45,6 +45,7 @@ from ...policies.core.seed import derive
 from ...policies.core.types import KnownDynamics, Learner, Metrics, Obs, VecEnv
 from ...policies.core.views import BaseEnv
 from ..episode_statistics import EpisodeStatistics
+from ..feature_env import require_sight, without_pictures
 from ..loops import OffPolicy, OffPolicyConfig, weigh
 from ..world_model.check import examined
 from ..world_model.env import Guard, GuardConfig, ImaginedEnv, Starts
@@ -125,11 +126,13 @@ def build(
     """``prepare(config, base, env)`` makes the loop of the method within; ``history`` is the number of frames that
     ``env`` stacks. ``recordings`` teach the model, and rollouts begin there too; ``twin`` is a
     simulation of the world, of which the model learns what it leaves unexplained."""
+    env = without_pictures(env, base, data=recordings, twin=twin)
     tape = Tape(env, Ticks(device) if recordings is None else recordings, history)
     model = WorldModel(tape.single_frames, config.model, seed=derive(seed, "model"), twin=twin).to(device)
     options: dict[str, Any] = {"starts": Starts.any, "seed": derive(seed, "imagined"), "device": device}
     worlds = ImaginedEnv(model, config.imagined_worlds, config.guard, **options)
     real = prepare(config.inner, base, tape, seed=seed, probe=samples is not None, samples=samples)
+    require_sight(real.learner.policy)
     # Of a second loop like the first the view is used: the worlds that the model imagines, as the learner sees them.
     view = prepare(config.inner, base, stacked(worlds, history), seed=derive(seed, "imagined"), probe=False).env
     learner, acting = real.learner, real.learner.actor

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from ...policies.core.errors import BurnishError
+from ...policies.core.spec import VISION
 from ...policies.core.types import Obs, VecEnv
 from ...policies.core.wrapper import pictures_of
 from ...policies.measure.video import Mp4Writer
@@ -34,7 +35,7 @@ def shoot(folder: Path, courses: Sequence[Course], env: VecEnv) -> str:
     """A film of each, where the world can be drawn; the shorter of the two stays at its end until the other ends. Words
     for the end of a sentence about the run."""
     draw = pictures_of(env)
-    if draw is None or not courses:
+    if draw is None or not courses or any(key.startswith(VISION) for key in env.spec.obs.shapes):
         return ""
     try:
         pairs = [[draw(obs).cpu() for obs in course] for course in courses]

@@ -27,9 +27,17 @@ def require_bytes(size: int, most: int, what: str) -> None:
         raise BurnishError(f"{what} would need {min(size, 10**30):.3g} bytes, and {most} are allowed")
 
 
+VISION = "vision."
+
+
+def vision_key(key: str) -> str:
+    """The key of what a policy's own network makes of the camera ``key``, in the place of its picture."""
+    return VISION + key.removeprefix("image.")
+
+
 def stacked_by_history(key: str) -> bool:
     """History is kept of what the robot senses, not of what it was told (goals, tokens)."""
-    return key in ("state", "environment_state") or key.startswith("image.")
+    return key in ("state", "environment_state") or key.startswith(("image.", VISION))
 
 
 def dtype_of(key: str) -> torch.dtype:
@@ -287,7 +295,7 @@ def check_compatible(policy: PolicySpec, env: EnvSpec) -> None:
     """``env`` is the world as the policy would see it (after history stacking and scaling)."""
     needed, given = policy.inputs.shapes, env.obs.shapes
     spared = {key for key in needed if policy.goal_free and key.startswith("goal")}
-    missing = sorted(set(needed) - set(given) - spared)
+    missing = sorted(key for key in needed.keys() - given.keys() - spared if vision_key(key) not in given)
     if missing:
         raise BurnishError(
             f"the policy needs the observations {missing}, but the environment gives {sorted(given)}; where only names "

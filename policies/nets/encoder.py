@@ -3,6 +3,9 @@
 An instruction is the sum of what its tokens mean at their places, which tells known sentences apart; a policy that is
 to understand new ones needs a language model (`policies/vla`).
 
+An observation may hold, in the place of a picture, what the network of that camera makes of it (``features``), so that
+it is looked at once, and not again by whoever remembers it.
+
 A row without its goal is encoded with zeros in place of every goal feature and a 0 in place of the mask, so that one
 network is goal-conditioned and goal-free at once (classifier-free guidance, Ho and Salimans 2022, arXiv 2207.12598).
 """
@@ -12,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +23,7 @@ from torch import Tensor, nn
 from ..core.errors import BurnishError
 from ..core.normalize import Normalizer
 from ..core.seed import Generator
-from ..core.spec import ObsSpec, PolicySpec
+from ..core.spec import ObsSpec, PolicySpec, vision_key
 from ..core.tree import check
 from ..core.types import Obs
 from .mlp import MLP, Activation, require_widths
@@ -101,6 +104,7 @@ class ObsEncoder(nn.Module):
         cameras = {key: spec.obs.shapes[key] for key in shapes if is_image(key)}
         self.vision = nn.ModuleDict({_name(key): VisionNet(shape, config.vision) for key, shape in cameras.items()})
         self.word_vectors = nn.Embedding(WORD_VECTORS, WORD_WIDTH) if "tokens" in shapes else None
+        self.cameras = [key for key in cameras if not is_goal(key)]
         self._width = {
             key: config.vision.features * math.prod(shape[:-3]) if is_image(key) else math.prod(shape)
             for key, shape in shapes.items()
@@ -125,7 +129,7 @@ class ObsEncoder(nn.Module):
     def parts(self, obs: Mapping[str, Tensor], *, augment: Generator | None = None) -> Parts:
         """Everything that costs time. An observation without any goal key is one whose goal is not given."""
         with_goal = any(key in obs for key in self.goal_keys)
-        expected = self._full if with_goal else self._sensed
+        expected = self._looked(self._full if with_goal else self._sensed, obs)
         batch = expected.check(obs)
         scaled = self.normalizer({key: obs[key] for key in expected.shapes})
         sensed = self._features(scaled, self.sensed_keys, batch, augment)
@@ -156,11 +160,36 @@ class ObsEncoder(nn.Module):
         """Where the features of a sensed key begin."""
         return sum(self._width[other] for other in self.sensed_keys[: self.sensed_keys.index(key)])
 
+    @torch.no_grad()
+    def features(self, obs: Obs, level: object = None) -> Obs:
+        """``obs`` with what the networks of the cameras make of their pictures in place of these, at the only level."""
+        del level
+        found = {key: x for key, x in obs.items() if key not in self.cameras}
+        return found | {vision_key(key): self._look(key, obs[key], None) for key in self.cameras if key in obs}
+
+    def feature_shapes(self, level: object = None) -> ObsSpec:
+        """Of ``features``, where each camera is looked through."""
+        del level
+        return self._looked(self._full, {vision_key(key): None for key in self.cameras})
+
+    def _looked(self, expected: ObsSpec, obs: Mapping[str, Any]) -> ObsSpec:
+        """``expected`` where ``obs`` may hold features in the place of pictures."""
+        looked = {key for key in self.cameras if vision_key(key) in obs}
+        if not looked:
+            return expected
+        kept = {key: shape for key, shape in expected.shapes.items() if key not in looked}
+        for key in looked:
+            frames = self._full.shapes[key][:-3]
+            kept[vision_key(key)] = (*frames, self._width[key] // math.prod(frames))
+        return ObsSpec(kept)
+
     def _features(self, scaled: Mapping[str, Tensor], keys: list[str], batch: int, augment: Generator | None) -> Tensor:
         def one(key: str) -> Tensor:
             if key == "tokens":
                 return self._read(scaled[key])
-            return self._look(key, scaled[key], augment) if is_image(key) else scaled[key].reshape(batch, -1)
+            if key in scaled and is_image(key):
+                return self._look(key, scaled[key], augment).flatten(1)
+            return scaled[key if key in scaled else vision_key(key)].reshape(batch, -1)
 
         return torch.cat([one(key) for key in keys], 1)
 
@@ -173,11 +202,11 @@ class ObsEncoder(nn.Module):
         return found.sum(1) / real.sum(1, keepdim=True).clamp(min=1).sqrt()
 
     def _look(self, key: str, images: Tensor, augment: Generator | None) -> Tensor:
-        """(B, C, H, W) or (B, h, C, H, W) -> (B, features) or (B, h * features)."""
+        """(B, C, H, W) or (B, h, C, H, W) -> (B, features) or (B, h, features)."""
         if augment is not None and (pad := round(self.shift * min(images.shape[-2:]))):
             images = random_shift(images, pad, augment)
         features = self.vision[_name(key)](images.flatten(0, -4))
-        return features.reshape(images.shape[0], -1)
+        return features.unflatten(0, images.shape[:-3])
 
 
 def _name(key: str) -> str:
