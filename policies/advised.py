@@ -9,7 +9,7 @@ With ``guidance`` other than 1 a flow or diffusion goes further along what the w
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from .core.errors import BurnishError
 from .core.language import NEGATIVE, POSITIVE
 from .core.ranges import check_ranges
-from .core.seed import Noise
 from .core.spec import ObsSpec
-from .core.types import Obs, Prefix
+from .core.types import ActOptions, Obs
 from .nets.denoiser import Denoiser
 from .nets.encoder import ADVANTAGE, ObsEncoder
 
@@ -58,16 +57,8 @@ class Advised(nn.Module):
                 f"{type(base).__name__}; leave guidance=1"
             )
 
-    def act(
-        self,
-        obs: Obs,
-        *,
-        noise: Tensor | None = None,
-        prefix: Prefix | None = None,
-        greedy: bool = False,
-        generator: Noise | None = None,
-    ) -> Tensor:
-        return self.base.act(self.with_advantage(obs), noise=noise, prefix=prefix, greedy=greedy, generator=generator)
+    def act(self, obs: Obs, **how: Unpack[ActOptions]) -> Tensor:
+        return self.base.act(self.with_advantage(obs), **how)
 
     def bc_loss(self, obs: Obs, action: Tensor, **options: Any) -> Tensor:
         """The loss of the base, each row under the advantage that it was told."""

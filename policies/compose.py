@@ -19,7 +19,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +34,7 @@ from .core.ranges import check_ranges
 from .core.seed import Noise, RowNoise
 from .core.spec import PolicySpec, require_bytes
 from .core.tree import map_tree
-from .core.types import Controller, Masked, Obs, Policy, Prefix, Pull
+from .core.types import ActOptions, Controller, Masked, Obs, Policy, Prefix, Pull
 from .core.views import Hidden, ahead, require_chunks
 from .features import featured
 from .gaussian import GaussianPolicy
@@ -99,22 +99,14 @@ class Residual(nn.Module):
         self.offset = self.config.offset.at(net.spec.control_hz)
         self.spec = base.spec
 
-    def act(
-        self,
-        obs: Obs,
-        *,
-        noise: Tensor | None = None,
-        prefix: Prefix | None = None,
-        greedy: bool = False,
-        generator: Noise | None = None,
-    ) -> Tensor:
+    def act(self, obs: Obs, **how: Unpack[ActOptions]) -> Tensor:
         if self.per_step:
             raise BurnishError(
                 "a residual per step answers to what it sees at each control tick, so it has no chunk to give; "
                 "play it with controller_for(policy, num_envs), or make it with every=chunk"
             )
-        chunk = self.base.act(obs, noise=noise, prefix=prefix, greedy=greedy, generator=generator)
-        return _with_executed(self.spec, chunk, self.corrected(obs, self.spec.executed(chunk)), prefix)
+        chunk = self.base.act(obs, **how)
+        return _with_executed(self.spec, chunk, self.corrected(obs, self.spec.executed(chunk)), how.get("prefix"))
 
     def corrected(self, obs: Obs, action: Tensor) -> Tensor:
         """``action`` is the base's: (B, A) per step, (B, n, A) per chunk."""
@@ -237,18 +229,11 @@ class Greedy(nn.Module):
         self.base, self.config = base, GreedyConfig()
         self.spec = replace(base.spec, noise_shape=None)
 
-    def act(
-        self,
-        obs: Obs,
-        *,
-        noise: Tensor | None = None,
-        prefix: Prefix | None = None,
-        greedy: bool = False,
-        generator: Noise | None = None,
-    ) -> Tensor:
-        if noise is not None:
+    def act(self, obs: Obs, **how: Unpack[ActOptions]) -> Tensor:
+        if how.get("noise") is not None:
             raise BurnishError("this policy always begins at noise 0; leave noise= out")
-        return self.base.act(obs, prefix=prefix, greedy=True, generator=generator)
+        how["greedy"] = True
+        return self.base.act(obs, **how)
 
     def controller(self, num_envs: int, *, seed: int = 0, greedy: bool = False, device: Any = "cpu") -> Controller:
         return controller_for(self.base, num_envs, seed=seed, greedy=True, device=device)

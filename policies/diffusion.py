@@ -23,7 +23,7 @@ import math
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -46,7 +46,7 @@ from .core.seed import Generator, Noise, integers, normal
 from .core.spec import PolicySpec
 from .core.time_limit import go_on
 from .core.tree import rows
-from .core.types import Masked, Normal, Obs, Prefix, Pull
+from .core.types import ActOptions, Masked, Normal, Obs, Prefix, Pull
 from .nets.denoiser import Cond, Denoiser, DenoiserConfig
 from .schedule import Prediction, Spacing, clean_weights, kernel, noisy, target, train_indices
 
@@ -234,16 +234,8 @@ class DiffusionPolicy(nn.Module):
         clean = self._clip(of_x * x + of_output * self.output(x, self.indices[k], cond))
         return Normal(of_clean * clean + of_state * x, std)
 
-    def act(
-        self,
-        obs: Obs,
-        *,
-        noise: Tensor | None = None,
-        prefix: Prefix | None = None,
-        greedy: bool = False,
-        generator: Noise | None = None,
-    ) -> Tensor:
-        return self.generate(self.encode(obs), noise=noise, prefix=prefix, greedy=greedy, generator=generator)
+    def act(self, obs: Obs, **how: Unpack[ActOptions]) -> Tensor:
+        return self.generate(self.encode(obs), **how)
 
     def generate(
         self,

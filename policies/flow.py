@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +39,7 @@ from .core.ranges import check_ranges
 from .core.seed import Generator, Noise, integers, normal, uniform
 from .core.spec import PolicySpec
 from .core.tree import rows
-from .core.types import Condition, Normal, Obs, Prefix
+from .core.types import ActOptions, Condition, Normal, Obs, Prefix
 from .nets.denoiser import Cond, Denoiser, DenoiserConfig
 
 
@@ -142,16 +142,8 @@ class FlowPolicy(nn.Module):
         mean = x + self.velocity(x, self.time(k), self.step_size, cond) / self.num_steps
         return Normal(mean, torch.zeros((), dtype=x.dtype, device=x.device))
 
-    def act(
-        self,
-        obs: Obs,
-        *,
-        noise: Tensor | None = None,
-        prefix: Prefix | None = None,
-        greedy: bool = False,
-        generator: Noise | None = None,
-    ) -> Tensor:
-        return self.generate(self.encode(obs), noise=noise, prefix=prefix, greedy=greedy, generator=generator)
+    def act(self, obs: Obs, **how: Unpack[ActOptions]) -> Tensor:
+        return self.generate(self.encode(obs), **how)
 
     def generate(
         self,

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from .core.errors import BurnishError
-from .core.seed import Noise
-from .core.types import ChainPolicy, Normal, Obs, Prefix
+from .core.types import ActOptions, ChainPolicy, Normal, Obs
 
 
 @dataclass
@@ -70,17 +69,9 @@ class SplitChain(nn.Module):
         pairs = zip(self.first.transition(x, k, cond.first), self.last.transition(x, k, cond.last), strict=True)
         return Normal(*(torch.where(early[:, None, None], a, b) for a, b in pairs))
 
-    def act(
-        self,
-        obs: Obs,
-        *,
-        noise: Tensor | None = None,
-        prefix: Prefix | None = None,
-        greedy: bool = False,
-        generator: Noise | None = None,
-    ) -> Tensor:
+    def act(self, obs: Obs, **how: Unpack[ActOptions]) -> Tensor:
         # The sampler is the last runner's own, prefix and all; only what it samples from is handed over. The copy is
         # shallow: it shares the weights, and shields the original from the two new names.
         sampler: Any = copy.copy(self.last)
         sampler.encode, sampler.transition = self.encode, self.transition
-        return sampler.act(obs, noise=noise, prefix=prefix, greedy=greedy, generator=generator)
+        return sampler.act(obs, **how)

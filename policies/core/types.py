@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypedDict, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -150,6 +150,15 @@ class VecEnv(Protocol):
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         """``action`` is (N, A). Rows of the result outside ``active`` are undefined and must not be read."""
         ...
+
+
+class ActOptions(TypedDict, total=False):
+    """The keywords of ``Policy.act``, for a policy that passes them on."""
+
+    noise: Tensor | None
+    prefix: Prefix | None
+    greedy: bool
+    generator: Noise | None
 
 
 class Policy(Protocol):

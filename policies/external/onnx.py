@@ -19,6 +19,7 @@ import os
 import stat
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 import torch
@@ -28,9 +29,8 @@ from ...real_robot.export.network import Network
 from ..core.errors import BurnishError, reason
 from ..core.ranges import check_ranges
 from ..core.scale import Scale
-from ..core.seed import Noise
 from ..core.spec import EnvSpec, PolicySpec, dtype_of
-from ..core.types import Obs, Prefix
+from ..core.types import ActOptions, Obs
 from ..wire.server_spec import shown
 from .policy import CallablePolicy, checked
 
@@ -89,17 +89,8 @@ class OnnxPolicy:
         self.spec = self._tried() if written is None else self._as_written(written)
         self._scale = None if written is not None or config.unit else Scale(self.spec.action)
 
-    def act(
-        self,
-        obs: Obs,
-        *,
-        noise: Tensor | None = None,
-        prefix: Prefix | None = None,
-        greedy: bool = False,
-        generator: Noise | None = None,
-    ) -> Tensor:
-        asked = CallablePolicy(self._ask, self.spec)
-        return asked.act(obs, noise=noise, prefix=prefix, greedy=greedy, generator=generator)
+    def act(self, obs: Obs, **how: Unpack[ActOptions]) -> Tensor:
+        return CallablePolicy(self._ask, self.spec).act(obs, **how)
 
     def _ask(self, seen: Obs, noise: Tensor | None = None) -> Tensor:
         feed = {self.config.keys.get(key, key): x for key, x in seen.items()}

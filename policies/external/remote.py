@@ -28,7 +28,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -41,7 +41,7 @@ from ..core.ranges import check_ranges
 from ..core.scale import Scale
 from ..core.seed import Noise, RowNoise, SharedGenerator
 from ..core.spec import EnvSpec, PolicySpec, dtype_of
-from ..core.types import Obs, Prefix
+from ..core.types import ActOptions, Obs
 from ..wire.server_spec import sent, shown, spec_from_server, wanted
 from .policy import CallablePolicy, checked
 
@@ -115,21 +115,12 @@ class RemotePolicy:
         said = connection.metadata.get("extensions")
         self.extensions = {str(name) for name in said} if isinstance(said, list) else set()
 
-    def act(
-        self,
-        obs: Obs,
-        *,
-        noise: Tensor | None = None,
-        prefix: Prefix | None = None,
-        greedy: bool = False,
-        generator: Noise | None = None,
-    ) -> Tensor:
-        seeds = None
+    def act(self, obs: Obs, **how: Unpack[ActOptions]) -> Tensor:
+        seeds, generator = None, how.get("generator")
         drawn = self.spec.noise_shape is None or self.seeds_beside_noise
         if drawn and "seed" in self.extensions and generator is not None:
             seeds = _seeds(generator, len(next(iter(obs.values()))))
-        asked = CallablePolicy(partial(self._ask, seeds=seeds), self.spec)
-        return asked.act(obs, noise=noise, prefix=prefix, greedy=greedy, generator=generator)
+        return CallablePolicy(partial(self._ask, seeds=seeds), self.spec).act(obs, **how)
 
     def close(self) -> None:
         self._connection.close()
