@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ from .td import row_weight
 class ActorCritic(CriticLearner):
     """``agent`` acts on the view that it learns from; ``policy`` is what is deployed (the agent itself by default).
 
-    ``own`` are the networks that an algorithm adds, of which those in ``trained`` are stepped with the agent, and those
+    ``own`` names networks that an algorithm adds, of which those in ``trained`` are stepped with the agent, and those
     in ``scaled`` observe as it does. ``normalize`` scales observations as those that ``observe`` was shown lie, for
     agents that know no data; a replay holds them raw."""
 
@@ -36,7 +35,7 @@ class ActorCritic(CriticLearner):
         agent: GaussianPolicy,
         config: Any,
         actor: Actor,
-        own: Mapping[str, nn.Module],
+        own: tuple[str, ...],
         *,
         trained: tuple[nn.Module, ...] = (),
         scaled: tuple[nn.Module, ...] = (),
@@ -53,14 +52,8 @@ class ActorCritic(CriticLearner):
         self.trained = [p for part in (agent, *trained) for p in part.parameters() if p.requires_grad]
         self.critic_optimizer = adam(self.critic.online.parameters(), config.lr, config.execution)
         self.actor_optimizer = adam(self.trained, config.actor_lr, config.execution)
-        self._parts = {
-            "agent": agent,
-            **own,
-            "critic": self.critic,
-            "critic_optimizer": self.critic_optimizer,
-            "actor_optimizer": self.actor_optimizer,
-            "noise": self.noise,
-        } | ({} if self.seen is None else {"seen": self.seen})
+        self.saved = ("agent", *own, "critic", "critic_optimizer", "actor_optimizer", "noise")
+        self.saved += () if self.seen is None else ("seen",)
         generators = [self.noise]
         self._step_critic = execution(self._critic_step, config.execution, device=device, generators=generators)
         self._step_actor = execution(self._actor_step, config.execution, device=device, generators=generators)

@@ -47,7 +47,7 @@ from .descent import adam, descend
 from .learner import CriticLearner, columns_of
 from .returns import returns_to_go
 from .sac import SACActor, soft_agent
-from .soft import Temperature, soft_actor_loss, soft_value
+from .soft import Temperature, soft_step, soft_value
 from .td import calibrated, cql_gap, pessimistic, row_mean, row_weight, td_target, uniform_log_density
 
 
@@ -107,6 +107,8 @@ class CalibratingActor(SACActor):
 class CQL(CriticLearner):
     """The learner of CQL and Cal-QL: a tanh-Gaussian policy, its critics and its temperature."""
 
+    saved = ("policy", "critic", "temperature", "multiplier", "critic_optimizer", "actor_optimizer", "noise")
+
     def __init__(
         self, policy: GaussianPolicy, config: CQLConfig, *, seed: int = 0, device: torch.device | str = "cpu"
     ) -> None:
@@ -130,15 +132,6 @@ class CQL(CriticLearner):
         critic_side = [p for part in judges for p in part.parameters() if p.requires_grad]
         self.critic_optimizer = adam(critic_side, config.lr, config.execution)
         self.actor_optimizer = adam(self.trained, config.actor_lr, config.execution)
-        self._parts = {
-            "policy": self.policy,
-            "critic": self.critic,
-            "temperature": self.temperature,
-            "multiplier": self.multiplier,
-            "critic_optimizer": self.critic_optimizer,
-            "actor_optimizer": self.actor_optimizer,
-            "noise": self.noise,
-        }
         generators = [self.noise]
         self._step_critic = execution(self._critic_step, config.execution, device=device, generators=generators)
         self._step_actor = execution(self._actor_step, config.execution, device=device, generators=generators)
@@ -240,11 +233,7 @@ class CQL(CriticLearner):
     def _actor_step(self, obs: Obs) -> Metrics:
         draw = self.policy.draw(obs, generator=self.noise)
         action, log_prob = self.policy.spec.executed(draw.action), draw.log_prob[:, 0]
-        q = self.critic.online(obs, action).amin(0)
-        alpha = self.temperature()
-        loss = soft_actor_loss(q, log_prob, alpha)
-        descend(self.actor_optimizer, loss + self.temperature.loss(log_prob))
-        return {"actor_loss": loss.detach(), "entropy": -log_prob.detach().mean(), "alpha": alpha}
+        return soft_step(self.critic.online(obs, action).amin(0), log_prob, self.temperature, self.actor_optimizer)
 
     def state_dict(self) -> dict[str, Any]:
         known = {} if self.running is None else {"worst": self.worst, "running": self.running.clone()}

@@ -91,6 +91,8 @@ class FQLConfig:
 class FQL(JointLearner):
     """``flow`` imitates, ``policy`` acts."""
 
+    saved = ("flow", "policy", "critic", "optimizer", "noise")
+
     def __init__(self, flow: Any, config: FQLConfig, *, seed: int = 0, device: torch.device | str = "cpu") -> None:
         super().__init__(flow.spec, config, seed=seed, device=device)
         self.flow = flow.to(device)
@@ -103,13 +105,6 @@ class FQL(JointLearner):
         parts = (self.critic.online, flow, self.policy)
         trained = [p for part in parts for p in part.parameters() if p.requires_grad]
         self.optimizer = adam(trained, config.lr, config.execution)
-        self._parts = {
-            "flow": self.flow,
-            "policy": self.policy,
-            "critic": self.critic,
-            "optimizer": self.optimizer,
-            "noise": self.noise,
-        }
 
     def critic_loss(self, obs: Obs, next_obs: Obs, columns: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """(loss, Q of the data (E, B))."""

@@ -117,6 +117,8 @@ def decayed(rate: float, update: int, steps: int) -> float:
 class IQL(JointLearner):
     """``imitator`` is what is trained; what is deployed is it, or the best of its draws."""
 
+    saved = ("imitator", "critic", "value", "optimizer", "noise")
+
     def __init__(self, imitator: Any, config: IQLConfig, *, seed: int = 0, device: torch.device | str = "cpu") -> None:
         super().__init__(imitator.spec, config, seed=seed, device=device)
         self.imitator = imitator.to(device)
@@ -134,13 +136,6 @@ class IQL(JointLearner):
         groups = [{"params": judges, "lr": config.lr}, {"params": trained, "lr": self.rate}]
         graphed = config.execution is Execution.cudagraph
         self.optimizer = torch.optim.Adam(groups, fused=True, capturable=graphed)
-        self._parts = {
-            "imitator": self.imitator,
-            "critic": self.critic,
-            "value": self.value,
-            "optimizer": self.optimizer,
-            "noise": self.noise,
-        }
 
     def update(self, source: Source) -> Metrics:
         self.rate.fill_(decayed(self.config.actor_lr, self.updates, self.config.decay_steps))

@@ -56,9 +56,9 @@ class Wrapping(Learner):
 
 
 class CriticLearner(Learner):
-    """``_parts`` are what is saved of it, beside the number of updates."""
+    """``saved`` names the parts that are saved of it, beside the number of updates."""
 
-    _parts: Mapping[str, Any]
+    saved: tuple[str, ...]
 
     def __init__(self, spec: PolicySpec, config: Any, *, seed: int, device: torch.device | str) -> None:
         self.config = config
@@ -69,11 +69,14 @@ class CriticLearner(Learner):
     def q_values(self, batch: dict[str, Any]) -> Tensor:
         return self.critic(batch["obs"], batch["action"]).mean(0)
 
+    def _parts(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.saved}
+
     def state_dict(self) -> dict[str, Any]:
-        return {**state_of(self._parts), "updates": self.updates}
+        return {**state_of(self._parts()), "updates": self.updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        restore(self._parts, state)
+        restore(self._parts(), state)
         self.updates = int(state["updates"])
 
 

@@ -63,6 +63,8 @@ class QChunkingConfig:
 class QChunking(JointLearner):
     """``flow`` imitates; ``policy`` is the best of its draws."""
 
+    saved = ("flow", "critic", "optimizer", "noise")
+
     def __init__(
         self, flow: Any, config: QChunkingConfig, *, seed: int = 0, device: torch.device | str = "cpu"
     ) -> None:
@@ -73,7 +75,6 @@ class QChunking(JointLearner):
         self.actor = PolicyActor(self.policy)
         trained = [p for part in (self.critic.online, flow) for p in part.parameters() if p.requires_grad]
         self.optimizer = adam(trained, config.lr, config.execution)
-        self._parts = {"flow": flow, "critic": self.critic, "optimizer": self.optimizer, "noise": self.noise}
 
     @torch.no_grad()
     def target(self, next_obs: Obs, columns: dict[str, Tensor]) -> Tensor:
@@ -106,10 +107,10 @@ class QChunking(JointLearner):
         }
 
     def state_dict(self) -> dict[str, Any]:  # nothing here depends on the number of updates
-        return state_of(self._parts)
+        return state_of(self._parts())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        restore(self._parts, state)
+        restore(self._parts(), state)
 
 
 def build(config: QChunkingConfig, policy: Any, *, seed: int = 0, device: torch.device | str = "cpu") -> QChunking:

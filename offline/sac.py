@@ -30,8 +30,7 @@ from ..policies.nets.encoder import require_shift
 from ..policies.nets.mlp import Activation
 from .actor_critic import ActorCritic
 from .critics import saturation
-from .descent import descend
-from .soft import Temperature, Warm, soft_actor_loss, soft_value, uniform
+from .soft import Temperature, Warm, soft_step, soft_value, uniform
 from .td import pessimistic, td_target
 
 
@@ -110,8 +109,8 @@ class SAC(ActorCritic):
         size = agent.spec.execute * agent.spec.action.dim
         target = config.entropy_per_dim * size if config.target_entropy is None else config.target_entropy
         self.temperature = Temperature(config.alpha, target if config.tune_alpha else None).to(device)
-        own, actor = {"temperature": self.temperature}, SACActor(agent, warm)
-        super().__init__(agent, config, actor, own, trained=(self.temperature,), device=device, **options)
+        own, trained = ("temperature",), (self.temperature,)
+        super().__init__(agent, config, SACActor(agent, warm), own, trained=trained, device=device, **options)
         if config.backup_entropy:
             self.entropy_bonus = self._entropy_bonus
 
@@ -138,13 +137,6 @@ class SAC(ActorCritic):
         action, log_prob = self.agent.spec.executed(draw.action), draw.log_prob[:, 0]
         q = self.critic.online(obs, self.transform(obs, action))
         q = q.mean(0) if self.config.actor_mean else q.amin(0)
-        alpha = self.temperature()
-        loss = soft_actor_loss(q, log_prob, alpha)
-        both = loss + self.temperature.loss(log_prob)
-        descend(self.actor_optimizer, both, self.config.max_grad_norm, self.agent.parameters())
-        return {
-            "actor_loss": loss.detach(),
-            "entropy": -log_prob.detach().mean(),
-            "alpha": alpha,
-            "saturation": saturation(action.detach()),
-        }
+        limit, parts = self.config.max_grad_norm, self.agent.parameters()
+        metrics = soft_step(q, log_prob, self.temperature, self.actor_optimizer, limit, parts)
+        return {**metrics, "saturation": saturation(action.detach())}

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from ..policies.core.spec import PolicySpec
 from ..policies.core.tree import check
-from ..policies.core.types import Obs
+from ..policies.core.types import Metrics, Obs
+from .descent import descend
 
 # The action that the critic sees, from the agent's: (obs, action (B, n, A)) -> (B, n, A).
 ActionTransform = Callable[[Obs, Tensor], Tensor]
@@ -64,6 +65,21 @@ def soft_value(q: Tensor, log_prob: Tensor, alpha: Tensor) -> Tensor:
 def soft_actor_loss(q: Tensor, log_prob: Tensor, alpha: Tensor) -> Tensor:
     """The mean of alpha log pi - Q over a batch, which the actor minimises."""
     return -soft_value(q, log_prob, alpha).mean()
+
+
+def soft_step(
+    q: Tensor,
+    log_prob: Tensor,
+    temperature: Temperature,
+    optimizer: torch.optim.Optimizer,
+    limit: float | None = None,
+    *parts: Iterable[nn.Parameter],
+) -> Metrics:
+    """One step of an actor up ``q``, and of the temperature towards its target; ``limit`` as in ``descend``."""
+    alpha = temperature()
+    loss = soft_actor_loss(q, log_prob, alpha)
+    descend(optimizer, loss + temperature.loss(log_prob), limit, *parts)
+    return {"actor_loss": loss.detach(), "entropy": -log_prob.detach().mean(), "alpha": alpha}
 
 
 def smoothed(action: Tensor, noise: Tensor, scale: float, clip: float) -> Tensor:

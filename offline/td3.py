@@ -108,7 +108,7 @@ class TD3(ActorCritic):
     ) -> None:
         agent = agent.to(device)
         self.target_agent = copy.deepcopy(agent).requires_grad_(False)
-        own, actor = {"target_agent": self.target_agent}, TD3Actor(agent, config.explore_std, warm)
+        own, actor = ("target_agent",), TD3Actor(agent, config.explore_std, warm)
         super().__init__(agent, config, actor, own, scaled=(self.target_agent,), device=device, **options)
 
     def _follow(self, due: bool, moved: bool) -> None:

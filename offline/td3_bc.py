@@ -64,6 +64,8 @@ class TD3BCConfig:
 class TD3BC(CriticLearner):
     """The learner of TD3+BC: a deterministic policy, its critics and the targets of both."""
 
+    saved = ("policy", "target_policy", "critic", "critic_optimizer", "actor_optimizer", "noise")
+
     def __init__(
         self, policy: GaussianPolicy, config: TD3BCConfig, *, seed: int = 0, device: torch.device | str = "cpu"
     ) -> None:
@@ -76,14 +78,6 @@ class TD3BC(CriticLearner):
         self.trained = [p for p in policy.parameters() if p.requires_grad]
         self.critic_optimizer = adam(self.critic.online.parameters(), config.lr, config.execution)
         self.actor_optimizer = adam(self.trained, config.actor_lr, config.execution)
-        self._parts = {
-            "policy": self.policy,
-            "target_policy": self.target_policy,
-            "critic": self.critic,
-            "critic_optimizer": self.critic_optimizer,
-            "actor_optimizer": self.actor_optimizer,
-            "noise": self.noise,
-        }
         self._step_critic = execution(self._critic_step, config.execution, device=device, generators=[self.noise])
         self._step_actor = execution(self._actor_step, config.execution, device=device)
 

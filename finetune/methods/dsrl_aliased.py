@@ -21,20 +21,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...offline.critics import adopt_normalizers, explained_variance, fresh_critic, saturation, spread
+from ...offline.critics import adopt_normalizers, explained_variance, saturation, spread
 from ...offline.descent import adam, descend
+from ...offline.learner import CriticLearner
 from ...offline.replay import Replay
 from ...offline.sac import SACActor, SACConfig
-from ...offline.soft import Temperature, Warm, soft_actor_loss, soft_value
+from ...offline.soft import Temperature, Warm, soft_step, soft_value
 from ...offline.td import pessimistic, row_weight, td_target
 from ...policies.core.seed import derive
-from ...policies.core.seed import generator as named_generator
-from ...policies.core.spec import PolicySpec
-from ...policies.core.types import Learner, Metrics, Obs, Policy, Source
+from ...policies.core.types import Metrics, Obs, Policy, Source
 from ...policies.gaussian import GaussianPolicy
 from ...policies.nets.critic import QEnsemble
 from ...policies.nets.encoder import shifted
-from ...policies.runs.module_state import restore, state_of
 
 
 def distillation_loss(q_latent: Tensor, q_action: Tensor) -> Tensor:
@@ -42,10 +40,11 @@ def distillation_loss(q_latent: Tensor, q_action: Tensor) -> Tensor:
     return (q_latent - q_action.detach()).square().mean(1).sum()
 
 
-class AliasedLearner(Learner):
+class AliasedLearner(CriticLearner):
     """The learner of DSRL-NA: a critic of actions, distilled into a critic of noise that the agent climbs."""
 
     columns = ("executed",)
+    saved = ("agent", "critic", "latent_critic", "temperature", "critic_optimizer", "actor_optimizer", "noise")
 
     def __init__(
         self,
@@ -60,10 +59,12 @@ class AliasedLearner(Learner):
         seed: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.agent, self.base, self.config = agent.to(device), base, config
+        # The inputs of Q_A: the agent's observations, and the executed chunks of the base.
+        executed = replace(agent.spec, action=base.spec.action, horizon=base.spec.execute, execute=base.spec.execute)
+        super().__init__(executed, config, seed=seed, device=device)
+        self.agent, self.base = agent.to(device), base
         self.bound, self.distil_every, self.policy = bound, distil_every, policy
         self.actor = SACActor(agent, warm)
-        self.critic = fresh_critic(_executed_spec(base.spec, agent.spec), config.critic, seed=seed, device=device)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(seed, "latent critic"))
             # It imitates numbers, so it needs no distribution over them.
@@ -73,8 +74,6 @@ class AliasedLearner(Learner):
         size = agent.spec.action.dim
         target = config.entropy_per_dim * size if config.target_entropy is None else config.target_entropy
         self.temperature = Temperature(config.alpha, target if config.tune_alpha else None).to(device)
-        self.noise = named_generator(seed, "noise", device=device)
-        self.updates = 0
         critics = [*self.critic.online.parameters(), *self.latent_critic.parameters()]
         self.trained = [p for part in (agent, self.temperature) for p in part.parameters() if p.requires_grad]
         self.critic_optimizer = adam(critics, config.lr, config.execution)
@@ -142,32 +141,9 @@ class AliasedLearner(Learner):
         log_prob = draw.log_prob[:, 0]
         q = self.latent_critic(obs, draw.action)
         q = q.mean(0) if self.config.actor_mean else q.amin(0)
-        alpha = self.temperature()
-        loss = soft_actor_loss(q, log_prob, alpha)
-        both = loss + self.temperature.loss(log_prob)
-        descend(self.actor_optimizer, both, self.config.max_grad_norm, self.agent.parameters())
-        return {
-            "actor_loss": loss.detach(),
-            "entropy": -log_prob.detach().mean(),
-            "alpha": alpha,
-            "saturation": saturation(draw.action.detach()),
-        }
-
-    def _parts(self) -> dict[str, Any]:
-        names = ("agent", "critic", "latent_critic", "temperature", "critic_optimizer", "actor_optimizer", "noise")
-        return {name: getattr(self, name) for name in names}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**state_of(self._parts()), "updates": self.updates}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        restore(self._parts(), state)
-        self.updates = int(state["updates"])
-
-
-def _executed_spec(base: PolicySpec, agent: PolicySpec) -> PolicySpec:
-    """The inputs of Q_A: the agent's observations, and the executed chunks of the base."""
-    return replace(agent, action=base.action, horizon=base.execute, execute=base.execute)
+        limit, parts = self.config.max_grad_norm, self.agent.parameters()
+        metrics = soft_step(q, log_prob, self.temperature, self.actor_optimizer, limit, parts)
+        return {**metrics, "saturation": saturation(draw.action.detach())}
 
 
 def recorded_for(noise: int, prior: Replay) -> Replay:

@@ -33,10 +33,10 @@ import torch
 from torch import Tensor
 
 from ...offline.actors import trainable_imitator
-from ...offline.critics import adopt_normalizers, fresh_critic, saturation, spread
+from ...offline.critics import adopt_normalizers, saturation, spread
 from ...offline.descent import adam, descend
 from ...offline.imitation import imitation_chunk, neighbours, played_around
-from ...offline.learner import columns_of
+from ...offline.learner import CriticLearner, columns_of
 from ...offline.returns import Discount
 from ...offline.sac import soft_agent
 from ...offline.soft import Temperature, polyak, soft_actor_loss
@@ -49,14 +49,12 @@ from ...policies.core.errors import BurnishError
 from ...policies.core.execute import Execution, execution
 from ...policies.core.ranges import check_ranges
 from ...policies.core.seed import derive
-from ...policies.core.seed import generator as named_generator
 from ...policies.core.spec import ObsSpec, agent_spec
 from ...policies.core.tree import map_tree
-from ...policies.core.types import Decision, Learner, Metrics, Obs, Source, VecEnv
+from ...policies.core.types import Decision, Metrics, Obs, Source, VecEnv
 from ...policies.gaussian import GaussianConfig, GaussianPolicy
 from ...policies.nets.critic import CriticConfig
 from ...policies.nets.encoder import require_shift, shifted
-from ...policies.runs.module_state import restore, state_of
 from ..diagnostics import distance
 from ..loops import Assembly, OffPolicyConfig
 
@@ -162,21 +160,22 @@ def pick(candidates: Tensor, choice: Tensor) -> Tensor:
     return candidates[torch.arange(len(choice), device=choice.device), choice]
 
 
-class EXPO(Learner):
+class EXPO(CriticLearner):
     """``base`` is an imitator that is trained in place, and proposes in the targets; what acts and is deployed is its
     average ``proposer``."""
 
     columns = ("executed",)
+    saved = ("base", "proposer", "edit", "critic", "temperature", "noise")
+    saved += ("critic_optimizer", "edit_optimizer", "base_optimizer")
     actor: EXPOActor
 
     def __init__(
         self, base: Any, edit: GaussianPolicy, config: EXPOConfig, *, seed: int = 0, device: torch.device | str = "cpu"
     ) -> None:
-        self.base, self.edit, self.config = base.to(device), edit.to(device), config
-        self.proposer = copy.deepcopy(base).eval().requires_grad_(False)
         spec = edit.spec
-        plain = replace(spec, obs=_without_base(spec.obs))
-        self.critic = fresh_critic(plain, config.critic, seed=seed, device=device)
+        super().__init__(replace(spec, obs=_without_base(spec.obs)), config, seed=seed, device=device)
+        self.base, self.edit = base.to(device), edit.to(device)
+        self.proposer = copy.deepcopy(base).eval().requires_grad_(False)
         adopt_normalizers(self.critic, base)
         self.actor = EXPOActor(self.proposer, edit, self.critic, config)
         self.around = neighbours(base.spec)
@@ -186,16 +185,12 @@ class EXPO(Learner):
         self.temperature = Temperature(config.alpha, target).to(device)
         # The density of the scaled edit is that of pi_e divided by bound^D.
         self.log_scale = size * math.log(config.edit_bound) if config.scaled_entropy else 0.0
-        self.noise = named_generator(seed, "noise", device=device)
-        self.updates = 0
         self.edit_side = [*(p for p in edit.parameters() if p.requires_grad), *self.temperature.parameters()]
         self.base_side = [p for p in self.base.parameters() if p.requires_grad]
 
-        self.optimizers = {
-            "critic": adam(self.critic.online.parameters(), config.lr, config.execution),
-            "edit": adam(self.edit_side, config.actor_lr, config.execution),
-            "base": adam(self.base_side, config.base_lr, config.execution),
-        }
+        self.critic_optimizer = adam(self.critic.online.parameters(), config.lr, config.execution)
+        self.edit_optimizer = adam(self.edit_side, config.actor_lr, config.execution)
+        self.base_optimizer = adam(self.base_side, config.base_lr, config.execution)
         self._step_critic = execution(self._critic_step, config.execution, device=device, generators=[self.noise])
         self._step_actor = execution(self._actor_step, config.execution, device=device, generators=[self.noise])
 
@@ -234,7 +229,7 @@ class EXPO(Learner):
         online = self.critic.online
         weight = row_weight(columns, self.edit.spec.execute)
         loss, q = online.loss(online.encode(obs), columns["action"], target, weight)
-        descend(self.optimizers["critic"], loss, self.config.max_grad_norm)
+        descend(self.critic_optimizer, loss, self.config.max_grad_norm)
         self.critic.follow(self.config.tau)
         q = q.detach()
         return {"critic_loss": loss.detach(), "q": q.mean(), "q/spread": spread(q), "target": target.mean()}
@@ -246,11 +241,11 @@ class EXPO(Learner):
         better = edited(action, draw.action, self.config.edit_bound)
         alpha = self.temperature()
         edit_loss = soft_actor_loss(self.critic.online(obs, better).mean(0), log_prob, alpha)
-        descend(self.optimizers["edit"], edit_loss + self.temperature.loss(log_prob), self.config.max_grad_norm)
+        descend(self.edit_optimizer, edit_loss + self.temperature.loss(log_prob), self.config.max_grad_norm)
         # The base imitates whatever was played, recordings and its own chosen chunks alike.
         chunk, mask = imitation_chunk(self.base.spec, action, steps, around)
         base_loss = self.base.bc_loss(obs, chunk, mask=mask, generator=self.noise).mean()
-        descend(self.optimizers["base"], base_loss, self.config.max_grad_norm)
+        descend(self.base_optimizer, base_loss, self.config.max_grad_norm)
         polyak(self.proposer.parameters(), self.base.parameters(), self.config.base_tau)
         return {
             "edit_loss": edit_loss.detach(),
@@ -260,17 +255,6 @@ class EXPO(Learner):
             "saturation": saturation(draw.action.detach()),
             "base_distance": distance(better.detach(), action),
         }
-
-    def _parts(self) -> dict[str, Any]:
-        modules = {name: getattr(self, name) for name in ("base", "proposer", "edit", "critic", "temperature", "noise")}
-        return modules | {f"{name}_optimizer": part for name, part in self.optimizers.items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**state_of(self._parts()), "updates": self.updates}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        restore(self._parts(), state)
-        self.updates = int(state["updates"])
 
 
 def build(config: EXPOConfig, base: Any, env: VecEnv, *, seed: int = 0, device: torch.device | str = "cpu") -> Assembly:
