@@ -194,14 +194,11 @@ def _base(policy: Any) -> tuple[Any, Any]:
     source = getattr(policy, "source", None)
     try:
         # A policy that was trained on after loading is not the saved one.
-        known = source is not None and _digest(policy) == _digest(_state_at(source))
+        saved = source and completed(saved_policy(source.path).state, source.base, source.path)
+        known = source is not None and _digest(policy) == _digest(saved)
     except BurnishError:
         known = False  # it has moved
     return policy, source if known else None
-
-
-def _state_at(source: CheckpointConfig) -> Any:
-    return completed(saved_policy(source.path).state, source.base, source.path)
 
 
 def _digest(policy: Any) -> str:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from enum import Enum
 from typing import Any
 
 import torch
@@ -21,6 +22,13 @@ from .descent import adam, descend
 from .learner import CriticLearner, columns_of
 from .soft import ActionTransform, unchanged
 from .td import row_weight
+
+
+class Algorithm(Enum):
+    """The learners that a method with either can use."""
+
+    sac = "sac"
+    td3 = "td3"
 
 
 class ActorCritic(CriticLearner):

@@ -106,9 +106,6 @@ class GaussianPolicy(nn.Module):
         std = self.config.min_std + F.softplus(raw + math.log(math.expm1(spread)))
         return Normal(out.view(-1, *self.spec.chunk_shape), std)
 
-    def _squashed(self, u: Tensor) -> Tensor:
-        return torch.tanh(u) if self.config.squash else u
-
     def _played(self, u: Tensor) -> Tensor:
         """The action that is played: in [-1, 1], where a tanh already is."""
         return torch.tanh(u) if self.config.squash else u.clamp(-1, 1)
@@ -126,8 +123,7 @@ class GaussianPolicy(nn.Module):
         mean_only = greedy or (self.config.loss is GaussianLoss.least_squares and noise is None)
         law = self.law(obs)
         u = law.sample(start_noise(self.spec, law.mean, noise, mean_only, generator))
-        action = self._played(u)
-        return with_prefix(action, prefix)
+        return with_prefix(self._played(u), prefix)
 
     def draw(self, obs: Obs, *, generator: Noise | None = None) -> Draw:
         """The trace is u itself, unclamped, so that the likelihood is that of what was drawn. It explores with
@@ -161,7 +157,8 @@ class GaussianPolicy(nn.Module):
             drop = drop_rows(self.config.goal_drop, len(action), generator, action.device)
         law = self.law(obs, drop=drop, augment=generator if self.training else None)
         if self.config.loss is GaussianLoss.least_squares:
-            return masked_mean((self._squashed(law.mean) - action).square(), mask)
+            mean = torch.tanh(law.mean) if self.config.squash else law.mean
+            return masked_mean((mean - action).square(), mask)
         # Demonstrations touch the limits, where atanh is infinite; the margin costs 3 units of u at most.
         u = torch.atanh(action.clamp(-1 + 1e-3, 1 - 1e-3)) if self.config.squash else action
         return masked_mean(-self._log_density(law, u), mask)

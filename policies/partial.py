@@ -42,7 +42,7 @@ def weights_elsewhere(base: Any) -> dict[Place, str]:
 def completed(state: Any, base: Any, where: Path | str) -> Any:
     """The ``state`` of the checkpoint at ``where`` with what is left out of it, from ``base``: a policy, or the folder
     of one. A state that lacks nothing is returned as it is."""
-    wanted = set(_missing(state))
+    wanted = {x.name for x in _leaves(state) if isinstance(x, Elsewhere)}
     if not wanted:
         return state
     if base is None:
@@ -73,10 +73,6 @@ def _weights(base: Any) -> Iterable[Tensor]:
     if (theirs := find_lerobot(base)) is not None:
         return tensors_of(theirs / WEIGHTS).values()
     return (x for x in _leaves(find_policy(base).state) if isinstance(x, Tensor))
-
-
-def _missing(state: Any) -> Iterator[str]:
-    return (x.name for x in _leaves(state) if isinstance(x, Elsewhere))
 
 
 def _leaves(state: Any) -> Iterator[Any]:

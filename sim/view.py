@@ -48,7 +48,7 @@ def watch(
 ) -> int:
     """``env`` is the one world ``raw`` as the controller sees it, its actions in the world's units; ``limits`` are the
     actions that the controller's -1 and 1 stand for, if they are not those of the world."""
-    if config.out is None and _is_mujoco(raw) and _can_open_windows():
+    if config.out is None and hasattr(raw, "physics") and _can_open_windows():
         return _in_a_window(raw, env, controller, config, limits)
     if not isinstance(raw, Rendered):
         raise BurnishError(f"{_name(raw)} draws no pictures, so there is nothing to look at; choose another env")
@@ -130,10 +130,6 @@ def _can_open_windows() -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return bool(glfw.init())
-
-
-def _is_mujoco(raw: VecEnv) -> bool:
-    return hasattr(raw, "physics")
 
 
 def _name(raw: VecEnv) -> str:

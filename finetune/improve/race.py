@@ -197,7 +197,9 @@ class Race:
         steps, seconds = trained.steps - played, self._clock() - began
         self.record.shares.append({"entrant": name, "steps": steps, "seconds": seconds, "score": score})
         self._write()
-        say(f"{name}: {trained.steps:,} steps, {in_words(evaluation)}; {self._said_left()}")
+        left = max(0.0, self.left())
+        said = f"{left / 60:.1f} minutes of training left" if timed else f"{left:,.0f} steps left"
+        say(f"{name}: {trained.steps:,} steps, {in_words(evaluation)}; {said}")
         return True
 
     def _perfect(self) -> float:
@@ -225,10 +227,6 @@ class Race:
         count = len(self.entrants)
         plays = sum(survivors(count)[:-1]) + LOOKS if stream == "select" and count else RESERVE * PLAYS
         return max(2, min(asked, int(MOST * 60 * self.budget.minutes / (self.record.episode_s * plays))))
-
-    def _said_left(self) -> str:
-        left = max(0.0, self.left())
-        return f"{left / 60:.1f} minutes of training left" if self.budget.minutes else f"{left:,.0f} steps left"
 
     # ---- evaluations, and what is written ----
 

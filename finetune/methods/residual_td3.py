@@ -36,12 +36,12 @@ from the base than the agent can go. The agent looks through its own encoder ins
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...offline.actor_critic import Algorithm
 from ...offline.critics import adopt_normalizers
 from ...offline.learner import Wrapping
 from ...offline.returns import Discount
@@ -64,13 +64,6 @@ from ...policies.gaussian import GaussianPolicy
 from ...policies.nets.critic import CriticConfig
 from ..diagnostics import distance
 from ..loops import Assembly, OffPolicyConfig
-
-
-class Algorithm(Enum):
-    """The learners of the correction."""
-
-    td3 = "td3"
-    sac = "sac"
 
 
 def _td3() -> TD3Config:

@@ -26,12 +26,12 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...offline.actor_critic import Algorithm
 from ...offline.critics import adopt_normalizers
 from ...offline.returns import Discount
 from ...offline.sac import SAC, SACConfig
@@ -47,13 +47,6 @@ from ...policies.core.types import Obs, VecEnv
 from ...policies.gaussian import GaussianPolicy
 from ...policies.nets.critic import CriticConfig
 from ..loops import Assembly, OffPolicyConfig
-
-
-class Algorithm(Enum):
-    """The learners that RLPD can use."""
-
-    sac = "sac"
-    td3 = "td3"
 
 
 def _sac() -> SACConfig:

@@ -46,15 +46,12 @@ class Distance(Enum):
     kl = "kl"  # from a Gaussian fitted to several draws of the teacher
 
 
-def _agent() -> GaussianConfig:
-    return GaussianConfig(hidden=[256, 256], init_std=math.exp(-0.5))
-
-
 @dataclass
 class RPDConfig:
     """Settings of RPD: the student, its distance to the teacher and the weight of that, and the PPO."""
 
-    agent: GaussianConfig = field(default_factory=_agent)  # the student
+    # the student
+    agent: GaussianConfig = field(default_factory=lambda: GaussianConfig(hidden=[256, 256], init_std=math.exp(-0.5)))
     execute: int = 1  # actions per decision of the student; the teacher is asked as often
     distance: Distance = Distance.mse  # distance between student and teacher
     coef: float = 1.0  # weight of that distance

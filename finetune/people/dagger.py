@@ -47,10 +47,6 @@ from ..loops import Assembly, OffPolicyConfig
 from .interventions import Demonstrations, InterventionConfig, supervised
 
 
-def _loop() -> OffPolicyConfig:
-    return OffPolicyConfig(warmup=0, updates_per_decision=1.0, prior_share=1.0)
-
-
 @dataclass
 class DAggerConfig:
     """Settings of DAgger: when the expert takes over, and how the student imitates."""
@@ -62,7 +58,10 @@ class DAggerConfig:
     tau: float = 0.005  # share by which the average of the weights follows, at every update; 1: there is none
     max_grad_norm: float = 1.0  # gradients are clipped to this norm; null: not clipped
     discount: Discount = field(default_factory=Discount)  # discount that is stored; imitation does not read it
-    loop: OffPolicyConfig = field(default_factory=_loop)  # amounts that are played, stored and learnt
+    # amounts that are played, stored and learnt
+    loop: OffPolicyConfig = field(
+        default_factory=lambda: OffPolicyConfig(warmup=0, updates_per_decision=1.0, prior_share=1.0)
+    )
     execution: Execution = Execution.eager  # execution of an update: eager, or compiled, or CUDA graphs
 
     def __post_init__(self) -> None:

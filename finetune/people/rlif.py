@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...offline.actor_critic import Algorithm
 from ...offline.learner import Wrapping
 from ...offline.returns import Discount
 from ...offline.sac import SACConfig, soft_agent
@@ -38,7 +39,7 @@ from ...policies.gaussian import GaussianPolicy
 from ...policies.nets.critic import CriticConfig
 from ..loops import Assembly, OffPolicyConfig
 from ..methods import rlpd
-from ..methods.rlpd import Algorithm, RLPDConfig
+from ..methods.rlpd import RLPDConfig
 from .interventions import Demonstrations, InterventionConfig, supervised
 
 

@@ -151,7 +151,8 @@ class Twin(Adapter):
         target = command.target.copy()
         if self.config.quantum > 0:
             steps = target / self.config.quantum
-            target = np.where(target > self._middle(), np.floor(steps), np.ceil(steps)) * self.config.quantum
+            middle = (self.spec.column("lower") + self.spec.column("upper")) / 2
+            target = np.where(target > middle, np.floor(steps), np.ceil(steps)) * self.config.quantum
         now_ns = self.clock.now_ns()
         self._written_ns = now_ns
         self._commands.put(now_ns + self._delay_ns(self.config.command_latency_s), target)
@@ -183,9 +184,6 @@ class Twin(Adapter):
         here, ends = self.truth(), self.model.actuator_ctrlrange[self._u]
         self.model.actuator_ctrlrange[self._u] = np.stack([np.fmin(ends[:, 0], here), np.fmax(ends[:, 1], here)], 1)
         return here
-
-    def _middle(self) -> np.ndarray:
-        return (self.spec.column("lower") + self.spec.column("upper")) / 2
 
     def _delay_ns(self, latency_s: float) -> int:
         return ns(latency_s + self._rng.uniform(0, 1) * self.config.jitter_s)

@@ -91,7 +91,8 @@ class Collision:
         self.refused = ""  # "apart", "floor" or "workspace": which distance refused the last path; or else "looks"
         self._data = mujoco.MjData(model)
         self._columns = model.jnt_qposadr[ids]
-        behind = np.array([_behind(model, model.jnt_bodyid[i]) for i in ids])  # (joints, bodies)
+        bodies = range(model.nbody)
+        behind = np.array([[_is_behind(model, int(model.jnt_bodyid[i]), end) for end in bodies] for i in ids])
         # Half extents of a box with a shell around it: capsules and spheres are a segment and a point with a radius.
         self._half, self._middle = model.geom_aabb[:, 3:].copy(), model.geom_aabb[:, :3].copy()
         self._shell = np.zeros(model.ngeom)
@@ -293,10 +294,6 @@ def _is_behind(model: mujoco.MjModel, body: int, end: int) -> bool:
     while end not in (body, 0):
         end = int(model.body_parentid[end])
     return end == body
-
-
-def _behind(model: mujoco.MjModel, body: int) -> list[bool]:
-    return [_is_behind(model, int(body), end) for end in range(model.nbody)]
 
 
 def _at(rows: Array, t: float) -> Array:
