@@ -13,6 +13,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,10 +27,10 @@ from refine_bases import configured
 from refine_settings import RANKED, Task, family_of, reads_recordings
 
 from burnish.finetune.__main__ import FinetuneConfig
-from burnish.finetune.compare.free_baselines import free_baseline, steps_in
+from burnish.finetune.compare.free_baselines import UNTRIED, free_baseline, probe, steps_for
 from burnish.policies.best import Best
 from burnish.policies.build import load_policy
-from burnish.policies.cli.verb_process import MAIN
+from burnish.policies.cli.verb_process import MAIN, start_verb
 from burnish.policies.controllers import controller_for
 from burnish.policies.core.config import to_data
 from burnish.policies.core.errors import BurnishError
@@ -40,6 +41,26 @@ from burnish.sim.build import world_for
 
 SEARCH_SEED, SEARCH_EPISODES = 1000, 256
 QUICK = 0.01  # of the budget
+
+
+def steps_in(minutes: float, name: str, *, base: str | Path, data: str | Path) -> int:
+    """Updates that fit into so many minutes of one processor, whatever else the machine does meanwhile."""
+    share = 1.0  # of a processor, that the probe got
+
+    def play(command: Sequence[str]) -> None:
+        nonlocal share
+        began = time.monotonic()
+        process = start_verb(command, stdout=subprocess.DEVNULL)
+        if hasattr(os, "wait4"):  # Windows does not tell: there a busy machine gives the baseline fewer updates
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            share = (usage.ru_utime + usage.ru_stime) / (time.monotonic() - began)
+        if process.wait():
+            raise BurnishError(f"the probe of {name} ended with status {process.returncode}; its words were {command}")
+
+    with tempfile.TemporaryDirectory() as scratch:
+        rate = probe(name, play, Path(scratch) / "probe", base=base, data=data, words=["threads=1", *UNTRIED])
+    return steps_for(minutes, rate / share)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from burnish.finetune.build import decision_ticks, prepare
 from burnish.finetune.compare.compare import CompareConfig, Player
 from burnish.finetune.compare.comparison import SAID, Entry, area, joined, summarize, table, verdict
 from burnish.finetune.compare.entrants import entrant
-from burnish.finetune.compare.free_baselines import steps_in
 from burnish.finetune.loops import OffPolicyConfig
 from burnish.policies.build import build_policy
 from burnish.policies.cli.cli import main
@@ -286,9 +286,11 @@ def test_a_comparison_runs_fails_in_part_resumes_and_says_so(base, tmp_path, cap
 
 
 @pytest.mark.slow
-def test_updates_for_minutes_of_a_processor_are_found_by_a_probe(base):
+def test_updates_for_minutes_of_a_processor_are_found_by_a_probe(base, monkeypatch):
     """Of a tiny policy some hundred fit into a second, and four times the minutes hold about four times as many:
     two probes on a busy machine differ by less than a factor of two."""
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[1] / "benchmarks"))
+    steps_in = import_module("refine_runs").steps_in
     one, two = (steps_in(minutes, "more_imitation", base=base, data=base.parent / "data") for minutes in (0.1, 0.4))
     assert one > 50 and 2 < two / one < 8
     with pytest.raises(BurnishError, match="the probe of iql ended with status 2"):

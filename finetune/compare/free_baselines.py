@@ -12,15 +12,10 @@ fit into it, and that number is a setting of the run, which is therefore a funct
 
 from __future__ import annotations
 
-import os
 import statistics
-import subprocess
-import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from ...policies.cli.verb_process import start_verb
 from ...policies.core.errors import BurnishError
 from ...policies.runs.run import METRICS, read_metrics
 
@@ -68,26 +63,6 @@ def probe(
     if not half > 0:
         raise BurnishError(f"the probe of {name} in {folder} has logged no time, so nothing says how fast it is")
     return PROBE / 2 / half
-
-
-def steps_in(minutes: float, name: str, *, base: str | Path, data: str | Path) -> int:
-    """Updates that fit into so many minutes of one processor, whatever else the machine does meanwhile."""
-    share = 1.0  # of a processor, that the probe got
-
-    def play(command: Sequence[str]) -> None:
-        nonlocal share
-        began = time.monotonic()
-        process = start_verb(command, stdout=subprocess.DEVNULL)
-        if hasattr(os, "wait4"):  # Windows does not tell: there a busy machine gives the baseline fewer updates
-            _, status, usage = os.wait4(process.pid, 0)
-            process.returncode = os.waitstatus_to_exitcode(status)
-            share = (usage.ru_utime + usage.ru_stime) / (time.monotonic() - began)
-        if process.wait():
-            raise BurnishError(f"the probe of {name} ended with status {process.returncode}; its words were {command}")
-
-    with tempfile.TemporaryDirectory() as scratch:
-        rate = probe(name, play, Path(scratch) / "probe", base=base, data=data, words=["threads=1", *UNTRIED])
-    return steps_for(minutes, rate / share)
 
 
 def steps_for(minutes: float, updates_per_s: float) -> int:

@@ -8,16 +8,12 @@ same side of it, presses on in the belief to be right for a second and a half, a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from ...policies.core.scale import ScaledEnv
-from ...policies.measure.evaluate import evaluate, evaluation_seeds
-from ..batch import BatchedMujoco
-from ..physics import Array, Rows
-from ..tasks.insert import DOWN, REACH, Insert, InsertConfig, turned
-from .scripted import Level, Move, ScriptedExpert
+from ..physics import Array
+from ..tasks.insert import DOWN, REACH, Insert, turned
+from .scripted import Level, Move
 
 FAST, GENTLE = 0.003, 0.0015  # m in a tick: where nothing is touched, and where something may be
 TURN = 0.06  # rad in a tick
@@ -69,28 +65,3 @@ LEVELS = {
     "multi_modal": Level(InsertScript(aim_m=(0.005, 0.0), either_side=True, patience=3, near_m=0.0005), noise=0.03),
     "clumsy": Level(InsertScript(aim_m=(0.002, 0.0015), patience=32, near_m=0.001), noise=0.1),
 }
-
-
-class _Watched(BatchedMujoco):
-    """Worlds that are looked at after every physics step, because a blow is over before the tick is."""
-
-    def __init__(self, config: InsertConfig, num_envs: int) -> None:
-        super().__init__(Insert(config), num_envs)
-        self.depths: list[float] = []
-
-    def _advance(self, ctrl: Array, rows: Rows | None) -> None:
-        for left in reversed(range(self.task.frame_skip)):
-            self.physics.step(ctrl, 1, rows, (self._note, *(() if left else self._derive)))
-
-    def _note(self, model: Any, data: Any) -> None:
-        if data.ncon:
-            self.depths.append(-float(data.contact.dist.min()))
-
-
-def contact_depths(config: InsertConfig, level: str = "clean", episodes: int = 64) -> Array:
-    """(K,) metres: how deep peg and block overlap at their deepest place, in each physics step of the expert's episodes
-    in which they touch."""
-    env = _Watched(config, min(episodes, 64))
-    expert = ScriptedExpert(env, LEVELS[level].script, noise=LEVELS[level].noise)
-    evaluate(ScaledEnv(env), expert, evaluation_seeds(episodes))
-    return np.array(env.depths)
