@@ -31,6 +31,7 @@ class FeatureEnv:
     def __init__(self, env: Chunked, policy: Any, level: Remember) -> None:
         self.env, self.policy, self.level = env, policy, level
         self.num_envs, self.device, self.execute = env.num_envs, env.device, env.execute
+        self.state_dict, self.load_state_dict = env.state_dict, env.load_state_dict
         self.spec = replace(env.spec, obs=policy.feature_shapes(level))
 
     def reset(self, seeds: Sequence[int] | None = None) -> Obs:
@@ -47,12 +48,6 @@ class FeatureEnv:
 
     def _features(self, obs: Obs) -> Obs:
         return self.policy.features(obs, self.level)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.env.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.env.load_state_dict(state)
 
 
 class FeatureWorlds(Wrapper):

@@ -114,6 +114,8 @@ def _online(name: str, config: type, doc: str, room: str = "methods", **facts: A
 
 
 _ppo = partial(_online, loop=LoopKind.on_policy, weighs=True)
+_critic = partial(_online, weighs=True)
+_model = partial(_online, loop=LoopKind.imagined, recordings=Recorded.ticks, interventions=InterventionUse.refused)
 
 METHODS_OF_OURS: dict[str, Method] = {
     "dppo": _ppo("dppo", DPPOConfig, "PPO through the last steps of a diffusion or flow", needs=Needs.chain),
@@ -132,7 +134,7 @@ METHODS_OF_OURS: dict[str, Method] = {
         interventions=InterventionUse.refused,
         varies=_grpo,
     ),
-    "dsrl": _online(
+    "dsrl": _critic(
         "dsrl",
         DSRLConfig,
         "SAC in the noise of a base that stays as it is",
@@ -140,36 +142,22 @@ METHODS_OF_OURS: dict[str, Method] = {
         recordings=Recorded.executed,
         interventions=InterventionUse.executed,
         view=View.latent,
-        weighs=True,
         varies=_dsrl,
     ),
-    "residual_td3": _online(
+    "residual_td3": _critic(
         "residual_td3",
         ResidualTD3Config,
         "TD3 or SAC on a bounded correction per tick",
         recordings=Recorded.corrections,
         view=View.residual,
-        weighs=True,
     ),
-    "rfs": _online(
-        "rfs",
-        RFSConfig,
-        "noise and a correction of the chunk, chosen together",
-        needs=Needs.noise,
-        view=View.latent,
-        weighs=True,
+    "rfs": _critic(
+        "rfs", RFSConfig, "noise and a correction of the chunk, chosen together", needs=Needs.noise, view=View.latent
     ),
-    "expo": _online(
-        "expo",
-        EXPOConfig,
-        "the best of edited draws; the base only imitates",
-        needs=Needs.imitator,
-        weighs=True,
-        **PLAYED,
+    "expo": _critic(
+        "expo", EXPOConfig, "the best of edited draws; the base only imitates", needs=Needs.imitator, **PLAYED
     ),
-    "rlpd": _online(
-        "rlpd", RLPDConfig, "SAC or TD3, half of each batch recordings", needs=Needs.squashed, weighs=True, **PLAYED
-    ),
+    "rlpd": _critic("rlpd", RLPDConfig, "SAC or TD3, half of each batch recordings", needs=Needs.squashed, **PLAYED),
     "tdmpc": _online(
         "tdmpc", TDMPCConfig, "TD-MPC2: plans in a latent model that it learns", needs=Needs.planner, **PLAYED
     ),
@@ -219,22 +207,13 @@ METHODS_OF_OURS: dict[str, Method] = {
         Needs.trainable,
         "imitates everything, told what was better than usual; acts as told that it is",
     ),
-    "imagine": _online(
-        "imagine",
-        ImagineConfig,
-        "another method, method.inner=, in a learned model of the world",
-        loop=LoopKind.imagined,
-        recordings=Recorded.ticks,
-        interventions=InterventionUse.refused,
-        varies=_imagine,
+    "imagine": _model(
+        "imagine", ImagineConfig, "another method, method.inner=, in a learned model of the world", varies=_imagine
     ),
-    "mbpo": _online(
+    "mbpo": _model(
         "mbpo",
         MBPOConfig,
         "SAC or another, method.inner=, on what was played and more of what a model imagines",
-        loop=LoopKind.imagined,
-        recordings=Recorded.ticks,
-        interventions=InterventionUse.refused,
         varies=_mbpo,
     ),
     "sb3": _online(

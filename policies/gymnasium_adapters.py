@@ -27,7 +27,7 @@ from .core.chunk import ChunkEnv
 from .core.errors import BurnishError
 from .core.seed import derive
 from .core.spec import EnvSpec, ObsSpec, dtype_of
-from .core.types import Obs, Step, VecEnv
+from .core.types import Obs, VecEnv
 from .core.views import BaseEnv
 from .core.wrapper import Rendered, Wrapper
 
@@ -53,9 +53,6 @@ class Reseeded(Wrapper):
         elif self._last is not None:
             self._last = [derive(s, "next") if b else s for s, b in zip(self._last, begins, strict=True)]
         return self.env.reset(mask, self._last)
-
-    def step(self, action: Tensor, active: Tensor | None = None) -> Step:
-        return self.env.step(action, active)
 
 
 def as_gymnasium(env: VecEnv, render_mode: str | None = None) -> Env:

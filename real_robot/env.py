@@ -310,6 +310,3 @@ class GuardedEnv(Wrapper):
         if guard is None:
             raise BurnishError(f"{type(env).__name__} has no set-points that a guard could stand before")
         guard(limits)
-
-    def step(self, action: Tensor, active: Tensor | None = None) -> Step:
-        return self.env.step(action, active)

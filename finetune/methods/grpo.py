@@ -33,7 +33,7 @@ from ...policies.core.errors import BurnishError
 from ...policies.core.ranges import check_ranges
 from ...policies.core.seed import EpisodeSeeds, derive
 from ...policies.core.tree import check
-from ...policies.core.types import Obs, Step, VecEnv
+from ...policies.core.types import Obs, VecEnv
 from ...policies.core.wrapper import Wrapper, repeatable
 from ..loops import Assembly, OnPolicyConfig
 from ..method import Named, resolved
@@ -74,9 +74,6 @@ class Grouped(Wrapper):
             rows = torch.ones(self.num_envs, dtype=torch.bool, device=self.device) if mask is None else mask
             seeds = self._seeds.begin(rows).tolist()
         return self.env.reset(mask, seeds)
-
-    def step(self, action: Tensor, active: Tensor | None = None) -> Step:
-        return self.env.step(action, active)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "seeds": self._seeds.state_dict()}

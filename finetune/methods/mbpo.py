@@ -30,7 +30,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,7 +43,6 @@ from ...policies.core.ranges import check_ranges
 from ...policies.core.seed import derive
 from ...policies.core.types import KnownDynamics, Learner, Metrics, Obs, VecEnv
 from ...policies.core.views import BaseEnv
-from ..episode_statistics import EpisodeStatistics
 from ..feature_env import require_sight, without_pictures
 from ..loops import OffPolicy, OffPolicyConfig, weigh
 from ..world_model.check import examined
@@ -164,38 +162,18 @@ def judged(learner: Learner, view: Any) -> ActorCritic:
 class MBPOLoop:
     """An iteration is that of the method within, before which the model is fitted and imagines, when that is due."""
 
+    pretraining = 0
+
     def __init__(
         self, config: MBPOConfig, tape: Tape, real: OffPolicy[Any], imagination: Imagination, seed: int
     ) -> None:
         self.config, self.tape, self.real, self.imagination = config, tape, real, imagination
+        self.learner, self.env, self.replay, self.statistics = real.learner, real.env, real.replay, real.statistics
+        self.decisions_per_iteration, self.deliver = real.decisions_per_iteration, real.deliver
         self.ticks, self.model = tape.ticks, imagination.worlds.model
         self.fit = Fit(self.model, derive(seed, "fit"))
         self.fits, self.fitted_at = 0, 0  # how often, and at how many real ticks the last time
         self.latest: Metrics = {}
-
-    @property
-    def learner(self) -> Any:
-        return self.real.learner
-
-    @property
-    def env(self) -> Any:
-        return self.real.env
-
-    @property
-    def replay(self) -> Any:
-        return self.real.replay
-
-    @property
-    def statistics(self) -> EpisodeStatistics:
-        return self.real.statistics
-
-    @property
-    def decisions_per_iteration(self) -> int:
-        return self.real.decisions_per_iteration
-
-    @property
-    def pretraining(self) -> int:
-        return 0
 
     def iterations(self, total: int) -> int:
         if total <= self.real.config.warmup:
@@ -230,9 +208,6 @@ class MBPOLoop:
 
     def report(self) -> Metrics:
         return {**self.real.report(), **self.latest}
-
-    def deliver(self, folder: Path) -> str:
-        return self.real.deliver(folder)
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -248,19 +248,12 @@ class SupervisedEnv:
     def __init__(self, env: InterventionEnv | ReportedEnv, gamma: float) -> None:
         self.env, self.execute = ChunkEnv(env, env.execute, gamma), env.execute
         self.num_envs, self.device, self.spec = env.num_envs, env.device, env.spec
-
-    def reset(self, seeds: Sequence[int] | None = None) -> Obs:
-        return self.env.reset(seeds)
+        self.reset = self.env.reset
+        self.state_dict, self.load_state_dict = self.env.state_dict, self.env.load_state_dict
 
     def step(self, chunk: Tensor) -> Supervised:
         outcome = self.env.step(chunk)
         return Supervised(*outcome._replace(info={**outcome.info, "intervened": outcome.info["taken"]}))
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.env.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.env.load_state_dict(state)
 
 
 def supervised(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .errors import BurnishError
-from .types import KnownDynamics, KnownOutcome, Obs, ParametricDynamics, Saved, VecEnv
+from .types import KnownDynamics, KnownOutcome, Obs, ParametricDynamics, Saved, Step, VecEnv
 
 
 @runtime_checkable
@@ -106,6 +106,9 @@ class Wrapper:
 
     def reset(self, mask: Tensor | None = None, seeds: Sequence[int] | None = None) -> Obs:
         return self.env.reset(mask, seeds)
+
+    def step(self, action: Tensor, active: Tensor | None = None) -> Step:
+        return self.env.step(action, active)
 
     def render(self, size: int | None = None, rows: Sequence[int] | None = None) -> Tensor:
         if not isinstance(self.env, Rendered):

@@ -94,7 +94,7 @@ class TwoModeWay:
     noise: float = 0.0
 
 
-class TwoModeExpert(Clocked):
+class TwoModeExpert(FeedbackExpert):
     """Chooses its side and height per episode, climbs at once, keeps its height beside the obstacle, comes back."""
 
     def __init__(
@@ -125,11 +125,6 @@ class TwoModeExpert(Clocked):
         target = height.sign() * torch.minimum(height.abs(), room)
         climb = (8.0 * (target - y)).clamp(-way.climb, way.climb)
         return with_error(torch.stack([torch.full_like(x, way.speed), climb], dim=-1), way.noise, self._clock)
-
-    def step(self, obs: Obs) -> Tensor:
-        action = self.peek(obs)
-        self._clock.advance()
-        return action
 
 
 Device = torch.device | str
