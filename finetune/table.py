@@ -87,18 +87,6 @@ def _grpo(config: grpo.GRPOConfig, row: Method) -> Method:
     return row.changed(needs=inner.needs, view=inner.view, weighs=inner.weighs, build=build)
 
 
-def _sb3(config: SB3Config, row: Method) -> Method:
-    return row.changed(view=View[config.view.name])
-
-
-def _iql(config: IQLConfig, row: Method) -> Method:
-    return row.changed(needs=Needs.imitator) if config.frozen else row
-
-
-def _cql(config: CQLConfig, row: Method) -> Method:
-    return row.changed(returns=config.behind_cut if config.calibrate else None)
-
-
 # The use that methods make of recordings and of decisions in which a person played.
 PLAYED: dict[str, Any] = {"recordings": Recorded.played, "interventions": InterventionUse.executed}
 TAUGHT: dict[str, Any] = {"recordings": Recorded.played, "interventions": InterventionUse.taught}
@@ -178,10 +166,15 @@ METHODS_OF_OURS: dict[str, Method] = {
         OnlineIQL,
         Needs.trainable,
         "expectile values; weighted imitation, or the best of n draws of a flow",
-        varies=_iql,
+        varies=lambda config, row: row.changed(needs=Needs.imitator) if config.frozen else row,
     ),
     "cql": _offline(
-        "cql", CQLConfig, OnlineCQL, Needs.squashed, "conservative SAC; with calibrate=true Cal-QL", varies=_cql
+        "cql",
+        CQLConfig,
+        OnlineCQL,
+        Needs.squashed,
+        "conservative SAC; with calibrate=true Cal-QL",
+        varies=lambda config, row: row.changed(returns=config.behind_cut if config.calibrate else None),
     ),
     "td3_bc": _offline(
         "td3_bc", TD3BCConfig, OnlineTD3BC, Needs.squashed, "TD3 that stays near the data; the simplest"
@@ -224,7 +217,7 @@ METHODS_OF_OURS: dict[str, Method] = {
         needs=Needs.view,
         loop=LoopKind.library,
         interventions=InterventionUse.refused,
-        varies=_sb3,
+        varies=lambda config, row: row.changed(view=View[config.view.name]),
     ),
 }
 

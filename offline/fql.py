@@ -78,9 +78,8 @@ class FQLConfig:
     execution: Execution = Execution.eager  # execution of an update: eager, or compiled, or CUDA graphs
 
     def __post_init__(self) -> None:
-        check_ranges(self, {"(0, inf)": "lr", "(0, 1]": "tau"})
-        if self.alpha < 0:
-            raise BurnishError(f"alpha={self.alpha} must be at least 0; it keeps the policy at the data")
+        keeps = {"[0, inf); it keeps the policy at the data": "alpha"}
+        check_ranges(self, {"(0, inf)": "lr", "(0, 1]": "tau", **keeps})
 
     @property
     def policy(self) -> FlowConfig:

@@ -88,13 +88,10 @@ class IQLConfig:
     execution: Execution = Execution.eager  # execution of an update: eager, or compiled, or CUDA graphs
 
     def __post_init__(self) -> None:
-        if not 0 < self.expectile < 1:
-            raise BurnishError(f"expectile={self.expectile} must lie between 0 and 1; 0.7 to 0.9 is usual")
+        check_ranges(self, {"(0, 1); 0.7 to 0.9 is usual": "expectile", "[0, inf)": "beta decay_steps"})
         if not (self.actor_lr > 0 or self.frozen):
             raise BurnishError(f"actor_lr={self.actor_lr} must be a positive number, or 0 with extraction=best_of_n")
-        check_ranges(self, {"(0, inf)": "lr", "(0, 1]": "tau", "[1, inf)": "count", "[0, inf)": "decay_steps"})
-        if self.beta < 0 or self.weight_cap < 1:
-            raise BurnishError(f"beta={self.beta} must be at least 0 and weight_cap={self.weight_cap} at least 1")
+        check_ranges(self, {"(0, inf)": "lr", "(0, 1]": "tau", "[1, inf)": "count weight_cap"})
 
     @property
     def frozen(self) -> bool:

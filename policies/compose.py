@@ -308,9 +308,7 @@ class BestOfConfig:
     edit_bound: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise BurnishError(f"best_of.count={self.count}: there must be at least one draw to choose from")
-        check_ranges(self, {"[0, inf)": "edit_bound"}, "best_of.")
+        check_ranges(self, {"[1, inf); a draw is chosen": "count", "[0, inf)": "edit_bound"}, "best_of.")
 
 
 class BestOf(nn.Module):

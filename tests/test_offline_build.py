@@ -158,8 +158,8 @@ def test_learning_goes_on_in_the_world(name):
 @pytest.mark.parametrize(
     ("name", "changes", "sentence"),
     [
-        ("iql", {"expectile": 1.0}, "expectile=1.0 must lie between 0 and 1"),
-        ("iql", {"weight_cap": 0.5}, "weight_cap=0.5 at least 1"),
+        ("iql", {"expectile": 1.0}, r"expectile=1.0 must lie in \(0, 1\); 0.7 to 0.9"),
+        ("iql", {"weight_cap": 0.5}, "weight_cap=0.5 must be at least 1"),
         ("iql", {"lr": 0.0}, "lr=0.0 must be a positive number"),
         ("iql", {"tau": 1.5}, "tau=1.5 must lie in"),
         ("td3_bc", {"tau": 1.5}, "tau=1.5 must lie in"),

@@ -82,16 +82,12 @@ class DPPOConfig:
     loop: OnPolicyConfig = field(default_factory=lambda: OnPolicyConfig(500))
 
     def __post_init__(self) -> None:
-        if self.trained_steps < 1:
-            raise BurnishError(f"trained_steps={self.trained_steps}: at least the last step of the chain is trained")
-        check_ranges(
-            self,
-            {"[0, 1]": "gamma_denoising eta", "(0, inf)": "clip_base clip_growth min_std min_logprob_std noise_clip"},
-        )
+        positive = "clip_base clip_growth min_std min_logprob_std noise_clip"
+        check_ranges(self, {"[1, inf); the last step of the chain is trained at least": "trained_steps"})
+        check_ranges(self, {"[0, 1]": "gamma_denoising eta", "(0, inf)": positive, "[0, inf)": "bc_coef"})
         limits = self.density_clamp
         if limits is not None and (len(limits) != 2 or not limits[0] < limits[1]):
             raise BurnishError(f"density_clamp={limits} must be two numbers, the lower first, or null")
-        check_ranges(self, {"[0, inf)": "bc_coef"})
         if self.bc_coef > 0 and self.ppo.execution is Execution.cudagraph:
             raise BurnishError(
                 f"bc_coef={self.bc_coef} draws fresh chains in every update, which ppo.execution=cudagraph cannot "

@@ -55,13 +55,9 @@ class GaussianPPOConfig:
     normalize: bool = True  # observations of a fresh policy are scaled by all that it saw; a base keeps its own scaling
 
     def __post_init__(self) -> None:
-        if self.execute < 1:
-            raise BurnishError(f"execute={self.execute}: a decision needs at least one action")
-        check_ranges(self, {"(0, inf)": "temperature"})
-        if not 0 <= self.entropy_coef < math.inf:
-            raise BurnishError(f"entropy_coef={self.entropy_coef} must be at least 0; it rewards spread")
-        if self.std is not None and not 0 < self.std < math.inf:
-            raise BurnishError(f"std={self.std} must be positive; leave it out to keep the spread of the base")
+        check_ranges(self, {"[1, inf); a decision needs an action": "execute", "(0, inf)": "temperature"})
+        spread = {"(0, inf); leave it out to keep the spread of the base": "std"}
+        check_ranges(self, {"[0, inf); it rewards spread": "entropy_coef", **spread})
 
 
 def entropy(actor: GaussianPolicy | BinsPolicy, obs: Obs) -> Tensor:

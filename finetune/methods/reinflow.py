@@ -31,7 +31,7 @@ from ...offline.returns import Discount, Per
 from ...policies.chain import sample_chain
 from ...policies.core.chunk import ChunkEnv
 from ...policies.core.config import LATER
-from ...policies.core.errors import BurnishError
+from ...policies.core.ranges import check_ranges
 from ...policies.core.seed import derive
 from ...policies.core.spec import check_compatible
 from ...policies.core.types import Metrics, Obs, Source, VecEnv
@@ -77,9 +77,7 @@ class ReinFlowConfig:
     loop: OnPolicyConfig = field(default_factory=lambda: OnPolicyConfig(500))
 
     def __post_init__(self) -> None:
-        for name in ("entropy", "anchor"):
-            if getattr(self, name) < 0:
-                raise BurnishError(f"method.{name}={getattr(self, name)} must be at least 0; 0 leaves it out")
+        check_ranges(self, {"[0, inf); 0 leaves it out": "entropy anchor"}, "method.")
 
 
 def anchored(flow: FlowPolicy, base: FlowPolicy) -> Auxiliary:

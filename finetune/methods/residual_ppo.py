@@ -33,6 +33,7 @@ from ...policies.core.chunk import ChunkEnv
 from ...policies.core.config import LATER
 from ...policies.core.errors import BurnishError
 from ...policies.core.offset import OffsetConfig
+from ...policies.core.ranges import check_ranges
 from ...policies.core.spec import agent_spec, check_compatible
 from ...policies.core.types import Metrics, VecEnv
 from ...policies.core.views import Hidden, ResidualEnv
@@ -80,13 +81,8 @@ class ResidualPPOConfig:
     discount: Discount = field(default_factory=lambda: Discount(0.999))  # discount of later rewards
 
     def __post_init__(self) -> None:
-        if not 0 < self.bound <= 2:
-            raise BurnishError(
-                f"bound={self.bound} must lie in (0, 2]; at 2 the correction can turn any action into any other"
-            )
-        for name in ("l1", "l2"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise BurnishError(f"{name}={getattr(self, name)} must be at least 0; it is the price of a correction")
+        price = {"[0, inf); it is the price of a correction": "l1 l2"}
+        check_ranges(self, {"(0, 2]; at 2 the correction can turn any action into any other": "bound", **price})
 
 
 def penalty(actor: GaussianPolicy, power: int) -> Auxiliary:

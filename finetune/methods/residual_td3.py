@@ -56,6 +56,7 @@ from ...policies.core.chunk import ChunkEnv
 from ...policies.core.config import LATER
 from ...policies.core.errors import BurnishError
 from ...policies.core.offset import OFFSET, Offset, OffsetConfig
+from ...policies.core.ranges import check_ranges
 from ...policies.core.seed import derive
 from ...policies.core.spec import agent_spec
 from ...policies.core.types import Metrics, Obs, Source, VecEnv
@@ -113,12 +114,8 @@ class ResidualTD3Config:
     sac: SACConfig = field(default_factory=_sac)  # the SAC that learns, with algorithm=sac
 
     def __post_init__(self) -> None:
-        if not 0 < self.bound <= 2:
-            raise BurnishError(
-                f"bound={self.bound} must lie in (0, 2]: it limits the correction, and 2 is the whole action range"
-            )
-        if self.warm_noise < 0:
-            raise BurnishError(f"warm_noise={self.warm_noise} must not be negative; 0 warms up with the base alone")
+        warm = {"[0, inf); 0 warms up with the base alone": "warm_noise"}
+        check_ranges(self, {"(0, 2]; it limits the correction, and 2 is the whole action range": "bound", **warm})
 
 
 def executed_by(bound: float, offset: Offset | None) -> ActionTransform:
@@ -154,13 +151,11 @@ class ResidualLearner(Wrapping):
         batch = source.sample()
         metrics = self.inner.update(Rows(batch))
         if "actor_loss" in metrics:
-            metrics |= {"base_distance": self._distance(batch["obs"])}
+            obs = batch["obs"]
+            with torch.no_grad():
+                played = self.transform(obs, self.agent.act(obs, greedy=True))
+            metrics |= {"base_distance": distance(played, obs["base_action"][:, None])}
         return metrics
-
-    @torch.no_grad()
-    def _distance(self, obs: Obs) -> Tensor:
-        played = self.transform(obs, self.agent.act(obs, greedy=True))
-        return distance(played, obs["base_action"][:, None])
 
 
 def build(

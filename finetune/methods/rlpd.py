@@ -35,7 +35,6 @@ from ...offline.actor_critic import Algorithm
 from ...offline.critics import adopt_normalizers
 from ...offline.returns import Discount
 from ...offline.sac import SAC, SACConfig
-from ...offline.soft import Warm
 from ...offline.td3 import TD3, TD3Config
 from ...policies.build import build_policy
 from ...policies.core.chunk import ChunkEnv
@@ -88,15 +87,6 @@ def starting_from(base: Any) -> GaussianPolicy:
     return agent
 
 
-def as_drawn(agent: GaussianPolicy) -> Warm:
-    """A warm-up that plays draws of the agent itself."""
-
-    def play(obs: Obs, generator: torch.Generator) -> Tensor:
-        return agent.spec.executed(agent.draw(obs, generator=generator).action)
-
-    return play
-
-
 def build(
     config: RLPDConfig, base: GaussianPolicy | None, env: VecEnv, *, seed: int = 0, device: torch.device | str = "cpu"
 ) -> Assembly:
@@ -108,7 +98,12 @@ def build(
     else:
         agent = starting_from(base)
         check_compatible(agent.spec, env.spec)
-    options: dict[str, Any] = {"warm": None if base is None else as_drawn(agent), "seed": seed, "device": device}
+
+    def drawn(obs: Obs, generator: torch.Generator) -> Tensor:
+        """The warm-up of an agent from a base plays draws of the agent itself."""
+        return agent.spec.executed(agent.draw(obs, generator=generator).action)
+
+    options: dict[str, Any] = {"warm": None if base is None else drawn, "seed": seed, "device": device}
     options["normalize"] = config.normalize and base is None
     if config.algorithm is Algorithm.sac:
         learner: SAC | TD3 = SAC(agent, config.sac, **options)

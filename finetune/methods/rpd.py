@@ -65,11 +65,8 @@ class RPDConfig:
     discount: Discount = field(default_factory=Discount)  # discount of later rewards
 
     def __post_init__(self) -> None:
-        check_ranges(self, {"[1, inf)": "execute", "[2, inf)": "samples"})
-        if not 0 <= self.coef < math.inf or not 0 < self.min_teacher_std < math.inf:
-            raise BurnishError(
-                f"coef={self.coef} must be at least 0 and min_teacher_std={self.min_teacher_std} positive"
-            )
+        least = {"[1, inf)": "execute", "[2, inf)": "samples", "[0, inf)": "coef"}
+        check_ranges(self, {**least, "(0, inf)": "min_teacher_std"})
         if self.distance is Distance.kl and (self.greedy_teacher or self.agent.squash):
             raise BurnishError(
                 "distance=kl compares two Gaussians, so it needs greedy_teacher=false and agent.squash=false; "

@@ -3,6 +3,7 @@
     check_ranges(self, {"(0, inf)": "lr actor_lr", "(0, 1]": "tau", "[1, inf)": "count"}, "method.")
 
 A round bracket leaves its end out, and infinity is never a value. A setting that is None is one that was not given.
+Words behind an interval, "[0, inf); 0 leaves it out", are said too where it is refused.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ def check_ranges(
     config: Any, names_of: Mapping[str, str], prefix: str = "", refusal: type[Exception] = BurnishError
 ) -> None:
     """Refuse the first of ``config``'s settings that lies outside its interval; ``prefix`` names its place."""
-    for interval, names in names_of.items():
+    for rule, names in names_of.items():
+        interval, semicolon, why = rule.partition(";")
         for name in names.split():
             value = getattr(config, name)
             if value is not None and not _inside(value, interval):
-                raise refusal(f"{prefix}{name}={value} {_must(interval)}")
+                raise refusal(f"{prefix}{name}={value} {_must(interval)}{semicolon}{why}")
 
 
 def _inside(x: float, interval: str) -> bool:

@@ -19,7 +19,10 @@ def spec_of(description: Mapping[str, Any], obs: ObsSpec, config: GymConfig) -> 
     action = ActionSpec(found["low"], found["high"])
     hz, hz_from = _control_hz(description["rates"], config)
     mode = config.action_mode or description["says"]["action_mode"] or f"gym:{config.id}"
-    return EnvSpec(obs, action, hz, mode, _max_steps(description["max_steps"], config)), hz_from
+    limit = config.max_steps or description["max_steps"]
+    if limit is None:
+        raise BurnishError(f"env.id={config.id} is registered without a limit of time; give env.max_steps")
+    return EnvSpec(obs, action, hz, mode, int(limit)), hz_from
 
 
 def _boxed(action: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -41,18 +44,8 @@ def _control_hz(rates: Mapping[str, float], config: GymConfig) -> tuple[float, s
     """And who says so."""
     if config.control_hz is not None:
         return config.control_hz, "env.control_hz"
-    for name, rate in (
-        ("dt", rates.get("dt")),
-        ("control_freq", rates.get("control_freq")),
-        ("render_fps", rates.get("render_fps")),
-    ):
+    for name in ("dt", "control_freq", "render_fps"):
+        rate = rates.get(name)
         if rate is not None and 0 < rate < float("inf"):
             return (1 / rate if name == "dt" else rate), f"its {name}"
     return ASSUMED_HZ, "assumed, since the world does not say; env.control_hz=... sets it"
-
-
-def _max_steps(limit: int | None, config: GymConfig) -> int:
-    limit = config.max_steps or limit
-    if limit is None:
-        raise BurnishError(f"env.id={config.id} is registered without a limit of time; give env.max_steps")
-    return int(limit)
