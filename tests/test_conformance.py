@@ -12,10 +12,10 @@ from burnish.real_robot.clock import VirtualClock, ns
 from burnish.real_robot.conformance import check
 from burnish.real_robot.drivers.twin import Twin, TwinConfig
 from burnish.real_robot.drivers.universal import UniversalConfig, UniversalRobot
-from burnish.real_robot.emulators.universal import UniversalEmulator
 from burnish.real_robot.errors import IllegalTransition, Refused
 from bus_lab import Rig
 from robot_lab import ARM, LIMITS, Puppet
+from universal_emulator.emulator import UniversalEmulator
 from universal_lab import PATIENT, fresh_address
 
 CONFIG = TwinConfig(ARM, **LIMITS)

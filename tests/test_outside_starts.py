@@ -26,13 +26,13 @@ from burnish.real_robot.drivers.twin import Twin, TwinConfig
 from burnish.real_robot.drivers.universal import UniversalConfig, UniversalRobot
 from burnish.real_robot.emulators.line import Loopback
 from burnish.real_robot.emulators.so101 import JOINTS, so101
-from burnish.real_robot.emulators.universal import UniversalEmulator
 from burnish.real_robot.errors import Refused
 from burnish.real_robot.safety.safe_robot import Rung, SafeRobot, Safety
 from bus_lab import CALIBRATION, START, Rig
 from hostile import mixed
 from robot_lab import ARM, LIMITS, Puppet
 from soak import Progress, often
+from universal_emulator.emulator import UniversalEmulator
 from universal_lab import PATIENT, fresh_address
 
 Array = np.ndarray

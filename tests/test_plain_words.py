@@ -54,7 +54,6 @@ OLD_WORDS = {
 ALLOWED = {
     ("real_robot.control", "orders"),  # of a person, to the control loop: home, stop
     ("real_robot.drivers.universal_link", "orders"),
-    ("real_robot.emulators.universal_server", "orders"),
     ("policies.core.offset", "life"),  # half-life, of an exponential decay
     ("sim.experts.push", "orders"),  # in which an expert turns and shifts
     ("sim.experts", "grasp"),  # of a cube

@@ -28,12 +28,12 @@ from burnish.real_robot.drivers.bus import UNGUARDED, ArmConfig
 from burnish.real_robot.emulators.faults import Faults
 from burnish.real_robot.emulators.line import Chain, Loopback
 from burnish.real_robot.emulators.pty import PtyProcess
-from burnish.real_robot.emulators.universal import UniversalEmulator
 from burnish.real_robot.errors import DeviceFault, Refused, StaleState
 from burnish.real_robot.safety.safe_robot import Safety
 from bus_lab import CALIBRATION, Arms, Rig
 from kill_lab import HIGH, RATE_HZ, Kill, dynamixel_chain, feetech_chain, in_motion, judged, settings
 from soak import often
+from universal_emulator.emulator import UniversalEmulator
 from universal_lab import fresh_address
 
 pytestmark = pytest.mark.real_time

@@ -13,10 +13,10 @@ import pytest
 
 from burnish.real_robot.adapter import Mode, Phase, StopKind
 from burnish.real_robot.drivers.universal import Model, UniversalConfig, UniversalRobot, make, quaternion
-from burnish.real_robot.emulators.universal import Trouble, UniversalEmulator
 from burnish.real_robot.errors import DeviceFault, Refused
 from burnish.real_robot.safety.guard import JointGuard, Limits
 from soak import often
+from universal_emulator.emulator import Trouble, UniversalEmulator
 from universal_lab import PATIENT, active, command, drive, fresh_address, swing
 
 

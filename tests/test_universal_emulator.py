@@ -9,8 +9,8 @@ import struct
 import numpy as np
 import pytest
 
-from burnish.real_robot.emulators import rtde
-from burnish.real_robot.emulators.polyscope import FINISHED, READY, STEP_S, ArmSettings, Controller, Do
+from universal_emulator import rtde
+from universal_emulator.polyscope import FINISHED, READY, STEP_S, ArmSettings, Controller, Do
 
 
 def told(controller: Controller, what: int, *numbers: float) -> None:

@@ -13,11 +13,11 @@ import pytest
 
 from burnish.real_robot.adapter import Mode, Phase, StopKind
 from burnish.real_robot.drivers.universal import UniversalConfig, UniversalRobot
-from burnish.real_robot.emulators.polyscope import STEP_S
-from burnish.real_robot.emulators.universal import Trouble, UniversalEmulator
 from burnish.real_robot.errors import DeviceFault, Refused, RobotError, StaleState
 from burnish.real_robot.safety.safe_robot import SafeRobot, Safety
 from soak import often
+from universal_emulator.emulator import Trouble, UniversalEmulator
+from universal_emulator.polyscope import STEP_S
 from universal_lab import PATIENT, active, command, drive, fresh_address, start_driver, swing
 
 pytestmark = pytest.mark.real_time

@@ -1,7 +1,7 @@
 """ur-rtde in a process of its own, which may hang or die without taking the control process along.
 
-Measured with ur-rtde 1.6.5 against `emulators.universal`: constructing its control interface holds the interpreter's
-lock, for ever if the controller accepts the connection and is silent; ``servoStop`` and ``disconnect`` of a dead
+Measured with ur-rtde 1.6.5 against `tests/universal_emulator`: constructing its control interface holds the lock of the
+interpreter, for ever if the controller accepts the connection and is silent; ``servoStop`` and ``disconnect`` of a dead
 controller never return; a dropped connection is opened again behind the caller's back, the program uploaded once more
 without its watchdog, and this often ends in a segmentation fault; ``servoJ`` to a dead controller returns True.
 So the control process keeps a `Link` instead: messages over a socket pair, every wait with a limit, and whatever goes

@@ -1,7 +1,7 @@
 """A Universal Robots controller on a loopback address, for the unmodified ur-rtde: RTDE, dashboard and script ports.
 
 ur-rtde opens fixed ports (30004, 29999, 30003), so each emulator has an address of its own: 127.0.0.1, 127.0.0.2, ...
-`UniversalEmulator` starts one in a process of its own (`universal_server`), because ur-rtde holds the interpreter's
+`UniversalEmulator` starts one in a process of its own (`server.py`), because ur-rtde holds the interpreter's
 lock while it connects, and talks to it in JSON lines; when the pipe closes, that process ends. Every data frame that
 arrives is kept as bytes with its time (`wire`), and every step of the joints (`motion`), so that a test need not
 believe a driver about what it sent or when the arm was still.
@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -90,17 +91,10 @@ class UniversalEmulator:
 
     def __init__(self, address: str, settings: Mapping[str, Any] | None = None, seed: int = 0) -> None:
         self.address = address
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            f"{__name__}_server",
-            address,
-            json.dumps(dict(settings or {})),
-            str(seed),
-        ]
+        words = [address, json.dumps(dict(settings or {})), str(seed)]
+        command, here = [sys.executable, "-m", f"{__package__}.server", *words], Path(__file__).parents[1]
         pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1)
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1, cwd=here)
         assert self.process.stdout is not None
         if self.process.stdout.readline() != "ready\n":
             raise OSError(f"no emulator of a UR controller could be started at {address}; are its ports free?")

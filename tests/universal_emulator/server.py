@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from ..clock import SECOND, MonotonicClock, ns
-from ..control.scheduling import hurry
+from burnish.real_robot.clock import SECOND, MonotonicClock, ns
+from burnish.real_robot.control.scheduling import hurry
+
 from . import rtde
+from .emulator import Trouble
 from .polyscope import STEP_S, ArmSettings, Controller
-from .universal import Trouble
 
 RTDE, DASHBOARD, SCRIPT = 30004, 29999, 30003
 FULL = 1 << 16  # bytes; a client that does not read loses packages, as it would on a controller
