@@ -27,13 +27,13 @@ from burnish.real_robot.drivers.bus import ArmConfig, ServoArm
 from burnish.real_robot.drivers.calibration import QUANTUM_RAD, Calibration, GripperCalibration, JointCalibration
 from burnish.real_robot.drivers.dynamixel import DynamixelArm
 from burnish.real_robot.drivers.feetech import FeetechArm
-from burnish.real_robot.emulators.dynamixel import DynamixelChain
 from burnish.real_robot.emulators.faults import Faults
 from burnish.real_robot.emulators.feetech import FeetechChain
 from burnish.real_robot.emulators.line import GoalWrite, Loopback
 from burnish.real_robot.emulators.servo import ProfilePlant
 from burnish.real_robot.errors import DeviceFault, RobotError, StaleState
 from burnish.real_robot.safety.guard import JointGuard, Limits
+from dynamixel_emulator import DynamixelChain
 from hostile import mixed
 from soak import Progress
 from soak import often as often

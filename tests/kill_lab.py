@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from burnish.real_robot.clock import SECOND, ns
-from burnish.real_robot.emulators.dynamixel import DynamixelChain
 from burnish.real_robot.emulators.feetech import FeetechChain
 from burnish.real_robot.emulators.pty import PtyProcess
 from burnish.real_robot.emulators.servo import QUANTUM_RAD, ProfilePlant, Recorded
 from bus_lab import CALIBRATION, IDS, START
+from dynamixel_emulator import DynamixelChain
 
 RATE_HZ = 100.0
 LOW, HIGH = np.array([joint.limits_rad for joint in CALIBRATION.joints]).T

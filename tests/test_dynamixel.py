@@ -10,14 +10,13 @@ from functools import partial
 import numpy as np
 import pytest
 
+import dynamixel_emulator as device
 from burnish.real_robot.adapter import Mode, Phase, StopKind
 from burnish.real_robot.clock import MonotonicClock, ns
 from burnish.real_robot.drivers.bus import UNGUARDED, ArmConfig
 from burnish.real_robot.drivers.calibration import QUANTUM_RAD
 from burnish.real_robot.drivers.dynamixel import DynamixelArm, DynamixelServos, make
 from burnish.real_robot.drivers.port import Lost, Port
-from burnish.real_robot.emulators import dynamixel as device
-from burnish.real_robot.emulators.dynamixel import DynamixelChain
 from burnish.real_robot.emulators.faults import Faults
 from burnish.real_robot.emulators.line import Loopback
 from burnish.real_robot.emulators.pty import PtyProcess, PtyServer
@@ -39,6 +38,7 @@ from bus_lab import (
     patiently,
     start_swing,
 )
+from dynamixel_emulator import DynamixelChain
 from kill_lab import Kill, dynamixel_chain, in_motion, judged
 
 GOAL, TORQUE, WATCHDOG, POSITION = 116, 64, 98, 132

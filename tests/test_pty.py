@@ -10,9 +10,9 @@ from functools import partial
 import pytest
 
 from burnish.real_robot.emulators import pty
-from burnish.real_robot.emulators.dynamixel import DynamixelChain
 from burnish.real_robot.emulators.pty import PtyProcess
 from burnish.real_robot.errors import DeviceFault
+from dynamixel_emulator import DynamixelChain
 
 
 def broken() -> DynamixelChain:

@@ -11,10 +11,11 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
+import dynamixel_emulator as dynamixel
 from burnish.real_robot.adapter import TRANSITIONS, Mode, Phase, StopKind
 from burnish.real_robot.control.link import LocalLink
 from burnish.real_robot.drivers.calibration import QUANTUM_RAD
-from burnish.real_robot.emulators import dynamixel, feetech
+from burnish.real_robot.emulators import feetech
 from burnish.real_robot.emulators.faults import Faults
 from burnish.real_robot.errors import DeviceFault, IllegalTransition, RobotError
 from burnish.real_robot.safety.safe_robot import Rung, SafeRobot, Safety

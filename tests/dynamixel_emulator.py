@@ -14,9 +14,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..clock import ns
-from .line import BROADCAST, Chain, GoalWrite, Heard, Receiver
-from .servo import QUANTUM_RAD, Drive
+from burnish.real_robot.clock import ns
+from burnish.real_robot.emulators.line import BROADCAST, Chain, GoalWrite, Heard, Receiver
+from burnish.real_robot.emulators.servo import QUANTUM_RAD, Drive
 
 HEADER = b"\xff\xff\xfd\x00"
 LONGEST = 1024  # bytes of one packet that a servo can store
