@@ -16,12 +16,12 @@ from torch import Tensor
 
 from ..policies.core.chunk import Chunked, ChunkEnv
 from ..policies.core.errors import BurnishError
-from ..policies.core.spec import VISION, ObsSpec
+from ..policies.core.spec import VISION, ObsSpec, is_image
 from ..policies.core.tree import index
 from ..policies.core.types import Obs, Outcome, Step, VecEnv
 from ..policies.core.wrapper import Wrapper
 from ..policies.features import require_features, summarized
-from ..policies.nets.encoder import ObsEncoder, is_image
+from ..policies.nets.encoder import ObsEncoder
 from ..policies.trainable import Remember
 
 

@@ -22,7 +22,7 @@ from ..policies.core.errors import BurnishError
 from ..policies.core.ranges import check_ranges
 from ..policies.core.rewards import RewardConfig
 from ..policies.core.seed import derive
-from ..policies.core.spec import EnvSpec, PolicySpec, agent_spec
+from ..policies.core.spec import PolicySpec, agent_spec
 from ..policies.core.types import Controller, VecEnv
 from ..policies.core.wrapper import Wrapper, description
 from ..policies.data.read import fingerprint
@@ -192,8 +192,12 @@ def scene(
     world = None if env is not None else origin_of(config.env) or origin.get("env")
     if base is not None:
         spec = base.spec
-    else:
-        spec = _spec_in(_specified(world) if env is None else env.spec, own_chunk(config.method).history)
+    elif world is None and env is None:
+        raise BurnishError("without a policy nothing says which world to act in; give env=...")
+    else:  # from nothing a policy sees the world as it is, and commands the whole of its actuators
+        shown = make_env(world_from(world or {}), 1).spec if env is None else env.spec
+        history = own_chunk(config.method).history
+        spec = replace(agent_spec(shown, history=1), history=history, action=shown.action)
     raw = raw_world(world, config.worlds, device, seed) if env is None else env
     twin = raw_twin(config, device) if explores_by_twin(config) else None
     raw = explored(rewarded(raw, config.rewards), config.explore, seed, twin)
@@ -278,14 +282,3 @@ def intervener(
         )
     seed = derive(config.seed, "expert")
     return make_expert(world_from(world), config.worlds, config.expert, seed=seed, device=raw.device, env=raw)
-
-
-def _spec_in(world: EnvSpec, history: int) -> PolicySpec:
-    """Of a policy that starts from nothing: it sees the world as it is, and commands the whole of its actuators."""
-    return replace(agent_spec(world, history=1), history=history, action=world.action)
-
-
-def _specified(world: dict[str, Any] | None) -> EnvSpec:
-    if world is None:
-        raise BurnishError("without a policy nothing says which world to act in; give env=...")
-    return make_env(world_from(world), 1).spec

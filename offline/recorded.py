@@ -80,7 +80,8 @@ def label_with_base(
     episodes = with_tokens(episodes, spec)
     one = PolicySpec(episodes.spec.obs, limits or spec.action, horizon=1, execute=1, history=spec.history)
     pieces = list(episodes_of(decisions(episodes, one, gamma, device=device)))
-    asked = [_asked(obs, final, spec) for obs, _, final in pieces]
+    # A base with an empty queue is asked on these.
+    asked = [{key: torch.cat([x[key], last[key]])[:: spec.execute] for key in spec.obs.shapes} for x, _, last in pieces]
     counts = torch.tensor([len(next(iter(seen.values()))) for seen in asked])
     seeds = torch.tensor([derive(seed, "label", i) for i in range(len(pieces))]).repeat_interleave(counts)
     number = torch.cat([torch.arange(count) for count in counts.tolist()])
@@ -106,8 +107,3 @@ def label_with_base(
             {**final, **index(shown, slice(-1, None))},
         )
     return Labelled(out, float(beyond) / (len(out) * spec.action.dim))
-
-
-def _asked(obs: Obs, final: Obs, spec: PolicySpec) -> Obs:
-    """The observations of one episode on which a base with an empty queue is asked."""
-    return {key: torch.cat([obs[key], final[key]])[:: spec.execute] for key in spec.obs.shapes}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -174,7 +173,10 @@ def _scene(config: CollectConfig) -> Scene:
     else:
         chosen = config.policy
         policy, trained = loaded(chosen)
-        world, made_by = config.env or _world_of(trained), {"policy": to_data(chosen) | {"sha256": _weights(policy)}}
+        if not (config.env or trained.get("env")):
+            raise BurnishError("this policy does not say which world it was trained for; give env=...")
+        world = config.env or world_from(trained["env"])
+        made_by = {"policy": to_data(chosen) | {"sha256": _weights(policy)}}
         raw = make_env(world, worlds)
         env, controller, limits = observed_by(policy.spec, raw), controller_for(policy, worlds), policy.spec.action
     generator = {"burnish": burnish_version(), "task": getattr(raw, "version", None)}
@@ -196,13 +198,6 @@ def _weights(policy: torch.nn.Module) -> str:
     for name, x in sorted(policy.state_dict().items()):
         digest.update(name.encode() + x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def _world_of(origin: Mapping[str, Any]) -> Any:
-    data = origin.get("env")
-    if not data:
-        raise BurnishError("this policy does not say which world it was trained for; give env=...")
-    return world_from(data)
 
 
 def _as_the_world_gave(episode: Episode, scene: Scene) -> Episode:

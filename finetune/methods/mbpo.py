@@ -73,10 +73,6 @@ class DepthConfig:
         return int(self.first + grown * (self.last - self.first))
 
 
-def _sac() -> RLPDConfig:
-    return RLPDConfig(loop=OffPolicyConfig(updates_per_decision=10), sac=SACConfig())
-
-
 @dataclass
 class MBPOConfig:
     """Settings of MBPO: the method within, the share of real rows, rollouts, the model, and COPlanner's options."""
@@ -96,7 +92,8 @@ class MBPOConfig:
     guard: GuardConfig = field(default_factory=lambda: GuardConfig(Guard.none))  # answer to a model that does not know
 
     def __post_init__(self) -> None:
-        self.inner = _sac() if self.inner is None else self.inner
+        usual = RLPDConfig(loop=OffPolicyConfig(updates_per_decision=10), sac=SACConfig())
+        self.inner = usual if self.inner is None else self.inner
         if isinstance(self.inner, str):
             raise BurnishError(f"method.inner={self.inner!r} is not a method; see `burnish finetune --help`")
         least_1 = "refit refit_updates rollouts imagined_worlds capacity"

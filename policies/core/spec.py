@@ -40,9 +40,14 @@ def stacked_by_history(key: str) -> bool:
     return key in ("state", "environment_state") or key.startswith(("image.", VISION))
 
 
+def is_image(key: str) -> bool:
+    """Whether an observation key is that of a camera or of a goal image."""
+    return key.startswith(("image.", "goal_image."))
+
+
 def dtype_of(key: str) -> torch.dtype:
     """The dtype of an observation by its key: uint8 for images, int64 for tokens, else float32."""
-    if key.startswith(("image.", "goal_image.")):
+    if is_image(key):
         return torch.uint8
     return torch.int64 if key == "tokens" else torch.float32
 

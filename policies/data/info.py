@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from ..core.spec import is_image
 from . import lerobot_files
 from .coverage import coverage, quality
 from .episodes import NO_REWARD, NO_SUCCESS, Episodes
-from .lerobot_layout import is_image
 from .read import format_of
 
 FEW = 6  # of what is listed in a line

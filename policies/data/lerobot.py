@@ -73,7 +73,9 @@ class _Reader:
             kept = self.meta.pop("notes", None)
             self.notes += map(str, kept if isinstance(kept, list) else ())
             self.extra = layout.read_extra_entry(self.info)
-        self._note_what_is_passed_over()
+        known = RESULTS | INDICES | {"action", *self.columns.values(), *self.extra}
+        if ignored := sorted(set(self.info["features"]) - known):
+            self.notes.append(PASSED_OVER + ", ".join(ignored))
         self.shapes = self._shapes()
         self.frames, self.width = self._promised()
         self.tasks = self._read_tasks()
@@ -140,12 +142,6 @@ class _Reader:
         if not columns:
             raise self._error("has no 'observation.*' feature")
         return columns
-
-    def _note_what_is_passed_over(self) -> None:
-        known = RESULTS | INDICES | {"action", *self.columns.values(), *self.extra}
-        ignored = sorted(set(self.info["features"]) - known)
-        if ignored:
-            self.notes.append(PASSED_OVER + ", ".join(ignored))
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         shapes = {}

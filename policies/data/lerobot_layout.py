@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from ..core.errors import BurnishError
-from ..core.spec import ActionSpec, EnvSpec, ObsSpec
+from ..core.spec import ActionSpec, EnvSpec, ObsSpec, is_image
 from .episodes import Names
 from .lerobot_images import MODES
 
@@ -65,11 +65,6 @@ def key_of(column: str, image: bool) -> str:
             return ours + column[len(theirs) :]
     key = column.removeprefix("observation.")
     return f"image.{'main' if key == 'image' else key}" if image else key
-
-
-def is_image(key: str) -> bool:
-    """Whether an observation key is that of a camera or of a goal image."""
-    return key.startswith(("image.", "goal_image."))
 
 
 def size_of(shape: tuple[int, ...]) -> int:

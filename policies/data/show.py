@@ -10,10 +10,10 @@ import numpy as np
 
 from ..core.errors import BurnishError, plain
 from ..core.files import named, replace
+from ..core.spec import is_image
 from ..measure.video import Mp4Writer
 from .coverage import numbers
 from .episodes import Episode, Episodes
-from .lerobot_layout import is_image
 from .stats import named as names_of
 
 BARS = "▁▂▃▄▅▆▇█"

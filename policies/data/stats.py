@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from ..core.spec import is_image
 from . import lerobot_statistics as statistics
 from .coverage import numbers, rows_of
 from .episodes import LIMIT_TOLERANCE, Episode, Episodes
-from .lerobot_layout import is_image
 
 SHOWN = ("min", "q01", "mean", "q99", "max", "std")
 # A step is a jump where it is so many times the 99th percentile of the steps of its number, and this share of its

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ..core.errors import BurnishError
 from ..core.normalize import Normalizer
 from ..core.seed import Generator
-from ..core.spec import ObsSpec, PolicySpec, vision_key
+from ..core.spec import ObsSpec, PolicySpec, is_image, vision_key
 from ..core.tree import check
 from ..core.types import Obs
 from .mlp import MLP, Activation, require_widths
@@ -59,11 +59,6 @@ ADVANTAGE = "advantage"  # (1,): how good the chunk is that is imitated; see `po
 def is_goal(key: str) -> bool:
     """Whether an observation key belongs to the goal."""
     return key == "goal" or key.startswith("goal_image.")
-
-
-def is_image(key: str) -> bool:
-    """Whether an observation key is that of a camera or of a goal image."""
-    return key.startswith(("image.", "goal_image."))
 
 
 def require_shift(name: str, share: float) -> None:

@@ -45,7 +45,8 @@ class CubeExpert:
         self._job = None
 
     def act(self, obs: Any, info: dict[str, Any]) -> NDArray[np.float64]:
-        cubes, places = self._cubes(info), self._world._data.mocap_pos[self._world._cube_target_mocap_ids]
+        cubes = np.array([info[f"privileged/block_{i}_pos"] for i in range(self._world._num_cubes)])
+        places = self._world._data.mocap_pos[self._world._cube_target_mocap_ids]
         if self._job is None or self._oracle._done or self._is_over(cubes, info):
             self._job = self._next(cubes, places)
             self._begin(self._seen(info))
@@ -57,9 +58,6 @@ class CubeExpert:
         cube, place = self._job
         free = info["proprio/gripper_contact"][0] < 0.1 and info["proprio/effector_pos"][2] > place[2] + 0.1
         return bool(np.linalg.norm(cubes[cube] - place) < 0.02 and free)
-
-    def _cubes(self, info: dict[str, Any]) -> NDArray:
-        return np.array([info[f"privileged/block_{i}_pos"] for i in range(self._world._num_cubes)])
 
     def _next(self, cubes: NDArray, places: NDArray) -> tuple[int, NDArray]:
         """The cube to move now, and where to."""
