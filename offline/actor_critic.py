@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from ..policies.core.execute import execution
 from ..policies.core.normalize import Running
-from ..policies.core.types import Actor, Decisions, Memory, Metrics, Obs, Policy, Source
+from ..policies.core.types import Actor, Decision, Decisions, Memory, Metrics, Obs, Policy, Source
 from ..policies.gaussian import GaussianPolicy
 from ..policies.nets.encoder import shifted
 from .critics import spread
 from .descent import adam, descend
 from .learner import CriticLearner, columns_of
-from .soft import ActionTransform, unchanged
+from .soft import ActionTransform, Warm, unchanged, uniform
 from .td import row_weight
 
 
@@ -29,6 +29,24 @@ class Algorithm(Enum):
 
     sac = "sac"
     td3 = "td3"
+
+
+class AgentActor:
+    """Plays ``explore`` of the agent, and ``warm`` before learning begins."""
+
+    def __init__(self, agent: GaussianPolicy, warm: Warm | None) -> None:
+        self.agent, self.warm = agent, warm or uniform(agent.spec)
+
+    @torch.no_grad()
+    def act(self, obs: Obs, *, warm: bool, generator: torch.Generator, fresh: Tensor | None = None) -> Decision:
+        return Decision((self.warm if warm else self.explore)(obs, generator), {})
+
+    @abstractmethod
+    def explore(self, obs: Obs, generator: torch.Generator) -> Tensor:
+        """(N, n, A): an action of the agent, with the noise by which it explores."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.agent.state_dict()
 
 
 class ActorCritic(CriticLearner):

@@ -23,7 +23,7 @@ at 0 behind its end. There is no dropout (.1 for hands). ``expectile`` and ``bet
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -57,14 +57,8 @@ class Extraction(Enum):
 
 def regression_policy(**changes: Any) -> GaussianConfig:
     """The published actor of IQL: tanh of the mean, and one spread for all states that begins at 1."""
-    usual: dict[str, Any] = {
-        "hidden": [256, 256],
-        "activation": Activation.relu,
-        "tanh_mean": True,
-        "init_std": 1.0,
-        "log_std_bounds": [-5.0, 2.0],
-    }
-    return GaussianConfig(**(usual | changes))
+    usual = GaussianConfig(hidden=[256, 256], activation=Activation.relu, tanh_mean=True, init_std=1.0)
+    return replace(usual, **{"log_std_bounds": [-5.0, 2.0], **changes})
 
 
 @dataclass

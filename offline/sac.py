@@ -14,7 +14,7 @@ which SAC does not have, because the methods built on it do; the spread of the a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -23,28 +23,21 @@ from torch import Tensor
 from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution
 from ..policies.core.ranges import check_ranges
-from ..policies.core.types import Decision, Metrics, Obs
+from ..policies.core.types import Metrics, Obs
 from ..policies.gaussian import GaussianConfig, GaussianPolicy
 from ..policies.nets.critic import CriticConfig
 from ..policies.nets.encoder import require_shift
 from ..policies.nets.mlp import Activation
-from .actor_critic import ActorCritic
+from .actor_critic import ActorCritic, AgentActor
 from .critics import saturation
-from .soft import Temperature, Warm, soft_step, soft_value, uniform
+from .soft import Temperature, Warm, soft_step, soft_value
 from .td import pessimistic, td_target
 
 
 def soft_agent(**changes: Any) -> GaussianConfig:
     """The usual actor of SAC: a squashed Gaussian with a spread per state."""
-    usual: dict[str, Any] = {
-        "hidden": [256, 256],
-        "activation": Activation.relu,
-        "squash": True,
-        "state_dependent_std": True,
-        "init_std": 1.0,
-        "log_std_bounds": [-5.0, 2.0],
-    }
-    return GaussianConfig(**(usual | changes))
+    usual = GaussianConfig(hidden=[256, 256], activation=Activation.relu, squash=True, state_dependent_std=True)
+    return replace(usual, **{"init_std": 1.0, "log_std_bounds": [-5.0, 2.0], **changes})
 
 
 @dataclass
@@ -77,20 +70,11 @@ class SACConfig:
         check_ranges(self, {"(0, inf)": "lr actor_lr alpha tau", **least})
 
 
-class SACActor:
-    """The actor of SAC: draws of the agent, and those of ``warm`` before learning begins."""
+class SACActor(AgentActor):
+    """The actor of SAC: draws of the agent."""
 
-    def __init__(self, agent: GaussianPolicy, warm: Warm | None) -> None:
-        self.agent, self.warm = agent, warm or uniform(agent.spec)
-
-    @torch.no_grad()
-    def act(self, obs: Obs, *, warm: bool, generator: torch.Generator, fresh: Tensor | None = None) -> Decision:
-        if warm:
-            return Decision(self.warm(obs, generator), {})
-        return Decision(self.agent.spec.executed(self.agent.draw(obs, generator=generator).action), {})
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.agent.state_dict()
+    def explore(self, obs: Obs, generator: torch.Generator) -> Tensor:
+        return self.agent.spec.executed(self.agent.draw(obs, generator=generator).action)
 
 
 class SAC(ActorCritic):

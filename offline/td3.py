@@ -14,7 +14,7 @@ executed. Rows whose chunk was cut short by a truncation do not train a critic o
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,27 +24,22 @@ from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution
 from ..policies.core.ranges import check_ranges
 from ..policies.core.seed import normal
-from ..policies.core.types import Decision, Metrics, Obs
+from ..policies.core.types import Metrics, Obs
 from ..policies.gaussian import GaussianConfig, GaussianLoss, GaussianPolicy
 from ..policies.nets.critic import CriticConfig
 from ..policies.nets.encoder import require_shift
 from ..policies.nets.mlp import Activation
-from .actor_critic import ActorCritic
+from .actor_critic import ActorCritic, AgentActor
 from .critics import saturation
 from .descent import descend
-from .soft import Warm, polyak, smoothed, uniform
+from .soft import Warm, polyak, smoothed
 from .td import pessimistic, td_target
 
 
 def deterministic_agent(**changes: Any) -> GaussianConfig:
     """The usual actor of TD3: tanh of a mean, and no spread."""
-    usual: dict[str, Any] = {
-        "hidden": [256, 256],
-        "activation": Activation.relu,
-        "squash": True,
-        "loss": GaussianLoss.least_squares,
-    }
-    return GaussianConfig(**(usual | changes))
+    usual = GaussianConfig(hidden=[256, 256], activation=Activation.relu, squash=True)
+    return replace(usual, **{"loss": GaussianLoss.least_squares, **changes})
 
 
 @dataclass
@@ -76,22 +71,17 @@ class TD3Config:
         check_ranges(self, {"(0, inf)": "lr actor_lr", "(0, 1]": "tau", **least})
 
 
-class TD3Actor:
-    """The actor of TD3: the agent's action with Gaussian noise of ``explore_std``, and ``warm`` before learning."""
+class TD3Actor(AgentActor):
+    """The actor of TD3: the agent's action with Gaussian noise of ``explore_std``."""
 
     def __init__(self, agent: GaussianPolicy, explore_std: float, warm: Warm | None) -> None:
-        self.agent, self.explore_std, self.warm = agent, explore_std, warm or uniform(agent.spec)
+        super().__init__(agent, warm)
+        self.explore_std = explore_std
 
-    @torch.no_grad()
-    def act(self, obs: Obs, *, warm: bool, generator: torch.Generator, fresh: Tensor | None = None) -> Decision:
-        if warm:
-            return Decision(self.warm(obs, generator), {})
+    def explore(self, obs: Obs, generator: torch.Generator) -> Tensor:
         action = self.agent.spec.executed(self.agent.act(obs, greedy=True))
         noise = normal(action.shape, generator, device=action.device, dtype=action.dtype)
-        return Decision((action + self.explore_std * noise).clamp(-1, 1), {})
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.agent.state_dict()
+        return (action + self.explore_std * noise).clamp(-1, 1)
 
 
 class TD3(ActorCritic):

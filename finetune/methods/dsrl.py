@@ -19,7 +19,7 @@ Published networks have three layers of up to 2048; ours, of the same shape, hav
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -51,12 +51,9 @@ class Variant(Enum):
 def latent_sac(**changes: Any) -> SACConfig:
     """SAC as it is used on noise: layer norm, tanh, and an entropy that stays near the prior's."""
     hidden, tanh = [256, 256, 256], Activation.tanh
-    usual: dict[str, Any] = {
-        "target_entropy": 0.0,
-        "agent": soft_agent(hidden=hidden, activation=tanh, layer_norm=True),
-        "critic": CriticConfig(hidden=hidden, activation=tanh),
-    }
-    return SACConfig(**(usual | changes))
+    agent = soft_agent(hidden=hidden, activation=tanh, layer_norm=True)
+    usual = SACConfig(target_entropy=0.0, agent=agent, critic=CriticConfig(hidden=hidden, activation=tanh))
+    return replace(usual, **changes)
 
 
 def latent_loop() -> OffPolicyConfig:
