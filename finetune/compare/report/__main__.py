@@ -23,6 +23,7 @@ from .page import comparison_page, pooled_page, run_page
 from .read import RunFolder, command_in, read_comparison, read_run
 
 GROUPS: dict[str, dict[str, dict[str, type]]] = {}
+NO_TEXT = ("null", "true", "false", "nan", "inf")  # words that the command line reads as something else
 
 
 @dataclass
@@ -98,13 +99,7 @@ def _changes(place: str, usual: Any, mine: Any) -> Iterator[str]:
 def _written(value: Any) -> str:
     """As the command line reads it."""
     if isinstance(value, str):
-        plain = re.fullmatch(r"[A-Za-z0-9_./-]+", value) and value.lower() not in (
-            "null",
-            "true",
-            "false",
-            "nan",
-            "inf",
-        )
+        plain = re.fullmatch(r"[A-Za-z0-9_./-]+", value) and value.lower() not in NO_TEXT
         return value if plain else "'" + value.replace("'", "\\'") + "'"
     return json.dumps(value, default=str)
 
