@@ -16,7 +16,9 @@ from burnish.finetune.actors.noisy_flow import NoiseConfig, NoisyFlowActor
 from burnish.finetune.actors.sde_flow import SDEConfig, SDEFlowActor
 from burnish.finetune.build import prepare
 from burnish.finetune.feature_env import FeatureEnv
+from burnish.finetune.loops import OnPolicyConfig
 from burnish.finetune.methods.dsrl import Variant
+from burnish.finetune.methods.grpo import GRPOConfig
 from burnish.finetune.table import METHODS
 from burnish.policies.build import build_policy, describe, load_policy
 from burnish.policies.chain import draws
@@ -174,6 +176,14 @@ def test_an_agent_that_steers_sees_features_and_keeps_no_pictures(method, monkey
     wanted = policy.act(raw, noise=noise)
     assert torch.equal(found.act(raw, noise=noise), wanted)
     assert torch.equal(found.act(base.features(raw, Remember.keys), noise=noise), wanted)
+
+
+def test_episodes_are_compared_by_what_is_remembered():
+    base = discs()
+    config: Any = METHODS["flow_sde"].config(train=TrainableConfig(remember=Remember.keys))
+    grouped = GRPOConfig(inner=config, group=2, loop=OnPolicyConfig(6))
+    loop = prepare(grouped, base, seen_by(base.spec, make_env(DiscsConfig(max_steps=6), 4, seed=3)), seed=1)
+    assert isinstance(loop.env, FeatureEnv) and "compared" in loop.iterate()
 
 
 @pytest.mark.parametrize("greedy", [False, True])

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from ...offline.replay import Batch
-from ...offline.returns import Discount
+from ...offline.returns import Discount, returns_to_go
 from ...policies.core.errors import BurnishError
 from ...policies.core.ranges import check_ranges
 from ...policies.core.seed import EpisodeSeeds, derive
@@ -70,7 +70,7 @@ class Grouped(Wrapper):
     def reset(self, mask: Tensor | None = None, seeds: Sequence[int] | None = None) -> Obs:
         if seeds is None:
             if mask is None:  # members that played more episodes than others wait for them
-                self._seeds.count.fill_(self._seeds.count.max())
+                self._seeds.count = torch.full_like(self._seeds.count, int(self._seeds.count.max()))
             rows = torch.ones(self.num_envs, dtype=torch.bool, device=self.device) if mask is None else mask
             seeds = self._seeds.begin(rows).tolist()
         return self.env.reset(mask, seeds)
@@ -90,7 +90,10 @@ def compared(batch: Batch, *, group: int, longest: int, deviation: bool) -> tupl
     length, worlds = check(reward, "T N").values()
     episode = ended.long().cumsum(0) - ended.long()  # (T, N) which of its world's
     shape = int(episode.max()) + 1, worlds
-    earned = torch.zeros(shape, device=reward.device).scatter_add_(0, episode, reward)
+    # In float64, so that equal rewards in another order are equal sums.
+    to_go = returns_to_go(reward.double(), batch["discount"].double(), ended, torch.zeros_like(reward).double())
+    first = torch.cat([torch.ones_like(ended[:1]), ended[:-1]])
+    earned = to_go.new_zeros(shape).scatter_add_(0, episode, to_go * first)
     begins = torch.full(shape, length, device=reward.device).scatter_reduce_(
         0, episode, torch.arange(length, device=reward.device)[:, None].expand_as(episode), "amin"
     )
@@ -102,7 +105,7 @@ def compared(batch: Batch, *, group: int, longest: int, deviation: bool) -> tupl
     if deviation:
         advantage = advantage / (earned.std(2, keepdim=True) + 1e-6)
     counted = tells[..., None].expand_as(earned).flatten(1)
-    return advantage.flatten(1).gather(0, episode), counted.gather(0, episode)
+    return advantage.flatten(1).gather(0, episode).to(reward), counted.gather(0, episode)
 
 
 def build(
