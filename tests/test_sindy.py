@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from imagine_lab import SMALL, Pendulum, PendulumConfig, fitted, imagined, played
@@ -19,7 +20,7 @@ from burnish.finetune.methods.rlpd import RLPDConfig
 from burnish.finetune.world_model.check import examined
 from burnish.finetune.world_model.env import Guard, GuardConfig
 from burnish.finetune.world_model.model import Kind, WorldModel
-from burnish.finetune.world_model.sindy import MOST, SINDyConfig, products
+from burnish.finetune.world_model.sindy import MOST, SINDyConfig, products, thresholded
 from burnish.offline.sac import SACConfig
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import ScaledEnv
@@ -66,6 +67,25 @@ def test_the_matrices_of_lqr_are_found_and_nothing_else():
     # Of the nine candidates of degree 2 five are not in the law; those that are: speed and force, and two constants.
     assert int((model.dynamics.weight[0] != 0).sum()) <= 5  # pyright: ignore[reportAttributeAccessIssue]
     assert examined(model, ticks)["ahead_20"] < 1e-3
+
+
+def test_thresholding_goes_on_until_no_coefficient_is_small():
+    """Against a loop that removes columns; 60 candidates that resemble each other take 12 rounds."""
+    draw = np.random.default_rng(22)
+    library = draw.normal(size=(90, 60)) @ (np.eye(60) + 2 * draw.normal(size=(60, 60)) / np.sqrt(60))
+    target, threshold = draw.normal(size=(90, 1)), 0.08
+    kept, rounds = np.arange(60), 0
+    while True:
+        own = library[:, kept]
+        found = np.linalg.solve(own.T @ own / 90 + 1e-6 * np.eye(len(kept)), own.T @ target / 90)[:, 0]
+        if (np.abs(found) >= threshold).all():
+            break
+        kept, rounds = kept[np.abs(found) >= threshold], rounds + 1
+    wanted = np.zeros((60, 1))
+    wanted[kept, 0] = found
+    assert rounds > 10
+    made = thresholded(torch.tensor(library), torch.tensor(target), threshold, 1e-6)
+    assert torch.allclose(made, torch.tensor(wanted), atol=1e-6) and len(kept) > 1
 
 
 def test_products_of_functions_need_fewer_ticks_than_networks(networks):
@@ -137,6 +157,8 @@ def test_what_cannot_be_a_model_is_refused():
         WorldModel(wide, replace(SPARSE, sindy=SINDyConfig(degree=2)))
     with pytest.raises(BurnishError, match="degree"):
         SINDyConfig(degree=0)
+    with pytest.raises(BurnishError, match="ridge"):  # candidates that are alike would have no solution
+        SINDyConfig(ridge=0.0)
 
 
 @pytest.mark.sim

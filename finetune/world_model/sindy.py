@@ -26,7 +26,6 @@ from ...policies.core.ranges import check_ranges
 
 MOST = 500  # candidates: their normal equations are solved again and again
 LEAST_LOG_STD = -10.0  # of the noise, in normalised units
-ROUNDS = 10  # of thresholding, at most; each drops one coefficient at least
 
 
 @dataclass
@@ -38,7 +37,8 @@ class SINDyConfig:
     ridge: float = 1e-6  # price of the squared coefficients, per tick
 
     def __post_init__(self) -> None:
-        check_ranges(self, {"[1, 4]": "degree", "[0, inf)": "threshold ridge"}, "model.sindy.")
+        ranges = {"[1, 4]": "degree", "[0, inf)": "threshold", "(0, inf)": "ridge"}
+        check_ranges(self, ranges, "model.sindy.")  # without a ridge, candidates that are alike have no solution
 
 
 class SINDy(nn.Module):
@@ -108,12 +108,10 @@ def thresholded(library: Tensor, target: Tensor, threshold: float, ridge: float)
     eye = torch.eye(library.shape[1], dtype=library.dtype, device=library.device)
     gram, right = library.T @ library / len(library) + ridge * eye, (library.T @ target / len(library)).T
     kept = torch.ones_like(right, dtype=torch.bool)
-    found = right
-    for _ in range(ROUNDS):
+    while True:  # each round drops one coefficient at least, or is the last
         both = kept[:, :, None] & kept[:, None, :]
         found = torch.linalg.solve(torch.where(both, gram, eye), right * kept)
         fewer = kept & (found.abs() >= threshold)
         if torch.equal(fewer, kept):
-            break
+            return (found * kept).T
         kept = fewer
-    return (found * kept).T
