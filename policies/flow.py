@@ -15,6 +15,7 @@ closed, and covers the published choice a = 1.5.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Unpack
@@ -76,12 +77,12 @@ class FlowConfig:
             )
 
 
-def sample_time(config: FlowConfig, count: int, generator: Generator | None, like: Tensor) -> Tensor:
-    """Training times (count,) in [0, 1]; 0 is noise, 1 is data."""
+def sample_time(config: FlowConfig, shape: Sequence[int], generator: Generator | None, like: Tensor) -> Tensor:
+    """Training times of ``shape``, (B, ...), in [0, 1]; 0 is noise, 1 is data."""
     if config.time is TimeSampling.logit_normal:
-        z = normal((count,), generator, device=like.device, dtype=like.dtype)
+        z = normal(shape, generator, device=like.device, dtype=like.dtype)
         return torch.sigmoid(config.logit_mean + config.logit_std * z)
-    u = uniform((count,), generator, device=like.device, dtype=like.dtype)
+    u = uniform(shape, generator, device=like.device, dtype=like.dtype)
     # If u is uniform, u^(1/a) is Beta(a, 1), which leans to 1; the flow's time leans to noise.
     return 1 - u ** (1 / config.beta_a) if config.time is TimeSampling.beta else u
 
@@ -181,7 +182,7 @@ class FlowPolicy(nn.Module):
     ) -> Tensor:
         cond, batch = self.net.encode_for_loss(obs, action, drop, generator), len(action)
         x_0 = normal(action.shape, generator, device=action.device, dtype=action.dtype)
-        t = sample_time(self.config, batch, generator, action)
+        t = sample_time(self.config, (batch,), generator, action)
         d = torch.zeros_like(t)
         target = action - x_0
         consistent = round(self.config.shortcut_share * batch) if self.config.shortcut else 0

@@ -139,7 +139,7 @@ def test_the_error_at_a_padded_step_is_not_counted(settings):
     ],
 )
 def test_training_times_follow_their_law(time, mean, variance):
-    t = sample_time(FlowConfig(time=time), 200_000, torch.Generator().manual_seed(0), torch.zeros(1).double())
+    t = sample_time(FlowConfig(time=time), (200_000,), torch.Generator().manual_seed(0), torch.zeros(1).double())
     assert t.min() >= 0 and t.max() <= 1
     # Five standard errors of the mean; the variance within 1.5 percent (its standard error is below 0.3 percent).
     assert abs(t.mean() - mean) < 5 * (variance / 200_000) ** 0.5

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.seed import normal
+from burnish.policies.core.ranks import Ranks
+from burnish.policies.core.seed import generator, normal
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from burnish.policies.flow import sample_time
 from burnish.policies.trainable import Remember
@@ -75,7 +76,7 @@ def test_the_loss_is_the_mean_over_draws_of_which_the_first_is_pure_noise():
     found = policy.bc_loss(obs, action, mask=mask, generator=torch.Generator().manual_seed(5))
     source = torch.Generator().manual_seed(5)
     noise = normal((6, 4, 2), source, dtype=torch.float64)
-    t = LATEST * sample_time(TIMES, 6, source, noise)
+    t = LATEST * sample_time(TIMES, (6,), source, noise)
     for row in range(2):
         losses = []
         one = {key: x[row : row + 1] for key, x in obs.items()}
@@ -85,6 +86,17 @@ def test_the_loss_is_the_mean_over_draws_of_which_the_first_is_pure_noise():
             v = policy.velocity(x[None], at[None], 0.0, policy.encode(one))[0]
             losses.append((v - (action[row] - start)).square()[mask[row]].mean())
         torch.testing.assert_close(found[row], torch.stack(losses).mean(), rtol=0, atol=1e-9)
+
+
+def test_ranks_draw_for_their_rows_what_one_process_draws():
+    policy, obs = small(draws=3), observed()
+    action = torch.rand(2, 4, 2, dtype=torch.float64) * 2 - 1
+    wanted = policy.bc_loss(obs, action, generator=generator(0, "noise"))
+    for ranks in (Ranks(0, 2), Ranks(1, 2)):
+        own = ranks.rows(torch.arange(2))
+        part = {key: x[own] for key, x in obs.items()}
+        found = policy.bc_loss(part, action[own], generator=ranks.generator(generator(0, "noise")))
+        torch.testing.assert_close(found, wanted[own], rtol=0, atol=1e-9)
 
 
 def test_one_draw_is_at_a_time_of_its_own():

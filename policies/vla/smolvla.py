@@ -28,7 +28,7 @@ from ..core.execute import Precision
 from ..core.normalize import FLOOR, Scaling
 from ..core.ranges import check_ranges
 from ..core.scale import Scale
-from ..core.seed import normal
+from ..core.seed import Generator, normal
 from ..core.spec import ObsSpec, PolicySpec
 from ..core.tree import rows
 from ..core.types import Obs
@@ -280,14 +280,16 @@ class SmolVLA(FlowPolicy):
         *,
         mask: Tensor | None = None,
         drop: Tensor | None = None,
-        generator: torch.Generator | None = None,
+        generator: Generator | None = None,
     ) -> Tensor:
         del drop  # there are no goals
         require_chunk(self.spec, action, len(next(iter(obs.values()))))
         draws = self.config.draws  # the observation is encoded once for them
-        data = self.in_chain(action).repeat_interleave(draws, 0)
-        noise = normal(data.shape, generator, device=data.device, dtype=data.dtype)
-        t = LATEST * sample_time(TIMES, len(data), generator, data)
+        data = self.in_chain(action)
+        shape = len(data), draws  # drawn row by row, whichever rows of a batch these are
+        noise = normal((*shape, *data.shape[1:]), generator, device=data.device, dtype=data.dtype).flatten(0, 1)
+        t = LATEST * sample_time(TIMES, shape, generator, data).flatten()
+        data = data.repeat_interleave(draws, 0)
         if draws > 1:
             t[::draws] = 0.0
         cond = self.encode(obs).repeat(draws)
