@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from ..policies.advised import advised
+from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution
 from ..policies.core.ranges import check_ranges
 from ..policies.core.seed import derive
@@ -73,6 +74,11 @@ class RecapConfig:
     def __post_init__(self) -> None:
         ranges = {"(0, 1)": "share", "[0, 1)": "drop", "[1, inf)": "lookahead", "[0, inf)": "head_start guidance"}
         check_ranges(self, {**ranges, "(0, inf)": "lr actor_lr", "(0, 1]": "tau"})
+        if self.guidance != 1 and (self.drop == 0 or self.worse is Worse.left_out):
+            raise BurnishError(
+                f"method.guidance={self.guidance} goes from what the policy does when told nothing to what it does "
+                "when told, so it learns both: take method.drop above 0 and method.worse=labelled, or guidance=1"
+            )
 
     @property
     def policy(self) -> FlowConfig:

@@ -118,13 +118,15 @@ def _place(policy: nn.Module) -> int:
 
 
 def _words(base: Any) -> Tensor:
-    """(2, k): the tokens of both sentences, -1 behind the end of the shorter."""
+    """(2, k): the tokens of both sentences, -1 behind the end of the shorter, without those that begin every text."""
     if base.spec.words is None:
         raise BurnishError(
             f"a {type(base).__name__} cannot be told the advantage: it has no encoder of ours and reads no words; take "
             "a flow, diffusion, gaussian or vision-language-action policy"
         )
-    found = base.spec.words.ids([POSITIVE, NEGATIVE])
+    found = base.spec.words.ids([POSITIVE, NEGATIVE, ""])
+    begun = int((found == found[0]).all(0).cumprod(0).sum())
+    found = found[:2, begun:]
     if torch.equal(found[0], found[1]):
         raise BurnishError(
             f"the tokenizer of the policy knows no difference between {POSITIVE!r} and {NEGATIVE!r}; pretrain the "

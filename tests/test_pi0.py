@@ -15,7 +15,9 @@ from test_vla import FEATURES, SPEC, TRAINED, at, close, noisy, require_neutral_
 from test_vla import observed as seen_by_smolvla
 from torch.nn import functional as F
 
+from burnish.policies.advised import Advised
 from burnish.policies.core.errors import BurnishError
+from burnish.policies.core.language import NEGATIVE
 from burnish.policies.core.spec import ObsSpec
 from burnish.policies.lerobot.features import Kind
 from burnish.policies.lerobot.scaling import Normalization
@@ -174,6 +176,15 @@ def test_a_state_is_written_as_lerobot_writes_it():
     del policy.words
     with pytest.raises(BurnishError, match=r"give policy\.words"):
         policy.encode(obs)
+
+
+@KINDS
+def test_an_advantage_is_told_without_a_second_beginning(adaptive):
+    """Texts of Gemma's tokenizer begin with <bos>, which stands in front of the instruction alone."""
+    words = letters()
+    told = Advised(pi0(adaptive, replace(SPOKEN, words=words)))
+    heard = told.with_advantage({"tokens": words.ids(["go"]), "advantage": torch.tensor([[-1.0]])})["tokens"]
+    assert int((heard == 0).sum()) == 1 and words.texts(heard) == [f"go\n{NEGATIVE}\n"]
 
 
 # ---- what follows from the masks. ----

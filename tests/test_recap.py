@@ -123,6 +123,13 @@ def test_who_cannot_be_told_is_refused():
         advised(build_policy(guided, SPEC))
 
 
+@pytest.mark.parametrize("settings", [{"drop": 0.0}, {"worse": Worse.left_out}])
+def test_guidance_needs_rows_that_are_told_and_rows_that_are_not(settings):
+    with pytest.raises(BurnishError, match=r"method\.guidance=2\.0 goes from"):
+        RecapConfig(guidance=2.0, **settings)
+    assert RecapConfig(**settings).guidance == 1
+
+
 def test_the_best_share_is_told_so_and_some_rows_are_told_nothing():
     learner = build(CONFIG, None, mdp.SPEC, seed=0)
     advantage = torch.randn(20_000, generator=generator(0, "advantage"))
