@@ -125,6 +125,42 @@ def test_a_script_is_safe_with_any_name(tmp_path, monkeypatch):
     assert "gres" not in array_script(["dsrl-0"], words, tmp_path, gpu=False)
 
 
+def sbatch_words(line: str) -> list[str]:
+    """The arguments in a line of a script, as `sbatch` finds them: quotes group, a backslash counts in them too, and
+    what follows a # is a comment."""
+    found, word, quote, place = [], "", "", 0
+    while place < len(line):
+        sign = line[place]
+        if sign == "\\":
+            place += 1
+            word += line[place]
+        elif sign == quote:
+            quote = ""
+        elif not quote and sign in "'\"":
+            quote = sign
+        elif not quote and (sign == "#" or sign.isspace()):
+            found, word = [*found, word], ""
+            if sign == "#":
+                break
+        else:
+            word += sign
+        place += 1
+    return [x for x in [*found, word] if x]
+
+
+@pytest.mark.parametrize("name", ["plain", "a b", "#1", "it's", 'say "so"', "a\\b", "50%a"])
+def test_sbatch_finds_the_folder_of_a_script(tmp_path, name):
+    lines = array_script(["dsrl-0"], ["base=x"], tmp_path / name, gpu=False).splitlines()
+    line = next(x for x in lines if "--output" in x)
+    wanted = str(tmp_path / name).replace("%", "%%")
+    assert sbatch_words(line.removeprefix("#SBATCH ")) == [f"--output={wanted}/slurm-%a.log"]
+
+
+def test_a_line_break_in_a_folder_is_no_command(tmp_path):
+    with pytest.raises(BurnishError, match="has a line break"):
+        array_script(["dsrl-0"], ["base=x"], tmp_path / "a\ntouch planted #", gpu=False)
+
+
 # ---- the whole ----
 
 STEADY = """defaults: [override /method: residual_ppo]

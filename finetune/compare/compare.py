@@ -150,7 +150,8 @@ def compare(config: CompareConfig) -> int:
             if waiting := waiting_runs(out, [BASE, *runs], list(later)):
                 words = [word for word in _words(config) if not word.startswith("on=")]
                 files.replace(out / SCRIPT, array_script(waiting, words, out, config.device != "cpu"))
-                say(f"sbatch {out / SCRIPT}  (plays {len(waiting)} runs; the same command, resume=true, collects them)")
+                place = shlex.quote(str(out / SCRIPT))
+                say(f"sbatch {place}  (plays {len(waiting)} runs; the same command, resume=true, collects them)")
                 return 0
         else:
             evaluate_base()

@@ -8,15 +8,25 @@ time limit stopped, or the free baselines, which last as long as the median run;
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from ...policies.cli.verb_process import MAIN, VARIABLE, child_imports
+from ...policies.core.errors import BurnishError
 
 SLURM, SCRIPT = "slurm", "slurm.sh"
 NOTICE_S = 120  # between the signal, on which a run saves, and the end of its time
+
+
+def directive(path: Path) -> str:
+    """A path as `sbatch` reads it in its lines: in quotes, with a backslash before special characters, where a single %
+    begins a pattern and the end of the line is the end."""
+    if "\n" in str(path):
+        raise BurnishError(f"out={str(path)!r} has a line break, which a script for SLURM cannot name; choose another")
+    return '"' + re.sub(r'(["\\])', r"\\\1", str(path)).replace("%", "%%") + '"'
 
 
 def array_script(names: Sequence[str], words: Sequence[str], out: Path, gpu: bool) -> str:
@@ -30,7 +40,7 @@ def array_script(names: Sequence[str], words: Sequence[str], out: Path, gpu: boo
         *(["#SBATCH --gres=gpu:1"] if gpu else []),
         "#SBATCH --requeue",
         f"#SBATCH --signal=B:TERM@{NOTICE_S}",
-        f"#SBATCH --output={out.absolute()}/slurm-%a.log",
+        f"#SBATCH --output={directive(out.absolute())}/slurm-%a.log",
         "#SBATCH --open-mode=append",
         f"cd {shlex.quote(os.getcwd())} || exit 1",
         *([f"export {VARIABLE}={shlex.quote(','.join(imports))}"] if imports else []),
