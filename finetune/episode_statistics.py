@@ -74,7 +74,8 @@ class EpisodeStatistics:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.decisions, self.reports_success = int(state["decisions"]), bool(state["success"])
-        self.ticks = state["ticks"].clone()
-        self._running, self._sums, self._won = (state[name].clone() for name in ("running", "sums", "won"))
-        self._hands = state.get("hands", torch.zeros_like(self._hands)).clone()  # older states do not know of it
-        self._bonus = state.get("bonus", torch.zeros_like(self._bonus)).clone()
+        self.ticks = state["ticks"].to(self.ticks, copy=True)
+        for name in ("running", "sums", "won", "hands", "bonus"):
+            mine = getattr(self, f"_{name}")
+            found = state.get(name, torch.zeros_like(mine))  # older states do not know of all
+            setattr(self, f"_{name}", found.to(mine, copy=True))

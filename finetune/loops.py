@@ -24,7 +24,7 @@ from ..policies.core.config import LATER
 from ..policies.core.ranges import check_ranges
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.spec import EnvSpec
-from ..policies.core.tree import map_tree
+from ..policies.core.tree import map_tree, to
 from ..policies.core.types import Learner, Learns, Memory, Metrics, Obs, Outcome, Saved, Source
 from ..policies.core.wrapper import continues
 from ..policies.improve import Training
@@ -151,7 +151,8 @@ class _Interaction(Generic[L]):
         self.env.load_state_dict(state["env"])
         self.statistics.load_state_dict(state["ledger"])
         self.generator.set_state(state["generator"].cpu())
-        self.obs = state["obs"] if continues(self.env) else None
+        seen = state["obs"] if continues(self.env) else None
+        self.obs = None if seen is None else to(seen, self.env.device)
         fresh = state.get("fresh", torch.zeros_like(self.fresh))  # older states lack it
         self.fresh = fresh.to(self.env.device, copy=True)
         if self.obs is None:

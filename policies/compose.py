@@ -179,7 +179,7 @@ class ResidualController:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.base.load_state_dict(state["base"])
-        self._offset = state.get("offset", self._offset)
+        self._offset = state.get("offset", self._offset).to(self._offset.device)
 
 
 @dataclass

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .core.seed import EpisodeSeeds, RowNoise
 from .core.time_limit import first_act
-from .core.tree import index, map_tree, where
+from .core.tree import index, map_tree, to, where
 from .core.types import Controller, Obs, Policy
 
 
@@ -129,9 +129,11 @@ class ChunkController:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._seeds.load_state_dict(state["seeds"])
-        self._queue, self._left, self._decision = state["queue"], state["left"], state["decision"]
-        self._plan = None if state["plan"] is None else Plan(**state["plan"])
-        self._tokens = state.get("tokens")
+        given = {key: x for key, x in state.items() if key != "seeds" and x is not None}
+        kept: dict[str, Any] = to(given, self._left.device)
+        self._queue, self._left, self._decision = kept["queue"], kept["left"], kept["decision"]
+        self._plan = Plan(**kept["plan"]) if "plan" in kept else None
+        self._tokens = kept.get("tokens")
 
 
 def controller_for(

@@ -212,4 +212,5 @@ class PlannerController:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._seeds.load_state_dict(state["seeds"])
-        self._decision, self._start, self._found = state["decision"], state["start"], None
+        device = self._start.device
+        self._decision, self._start, self._found = state["decision"].to(device), state["start"].to(device), None

@@ -41,7 +41,7 @@ from ...policies.core.ranges import check_ranges
 from ...policies.core.seed import EpisodeSeeds, RowNoise, derive
 from ...policies.core.seed import generator as named_generator
 from ...policies.core.spec import stacked_by_history
-from ...policies.core.tree import check, map_tree, where
+from ...policies.core.tree import check, map_tree, to, where
 from ...policies.core.types import Controller, Decisions, Obs, Outcome, Step, VecEnv
 from ...policies.core.wrapper import Wrapper
 
@@ -177,7 +177,7 @@ class InterventionEnv(Wrapper):
         if self.expert is not None:
             self.expert.load_state_dict(state["expert"])
         self._seeds.load_state_dict(state["seeds"])
-        self._state, self._obs = dict(state["state"]), state["obs"]
+        self._state, self._obs = to(state["state"], self.device), to(state["obs"], self.device)
 
 
 class ReportedEnv(Wrapper):
@@ -205,7 +205,7 @@ class ReportedEnv(Wrapper):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._tick = state["tick"]
+        self._tick = state["tick"].to(self.device)
 
 
 def _at(tick: Tensor, execute: int) -> Tensor:

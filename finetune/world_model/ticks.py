@@ -114,7 +114,8 @@ class Tape(Wrapper):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._episode, self._first, self._seen = state["episode"], state["first"], state["seen"]
+        self._episode, self._first = state["episode"].to(self.device), state["first"].to(self.device)
+        self._seen = tree.to(state["seen"], self.device)
 
     def _frame(self, obs: Obs) -> Obs:
         return tree.map_tree(torch.clone, newest(obs, self.history))

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .errors import BurnishError
 from .spec import EnvSpec, stacked_by_history
-from .tree import check, map_tree, rows, where
+from .tree import check, map_tree, rows, to, where
 from .types import Obs, Outcome, Saved, Step, VecEnv
 from .wrapper import Wrapper
 
@@ -150,7 +150,7 @@ class HistoryEnv(Wrapper):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._frames = state["frames"]
+        self._frames = to(state["frames"], self.device)
 
 
 def _sensed(obs: Obs) -> Obs:

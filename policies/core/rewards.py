@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .ranges import check_ranges
-from .tree import map_tree
+from .tree import map_tree, to
 from .types import KnownOutcome, Obs, Saved, Step, VecEnv
 from .wrapper import Wrapper
 
@@ -121,6 +121,6 @@ class RewardMap(Wrapper):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._obs = state.get("seen")
+        self._obs = to(state["seen"], self.device) if "seen" in state else None
         if self.bonus is not None:
             self.bonus.load_state_dict(state["bonus"])

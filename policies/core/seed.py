@@ -195,4 +195,5 @@ class EpisodeSeeds:
         return {"count": self.count, "current": self.current}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.count, self.current = state["count"], state["current"]
+        device = self.count.device
+        self.count, self.current = (state[name].to(device, copy=True) for name in ("count", "current"))

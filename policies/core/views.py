@@ -27,7 +27,7 @@ from .errors import BurnishError
 from .offset import OFFSET, OffsetConfig
 from .seed import EpisodeSeeds, RowNoise
 from .spec import ActionSpec, ObsSpec
-from .tree import check, index, map_tree
+from .tree import check, index, map_tree, to
 from .types import Controller, Obs, Outcome, Policy, Step, VecEnv
 from .wrapper import Wrapper
 
@@ -139,7 +139,8 @@ class ResidualEnv(Wrapper):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.base.load_state_dict(state["base"])
-        self._obs, self._offset = state["obs"], state.get("offset", self._offset)
+        self._obs = to(state["obs"], self.device)
+        self._offset = state.get("offset", self._offset).to(self.device)
 
 
 class BaseEnv:
@@ -252,4 +253,4 @@ class BaseEnv:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.env.load_state_dict(state["env"])
         self._seeds.load_state_dict(state["seeds"])
-        self._decision, self._obs = state["decision"], state["obs"]
+        self._decision, self._obs = state["decision"].to(self.device), to(state["obs"], self.device)
