@@ -2,8 +2,8 @@
 
 All ranks hold the same weights and the same generators, and draw the same batch. Each computes the rows that are its
 own, every ``size``-th from ``rank`` on; torch's DistributedDataParallel averages the gradients. So the weights differ
-from those of one process by rounding alone, and a checkpoint does not know how many ranks there were. The first rank
-alone writes, evaluates and speaks.
+from those of one process by rounding alone (and by dropout, of which each rank draws its own), and a checkpoint does
+not know how many ranks there were. The first rank alone writes, evaluates and speaks.
 """
 
 from __future__ import annotations

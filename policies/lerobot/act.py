@@ -8,7 +8,8 @@ they are clipped to the limits of the specification, the smallest and largest ac
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -19,7 +20,7 @@ from ..chain import masked_mean, require_chunk, start_noise, with_prefix
 from ..core.errors import BurnishError
 from ..core.ranges import check_ranges
 from ..core.scale import Scale
-from ..core.seed import Noise, normal
+from ..core.seed import Generator, Noise, integers, normal
 from ..core.spec import PolicySpec
 from ..core.types import Obs, Prefix
 from ..nets.resnet import Norm, resnet
@@ -106,11 +107,28 @@ class LeRobotACT(nn.Module):
         *,
         mask: Tensor | None = None,
         drop: Tensor | None = None,
-        generator: torch.Generator | None = None,
+        generator: Generator | None = None,
     ) -> Tensor:
         """(B,): the absolute error in units of the normalisation, and the divergence of z from N(0, I)."""
         del drop  # these policies have no goals
         require_chunk(self.spec, action, len(next(iter(obs.values()))))
+        with self._dropping(action, generator):
+            return self._loss(obs, action, mask, generator)
+
+    @contextmanager
+    def _dropping(self, action: Tensor, generator: Generator | None) -> Iterator[None]:
+        """Dropout draws from the generators of torch itself: seeded here, so that a run repeats and resumes exactly. A
+        CUDA graph, which cannot, goes on with them as they are."""
+        drops = self.training and self.config.dropout > 0 and generator is not None
+        if not drops or (action.is_cuda and torch.cuda.is_current_stream_capturing()):
+            yield
+            return
+        seed = integers(0, 1 << 62, (len(action),), generator)[0]  # a number for each row, so that ranks draw alike
+        with torch.random.fork_rng([action.device] if action.device.type == "cuda" else []):
+            torch.manual_seed(int(seed))
+            yield
+
+    def _loss(self, obs: Obs, action: Tensor, mask: Tensor | None, generator: Generator | None) -> Tensor:
         parts = self.inputs(obs, self.model.action_head.weight.dtype)
         target = self.action_scaling(Scale(self.spec.action, action.device).to_actuator(action))
         if not self.config.vae:

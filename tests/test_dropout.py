@@ -1,0 +1,33 @@
+"""Dropout of an ACT is drawn by the generator that its loss is given."""
+
+from __future__ import annotations
+
+import torch
+from test_lerobot_policies import STORED, recorded
+
+from burnish.finetune.api import load
+from burnish.policies.core.seed import generator
+
+torch.set_num_threads(1)
+
+
+def test_dropout_is_drawn_by_the_generator_of_the_loss():
+    """So a run repeats and resumes exactly, and the generators of torch itself stay as they were."""
+    policy, obs = load(STORED / "act").train(), recorded("act")[0]
+    target = torch.zeros(len(obs["state"]), *policy.spec.chunk_shape)
+    assert policy.config.dropout > 0
+
+    def losses(*sources):
+        torch.manual_seed(int(torch.randint(1 << 30, ())))  # as in another process
+        before = torch.get_rng_state()
+        found = [policy.bc_loss(obs, target, generator=source).detach() for source in sources]
+        assert torch.equal(torch.get_rng_state(), before)
+        return found
+
+    one, again, other = (generator(seed, "noise") for seed in (0, 0, 1))
+    first, second, third = losses(one, one, other)
+    assert torch.equal(first, losses(again)[0])
+    policy.eval()
+    still, moved = losses(generator(0, "noise"), generator(1, "noise"))
+    assert not torch.equal(first, second) and not torch.equal(first, third) and not torch.equal(first, still)
+    assert not torch.equal(still, moved), "z is drawn without dropout too"
