@@ -46,6 +46,23 @@ class RandomizeConfig:
         return tuple(name for kind in QUANTITIES if kind.amount(self) for name in kind.fields)
 
 
+@dataclass
+class FactorsConfig:
+    """Factors on the whole world, the same in every episode: a world that differs from the nominal one."""
+
+    mass: float = 1.0  # factor on the masses and inertias of all bodies
+    friction: float = 1.0  # factor on all frictions
+    gains: float = 1.0  # factor on the gains of all servos and motors
+    damping: float = 1.0  # factor on the damping of all joints
+
+    def __post_init__(self) -> None:
+        check_ranges(self, {"(0, inf)": "mass friction gains damping"}, "factors.")
+
+    def changed(self) -> dict[str, float]:
+        """The factors that are not 1, by the name of their quantity."""
+        return {name: factor for name, factor in vars(self).items() if factor != 1}
+
+
 def _scale(shape: int | tuple[int, ...], share: float, generator: np.random.Generator) -> np.ndarray:
     return 1 + share * generator.uniform(-1, 1, shape)
 

@@ -17,6 +17,9 @@ Two options of COPlanner (2310.07220, `world_model/imagination.py`): ``optimisti
 policy, the one of the best value plus so much for the disagreement of the model; ``conservative`` > 0 imagines the one
 of the best value minus so much for it.
 
+``greedy``, of LIFT (2601.21363), plays the world without noise: exploration happens in the model alone, where it costs
+nothing. It needs a base that already works, or a twin: such ticks do not say what another action would have done.
+
 **Ends and rewards.** The published code knows the function by which each task ends. Here heads learn successes and
 failures, and a tick is an end where they find it more likely than not. Rewards are learnt as published, except where
 all data say that they follow from success and failure.
@@ -47,7 +50,7 @@ from ..feature_env import require_sight, without_pictures
 from ..loops import OffPolicy, OffPolicyConfig, weigh
 from ..world_model.check import examined
 from ..world_model.env import Guard, GuardConfig, ImaginedEnv, Starts
-from ..world_model.imagination import Choosing, Imagination
+from ..world_model.imagination import Choosing, Greedy, Imagination
 from ..world_model.model import Fit, ModelConfig, WorldModel
 from ..world_model.ticks import Tape, Ticks
 from .imagine import stacked
@@ -85,6 +88,7 @@ class MBPOConfig:
     imagined_worlds: int = 500  # rollouts that are played at once
     capacity: int = 100_000  # imagined decisions that are kept, the newest
     depth: DepthConfig = field(default_factory=DepthConfig)  # decisions of a rollout
+    greedy: bool = False  # the world is played without exploration noise, which is drawn in the model alone
     optimistic: float = 0.0  # value of the disagreement of the model, where the policy explores; 0: not chosen by it
     conservative: float = 0.0  # cost of the disagreement, where the policy is imagined; 0: not chosen by it
     # the model of the world
@@ -98,6 +102,11 @@ class MBPOConfig:
             raise BurnishError(f"method.inner={self.inner!r} is not a method; see `burnish finetune --help`")
         least_1 = "refit refit_updates rollouts imagined_worlds capacity"
         check_ranges(self, {"[1, inf)": least_1, "[0, 1]": "real", "[0, inf)": "optimistic conservative"})
+        if self.greedy and self.optimistic:
+            raise BurnishError(
+                "greedy=true plays the world without exploration, and optimistic chooses among what explores; "
+                "leave one of them out"
+            )
         if self.capacity < self.imagined_worlds:
             raise BurnishError(
                 f"capacity={self.capacity} imagined decisions are less than one of each of the "
@@ -137,6 +146,8 @@ def build(
             acting = Choosing(core, worlds, -config.conservative, CANDIDATES, history)
         if config.optimistic:
             learner.actor = Choosing(core, worlds, config.optimistic, CANDIDATES, history)
+    if config.greedy:
+        learner.actor = Greedy(actor_critic(learner, "method.greedy plays the mean of an actor"), base is None)
     if config.guard.kind is Guard.weight:
         weigh(learner)
     imagination = Imagination(worlds, view, acting, learner, config.capacity, derive(seed, "imagination"))
@@ -144,16 +155,24 @@ def build(
     return MBPOLoop(config, tape, real, imagination, seed)
 
 
-def judged(learner: Learner, view: Any) -> ActorCritic:
-    """The critic and the actor of a learner that chooses each action of the world, or a refusal."""
+def actor_critic(learner: Learner, wanted: str) -> ActorCritic:
+    """The critic and the actor of a learner, or a refusal of what is ``wanted`` of them."""
     while isinstance(learner, Wrapping):
         learner = learner.inner
-    if not isinstance(learner, ActorCritic) or isinstance(view, BaseEnv) or learner.agent.spec.execute > 1:
+    if not isinstance(learner, ActorCritic):
         raise BurnishError(
-            "method.optimistic and method.conservative compare single actions of the world by a critic, which this "
-            "method.inner does not have; take sac, td3 or residual_td3, or leave both 0"
+            f"{wanted}, which this method.inner does not have; take sac, td3 or residual_td3, or leave it out"
         )
     return learner
+
+
+def judged(learner: Learner, view: Any) -> ActorCritic:
+    """The critic and the actor of a learner that chooses each action of the world, or a refusal."""
+    wanted = "method.optimistic and method.conservative compare single actions of the world by a critic"
+    core = actor_critic(learner, wanted)
+    if isinstance(view, BaseEnv) or core.agent.spec.execute > 1:
+        raise BurnishError(f"{wanted}, but this method.inner chooses more at once; leave both 0")
+    return core
 
 
 class MBPOLoop:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...offline.actor_critic import ActorCritic
 from ...offline.replay import Batch, Replay
 from ...policies.core.seed import generator as named_generator
 from ...policies.core.tree import index
@@ -67,6 +68,22 @@ class Imagination:
         self.replay.load_state_dict(state["replay"])
         self.view.load_state_dict(state["view"])
         self._dice.set_state(state["dice"].cpu())
+
+
+class Greedy:
+    """The mean of an agent (LIFT, Huang et al. 2026, arXiv 2601.21363); one ``from_nothing`` warms up as ever."""
+
+    def __init__(self, learner: ActorCritic, from_nothing: bool) -> None:
+        self.agent, self.actor, self.from_nothing = learner.agent, learner.actor, from_nothing
+
+    @torch.no_grad()
+    def act(self, obs: Obs, *, warm: bool, generator: torch.Generator, fresh: Tensor | None = None) -> Decision:
+        if warm and self.from_nothing:
+            return self.actor.act(obs, warm=True, generator=generator, fresh=fresh)
+        return Decision(self.agent.spec.executed(self.agent.act(obs, greedy=True)), {})
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.actor.state_dict()
 
 
 class Choosing:

@@ -25,6 +25,7 @@ import numpy as np
 
 from ...policies.core.errors import BurnishError
 from ...policies.core.spec import ActionSpec, EnvSpec, ObsSpec
+from ..randomize import scaled
 from ..task import Draw, PixelConfig, Verdict
 from .settings import (
     AntConfig,
@@ -84,6 +85,8 @@ class Locomotion:
 
     def bind(self, physics: Physics) -> None:
         model = physics.model
+        if factors := self.config.factors.changed():
+            scaled(model, factors, physics.data[0])
         self._qpos, self._qvel = physics.column("qpos"), physics.column("qvel")
         self._start, self._dt = model.qpos0.copy(), float(model.opt.timestep) * self.frame_skip
         self.memory["place"] = np.zeros((physics.num_worlds, self.roaming))  # at the end of the last tick

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 
 from ...policies.core.errors import BurnishError
-from ..randomize import RandomizeConfig
+from ..randomize import FactorsConfig, RandomizeConfig
 
 Bounds = list[float | None]  # [low, high], None: no limit
 
@@ -33,6 +33,8 @@ class LocomotionConfig:
     cameras: list[str] = field(default_factory=list)  # cameras seen beside the state; the models have one, "track"
     image_size: int = 84  # side of the pictures, in pixels
     lavish: bool = False  # shadows, reflections and smooth edges
+    # factors on properties of the world, which make it another one
+    factors: FactorsConfig = field(default_factory=FactorsConfig)
     # properties of the world that are drawn anew in each episode
     randomize: RandomizeConfig = field(default_factory=RandomizeConfig)
 
