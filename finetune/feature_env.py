@@ -87,7 +87,7 @@ def without_pictures(env: VecEnv, policy: Any, **known: Any) -> VecEnv:
         )
     for name in (name for name, given in known.items() if given is not None):
         raise BurnishError(
-            f"{name}= shows pictures, and this model predicts what the policy makes of them; leave {name} out"
+            f"{name}= is about pictures, and this model predicts what the policy makes of them; leave {name} out"
         )
     return FeatureWorlds(env, looking)
 

@@ -20,7 +20,7 @@ from ..policies.core.clock import Clock, restored
 from ..policies.core.errors import BurnishError
 from ..policies.core.seed import derive as derive_seed
 from ..policies.core.spec import ObsSpec
-from ..policies.core.types import KnownDynamics, KnownOutcome, Obs, ParametricDynamics, Step
+from ..policies.core.types import KnownDynamics, KnownFailure, KnownOutcome, Obs, ParametricDynamics, Step
 from .guard import Guarding, Limits
 from .physics import Array, Physics, Rows
 from .pixels import Pixels, film_camera
@@ -154,6 +154,13 @@ class BatchedMujoco:
             return reward, success, failure
 
         return known
+
+    @property
+    def known_failure(self) -> KnownFailure | None:
+        failed = getattr(self.task, "known_failure", None)
+        if failed is None or not self.task.shows_all() or self._pixels is not None:
+            return None
+        return lambda obs: self._tensor(failed(obs["state"].cpu().numpy().astype(np.float64)))
 
     @property
     def known_dynamics(self) -> KnownDynamics | None:

@@ -112,5 +112,5 @@ def test_refusals():
         prepare(ImagineConfig(METHODS["rpd"].config()), base, env)
     with pytest.raises(BurnishError, match="no policy was given"):
         prepare(MBPOConfig(), None, env)
-    with pytest.raises(BurnishError, match="data= shows pictures"):
+    with pytest.raises(BurnishError, match="data= is about pictures"):
         prepare(ImagineConfig(), base, env, prior=Ticks())

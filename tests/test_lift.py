@@ -79,6 +79,8 @@ def test_greedy_keeps_caution_in_the_model_and_refuses_what_makes_no_sense():
     assert off_the_mean(loop, loop.imagination.replay).mean() > 0.05
     with pytest.raises(BurnishError, match="leave one of them out"):
         MBPOConfig(greedy=True, optimistic=1.0)
+    with pytest.raises(BurnishError, match="cannot say by what it shows where episodes fail"):
+        loop_of(RLPDConfig(), known_ends=True)
     with pytest.raises(BurnishError, match=r"method.greedy plays the mean of an actor, which this method.inner"):
         loop_of(EXPOConfig(), "flow", greedy=True)
 
@@ -121,7 +123,41 @@ def test_ticks_without_noise_say_what_an_action_does_only_to_a_model_with_physic
     assert hybrid < 0.5 * networks and exploring < 0.3 * networks
 
 
+def test_failures_are_those_of_the_world_s_own_rule():
+    ticks = played(pendulums(), 25)
+    data = ticks.all()
+    obs, action, still = data["obs"], data["action"], torch.zeros(len(data["action"]), dtype=torch.int64)
+    noise = torch.zeros(len(still), 3)
+    quick = replace(SMALL, updates=1)
+    ruled = fitted(pendulums(), ticks, quick, failed=lambda seen: seen["state"][:, 2] > 0)
+    found, learnt = (x.predict(obs, action, still, noise) for x in (ruled, fitted(pendulums(), ticks, quick)))
+    assert torch.equal(found.failure, found.next_obs["state"][:, 2] > 0) and 0.2 < found.failure.float().mean() < 0.8
+    assert not learnt.failure.any(), "no episode failed"
+
+
 # ---- another world ----
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("robot", ["hopper", "walker2d"])
+def test_a_robot_says_by_what_it_shows_where_it_fails(robot):
+    from burnish.policies.core.wrapper import known_failure
+    from burnish.sim.build import ENVS, make_env
+
+    env = ScaledEnv(make_env(ENVS[robot].config(), 16))
+    failed: Any = known_failure(env)
+    dice, ends = torch.Generator().manual_seed(0), 0
+    env.reset(seeds=list(range(16)))
+    for _ in range(60):
+        step = env.step(torch.rand(16, env.spec.action.dim, generator=dice) * 2 - 1)
+        assert torch.equal(failed(step.obs), step.terminated)
+        ends += int(step.terminated.sum())
+        if bool(step.terminated.any()):
+            env.reset(step.terminated)
+    assert ends > 5
+    assert known_failure(make_env(ENVS["humanoid"].config(), 1)) is None
+    immortal = make_env(replace(ENVS[robot].config(), terminate_when_unhealthy=False), 1)
+    assert not known_failure(immortal)({"state": torch.zeros_like(step.obs["state"])}).any()
 
 
 @pytest.mark.sim
@@ -178,7 +214,9 @@ def test_the_recipe_is_that_of_lift():
     assert isinstance(one.method, MBPOConfig) and one.method.greedy and one.method.real == 0.06 and one.worlds == 1
     assert one.method.depth.at(0) == 1 and one.method.depth.at(10_000) == 20 and one.method.refit == 1000
     assert one.env.factors.changed() == {"friction": 0.6} and not one.twin.factors.changed()
-    assert one.method.inner.sac.critic_warmup > 0, "the critic is new, the actor is not"
+    assert one.method.known_ends and one.twin is not None
+    loop, inner = one.method.inner.loop, one.method.inner.sac
+    assert inner.critic_warmup == loop.initial_updates > 0, "the critic is new, the actor is not"
 
 
 @pytest.mark.sim
@@ -190,9 +228,15 @@ def test_the_recipe_runs_from_many_worlds_into_one(robot, tmp_path):
     assert main(["finetune", "experiment=lift_base", f"env={robot}", *many]) == 0
     changed = [f"env={robot}", f"twin={robot}", "env.factors.mass=1.2", "env.factors.friction=0.8"]
     small = ["total=80", "method.inner.loop.warmup=40", "method.inner.loop.updates_per_decision=0.5"]
-    small += ["method.rollouts=1", "method.imagined_worlds=20", "method.capacity=200", "method.depth.end=80"]
+    small += [
+        "method.inner.loop.initial_updates=10",
+        "method.rollouts=1",
+        "method.imagined_worlds=20",
+        "method.capacity=200",
+        "method.depth.end=80",
+    ]
     words = ["finetune", "experiment=lift", f"policy.path={tmp_path}/many", *changed, *small, *SIZES, *FEW]
     assert main([*words, f"out={tmp_path}/one"]) == 0
     last = [line for line in read_metrics(tmp_path / "one") if "model/r2" in line][-1]
     assert last["model/r2"] > 0.5, "most of a change is the twin's"
-    assert last["imagined/depth"] == 10 and last["gradient_steps"] == 20
+    assert last["imagined/depth"] == 10 and last["gradient_steps"] == 30

@@ -21,8 +21,9 @@ of the best value minus so much for it.
 nothing. It needs a base that already works, or a twin: such ticks do not say what another action would have done.
 
 **Ends and rewards.** The published code knows the function by which each task ends. Here heads learn successes and
-failures, and a tick is an end where they find it more likely than not. Rewards are learnt as published, except where
-all data say that they follow from success and failure.
+failures, and a tick is an end where they find it more likely than not; with ``known_ends`` failures are those of the
+world's own rule, where what it shows says it. Rewards are learnt as published, except where all data say that they
+follow from success and failure.
 
 **Departures.** A rollout follows one of the elites, not another at each tick. The model is fitted for a fixed number of
 updates, not until held-out error stops falling. Published: 400 rollouts a tick, 20 to 40 updates a tick, 7 members of
@@ -46,6 +47,7 @@ from ...policies.core.ranges import check_ranges
 from ...policies.core.seed import derive
 from ...policies.core.types import KnownDynamics, Learner, Metrics, Obs, VecEnv
 from ...policies.core.views import BaseEnv
+from ...policies.core.wrapper import known_failure
 from ..feature_env import require_sight, without_pictures
 from ..loops import OffPolicy, OffPolicyConfig, weigh
 from ..world_model.check import examined
@@ -88,6 +90,7 @@ class MBPOConfig:
     imagined_worlds: int = 500  # rollouts that are played at once
     capacity: int = 100_000  # imagined decisions that are kept, the newest
     depth: DepthConfig = field(default_factory=DepthConfig)  # decisions of a rollout
+    known_ends: bool = False  # failures are those of the world's own rule, where what it shows says it
     greedy: bool = False  # the world is played without exploration noise, which is drawn in the model alone
     optimistic: float = 0.0  # value of the disagreement of the model, where the policy explores; 0: not chosen by it
     conservative: float = 0.0  # cost of the disagreement, where the policy is imagined; 0: not chosen by it
@@ -130,9 +133,13 @@ def build(
     """``prepare(config, base, env)`` makes the loop of the method within; ``history`` is the number of frames that
     ``env`` stacks. ``recordings`` teach the model, and rollouts begin there too; ``twin`` is a
     simulation of the world, of which the model learns what it leaves unexplained."""
-    env = without_pictures(env, base, data=recordings, twin=twin)
+    env = without_pictures(env, base, data=recordings, twin=twin, known_ends=config.known_ends or None)
     tape = Tape(env, Ticks(device) if recordings is None else recordings, history)
-    model = WorldModel(tape.single_frames, config.model, seed=derive(seed, "model"), twin=twin).to(device)
+    failed = known_failure(env) if config.known_ends else None
+    if config.known_ends and failed is None:
+        raise BurnishError("this world cannot say by what it shows where episodes fail; leave method.known_ends out")
+    known: dict[str, Any] = {"twin": twin, "failed": failed}
+    model = WorldModel(tape.single_frames, config.model, seed=derive(seed, "model"), **known).to(device)
     options: dict[str, Any] = {"starts": Starts.any, "seed": derive(seed, "imagined"), "device": device}
     worlds = ImaginedEnv(model, config.imagined_worlds, config.guard, **options)
     real = prepare(config.inner, base, tape, seed=seed, probe=samples is not None, samples=samples)

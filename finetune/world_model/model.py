@@ -14,7 +14,7 @@ would turn a false alarm of 1 % into one in half of all episodes.
 
 **Rewards** that are a function of success and failure in all data (success or nothing, a cost per tick) are that
 function; others are predicted. Where a world says what a tick pays and how it ends by what it shows (``known``), so
-does its model, and there is nothing to calibrate.
+does its model, and there is nothing to calibrate; or it says at least where episodes fail (``failed``).
 
 **Departures.** A number's likelihood is weighted by its variance to the power of 1/2 (beta-NLL, Seitzer et al. 2022,
 2203.09168): plain likelihood gives up on what is hard to predict. No early stopping: a fixed number of updates, all
@@ -37,7 +37,7 @@ from ...policies.core.normalize import Affine, Scaling
 from ...policies.core.ranges import check_ranges
 from ...policies.core.seed import generator as named_generator
 from ...policies.core.spec import EnvSpec, dtype_of
-from ...policies.core.types import KnownDynamics, KnownOutcome, Metrics, Obs
+from ...policies.core.types import KnownDynamics, KnownFailure, KnownOutcome, Metrics, Obs
 from ...policies.nets.ensemble import EnsembleMLP
 from ...policies.nets.mlp import Activation, require_widths
 from .dynamics import Dynamics, GaussianEnsemble
@@ -122,9 +122,10 @@ class WorldModel(nn.Module):
         seed: int = 0,
         known: KnownOutcome | None = None,
         twin: KnownDynamics | None = None,
+        failed: KnownFailure | None = None,
     ) -> None:
         super().__init__()
-        self.spec, self.config, self.known, self.twin = spec, config, known, twin
+        self.spec, self.config, self.known, self.twin, self.failed = spec, config, known, twin, failed
         strange = sorted(key for key in spec.obs.shapes if dtype_of(key) != torch.float32 and not _kept(key))
         self.moving = sorted(key for key in spec.obs.shapes if key not in strange and not _kept(key))
         if strange or not self.moving:
@@ -220,7 +221,7 @@ class WorldModel(nn.Module):
             return Prediction(after, paid, success, failure & ~success, score, uncertainty)
         score, reward = self.scores(state, extra, action)
         success, failure = (score > self.thresholds).unbind(-1)
-        failure = failure & ~success
+        failure = (failure if self.failed is None else self.failed(after)) & ~success
         if bool(self.known_reward):
             paid = torch.where(success, self.rewards[1], torch.where(failure, self.rewards[2], self.rewards[0]))
         else:

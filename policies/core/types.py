@@ -121,6 +121,10 @@ class Decision(NamedTuple):
 # world that can do so has it as ``known_outcome``.
 KnownOutcome = Callable[[Obs, Obs], tuple[Tensor, Tensor, Tensor]]
 
+# Whether an episode ends in failure where a world shows that, (B,) bool. A world that can say so has it as
+# ``known_failure``.
+KnownFailure = Callable[[Obs], Tensor]
+
 # The observations to which actions (B, A) lead from others, each of a single frame, for any B. A world that can be set
 # to what it shows has it as ``known_dynamics``.
 KnownDynamics = Callable[[Obs, Tensor], Obs]

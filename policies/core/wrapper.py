@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .errors import BurnishError
-from .types import KnownDynamics, KnownOutcome, Obs, ParametricDynamics, Saved, Step, VecEnv
+from .types import KnownDynamics, KnownFailure, KnownOutcome, Obs, ParametricDynamics, Saved, Step, VecEnv
 
 
 @runtime_checkable
@@ -71,6 +71,11 @@ def pictures_of(env: Any) -> Callable[[Obs], Tensor] | None:
     """The world behind ``env`` in states that it is not in: observations (B, ...) of single frames -> (B, H, W, 3)
     uint8; None where it cannot be set to what it shows. Its episodes are as before."""
     return getattr(_innermost(env), "pictures_of", None)
+
+
+def known_failure(env: Any) -> KnownFailure | None:
+    """The rule by which the world behind ``env`` ends an episode as failed, None where it is not of what is shown."""
+    return getattr(_innermost(env), "known_failure", None)
 
 
 def description(env: Any) -> str:

@@ -144,12 +144,16 @@ class Locomotion:
         """Whether positions and speeds are all that is seen, so that a state can be set to an observation."""
         return not self.felt()
 
+    def behind(self, state: Array) -> tuple[Array, Array]:
+        """Positions and speeds that are shown as ``state`` (B, D); positions on the ground that it leaves out are 0."""
+        seen = state.shape[1] - self._qvel.shape[1]
+        qpos = np.zeros((len(state), self._qpos.shape[1]))
+        qpos[:, qpos.shape[1] - seen :] = state[:, :seen]
+        return qpos, state[:, seen:]
+
     def place_at(self, state: Array, rows: Rows) -> None:
-        """The worlds ``rows`` as they would show ``state`` (N, D); positions on the ground that it leaves out are 0."""
-        qpos, qvel = self._qpos.read(), self._qvel.read()
-        seen = state.shape[1] - qvel.shape[1]
-        qpos[:, : qpos.shape[1] - seen] = 0
-        qpos[:, qpos.shape[1] - seen :], qvel[:] = state[:, :seen], state[:, seen:]
+        """The worlds ``rows`` as they would show ``state`` (N, D)."""
+        qpos, qvel = self.behind(state)
         self._qpos.write(qpos, rows)
         self._qvel.write(qvel, rows)
 
@@ -157,7 +161,7 @@ class Locomotion:
         place, qpos = self.place(), self._qpos.read()
         velocity = (place - self.memory["place"]) / self._dt
         self.memory["place"][:] = place
-        healthy = self.healthy(qpos)
+        healthy = self.healthy(qpos, self._qvel.read())
         gains, costs = self.gains(velocity[:, 0], healthy), self.costs(action)
         reward = reduce(np.add, gains.values()) - reduce(np.add, costs.values())
         info = {"x_position": qpos[:, 0], "x_velocity": velocity[:, 0], **gains}
@@ -167,7 +171,7 @@ class Locomotion:
         """(N, roaming) metres: what is to move forward."""
         return self._qpos.read()[:, : self.roaming]
 
-    def healthy(self, qpos: Array) -> np.ndarray:
+    def healthy(self, qpos: Array, qvel: Array) -> np.ndarray:
         return np.ones(len(qpos), bool)
 
     def gains(self, x_velocity: Array, healthy: np.ndarray) -> Terms:
@@ -197,6 +201,10 @@ class Falling(Locomotion):
         super().__init__(config)
         self.mortal = config.terminate_when_unhealthy
 
+    def known_failure(self, state: Array) -> np.ndarray:
+        """(B, D) as it is shown -> (B,) bool: the robot ends an episode there."""
+        return ~self.healthy(*self.behind(state)) & self.mortal
+
     def gains(self, x_velocity: Array, healthy: np.ndarray) -> Terms:
         return {**super().gains(x_velocity, healthy), "reward_survive": healthy * self.config.healthy_reward}
 
@@ -207,10 +215,10 @@ class Hopper(Falling):
     config: HopperConfig
     asset, frame_skip = "hopper.xml", 4
 
-    def healthy(self, qpos: Array) -> np.ndarray:
+    def healthy(self, qpos: Array, qvel: Array) -> np.ndarray:
         upright = _inside(qpos[:, 1], self.config.healthy_z_range)
         upright &= _inside(qpos[:, 2], self.config.healthy_angle_range)
-        state = np.concatenate([qpos[:, 2:], self._qvel.read()], axis=1)
+        state = np.concatenate([qpos[:, 2:], qvel], axis=1)
         return upright & _inside(state, self.config.healthy_state_range).all(axis=1)
 
 
@@ -220,7 +228,7 @@ class Walker2d(Falling):
     config: Walker2dConfig
     asset, frame_skip = "walker2d_v5.xml", 4
 
-    def healthy(self, qpos: Array) -> np.ndarray:
+    def healthy(self, qpos: Array, qvel: Array) -> np.ndarray:
         c = self.config
         return _inside(qpos[:, 1], c.healthy_z_range) & _inside(qpos[:, 2], c.healthy_angle_range)
 
@@ -259,9 +267,9 @@ class Ant(Roaming):
     def place(self) -> Array:
         return self._torso.read()[:, :2]
 
-    def healthy(self, qpos: Array) -> np.ndarray:
+    def healthy(self, qpos: Array, qvel: Array) -> np.ndarray:
         low, high = limits(self.config.healthy_z_range)
-        finite = np.isfinite(qpos).all(axis=1) & np.isfinite(self._qvel.read()).all(axis=1)
+        finite = np.isfinite(qpos).all(axis=1) & np.isfinite(qvel).all(axis=1)
         return finite & (low <= qpos[:, 2]) & (qpos[:, 2] <= high)
 
     def forces(self) -> Array:
@@ -298,7 +306,7 @@ class Humanoid(Roaming):
     def place(self) -> Array:
         return self._mass_centre.read()[:, :2]
 
-    def healthy(self, qpos: Array) -> np.ndarray:
+    def healthy(self, qpos: Array, qvel: Array) -> np.ndarray:
         return _inside(qpos[:, 2], self.config.healthy_z_range)
 
     def contact_cost(self) -> Array:
