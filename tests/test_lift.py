@@ -85,6 +85,17 @@ def test_greedy_keeps_caution_in_the_model_and_refuses_what_makes_no_sense():
         loop_of(EXPOConfig(), "flow", greedy=True)
 
 
+def test_rollouts_are_made_anew_between_two_fits_by_the_policy_of_then():
+    loop = loop_of(RLPDConfig(), greedy=True, refit=12, imagine_every=4)  # of 30 ticks the first 10 warm it up
+    assert (loop.fits, loop.fitted_at, loop.imagined_at) == (2, 22, 26)
+    rare = loop_of(RLPDConfig(), greedy=True, refit=12)
+    assert (rare.fits, rare.fitted_at, rare.imagined_at) == (2, 22, 22)
+    kept = loop_of(RLPDConfig(), greedy=True, refit=12, imagine_every=4)
+    kept.imagined_at = 0
+    kept.load_state_dict(loop.state_dict())
+    assert kept.imagined_at == loop.imagined_at
+
+
 # ---- physics inside ----
 
 
@@ -156,8 +167,8 @@ def test_a_robot_says_by_what_it_shows_where_it_fails(robot):
             env.reset(step.terminated)
     assert ends > 5
     assert known_failure(make_env(ENVS["humanoid"].config(), 1)) is None
-    immortal = make_env(replace(ENVS[robot].config(), terminate_when_unhealthy=False), 1)
-    assert not known_failure(immortal)({"state": torch.zeros_like(step.obs["state"])}).any()
+    immortal: Any = make_env(replace(ENVS[robot].config(), terminate_when_unhealthy=False), 1)
+    assert not immortal.known_failure({"state": torch.zeros_like(step.obs["state"])}).any()
 
 
 @pytest.mark.sim
@@ -215,6 +226,7 @@ def test_the_recipe_is_that_of_lift():
     assert one.method.depth.at(0) == 1 and one.method.depth.at(10_000) == 20 and one.method.refit == 1000
     assert one.env.factors.changed() == {"friction": 0.6} and not one.twin.factors.changed()
     assert one.method.known_ends and one.twin is not None
+    assert 0 < one.method.imagine_every < one.method.refit, "the policy is judged where it goes now"
     loop, inner = one.method.inner.loop, one.method.inner.sac
     assert inner.critic_warmup == loop.initial_updates > 0, "the critic is new, the actor is not"
 

@@ -87,6 +87,8 @@ class MBPOConfig:
     refit: int = 250  # real ticks between two fits of the model, each followed by new rollouts
     refit_updates: int = 250  # gradient steps of each fit but the first, which takes model.updates
     rollouts: int = 50  # imagined rollouts for each real tick
+    # real ticks between two rounds of rollouts, which the latest policy makes; 0: behind each fit alone
+    imagine_every: int = 0
     imagined_worlds: int = 500  # rollouts that are played at once
     capacity: int = 100_000  # imagined decisions that are kept, the newest
     depth: DepthConfig = field(default_factory=DepthConfig)  # decisions of a rollout
@@ -104,7 +106,8 @@ class MBPOConfig:
         if isinstance(self.inner, str):
             raise BurnishError(f"method.inner={self.inner!r} is not a method; see `burnish finetune --help`")
         least_1 = "refit refit_updates rollouts imagined_worlds capacity"
-        check_ranges(self, {"[1, inf)": least_1, "[0, 1]": "real", "[0, inf)": "optimistic conservative"})
+        ranges = {"[1, inf)": least_1, "[0, 1]": "real", "[0, inf)": "imagine_every optimistic conservative"}
+        check_ranges(self, ranges)
         if self.greedy and self.optimistic:
             raise BurnishError(
                 "greedy=true plays the world without exploration, and optimistic chooses among what explores; "
@@ -196,6 +199,7 @@ class MBPOLoop:
         self.ticks, self.model = tape.ticks, imagination.worlds.model
         self.fit = Fit(self.model, derive(seed, "fit"))
         self.fits, self.fitted_at = 0, 0  # how often, and at how many real ticks the last time
+        self.imagined_at = 0  # the same of rollouts
         self.latest: Metrics = {}
 
     def iterations(self, total: int) -> int:
@@ -210,23 +214,31 @@ class MBPOLoop:
         played = int(self.statistics.ticks)
         if not self.real.warm and (not self.fits or played - self.fitted_at >= self.config.refit):
             self._refit(played)
+        elif self.fits and 0 < self.config.imagine_every <= played - self.imagined_at:
+            self.latest |= self._imagine(played, self.config.imagine_every)
         return self.real.iterate()
 
+    def _imagine(self, played: int, ticks: int) -> Metrics:
+        """The rollouts of so many ticks."""
+        depth, self.imagined_at = self.config.depth.at(played), played
+        return {**self.imagination.grow(self.config.rollouts * ticks, depth), "imagined/depth": float(depth)}
+
     def _refit(self, played: int) -> None:
-        config, depth = self.config, self.config.depth.at(played)
+        config = self.config
         self.model.prepare(self.ticks)
         updates = config.refit_updates if self.fits else config.model.updates
         metrics = self.fit.steps(self.ticks.split()[0], updates)
         self.model.choose_elites(self.ticks)
         self.imagination.worlds.begin(self.ticks)
         found = {f"model/{key}": x for key, x in examined(self.model, self.ticks).items()}
-        grown = self.imagination.grow(config.rollouts * config.refit, depth)
-        self.latest = {**metrics, **found, **grown, "imagined/depth": float(depth)}
+        grown = self._imagine(played, config.refit)
+        self.latest = {**metrics, **found, **grown}
         self.fits, self.fitted_at = self.fits + 1, played
         if self.fits & (self.fits - 1) == 0:  # 1, 2, 4, ...: a run may have hundreds
             say(
                 f"after {played:,} real ticks the model explains {found['model/r2']:.0%} of the changes in ticks that "
-                f"it was not fitted to; {int(grown['imagined/rows']):,} decisions were imagined, {depth} in a row"
+                f"it was not fitted to; {int(grown['imagined/rows']):,} decisions were imagined, "
+                f"{grown['imagined/depth']:.0f} in a row"
             )
 
     def report(self) -> Metrics:
@@ -240,6 +252,7 @@ class MBPOLoop:
             "ticks": self.ticks.state_dict(),
             "fits": self.fits,
             "fitted_at": self.fitted_at,
+            "imagined_at": self.imagined_at,
             "latest": {key: float(x) for key, x in self.latest.items()},
         }
 
@@ -249,3 +262,4 @@ class MBPOLoop:
         self.real.load_state_dict(state["real"])
         self.fit.load_state_dict(state["fit"])
         self.fits, self.fitted_at, self.latest = int(state["fits"]), int(state["fitted_at"]), dict(state["latest"])
+        self.imagined_at = int(state.get("imagined_at", self.fitted_at))  # older states lack it
