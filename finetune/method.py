@@ -69,6 +69,7 @@ class LoopKind(Enum):
     on_policy = "learns from what was just played"
     off_policy = "learns from a replay"
     imagined = "has another method learn from a model of the world"
+    episodes = "scores whole episodes of many policies"
     library = "has the loop and the memory of another library"
 
 

@@ -37,6 +37,7 @@ from .methods.residual_td3 import ResidualTD3Config
 from .methods.rfs import RFSConfig
 from .methods.rlpd import RLPDConfig
 from .methods.rpd import RPDConfig
+from .methods.serene import SereneConfig
 from .methods.tdmpc import TDMPCConfig
 from .people.dagger import DAggerConfig
 from .people.intervened_rows import InterventionUse
@@ -208,6 +209,14 @@ METHODS_OF_OURS: dict[str, Method] = {
         MBPOConfig,
         "SAC or another, method.inner=, on what was played and more of what a model imagines",
         varies=_mbpo,
+    ),
+    "serene": _online(
+        "serene",
+        SereneConfig,
+        "novelty search over weights, and emitters where it finds rewards; no gradients",
+        needs=Needs.squashed,
+        loop=LoopKind.episodes,
+        interventions=InterventionUse.refused,
     ),
     "sb3": _online(
         "sb3",

@@ -31,7 +31,9 @@ MIXED += ["method.capacity=40", "method.model.hidden=[8]", "method.model.updates
 MIXED += ["method.depth.last=3", "method.depth.end=20"]
 NEEDED["expo"] = ["method.critic.hidden=[8]", "method.edit.hidden=[8]", "method.count=2"]
 NEEDED |= {name: ["method.critic.hidden=[8]"] for name in OFFLINE}
-FROM_NOTHING = ("gaussian_ppo", "grpo", "rlpd", "rlif", "mbpo", "tdmpc")
+FROM_NOTHING = ("gaussian_ppo", "grpo", "rlpd", "rlif", "mbpo", "tdmpc", "serene")
+# Everything is rewarding, so a period of search is followed by one of emitters.
+SEARCHED = ["env.max_steps=2", "method.population=2", "method.period=4", "method.emitter=2", "method.rewarding=-1e6"]
 NEEDED["grpo"] = ["method.group=2", "env.max_steps=4"]
 NEEDED["recap"] = ["method.value.hidden=[8]", "method.flow.net.mlp.hidden=[8]", "method.head_start=2"]
 # Offline to online in one command: 60 updates from recordings are two iterations, before anything is played.
@@ -64,6 +66,8 @@ def words_of(lab, name):
         return ["finetune", "method=imagine", f"policy.path={lab}/flow", *RUN, "save_every=40", *IMAGINED]
     if name == "mbpo":
         return ["finetune", "method=mbpo", "env=point_reach", f"data={lab}/data", *RUN, *MIXED]
+    if name == "serene":
+        return ["finetune", "method=serene", "env=point_reach", *RUN, *SEARCHED]
     if isinstance(method.config().loop, OnPolicyConfig):
         ppo = "method.inner.ppo" if name == "grpo" else "method.ppo"
         small = ["method.loop.decisions_per_update=4", f"{ppo}.minibatch=4", f"{ppo}.epochs=1"]

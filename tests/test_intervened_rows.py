@@ -51,7 +51,7 @@ from intervention_lab import (
 def test_every_method_of_the_table_is_tried_or_refuses_a_supervisor():
     refusing = {name for name in ONLINE if METHODS[name].interventions is InterventionUse.refused}
     assert {name for name, _, _ in CASES.values()} == set(ONLINE) - refusing
-    assert refusing == {"imagine", "mbpo", "sb3", "grpo"}
+    assert refusing == {"imagine", "mbpo", "sb3", "grpo", "serene"}
     settings = ONLINE["sb3"](view=View.plain)
     with pytest.raises(BurnishError, match="would take the actions of the supervisor"):
         prepare(settings, None, Robot())

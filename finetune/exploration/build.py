@@ -91,6 +91,8 @@ def require_rewards(name: str, row: Method, *, recordings: bool) -> None:
             f"explore= pays for what was not seen before, which the model of method={name} would take for rewards of "
             "the world; leave it out, or take another method, such as method=rlpd"
         )
+    if row.loop is LoopKind.episodes:
+        raise BurnishError(f"method={name} looks for what is new by itself; leave explore= out")
     if row.interventions is InterventionUse.taught:
         raise BurnishError(f"method={name} learns from who takes over, not from rewards; leave explore= out")
     if recordings:

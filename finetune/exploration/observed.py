@@ -31,7 +31,9 @@ class ExploreConfig:
 class Observed:
     """Observations as vectors (N, D), of length 1 where each number is one deviation from 0."""
 
-    def __init__(self, config: ExploreConfig, world: EnvSpec, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, config: ExploreConfig, world: EnvSpec, device: torch.device | str = "cpu", where: str = "explore"
+    ) -> None:
         shapes = world.obs.shapes
         self.keys = sorted(x for x in shapes if dtype_of(x) == torch.float32 and not x.startswith("goal"))
         count = sum(int(torch.Size(shapes[key]).numel()) for key in self.keys)
@@ -41,7 +43,7 @@ class Observed:
                 "out, or take a world that shows a state"
             )
         if not all(0 <= i < count for i in config.numbers):
-            raise BurnishError(f"explore.numbers={config.numbers} must be places from 0 to {count - 1}")
+            raise BurnishError(f"{where}.numbers={config.numbers} must be places from 0 to {count - 1}")
         self.chosen = config.numbers or list(range(count))
         self.moments = torch.zeros(3, len(self.chosen), dtype=torch.float64, device=device)
 

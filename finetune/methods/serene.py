@@ -1,0 +1,353 @@
+"""SERENE: novelty search over the weights of a small policy, and emitters where it comes across rewards. No gradients.
+
+    burnish finetune method=serene env=... method.rewarding=0.5 "method.numbers=[0,1]"
+
+Paolo et al. 2021 (SERENE, arXiv 2102.03140). The *behaviour* of a policy is what it saw at the end of an episode.
+*Novelty search* (Lehman and Stanley 2011): of a population and its mutants the most novel go on, those whose behaviours
+are farthest from the nearest of an archive, however little they earned. Each that earned more than ``rewarding`` may
+become an *emitter*: a few mutants of it, which evolve by what they earn alone. A ``period`` of episodes belongs to the
+search, the next one to emitters, in turns. New emitters are tried for ``bootstrap`` generations, the most novel first,
+and kept if they improved; of those that are kept, one that no other surpasses in novelty and improvement goes on until
+its best has not risen for ``patience`` generations.
+
+**Departures.** Distances are in deviations of all behaviours so far. An emitter keeps its ancestor among its members,
+and stops by ``patience``, where the published rule compares medians over hundreds of generations; what it finds is
+stored if it is the best of the emitter so far, and nothing goes from it into the archive of the search. Behaviours are
+numbers that the world shows; STAX (2111.01919) learns a code of them. Each policy plays one episode, so where episodes
+begin at random the best may have been lucky.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from ...policies.build import build_policy
+from ...policies.core import tree
+from ...policies.core.ranges import check_ranges
+from ...policies.core.seed import derive
+from ...policies.core.seed import generator as named_generator
+from ...policies.core.spec import agent_spec, check_compatible
+from ...policies.core.types import Learns, Metrics, Obs, VecEnv
+from ...policies.gaussian import GaussianConfig, GaussianLoss, GaussianPolicy
+from ...policies.nets.mlp import Activation
+from ..episode_statistics import EpisodeStatistics
+from ..exploration.novelty import novelty
+from ..exploration.observed import ExploreConfig, Observed
+from ..world_model.ticks import newest
+from .rlpd import starting_from
+
+
+class Selection(enum.Enum):
+    """The policies of which the search makes the next ones."""
+
+    novelty = "novelty"
+    score = "score"  # plain evolution, without emitters, for comparison
+
+
+def _agent() -> GaussianConfig:
+    return GaussianConfig(hidden=[16], activation=Activation.tanh, squash=True)
+
+
+@dataclass
+class SereneConfig:
+    """Settings of SERENE: the network, the search, and its emitters."""
+
+    agent: GaussianConfig = field(default_factory=_agent)  # the network whose weights are searched; it acts by its mean
+    history: int = 1  # observations that are stacked, the newest among them
+    rewarding: float = 0.0  # sum of the rewards of an episode above which an emitter may begin there
+    # places of the numbers that make up a behaviour, in the observations of numbers in alphabetical order; empty: all
+    numbers: list[int] = field(default_factory=list)
+    population: int = 10  # policies from which the search goes on
+    offspring: int = 2  # mutants of each policy in a generation
+    spread: float = 1.0  # deviation of the weights of the first population from those of the network
+    sigma: float = 0.05  # deviation of a mutant's weights from those of its parent
+    select: Selection = Selection.novelty  # policies that the search goes on with
+    neighbours: int = 15  # nearest behaviours, whose mean distance is the novelty
+    archived: int = 5  # mutants of each generation that the archive keeps, drawn at random
+    period: int = 1000  # episodes of search, and then of emitters, in turns
+    emitter: int = 6  # policies of an emitter
+    bootstrap: int = 6  # generations after which a new emitter must have improved
+    patience: int = 20  # generations without a better policy, after which an emitter ends
+
+    def __post_init__(self) -> None:
+        counts = "history population offspring neighbours archived period emitter patience"
+        check_ranges(self, {"[1, inf)": counts, "[2, inf)": "bootstrap", "(0, inf)": "spread sigma"})
+
+
+class Tried(NamedTuple):
+    """Policies that have played an episode."""
+
+    genome: Tensor  # (n, W) weights
+    behaviour: Tensor  # (n, B) in units of the world
+    score: Tensor  # (n,) sum of rewards
+
+    def rows(self, chosen: Any) -> Tried:
+        return Tried(*(x[chosen] for x in self))
+
+    def and_(self, other: Tried) -> Tried:
+        return Tried(*(torch.cat(pair) for pair in zip(self, other, strict=True)))
+
+
+@dataclass
+class Emitter:
+    """A few policies that evolve by their scores alone."""
+
+    members: Tried  # at first the ancestor
+    ancestor: Tensor  # (B,) its behaviour
+    sigma: float  # deviation of its mutants
+    best: float  # highest score so far
+    means: list[float] = field(default_factory=list)  # mean score of each generation
+    still: int = 0  # generations without a better policy
+
+    @property
+    def improvement(self) -> float:
+        """Of the mean of three generations, since the first three."""
+        first, last = self.means[:3], self.means[-3:]
+        return sum(last) / len(last) - sum(first) / len(first)
+
+    def go_on(self, mutants: Tried, size: int) -> Tried:
+        """The best of both; what is better than all before is returned."""
+        better = mutants.rows(mutants.score > self.best)
+        both = self.members.and_(mutants)
+        self.members = both.rows(both.score.argsort(descending=True, stable=True)[:size])
+        self.means.append(float(self.members.score.mean()))
+        self.still = 0 if len(better.score) else self.still + 1
+        self.best = max(self.best, float(self.members.score[0]))
+        return better
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**vars(self), "members": tuple(self.members), "means": list(self.means)}
+
+
+def emitter_from(state: Mapping[str, Any]) -> Emitter:
+    return Emitter(**{**state, "members": Tried(*state["members"])})
+
+
+def front(points: Tensor) -> Tensor:
+    """(n, d) -> (n,) bool: the points that no other surpasses in all that counts."""
+    others = points[None] >= points[:, None]
+    return ~(others.all(-1) & (points[None] > points[:, None]).any(-1)).any(1)
+
+
+def build(
+    config: SereneConfig, base: GaussianPolicy | None, env: VecEnv, *, seed: int = 0, device: torch.device | str = "cpu"
+) -> SereneLoop:
+    if base is None:
+        spec = agent_spec(env.spec, history=config.history)
+        agent: GaussianPolicy = build_policy(config.agent, spec, seed=derive(seed, "agent"), device=device)
+    else:
+        agent = starting_from(base)
+        check_compatible(agent.spec, env.spec)
+    agent.config = replace(agent.config, loss=GaussianLoss.least_squares)  # without noise, as it is scored
+    return SereneLoop(config, agent.eval(), env, seed)
+
+
+class SereneLoop(Learns):
+    """An iteration is one episode of every world, each with a policy of its own. It is its own learner; the policy is
+    the best so far."""
+
+    replay, pretraining = None, 0
+
+    def __init__(self, config: SereneConfig, agent: GaussianPolicy, env: VecEnv, seed: int) -> None:
+        self.config, self.policy, self.seed = config, agent, seed
+        self.env: Any = env
+        shown = replace(env.spec, obs=env.spec.obs.without_history(agent.spec.history))
+        self.observed = Observed(ExploreConfig(numbers=config.numbers), shown, env.device, "method")
+        self.statistics = EpisodeStatistics(env.num_envs, torch.device(env.device))
+        self.generator = named_generator(seed, "serene")
+        own = parameters_to_vector(agent.trunk.parameters()).detach()
+        self.nothing = Tried(own[:0].view(0, len(own)), own.new_zeros(0, len(self.observed)), own.new_zeros(0))
+        self.population = self.tried = self.nothing  # of the search; and of the generation under way
+        self.archive = self.rewarded = self.nothing.behaviour  # of the search; and of what earned a reward
+        self.candidates, self.emitters = list[Emitter](), list[Emitter]()  # not tried yet, and those that improved
+        self.turn: Emitter | None = None  # the emitter whose generation it is; None: the search
+        self.emitting, self.spent = False, 0  # whether this period is for emitters, and how much of it is over
+        self.iteration, self.best = 0, float("-inf")
+        self.asked = self._mutants(own.repeat(config.population, 1), config.spread)  # policies of this generation
+
+    @property
+    def learner(self) -> SereneLoop:
+        return self
+
+    @property
+    def decisions_per_iteration(self) -> int:
+        return self.env.num_envs * -(-self.env.spec.max_steps // self.policy.spec.execute)
+
+    def iterations(self, total: int) -> int:
+        return -(-total // self.decisions_per_iteration)
+
+    # ---- a generation ----
+
+    def iterate(self) -> Metrics:
+        begun = len(self.tried.score)
+        self.tried = self.tried.and_(self._play(self.asked[begun : begun + self.env.num_envs]))
+        self.iteration += 1
+        if len(self.tried.score) == len(self.asked):
+            generation, self.tried = self.tried, self.nothing
+            self._learn(generation)
+            self.spent += len(generation.score)
+            self.turn = self._next()
+            self.asked = self._offspring()
+        return {}
+
+    def _learn(self, generation: Tried) -> None:
+        self.observed.absorb(generation.behaviour)
+        if (score := float(generation.score.max())) > self.best:
+            self.best = score
+            vector_to_parameters(generation.genome[generation.score.argmax()], self.policy.trunk.parameters())
+        if self.turn is None:
+            self._search(generation)
+        else:
+            self._emit(self.turn, generation)
+
+    def _search(self, generation: Tried) -> None:
+        config, everyone = self.config, self.population.and_(generation)
+        if config.select is Selection.novelty:
+            new = self._novelty(everyone.behaviour, everyone.behaviour, self.archive, self.rewarded)
+            for i in (generation.score > config.rewarding).nonzero()[:, 0].tolist():
+                apart = torch.cdist(generation.genome[i : i + 1], everyone.genome)[0]
+                sigma = float(apart[apart > 0].min()) / 3 if bool((apart > 0).any()) else config.sigma
+                one = generation.rows(slice(i, i + 1))
+                self.candidates.append(Emitter(one, one.behaviour[0], sigma, float(one.score)))
+                self.rewarded = torch.cat([self.rewarded, one.behaviour])
+        else:
+            new = everyone.score
+        drawn = torch.randperm(len(generation.score), generator=self.generator)[: config.archived]
+        self.archive = torch.cat([self.archive, generation.behaviour[drawn]])
+        self.population = everyone.rows(new.argsort(descending=True, stable=True)[: config.population])
+
+    def _emit(self, emitter: Emitter, generation: Tried) -> None:
+        better = emitter.go_on(generation, self.config.emitter)
+        self.rewarded = torch.cat([self.rewarded, better.behaviour])
+        if len(emitter.means) == self.config.bootstrap:
+            self.turn = None
+            if emitter.improvement > 0:
+                self.emitters.append(emitter)
+        elif len(emitter.means) > self.config.bootstrap and emitter.still >= self.config.patience:
+            self.turn = None
+
+    def _next(self) -> Emitter | None:
+        """The emitter whose generation is next; None: the search's."""
+        config, turn = self.config, self.turn
+        new = turn is not None and len(turn.means) < config.bootstrap  # it is not left before it could improve
+        if self.spent >= config.period and not new:
+            self.emitters += [turn] if turn is not None else []
+            self.spent, self.emitting, turn = 0, not self.emitting, None
+        if not self.emitting or turn is not None:
+            return turn
+        if self.candidates and self.spent < config.period * 2 / 3:
+            return self.candidates.pop(int(self._novelty_of(self.candidates).argmax()))
+        if self.emitters:
+            gains = torch.tensor([emitter.improvement for emitter in self.emitters])
+            best = front(torch.stack([self._novelty_of(self.emitters).to(gains), gains], 1)).nonzero()[:, 0]
+            return self.emitters.pop(int(best[torch.randint(len(best), (), generator=self.generator)]))
+        self.emitting, self.spent = False, 0
+        return None
+
+    def _novelty_of(self, emitters: list[Emitter]) -> Tensor:
+        return self._novelty(torch.stack([emitter.ancestor for emitter in emitters]), self.rewarded)
+
+    def _novelty(self, behaviour: Tensor, *others: Tensor) -> Tensor:
+        points, beside = self.observed.scaled(behaviour), self.observed.scaled(torch.cat(others))
+        return novelty(points, beside, self.config.neighbours)
+
+    def _offspring(self) -> Tensor:
+        config, turn = self.config, self.turn
+        if turn is None:
+            return self._mutants(self.population.genome.repeat_interleave(config.offspring, 0), config.sigma)
+        count = config.offspring if turn.means else config.emitter
+        return self._mutants(turn.members.genome.repeat_interleave(count, 0), turn.sigma)
+
+    def _mutants(self, genome: Tensor, sigma: float) -> Tensor:
+        return genome + sigma * torch.randn(genome.shape, generator=self.generator).to(genome)
+
+    # ---- an episode of each ----
+
+    @torch.no_grad()
+    def _play(self, genome: Tensor) -> Tried:
+        env, execute, worlds = self.env, self.policy.spec.execute, self.env.num_envs
+        row = torch.arange(worlds, device=genome.device)
+        active = (row < len(genome)).to(env.device)
+        crowd = genome[row.clamp(max=len(genome) - 1)]
+        seeds = [derive(self.seed, "episode", self.iteration, world) for world in range(worlds)]
+        obs, score, tick = env.reset(torch.ones_like(active), seeds), torch.zeros(worlds, device=env.device), 0
+        chunk = torch.zeros(())
+        while bool(active.any()):
+            if tick % execute == 0:
+                chunk = self._chunks(crowd, obs)
+                self.statistics.decisions += int(active.sum())
+            step = env.step(chunk[:, tick % execute], active)
+            score += torch.where(active, step.reward, 0)
+            obs, tick = tree.where(active, step.obs, obs), tick + 1
+            self.statistics.ticks += active.sum()
+            self.statistics.reports_success |= "success" in step.info
+            active = active & ~(step.terminated | step.truncated)
+        behaviour = self.observed.raw(newest(obs, self.policy.spec.history))
+        return Tried(genome, behaviour[: len(genome)].to(genome), score[: len(genome)].to(genome))
+
+    def _chunks(self, genome: Tensor, obs: Obs) -> Tensor:
+        """(N, n, A): the mean of a policy for each world, of weights of its own."""
+        trunk, spec = self.policy.trunk, self.policy.spec
+        names, shapes = zip(*((name, x.shape) for name, x in trunk.named_parameters()), strict=True)
+        parts = genome.split([shape.numel() for shape in shapes], 1)
+        weights = {n: x.view(-1, *shape) for n, x, shape in zip(names, parts, shapes, strict=True)}
+
+        def one(own: dict[str, Tensor], seen: Tensor) -> Tensor:
+            return functional_call(trunk, own, (seen[None],))[0]
+
+        out = vmap(one)(weights, self.policy.encoder(obs))
+        mean = out[:, : spec.horizon * spec.action.dim].view(-1, *spec.chunk_shape)
+        return spec.executed(torch.tanh(mean))
+
+    # ---- reports and state ----
+
+    def report(self) -> Metrics:
+        counts = {"archive": len(self.archive), "rewarded": len(self.rewarded), "emitters": len(self.emitters)}
+        counts["emitters_untried"] = len(self.candidates)
+        found = {f"serene/{name}": float(count) for name, count in counts.items()}
+        best = {"serene/best": self.best} if self.statistics.decisions else {}
+        return {**self.statistics.report(), **found, **best}
+
+    def deliver(self, folder: Path) -> str:
+        return f"{len(self.rewarded)} policies earned a reward, the best {self.best:.4g}"
+
+    def state_dict(self) -> dict[str, Any]:
+        kept = ("archive", "rewarded", "asked", "emitting", "spent", "iteration")
+        return {
+            **{name: getattr(self, name) for name in kept},
+            "best": self.best if self.iteration else None,
+            "policy": self.policy.state_dict(),
+            "population": tuple(self.population),
+            "tried": tuple(self.tried),
+            "candidates": [emitter.state_dict() for emitter in self.candidates],
+            "emitters": [emitter.state_dict() for emitter in self.emitters],
+            "turn": None if self.turn is None else self.turn.state_dict(),
+            "observed": self.observed.state_dict(),
+            "statistics": self.statistics.state_dict(),
+            "generator": self.generator.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.archive, self.rewarded, self.asked = (state[name] for name in ("archive", "rewarded", "asked"))
+        self.emitting, self.spent, self.iteration = (
+            bool(state["emitting"]),
+            int(state["spent"]),
+            int(state["iteration"]),
+        )
+        self.best = float("-inf") if state["best"] is None else float(state["best"])
+        self.policy.load_state_dict(state["policy"])
+        self.population, self.tried = Tried(*state["population"]), Tried(*state["tried"])
+        self.candidates, self.emitters = ([emitter_from(x) for x in state[name]] for name in ("candidates", "emitters"))
+        self.turn = None if state["turn"] is None else emitter_from(state["turn"])
+        self.observed.load_state_dict(state["observed"])
+        self.statistics.load_state_dict(state["statistics"])
+        self.generator.set_state(state["generator"].cpu())
