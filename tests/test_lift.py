@@ -134,6 +134,20 @@ def test_ticks_without_noise_say_what_an_action_does_only_to_a_model_with_physic
     assert hybrid < 0.5 * networks and exploring < 0.3 * networks
 
 
+def test_a_twin_leads_where_no_tick_has_been():
+    few, quick = braked(25), replace(SMALL, updates=1)
+    obs = {"state": few.all()["obs"]["state"].clone()}
+    obs["state"][:, 2] = 3 * obs["state"][:, 2].abs().amax()  # three times as fast as anything that was played
+    action, still = torch.zeros(len(obs["state"]), 1), torch.zeros(len(obs["state"]), dtype=torch.int64)
+    twin: Any = pendulums(mass=0.8).known_dynamics
+    hybrid, networks = fitted(pendulums(), few, quick, twin=twin), fitted(pendulums(), few, quick)
+    led, held = (
+        x.predict(obs, action, still, torch.zeros(len(still), 3)).next_obs["state"] for x in (hybrid, networks)
+    )
+    assert (led[:, 2] - twin(obs, action)["state"][:, 2]).abs().max() < 1.0 < 0.4 * float(obs["state"][0, 2])
+    assert (held[:, 2] < 0.5 * obs["state"][:, 2]).all(), "networks stay where they have been"
+
+
 def test_failures_are_those_of_the_world_s_own_rule():
     ticks = played(pendulums(), 25)
     data = ticks.all()

@@ -47,6 +47,7 @@ from .ticks import Ticks, of_episodes
 STILL = 1e-6  # deviation below which a number counts as constant in the data
 RESIDUAL = 0.01  # of the deviation of a change: the least unit in which a twin's errors are measured
 MARGIN = 0.1  # of the range of the data, by which an imagined state may leave it
+WIDE = 10.0  # the same with a twin, which knows how a robot falls that never fell in the data
 
 
 class Kind(enum.Enum):
@@ -250,7 +251,7 @@ class WorldModel(nn.Module):
         self.dynamics.solve(inputs, self.changes(after - played.expected))
         everything = ticks.all()
         both = torch.cat([self.state_of(everything["obs"]), self.state_of(everything["next_obs"])])
-        room = MARGIN * (both.amax(0) - both.amin(0))
+        room = (MARGIN if self.twin is None else WIDE) * (both.amax(0) - both.amin(0))
         self.low.copy_(both.amin(0) - room)
         self.high.copy_(both.amax(0) + room)
         success, failure = ends_of(everything)
