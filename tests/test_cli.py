@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from burnish.policies.cli.cli import VERBS, main
+from burnish.policies.cli.cli import VERBS, compose, main
 from burnish.policies.cli.settings_text import texts
 from burnish.policies.measure.evaluate import Evaluation
 
@@ -112,6 +112,8 @@ def test_a_policy_with_history_is_pretrained_evaluated_and_collected(lab, capsys
         (["collect", "env=two_mod"], "env=two_mod is not a choice; did you mean 'two_mode'"),
         (["collect", "episodes=0"], "episodes=0"),
         (["pretrain", "data=x", "env.max_steps=3"], "choose env=... first"),
+        (["pretrain", "data=x", "env.package=x"], "choose env=... first (gym|remote)"),
+        (["pretrain", "data=[größe]"], "in quotes"),
         (["collect", "policy.path=x"], "x is not a checkpoint"),
         (["collect", "expert=nosy", "out=nothing"], "no expert of level 'nosy'"),
         (["collect", "policy=flow"], "this choice of policy is not for this verb; choices: checkpoint"),
@@ -131,6 +133,26 @@ def test_a_policy_with_history_is_pretrained_evaluated_and_collected(lab, capsys
 )
 def test_mistakes_are_one_sentence(words, sentence, capsys):
     assert sentence in refused(capsys, *words)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("out=größe mit leer/réseau", "größe mit leer/réseau"),
+        ("out=it's a#b;c=1", "it's a#b;c=1"),
+        ("out=left, then right", "left, then right"),  # which Hydra takes for a sweep
+        ("out=\\\\disk\\ö\\", "\\\\disk\\ö\\"),
+        ("out='a b'", "a b"),  # quotes that a user wrote are Hydra's
+        ("out=~/runs", str(Path.home() / "runs")),
+        ("methods=dsrl,größe/m.yaml", ["dsrl", "größe/m.yaml"]),
+        ('methods=["größe,1"]', ["größe,1"]),
+    ],
+)
+def test_a_value_of_any_letters_arrives_as_it_was_typed(given, meant):
+    import burnish.finetune.improve.__main__ as improve
+
+    composed = compose("improve", improve.ImproveConfig, improve.GROUPS["improve"], [given])
+    assert composed[given.partition("=")[0]] == meant
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "rtde_control": ("real_robot.drivers",),
     "rtde_receive": ("real_robot.drivers",),
     "cv2": ("real_robot.camera",),
-    "hydra": ("policies.cli.cli",),
+    "hydra": ("policies.cli.cli", "policies.cli.overrides"),
     "omegaconf": ("policies.cli.cli",),
     "stable_baselines3": ("policies.gymnasium_adapters", "finetune.baselines"),
     "gymnasium.vector": ("policies.gymnasium_adapters", "finetune.baselines"),

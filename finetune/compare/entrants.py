@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from ...policies.cli.cli import require_literal
+from ...policies.cli.overrides import require_literal
 from ...policies.core.config import from_data
 from ...policies.core.errors import BurnishError, did_you_mean
 from ...policies.runs.manifest import plain_yaml

@@ -17,6 +17,7 @@ from importlib import import_module, resources
 from typing import Any, NamedTuple
 
 from ..core.errors import BurnishError, did_you_mean, plain, reason
+from .overrides import literal, quoted, require_literal
 from .settings_text import beside, texts
 from .verb_process import import_modules, named_modules
 
@@ -144,9 +145,7 @@ def spelled_out(verb: str, words: Sequence[str]) -> list[str]:
     bare, found = [word for word in words if "=" not in word], [word for word in words if "=" in word]
     for name in VERBS[verb].words:
         if name.endswith("...") and bare:
-            quotes = ['"' if "'" in word else "'" for word in bare]
-            listed = ",".join(f"{quote}{word}{quote}" for quote, word in zip(quotes, bare, strict=True))
-            found.insert(0, f"{name.removesuffix('...')}=[{listed}]")
+            found.insert(0, f"{name.removesuffix('...')}=[{','.join(map(quoted, bare))}]")
             bare = []
         elif bare:
             found.insert(0, f"{name}={bare.pop(0)}")
@@ -189,7 +188,7 @@ def compose(verb: str, schema: type, groups: Mapping[str, Mapping[str, type]], o
         group = word.removesuffix("=null")
         if group != word and group in groups:
             raise BurnishError(f"{word!r} chooses nothing; leave it out, or choose one of {', '.join(groups[group])}")
-    overrides = [_nested(_listed(word, schema), schema, groups) for word in overrides]
+    overrides = [_nested(literal(word, schema), schema, groups) for word in overrides]
     implied = [
         f"{group}={chosen}"
         for group, names in choices(groups).items()
@@ -210,17 +209,6 @@ def compose(verb: str, schema: type, groups: Mapping[str, Mapping[str, type]], o
         GlobalHydra.instance().hydra = outer
 
 
-def require_literal(word: str, where: str = "a setting") -> str:
-    """A setting is what it says. OmegaConf would look up ``${oc.env:KEY}``, and words may come from an untrusted file:
-    what lies in the environment would go into run folders, checkpoints and error sentences."""
-    if "${" in word:
-        raise BurnishError(
-            f"{where} holds '${{...}}' ({word!r:.120}), which is never looked up here; write the value itself, or let "
-            "the shell fill it in: out=$HOME/runs"
-        )
-    return word
-
-
 def _implied(
     group: str, names: Sequence[str], groups: Mapping[str, Mapping[str, type]], overrides: Sequence[str]
 ) -> str | None:
@@ -231,13 +219,6 @@ def _implied(
     usual = groups.get(group, {}).get("checkpoint")
     fits = usual is not None and given <= {field.name for field in dataclasses.fields(usual)}
     return "checkpoint" if fits else None
-
-
-def _listed(word: str, schema: type) -> str:
-    """``key=a,b`` of a setting that is a list, as ``key=[a,b]``: Hydra would take it for a sweep."""
-    key, _, value = word.partition("=")
-    kind = typing.get_type_hints(schema).get(key)
-    return f"{key}=[{value}]" if typing.get_origin(kind) is list and not value.startswith("[") else word
 
 
 def _nested(word: str, schema: type, groups: Mapping[str, Mapping[str, type]]) -> str:
@@ -351,7 +332,7 @@ def _sentence(
     from omegaconf import errors
 
     if isinstance(error, OverrideParseException):
-        return f"cannot read {error.override!r}: {reason(error)}"
+        return f'cannot read {error.override!r}; between brackets, text that is no plain word is in quotes: ["größe"]'
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, choice = str(error.missing_cfg_file).partition("/")
         if group and choice.endswith(SCHEMA):
@@ -385,8 +366,9 @@ def _nearest(key: str, schema: type, groups: Mapping[str, Mapping[str, type]], o
             if picked.get(group, name) == name:
                 known |= {field for field, _ in _fields(kind, group)}
     if key in known or any(name.startswith(f"{key}.") for name in known):
-        group = key.partition(".")[0]
-        return f"choose {group}=... first ({'|'.join(choices(groups).get(group, []))})"
+        group, _, name = key.partition(".")
+        having = [kind for kind, x in groups.get(group, {}).items() if name in dict(_fields(x, ""))]
+        return f"choose {group}=... first ({'|'.join(having or choices(groups).get(group, []))})"
     return did_you_mean(key, known)
 
 
