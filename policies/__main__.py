@@ -26,7 +26,7 @@ from .build import (
     where_of,
 )
 from .cli.cli import main
-from .cli.machine import prepare_machine, say
+from .cli.machine import prepare_machine, say, say_delivered
 from .controllers import controller_for
 from .core import files
 from .core.config import to_data
@@ -155,7 +155,7 @@ def _pretrain(config: PretrainConfig, ranks: Ranks, device: torch.device) -> int
     if not finished:
         say(f"stopped at step {learner.step} of {config.train.steps}; continue with resume=true")
         return 130
-    say(f"policy: {config.out}  (burnish evaluate policy.path={config.out})")
+    say_delivered(config.out, env_data)
     if evaluator is not None and evaluator.best is not None:
         say(evaluator.best.sentence())
     return 0
@@ -204,6 +204,8 @@ def evaluate(config: EvaluateConfig) -> int:
         video = files.below(out, "videos") if out is not None and filmed else None
         results.append(run_evaluation(env, controller, seeds, video=video, video_seeds=filmed))
         say(f"{path}{', with swapped words' if config.swap_words else ''}: {in_words(results[-1])}")
+        if results[-1].success is None and (read_from := getattr(raw, "success_from", None)):
+            say(f"note: no step reported {read_from()}; env.success=KEY names another key of its info")
         for line in lines(results[-1]):
             say(line)
         if out is not None:

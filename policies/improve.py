@@ -11,7 +11,7 @@ from torch import nn
 
 from .best import Best
 from .build import CheckpointConfig, describe
-from .cli.machine import say
+from .cli.machine import say, say_delivered
 from .core.config import to_data
 from .core.types import Learns, Metrics, Saved
 from .evaluator import Evaluator
@@ -127,9 +127,9 @@ def improve(
         return 130
     if not keep or pause is not None:
         return 0
-    against = f" against={config.policy.path}" if isinstance(config.policy, CheckpointConfig) else ""
-    stands_on = f" policy.base={config.policy.path}" if work.partial and against else ""
-    say(f"policy: {config.out}  (burnish evaluate policy.path={config.out}{stands_on}{against})")
+    base = config.policy.path if isinstance(config.policy, CheckpointConfig) else None
+    words = [f"policy.base={base}"] * work.partial + [f"against={base}"] if base is not None else []
+    say_delivered(config.out, work.origin.get("env"), *words)
     if evaluator is not None and evaluator.best is not None:
         say(evaluator.best.sentence())
     return 0

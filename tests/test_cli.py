@@ -109,6 +109,7 @@ def test_a_policy_with_history_is_pretrained_evaluated_and_collected(lab, capsys
         (["pretrain", "+policy.extra=1", "data=x"], "settings can only be changed"),
         (["evaluate"], "policy=... must be given"),
         (["evaluate", "policy.path=nowhere"], "nowhere"),
+        (["evaluate", f"policy.path={__file__}"], "it is a file, and one of another library is not read here"),
         (["collect", "env=two_mod"], "env=two_mod is not a choice; did you mean 'two_mode'"),
         (["collect", "episodes=0"], "episodes=0"),
         (["pretrain", "data=x", "env.max_steps=3"], "choose env=... first"),

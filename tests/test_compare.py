@@ -226,6 +226,21 @@ def test_a_comparison_whose_base_cannot_be_evaluated_does_not_occupy_its_folder(
     assert "holds a comparison" in capsys.readouterr().err
 
 
+def test_a_base_of_no_world_is_refused_with_the_setting_that_names_one(base, tmp_path, capsys):
+    assert main(["data", "convert", f"{base.parent}/data", f"out={tmp_path}/data"]) == 0
+    about = tmp_path / "data/meta/info.json"
+    told = json.loads(about.read_text())
+    told["burnish"]["meta"].pop("env", None)
+    about.write_text(json.dumps(told))
+    words = ["policy.net.mlp.hidden=[16]", "train.steps=1"]
+    assert main(["pretrain", "policy=flow", *words, f"data={tmp_path}/data", f"out={tmp_path}/base"]) == 0
+    out = capsys.readouterr().out
+    assert "the policy is not tried" in out and f"policy.path={tmp_path}/base env=...)" in out
+    assert main(["compare", f"base={tmp_path}/base", "methods=dsrl", f"out={tmp_path}/out"]) == 2
+    assert "world=FILE" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.slow
 def test_a_comparison_runs_fails_in_part_resumes_and_says_so(base, tmp_path, capsys, monkeypatch):
     small = "defaults: [override /method: {0}]\nworlds: 4\n"

@@ -12,6 +12,7 @@ from burnish.finetune.api import load
 from burnish.policies.__main__ import GROUPS, EvaluateConfig
 from burnish.policies.build import build_policy, describe
 from burnish.policies.cli.cli import choices, compose, main, to_object
+from burnish.policies.cli.machine import say_delivered
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.spec import agent_spec
 from burnish.policies.data.episodes import Episode, Episodes
@@ -173,3 +174,23 @@ def test_the_name_of_a_stored_world_is_joined_to_no_path(planted, tmp_path, caps
     checkpoint.save(tmp_path / "q", config=config, state=saved.state)
     assert main(["compare", f"base={tmp_path}/q", "methods=mine_alone", f"out={tmp_path}/o"]) == 2
     assert "dsrl" in capsys.readouterr().err  # a choice among the methods, but no experiment of that folder
+
+
+@pytest.mark.parametrize(
+    ("world", "imports", "named"),
+    [
+        ({"name": "two_mode", "config": {}}, "", False),
+        (stored(width=64), "", False),
+        (None, "", True),
+        (stored(xml_file="my.xml"), "", True),
+        ({"name": "gym", "config": {"id": "pytest/Push-v0"}}, "", True),  # imported in this process alone
+        ({"name": "gym", "config": {"id": "pytest/Push-v0"}}, "pytest", False),
+    ],
+)
+def test_the_command_that_a_verb_prints_names_the_world_where_the_file_may_not(
+    world, imports, named, capsys, monkeypatch
+):
+    monkeypatch.setenv("BURNISH_IMPORT", imports)
+    say_delivered("my policy", world, "against=runs/bc")
+    command = "burnish evaluate 'policy.path=my policy' against=runs/bc" + " env=..." * named
+    assert capsys.readouterr().out == f"policy: my policy  ({command})\n"

@@ -128,7 +128,7 @@ def test_the_file_makes_the_same_world_wherever_such_files_are_read(world, tmp_p
 def test_arguments_that_a_strangers_file_may_not_say_are_named():
     world = GymConfig("Ant-v5", {"xml_file": "my.xml"})
     assert read_back(as_yaml(world)) == world
-    assert "refuses it: it says env.kwargs.xml_file='my.xml', which is not known" in refused(as_yaml(world))
+    assert "names it: it says env.kwargs.xml_file='my.xml', which is not known" in refused(as_yaml(world))
     assert not refused(as_yaml(GymConfig("Pendulum-v1", {"g": 9.81})))
     there = RemoteConfig("Some/World-v0", {"camera_id": [1, 2.5, "word"]}, address="there:7777")
     assert read_back(as_yaml(there)) == there

@@ -113,6 +113,10 @@ def compare(config: CompareConfig) -> int:
     """A comparison of methods on one base, run by run, with its table and best run written; exit status."""
     base, origin = load_policy(config.base)
     world, execute = origin.get("env"), base.spec.execute
+    if world is None and config.world is None:
+        raise BurnishError(
+            f"{config.base} does not say which world it is for; give world=FILE, which `burnish doctor env=...` prints"
+        )
     task = config.task or (world.get("name") if isinstance(world, Mapping) else None)
     chosen = {each.label: each for each in (entrant(name, task, config.budget, execute) for name in config.methods)}
     for each in chosen.values():

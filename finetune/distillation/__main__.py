@@ -13,7 +13,7 @@ from omegaconf import MISSING
 
 from ...policies.build import SAVED, CheckpointConfig, identity_of, load_policy
 from ...policies.cli.cli import main
-from ...policies.cli.machine import prepare_machine, say
+from ...policies.cli.machine import prepare_machine, say, say_delivered
 from ...policies.controllers import controller_for
 from ...policies.core.config import to_data
 from ...policies.core.errors import BurnishError
@@ -145,8 +145,7 @@ def distill(config: DistillConfig) -> int:
     if not finished:
         say(f"stopped at step {learner.step} of {learner.config.steps}; continue with resume=true")
         return 130
-    where = "" if world is not None and config.env is None else " env=..."
-    say(f"policy: {out}  (burnish evaluate policy.path={out} against={config.teachers[0]}{where})")
+    say_delivered(out, world, f"against={config.teachers[0]}")
     return 0
 
 

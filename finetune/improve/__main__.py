@@ -16,7 +16,7 @@ from ...policies.acting import acting_policy
 from ...policies.best import ERROR, difference
 from ...policies.build import ACTING, describe, identity_of, load_policy, where_of
 from ...policies.cli.cli import compose, main, to_object
-from ...policies.cli.machine import prepare_machine, say
+from ...policies.cli.machine import prepare_machine, say, say_delivered
 from ...policies.compose import Greedy
 from ...policies.controllers import controller_for
 from ...policies.core import files
@@ -108,7 +108,7 @@ def improve(config: ImproveConfig) -> int:
     files.replace(files.named(out) / PAGE, f"# The race of `burnish improve`\n\n```\n{text}\n```\n")
     say(text)
     where = f"{out / POLICY}" if isinstance(delivered, nn.Module) else where_of(config.policy)
-    say(f"policy: {where}  (burnish evaluate policy.path={where})")
+    say_delivered(where, world)
     return 0
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from ..core.errors import BurnishError, plain_text
 from ..core.threads import started_by_torchrun
+from ..runs.stored_world import known_elsewhere
+from .verb_process import named_modules
 
 
 def prepare_machine(device: str, threads: int, ranks: int = 1) -> torch.device:
@@ -31,6 +36,14 @@ def prepare_machine(device: str, threads: int, ranks: int = 1) -> torch.device:
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise BurnishError(f"device={device}, but torch finds no CUDA GPU; take device=cpu, or see `burnish doctor`")
     return chosen
+
+
+def say_delivered(path: Any, world: Mapping[str, Any] | None, *words: str) -> None:
+    """A policy's place, and the command that tries it: with ``env=...`` where its file alone cannot make ``world``."""
+    roots = [name.partition(".")[0] for name in named_modules()]
+    where = [] if known_elsewhere(world, roots) else ["env=..."]
+    command = shlex.join(["burnish", "evaluate", f"policy.path={path}", *words, *where])
+    say(f"policy: {path}  ({command})")
 
 
 def say(line: str) -> None:

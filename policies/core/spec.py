@@ -314,8 +314,8 @@ def check_compatible(policy: PolicySpec, env: EnvSpec) -> None:
     require_like_actions("the policy", policy.action_mode, "the environment", env.action_mode)
     if policy.control_hz not in (None, env.control_hz):
         raise BurnishError(
-            f"the policy was trained with control_hz={policy.control_hz}, but the environment has "
-            f"control_hz={env.control_hz}"
+            f"the policy was trained with control_hz={policy.control_hz:g}, but the environment has "
+            f"control_hz={env.control_hz:g}: its actions would last longer or shorter than those that it learnt from"
         )
     looks = any(key.startswith("image.") for key in needed)
     if looks and None not in (policy.pixels, env.pixels) and policy.pixels != env.pixels:

@@ -62,7 +62,10 @@ def read_manifest(folder: Path, files: Sequence[str]) -> tuple[dict[str, Any], l
     """The manifest of ``folder`` once every file that it lists is verified, and the names of its children, of which
     only the manifests are: they verify the rest. ``files`` are needed, more files of tensors may be there."""
     if not folder.is_dir():
-        raise BurnishError(f"{folder} is not a checkpoint: there is no such folder")
+        lacks = "there is no such folder"
+        if folder.exists():
+            lacks = "it is a file, and one of another library is not read here; docs/checkpoint.md says how to bring it"
+        raise BurnishError(f"{folder} is not a checkpoint: {lacks}")
     path = folder / MANIFEST
     if not os.path.lexists(path):
         raise BurnishError(f"{folder} is not a checkpoint: it has no {MANIFEST}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -61,6 +61,15 @@ def plain_world(settings: Any, where: str) -> None:
         )
 
 
+def known_elsewhere(world: Mapping[str, Any] | None, imported: Collection[str]) -> bool:
+    """A file's word alone makes this world in another process, which has ``imported`` these modules and no others."""
+    if world is None:
+        return False
+    config = world.get("config") or {}
+    told = {f"env.{key}": str(config[key]) for key in ("id", "package") if config.get(key)}
+    return not any(_unasked(key, value, imported) for key, value in told.items()) and not _strange(config, "env", 0)
+
+
 def modules_of_prefix(name: str) -> list[str]:
     """The importable modules that ``prefix/Name-v0`` may mean; Meta-World's is ``metaworld``."""
     prefix, slash, _ = name.partition("/")
@@ -69,13 +78,13 @@ def modules_of_prefix(name: str) -> list[str]:
     return [module for module in spelled if module.isidentifier() and find_spec(module) is not None]
 
 
-def _unasked(key: str, value: str) -> str:
+def _unasked(key: str, value: str, imported: Collection[str]) -> str:
     """The module that a setting of a world would import without anybody's word; empty where there is none."""
     modules = [value] if key == "env.package" else modules_of_prefix(value)
     if key == "env.id" and ":" in value:
         modules = [value.partition(":")[0]]
     roots = [module.partition(".")[0] for module in modules]
-    return next((root for root in roots if root not in KNOWN and root not in sys.modules), "")
+    return next((root for root in roots if root not in KNOWN and root not in imported), "")
 
 
 def _strange(value: Any, name: str, depth: int) -> str:
@@ -94,7 +103,7 @@ def _strange(value: Any, name: str, depth: int) -> str:
     if isinstance(value, str):
         if not (_ID if name == "env.id" else _WORD).fullmatch(value):
             return f"{name}={_shown(value)}, which is no name"
-        module = _unasked(name, value) if name in ("env.id", "env.package") else ""
+        module = _unasked(name, value, sys.modules) if name in ("env.id", "env.package") else ""
         return module and f"{name}={value}, which would import {module} (BURNISH_IMPORT={module} imports it for you)"
     if isinstance(value, (list, tuple)):
         if len(value) > LONGEST:

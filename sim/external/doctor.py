@@ -74,11 +74,11 @@ def said(text: str, advice: str = "") -> None:
 
 
 def refused(text: str) -> str:
-    """Why `compare` would not take the file, which might be a stranger's."""
+    """Why the word of a file, which might be a stranger's, is not enough for this world."""
     try:
         plain_world(plain_yaml(text).get("env", {}), "it")
     except BurnishError as error:
-        return f"`burnish compare` refuses it: {error}."
+        return f"A later command refuses this world where only this file, a checkpoint or a dataset names it: {error}."
     return ""
 
 
