@@ -43,6 +43,7 @@ class DataConfig:
     episodes: list[str] = field(default_factory=list)  # convert: those to keep, as 0:50,60; by default all
     success: bool = False  # convert: keep successful episodes alone
     keys: list[str] = field(default_factory=list)  # convert: observations to keep; by default all
+    control_hz: float | None = None  # convert: actions per second, of a set that does not say
     flip: list[str] = field(default_factory=list)  # mirror: pictures to turn left to right
     # mirror: numbers that point sideways, as shoulder_pan (in all columns that have the name) or action.0
     negate: list[str] = field(default_factory=list)
@@ -72,7 +73,7 @@ TAKEN = {
     Do.info: ("reference", "worst", "best", "json"),
     Do.stats: ("json",),
     Do.show: ("episode", "out"),
-    Do.convert: ("out", "episodes", "success", "keys"),
+    Do.convert: ("out", "episodes", "success", "keys", "control_hz"),
     Do.merge: ("out",),
     Do.mirror: ("out", "flip", "negate", "swap", "words"),
 }
@@ -120,6 +121,8 @@ def _write(config: DataConfig, out: str) -> None:
     else:
         (found,) = sets.values()
         episodes = convert.selected(found, config.episodes, config.success, config.keys)
+        if config.control_hz is not None:
+            episodes = convert.at_rate(episodes, config.control_hz)
     for note in notes:
         say(note)
     totals = convert.write(episodes, out)

@@ -17,7 +17,7 @@ from ..core.errors import BurnishError, did_you_mean
 from ..core.spec import ActionSpec, EnvSpec, ObsSpec, require_like_actions, says_nothing
 from ..runs.run import progress_bar
 from . import lerobot_files, lerobot_sim_state
-from .episodes import NO_LIMITS, Episodes, scaled_actions
+from .episodes import NO_LIMITS, NO_RATE, Episodes, scaled_actions
 from .lerobot import LeRobotWriter
 from .lerobot_layout import extra_features
 from .read import format_of, read_dataset
@@ -79,6 +79,15 @@ def selected(
     )
 
 
+def at_rate(episodes: Episodes, hz: float) -> Episodes:
+    """With the rate at which actions were sent, which only who recorded them knows."""
+    if episodes.control_hz not in (None, hz):
+        raise BurnishError(f"the set says {episodes.control_hz:g} actions a second, so control_hz={hz:g} has no place")
+    notes = [note for note in episodes.meta.get("notes", ()) if note != NO_RATE]
+    spec = replace(episodes.spec, control_hz=hz).checked()
+    return replace(episodes, spec=spec, meta={**episodes.meta, "notes": notes})
+
+
 def _range(word: str, most: int) -> range:
     first, colon, last = word.partition(":")
     try:
@@ -95,6 +104,9 @@ def _range(word: str, most: int) -> range:
 
 def merged(sets: Mapping[str, Episodes]) -> tuple[Episodes, list[str]]:
     """One set out of several (by name), with all their tasks and seeds; and sentences on what not all of them have."""
+    rates = {hz for x in sets.values() if (hz := x.control_hz)}
+    if len(rates) == 1:  # those that do not know theirs take the known one
+        sets = {name: at_rate(x, *rates) for name, x in sets.items()}
     (first, base), *others = sets.items()
     for name, other in others:
         _require_same(first, base, name, other)

@@ -1,0 +1,33 @@
+"""The rate of recordings: said by a file, by a set that it is merged with, or by its owner."""
+
+import numpy as np
+import pytest
+
+from burnish.policies.cli.cli import main
+from burnish.policies.data.read import read_dataset
+
+
+def recordings(path, **told) -> str:
+    rng = np.random.default_rng(len(told))
+    np.savez(path, observations=rng.normal(size=(8, 2)), actions=rng.uniform(-1, 1, (8, 1)), episode_ends=[8], **told)
+    return str(path)
+
+
+def test_a_rate_that_only_its_owner_knows_is_given_once(tmp_path, capsys):
+    silent, told = recordings(tmp_path / "a.npz"), recordings(tmp_path / "b.npz", control_hz=10.0)
+    assert read_dataset(silent).control_hz is None, "nothing in the file says it"
+    assert main(["data", "convert", silent, "control_hz=10", f"out={tmp_path}/set"]) == 0
+    assert read_dataset(f"{tmp_path}/set").control_hz == 10.0
+    assert main(["data", "convert", told, "control_hz=20", f"out={tmp_path}/no"]) == 2
+    assert "the set says 10 actions a second" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_a_set_without_a_rate_takes_that_of_those_with_which_it_is_merged(swap, tmp_path, capsys):
+    silent, told = recordings(tmp_path / "a.npz"), recordings(tmp_path / "b.npz", control_hz=10.0)
+    both = [told, silent] if swap else [silent, told]
+    assert main(["data", "merge", *both, f"out={tmp_path}/both"]) == 0
+    assert read_dataset(f"{tmp_path}/both").control_hz == 10.0
+    other = recordings(tmp_path / "c.npz", control_hz=30.0)
+    assert main(["data", "merge", told, other, f"out={tmp_path}/no"]) == 2
+    assert "10.0, and" in capsys.readouterr().err
