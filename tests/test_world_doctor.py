@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 import signal
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -101,6 +102,8 @@ def test_what_is_not_reported_or_no_number_is_said():
     lines = list(described(GymConfig(), first))
     assert any("not finite" in line.text for line in lines)
     assert "none was reported" in lines[-1].text and "env.success=KEY" in lines[-1].advice
+    assert not first.drawn and any("render_mode: rgb_array" in line.advice for line in lines)
+    assert not any("no films" in line.text for line in described(GymConfig(), replace(first, drawn=True)))
 
 
 def test_prints_are_compared_as_far_as_both_go():

@@ -108,6 +108,8 @@ def described(world: Any, seen: Seen) -> Iterator[Line]:
         "If it is another rate, say env.control_hz=...; recordings and bundles remember it." if assumed else "",
     )
     yield Line(f"An episode has at most {spec.max_steps} steps, {spec.max_steps / spec.control_hz:.3g} seconds.")
+    if not seen.drawn:
+        yield Line("It draws no pictures, so no films.", "If it can, say 'env.kwargs={render_mode: rgb_array}'.")
     told = f"Success is read from {seen.success_from}"
     if seen.reported:
         won = "and random actions succeeded" if seen.won else "though random actions had none"

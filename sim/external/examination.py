@@ -44,6 +44,7 @@ class Seen:
     sources: Mapping[str, Sequence[str]] = field(default_factory=dict)  # key -> the keys of the environment
     rate_from: str = "its configuration"
     success_from: str = "the info under success"
+    drawn: bool = True  # films of it can be made
 
     @property
     def steps(self) -> int:
@@ -77,6 +78,7 @@ def play(world: Any, episodes: Mapping[int, int | None], seconds: float, restore
     found = Seen(env.spec)
     if isinstance(env, ExternalEnv):
         found.sources, found.rate_from, found.success_from = env.sources(), env.hz_from, env.success_from()
+        found.drawn = env.drawn
     for seed, steps in episodes.items():
         act, prints = actions(env.spec), [_print(env.reset(seeds=[seed]))]
         deadline = None if steps else found.stepping_s + seconds / len(episodes)

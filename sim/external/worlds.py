@@ -95,6 +95,11 @@ class ExternalEnv:
             (f"env.{name}={x}" for name, x in named.items() if x is not None), f"{' or '.join(SUCCESS)} in its info"
         )
 
+    @property
+    def drawn(self) -> bool:
+        """It was made with pictures, of which films are."""
+        return self.description["render_mode"] == "rgb_array"
+
     def sources(self) -> dict[str, list[str]]:
         """Of each key that is observed, the keys of the environment, with dots; one without a name is all it has."""
         return self._layout.sources()
@@ -152,7 +157,7 @@ class ExternalEnv:
 
     def render(self, size: int = 128) -> Tensor:
         """(N, H, W, 3) uint8. How large, the environment decides: many take ``width`` and ``height`` as arguments."""
-        if self.description["render_mode"] != "rgb_array":
+        if not self.drawn:
             raise BurnishError(
                 f"{self.config.id} was made without pictures; make it with 'env.kwargs={{render_mode: rgb_array}}'"
             )
