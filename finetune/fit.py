@@ -31,7 +31,7 @@ def compatibility(base: Any, samples: Obs | None) -> list[Fit]:
 def _fit(name: str, row: Method, base: Any, samples: Obs | None) -> Fit:
     if not has(base, row.needs):
         needs = row.needs.value.removesuffix(", or none at all")
-        return Fit(name, False, f"it needs a policy that {needs}, and a {type(base).__name__} is none")
+        return Fit(name, False, f"it needs a policy that {needs}, and {type(base).__name__} is none")
     if row.view is View.latent and samples is not None:
         try:
             found = require_steerable(base, samples, method=name)

@@ -40,6 +40,16 @@ def test_what_is_written_is_what_is_read(tmp_path):
     np.testing.assert_allclose(load(tmp_path / "deep" / "b").act(OBS, noise=NOISE), expected, atol=1e-7)
 
 
+def test_the_loop_of_the_documentation_plays_a_bundle(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[1] / "docs/robots.md").read_text(encoding="utf-8")
+    (program,) = [part.split("```")[0] for part in page.split("```python\n")[1:] if "ChunkController" in part]
+    write(by_hand(), tmp_path / "runs" / "bundle")
+    monkeypatch.chdir(tmp_path)
+    said = {"state": OBS["state"]}
+    exec(compile(program, "robots.md", "exec"), said)
+    assert said["action"].shape == (2,)
+
+
 def test_a_folder_that_is_there_stays_as_it_is(tmp_path):
     write(by_hand(), tmp_path / "b")
     before = (tmp_path / "b" / POLICY).read_bytes()

@@ -104,7 +104,7 @@ def test_draws_of_a_policy_without_noise_follow_the_seed_of_their_row():
 def test_what_has_no_chunk_to_give_is_refused_before_anybody_asks():
     spec = replace(SPEC, history=1)
     net = build_policy(GaussianConfig(hidden=[8]), replace(spec, obs=ObsSpec({"state": (3,), "base_action": (2,)})))
-    with pytest.raises(BurnishError, match="no chunk to give"):
+    with pytest.raises(BurnishError, match="no chunk to give; `burnish distill teachers=FOLDER` makes"):
         PolicyServer(Residual(flow(spec), net, 0.1, "step"), ServerConfig(port=0))
 
 
