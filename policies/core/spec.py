@@ -304,7 +304,8 @@ def check_compatible(policy: PolicySpec, env: EnvSpec) -> None:
     if missing:
         raise BurnishError(
             f"the policy needs the observations {missing}, but the environment gives {sorted(given)}; where only names "
-            "differ, policy.keys={NAME HERE: NAME OF THE POLICY} says so, of LeRobot's policies and of servers"
+            "differ, policy.keys={NAME HERE: NAME OF THE POLICY} says so, of LeRobot's policies and of servers. One of "
+            "ours learns them from its recordings: `burnish data convert ... rename=OLD:NEW`"
         )
     for key, shape in needed.items():
         if key in given and given[key] != shape:

@@ -15,7 +15,7 @@ from omegaconf import MISSING
 from ..cli.machine import say
 from ..core.errors import BurnishError
 from . import convert, info, show, stats
-from .mirror import Mirror, mirrored
+from .mirror import Mirror, mirrored, pairs
 from .read import read_dataset
 
 GROUPS: dict[str, dict[str, dict[str, type]]] = {}
@@ -43,6 +43,7 @@ class DataConfig:
     episodes: list[str] = field(default_factory=list)  # convert: those to keep, as 0:50,60; by default all
     success: bool = False  # convert: keep successful episodes alone
     keys: list[str] = field(default_factory=list)  # convert: observations to keep; by default all
+    rename: list[str] = field(default_factory=list)  # convert: observations, as image.main:image.front, the old first
     control_hz: float | None = None  # convert: actions per second, of a set that does not say
     flip: list[str] = field(default_factory=list)  # mirror: pictures to turn left to right
     # mirror: numbers that point sideways, as shoulder_pan (in all columns that have the name) or action.0
@@ -73,7 +74,7 @@ TAKEN = {
     Do.info: ("reference", "worst", "best", "json"),
     Do.stats: ("json",),
     Do.show: ("episode", "out"),
-    Do.convert: ("out", "episodes", "success", "keys", "control_hz"),
+    Do.convert: ("out", "episodes", "success", "keys", "rename", "control_hz"),
     Do.merge: ("out",),
     Do.mirror: ("out", "flip", "negate", "swap", "words"),
 }
@@ -121,6 +122,7 @@ def _write(config: DataConfig, out: str) -> None:
     else:
         (found,) = sets.values()
         episodes = convert.selected(found, config.episodes, config.success, config.keys)
+        episodes = convert.renamed(episodes, pairs(config.rename, "rename"))
         if config.control_hz is not None:
             episodes = convert.at_rate(episodes, config.control_hz)
     for note in notes:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import BurnishError, did_you_mean
-from ..core.spec import ActionSpec, EnvSpec, ObsSpec, require_like_actions, says_nothing
+from ..core.spec import ActionSpec, EnvSpec, ObsSpec, dtype_of, require_like_actions, says_nothing
 from ..runs.run import progress_bar
 from . import lerobot_files, lerobot_sim_state
 from .episodes import NO_LIMITS, NO_RATE, Episodes, scaled_actions
@@ -77,6 +77,22 @@ def selected(
         spec=replace(episodes.spec, obs=ObsSpec({key: shapes[key] for key in keys})),
         names={key: names for key, names in episodes.names.items() if key in (*keys, "action")},
     )
+
+
+def renamed(episodes: Episodes, pairs: Sequence[tuple[str, str]]) -> Episodes:
+    """With the names that a world has for its observations, as (old, new)."""
+    shapes, names = episodes.spec.obs.shapes, dict(pairs)
+    for old, new in names.items():
+        if old not in shapes:
+            raise BurnishError(f"the set has no observation {old!r}; {did_you_mean(old, shapes)}")
+        if dtype_of(old) != dtype_of(new):
+            raise BurnishError(f"rename={old}:{new} cannot be: pictures, and they alone, are called image.NAME")
+    called = {key: names.get(key, key) for key in shapes}
+    if len(set(called.values())) < len(called):
+        raise BurnishError(f"rename={','.join(map(':'.join, pairs))} gives two observations one name")
+    found = [replace(x, obs={called[key]: rows for key, rows in x.obs.items()}) for x in episodes]
+    spec = replace(episodes.spec, obs=ObsSpec({called[key]: shape for key, shape in shapes.items()}))
+    return replace(episodes, episodes=found, spec=spec, names={called.get(k, k): x for k, x in episodes.names.items()})
 
 
 def at_rate(episodes: Episodes, hz: float) -> Episodes:

@@ -39,7 +39,7 @@ def mirrored(episodes: Episodes, mirror: Mirror) -> Episodes:
     for word in mirror.negate:
         for key, place in _numbers(word, widths, episodes.names):
             sign[key][place] = -1
-    for a, b in _pairs(mirror.swap, "swap"):
+    for a, b in pairs(mirror.swap, "swap"):
         one, other = (_numbers(word, widths, episodes.names) for word in (a, b))
         if [key for key, _ in one] != [key for key, _ in other]:
             raise BurnishError(f"swap={a}:{b} must be two numbers of the same columns")
@@ -50,7 +50,7 @@ def mirrored(episodes: Episodes, mirror: Mirror) -> Episodes:
         if key not in pictures:
             raise BurnishError(f"the set has no picture {key!r} to turn; {did_you_mean(key, pictures)}")
     low, high = (torch.tensor(x) for x in (episodes.spec.action.low, episodes.spec.action.high))
-    words = {x: y for a, b in _pairs(mirror.words, "words") for x, y in ((a, b), (b, a))}
+    words = {x: y for a, b in pairs(mirror.words, "words") for x, y in ((a, b), (b, a))}
 
     def image(key: str, x: Tensor) -> Tensor:
         if key in mirror.flip:
@@ -74,7 +74,8 @@ def mirrored(episodes: Episodes, mirror: Mirror) -> Episodes:
     return replace(episodes, episodes=[turned(number, episode) for number, episode in enumerate(episodes)])
 
 
-def _pairs(words: Sequence[str], what: str) -> list[tuple[str, str]]:
+def pairs(words: Sequence[str], what: str) -> list[tuple[str, str]]:
+    """Words of the setting ``what``, each "one:other"."""
     found = [tuple(word.split(":")) for word in words]
     if bad := [word for word, pair in zip(words, found, strict=True) if len(pair) != 2 or not all(pair)]:
         raise BurnishError(f"{what}={bad[0]} is no pair; write it as left:right")

@@ -1,4 +1,4 @@
-"""The rate of recordings: said by a file, by a set that it is merged with, or by its owner."""
+"""Recordings whose owner says more than their file: the rate, and names that a world has for observations."""
 
 import numpy as np
 import pytest
@@ -31,3 +31,23 @@ def test_a_set_without_a_rate_takes_that_of_those_with_which_it_is_merged(swap, 
     other = recordings(tmp_path / "c.npz", control_hz=30.0)
     assert main(["data", "merge", told, other, f"out={tmp_path}/no"]) == 2
     assert "10.0, and" in capsys.readouterr().err
+
+
+def test_observations_take_the_names_of_a_world(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    pictures, states = rng.integers(0, 255, (8, 12, 12, 3), np.uint8), rng.normal(size=(8, 2))
+    observed = {"observations/camera": pictures, "observations/agent": states}
+    np.savez(tmp_path / "a.npz", **observed, actions=rng.uniform(-1, 1, (8, 1)), episode_ends=[8])
+    words = ["data", "convert", str(tmp_path / "a.npz")]
+    assert main([*words, "rename=image.camera:image.pixels.top", f"out={tmp_path}/set"]) == 0
+    before, after = read_dataset(words[-1]), read_dataset(f"{tmp_path}/set")
+    assert set(after.spec.obs.shapes) == {"state", "image.pixels.top"}
+    assert after[0].obs["image.pixels.top"].equal(before[0].obs["image.camera"]), "the same pictures"
+    assert list(after.names["state"]) == list(before.names["state"])
+    for rename, sentence in {
+        "image.camra:image.x": "did you mean 'image.camera'",
+        "image.camera:state": "pictures, and they alone",
+        "image.camera": "is no pair",
+    }.items():
+        assert main([*words, f"rename={rename}", f"out={tmp_path}/no"]) == 2
+        assert sentence in capsys.readouterr().err
