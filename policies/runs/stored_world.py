@@ -66,8 +66,8 @@ def known_elsewhere(world: Mapping[str, Any] | None, imported: Collection[str]) 
     if world is None:
         return False
     config = world.get("config") or {}
-    told = {f"env.{key}": str(config[key]) for key in ("id", "package") if config.get(key)}
-    return not any(_unasked(key, value, imported) for key, value in told.items()) and not _strange(config, "env", 0)
+    names = {f"env.{key}": str(config[key]) for key in ("id", "package") if config.get(key)}
+    return not any(_unasked(key, name, imported) for key, name in names.items()) and not _strange(config, "env", 0)
 
 
 def modules_of_prefix(name: str) -> list[str]:
