@@ -152,7 +152,6 @@ WRITES_ELSEWHERE: dict[str, set[str]] = {
     "policies.data.lerobot_tables": {"ParquetWriter", "write_table"},
     "policies.data.lerobot_writer": {"write_table"},
     "real_robot.export.exporter": {"TemporaryDirectory"},
-    "finetune.compare.free_baselines": {"TemporaryDirectory"},
     # The memory that a robot's processes share, and an emulated port: a new folder that this user alone can enter.
     "real_robot.control.shared_memory": {"open", "ftruncate", "mkdtemp", "flock", "rmtree"},
     "real_robot.control.process": {"write_text", "replace"},
