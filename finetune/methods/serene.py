@@ -129,6 +129,7 @@ class Emitter:
 
 
 def emitter_from(state: Mapping[str, Any]) -> Emitter:
+    """The emitter of a saved state."""
     return Emitter(**{**state, "members": Tried(*state["members"])})
 
 
@@ -141,6 +142,7 @@ def front(points: Tensor) -> Tensor:
 def build(
     config: SereneConfig, base: GaussianPolicy | None, env: VecEnv, *, seed: int = 0, device: torch.device | str = "cpu"
 ) -> SereneLoop:
+    """A loop of its own: policies are compared by whole episodes, each of which one world plays."""
     if base is None:
         spec = agent_spec(env.spec, history=config.history)
         agent: GaussianPolicy = build_policy(config.agent, spec, seed=derive(seed, "agent"), device=device)
