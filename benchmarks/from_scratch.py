@@ -7,7 +7,7 @@ Ours is what a user runs: `burnish finetune method=sac|td3|gaussian_ppo env=gym`
 is as it comes, on its own `make_vec_env`, with actions in [-1, 1], as it advises and as ours are. Both have the budget
 of ``TASKS`` and the settings of ``SETTINGS``, which are the defaults of SB3 but for the warm-up. PPO scales
 observations and rewards in both (`VecNormalize`, as the zoo of SB3 does on MuJoCo). SAC and TD3 of SB3 see observations
-as they are. So do ours where they are compared; ``normalized`` is ours as a user gets it, with the running normaliser.
+as they are. So do ours where they are compared; ``normalized`` is ours with the running normaliser.
 
 Where settings cannot be the same: ours draws the weights of PPO as `nn.Linear` does (its last layer is 0), SB3
 orthogonally; ours clips the gradients of actor and critic each for itself.
@@ -37,13 +37,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import machine, markdown, options, page, publish, table
+from measure import RESULTS, embed, machine, markdown, options, page, publish, table
 
 from burnish.finetune.api import evaluate, refine
 from burnish.policies.measure.evaluate import evaluation_seeds
 from burnish.policies.measure.statistics import interquartile_mean, stratified_bootstrap
 from burnish.sim.external.worlds import cut_seed
 
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "methods" / "rlpd.md"
 EPISODES, SEED = 20, 1000  # of the examination at the end
 WORLDS = 4  # of PPO
 
@@ -310,6 +311,8 @@ def main() -> None:
     path = results.with_suffix(".json")
     publish(path, report, table(rows, COLUMNS) + "\n\n" + table(methods, OVER_TASKS), result(methods))
     page(path, markdown(rows, COLUMNS), markdown(methods, OVER_TASKS))
+    if chosen.out == RESULTS and not chosen.quick:
+        embed(DOCUMENT, "from_scratch", markdown(methods, OVER_TASKS))
 
 
 if __name__ == "__main__":
