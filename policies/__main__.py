@@ -140,6 +140,8 @@ def _pretrain(config: PretrainConfig, ranks: Ranks, device: torch.device) -> int
     options: dict[str, Any] = {"changeable": free, "progress_every_s": 10, "trackers": config.track, "ranks": ranks}
     mine = Run(config.out, settings, resume=config.resume, **options)
     with mine if ranks.first else FollowingRun(config.out, ranks) as run:
+        if env_data is None and config.eval.episodes:
+            say("no data and no env=... name a world: the policy is not tried, so nothing is known of its success")
         if run.start >= config.train.steps:
             say(f"{config.out} has reached its {config.train.steps} steps already; nothing is trained")
         origin |= {"env": env_data}

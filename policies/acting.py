@@ -57,7 +57,6 @@ def evaluator_of(
         say("eval.episodes=0: the policy is not tried, so nothing is known of its success, and no best/ is chosen")
         return None
     if data is None:
-        say("no data and no env=... name a world: the policy is not tried, so nothing is known of its success")
         return None
     worlds = min(config.worlds, max(config.episodes, config.confirm))
     try:

@@ -179,7 +179,7 @@ def test_silent_action_modes_excuse_no_other_dimension_and_no_other_rate():
     silent = dataclasses.replace(SPEC, action_mode="unknown")
     with pytest.raises(BurnishError, match="acts in 3 dimensions"):
         check_compatible(silent, EnvSpec(SPEC.inputs, ActionSpec((-1,), (1,)), 20.0, "unknown", 10))
-    with pytest.raises(BurnishError, match=r"control_hz=20\.0"):
+    with pytest.raises(BurnishError, match="control_hz=20, but"):
         check_compatible(silent, EnvSpec(SPEC.inputs, SPEC.action, 10.0, "unknown", 10))
 
 

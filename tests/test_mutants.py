@@ -145,7 +145,8 @@ def test_a_mutant_is_killed(mutant, float64):
 
 
 def test_every_formula_has_a_mutant():
-    spared = {"returns_to_go", "uniform_log_density", "unchanged", "uniform"}  # one call or one number each
+    # One call or one number each; a step of an optimizer by two formulas that have theirs.
+    spared = {"returns_to_go", "uniform_log_density", "unchanged", "uniform", "soft_step"}
     for module in (returns, soft, surrogate, td):
         own = [x for x in vars(module).values() if inspect.isfunction(x) and x.__module__ == module.__name__]
         public = {x.__name__ for x in own if not x.__name__.startswith("_")}

@@ -123,6 +123,7 @@ def foreign_imports(folders: Iterable[str]) -> dict[str, str]:
                 names = [node.module or ""]
             found |= {name.split(".")[0]: str(file.relative_to(ROOT)) for name in names}
     scripts = {file.stem for file in files if file.parent.name in ("tests", "benchmarks")}
+    scripts |= {file.parent.name for file in files if file.name == "__init__.py"}
     known = {*sys.stdlib_module_names, "burnish", *scripts}
     return {name: file for name, file in found.items() if name not in known}
 

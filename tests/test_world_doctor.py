@@ -78,8 +78,9 @@ def test_a_world_that_keeps_its_promises():
     assert "state (2 numbers, of place) and image.top (3 x 4 x 5, of top)" in told[0]
     assert "2 dimensions, between -1 and 1, -1 and 3" in told[1]
     assert "20 times a second, as is assumed" in told[2] and "10 steps, 0.5 seconds" in told[3]
-    assert "success or is_success in its info. It was reported in the 16 steps" in told[4]
-    assert "random actions succeeded" in told[4]
+    assert "It draws no pictures" in told[4]
+    assert "success or is_success in its info. It was reported in the 16 steps" in told[5]
+    assert "random actions succeeded" in told[5]
 
 
 @pytest.mark.parametrize(
