@@ -86,6 +86,15 @@ def test_noise_zero_is_free_and_often_better(rows):
     assert max(row["last"] for row in greedy.values()) < import_module("bases").NOISE_FREE_LIMIT
 
 
+def test_more_steps_change_the_order(rows):
+    """The last sentence of the list: a tenfold budget of residual_ppo."""
+    for task in ("push", "pick_place", "hopper"):
+        first = [row for row in rows if (row["task"], row["base"]) == (task, 1)]
+        most = max(row["last"] for row in first if row["budget"] == 100_000)
+        (long,) = (row for row in first if row["budget"] == 1_000_000 and row["method"] == "residual_ppo")
+        assert long["worst_last"] > most and long["minutes"] < 15, task
+
+
 def test_what_the_runs_say(tables, rows):
     """The sentences of the page about the first bases and 100,000 control steps, in its order."""
     mine = [row for row in rows if row["base"] == 1 and row["budget"] == 100_000]
