@@ -69,6 +69,8 @@ def test_consolidation_moves_what_the_agent_chose_into_the_base(tmp_path):
 class NearHalf(torch.nn.Module):
     """A critic that prefers the action 0.5."""
 
+    spec = spec_of(LINE)
+
     def forward(self, obs, action):
         return -(action[..., 0, 0] - 0.5).abs()[None]
 
