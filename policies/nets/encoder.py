@@ -3,8 +3,8 @@
 An instruction is the sum of what its tokens mean at their places, which tells known sentences apart; a policy that is
 to understand new ones needs a language model (`policies/vla`).
 
-An observation may hold, in the place of a picture, what the network of that camera makes of it (``features``), so that
-it is looked at once, and not again by whoever remembers it.
+In the place of a picture an observation may hold the output of the network of its camera (``features``): a picture is
+looked at once, and a replay that keeps the output needs no second look.
 
 A row without its goal is encoded with zeros in place of every goal feature and a 0 in place of the mask, so that one
 network is goal-conditioned and goal-free at once (classifier-free guidance, Ho and Salimans 2022, arXiv 2207.12598).
@@ -169,7 +169,7 @@ class ObsEncoder(nn.Module):
 
     def _looked(self, expected: ObsSpec, obs: Mapping[str, Any]) -> ObsSpec:
         """``expected`` where ``obs`` may hold features in the place of pictures."""
-        looked = {key for key in self.cameras if vision_key(key) in obs}
+        looked = [key for key in self.cameras if vision_key(key) in obs]
         if not looked:
             return expected
         kept = {key: shape for key, shape in expected.shapes.items() if key not in looked}
