@@ -144,7 +144,7 @@ def test_a_lost_server_is_one_sentence_and_a_robot_at_rest(quick, capfd):
 
 ACTION = INSERT.action
 MISFITS: list[tuple[PolicySpec, str]] = [
-    (replace(TOLD, control_hz=10.0), "control_hz=10.0"),
+    (replace(TOLD, control_hz=10.0), "control_hz=10,"),
     (replace(TOLD, action_mode="joint_target"), "action_mode=joint_target"),
     (replace(TOLD, obs=ObsSpec({"state": (34,)})), "'state' of shape (34,)"),
     (replace(TOLD, obs=ObsSpec({"state": (35,), "image.top": (3, 8, 8)})), "needs the picture 'top'"),
