@@ -24,7 +24,6 @@ orthogonally; ours clips the gradients of actor and critic each for itself.
 from __future__ import annotations
 
 import json
-import shutil
 import statistics
 import sys
 import time
@@ -37,7 +36,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import RESULTS, embed, machine, markdown, options, page, publish, table
+from measure import RESULTS, embed, machine, markdown, page, publish, results_of, run_options, table
 
 from burnish.finetune.api import evaluate, refine
 from burnish.policies.measure.evaluate import evaluation_seeds
@@ -283,19 +282,15 @@ def result(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = options(__doc__)
+    parser = run_options(__doc__, range(5))
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="default: %(default)s")
     parser.add_argument(
         "--algorithms", nargs="+", choices=SETTINGS, default=list(SETTINGS), help="default: %(default)s"
     )
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4], help="default: %(default)s")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one core each (default: %(default)s)")
-    parser.add_argument("--report", action="store_true", help="only print and write the table of what is there")
     chosen = parser.parse_args()
-    results = chosen.out / ("from_scratch_quick" if chosen.quick else "from_scratch")
+    results = results_of("from_scratch", chosen)
     if chosen.quick:
         chosen.tasks, chosen.seeds = ["Pendulum-v1"], [0]
-        shutil.rmtree(results, ignore_errors=True)
     cases = [
         Case(task, algorithm, implementation, seed, chosen.quick, results)
         for seed in chosen.seeds

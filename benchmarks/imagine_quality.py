@@ -21,7 +21,6 @@ A run leaves one JSON file in `results/imagine_quality/`; runs that are there ar
 from __future__ import annotations
 
 import json
-import shutil
 import statistics
 import sys
 import tempfile
@@ -30,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import machine, options, publish, table
+from measure import machine, publish, results_of, run_options, table
 from refine_runs import timed
 
 from burnish.policies.build import load_policy
@@ -100,14 +99,9 @@ def played(variant: str, seed: int, kept: Path, quick: bool) -> None:
 
 
 def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(15)), help="(default: 0 to 14)")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one core each (default: %(default)s)")
-    parser.add_argument("--report", action="store_true", help="only print and write the table of what is there")
+    parser = run_options(__doc__, range(15))
     chosen = parser.parse_args()
-    results = chosen.out / ("imagine_quality_quick" if chosen.quick else "imagine_quality")
-    if chosen.quick:
-        shutil.rmtree(results, ignore_errors=True)
+    results = results_of("imagine_quality", chosen)
     seeds = chosen.seeds[:1] if chosen.quick else chosen.seeds
     # The control and the method in the world itself need no more seeds than tell them from it.
     cases = [(v, s) for s in seeds for v in VARIANTS if v == "imagine" or s < 5]

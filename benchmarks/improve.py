@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import RESULTS, embed, machine, markdown, options, page, publish, table
+from measure import RESULTS, embed, machine, markdown, page, publish, results_of, run_options, table
 from refine_bases import RUNS, base_folder, configured, fingerprint
 from refine_quality import SUITE
 from refine_runs import MAIN, timed, valid_runs
@@ -149,17 +149,13 @@ def rows(results: Path) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = options(__doc__)
+    parser = run_options(__doc__)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(fixed()), help="default: all with fixed runs")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="default: %(default)s")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on one core (default: %(default)s)")
-    parser.add_argument("--report", action="store_true", help="only print and write the tables of what is there")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    results = chosen.out / ("improve_quick" if chosen.quick else "improve")
+    results = results_of("improve", chosen)
     if chosen.quick:
         chosen.tasks, chosen.seeds = ["push"], [0]
-        shutil.rmtree(results, ignore_errors=True)
         shutil.rmtree(RUNS.parent / "improve_quick", ignore_errors=True)
     cases = [Case(task, seed, results, chosen.quick) for seed in chosen.seeds for task in chosen.tasks]
     if not chosen.report:

@@ -18,19 +18,16 @@ A run leaves one JSON file in `results/mbpo_quality/`; runs that are there are n
 from __future__ import annotations
 
 import json
-import shutil
 import statistics
 import sys
 import time
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
 from from_scratch import SETTINGS
-from measure import machine, options, publish, table
+from measure import machine, play_apart, publish, results_of, run_options, table
 
 from burnish.finetune.api import refine
 from burnish.finetune.world_model.ticks import Ticks
@@ -105,26 +102,19 @@ def played(task: str, variant: str, seed: int, kept: Path, quick: bool) -> None:
 
 
 def main() -> None:
-    parser = options(__doc__)
+    parser = run_options(__doc__)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="default: %(default)s")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="default: %(default)s")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="default: %(default)s")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one core each (default: %(default)s)")
-    parser.add_argument("--report", action="store_true", help="only print and write the table of what is there")
     chosen = parser.parse_args()
-    results = chosen.out / ("mbpo_quality_quick" if chosen.quick else "mbpo_quality")
+    results = results_of("mbpo_quality", chosen)
     if chosen.quick:
         chosen.tasks, chosen.seeds = ["Pendulum-v1"], [0]
-        shutil.rmtree(results, ignore_errors=True)
     cases = [
         (t, v, s, results / f"{t}-{v}-{s}.json") for s in chosen.seeds for t in chosen.tasks for v in chosen.variants
     ]
     if not chosen.report:
         left = [(*case, chosen.quick) for case in cases if not case[3].exists()]
-        with ProcessPoolExecutor(chosen.jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-            for job in [pool.submit(played, *case) for case in left]:
-                if error := job.exception():  # the others go on
-                    sys.stderr.write(f"{error!r}\n")
+        play_apart(played, left, chosen.jobs)
     rows: list[dict[str, Any]] = [
         json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("*.json"))
     ]

@@ -12,11 +12,14 @@ import json
 import math
 import os
 import platform
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,31 @@ def options(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="the same measurements on less, in under a minute")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON file (default: %(default)s)")
     return parser
+
+
+def run_options(description: str | None, seeds: Sequence[int] = (0, 1, 2)) -> argparse.ArgumentParser:
+    """Those of a benchmark of many long runs, each of which leaves one JSON file and is not repeated."""
+    parser = options(description)
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(seeds), help="default: %(default)s")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one core each (default: %(default)s)")
+    parser.add_argument("--report", action="store_true", help="only print and write the table of what is there")
+    return parser
+
+
+def results_of(name: str, chosen: argparse.Namespace) -> Path:
+    """The folder of these files; a quick run begins with none."""
+    results: Path = chosen.out / (f"{name}_quick" if chosen.quick else name)
+    if chosen.quick:
+        shutil.rmtree(results, ignore_errors=True)
+    return results
+
+
+def play_apart(play: Callable[..., Any], cases: Sequence[Sequence[Any]], jobs: int) -> None:
+    """``play`` of the words of each case, in a process of its own. One that fails is told, and the others go on."""
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+        for job in [pool.submit(play, *case) for case in cases]:
+            if error := job.exception():
+                sys.stderr.write(f"{error!r}\n")
 
 
 def machine(device: torch.device) -> dict[str, Any]:
@@ -136,6 +164,8 @@ class MatmulPeak:
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
     """Aligned text; ``columns`` maps a row's keys to formats such as ``",.0f"``. Where a row has None stands a dash."""
+    if not rows:
+        return "no run yet"
     cells = [list(columns)]
     cells += [["-" if row[key] is None else format(row[key], kind) for key, kind in columns.items()] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

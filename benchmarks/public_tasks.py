@@ -217,14 +217,13 @@ def result(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def publish_tables(suite: Suite, results: Path, quick: bool) -> None:
     rows = measured(suite, results)
     missing = missing_runs(rows)
-    text = table(rows, COLUMNS) if rows else "no run yet"
     counts = {task: sum(count for (name, _), count in missing.items() if name == task) for task in TASKS}
     wanted = {task: sum(wanted_runs(task).values()) for task in TASKS}
     lacking = ", ".join(f"{task} {count} of {wanted[task]}" for task, count in counts.items() if count) or "none"
     said = f"Runs that are missing: {lacking}."
     path = results.with_suffix(".json")
     report = {"machine": machine(torch.device("cpu")), "quick": quick, "rows": rows}
-    publish(path, report, f"{text}\n\n{said}", result(rows))
+    publish(path, report, f"{table(rows, COLUMNS)}\n\n{said}", result(rows))
     page(path, markdown(rows, COLUMNS), f"{said}\n")
 
 

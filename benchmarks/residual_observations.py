@@ -4,7 +4,7 @@ The same base, experiment, budget and seeds; `method.observe=[phase,queue]` is t
 the last one and not a chosen one, plays the same fresh seeds. Reported: success for each task, method and seed, and the
 mean over seeds of what seeing both gains, with its standard error.
 
-    python benchmarks/residual_observations.py [--quick] [--jobs 1] [--report]
+    python benchmarks/residual_observations.py [--quick] [--seeds 0 1 2] [--jobs 1] [--report]
 
 A pair of runs leaves one JSON file in `results/residual_observations/`; pairs that are there are not repeated.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
 import statistics
 import sys
 import time
@@ -23,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import RESULTS, embed, machine, markdown, options, publish, table
+from measure import RESULTS, embed, machine, markdown, publish, results_of, run_options, table
 
 from burnish.finetune import evaluate, load, refine
 
 BASES = Path(__file__).resolve().parent / "bases"
-TASKS, METHODS, SEEDS = ("insert", "push"), ("residual_ppo", "residual_td3"), (0, 1, 2)
+TASKS, METHODS = ("insert", "push"), ("residual_ppo", "residual_td3")
 EPISODES = 400
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "choosing.md"
 MEANS_OF = ("plain", "seeing", "gain")
@@ -62,14 +61,10 @@ def mean_of(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one core each (default: %(default)s)")
-    parser.add_argument("--report", action="store_true", help="only print and write the table of what is there")
+    parser = run_options(__doc__)
     chosen = parser.parse_args()
-    results = chosen.out / ("residual_observations_quick" if chosen.quick else "residual_observations")
-    if chosen.quick:
-        shutil.rmtree(results, ignore_errors=True)
-    seeds, tasks = (SEEDS[:1], TASKS[:1]) if chosen.quick else (SEEDS, TASKS)
+    results = results_of("residual_observations", chosen)
+    seeds, tasks = (chosen.seeds[:1], TASKS[:1]) if chosen.quick else (chosen.seeds, TASKS)
     pairs = list(itertools.product(tasks, METHODS[: len(tasks)]))
     cases = {results / f"{t}-{m}-{seed}.json": (t, m, seed) for seed in seeds for t, m in pairs}
     if not chosen.report:

@@ -1,7 +1,7 @@
 """TD-MPC2 of ours on three tasks of the DeepMind Control Suite, beside its published curves and our SAC, from nothing.
 
     python benchmarks/tdmpc_quality.py [--quick] [--tasks ...] [--methods ...] [--seeds 0 1 2] [--preset tdmpc_cpu]
-    python benchmarks/tdmpc_quality.py --report
+    python benchmarks/tdmpc_quality.py [--jobs 2] | --report
 
 Both methods are what a user runs: `burnish finetune method=tdmpc_cpu|sac env=dm_control worlds=1`, with the warm-up and
 the action repeat of 2 that were published, and no prediction of terminations, which the suite does not have. The budget
@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import machine, markdown, options, page, publish, table
+from measure import machine, markdown, page, play_apart, publish, results_of, run_options, table
 
 from burnish.finetune.api import evaluate, refine
 from burnish.sim.external.settings import GymConfig
@@ -69,7 +69,7 @@ class Case:
         return {**common, "method": self.preset, "loop": loop, "agent.model.ends": False}
 
 
-def one(case: Case) -> float:
+def one(case: Case) -> None:
     torch.set_num_threads(1)
     env = GymConfig("dm_control", {"task": case.task, "repeat": 2}, max_steps=500, processes=0)
     folder, curve = case.result.with_suffix(".run"), list[list[float]]()
@@ -104,7 +104,7 @@ def one(case: Case) -> float:
     part.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     part.replace(case.result)
     shutil.rmtree(folder)
-    return found["return"]
+    sys.stderr.write(f"{case.task} {case.method} {case.seed}: {found['return']:.1f}\n")
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
@@ -141,23 +141,22 @@ def result(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = options(__doc__)
+    parser = run_options(__doc__)
     parser.add_argument("--tasks", nargs="+", choices=PUBLISHED, default=list(PUBLISHED), help="default: %(default)s")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS, help="default: %(default)s")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="default: %(default)s")
     parser.add_argument("--preset", default="tdmpc_cpu", help="settings of tdmpc (default: %(default)s)")
-    parser.add_argument("--report", action="store_true", help="only print and write the table of what is there")
     chosen = parser.parse_args()
-    results = chosen.out / ("tdmpc_quality_quick" if chosen.quick else "tdmpc_quality")
+    results = results_of("tdmpc_quality", chosen)
     if chosen.quick:
         chosen.tasks, chosen.seeds = ["reacher-easy"], [0]
-        shutil.rmtree(results, ignore_errors=True)
-    for seed in () if chosen.report else chosen.seeds:
-        for task in chosen.tasks:
-            for method in chosen.methods:
-                case = Case(task, method, chosen.preset, seed, chosen.quick, results)
-                if not case.result.exists():
-                    sys.stderr.write(f"{task} {method} {seed}: {one(case):.1f}\n")
+    cases = [
+        Case(task, method, chosen.preset, seed, chosen.quick, results)
+        for seed in chosen.seeds
+        for task in chosen.tasks
+        for method in chosen.methods
+    ]
+    if not chosen.report:
+        play_apart(one, [(case,) for case in cases if not case.result.exists()], chosen.jobs)
     rows = rows_of(results)
     path = results.with_suffix(".json")
     report = {"machine": machine(torch.device("cpu")), "quick": chosen.quick, "rows": rows}

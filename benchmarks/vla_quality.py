@@ -19,18 +19,15 @@ A run leaves one JSON file in `results/vla_quality/`; runs that are there are no
 from __future__ import annotations
 
 import json
-import shutil
 import statistics
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
-from measure import RESULTS, embed, machine, markdown, options, publish, table
+from measure import RESULTS, embed, machine, markdown, play_apart, publish, results_of, run_options, table
 from refine_bases import fingerprint_of
 
 from burnish.finetune import load, refine
@@ -196,18 +193,14 @@ def result_of(world: str, found: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = options(__doc__)
+    parser = run_options(__doc__)
     every = sorted({method for world in WORLDS.values() for method in world.methods})
     parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=list(WORLDS), help="default: %(default)s")
     parser.add_argument("--methods", nargs="+", choices=every, default=every, help="default: %(default)s")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="default: %(default)s")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one core each (default: %(default)s)")
-    parser.add_argument("--report", action="store_true", help="only print and write the table of what is there")
     chosen = parser.parse_args()
-    results = chosen.out / ("vla_quality_quick" if chosen.quick else "vla_quality")
+    results = results_of("vla_quality", chosen)
     if chosen.quick:
         chosen.worlds, chosen.methods, chosen.seeds = ["discs"], ["dsrl"], [0]
-        shutil.rmtree(results, ignore_errors=True)
     cases = [
         (w, m, s, results / f"{w}-{m}-{s}.json", chosen.quick)
         for s in chosen.seeds
@@ -216,12 +209,8 @@ def main() -> None:
         if m in BASES or m in WORLDS[w].methods
     ]
     if not chosen.report:
-        with ProcessPoolExecutor(chosen.jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-            for w in chosen.worlds:  # before several runs want it
-                pool.submit(base_of, w, chosen.quick).result()
-            for job in [pool.submit(measured, *case) for case in cases if not case[3].exists()]:
-                if error := job.exception():  # the others go on
-                    sys.stderr.write(f"{error!r}\n")
+        play_apart(base_of, [(w, chosen.quick) for w in chosen.worlds], 1)  # before several runs want it
+        play_apart(measured, [case for case in cases if not case[3].exists()], chosen.jobs)
     rows = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("*.json"))]
     found, result = summaries(rows), {}
     for world in WORLDS:

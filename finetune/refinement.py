@@ -42,6 +42,7 @@ from .people.intervened_rows import InterventionUse
 from .people.interventions import supervisor_of
 from .processes.asynchronous import Asynchronous, AsynchronousConfig
 from .table import METHODS, ONLINE, method_name, method_of
+from .warm_critic import adopt_critic
 
 
 @dataclass
@@ -60,6 +61,8 @@ class FinetuneConfig:
     data: str | None = None  # a folder of recordings, part of every batch of the methods that can use them
     # updates from the recordings alone, before anything is played: offline to online in one run
     pretrain_updates: int = field(default=0, metadata=LATER)
+    # folder of a run whose critic this one begins with; its method and its critic's sizes are those of that run
+    critic_from: str | None = field(default=None, metadata=LATER)
     # changes to the rewards of the world, for the learner, and to those of the recordings
     rewards: RewardConfig = field(default_factory=RewardConfig, metadata=LATER)
     # a part of the reward for what is new, in the worlds that are learnt in
@@ -137,8 +140,10 @@ def refinement(
         seed=config.seed,
         device=device,
     )
-    training = loop if config.processes == 1 else in_two_processes(config, loop)
     learner = loop.learner
+    if config.critic_from is not None:
+        adopt_critic(learner, config.critic_from)
+    training = loop if config.processes == 1 else in_two_processes(config, loop)
     if sentence := learner.describe():
         say(sentence)
     work = Improvement(

@@ -35,6 +35,10 @@ KEYS = {
         "insert_tight_overlap_p99",
     },
     "absolute_targets": {f"{task}_{what}" for task in ("insert", "push") for what in ("base", "plain", "offset")},
+    "lift_quality": {
+        "missing",
+        *(f"{robot}_{way}" for robot in ("hopper", "walker2d") for way in ("carried", "fresh", "sac")),
+    },
     "mbpo_quality": {
         *(f"{task}_{way}" for task in ("pendulum", "hopper") for way in ("sac", "sac_more", "mbpo", "shuffled")),
     },

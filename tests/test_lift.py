@@ -241,8 +241,6 @@ def test_the_recipe_is_that_of_lift():
     assert one.env.factors.changed() == {"friction": 0.6} and not one.twin.factors.changed()
     assert one.method.known_ends and one.twin is not None
     assert 0 < one.method.imagine_every < one.method.refit, "the policy is judged where it goes now"
-    loop, inner = one.method.inner.loop, one.method.inner.sac
-    assert inner.critic_warmup == loop.initial_updates > 0, "the critic is new, the actor is not"
 
 
 @pytest.mark.sim
@@ -261,7 +259,8 @@ def test_the_recipe_runs_from_many_worlds_into_one(robot, tmp_path):
         "method.capacity=200",
         "method.depth.end=80",
     ]
-    words = ["finetune", "experiment=lift", f"policy.path={tmp_path}/many", *changed, *small, *SIZES, *FEW]
+    start = [f"policy.path={tmp_path}/many", f"critic_from={tmp_path}/many"]
+    words = ["finetune", "experiment=lift", *start, *changed, *small, *SIZES, *FEW]
     assert main([*words, f"out={tmp_path}/one"]) == 0
     last = [line for line in read_metrics(tmp_path / "one") if "model/r2" in line][-1]
     assert last["model/r2"] > 0.5, "most of a change is the twin's"

@@ -6,7 +6,8 @@ First ``pretrain_updates`` updates from the recordings alone, then the same lear
 acts and learns. ``loop.prior_share`` says what becomes of the recordings: null draws from both as if they lay in one
 replay (IQL, FQL: arXiv 2502.02538), a number is the share of each batch (RLPD: 2302.02948; Cal-QL: 2303.05479), and 0
 leaves them behind after pretraining, so that what the policy plays during the warm-up takes their place (WSRL:
-2412.07762). A policy that is given is where it starts, with a fresh critic; without recordings that is all it has.
+2412.07762). A policy that is given is where it starts, with a fresh critic, or with that of the run that made it
+(``critic_from=RUN``); without recordings that is all it has.
 
 Rewards are scaled and shifted in the world as in the recordings (``rewards``). Observations are scaled as they lie in
 the recordings, and stay so.

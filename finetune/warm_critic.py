@@ -1,0 +1,55 @@
+"""A critic that another run has learnt, for a refinement that goes on where that run ended.
+
+The policy of a run is where the next one starts (``policy.path=RUN``), but a fresh critic has to learn first what that
+policy is worth, and misleads it meanwhile. ``critic_from=RUN`` brings the critic too, with its target: from recordings
+into the world, from a simulation into another one or onto a robot. Optimisers begin anew, with the rates of the new run.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ..offline.critics import Critic
+from ..offline.learner import Wrapping
+from ..policies.core.errors import BurnishError
+from ..policies.runs.checkpoint import newest
+from ..policies.runs.run import CHECKPOINTS, CONFIG
+
+
+def adopt_critic(learner: Any, run: str) -> None:
+    """Into ``learner`` the critic that the newest checkpoint of ``run`` holds."""
+    while isinstance(learner, Wrapping):
+        learner = learner.inner
+    critic = getattr(learner, "critic", None)
+    if not isinstance(critic, Critic):
+        raise BurnishError(
+            f"this method learns no critic that could begin as that of critic_from={run}; leave critic_from= out"
+        )
+    saved = critic_state(run)
+    own = critic.state_dict()
+    for name in sorted(own.keys() | saved.keys()):
+        wanted, found = (tuple(x[name].shape) if isinstance(x.get(name), Tensor) else None for x in (own, saved))
+        if wanted != found:
+            raise BurnishError(
+                f"the critic of {run} is another one: {name} has {found or 'no value'}, here {wanted or 'none'}; give "
+                f"this run the method of that one and its settings of the critic, which stand in {Path(run) / CONFIG}"
+            )
+    critic.load_state_dict(saved)
+
+
+def critic_state(run: str) -> dict[str, Any]:
+    """Of the newest checkpoint in the folder of a run, of `burnish offline` or `burnish finetune`."""
+    checkpoint = newest(Path(run) / CHECKPOINTS)
+    if checkpoint is None:
+        raise BurnishError(f"critic_from={run} has no checkpoints; give the folder of a run, out= of its command")
+    state = checkpoint.children["learner"].state
+    state = state.get("real", state)  # MBPO's loop holds that of the method within
+    found = state.get("learner", {}).get("critic")
+    if not isinstance(found, dict):
+        raise BurnishError(
+            f"the method of critic_from={run} learns no critic; give a run of one that does, or leave it out"
+        )
+    return found
