@@ -2,7 +2,8 @@
 
 The policy of a run is where the next one starts (``policy.path=RUN``), but a fresh critic has to learn first what that
 policy is worth, and misleads it meanwhile. ``critic_from=RUN`` brings the critic too, with its target: from recordings
-into the world, from a simulation into another one or onto a robot. Optimisers begin anew, with the rates of the new run.
+into the world, from a simulation into another one or onto a robot. Optimisers begin anew, with the rates that the new
+run has.
 """
 
 from __future__ import annotations
