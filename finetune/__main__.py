@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ..policies.build import ACTING
 from ..policies.cli.cli import main
+from ..policies.core.ranks import joined
 from ..sim.build import WORLDS
 from .exploration.build import SETTINGS
 from .refinement import FinetuneConfig, carry_out, refinement
@@ -23,8 +25,12 @@ GROUPS: dict[str, dict[str, Mapping[str, type]]] = {
 
 
 def finetune(config: FinetuneConfig) -> int:
-    """A refinement from its settings to a delivered run folder; exit status."""
-    return carry_out(config, *refinement(config))
+    """A refinement from its settings to a delivered run folder; exit status. Processes that `torchrun` started carry it
+    out together."""
+    with joined(config.device) as (ranks, device):
+        with ranks.own_worlds():
+            parts = refinement(config if device == config.device else replace(config, device=device))
+        return carry_out(config, *parts)
 
 
 if __name__ == "__main__":

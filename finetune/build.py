@@ -24,7 +24,8 @@ from ..policies.data.episodes import Episodes
 from ..policies.gaussian import GaussianPolicy
 from ..policies.planner import PlannerPolicy
 from ..policies.vla.bins import BinsPolicy
-from .loops import Assembly, Loop, OffPolicy, OnPolicy
+from .data_parallel import on_policy
+from .loops import Assembly, Loop, OffPolicy
 from .method import LoopKind, Needs, Phase, Recorded, View, resolved
 from .methods import offline_to_online
 from .methods.dsrl_aliased import recorded_for
@@ -156,8 +157,7 @@ def prepare(
     if row.loop is LoopKind.on_policy:
         if pretrain_updates:
             raise BurnishError(f"method={name} learns from what was just played, so it cannot be pretrained so")
-        length = config.loop.decisions_per_update
-        return OnPolicy(learner, view, decisions_per_update=length, seed=seed)
+        return on_policy(learner, view, config.loop.decisions_per_update, seed)
     kept = {"place": config.loop.place, "seed": derive(seed, "replay"), "device": device}
     replay = Replay(config.loop.capacity, env.num_envs, **kept)
     options = {"prior": learner.prior(replay, prior), "pretrain_updates": pretrain_updates}

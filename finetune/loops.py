@@ -124,9 +124,12 @@ class _Interaction(Generic[L]):
             action, columns = self.learner.actor.act(before, warm=warm, generator=self.generator, fresh=self.fresh)
         with self.watch("playing"):  # the worlds, and in a view on a base that base
             outcome = self.env.step(action)
-        self.statistics.note(outcome)
+        self.note(outcome)
         self.obs, self.fresh = outcome.obs, outcome.ended.clone()
         return before, action, columns, outcome
+
+    def note(self, outcome: Outcome) -> None:
+        self.statistics.note(outcome)
 
     def report(self) -> Metrics:
         """The events since the last report, and the seconds since the beginning; asked when something is logged, not
@@ -179,12 +182,17 @@ class OnPolicy(_Interaction[L]):
         if self.learner.afresh and self.obs is not None:
             self.obs = None
             self.statistics.abandon()
+        batch = self.play()
+        with self.watch("learning"):
+            return self.learner.update(Rows(batch))
+
+    def play(self) -> dict[str, Any]:
+        """The decisions of an iteration, as ``Rollout`` has them."""
         rollout = Rollout(self.length, self.env.num_envs)
         for _ in range(self.length):
             obs, _, columns, outcome = self.decide(warm=False)
             rollout.add(obs, columns, outcome)
-        with self.watch("learning"):
-            return self.learner.update(Rows(rollout.batch()))
+        return rollout.batch()
 
 
 @dataclass

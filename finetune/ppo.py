@@ -16,11 +16,11 @@ over later rewards (`people/intervened_rows.py`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,15 +32,17 @@ from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution, execution
 from ..policies.core.normalize import Running
 from ..policies.core.ranges import check_ranges
+from ..policies.core.ranks import sharing
 from ..policies.core.seed import derive
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.spec import ObsSpec
 from ..policies.core.tree import index
-from ..policies.core.types import Actor, Decision, Learner, Metrics, Obs, Policy, Source, StochasticPolicy
+from ..policies.core.types import Actor, Learner, Metrics, Obs, Policy, Source
 from ..policies.nets.critic import ValueConfig, ValueNet
 from ..policies.nets.encoder import require_shift, shifted
 from ..policies.runs.module_state import restore, state_of
 from . import surrogate
+from .actors.drawing import Network, PPOActor
 from .reward_scale import RewardScale
 from .rollout import flat
 from .surrogate import Reduction, clip_fraction, clipped_surrogate, divisor, effective_clip, gae, kl_k3
@@ -117,32 +119,6 @@ class PPOConfig:
             )
 
 
-class Network(StochasticPolicy, Protocol):
-    """An ``nn.Module`` that is a ``StochasticPolicy``."""
-
-    def modules(self) -> Iterator[nn.Module]: ...
-
-    def parameters(self) -> Iterator[nn.Parameter]: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-
-class PPOActor:
-    """Draws, and remembers what is needed to evaluate the draw again."""
-
-    def __init__(self, actor: Network) -> None:
-        self.actor = actor
-
-    @torch.no_grad()
-    def act(self, obs: Obs, *, warm: bool, generator: torch.Generator, fresh: Tensor | None = None) -> Decision:
-        draw = self.actor.draw(obs, generator=generator)
-        action = self.actor.spec.executed(draw.action)
-        return Decision(action, {"action": action, "trace": draw.trace, "log_prob": draw.log_prob})
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.actor.state_dict()
-
-
 class PPO(Learner):
     """Of ``actor`` the parameters with ``requires_grad`` are trained; ``policy`` is what is deployed: the trained part
     without the noise that training added.
@@ -171,7 +147,11 @@ class PPO(Learner):
         seed: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.network, self.policy, self.config = actor, policy, config
+        self.network, self.policy, self.config, self.ranks = actor, policy, config, sharing()
+        if self.ranks.size > 1 and config.execution is not Execution.eager:
+            raise BurnishError(
+                f"ppo.execution={config.execution.value} records the update of one process; several ranks take eager"
+            )
         self.actor: Actor = PPOActor(actor)
         self.device = torch.device(device)
         if value is None:
@@ -188,7 +168,7 @@ class PPO(Learner):
         passes = int(actor.transitions.sum())  # rows of the network that one decision takes
         usual = max(1, SLICE // passes) if self.device.type == "cpu" else config.minibatch
         self.slice, self.forward = config.slice or usual, config.slice or FORWARD
-        self.scale = RewardScale(num_envs, device) if config.scale_reward else None
+        self.scale = RewardScale(num_envs * self.ranks.size, device) if config.scale_reward else None
         self.seen = Running(actor, self.value) if normalize else None
         self.comparison: Comparison | None = None
         self.rows = named_generator(seed, "minibatches")
@@ -328,18 +308,25 @@ class PPO(Learner):
         return torch.cat([self.value(index(obs, slice(i, i + self.forward))) for i in range(0, count, self.forward)])
 
     def _descent(self, rows: Batch, train_actor: bool) -> Metrics:
-        """One step on the mean over a minibatch."""
+        """One step on the mean over a minibatch, of which each rank computes the rows that are its own."""
         self.optimizer.zero_grad(set_to_none=True)
         if self.config.normalize is Normalize.minibatch:
             rows = rows | {"advantage": surrogate.normalized(rows["advantage"], self.config.advantage_quantiles)}
-        count = len(rows["advantage"])
+        count: float = len(rows["advantage"])
+        rank, size = self.ranks.rank, self.ranks.size
+        if rank >= count:  # without a row, a rank adds one that counts nothing
+            rank, count = 0, math.inf
+        own = index(rows, slice(rank, None, size)) if size > 1 else rows
         metrics: Metrics = {}
-        for start in range(0, count, self.slice):
-            part = index(rows, slice(start, start + self.slice)) if self.slice < count else rows
+        for start in range(0, len(own["advantage"]), self.slice):
+            part = index(own, slice(start, start + self.slice))
             share = len(part["advantage"]) / count
             loss, found = self._loss(part, train_actor)
             (share * loss).backward()
             metrics = {name: metrics.get(name, 0.0) + share * x for name, x in found.items()}
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        summed: list[Any] = [*(p.grad for p in parameters if p.grad is not None), *metrics.values()]
+        self.ranks.add_up(summed)
         limit = self.config.max_grad_norm
         if self.comparison is None:
             metrics["grad_norm/critic"] = nn.utils.clip_grad_norm_(self.value.parameters(), limit)

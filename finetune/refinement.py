@@ -20,6 +20,7 @@ from ..policies.cli.machine import prepare_machine, say
 from ..policies.core.config import LATER
 from ..policies.core.errors import BurnishError
 from ..policies.core.ranges import check_ranges
+from ..policies.core.ranks import sharing
 from ..policies.core.rewards import RewardConfig
 from ..policies.core.seed import derive
 from ..policies.core.spec import PolicySpec, agent_spec
@@ -35,6 +36,7 @@ from ..sim.experts import make_expert
 from .advice import advised
 from .baselines.sb3 import View
 from .build import own_chunk, prepare, prior_data, require
+from .data_parallel import share_of
 from .exploration.build import explored, require_rewards, row_of
 from .loops import Loop, OffPolicy, planned
 from .method import LoopKind, Needs
@@ -94,7 +96,10 @@ def refinement(
 ) -> tuple[Improvement, Loop[Any]]:
     """The improvement, ready to start, and the loop in it. A program hands in ``base`` and ``env`` where settings can
     name none, and may try the policies itself (``tried=False``)."""
-    device, name = prepare_machine(config.device, config.threads), method_name(config.method)
+    ranks = sharing()
+    device, name = prepare_machine(config.device, config.threads, ranks.size), method_name(config.method)
+    if ranks.size > 1:
+        config = share_of(config, ranks)
     if config.view is not None:
         config.method = on_view(config.method, config.view)
     row = method_of(config.method)
@@ -150,7 +155,7 @@ def refinement(
         training=training,
         learner=learner,
         base=base,
-        evaluator=evaluator_of(world, learner.policy.spec, config.eval, device) if tried else None,
+        evaluator=evaluator_of(world, learner.policy.spec, config.eval, device) if tried and ranks.first else None,
         origin={"env": world, "method": name, "base": None if config.policy is None else where_of(config.policy)},
         identity={
             "method": name,
@@ -163,6 +168,7 @@ def refinement(
         reached=lambda: loop.statistics.decisions,
         pretrained=loop.pretraining,
         partial=config.partial,
+        ranks=ranks,
     )
     return work, loop
 

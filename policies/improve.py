@@ -13,11 +13,12 @@ from .best import Best
 from .build import CheckpointConfig, describe
 from .cli.machine import say, say_delivered
 from .core.config import to_data
+from .core.ranks import ALONE, Ranks
 from .core.types import Learns, Metrics, Saved
 from .evaluator import Evaluator
 from .external.table import EXTERNAL_KINDS
 from .partial import completed, weights_elsewhere
-from .runs.run import OnLog, Run, UnsavedRun
+from .runs.run import FollowingRun, OnLog, Run, UnsavedRun
 from .runs.training_loop import train
 
 
@@ -42,6 +43,7 @@ class Improvement:
     reached: Callable[[], int] | None = None  # units so far, likewise
     partial: bool = False  # checkpoints leave out the weights of the base
     pretrained: int = 0  # iterations after which the policy is tried once more
+    ranks: Ranks = ALONE  # the processes that train together; the first writes and evaluates
 
 
 def improve(
@@ -91,9 +93,10 @@ def improve(
     free = {"resume", "threads", "out", "data", "track", "policy.path", "policy.base"}
     free |= {f"policy.{name}" for kind in EXTERNAL_KINDS.values() for name in kind.free}
     options: dict[str, Any] = {"resume": config.resume, "changeable": free, "trackers": config.track}
+    options["ranks"] = work.ranks
     every_s = 10 if pause is None else None  # a caller who pauses tells how far it is
-    kept = Run(config.out, settings, progress_every_s=every_s, on_log=on_log, **options) if keep else UnsavedRun(on_log)
-    with kept as run:
+    mine = Run(config.out, settings, progress_every_s=every_s, on_log=on_log, **options) if keep else UnsavedRun(on_log)
+    with mine if work.ranks.first else FollowingRun(config.out, work.ranks) as run:
         latest = run.latest()
         if evaluator is not None and keep:
             evaluator.best = Best(config.out, work.origin, left_out)

@@ -25,6 +25,8 @@ CODE = "import sys, torch; torch.set_num_threads(1); from burnish.policies.cli.c
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 # Sums over 16 rows in two parts differ in their last digit. An update at a rate of 1e-3 moves a weight by 1e-3.
 ROUNDING = 1e-5
+# verb -> iterations between two checkpoints, and all of a run
+RUNS = {"pretrain": (100, 2000), "finetune": (4, 100)}
 
 
 # ---- draws ----
@@ -82,17 +84,24 @@ def test_two_ranks_learn_what_one_process_learns(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.sim
-def test_a_rank_dies_and_any_number_of_ranks_goes_on(tmp_path):
+@pytest.mark.parametrize("verb", RUNS)
+def test_a_rank_dies_and_any_number_of_ranks_goes_on(verb, tmp_path):
     """One process, which is stopped; then two ranks, of which one is killed; then one again: as one in one sitting."""
-    assert main(["collect", "env=two_mode", "expert=noisy", "episodes=8", f"out={tmp_path}/data"]) == 0
-    words = ["pretrain", "policy=flow", "policy.net.mlp.hidden=[16]", f"data={tmp_path}/data", "eval.episodes=2"]
-    words += ["train.steps=2000", "train.save_every=100", "train.batch=16", "eval.confirm=2"]
+    every, total = RUNS[verb]
+    if verb == "pretrain":
+        assert main(["collect", "env=two_mode", "expert=noisy", "episodes=8", f"out={tmp_path}/data"]) == 0
+        words = [verb, "policy=flow", "policy.net.mlp.hidden=[16]", f"data={tmp_path}/data", "train.batch=16"]
+        words += [f"train.steps={total}", f"train.save_every={every}"]
+    else:  # an iteration is 8 decisions in 4 worlds
+        words = [verb, "method=gaussian_ppo", "env=point_reach", "env.noise=0.2", "method.agent.hidden=[16]"]
+        words += ["worlds=4", "method.loop.decisions_per_update=8", f"total={32 * total}", f"save_every={32 * every}"]
+    words += ["eval.episodes=2", "eval.confirm=2"]
     assert main([*words, f"out={tmp_path}/whole"]) == 0
     words += [f"out={tmp_path}/run", "resume=true"]
     one = [sys.executable, "-c", CODE, *words]
 
     process = subprocess.Popen(one, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_for(tmp_path / "run", process, 100)
+    wait_for(tmp_path / "run", process, every)
     process.terminate()
     assert process.wait(timeout=60) == 130
     stopped = step(tmp_path / "run")
@@ -100,13 +109,13 @@ def test_a_rank_dies_and_any_number_of_ranks_goes_on(tmp_path):
     process = subprocess.Popen(
         [*TORCHRUN, "--no-python", *one], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    wait_for(tmp_path / "run", process, stopped + 100)
+    wait_for(tmp_path / "run", process, stopped + every)
     ranks = sorted(psutil.Process(process.pid).children(), key=lambda each: int(each.environ()["RANK"]))
     ranks[1].send_signal(signal.SIGKILL)
     said = process.communicate(timeout=60)[0]
     assert process.returncode != 0 and not any(each.is_running() for each in ranks)
-    assert said.count("burnish pretrain: rank 0 of 2 has lost another rank") == 1, said
-    assert "resume=true goes on" in said and stopped < step(tmp_path / "run") < 2000
+    assert said.count(f"burnish {verb}: rank 0 of 2 has lost another rank") == 1, said
+    assert "resume=true goes on" in said and stopped < step(tmp_path / "run") < total
 
     assert main(words) == 0
     mine, theirs = (newest(tmp_path / name / "checkpoints").children["policy"].state for name in ("run", "whole"))
@@ -135,7 +144,7 @@ def test_one_process_is_alone():
 
 
 def test_what_cannot_be_shared_is_refused(monkeypatch, capsys):
-    with pytest.raises(BurnishError, match=r"train\.batch=15 rows do not divide among 2 ranks"):
+    with pytest.raises(BurnishError, match=r"train\.batch=15 does not divide among 2 ranks"):
         learner(train=type(TRAIN)(batch=15), ranks=Ranks(0, 2))
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
     monkeypatch.setenv("WORLD_SIZE", "2")

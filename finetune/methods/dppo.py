@@ -134,6 +134,11 @@ def build(config: DPPOConfig, base: Any, env: VecEnv, *, seed: int = 0, device: 
     )
     adopt_normalizers(learner.value, base)
     if config.bc_coef > 0:
+        if learner.ranks.size > 1:
+            raise BurnishError(
+                f"method.bc_coef={config.bc_coef} draws chains in every update, which several ranks would draw "
+                "otherwise than one process; take method.bc_coef=0, or start it without torchrun"
+            )
         # The generator of the minibatches draws these chains too, because it is part of the learner's state.
         learner.auxiliary["bc"] = config.bc_coef, partial(imitation_loss, actor, actor.noisy_base(), learner.rows)
     return Assembly(view, learner)

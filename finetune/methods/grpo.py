@@ -31,6 +31,7 @@ from ...offline.replay import Batch
 from ...offline.returns import Discount, returns_to_go
 from ...policies.core.errors import BurnishError
 from ...policies.core.ranges import check_ranges
+from ...policies.core.ranks import sharing
 from ...policies.core.seed import EpisodeSeeds, derive
 from ...policies.core.tree import check
 from ...policies.core.types import Obs, VecEnv
@@ -65,12 +66,13 @@ class Grouped(Wrapper):
 
     def __init__(self, env: VecEnv, group: int, seed: int) -> None:
         super().__init__(env)
-        self._seeds = EpisodeSeeds(seed, env.num_envs, env.device, group)
+        self._seeds, self._ranks = EpisodeSeeds(seed, env.num_envs, env.device, group), sharing()
 
     def reset(self, mask: Tensor | None = None, seeds: Sequence[int] | None = None) -> Obs:
         if seeds is None:
             if mask is None:  # members that played more episodes than others wait for them
-                self._seeds.count = torch.full_like(self._seeds.count, int(self._seeds.count.max()))
+                most = self._ranks.most(int(self._seeds.count.max()))
+                self._seeds.count = torch.full_like(self._seeds.count, most)
             rows = torch.ones(self.num_envs, dtype=torch.bool, device=self.device) if mask is None else mask
             seeds = self._seeds.begin(rows).tolist()
         return self.env.reset(mask, seeds)
@@ -118,9 +120,10 @@ def build(
     device: torch.device | str = "cpu",
 ) -> Assembly[Any, Any]:
     """The view and the learner that ``inner`` builds, with comparison in the place of the critic."""
-    if env.num_envs % config.group:
+    worlds = env.num_envs * sharing().size
+    if worlds % config.group:
         raise BurnishError(
-            f"worlds={env.num_envs} do not divide into groups of method.group={config.group}; change one of them"
+            f"worlds={worlds} do not divide into groups of method.group={config.group}; change one of them"
         )
     if not repeatable(env):
         raise BurnishError(

@@ -28,6 +28,7 @@ from ...policies.build import build_policy
 from ...policies.core.chunk import ChunkEnv
 from ...policies.core.errors import BurnishError
 from ...policies.core.ranges import check_ranges
+from ...policies.core.ranks import sharing
 from ...policies.core.spec import agent_spec, check_compatible
 from ...policies.core.tree import check, map_tree
 from ...policies.core.types import Actor, Decision, Obs, Policy, VecEnv
@@ -138,6 +139,11 @@ def build(config: RPDConfig, base: Any, env: VecEnv, *, seed: int = 0, device: t
             "policy, or use method=gaussian_ppo, which needs none"
         )
     check_compatible(base.spec, env.spec)
+    if sharing().size > 1 and config.distance is Distance.kl:
+        raise BurnishError(
+            "method.distance=kl asks the teacher for several draws, which several ranks would draw otherwise than one "
+            "process; take mse, l1 or likelihood, or start it without torchrun"
+        )
     if config.execute > base.spec.execute:
         raise BurnishError(
             f"execute={config.execute}: the teacher executes {base.spec.execute} actions per chunk and cannot teach "

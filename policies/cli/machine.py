@@ -20,8 +20,8 @@ def prepare_machine(device: str, threads: int, ranks: int = 1) -> torch.device:
     processes of `torchrun` a command shares its work among ``ranks``."""
     if (count := started_by_torchrun()) > ranks:
         raise BurnishError(
-            f"torchrun started {count} processes of a command that is one; `burnish pretrain` can be shared, others "
-            "are started without torchrun"
+            f"torchrun started {count} processes of a command that is one; `burnish pretrain` and `burnish finetune` "
+            "can be shared, others are started without torchrun"
         )
     if threads < 0:
         raise BurnishError(f"threads={threads} must be at least 1, or 0 for as many as torch chooses")

@@ -3,7 +3,8 @@
 All ranks hold the same weights and the same generators, and draw the same batch. Each computes the rows that are its
 own, every ``size``-th from ``rank`` on; torch's DistributedDataParallel averages the gradients. So the weights differ
 from those of one process by rounding alone (and by dropout, of which each rank draws its own), and a checkpoint does
-not know how many ranks there were. The first rank alone writes, evaluates and speaks.
+not know how many ranks there were. The first rank alone writes, evaluates and speaks. Where worlds are played, they are
+shared out in the same way (`finetune/data_parallel.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from .errors import BurnishError, reason
-from .seed import Generator, SharedGenerator
+from .seed import SHARE, Generator, SharedGenerator
 from .threads import started_by_torchrun
 
 # The first rank may evaluate for hours while the others wait. A rank that dies is noticed by its closed connection.
@@ -39,10 +40,10 @@ class Ranks:
         """Whether this is the rank that writes, evaluates and speaks."""
         return self.rank == 0
 
-    def require_share(self, batch: int, name: str) -> None:
-        """``batch`` rows must divide among the ranks."""
-        if batch % self.size:
-            raise BurnishError(f"{name}={batch} rows do not divide among {self.size} ranks; take a multiple of them")
+    def require_share(self, count: int, name: str) -> None:
+        """``count`` rows or worlds must divide among the ranks."""
+        if count % self.size:
+            raise BurnishError(f"{name}={count} does not divide among {self.size} ranks; take a multiple of them")
 
     def rows(self, index: Tensor) -> Tensor:
         """The rows of a batch that are this rank's."""
@@ -62,6 +63,37 @@ class Ranks:
         # The same parameters have a gradient in every update; which ones is found in the first.
         return DistributedDataParallel(_Loss(network, loss), static_graph=True)
 
+    @contextlib.contextmanager
+    def own_worlds(self) -> Iterator[None]:
+        """Worlds, controllers and learners that are made meanwhile belong to a training of all ranks: of the worlds
+        this rank has every ``size``-th, as of the rows of a batch (``sharing``)."""
+        before = SHARE.set((self.rank, self.size))
+        try:
+            yield
+        finally:
+            SHARE.reset(before)
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Each becomes the sum of those of all ranks, in place and in one exchange."""
+        if self.size == 1:
+            return
+        total = torch.cat([x.flatten() for x in tensors])
+        torch.distributed.all_reduce(total)
+        for x, part in zip(tensors, total.split([x.numel() for x in tensors]), strict=True):
+            x.copy_(part.view_as(x))
+
+    def exchanged(self, data: bytes) -> list[bytes]:
+        """The bytes of all ranks, in their order. On the CPU."""
+        sizes = self._all(torch.tensor(len(data)))
+        room = torch.zeros(int(max(sizes)), dtype=torch.uint8)
+        room[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        return [x[: int(size)].numpy().tobytes() for x, size in zip(self._all(room), sizes, strict=True)]
+
+    def _all(self, x: Tensor) -> list[Tensor]:
+        found = [torch.empty_like(x) for _ in range(self.size)]
+        torch.distributed.all_gather(found, x)
+        return found
+
     def mean(self, value: Tensor) -> Tensor:
         """The mean over the ranks of a number that each has of its own rows."""
         if self.size == 1:
@@ -71,12 +103,16 @@ class Ranks:
         return total / self.size
 
     def any(self, flag: bool) -> bool:
-        """Whether it holds on any rank. On the CPU, so that no GPU is waited for."""
+        """Whether it holds on any rank."""
+        return bool(self.most(flag))
+
+    def most(self, number: int) -> int:
+        """The largest that a rank has. On the CPU, so that no GPU is waited for."""
         if self.size == 1:
-            return flag
-        flags = torch.tensor(int(flag))
-        torch.distributed.all_reduce(flags, torch.distributed.ReduceOp.MAX)
-        return bool(flags)
+            return number
+        found = torch.tensor(int(number))
+        torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MAX)
+        return int(found)
 
     def of_first(self, number: int) -> int:
         """The number that the first rank has."""
@@ -88,6 +124,11 @@ class Ranks:
 
 
 ALONE = Ranks()
+
+
+def sharing() -> Ranks:
+    """The ranks to which belongs what is made now (``own_worlds``): outside of that, one alone."""
+    return Ranks(*SHARE.get())
 
 
 class _Loss(nn.Module):

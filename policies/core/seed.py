@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar
 
@@ -106,6 +107,12 @@ class SharedGenerator:
         drawn = make(whole, generator=self.generator, device=self.device, **options)
         return drawn[(slice(None),) * dim + (slice(self._rank, None, self._size),)]
 
+    def get_state(self) -> Tensor:
+        return self.generator.get_state()
+
+    def set_state(self, state: Tensor) -> None:
+        self.generator.set_state(state)
+
 
 Generator = torch.Generator | SharedGenerator
 Noise = Generator | RowNoise
@@ -165,12 +172,17 @@ def _drawn(
     return make(tuple(shape), generator=source, device=source.device, **options).to(device)
 
 
+# The rank and the number of the processes among which worlds are shared out that are made now (`ranks.py`).
+SHARE: ContextVar[tuple[int, int]] = ContextVar("share", default=(0, 1))
+
+
 class EpisodeSeeds:
     """Which seed each of N worlds runs on: the one it is given, else the next of its own derived sequence, which
-    ``group`` neighbours have in common."""
+    ``group`` neighbours have in common. Of worlds that are shared out a process has every ``size``-th."""
 
     def __init__(self, seed: int, num_envs: int, device: torch.device | str = "cpu", group: int = 1) -> None:
-        world = torch.arange(num_envs, dtype=torch.int64, device=device)
+        rank, size = SHARE.get()
+        world = torch.arange(rank, num_envs * size, size, dtype=torch.int64, device=device)
         self._base = _hash(derive(seed, "episodes") + world // group * _GOLDEN)
         self.count = torch.zeros_like(world)  # episodes begun without a given seed
         self.current = torch.zeros_like(world)

@@ -202,7 +202,10 @@ class ExternalEnv:
         self._begun, self._succeeded = flags["begun"].numpy(), flags["succeeded"].numpy()
         longest = int(self._clock.tick.max())
         room = torch.from_numpy(self._played[:, :longest])
-        played = restored({"played": room}, state)["played"].numpy()
+        given = state.get("played")
+        if isinstance(given, Tensor) and given.ndim == room.ndim:
+            given = given[:, :longest]  # saved with more worlds, of which one may have played longer
+        played = restored({"played": room}, {"played": given})["played"].numpy()
         self._played[:] = 0
         self._played[:, :longest] = played
 
