@@ -270,7 +270,7 @@ class ServerController:
         elif "seed" in self._client.extensions:
             noise["seed"] = np.int64(source.uniform((1, 1))[0, 0] * 2.0**53)
         chunk = self._patiently(lambda: self._client.act(wanted, **noise))
-        return chunk.actions[spec.start : spec.start + spec.execute]
+        return chunk[spec.start : spec.start + spec.execute]
 
     def _patiently(self, ask: Callable[[], Any]) -> Any:
         from .client import PolicyUnavailable

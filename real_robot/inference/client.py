@@ -51,17 +51,6 @@ class ClientConfig:
             raise Refused(f"backoff_s={self.backoff_s} must be at most longest_backoff_s={self.longest_backoff_s}")
 
 
-@dataclass
-class Chunk:
-    """An answer of the server, with the times in ns of its question and arrival."""
-
-    actions: NDArray[np.float64]  # (H, A), in the units of the actuators; the first is for the time of the observation
-    obs_seq: int  # of the observation that it answers
-    asked_ns: int
-    came_ns: int
-    server_ms: float | None = None  # what the server says that it took
-
-
 class PolicyClient:
     """``expected`` is what the robot was set up for; a server of another policy is refused. ``key`` is never sent but
     proven, unless the settings say otherwise.
@@ -112,24 +101,22 @@ class PolicyClient:
         self._spec = self._settled(shown(actions, world, names, self._where))
         return self._spec
 
-    def act(self, observation: Mapping[str, NDArray[Any]], **extensions: Any) -> Chunk:
-        """The chunk for one observation, under our names, pictures as (H, W, 3). ``extensions``: ``noise`` or ``seed``,
-        as announced."""
+    def act(self, observation: Mapping[str, NDArray[Any]], **extensions: Any) -> NDArray[np.float64]:
+        """(H, A) in the units of the actuators, the first for the time of the observation, which is under our names,
+        pictures as (H, W, 3). ``extensions``: ``noise`` or ``seed``, as announced."""
         self._require_known()
         unknown = sorted(set(extensions) - set(self.extensions))
         if unknown:
             raise Refused(f"the server at {self.config.url} does not announce {unknown}")
         self._obs_seq += 1
-        asked_ns = self._clock.now_ns()
         reply = self._exchange({**self._message(observation), **extensions, **self._numbered()})
-        came_ns = self._clock.now_ns()
         try:
-            chunk = Chunk(self._actions(reply), self._obs_seq, asked_ns, came_ns, _timing(reply))
+            actions = self._actions(reply)
         except PolicyUnavailable:
             self._lost()  # who answers wrongly once is not in step with us
             raise
         self._failures = 0
-        return chunk
+        return actions
 
     def reset(self) -> None:
         """A new episode begins. A server that does not know the word remembers nothing."""
@@ -224,10 +211,3 @@ class PolicyClient:
         if self._numbered() and (type(seq := reply.get("obs_seq")) is not int or seq != self._obs_seq):
             raise PolicyUnavailable(f"{place} answered about another observation than {self._obs_seq}")
         return actions.astype(np.float64)
-
-
-def _timing(reply: dict[str, Any]) -> float | None:
-    """For the log; nothing depends on it, so what makes no sense is no timing."""
-    said = reply.get("server_timing")
-    taken = said.get("infer_ms") if isinstance(said, dict) else None
-    return float(taken) if isinstance(taken, float) and 0 <= taken < 1e9 else None

@@ -84,8 +84,8 @@ class ClientPredictor:
         self, obs: Mapping[str, NDArray[Any]], prefix: Chunk | Pulling | None, seed: int, decision: int
     ) -> NDArray[Any]:
         raw = {key: sent(key, obs[key]) for key in self._client.spec.obs.shapes}
-        chunk = self._client.act(raw, **self._drawn(RowNoise([seed], [decision])))
-        return np.clip((chunk.actions - self._middle) / self._half, -1, 1)
+        actions = self._client.act(raw, **self._drawn(RowNoise([seed], [decision])))
+        return np.clip((actions - self._middle) / self._half, -1, 1)
 
     def _drawn(self, source: RowNoise) -> dict[str, Any]:
         extensions, shape = self._client.extensions, self._client.spec.noise_shape

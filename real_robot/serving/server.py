@@ -25,8 +25,8 @@ and read by a schema; inference is not done in the event loop; nobody is told a 
 From what a hardened server might be: inference is a thread and no worker process, because what comes to it has passed
 the schema and torch lets go of the interpreter's lock while it computes; a policy that brings down torch brings down
 the server, and then the robot holds, as it does when the link is cut. And no answer has a ``valid_until``: the clocks
-of two machines do not agree, so the asker, who knows by its own when it asked (`client.Chunk`) and gives up after its
-``timeout_s``, judges how old an answer is; ``obs_seq`` says which question it answers.
+of two machines do not agree, so the asker, who knows by its own when it asked and gives up after its ``timeout_s``,
+judges how old an answer is; ``obs_seq`` says which question it answers.
 """
 
 from __future__ import annotations
