@@ -9,8 +9,7 @@ such sets. For what a policy asked for it has no column; ``complementary_info.po
 (Evo-RL and its kin), and LeRobot's replay buffer keeps whatever begins so. A name that begins with ``action`` would be
 a second action to LeRobot's policies.
 
-**Departures.** A person's success label is the episode's ``next.success``. Sets that were recorded before there were
-these columns have both in ``sim_state/``; `read_beside` reads either.
+**Departures.** A person's success label is the episode's ``next.success``.
 """
 
 from __future__ import annotations
@@ -29,13 +28,11 @@ from ..policies.core.types import Controller, Obs, Step, VecEnv
 from ..policies.core.wrapper import Wrapper, feature_names, instructions
 from ..policies.data.episodes import Episode
 from ..policies.data.lerobot import read_extra
-from ..policies.data.lerobot_sim_state import kept_in, read_sim_states
 from ..policies.data.lerobot_writer import LeRobotWriter
 from .errors import Refused
 from .supervisor import NOTHING, Word
 
 POLICY_ACTION, INTERVENTION = "complementary_info.policy_action", "intervention"
-FORMER = "requested", "intervened"  # in ``sim_state/``
 
 
 def columns(dim: int) -> dict[str, Tensor]:
@@ -205,14 +202,10 @@ class EpisodeExtras(NamedTuple):
 
 def read_beside(folder: str | Path) -> list[EpisodeExtras]:
     """One per episode of a set that was recorded here, in its order."""
-    found, names = read_extra(folder), (POLICY_ACTION, INTERVENTION)
-    if not found and kept_in(folder):
-        # A state has a row after the last action too.
-        found, names = [{name: x[:-1] for name, x in state.items()} for state in read_sim_states(folder)], FORMER
-    if not all(set(names) <= set(kept) for kept in found or [{}]):
+    found = read_extra(folder)
+    if not all({POLICY_ACTION, INTERVENTION} <= set(kept) for kept in found or [{}]):
         raise BurnishError(f"{folder} holds nothing beside its actions: `burnish record` did not write it")
-    requested, intervened = names
-    return [EpisodeExtras(kept[requested], kept[intervened].reshape(-1)) for kept in found]
+    return [EpisodeExtras(kept[POLICY_ACTION], kept[INTERVENTION].reshape(-1)) for kept in found]
 
 
 def _copied(obs: Obs) -> Obs:

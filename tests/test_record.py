@@ -21,6 +21,7 @@ from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec
 from burnish.policies.core.types import Step
 from burnish.policies.data.episodes import Episode
 from burnish.policies.data.lerobot import LeRobotWriter, read_lerobot
+from burnish.policies.data.lerobot_sim_state import read_sim_states
 from burnish.real_robot.recorder import Demonstrator, Recorded, columns, read_beside, recording
 from burnish.real_robot.supervisor import Keyboard
 
@@ -224,34 +225,22 @@ def test_an_episode_that_is_cut_short_is_forgotten(tmp_path):
     assert beside.requested[:, 0].tolist() == [2, 2, 2] and not beside.intervened.any()
 
 
-def former(tmp_path: Path, *seeds: int, **states: torch.Tensor) -> Path:
-    """A set as they were recorded before there were columns for it: beside the simulator's state."""
-    with LeRobotWriter(tmp_path / "former", SPEC, robot_type="twin") as writer:
-        for seed in seeds:
-            action = torch.zeros(3, 1)
-            ends = {"terminated": False, "truncated": True, "success": False, "seed": seed}
-            obs, state = {"state": torch.zeros(4, 1)}, {name: (x + seed).to(x.dtype) for name, x in states.items()}
-            writer.add(Episode(obs, action, action[:, 0], **ends, sim_state=state or None))
-    return tmp_path / "former"
-
-
-def test_sets_of_before_are_still_read_and_not_continued_in_another_way(tmp_path):
-    requested, intervened = torch.tensor([[1.0], [2], [3], [0]]), torch.tensor([False, True, True, False])
-    folder = former(tmp_path, 0, 5, requested=requested, intervened=intervened)
-    first, second = read_beside(folder)
-    assert first.requested.tolist() == [[1], [2], [3]] and second.requested.tolist() == [[6], [7], [8]]
-    assert first.intervened.tolist() == [False, True, True]
-    with (
-        pytest.raises(BurnishError, match="cannot continue it"),
-        recording(Counting(), str(folder), {}, "twin", [0, 5, 6], resume=True),
-    ):
-        pass
-    assert len(read_beside(folder)) == 2
+def collected(tmp_path: Path, **state: torch.Tensor) -> Path:
+    """A set of `burnish collect`, of one episode, with the simulator's state where there is one."""
+    with LeRobotWriter(tmp_path / "set", SPEC, robot_type="twin") as writer:
+        action, ends = torch.zeros(3, 1), {"terminated": False, "truncated": True, "success": False, "seed": 0}
+        writer.add(Episode({"state": torch.zeros(4, 1)}, action, action[:, 0], **ends, sim_state=state or None))
+    return tmp_path / "set"
 
 
 @pytest.mark.parametrize("states", [{}, {"qpos": torch.zeros(4, 2)}], ids=["nothing", "a simulator's state"])
 def test_a_set_without_them_is_one_sentence(states, tmp_path):
-    folder = former(tmp_path, 0, **states)
+    folder = collected(tmp_path, **states)
+    with (
+        pytest.raises(BurnishError, match="cannot continue it"),
+        recording(Counting(), str(folder), {}, "twin", [0, 1], resume=True),
+    ):
+        pass
     with pytest.raises(BurnishError, match="holds nothing beside its actions: `burnish record` did not write it"):
         read_beside(folder)
     with pytest.raises(BurnishError, match="is not a LeRobot dataset"):
@@ -261,12 +250,11 @@ def test_a_set_without_them_is_one_sentence(states, tmp_path):
 @pytest.mark.parametrize(
     ("wide", "sentence"), [(2, "5 bytes, but 9 are described"), (2**31 - 1, "more than fit in memory")]
 )
-def test_sizes_that_a_set_of_before_promises_are_not_believed(wide, sentence, tmp_path):
-    states = {"requested": torch.zeros(4, 1), "intervened": torch.zeros(4, dtype=torch.bool)}
-    folder = former(tmp_path, 0, **states)
+def test_sizes_that_a_set_promises_are_not_believed(wide, sentence, tmp_path):
+    folder = collected(tmp_path, qpos=torch.zeros(4, 1), held=torch.zeros(4, dtype=torch.bool))
     info = json.loads((folder / "meta/info.json").read_text())
     info["burnish"]["sim_state"]["tensors"][0]["shape"] = [wide]
     info["total_frames"] = 3 if wide == 2 else 10**6
     (folder / "meta/info.json").write_text(json.dumps(info))
     with pytest.raises(BurnishError, match=sentence):
-        read_beside(folder)
+        read_sim_states(folder)
