@@ -12,6 +12,7 @@ from torch import Tensor
 from burnish.finetune.loops import OnPolicy
 from burnish.policies.controllers import ChunkController
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec, agent_spec
+from burnish.policies.core.types import Draw
 from burnish.policies.flow import FlowConfig, FlowPolicy
 from burnish.policies.nets.denoiser import Body, DenoiserConfig, MlpBodyConfig
 from burnish.policies.nets.unet1d import UNetConfig
@@ -61,6 +62,16 @@ def seen(policy: Any, batch: int, seed: int = 1) -> dict[str, Tensor]:
     source = torch.Generator().manual_seed(seed)
     dtype = torch.get_default_dtype()
     return {k: torch.randn(batch, *s, generator=source, dtype=dtype) for k, s in policy.spec.obs.shapes.items()}
+
+
+def drawn(actor: Any, batch: int = 8, seed: int = 3) -> tuple[dict[str, Tensor], Draw]:
+    obs = seen(actor, batch)
+    with torch.no_grad():
+        return obs, actor.draw(obs, generator=torch.Generator().manual_seed(seed))
+
+
+def full(actor: Any, batch: int = 8) -> Tensor:
+    return torch.full((batch,), actor.spec.execute)
 
 
 def perturbed(module: torch.nn.Module, scale: float = 0.3, seed: int = 2) -> None:

@@ -10,6 +10,7 @@ import torch
 from burnish.finetune.world_model.env import GuardConfig, ImaginedEnv
 from burnish.finetune.world_model.model import Fit, ModelConfig, Prediction, WorldModel
 from burnish.finetune.world_model.ticks import Tape, Ticks
+from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec
 from burnish.policies.core.types import Obs, Step, VecEnv
 from burnish.sim.point_reach import PointReach, PointReachConfig
@@ -119,3 +120,17 @@ class Pendulum(TorchWorld[PendulumConfig]):
         self._state = {"x": torch.where(active[:, None], new, self._state["x"])}
         late = self._clock.tick >= self.config.max_steps
         return Step({"state": self._state["x"]}, torch.zeros(len(late)), torch.zeros_like(late), late, {})
+
+
+def pendulums(seed: int = 0, **changes: Any) -> ScaledEnv:
+    return ScaledEnv(Pendulum(8, PendulumConfig(**changes), seed=seed))
+
+
+@torch.no_grad()
+def error(model: WorldModel) -> float:
+    """Of the first member's mean after a tick of random play that it has not seen, in deviations of a change."""
+    data = played(pendulums(seed=7), 50, seed=9).all()
+    state, after = model.state_of(data["obs"]), model.state_of(data["next_obs"])
+    mean = model.changes_of(data["obs"], data["action"])[0][0] * model.changes.scale + model.changes.shift
+    wrong = model.expected(data["obs"], data["action"]) + mean - after
+    return float(wrong.square().mean().sqrt() / (after - state).std(0).square().mean().sqrt())

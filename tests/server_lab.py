@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from websockets.sync.client import ClientConnection, connect
 
 from burnish.policies.build import build_policy, describe
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
@@ -20,9 +22,28 @@ from burnish.policies.runs import checkpoint
 from burnish.real_robot.serving.listening import ServerConfig
 from burnish.real_robot.serving.server import PolicyServer
 from diffusion_lab import small_net
+from openpi_lab import content, frame
 
 LIMITS = ActionSpec((-0.5, 0.0), (1.5, 4.0))
 SPEC = PolicySpec(ObsSpec({"state": (3,)}), LIMITS, 5, 2, start=1, history=2, control_hz=10.0, action_mode="test")
+
+
+STATE = {"state": np.zeros((2, 3), np.float32)}  # an observation of it
+
+
+def dial(server: PolicyServer, **options: Any) -> ClientConnection:
+    socket = connect(server.url, compression=None, **options)
+    assert "policy_spec" in content(socket.recv())
+    return socket
+
+
+def asked(socket: ClientConnection, message: Any) -> Any:
+    socket.send(message if isinstance(message, (bytes, str)) else frame(message))
+    return socket.recv(timeout=10)
+
+
+def number(x: float) -> dict[str, np.ndarray]:
+    return {"state": np.array([x], np.float32)}
 
 
 def flow(spec: PolicySpec = SPEC) -> Any:

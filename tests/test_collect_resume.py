@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import signal
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lerobot_sets import tree
 
 import burnish.sim.__main__ as verbs
 import lerobot_v3_reader
@@ -20,11 +20,6 @@ from burnish.policies.data import lerobot_writer
 from burnish.policies.data.lerobot import read_lerobot
 
 WORDS = ["collect", "env=two_mode", "expert=noisy", "worlds=6", "seed=4"]
-
-
-def tree(root: Path) -> dict[str, str]:
-    files = sorted(path for path in root.rglob("*") if path.is_file())
-    return {path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def refused(capsys, *words: str) -> str:

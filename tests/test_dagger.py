@@ -31,12 +31,11 @@ from burnish.policies.gaussian import GaussianConfig, GaussianLoss
 from burnish.policies.measure.evaluate import evaluation_seeds
 from burnish.policies.nets.denoiser import DenoiserConfig, MlpBodyConfig
 from burnish.policies.runs.run import read_metrics
-from burnish.policies.runs.state_codec import encode
 from burnish.sim.build import make_env
 from burnish.sim.collect import collect
 from burnish.sim.experts import make_expert
 from burnish.sim.experts.toy import point_reach_law
-from refine_lab import LINE, ON_LINE, mean_return
+from refine_lab import LINE, ON_LINE, mean_return, run, same, weights
 from source_lab import heard
 
 WORLDS = 4
@@ -88,23 +87,6 @@ def started(
     loop = prepare(config, base, env, expert=helper, seed=seed, **options)
     assert isinstance(loop, OffPolicy) and isinstance(loop.learner, DAgger)
     return loop
-
-
-def run(loop: OffPolicy, decisions: int) -> dict[str, Any]:
-    metrics: dict[str, Any] = {}
-    for _ in range(decisions // WORLDS):
-        metrics = loop.iterate()
-    return metrics
-
-
-def weights(policy: Any) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in policy.parameters()])
-
-
-def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    (shape, tensors), (other, others) = encode(a), encode(b)
-    equal = all(torch.equal(x, others[key]) for key, x in tensors.items())
-    return shape == other and tensors.keys() == others.keys() and equal
 
 
 def batch_of(intervened: list[list[bool]], steps: list[int]) -> dict[str, Any]:

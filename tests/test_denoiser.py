@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
-from typing import Any, TypeVar
 
 import pytest
 import torch
-from torch import Tensor, nn
+from test_nets import gradients, seeded
+from torch import Tensor
 
 from burnish.policies.core import tree
 from burnish.policies.core.errors import BurnishError
@@ -20,8 +19,6 @@ from burnish.policies.nets.denoiser import Body, Cond, Denoiser, DenoiserConfig,
 from burnish.policies.nets.encoder import EncoderConfig, ObsEncoder
 from burnish.policies.nets.unet1d import UNetConfig
 from burnish.policies.nets.vision import VisionConfig
-
-Made = TypeVar("Made")
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "state": (3,),
@@ -51,25 +48,11 @@ def observe(spec: PolicySpec, batch: int = 4, seed: int = 0) -> dict[str, Tensor
     return obs
 
 
-def seeded(make: Callable[..., Made], *args: Any, **kwargs: Any) -> Made:
-    """Constructors draw from torch's global generator; here as in production they do so under a seed."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return make(*args, **kwargs)
-
-
 def denoiser(
     body: Body = Body.mlp, keys: tuple[str, ...] = ("state", "goal"), num_times: int = 1, **config
 ) -> Denoiser:
     full = DenoiserConfig(body, MlpBodyConfig([16, 16], 8), SMALL_NET, SMALL_ENCODER, **config)
     return seeded(Denoiser, spec_of(*keys), full, num_times)
-
-
-def gradients(net: nn.Module, output: Tensor) -> dict[str, Tensor | None]:
-    weight = torch.randn(output.shape, generator=generator(1, "projection"), dtype=output.dtype)
-    net.zero_grad()
-    (output * weight).sum().backward()
-    return {name: p.grad for name, p in net.named_parameters()}
 
 
 @pytest.mark.parametrize("body", Body)

@@ -5,7 +5,6 @@ Thresholds come from the 20 recorded seeds of the comments; the tests run three 
 
 from __future__ import annotations
 
-import json
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +30,7 @@ from burnish.sim.collect import stream
 from burnish.sim.experts.toy import TwoModeExpert, TwoModeWay
 from burnish.sim.point_reach import PointReachConfig
 from burnish.sim.two_mode import LOWER, UPPER, TwoModeConfig
+from training_lab import ending
 
 SMALL_FLOW = FlowConfig(steps=5, net=DenoiserConfig(mlp=MlpBodyConfig(hidden=[64, 64])))
 
@@ -224,14 +224,6 @@ def refused(capsys, *words: str) -> str:
     out, err = capsys.readouterr()
     assert err.startswith("burnish distill: ") and err.count("\n") == 1 and "Traceback" not in out + err, err
     return err
-
-
-def ending(run: Path):
-    """What must be equal: the metrics without timings, and the weights."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    metrics = [{key: value for key, value in row.items() if not key.startswith("time/")} for row in rows]
-    policy, _ = load_policy(run)
-    return metrics, torch.cat([p.flatten() for p in policy.state_dict().values()])
 
 
 @pytest.mark.slow

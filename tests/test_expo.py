@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,11 +21,9 @@ from burnish.policies.core.chunk import ChunkEnv
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.data.episodes import Episode, Episodes
 from burnish.policies.external.policy import CallablePolicy
-from burnish.policies.flow import FlowConfig
 from burnish.policies.gaussian import GaussianConfig
 from burnish.policies.nets.critic import CriticConfig
-from burnish.policies.nets.denoiser import DenoiserConfig, MlpBodyConfig
-from refine_lab import ON_LINE, learnt, line, mean_return
+from refine_lab import ON_LINE, flow_base, learnt, line, mean_return, weights
 
 WORLDS = 4
 # Mean returns of 20 recorded seeds: -1.50 to -1.41; of noise as rewards -5.70 to -2.95; the base -4.26.
@@ -36,12 +33,6 @@ LEARNT = -2.0
 def gaussian_base() -> Any:
     """A random walk; what it imitates it can only get from the choices."""
     return build_policy(GaussianConfig(hidden=[32], init_std=0.5, zero_last=True), ON_LINE)
-
-
-def flow_base() -> Any:
-    """Its chunk is longer than what is executed of it."""
-    net = DenoiserConfig(mlp=MlpBodyConfig([16]))
-    return build_policy(FlowConfig(steps=2, net=net), replace(ON_LINE, horizon=4, start=1), seed=3)
 
 
 def tiny(loop: dict[str, Any] | None = None, **changes: Any) -> EXPOConfig:
@@ -83,10 +74,6 @@ def batch_of(size: int = 12, seed: int = 0) -> dict[str, Any]:
         "terminated": terminated,
         "steps": steps,
     }
-
-
-def weights(module: Any) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in module.parameters()])
 
 
 def moved(learner: EXPO, before: dict[str, Tensor]) -> set[str]:

@@ -30,16 +30,6 @@ def make(case="longer", steps=3, level=0.5, mixed=True):
     return SDEFlowActor(lab.flow(case, steps), SDEConfig(level, mixed))
 
 
-def drawn(actor, batch=8, seed=3):
-    obs = lab.seen(actor, batch)
-    with torch.no_grad():
-        return obs, actor.draw(obs, generator=torch.Generator().manual_seed(seed))
-
-
-def full(actor, batch=8):
-    return torch.full((batch,), actor.spec.execute)
-
-
 def published(x, v, k, count, level):
     """Mean and deviation of a step in the words of the paper, whose time tau runs from 1 (noise) to 0."""
     tau, delta = 1 - k / count, 1 / count
@@ -59,18 +49,18 @@ def published(x, v, k, count, level):
 def test_the_ratio_is_one_before_any_update(case, mixed, float64):
     for steps in lab.grid(case):
         actor = make(case, steps, mixed=mixed)
-        obs, draw = drawn(actor)
-        again = actor.log_prob(obs, draw.trace, full(actor))
+        obs, draw = lab.drawn(actor)
+        again = actor.log_prob(obs, draw.trace, lab.full(actor))
         torch.testing.assert_close(again, draw.log_prob, rtol=0, atol=1e-10)
         actor.flow.time = lambda k, last=steps: (k + 0.5).double() / last
-        assert (actor.log_prob(obs, draw.trace, full(actor)) - draw.log_prob).abs().max() > 1e-3
+        assert (actor.log_prob(obs, draw.trace, lab.full(actor)) - draw.log_prob).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("mixed", [True, False])
 @pytest.mark.parametrize("case", lab.CASES)
 def test_the_likelihood_is_that_of_a_slow_loop_over_the_published_formula(case, mixed, float64):
     actor = make(case, 4, mixed=mixed)
-    obs, draw = drawn(actor, 8)
+    obs, draw = lab.drawn(actor, 8)
     spec, size, cond = actor.spec, actor.flow.step_size, actor.encode(obs)
     played = torch.tensor([spec.execute, 1, 2, spec.execute] * 2)
     cells, expected = spec.horizon * lab.A, np.zeros(8)
@@ -94,11 +84,11 @@ def test_the_likelihood_is_that_of_a_slow_loop_over_the_published_formula(case, 
 
 
 def test_the_trace_lists_the_stochastic_transitions(float64):
-    whole = drawn(make(steps=4, mixed=False))[1].trace
+    whole = lab.drawn(make(steps=4, mixed=False))[1].trace
     assert whole.shape == (8, 4, 17) and torch.equal(whole[..., 0], torch.arange(4.0).expand(8, 4))
     assert torch.equal(whole[:, 1:, 1:9], whole[:, :-1, 9:])  # each begins where the one before it led
     actor = make(steps=4)
-    obs, draw = drawn(actor, 4000)
+    obs, draw = lab.drawn(actor, 4000)
     assert draw.trace.shape == (4000, 1, 17)
     count = torch.bincount(draw.trace[:, 0, 0].long(), minlength=4)
     assert (count - 1000).abs().max() < 4 * math.sqrt(4000 * 0.25 * 0.75)
@@ -116,7 +106,7 @@ def test_the_trace_lists_the_stochastic_transitions(float64):
 def test_derivatives(float64):
     for mixed in (True, False):
         actor = make("late", 2, mixed=mixed)
-        obs, draw = drawn(actor, 4)
+        obs, draw = lab.drawn(actor, 4)
         states, steps = draw.trace[..., 1:].clone().requires_grad_(), torch.tensor([1, 2, 2, 1])
 
         def of(states, actor=actor, k=draw.trace[..., :1], obs=obs, steps=steps):
@@ -135,10 +125,10 @@ def test_derivatives(float64):
 def test_without_noise_a_draw_is_what_the_policy_does(case, mixed, float64):
     for steps in lab.grid(case):
         actor = make(case, steps, level=1e-9, mixed=mixed)
-        obs, draw = drawn(actor)
+        obs, draw = lab.drawn(actor)
         x_0 = torch.randn(8, *actor.spec.chunk_shape, generator=torch.Generator().manual_seed(3))  # drawn first
         torch.testing.assert_close(draw.action, actor.flow.act(obs, noise=x_0), rtol=0, atol=1e-7)
-        noisy = drawn(make(case, steps, mixed=mixed))[1]
+        noisy = lab.drawn(make(case, steps, mixed=mixed))[1]
         assert (noisy.action - draw.action).abs().max() > 1e-2
 
 

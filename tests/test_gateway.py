@@ -29,26 +29,10 @@ from burnish.real_robot.serving.listening import ServerConfig, listen
 from burnish.real_robot.serving.server import PolicyServer
 from hostile_lab import HELLO, framed, good
 from openpi_lab import content, frame
-from server_lab import LIMITS, flow, served
+from server_lab import LIMITS, STATE, asked, dial, flow, number, served
 from soak import often
 
 KEY = "a key of more than sixteen letters"
-STATE = {"state": np.zeros((2, 3), np.float32)}
-
-
-def dial(server, **options):
-    socket = connect(server.url, compression=None, **options)
-    assert "policy_spec" in content(socket.recv())
-    return socket
-
-
-def asked(socket, message):
-    socket.send(message if isinstance(message, (bytes, str)) else frame(message))
-    return socket.recv(timeout=10)
-
-
-def number(x):
-    return {"state": np.array([x], np.float32)}
 
 
 # ---- who gets in ----

@@ -3,7 +3,6 @@ either way the resumed run ends like one that was never touched: same policy, sa
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -12,8 +11,8 @@ import time
 import pytest
 import torch
 
-from burnish.policies.build import load_policy
 from burnish.policies.cli.cli import main
+from training_lab import ending
 
 pytestmark = pytest.mark.slow
 
@@ -33,14 +32,6 @@ def data(tmp_path_factory):
 def whole(data):
     assert main(["pretrain", *WORDS, f"data={data}", f"out={data.parent}/whole"]) == 0
     return ending(data.parent / "whole")
-
-
-def ending(run):
-    """What must be equal: the metrics without timings, and the weights."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    metrics = [{key: value for key, value in row.items() if not key.startswith("time/")} for row in rows]
-    policy, _ = load_policy(run)
-    return metrics, torch.cat([p.flatten() for p in policy.state_dict().values()])
 
 
 @pytest.mark.slow

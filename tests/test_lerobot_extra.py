@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from lerobot_sets import tree
 
 import lerobot_v3_reader
 from burnish.policies.core.errors import BurnishError
@@ -44,11 +44,6 @@ def make_episode(seed: int) -> Episode:
 
 
 EPISODES = [make_episode(seed) for seed in range(4)]
-
-
-def tree(root: Path) -> dict[str, str]:
-    files = sorted(path for path in root.rglob("*") if path.is_file())
-    return {path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 @pytest.fixture

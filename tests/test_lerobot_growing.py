@@ -14,6 +14,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
+from lerobot_sets import tree
 
 import lerobot_v3_reader
 from burnish.policies.core.errors import BurnishError
@@ -52,11 +53,6 @@ EPISODES = [make_episode(seed) for seed in range(COUNT)]
 @pytest.fixture(autouse=True)
 def small_files(monkeypatch):
     monkeypatch.setattr(lerobot_writer, "MEGABYTE", 30)  # 3 kB of PNGs, numbers and states a file: two episodes
-
-
-def tree(root: Path) -> dict[str, str]:
-    files = sorted(path for path in root.rglob("*") if path.is_file())
-    return {path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 @pytest.fixture(scope="module")

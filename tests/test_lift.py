@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from imagine_lab import SMALL, Pendulum, PendulumConfig, fitted, played
+from imagine_lab import SMALL, error, fitted, pendulums, played
 
 from burnish.finetune.__main__ import GROUPS, FinetuneConfig
 from burnish.finetune.build import prepare
@@ -18,7 +18,7 @@ from burnish.finetune.methods.expo import EXPOConfig
 from burnish.finetune.methods.mbpo import MBPOConfig
 from burnish.finetune.methods.residual_td3 import ResidualTD3Config
 from burnish.finetune.methods.rlpd import RLPDConfig
-from burnish.finetune.world_model.model import ModelConfig, WorldModel
+from burnish.finetune.world_model.model import ModelConfig
 from burnish.finetune.world_model.ticks import Tape, Ticks
 from burnish.policies.cli.cli import compose, main, to_object
 from burnish.policies.core.errors import BurnishError
@@ -99,10 +99,6 @@ def test_rollouts_are_made_anew_between_two_fits_by_the_policy_of_then():
 # ---- physics inside ----
 
 
-def pendulums(mass: float = 1.0, seed: int = 0) -> ScaledEnv:
-    return ScaledEnv(Pendulum(8, PendulumConfig(mass=mass), seed=seed))
-
-
 def braked(ticks: int) -> Ticks:
     """What a controller without noise plays: the torque follows from what is seen."""
     tape = Tape(pendulums(), Ticks())
@@ -111,16 +107,6 @@ def braked(ticks: int) -> Ticks:
         step = tape.step((-0.2 * obs["state"][:, 2:]).clamp(-1, 1))
         obs = tape.reset(step.truncated) if bool(step.truncated.any()) else step.obs
     return tape.ticks
-
-
-@torch.no_grad()
-def error(model: WorldModel) -> float:
-    """Of the first member's mean after random torques, in deviations of a change."""
-    data = played(pendulums(seed=7), 50, seed=9).all()
-    state, after = model.state_of(data["obs"]), model.state_of(data["next_obs"])
-    mean = model.changes_of(data["obs"], data["action"])[0][0] * model.changes.scale + model.changes.shift
-    wrong = model.expected(data["obs"], data["action"]) + mean - after
-    return float(wrong.square().mean().sqrt() / (after - state).std(0).square().mean().sqrt())
 
 
 @pytest.mark.slow

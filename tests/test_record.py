@@ -3,7 +3,6 @@ only, whatever ends the recording, and the same bytes in one go or in several.""
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import signal
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from lerobot_sets import tree
 
 import burnish.real_robot.__main__ as verbs
 import lerobot_v3_reader
@@ -28,11 +28,6 @@ from burnish.real_robot.supervisor import Keyboard
 pytestmark = pytest.mark.sim
 BASE = Path(__file__).resolve().parents[1] / "benchmarks" / "bases" / "insert"
 EXPERT = ["record", "env=reach", "supervisor=expert", "realtime=false", "seed=3"]
-
-
-def tree(root: Path) -> dict[str, str]:
-    files = sorted(path for path in root.rglob("*") if path.is_file())
-    return {path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def refused(capfd, *words: str) -> str:

@@ -33,16 +33,6 @@ def make(case="longer", steps=3, **noise):
     return actor
 
 
-def drawn(actor, batch=5, seed=3):
-    obs = lab.seen(actor, batch)
-    with torch.no_grad():
-        return obs, actor.draw(obs, generator=torch.Generator().manual_seed(seed))
-
-
-def full(actor, batch=5):
-    return torch.full((batch,), actor.spec.execute)
-
-
 # ---- likelihood ----
 
 
@@ -50,27 +40,27 @@ def full(actor, batch=5):
 def test_the_ratio_is_one_before_any_update(case, float64):
     for steps in lab.grid(case):
         actor = make(case, steps, clip_state=steps % 2 == 0, clip_mean=steps % 3 == 0)
-        obs, draw = drawn(actor)
-        again = actor.log_prob(obs, draw.trace, full(actor))
+        obs, draw = lab.drawn(actor)
+        again = actor.log_prob(obs, draw.trace, lab.full(actor))
         torch.testing.assert_close(again, draw.log_prob, rtol=0, atol=1e-10)
         # Control: another grid than that of the draw, as in the published state agents, would be noticed.
         if steps > 1:
             actor.flow.time = lambda k, last=steps - 1: k.double() / last
-            assert (actor.log_prob(obs, draw.trace, full(actor)) - draw.log_prob).abs().max() > 1e-4
+            assert (actor.log_prob(obs, draw.trace, lab.full(actor)) - draw.log_prob).abs().max() > 1e-4
 
 
 def test_the_ratio_is_one_in_single_precision():
     actor = make("whole", 10)
-    obs, draw = drawn(actor, 64)
+    obs, draw = lab.drawn(actor, 64)
     # 66 terms of order 1 with means good to 1e-7 of a deviation of 0.1: 1e-4 is ten times what that makes.
-    assert (actor.log_prob(obs, draw.trace, full(actor, 64)) - draw.log_prob).abs().max() < 1e-4
+    assert (actor.log_prob(obs, draw.trace, lab.full(actor, 64)) - draw.log_prob).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("case", lab.CASES)
 @pytest.mark.parametrize("initial", [False, True])
 def test_the_likelihood_is_that_of_a_slow_loop(case, initial, float64):
     actor = make(case, 4, count_initial=initial)
-    obs, draw = drawn(actor, 4)
+    obs, draw = lab.drawn(actor, 4)
     spec, trace = actor.spec, draw.trace.numpy()
     played = torch.tensor([spec.execute, 1, 2, spec.execute])
     expected, cond = np.zeros(4), actor.encode(obs)
@@ -98,8 +88,8 @@ def test_the_likelihood_is_that_of_a_slow_loop(case, initial, float64):
 
 def test_what_an_early_end_left_unplayed_has_no_influence_and_what_steers_has(float64):
     actor = make("late", 3)
-    obs, draw = drawn(actor)
-    steps = full(actor) - 1
+    obs, draw = lab.drawn(actor)
+    steps = lab.full(actor) - 1
     before = actor.log_prob(obs, draw.trace, steps)
     for h, counts in enumerate([False, True, False, False]):  # start 1, one step played
         trace = draw.trace.clone()
@@ -112,7 +102,7 @@ def test_what_an_early_end_left_unplayed_has_no_influence_and_what_steers_has(fl
 
 def test_derivatives(float64):
     actor = make("late", 2)
-    obs, draw = drawn(actor, 3)
+    obs, draw = lab.drawn(actor, 3)
     steps = torch.tensor([1, 2, 2])
     trace = draw.trace.clone().requires_grad_()
     assert torch.autograd.gradcheck(lambda x: actor.log_prob(obs, x, steps), (trace,))
@@ -143,20 +133,20 @@ class _Call(torch.nn.Module):
 def test_without_noise_a_draw_is_what_the_policy_does(case, float64):
     for steps in lab.grid(case):
         actor = make(case, steps, min_std=1e-12, max_std=2e-12)
-        obs, draw = drawn(actor)
+        obs, draw = lab.drawn(actor)
         acted = actor.flow.act(obs, noise=draw.trace[:, 0])
         torch.testing.assert_close(draw.action, acted, rtol=0, atol=1e-9)
         noisy = make(case, steps)
-        assert (drawn(noisy)[1].action - noisy.flow.act(obs, noise=draw.trace[:, 0])).abs().max() > 1e-2
+        assert (lab.drawn(noisy)[1].action - noisy.flow.act(obs, noise=draw.trace[:, 0])).abs().max() > 1e-2
 
 
 def test_published_clips_are_options(float64):
-    plain = drawn(make(), 500)[1].trace
+    plain = lab.drawn(make(), 500)[1].trace
     assert plain[:, 1:].abs().max() > 1
-    assert drawn(make(clip_state=True), 500)[1].trace[:, 1:].abs().max() <= 1
+    assert lab.drawn(make(clip_state=True), 500)[1].trace[:, 1:].abs().max() <= 1
     for clip in (None, 0.5):
         actor = make(clip_noise=clip)
-        obs, draw = drawn(actor, 500)
+        obs, draw = lab.drawn(actor, 500)
         law = actor.transition(draw.trace[:, 0], torch.zeros(500, dtype=torch.int64), actor.encode(obs))
         noise = ((draw.trace[:, 1] - law.mean) / law.std).detach().abs().max()
         assert float(noise) == pytest.approx(0.5) if clip else noise > 3
@@ -207,13 +197,13 @@ def test_gradients_reach_what_they_should(float64):
     actor = learner.ppo.network
     lab.perturbed(actor.noise)
     assert learner.policy is actor.flow and actor.flow is not base
-    obs, draw = drawn(actor)
+    obs, draw = lab.drawn(actor)
     everything = {name for name, _ in actor.named_parameters()}
     flow, noise = ({n for n in everything if n.startswith(part)} for part in ("flow.", "noise."))
-    assert changed(actor, actor.log_prob(obs, draw.trace, full(actor)).sum()) == everything
+    assert changed(actor, actor.log_prob(obs, draw.trace, lab.full(actor)).sum()) == everything
     assert changed(actor, actor.entropy_rate(obs).sum()) == noise
     distance = learner.ppo.auxiliary["anchor"][1]
-    assert torch.equal(distance(obs, {"trace": draw.trace}), torch.zeros(5))
+    assert torch.equal(distance(obs, {"trace": draw.trace}), torch.zeros(8))
     lab.perturbed(actor.flow)
     term = distance(obs, {"trace": draw.trace})
     by_hand = _euler(actor.flow, draw.trace[:, 0], obs) - _euler(base, draw.trace[:, 0], obs)
@@ -281,11 +271,11 @@ def _rate():
 
 def test_noise_may_ignore_the_time(float64):
     actor = make("late", 3, time_dim=0)
-    obs, draw = drawn(actor)
+    obs, draw = lab.drawn(actor)
     cond = actor.encode(obs)
-    first, last = (actor.transition(draw.trace[:, k], torch.full((5,), k), cond).std for k in (0, 2))
+    first, last = (actor.transition(draw.trace[:, k], torch.full((8,), k), cond).std for k in (0, 2))
     assert torch.equal(first, last) and not torch.equal(first[0], first[1])
-    torch.testing.assert_close(actor.log_prob(obs, draw.trace, full(actor)), draw.log_prob, rtol=0, atol=1e-10)
+    torch.testing.assert_close(actor.log_prob(obs, draw.trace, lab.full(actor)), draw.log_prob, rtol=0, atol=1e-10)
 
 
 def test_flow_noise_of_pi_rl_clips_the_mean_over_transitions():

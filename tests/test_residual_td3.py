@@ -16,7 +16,6 @@ from burnish.finetune.methods.residual_td3 import Algorithm, ResidualTD3Config, 
 from burnish.offline.replay import Replay
 from burnish.offline.sac import SACConfig, soft_agent
 from burnish.offline.td3 import TD3Config, deterministic_agent
-from burnish.policies.build import build_policy
 from burnish.policies.cli.cli import compose, to_object
 from burnish.policies.controllers import ChunkController, controller_for
 from burnish.policies.core.errors import BurnishError
@@ -26,10 +25,8 @@ from burnish.policies.core.types import Step
 from burnish.policies.core.views import Hidden
 from burnish.policies.core.wrapper import Wrapper
 from burnish.policies.external.policy import CallablePolicy
-from burnish.policies.flow import FlowConfig
 from burnish.policies.nets.critic import CriticConfig
-from burnish.policies.nets.denoiser import DenoiserConfig, MlpBodyConfig
-from refine_lab import EXECUTE, ON_LINE, learnt, line, mean_return
+from refine_lab import EXECUTE, ON_LINE, flow_base, learnt, line, mean_return, weights
 from scripted import TERMINATED, TRUNCATED, ScriptedWorld
 
 # Ends of both kinds, with the base's queue empty (even lengths) and half played (odd ones).
@@ -54,11 +51,6 @@ def scripted_base(noisy: bool = False, asked: list | None = None) -> CallablePol
         return planned(obs["state"][:, None].expand(-1, 4, -1), torch.arange(4.0) - 1)
 
     return CallablePolicy(act, spec)
-
-
-def flow_base() -> Any:
-    net = DenoiserConfig(mlp=MlpBodyConfig([16]))
-    return build_policy(FlowConfig(steps=2, net=net), replace(ON_LINE, horizon=4, start=1), seed=3)
 
 
 def wrong_by_a_bit() -> CallablePolicy:
@@ -91,10 +83,6 @@ def on_script(config: ResidualTD3Config, base: Any = None, seed: int = 0) -> Ass
 def training(config: ResidualTD3Config, assembly: Assembly) -> OffPolicy[Any]:
     replay = Replay(config.loop.capacity, assembly.env.num_envs)
     return OffPolicy(assembly.learner, assembly.env, replay, config.loop, seed=1)
-
-
-def weights(module: Any) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in module.parameters()])
 
 
 def awaken(agent: Any, seed: int = 0) -> None:

@@ -34,12 +34,11 @@ from burnish.policies.gaussian import GaussianConfig, GaussianPolicy
 from burnish.policies.measure.evaluate import evaluation_seeds
 from burnish.policies.nets.critic import CriticConfig
 from burnish.policies.runs.run import read_metrics
-from burnish.policies.runs.state_codec import encode
 from burnish.sim.build import make_env
 from burnish.sim.collect import collect
 from burnish.sim.experts import make_expert
 from negative_controls import NegativeControl
-from refine_lab import LINE, ON_LINE, mean_return
+from refine_lab import LINE, ON_LINE, mean_return, run, same
 
 WORLDS = 4
 # Episodes of training do not end at the goal: an end would be peace, and so tell where the goal is.
@@ -77,19 +76,6 @@ def started(config: RLIFConfig, seed: int = 0, *, helped: bool = True, **options
     loop = prepare(config, base(), env, expert=expert, seed=seed, **options)
     assert isinstance(loop, OffPolicy)
     return loop
-
-
-def run(loop: OffPolicy, decisions: int) -> dict[str, Any]:
-    metrics: dict[str, Any] = {}
-    for _ in range(decisions // WORLDS):
-        metrics = loop.iterate()
-    return metrics
-
-
-def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    (shape, tensors), (other, others) = encode(a), encode(b)
-    equal = all(torch.equal(x, others[key]) for key, x in tensors.items())
-    return shape == other and tensors.keys() == others.keys() and equal
 
 
 def heard(loop: OffPolicy) -> list[dict[str, Any]]:

@@ -152,11 +152,3 @@ def test_rows_cut_short_do_not_train_a_critic_of_chunks():
 def test_an_unbounded_actor_is_refused():
     with pytest.raises(BurnishError, match="squash"):
         SACConfig(agent=soft_agent(squash=False))
-
-
-def test_an_agent_of_one_action_learns_from_decisions_of_any_length():
-    """A noise is one action that is played for many ticks: its rows count whatever ``steps`` says."""
-    batch, learner = transitions(0), make()
-    long = {**batch, "steps": 4 * batch["steps"]}
-    torch.testing.assert_close(make().update(Rows(long))["critic_loss"], learner.update(Rows(batch))["critic_loss"])
-    assert float(learner.update(Rows(batch))["critic_loss"]) > 0

@@ -15,27 +15,13 @@ import numpy as np
 import pytest
 import torch
 from websockets.exceptions import ConnectionClosed
-from websockets.sync.client import connect
 
 from burnish.policies.core.spec import ObsSpec, PolicySpec
 from burnish.policies.wire.connection import Connection
 from burnish.policies.wire.schema import UNUSED, UNUSED_BYTES
 from burnish.real_robot.serving import gateway
 from openpi_lab import content, frame
-from server_lab import LIMITS, flow, process, served
-
-STATE = {"state": np.zeros((2, 3), np.float32)}
-
-
-def dial(server, **options):
-    socket = connect(server.url, compression=None, **options)
-    assert "policy_spec" in content(socket.recv())
-    return socket
-
-
-def asked(socket, message):
-    socket.send(message if isinstance(message, (bytes, str)) else frame(message))
-    return socket.recv(timeout=10)
+from server_lab import LIMITS, STATE, asked, dial, flow, number, process, served
 
 
 class Slow:
@@ -57,10 +43,6 @@ class Slow:
 
     def reset(self):
         self.episodes += 1
-
-
-def number(x):
-    return {"state": np.array([x], np.float32)}
 
 
 # ---- what is answered ----

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from imagine_lab import SMALL, Pendulum, PendulumConfig, fitted, imagined, played
+from imagine_lab import SMALL, error, fitted, imagined, pendulums, played
 
 from burnish.finetune.build import prepare
 from burnish.finetune.loops import OffPolicyConfig
@@ -30,20 +30,6 @@ from seam import make_base, shrunk
 
 SPARSE = replace(SMALL, kind=Kind.sindy, updates=1, sindy=SINDyConfig(degree=3))
 FEW = 25  # ticks of each of 8 pendulums
-
-
-def pendulums(config: PendulumConfig | None = None, seed: int = 0) -> ScaledEnv:
-    return ScaledEnv(Pendulum(8, config, seed=seed))
-
-
-@torch.no_grad()
-def error(model: WorldModel) -> float:
-    """Of the first member's mean after a tick of random play that it has not seen, in deviations of a change."""
-    data = played(pendulums(seed=7), 50, seed=9).all()
-    state, after = model.state_of(data["obs"]), model.state_of(data["next_obs"])
-    mean = model.changes_of(data["obs"], data["action"])[0][0] * model.changes.scale + model.changes.shift
-    wrong = model.expected(data["obs"], data["action"]) + mean - after
-    return float(wrong.square().mean().sqrt() / (after - state).std(0).square().mean().sqrt())
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +83,7 @@ def test_products_of_functions_need_fewer_ticks_than_networks(networks):
 
 
 def test_a_twin_with_a_wrong_mass_and_what_is_learnt_of_its_errors_beat_both_alone(networks):
-    ticks, twin = played(pendulums(), FEW), pendulums(PendulumConfig(mass=0.6))
+    ticks, twin = played(pendulums(), FEW), pendulums(mass=0.6)
     alone = error(WorldModel(twin.spec, SPARSE, twin=twin.known_dynamics))
     hybrid = fitted(pendulums(), ticks, replace(SMALL, updates=400), twin=twin.known_dynamics)
     # Over three seeds, with 600 updates, 0.007 to 0.010; the twin alone has 0.26.
@@ -110,7 +96,7 @@ def test_a_twin_with_a_wrong_mass_and_what_is_learnt_of_its_errors_beat_both_alo
 
 def test_an_imagined_world_of_either_is_stepped_and_its_members_disagree_away_from_the_data():
     ticks = played(pendulums(), FEW)
-    for options in ({}, {"twin": pendulums(PendulumConfig(mass=0.6)).known_dynamics}):
+    for options in ({}, {"twin": pendulums(mass=0.6).known_dynamics}):
         model = fitted(pendulums(), ticks, replace(SPARSE, sindy=SINDyConfig(degree=2)), **options)
         world = imagined(model, ticks, 8, GuardConfig(Guard.cut))
         world.reset()

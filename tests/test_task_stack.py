@@ -1,4 +1,4 @@
-"""stack: what counts as success, the grasp, the reward on the way, the expert's levels."""
+"""stack: what counts as success, a cube that falls, and where cubes lie."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from burnish.policies.core.errors import BurnishError
-from burnish.sim.experts.carrying import Carry
 from burnish.sim.tasks import cubes
 from burnish.sim.tasks.stack import StackConfig
 
@@ -41,36 +40,6 @@ def test_success_needs_that_both_lie_still_and_red_was_let_go():
     assert task.judge(np.zeros((4, 5))).success.tolist() == [False, False, False, True]
 
 
-@pytest.fixture(scope="module")
-def shown():
-    return lab.demonstration("stack")
-
-
-def test_the_dense_reward_rises_to_success(shown):
-    lab.check_rising(shown["reward"], shown["active"])
-
-
-def test_the_grasp_holds(shown):
-    lab.check_grasp(shown["place"], shown["carried"], shown["overlap"])
-
-
-# With 64 episodes one standard error is at most 0.06; bounds are three of them around what 256 episodes gave. The
-# clumsy expert fails wherever the goal lies far out.
-LEVELS = [("clean", 0.95, 1), ("noisy", 0.62, 1), ("multi_modal", 0.95, 1), ("clumsy", 0.3, 0.7)]
-
-
-@pytest.mark.parametrize(("level", "low", "high"), LEVELS)
-def test_experts(level, low, high):
-    assert low <= lab.played("stack", level).summary()["success_rate"] <= high
-
-
-def test_who_carries_it_elsewhere_or_acts_at_random_fails():
-    assert lab.played("stack", "clean", 16, Carry(short=1.0)).summary()["success_rate"] == 0
-    env = lab.worlds("stack", 16)
-    env.reset(seeds=range(16))
-    assert not any(env.step(a).info["success"].any() for a in lab.random_actions(env, 60))
-
-
 def test_cubes_lie_apart_and_everywhere():
     env = lab.worlds("stack", 256)
     env.reset(seeds=range(256))
@@ -79,14 +48,6 @@ def test_cubes_lie_apart_and_everywhere():
     assert (red[:, 1] > 0).mean() == pytest.approx(0.5, abs=0.1)  # three standard errors
     low, high = np.vstack([red, blue]).min(axis=0), np.vstack([red, blue]).max(axis=0)
     np.testing.assert_allclose([low[:2], high[:2]], [(0.18, -0.11), (0.28, 0.11)], atol=0.003)
-
-
-def test_an_episode_does_not_depend_on_the_number_of_worlds():
-    lab.check_any_number_of_worlds("stack")
-
-
-def test_a_saved_state_goes_on_bit_for_bit():
-    lab.check_restored("stack")
 
 
 @pytest.mark.parametrize("wrong", [{"offset": 0.012}, {"cube_mass": 1.0}, {"spread": -0.1}])

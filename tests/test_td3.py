@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import pytest
+import test_sac
 import torch
 
 from burnish.offline.sources import Rows
@@ -159,7 +160,8 @@ def test_settings_out_of_range_are_refused():
             TD3Config(**settings)
 
 
-def test_an_agent_of_one_action_learns_from_decisions_of_any_length():
+@pytest.mark.parametrize("make", [make, test_sac.make], ids=["td3", "sac"])
+def test_an_agent_of_one_action_learns_from_decisions_of_any_length(make):
     """A noise is one action that is played for many ticks: its rows count whatever ``steps`` says."""
     batch, learner = transitions(0), make()
     long = {**batch, "steps": 4 * batch["steps"]}

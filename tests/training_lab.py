@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from burnish.finetune.loops import DecisionEnv, OffPolicy, OffPolicyConfig, OnPolicy, planned
 from burnish.offline.loop import Hook, Offline, repeat
 from burnish.offline.replay import Replay
+from burnish.policies.build import load_policy
 from burnish.policies.core.types import Learner, Metrics
 
 
@@ -40,6 +46,14 @@ def run_off_policy(
     loop = OffPolicy(learner, env, replay, config, prior=prior, seed=seed)
     metrics = repeat(loop, loop.iterations(total), hooks)
     return {**metrics, **loop.report()}
+
+
+def ending(run: Path) -> tuple[list[dict[str, float]], Tensor]:
+    """What must be equal in two runs: the metrics without timings, and the weights."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    metrics = [{key: value for key, value in row.items() if not key.startswith("time/")} for row in rows]
+    policy, _ = load_policy(run)
+    return metrics, torch.cat([p.flatten() for p in policy.state_dict().values()])
 
 
 def train_offline(
