@@ -15,6 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from functools import partial
 from itertools import cycle
 from typing import Any
@@ -168,7 +169,7 @@ def main() -> None:
     priority, core = settings.pop("priority"), settings.pop("core")
     answer = {"idle": Idle, "calls": Calls}[part](**settings)
     if priority:
-        obtained = hurry(priority, core).to_dict()
+        obtained = asdict(hurry(priority, core))
     else:  # as a policy process does
         gc.collect()
         gc.freeze()

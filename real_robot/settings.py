@@ -11,14 +11,14 @@ process imports nothing of the policy side.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import sys
 import types
 import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, TypeVar, cast
 
+from ..policies.core.errors import did_you_mean
 from .errors import Refused
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ def settings(kind: type[T], data: Mapping[str, Any], device: str, /, *, place: s
     fields = {field.name: field for field in dataclasses.fields(cast(Any, kind))}
     for name in data:
         if name not in fields or name in given:
-            raise Refused(f"{device} has no setting {name!r}; {_nearest(str(name), fields.keys() - given.keys())}")
+            raise Refused(f"{device} has no setting {name!r}; {did_you_mean(str(name), fields.keys() - given.keys())}")
     needed = [name for name, field in fields.items() if _needed(field) and name not in data and name not in given]
     if needed:
         raise Refused(f"{device} needs {' and '.join(needed)}; give {' '.join(f'{place}.{n}=...' for n in needed)}")
@@ -42,11 +42,6 @@ def settings(kind: type[T], data: Mapping[str, Any], device: str, /, *, place: s
 
 def _needed(field: dataclasses.Field[Any]) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-
-
-def _nearest(word: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"choices: {', '.join(sorted(known))}"
 
 
 def _value(kind: Any, value: Any, name: str, device: str) -> Any:

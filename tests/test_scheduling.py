@@ -29,7 +29,7 @@ from burnish.real_robot.control.scheduling import hurry
 if hasattr(os, "sched_setscheduler"):
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))  # whatever the thread had that started it
 {before}
-said = hurry({arguments}).to_dict()
+said = vars(hurry({arguments}))
 kernel = {{"policy": os.sched_getscheduler(0), "priority": os.sched_getparam(0).sched_priority}}
 with open("/proc/self/status") as status:
     kernel["locked_kb"] = int(status.read().partition("VmLck:")[2].split()[0])

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ...policies.core.files import replace
 from ..adapter import RobotSpec
 from ..clock import Clock, ns
 from ..discovery import make_adapter
@@ -66,14 +67,14 @@ def control(job: Job) -> int:
     boards = boards_of(job.folder, robot.spec)
     obtained = hurry(job.priority, job.core) if job.priority else None
     loop = ControlLoop(robot, *boards, **({"watched": watched_in(job, robot.clock)} if job.watch_s > 0 else {}))
-    said = about(robot) | {"scheduling": obtained.to_dict() if obtained else None}
-    _put(job.folder / READY, said)
+    said = about(robot) | {"scheduling": asdict(obtained) if obtained else None}
+    replace(job.folder / READY, json.dumps(said))
     try:
         loop.run(lambda: bool(leaving))
     finally:
         robot.close()
         loop.timing.save(job.folder / TICKS)
-        _put(job.folder / REPORT, said | left_by(loop))
+        replace(job.folder / REPORT, json.dumps(said | left_by(loop)))
     return 0
 
 
@@ -114,13 +115,6 @@ def left_by(loop: ControlLoop) -> dict[str, Any]:
     events = [asdict(event) for event in robot.events]
     setpoints = {"asked": loop.asked, "changed": loop.changed}
     return {"timing": loop.timing.summary(), "setpoints": setpoints, "counts": dict(robot.counts), "events": events}
-
-
-def _put(path: Path, data: Mapping[str, Any]) -> None:
-    """Whole or not at all: another process waits for it."""
-    beside = path.with_suffix(".new")
-    beside.write_text(json.dumps(data), encoding="utf-8")
-    beside.replace(path)
 
 
 def main() -> int:

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 _LOCK_CURRENT, _LOCK_FUTURE = 1, 2
 LOOK_S = 0.02
@@ -27,9 +27,6 @@ class SchedulingResult:
     scheduler: str  # "fifo 50", or "other"
     locked: bool  # the process's memory is never swapped out
     core: int | None
-
-    def to_dict(self) -> dict[str, object]:
-        return asdict(self)
 
 
 def hurry(priority: int = 50, core: int | None = None) -> SchedulingResult:
