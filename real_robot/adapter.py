@@ -91,7 +91,6 @@ class GripperSpec:
 
     width_m: float
     speed_m_s: float
-    force_n: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,11 +109,11 @@ class Calibration:
         return ends
 
     def radians(self, ticks: Vector) -> Vector:
-        return self._direction * (np.asarray(ticks, np.float64) - self._zero) * QUANTUM_RAD
+        return self.direction * (np.asarray(ticks, np.float64) - self._zero) * QUANTUM_RAD
 
     def ticks(self, q_rad: Vector) -> Vector:
         """Not rounded."""
-        return self._zero + self._direction * np.asarray(q_rad, np.float64) / QUANTUM_RAD
+        return self._zero + self.direction * np.asarray(q_rad, np.float64) / QUANTUM_RAD
 
     def goal_ticks(self, q_rad: Vector, before: Sequence[int] | None = None) -> list[int]:
         """Rounded towards the middle of the range: as far apart as the set-points or less, and never outside it, or
@@ -132,10 +132,6 @@ class Calibration:
 
     @property
     def direction(self) -> Vector:
-        return self._direction
-
-    @property
-    def _direction(self) -> Vector:
         return np.array([joint.direction for joint in self.joints], np.float64)
 
     @property

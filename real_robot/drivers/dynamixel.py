@@ -101,7 +101,7 @@ class DynamixelServos(Servos):
     def identify(self, offsets: Sequence[int], ranges: Sequence[tuple[int, int]]) -> int:
         self._models, self.own, delay_ns = [], [], 0
         for i, offset, (low, high) in zip(self._ids, offsets, ranges, strict=True):
-            number = insist(lambda i=i: self._ping(i))
+            (number,) = insist(lambda i=i: self._answer(i, self._handler.ping))
             if number not in MODELS:
                 known = ", ".join(f"{model.name} ({n})" for n, model in MODELS.items())
                 raise DeviceFault(f"servo {i} is of model {number}, and this driver knows {known}")
@@ -132,7 +132,7 @@ class DynamixelServos(Servos):
                     "the arm, and switch its power"
                 )
             if error:
-                insist(lambda i=i: self._reboot(i))
+                insist(lambda i=i: self._answer(i, self._handler.reboot))
                 self._clock.sleep_until_ns(self._clock.now_ns() + ns(BOOT_S))
 
     def read(self, deadline_ns: int) -> Reading:
@@ -198,18 +198,13 @@ class DynamixelServos(Servos):
     def release(self) -> None:
         self._tell(TORQUE, 0)
 
-    def _ping(self, i: int) -> int:
+    def _answer(self, i: int, call: Callable[[Port, int], tuple[int, ...]]) -> list[int]:
+        """The answer of a servo to a ``call`` of the SDK's, without result and error."""
         with self._port.exchange(self._clock.now_ns() + ns(CALM_S), patient=True):
-            number, result, _ = self._handler.ping(self._port, i)
+            *said, result, _ = call(self._port, i)
             if result:
                 raise Lost(f"servo {i} does not answer: {self._handler.getTxRxResult(result)}")
-        return number
-
-    def _reboot(self, i: int) -> None:
-        with self._port.exchange(self._clock.now_ns() + ns(CALM_S), patient=True):
-            result, _ = self._handler.reboot(self._port, i)
-            if result:
-                raise Lost(f"servo {i} does not answer: {self._handler.getTxRxResult(result)}")
+        return said
 
     def _get(self, i: int, register: Register, alerted: bool = False) -> int:
         """``alerted``: of a servo that has shut itself down too."""
