@@ -134,7 +134,6 @@ HOSTILE = {
     "lacking_file": (lambda f: (f / PARITY).unlink(), "lacks parity.json"),
     "lacking_network": (lambda f: (f / PLAN).unlink(), "lacks policy.onnx"),
     "another_version": (lambda f: edit(f, lambda d: d.update(version=3)), "export the policy again"),
-    "of_an_older_burnish": (lambda f: (f / "policy.safetensors").write_bytes(b""), "export the policy again"),
     "unknown_key": (lambda f: edit(f, lambda d: d.update(hook="os.system")), "must hold"),
     "unknown_schema": (schema(teleport=True), "should hold"),
     "wrong_chunk": (schema(horizon=3), "reads 'prefix' as"),

@@ -203,8 +203,6 @@ def _files(folder: Path) -> dict[str, bytes]:
     try:
         names = set(os.listdir(here))
         strange = sorted(names - set(LIMITS))
-        if "policy.safetensors" in names:
-            raise Refused(f"{folder} was exported by an older Burnish; export the policy again")
         lacking = sorted({POLICY, PARITY, PLAN} - names)
         if strange or lacking:
             what = f"holds {strange[0][:60]!r}, which is no part of one" if strange else f"lacks {lacking[0]}"
