@@ -7,7 +7,6 @@ process does (`core/ranks.py`).
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from .core.seed import Generator, generator
 from .core.types import Metrics, Obs
 from .data.episodes import Episodes, Pad, Windows
 from .nets.ema import Ema
+from .runs.module_state import restore, state_of
 from .runs.run import Run
 from .runs.training_loop import train
 from .trainable import copied
@@ -172,25 +172,14 @@ class ImitationLearner:
             losses.append(self.average.bc_loss(batch.obs, batch.action, mask=mask, generator=noise).mean())
         return {"valid_loss": torch.stack(losses).mean()}
 
+    def _parts(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("policy", "ema", "optimizer", "rows", "noise")}
+
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "policy": self.policy.state_dict(),
-            "ema": self.ema.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "rows": self.rows.get_state(),
-            "noise": self.noise.get_state(),
-            "step": self.step,
-        }
+        return {**state_of(self._parts()), "step": self.step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        state = copy.deepcopy(state)  # an optimizer keeps what it is given, and would share it with the giver
-        self.policy.load_state_dict(state["policy"])
-        self.ema.load_state_dict(state["ema"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.rate  # loading replaced it by a copy, which nobody would set
-        self.rows.set_state(state["rows"].cpu())
-        self.noise.set_state(state["noise"].cpu())
+        restore(self._parts(), state)
         self.step = state["step"]
         self.ema.copy_to(self.average)
 
