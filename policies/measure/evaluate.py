@@ -234,13 +234,25 @@ def _begin(env: VecEnv, everyone: Tensor, world_seeds: Sequence[int]) -> tuple[O
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """``a`` against ``b`` by success. A win is a seed on which only ``a`` succeeded; only pairs have wins."""
-
+class _Comparison:
     episodes: int  # of a
     b_episodes: int
     unpaired: str  # why the episodes are no pairs; empty where they are
     confidence: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def _of(self, a: str, b: str, of: str) -> str:
+        if not self.unpaired:
+            return f"{a} and {b} {of} {self.episodes} paired seeds"
+        return f"not paired: {self.unpaired}; {a} {of} {self.episodes} and {b} {of} {self.b_episodes} episodes"
+
+
+@dataclass(frozen=True)
+class Comparison(_Comparison):
+    """``a`` against ``b`` by success. A win is a seed on which only ``a`` succeeded; only pairs have wins."""
+
     a_rate: float
     a_low: float
     a_high: float
@@ -255,17 +267,13 @@ class Comparison:
     ties: int | None
     p_value: float  # two-sided: exact McNemar of pairs, else Fisher's exact test
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     def sentence(self, a: str = "a", b: str = "b") -> str:
         test = (
             f"Fisher's exact p = {self.p_value:.2g}"
             if self.unpaired
             else f"{self.wins} wins, {self.losses} losses, {self.ties} ties, exact McNemar p = {self.p_value:.2g}"
         )
-        both = _in_one_sentence(
-            self,
+        both = self._of(
             f"{a} succeeds in {self.a_rate:.1%} [{self.a_low:.1%}, {self.a_high:.1%}]",
             f"{b} in {self.b_rate:.1%} [{self.b_low:.1%}, {self.b_high:.1%}]",
             "of",
@@ -277,13 +285,9 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class ReturnComparison:
+class ReturnComparison(_Comparison):
     """``a`` against ``b`` by undiscounted returns, with Student's intervals, or Welch's where there are no pairs."""
 
-    episodes: int  # of a
-    b_episodes: int
-    unpaired: str  # why the episodes are no pairs; empty where they are
-    confidence: float
     a_mean: float
     a_low: float
     a_high: float
@@ -294,12 +298,8 @@ class ReturnComparison:
     difference_low: float
     difference_high: float
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     def sentence(self, a: str = "a", b: str = "b") -> str:
-        both = _in_one_sentence(
-            self,
+        both = self._of(
             f"{a} returns {self.a_mean:.4g} [{self.a_low:.4g}, {self.a_high:.4g}]",
             f"{b} {self.b_mean:.4g} [{self.b_low:.4g}, {self.b_high:.4g}]",
             "over",
@@ -308,12 +308,6 @@ class ReturnComparison:
             f"{both}: difference {self.difference:+.4g} [{self.difference_low:+.4g}, {self.difference_high:+.4g}] "
             f"({self.confidence:.0%} intervals)"
         )
-
-
-def _in_one_sentence(found: Comparison | ReturnComparison, a: str, b: str, of: str) -> str:
-    if not found.unpaired:
-        return f"{a} and {b} {of} {found.episodes} paired seeds"
-    return f"not paired: {found.unpaired}; {a} {of} {found.episodes} and {b} {of} {found.b_episodes} episodes"
 
 
 def compare(a: Evaluation, b: Evaluation, confidence: float = 0.95) -> Comparison | ReturnComparison:
