@@ -4,9 +4,10 @@
               last (`core/offset.py`).
 ``Steered``   the base, whose noise an agent chooses (and, if it likes, a correction of the chunk on top).
 ``BestOf``    the best of several draws of the base in the eyes of a critic, each also in an edited version.
-``SplitChain``     one generation chain whose first steps are one policy's, the others another's.
 ``Repeated``  the base, with one noise vector for all of its rows: a smaller space to steer in.
 ``Greedy``    the base from noise 0, however it is asked.
+
+``SplitChain`` of `split_chain.py` is one chain whose first steps are one policy's, the others another's.
 
 Each is a ``Policy`` itself, so they nest. Exploration noise that training added is not deployed: a correction is always
 its mean. Noise in the place of the base's own is drawn, unless ``greedy``. Parts may be policies that are
@@ -39,10 +40,6 @@ from .core.views import Hidden, ahead, require_chunks
 from .features import featured
 from .gaussian import GaussianPolicy
 from .nets.critic import QEnsemble
-from .split_chain import SplitChain
-
-__all__ = ["BestOf", "Every", "Greedy", "Repeated", "Residual", "ResidualController", "SplitChain", "Steered"]
-
 
 MOST_DRAWS, LARGEST_DRAWS = 1024, 1 << 28  # of one decision; bytes of the observations that they are asked about
 

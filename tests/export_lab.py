@@ -10,7 +10,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from burnish.policies.build import build_policy
-from burnish.policies.compose import BestOf, Repeated, Residual, SplitChain, Steered
+from burnish.policies.compose import BestOf, Repeated, Residual, Steered
 from burnish.policies.core.offset import OFFSET, OffsetConfig
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from burnish.policies.diffusion import DiffusionConfig
@@ -18,6 +18,7 @@ from burnish.policies.flow import FlowConfig
 from burnish.policies.gaussian import GaussianConfig
 from burnish.policies.nets.critic import CriticConfig, QEnsemble
 from burnish.policies.nets.denoiser import DenoiserConfig, MlpBodyConfig
+from burnish.policies.split_chain import SplitChain
 from burnish.real_robot.export.bundle import PLAN, Bundle, NoiseInput, Schema
 
 H, EXECUTE, A = 4, 2, 2

@@ -9,7 +9,7 @@ import torch
 
 from burnish.policies.advised import advised
 from burnish.policies.build import build_policy, describe, load_policy
-from burnish.policies.compose import BestOf, Greedy, Repeated, Residual, SplitChain, Steered
+from burnish.policies.compose import BestOf, Greedy, Repeated, Residual, Steered
 from burnish.policies.controllers import ChunkController, controller_for
 from burnish.policies.core.chunk import ChunkEnv
 from burnish.policies.core.errors import BurnishError
@@ -23,6 +23,7 @@ from burnish.policies.flow import FlowConfig
 from burnish.policies.gaussian import GaussianConfig
 from burnish.policies.nets.critic import CriticConfig, QEnsemble
 from burnish.policies.runs import checkpoint
+from burnish.policies.split_chain import SplitChain
 from burnish.policies.table import COMPOSITES
 from scripted import TERMINATED, TRUNCATED, ScriptedWorld
 

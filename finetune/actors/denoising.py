@@ -29,12 +29,12 @@ import torch
 from torch import Tensor, nn
 
 from ...policies.chain import decoded, executed_sum, state_shape, step_index
-from ...policies.compose import SplitChain
 from ...policies.core.errors import BurnishError
 from ...policies.core.seed import Noise, normal
 from ...policies.core.tree import check
 from ...policies.core.types import ChainPolicy, Condition, Draw, Normal, Obs
 from ...policies.diffusion import DiffusionPolicy, Sampler
+from ...policies.split_chain import SplitChain
 from ...policies.trainable import TrainableConfig, shared, trainable
 
 
