@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from verb_lab import imitating
 
 from burnish.finetune import Refined, api, evaluate, load, refine, save
 from burnish.finetune.__main__ import FinetuneConfig
@@ -70,11 +71,7 @@ def lines(rows):
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
     """Recordings and a flow that imitates them a little, in a world with twelve steps."""
-    folder = tmp_path_factory.mktemp("lab")
-    assert main(["collect", "env=point_reach", "env.max_steps=12", "episodes=6", f"out={folder}/data"]) == 0
-    small = ["policy=flow", "policy.steps=2", "policy.net.mlp.hidden=[8]", "train.steps=5", "train.batch=8"]
-    assert main(["pretrain", *small, f"data={folder}/data", f"out={folder}/bc", *words({"eval": EVALUATION})]) == 0
-    return folder
+    return imitating(tmp_path_factory.mktemp("lab"), *words({"eval": EVALUATION}))
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from verb_lab import imitating
 
 from burnish.policies import evaluator
 from burnish.policies.acting import evaluator_of
@@ -174,12 +175,7 @@ def refining(bc, out, *more):
 
 @pytest.fixture(scope="module")
 def bc(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("best")
-    assert main(["collect", "env=point_reach", "env.max_steps=12", "episodes=4", f"out={folder}/data"]) == 0
-    small = ["policy=flow", "policy.steps=2", "policy.net.mlp.hidden=[8]", "train.steps=5", "train.batch=8"]
-    words = [*small, "eval.episodes=2", f"data={folder}/data", f"out={folder}/bc"]
-    assert main(["pretrain", *words]) == 0
-    return folder / "bc"
+    return imitating(tmp_path_factory.mktemp("best"), "eval.episodes=2") / "bc"
 
 
 def test_a_run_that_collapses_has_kept_its_best(tmp_path, bc, scripted, capsys):

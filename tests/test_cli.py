@@ -17,6 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from verb_lab import refused
 
 from burnish.policies.cli.cli import VERBS, compose, main
 from burnish.policies.cli.settings_text import texts
@@ -39,16 +40,6 @@ def tree_hash(folder):
     for path in sorted(p for p in Path(folder).rglob("*") if p.is_file() and "tensorboard" not in p.parts):
         digest.update(str(path.relative_to(folder)).encode() + path.read_bytes())
     return digest.hexdigest()
-
-
-def refused(capsys, *words):
-    """The one sentence of a refusal."""
-    capsys.readouterr()
-    assert main(list(words)) == 2
-    out, err = capsys.readouterr()
-    assert err.startswith(f"burnish {words[0]}: ") and err.count("\n") == 1, err
-    assert "Traceback" not in out + err
-    return err
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from lerobot_sets import tree
+from verb_lab import refused
 
 import burnish.sim.__main__ as verbs
 import lerobot_v3_reader
@@ -20,14 +21,6 @@ from burnish.policies.data import lerobot_writer
 from burnish.policies.data.lerobot import read_lerobot
 
 WORDS = ["collect", "env=two_mode", "expert=noisy", "worlds=6", "seed=4"]
-
-
-def refused(capsys, *words: str) -> str:
-    capsys.readouterr()
-    assert main(list(words)) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    return err
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from distill_lab import LINE, as_teacher, fresh, law, modes, recorded, spec_of, states, successes, teacher, trained
+from verb_lab import refused
 
 from burnish.finetune.people.teachers import Keep, Relabelled, StudentChunk, record, require_rounds, scenes, shared_spec
 from burnish.finetune.people.teachers import student_spec as spec_for
@@ -216,14 +217,6 @@ def lab(tmp_path_factory) -> Path:
         words = [*train, "train.steps=200", f"seed={seed}", "chunk.horizon=2", "chunk.execute=1"]
         assert main(["pretrain", *words, f"data={folder}/data", f"out={folder}/{name}"]) == 0
     return folder
-
-
-def refused(capsys, *words: str) -> str:
-    capsys.readouterr()
-    assert main(list(words)) == 2
-    out, err = capsys.readouterr()
-    assert err.startswith("burnish distill: ") and err.count("\n") == 1 and "Traceback" not in out + err, err
-    return err
 
 
 @pytest.mark.slow

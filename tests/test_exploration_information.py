@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from verb_lab import refused
 
 from burnish.finetune.exploration.information import Information, InformationConfig
 from burnish.policies.cli.cli import main
@@ -151,8 +152,7 @@ def test_the_command_explores_with_a_twin(method, tmp_path, capsys):
         words += ["method.loop.warmup=8", "method.loop.batch=8", *(f"method.sac.{word}" for word in small)]
     else:
         words += ["method.loop.decisions_per_update=8", "method.ppo.epochs=1"]
-    assert main(words) == 2
-    assert "explore=information asks a simulation of the world" in capsys.readouterr().err
+    assert "explore=information asks a simulation of the world" in refused(capsys, *words)
     assert main([*words, "twin=lqr"]) == 2 and main([*words, "twin=hopper", "explore.parameters=[weight]"]) == 2
     assert "no parameter 'weight' of this world" in capsys.readouterr().err
     assert main([*words, "twin=hopper"]) == 0

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from verb_lab import refused
 
 from burnish.policies.best import BEST, CANDIDATE
 from burnish.policies.cli.cli import main
@@ -74,8 +75,7 @@ def test_a_run_that_fails_in_its_rollouts_does_not_occupy_its_folder(lab, tmp_pa
     """It has its start evaluated, which is a file and a line of the log, and no policy of its own."""
     with monkeypatch.context() as patch:
         breaks(patch, behind=3)
-        assert main(command(lab, "finetune", tmp_path / "run")) == 2
-        assert BROKEN in capsys.readouterr().err
+        assert BROKEN in refused(capsys, *command(lab, "finetune", tmp_path / "run"))
     assert (tmp_path / "run/start.json").exists(), "the control: something was written"
     assert main(command(lab, "finetune", tmp_path / "run", "seed=1", "eval.episodes=0")) == 0
     assert not (tmp_path / "run/start.json").exists(), "it was of other settings"
@@ -144,5 +144,4 @@ def test_refinement_without_trials_builds_no_world_but_its_own(lab, tmp_path, mo
 
 
 def test_an_evaluation_of_no_episodes_is_refused(lab, capsys):
-    assert main(["evaluate", f"policy.path={lab}/bc", "eval.episodes=0"]) == 2
-    assert "episodes=0 plays nothing" in capsys.readouterr().err
+    assert "episodes=0 plays nothing" in refused(capsys, "evaluate", f"policy.path={lab}/bc", "eval.episodes=0")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 
 import pytest
+from verb_lab import imitating, refused
 
 from burnish.finetune import api
 from burnish.finetune.loops import OffPolicy, OnPolicyConfig
@@ -46,11 +47,8 @@ FIRST["q_chunking online"] += ["method.count=2", "method.flow.net.mlp.hidden=[8]
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
     """Recordings, and a flow and a Gaussian that imitate them a little."""
-    folder = tmp_path_factory.mktemp("lab")
-    assert main(["collect", "env=point_reach", "env.max_steps=12", "episodes=6", f"out={folder}/data"]) == 0
+    folder = imitating(tmp_path_factory.mktemp("lab"), *EVALUATION, name="flow")
     words = [f"data={folder}/data", "train.steps=5", "train.batch=8", *EVALUATION]
-    flow = ["policy=flow", "policy.steps=2", "policy.net.mlp.hidden=[8]"]
-    assert main(["pretrain", *flow, f"out={folder}/flow", *words]) == 0
     assert main(["pretrain", "policy=gaussian", "policy.hidden=[8]", f"out={folder}/gaussian", *words]) == 0
     return folder
 
@@ -179,14 +177,6 @@ def test_another_base_at_the_same_place_is_noticed(lab, tmp_path, capsys):
     assert main([*moved, f"out={tmp_path}/run", "resume=true"]) == 0  # the same weights elsewhere are the same base
     shutil.copytree(lab / "gaussian", tmp_path / "base")
     assert "identity.policy" in refused(capsys, *words, f"out={tmp_path}/run", "resume=true")
-
-
-def refused(capsys, *words):
-    capsys.readouterr()
-    assert main(list(words)) == 2
-    out, err = capsys.readouterr()
-    assert err.startswith(f"burnish {words[0]}: ") and err.count("\n") == 1 and "Traceback" not in out + err, err
-    return err
 
 
 @pytest.mark.parametrize(

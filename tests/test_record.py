@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from lerobot_sets import tree
+from verb_lab import refused
 
 import burnish.real_robot.__main__ as verbs
 import lerobot_v3_reader
@@ -28,14 +29,6 @@ from burnish.real_robot.supervisor import Keyboard
 pytestmark = pytest.mark.sim
 BASE = Path(__file__).resolve().parents[1] / "benchmarks" / "bases" / "insert"
 EXPERT = ["record", "env=reach", "supervisor=expert", "realtime=false", "seed=3"]
-
-
-def refused(capfd, *words: str) -> str:
-    capfd.readouterr()
-    assert main(list(words)) == 2
-    said = capfd.readouterr().err.strip()
-    assert len(said.splitlines()) == 1
-    return said
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ import shutil
 
 import pytest
 import yaml
+from verb_lab import refused
 
 import report_lab
 from burnish.finetune.__main__ import GROUPS, FinetuneConfig
@@ -46,14 +47,6 @@ def first_run(folder, **values):
     """A change of the first run of a comparison."""
     runs = json.loads((folder / "compare.json").read_text())["runs"]
     change(folder, runs=[{**runs[0], **values}, *runs[1:]])
-
-
-def refused(capsys, *words):
-    capsys.readouterr()
-    assert main(["report", *words]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("burnish report: ") and err.count("\n") == 1 and "Traceback" not in err
-    return err
 
 
 # ---- what it says ----
@@ -298,7 +291,7 @@ def test_a_run_that_is_not_told_apart_from_its_base(tmp_path):
     ],
 )
 def test_mistakes_are_one_sentence(words, sentence, capsys):
-    assert sentence in refused(capsys, *words)
+    assert sentence in refused(capsys, "report", *words)
 
 
 @pytest.mark.parametrize(
@@ -321,7 +314,7 @@ def test_mistakes_are_one_sentence(words, sentence, capsys):
 )
 def test_a_malformed_comparison_is_refused(folder, capsys, values, sentence):
     change(folder, **values)
-    assert sentence in refused(capsys, f"compare={folder}", f"out={folder}/page.html")
+    assert sentence in refused(capsys, "report", f"compare={folder}", f"out={folder}/page.html")
     assert not (folder / "page.html").exists()
 
 
@@ -346,7 +339,7 @@ def test_a_malformed_comparison_is_refused(folder, capsys, values, sentence):
 )
 def test_malformed_files_are_refused(folder, capsys, file, text):
     (folder / file).write_text(text)
-    assert refused(capsys, f"compare={folder}", f"out={folder}/page.html")
+    assert refused(capsys, "report", f"compare={folder}", f"out={folder}/page.html")
     assert not (folder / "page.html").exists()
 
 

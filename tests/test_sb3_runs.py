@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from verb_lab import imitating
 
 from burnish.finetune.baselines.sb3 import Algo, SB3Config, View, build
 from burnish.finetune.build import prepare
@@ -39,11 +40,7 @@ def point():
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("lab")
-    assert main(["collect", "env=point_reach", "env.max_steps=12", "episodes=6", f"out={folder}/data"]) == 0
-    small = ["policy.steps=2", "policy.net.mlp.hidden=[8]", "train.steps=5", "train.batch=8", *EVALUATION]
-    assert main(["pretrain", "policy=flow", f"data={folder}/data", f"out={folder}/flow", *small]) == 0
-    return folder
+    return imitating(tmp_path_factory.mktemp("lab"), *EVALUATION, name="flow")
 
 
 def words_of(lab, algo, view):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from verb_lab import imitating, refused
 from websockets.sync.client import connect as dial
 
 from burnish.policies.build import build_policy, load_policy
@@ -123,19 +124,7 @@ METHODS = {
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
     """A flow that imitates a little."""
-    folder = tmp_path_factory.mktemp("lab")
-    assert main(["collect", *WORDS, "episodes=6", f"out={folder}/data"]) == 0
-    small = ["policy.steps=2", "policy.net.mlp.hidden=[8]", "train.steps=5", "train.batch=8", *EVALUATION]
-    assert main(["pretrain", "policy=flow", f"data={folder}/data", f"out={folder}/flow", *small]) == 0
-    return folder
-
-
-def refused(capsys, *words):
-    capsys.readouterr()
-    assert main(list(words)) == 2
-    _, err = capsys.readouterr()
-    assert err.startswith(f"burnish {words[0]}: ") and err.count("\n") == 1, err
-    return err
+    return imitating(tmp_path_factory.mktemp("lab"), *EVALUATION, name="flow")
 
 
 def tried(run):

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from verb_lab import imitating
 
 from burnish.finetune.__main__ import FinetuneConfig
 from burnish.finetune.distillation.__main__ import DistillConfig
@@ -180,11 +181,7 @@ def test_every_training_has_the_setting_and_tracks_nothing_by_default(config):
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("lab")
-    assert main(["collect", "env=point_reach", "env.max_steps=12", "episodes=6", f"out={folder}/data"]) == 0
-    small = ["policy=flow", "policy.steps=2", "policy.net.mlp.hidden=[8]", "train.steps=4", "train.batch=8"]
-    assert main(["pretrain", *small, f"data={folder}/data", f"out={folder}/bc", *EVALUATION]) == 0
-    return folder
+    return imitating(tmp_path_factory.mktemp("lab"), *EVALUATION)
 
 
 EVALUATION = ["eval.episodes=2", "eval.worlds=2", "eval.confirm=2"]

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import torch
+from verb_lab import imitating
 
 import flow_lab as lab
 from burnish.policies.build import load_policy
@@ -21,12 +22,8 @@ LORA = TrainableConfig(Part.lora, rank=2, alpha=4.0)
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """The folder of a flow whose encoder has weights."""
-    folder = tmp_path_factory.mktemp("base")
-    assert main(["collect", "env=point_reach", "env.max_steps=12", "episodes=4", f"out={folder}/data"]) == 0
     net = ["policy.net.mlp.hidden=[256,256]", "policy.net.encoder.trunk=[64]"]
-    words = ["pretrain", "policy=flow", "policy.steps=2", *net, "train.steps=3", "train.batch=8"]
-    assert main([*words, f"data={folder}/data", f"out={folder}/bc", *EVALUATION]) == 0
-    return folder / "bc"
+    return imitating(tmp_path_factory.mktemp("base"), *net, *EVALUATION) / "bc"
 
 
 def memory(*policies):
