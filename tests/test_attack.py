@@ -21,7 +21,8 @@ import numpy as np
 import pytest
 
 import hostile_lab
-from burnish.real_robot.inference.client import ClientConfig, PolicyClient
+from burnish.real_robot.inference.action_sources import ServedConfig
+from burnish.real_robot.inference.client import PolicyClient
 from server_lab import process
 from soak import Progress, often
 
@@ -78,7 +79,7 @@ def attacked(folder, frames, rounds):
     taken = {"quiet": [], "decoy": [], "attack": []}
     report, longest = {}, (0.0, "")
     with process(folder, *words) as server, process(folder, *words) as decoy:
-        client = PolicyClient(ClientConfig(server.url, timeout_s=5))
+        client = PolicyClient(ServedConfig(server.url, timeout_s=5))
         with UnprovenConnections(server.url, 0) as before, UnprovenConnections(decoy.url, 1) as beside:
             for crowd in (before, beside):  # everything has been used once before anything is measured
                 crowd.begin(CROWD)

@@ -18,7 +18,8 @@ from burnish.policies.core.scale import Scale
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec
 from burnish.real_robot.clock import SECOND, VirtualClock
 from burnish.real_robot.errors import Refused
-from burnish.real_robot.inference.client import ClientConfig, PolicyClient, PolicyUnavailable
+from burnish.real_robot.inference.action_sources import ServedConfig
+from burnish.real_robot.inference.client import PolicyClient, PolicyUnavailable
 from openpi_lab import Drop, Fail, frame, openpi
 from server_lab import LIMITS, SPEC, flow, served
 
@@ -32,8 +33,13 @@ def right(message):
     return {"actions": CHUNK, "obs_seq": message["obs_seq"]}
 
 
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch):
+    monkeypatch.setattr("burnish.real_robot.inference.client.BACKOFF_S", 0.01)
+
+
 def client(server, expected=None, **changes):
-    return PolicyClient(ClientConfig(server.url, **({"timeout_s": 5.0} | changes)), expected)
+    return PolicyClient(ServedConfig(server.url, **({"timeout_s": 5.0} | changes)), expected)
 
 
 def test_a_chunk_is_that_of_the_policy():
@@ -83,7 +89,7 @@ def test_a_hostile_reply_is_no_chunk_and_the_next_one_counts(reply, words):
         return reply if message["obs_seq"] == 2 else right(message)
 
     with openpi(answer, METADATA) as server:
-        asker = client(server, backoff_s=0.01)
+        asker = client(server)
         asker.act(OBS)
         with pytest.raises(PolicyUnavailable) as failure:
             asker.act(OBS)
@@ -139,7 +145,7 @@ def test_a_server_that_says_nothing_of_itself_is_asked_once():
     assert blank["observation/image"].shape == (4, 5, 3) and not blank["observation/image"].any()
     assert np.array_equal(asked["observation/image"], seen["image.front"])
     with openpi(lambda message: CHUNK) as server:  # somebody else has learnt it
-        known = PolicyClient(ClientConfig(server.url), learnt=spec)
+        known = PolicyClient(ServedConfig(server.url), learnt=spec)
         assert known.spec == spec and not server.requests
 
 
@@ -181,7 +187,7 @@ def test_a_server_whose_metadata_hold_arrays_is_the_same_when_it_comes_back():
         return CHUNK
 
     with openpi(answer, told) as server:
-        asker = client(server, keys={"state": "s"}, backoff_s=0.01)
+        asker = client(server, keys={"state": "s"})
         asker.learn(WORLD)
         seen = {"state": np.zeros(3, np.float32)}
         with pytest.raises(PolicyUnavailable, match="was lost"):
@@ -216,7 +222,7 @@ def test_silence_is_waited_for_only_so_long():
         return right(message) | {"actions": np.full((4, 2), float(message["obs_seq"]))}
 
     with openpi(answer, METADATA) as server:
-        asker = client(server, timeout_s=0.2, backoff_s=0.01)
+        asker = client(server, timeout_s=0.2)
         begun = time.monotonic()
         with pytest.raises(PolicyUnavailable, match="took longer than"):
             asker.act(OBS)
@@ -235,7 +241,7 @@ def test_a_server_that_stops_reading_does_not_hold_the_robot():
     deaf = threading.Event()
     with serve(greet_only, "127.0.0.1", 0, compression=None, max_size=None, max_queue=1) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        asker = PolicyClient(ClientConfig(f"ws://127.0.0.1:{server.socket.getsockname()[1]}", timeout_s=0.3))
+        asker = PolicyClient(ServedConfig(f"ws://127.0.0.1:{server.socket.getsockname()[1]}", timeout_s=0.3))
         picture = {"image": np.zeros((4000, 4000, 3), np.uint8)}
         begun = time.monotonic()
         with pytest.raises(PolicyUnavailable):
@@ -244,10 +250,12 @@ def test_a_server_that_stops_reading_does_not_hold_the_robot():
         deaf.set()
 
 
-def test_a_lost_server_is_dialled_less_and_less_often():
+def test_a_lost_server_is_dialled_less_and_less_often(monkeypatch):
+    monkeypatch.setattr("burnish.real_robot.inference.client.BACKOFF_S", 1)
+    monkeypatch.setattr("burnish.real_robot.inference.client.LONGEST_BACKOFF_S", 4)
     clock = VirtualClock()
     with openpi(right, METADATA) as server:
-        asker = PolicyClient(ClientConfig(server.url, timeout_s=1, backoff_s=1, longest_backoff_s=4), clock=clock)
+        asker = PolicyClient(ServedConfig(server.url), clock=clock)
         asker.act(OBS)
     waits = []
     for _ in range(5):
@@ -269,7 +277,7 @@ def test_a_refusal_leaves_the_connection_and_a_dropped_one_is_made_anew():
         return right(message)
 
     with openpi(answer, METADATA) as server:
-        asker = client(server, backoff_s=0.01)
+        asker = client(server)
         for number in (1, 2, 3, 4, 5):
             if number in (3, 5):
                 with pytest.raises(PolicyUnavailable):
@@ -291,7 +299,7 @@ def test_a_refusal_leaves_the_connection_and_a_dropped_one_is_made_anew():
             assert asker.act(OBS).shape == (4, 2), "at once: the connection holds"
 
 
-@pytest.mark.parametrize("changes", [{"timeout_s": 0.0}, {"backoff_s": 9.0}, {"execute": 0}], ids=str)
+@pytest.mark.parametrize("changes", [{"timeout_s": 0.0}, {"patience_s": -1.0}, {"execute": 0}], ids=str)
 def test_impossible_settings_are_refused(changes):
-    with pytest.raises(Refused):
-        ClientConfig(**changes)
+    with pytest.raises(BurnishError):
+        ServedConfig("ws://127.0.0.1:9", **changes)

@@ -13,7 +13,8 @@ from burnish.policies.core.spec import EnvSpec, ObsSpec
 from burnish.policies.external.remote import RemoteConfig, RemotePolicy
 from burnish.policies.wire.connection import Connection, ServerBusy, ServerRefused
 from burnish.real_robot.errors import RobotError
-from burnish.real_robot.inference.client import ClientConfig, PolicyClient, PolicyUnavailable
+from burnish.real_robot.inference.action_sources import ServedConfig
+from burnish.real_robot.inference.client import PolicyClient, PolicyUnavailable
 from openpi_lab import Fail, openpi
 from server_lab import LIMITS
 
@@ -82,7 +83,7 @@ def test_a_server_cannot_write_into_the_terminal():
     names = {"obs": {"shapes": {"\x1b[31mstate": [3]}}, "\x1b]0;owned\x07": 1}
     for greeting, metadata in ((hostile, {}), (None, {"policy_spec": names})):
         with openpi(answer, metadata, greeting) as server, pytest.raises((RobotError, BurnishError)) as refusal:
-            PolicyClient(ClientConfig(server.url, timeout_s=2))
+            PolicyClient(ServedConfig(server.url, timeout_s=2))
         assert "server at" in str(refusal.value) and shown(str(refusal.value))
 
     with openpi(lambda message: {hostile: 1}, {}) as server, pytest.raises(BurnishError) as refusal:
@@ -95,7 +96,7 @@ def test_a_robots_client_passes_on_what_can_be_shown():
         raise Fail("\x1b]0;owned\x07no")
 
     with openpi(answer) as server:
-        asker = PolicyClient(ClientConfig(server.url, timeout_s=2))
+        asker = PolicyClient(ServedConfig(server.url, timeout_s=2))
         with pytest.raises(PolicyUnavailable) as refusal:
             asker._exchange({"state": 1})
     assert "owned" in str(refusal.value) and shown(str(refusal.value))

@@ -102,12 +102,12 @@ def test_a_bundle_answers_without_torch(tmp_path):
 
 def test_a_server_answers_as_its_policy_does(require):
     require("websockets")
-    from burnish.real_robot.inference.client import ClientConfig
+    from burnish.real_robot.inference.action_sources import ServedConfig
     from burnish.real_robot.inference.predictors import ClientPredictor
     from server_lab import served
 
     with served(small()) as server:
-        predictor, obs = ClientPredictor(ClientConfig(server.url)), {"state": np.full(3, 0.5, np.float32)}
+        predictor, obs = ClientPredictor(ServedConfig(server.url)), {"state": np.full(3, 0.5, np.float32)}
         here = PolicyPredictor(small())(obs, None, 3, 4)
         start = small().spec.start
         assert not predictor.facts.continues and predictor.facts.horizon == len(here) - start

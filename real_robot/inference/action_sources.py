@@ -65,7 +65,8 @@ class ServedConfig:
     def __post_init__(self) -> None:
         if not self.url.startswith(("ws://", "wss://", "unix:")):
             raise BurnishError(f"url={self.url!r} is no address of a policy server; write ws://host:port or unix:/path")
-        check_ranges(self, {"(0, inf)": "timeout_s", "[0, inf)": "patience_s"}, "policy.")
+        ranges = {"(0, inf)": "timeout_s", "[0, inf)": "patience_s", "[1, inf)": "execute"}
+        check_ranges(self, ranges, "policy.")
 
 
 @dataclass
@@ -107,12 +108,10 @@ def exported(config: BundleConfig) -> ActionSource:
 def served(config: ServedConfig, key: str | None = None, clock: Clock | None = None) -> ActionSource:
     """The action source of a policy server; ``key`` is the secret that it may ask for."""
     try:
-        from .client import ClientConfig, PolicyClient
+        from .client import PolicyClient
     except ImportError as error:
         raise BurnishError("policy=remote needs websockets and msgpack; pip install 'burnish[serve]'") from error
-    said = {"send_key": config.send_key, "keys": config.keys, "prompt": config.prompt, "execute": config.execute}
-    settings = ClientConfig(config.url, config.timeout_s, **said)
-    client = PolicyClient(settings, key=key)
+    client = PolicyClient(config, key=key)
 
     def view(env: VecEnv) -> VecEnv:
         return env if client.spec.history == 1 else HistoryEnv(env, client.spec.history)
@@ -122,13 +121,12 @@ def served(config: ServedConfig, key: str | None = None, clock: Clock | None = N
 
     def learn(world: EnvSpec) -> PolicySpec:
         acting.known, acting.learn = client.learn(world), None
-        acting.predictor = partial(ClientPredictor, settings, key, acting.known)
+        acting.predictor = partial(ClientPredictor, config, key, acting.known)
         return acting.known
 
     known = None if client.silent else client.spec
-    acting = ActionSource(
-        config.url, known, make, view, close=client.close, predictor=partial(ClientPredictor, settings, key)
-    )
+    predictor = partial(ClientPredictor, config, key)
+    acting = ActionSource(config.url, known, make, view, close=client.close, predictor=predictor)
     acting.learn = learn if client.silent else None
     return acting
 

@@ -3,52 +3,33 @@
 A reply is as hostile as a request: it must be small, hold a finite chunk of exactly the announced shape, and name the
 observation that it answers. Any other answer is a `PolicyUnavailable`, after which the robot plays what it has, or
 stops; nobody is asked again about an observation that is old by then. A connection that was lost is made anew at the
-next request, at most once in ``backoff_s``, which doubles with every failure in a row.
+next request, at most once in BACKOFF_S, which doubles with every failure in a row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...policies.core.errors import BurnishError
-from ...policies.core.ranges import check_ranges
 from ...policies.core.spec import EnvSpec, PolicySpec, dtype_of
 from ...policies.wire.connection import Connection, ServerRefused, same
 from ...policies.wire.server_spec import sent, shown, spec_from_server, wanted
 from ..clock import SECOND, Clock, MonotonicClock, ns
 from ..errors import Refused, RobotError
+from .action_sources import ServedConfig
 
 FIRST_S = 120.0  # for the first answer of all, before which a server may compile
+BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 5.0  # after the first failure, and after many
 LARGEST_REPLY = 2**20  # bytes; a chunk of 50 actions of 32 joints in double precision has 13 kB
 
 
 class PolicyUnavailable(RobotError):
     """No chunk, for the reason given. The client may be asked again."""
-
-
-@dataclass
-class ClientConfig:
-    """Settings of the client of a policy server: URL, times in s, and names of observations."""
-
-    url: str = "ws://127.0.0.1:8000"  # or wss://..., or unix:/path
-    timeout_s: float = 1.0  # of a reply; connecting may take as long
-    backoff_s: float = 0.1  # after the first failure
-    longest_backoff_s: float = 5.0
-    send_key: bool = False  # in a header, to servers that know no proof of it
-    keys: dict[str, str] = field(default_factory=dict)  # our name of an observation: theirs; empty: all, as they are
-    prompt: str | None = None
-    execute: int | None = None  # actions of a chunk that are played; null: as announced, or all
-
-    def __post_init__(self) -> None:
-        ranges = {"(0, inf)": "timeout_s backoff_s longest_backoff_s", "[1, inf)": "execute"}
-        check_ranges(self, ranges, refusal=Refused)
-        if self.backoff_s > self.longest_backoff_s:
-            raise Refused(f"backoff_s={self.backoff_s} must be at most longest_backoff_s={self.longest_backoff_s}")
 
 
 class PolicyClient:
@@ -60,7 +41,7 @@ class PolicyClient:
 
     def __init__(
         self,
-        config: ClientConfig,
+        config: ServedConfig,
         expected: PolicySpec | None = None,
         *,
         key: str | None = None,
@@ -174,7 +155,7 @@ class PolicyClient:
         if self._connection is not None:
             self._connection.abort()
             self._connection = None
-        pause_s = min(self.config.backoff_s * 2 ** min(self._failures, 30), self.config.longest_backoff_s)
+        pause_s = min(BACKOFF_S * 2 ** min(self._failures, 30), LONGEST_BACKOFF_S)
         self._failures += 1
         self._not_before_ns = self._clock.now_ns() + ns(pause_s)
 

@@ -21,7 +21,7 @@ from ...policies.wire.server_spec import sent
 from .worker import Chunk, Facts, Pulling
 
 if TYPE_CHECKING:
-    from .client import ClientConfig
+    from .action_sources import ServedConfig
 
 
 def facts_of(spec: PolicySpec, continues: bool) -> Facts:
@@ -32,46 +32,38 @@ def facts_of(spec: PolicySpec, continues: bool) -> Facts:
 class PolicyPredictor:
     """A policy in torch, as a predictor."""
 
-    def __init__(self, policy: Policy, *, greedy: bool = False, device: torch.device | str = "cpu") -> None:
+    def __init__(self, policy: Policy) -> None:
         self.facts = facts_of(policy.spec, continues=True)._replace(guides=True)
-        self._policy, self._greedy, self._device = policy, greedy, device
+        self._policy = policy
 
     @torch.no_grad()
     def __call__(
         self, obs: Mapping[str, NDArray[Any]], prefix: Chunk | Pulling | None, seed: int, decision: int
     ) -> NDArray[Any]:
-        seen = {key: torch.from_numpy(x)[None].to(self._device) for key, x in obs.items()}
-        noise = RowNoise([seed], [decision])
-        chunk = self._policy.act(seen, prefix=self._prefix(prefix), greedy=self._greedy, generator=noise)
-        return chunk[0].cpu().numpy()
+        seen = {key: torch.from_numpy(x)[None] for key, x in obs.items()}
+        return self._policy.act(seen, prefix=self._prefix(prefix), generator=RowNoise([seed], [decision]))[0].numpy()
 
     def _prefix(self, given: Chunk | Pulling | None) -> Prefix | None:
         if given is None:
             return None
         if isinstance(given, Pulling):
-            actions, weights = (torch.from_numpy(x).to(self._device) for x in given)
+            actions, weights = (torch.from_numpy(x) for x in given)
             return Pull(actions[None], weights)
-        return torch.from_numpy(given)[None].to(self._device)
+        return torch.from_numpy(given)[None]
 
 
-def loaded(
-    load: Callable[[], tuple[Policy, Any]],
-    *,
-    greedy: bool = False,
-    device: torch.device | str = "cpu",
-    threads: int = 1,
-) -> PolicyPredictor:
+def loaded(load: Callable[[], tuple[Policy, Any]], threads: int = 1) -> PolicyPredictor:
     """For another process: ``load`` gives a policy and its origin, as `policies.build.load_policy` does."""
     if threads > 0:
         torch.set_num_threads(threads)
-    return PolicyPredictor(load()[0], greedy=greedy, device=device)
+    return PolicyPredictor(load()[0])
 
 
 class ClientPredictor:
     """Its chunks come in the units of the actuators, and become [-1, 1] by the limits that the server announces. The
     noise is sent along, or a seed, where the server says that it takes them."""
 
-    def __init__(self, config: ClientConfig, key: str | None = None, learnt: PolicySpec | None = None) -> None:
+    def __init__(self, config: ServedConfig, key: str | None = None, learnt: PolicySpec | None = None) -> None:
         from .client import PolicyClient  # it needs packages that nobody else here does
 
         self._client = PolicyClient(config, key=key, learnt=learnt)

@@ -283,8 +283,8 @@ def _infer(make: Callable[[], Predictor], pipe: Connection) -> None:
 class BundlePredictor:
     """An exported policy (`runtime`)."""
 
-    def __init__(self, path: str, greedy: bool = False) -> None:
-        self._policy, self._greedy = load(path), greedy
+    def __init__(self, path: str) -> None:
+        self._policy = load(path)
         if self._policy.ticks:
             raise Refused(f"{path} corrects every action when its tick has come, so its chunks cannot be made ahead")
         schema = self._policy.schema
@@ -293,4 +293,4 @@ class BundlePredictor:
     def __call__(
         self, obs: Mapping[str, NDArray[Any]], prefix: Chunk | Pulling | None, seed: int, decision: int
     ) -> NDArray[Any]:
-        return self._policy.act(obs, prefix=prefix, greedy=self._greedy, source=RowNoise([seed], [decision]))
+        return self._policy.act(obs, prefix=prefix, source=RowNoise([seed], [decision]))
