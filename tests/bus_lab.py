@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from servo_plants import ProfilePlant
 
 from burnish.real_robot.adapter import Command, Mode, Phase, RobotState
 from burnish.real_robot.clock import Clock, VirtualClock, ns
@@ -30,7 +31,6 @@ from burnish.real_robot.drivers.feetech import FeetechArm
 from burnish.real_robot.emulators.faults import Faults
 from burnish.real_robot.emulators.feetech import FeetechChain
 from burnish.real_robot.emulators.line import GoalWrite, Loopback
-from burnish.real_robot.emulators.servo import ProfilePlant
 from burnish.real_robot.errors import DeviceFault, RobotError, StaleState
 from burnish.real_robot.safety.guard import JointGuard, Limits
 from dynamixel_emulator import DynamixelChain
@@ -57,7 +57,7 @@ class Watched(ProfilePlant):
     """Remembers what there was to see whenever a servo was asked."""
 
     def __init__(self, start_ticks: Sequence[int]) -> None:
-        super().__init__(np.array(start_ticks) * QUANTUM_RAD)
+        super().__init__(start_ticks)
         self.seen: deque[tuple[int, np.ndarray]] = deque(maxlen=400)
 
     def motion(self) -> tuple[Any, Any, Any]:
@@ -84,7 +84,7 @@ class Rig:
     def __post_init__(self) -> None:
         arm, chain = Arms[self.family]
         self.plant = Watched(START)
-        self.chain = chain(IDS, START, plant=self.plant, seed=self.seed, overrides=self.overrides)
+        self.chain = chain(IDS, self.plant, seed=self.seed, overrides=self.overrides)
         config = ArmConfig(**{"port": "emulated", "calibration": CALIBRATION, **self.config})
         self.arm: ServoArm = arm(config, self.clock, lambda: self.wire(self.chain, self.clock))
         self.seq = 0

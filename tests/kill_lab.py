@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from servo_plants import ProfilePlant, Recorded
 
 from burnish.real_robot.clock import SECOND, ns
 from burnish.real_robot.emulators.feetech import FeetechChain
 from burnish.real_robot.emulators.pty import PtyProcess
-from burnish.real_robot.emulators.servo import QUANTUM_RAD, ProfilePlant, Recorded
 from bus_lab import CALIBRATION, IDS, START
 from dynamixel_emulator import DynamixelChain
 
@@ -25,15 +25,11 @@ LOW, HIGH = np.array([joint.limits_rad for joint in CALIBRATION.joints]).T
 
 
 def dynamixel_chain() -> DynamixelChain:
-    return DynamixelChain(IDS, START, plant=_remembering())
+    return DynamixelChain(IDS, Recorded(ProfilePlant(START)))
 
 
 def feetech_chain() -> FeetechChain:
-    return FeetechChain(IDS, START, plant=_remembering())
-
-
-def _remembering() -> Recorded:
-    return Recorded(ProfilePlant(np.array(START) * QUANTUM_RAD))
+    return FeetechChain(IDS, Recorded(ProfilePlant(START)))
 
 
 def settings(path: str, **others: Any) -> dict[str, Any]:

@@ -38,7 +38,6 @@ from bus_lab import (
     patiently,
     start_swing,
 )
-from dynamixel_emulator import DynamixelChain
 from kill_lab import Kill, dynamixel_chain, in_motion, judged
 
 GOAL, TORQUE, WATCHDOG, POSITION = 116, 64, 98, 132
@@ -51,7 +50,7 @@ def sdk(require):
 
 @pytest.fixture
 def server() -> Iterator[PtyServer]:
-    with PtyServer(DynamixelChain(IDS, START)) as found:
+    with PtyServer(dynamixel_chain()) as found:
         yield found
 
 

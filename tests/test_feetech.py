@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+from servo_plants import ProfilePlant
 
 from burnish.real_robot.adapter import Mode, Phase, StopKind
 from burnish.real_robot.clock import ns
@@ -47,7 +48,7 @@ def sdk(require):
 
 @pytest.fixture
 def server() -> Iterator[PtyServer]:
-    with PtyServer(FeetechChain(IDS, START)) as found:
+    with PtyServer(FeetechChain(IDS, ProfilePlant(START))) as found:
         yield found
 
 
@@ -78,7 +79,7 @@ def test_the_sdk_finds_reads_and_writes(plain, patient):
 
 
 def test_the_device_keeps_its_rules():
-    chain = FeetechChain(IDS, START)
+    chain = FeetechChain(IDS, ProfilePlant(START))
     servo = chain.servos[0]
     servo.write(9, (1000).to_bytes(2, "little"))  # the least angle, with the lock on: until power is lost
     assert servo.get(9) == 1000

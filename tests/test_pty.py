@@ -8,6 +8,7 @@ import time
 from functools import partial
 
 import pytest
+from servo_plants import ProfilePlant
 
 from burnish.real_robot.emulators import pty
 from burnish.real_robot.emulators.pty import PtyProcess
@@ -27,7 +28,7 @@ def test_one_that_cannot_begin_is_noticed_at_once(capfd):
 
 
 def test_one_that_dies_and_one_that_hangs_are_told_apart(monkeypatch):
-    with PtyProcess(partial(DynamixelChain, [1, 2])) as device:
+    with PtyProcess(partial(DynamixelChain, [1, 2], ProfilePlant([2048, 2048]))) as device:
         assert device.motion()[1] == [2048, 2048]
         assert device.pid is not None
         monkeypatch.setattr(pty, "PATIENCE_S", 0.2)

@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-import numpy as np
-
 from ..clock import SECOND, Clock, ns
 from .faults import NONE, Encoders, FaultInjector, Faults
-from .servo import QUANTUM_RAD, TICKS, Plant, ProfilePlant
+from .servo import QUANTUM_RAD, Plant
 
 BROADCAST = 0xFE
 PARTIAL_NS = ns(0.005)  # after so long a pause the rest of a packet does not come any more
@@ -93,7 +91,7 @@ class Chain:
     """An emulated bus, without any input or output of its own. A family adds its packets, its registers, and what its
     servos do when they are asked.
 
-    ``start_ticks`` are where the shafts are; ``overrides`` set registers at the factory, {id: {address: value}}."""
+    ``overrides`` set registers at the factory, {id: {address: value}}."""
 
     servo: type[Any]
     receiver: type[Receiver]
@@ -103,17 +101,15 @@ class Chain:
     def __init__(
         self,
         ids: Sequence[int],
-        start_ticks: Sequence[int] | None = None,
+        plant: Plant,
         *,
-        plant: Plant | None = None,
         requests: Faults = NONE,
         replies: Faults = NONE,
         seed: int = 0,
         overrides: dict[int, dict[int, int]] | None = None,
     ) -> None:
         self.line = Line(requests=requests, replies=replies, seed=seed)
-        start = np.full(len(ids), TICKS // 2) if start_ticks is None else np.asarray(start_ticks)
-        self.plant: Plant = plant or ProfilePlant(start * QUANTUM_RAD)
+        self.plant = plant
         self.servos = [self.servo(i, (overrides or {}).get(i, {})) for i in ids]
         self.log: list[GoalWrite] = []  # of goals in whole packets of the computer, whether a servo got them or not
         self.taken: list[GoalWrite] = []  # of goals that servos have made theirs

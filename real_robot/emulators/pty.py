@@ -100,7 +100,7 @@ class PtyServer:
 class PtyProcess:
     """The chain that ``make`` builds, in a new process, where ``make`` is a function of a module.
 
-    >>> with PtyProcess(partial(DynamixelChain, [1, 2])) as device:
+    >>> with PtyProcess(partial(so101, mjcf)) as device:
     ...     driver_on(device.path)
     ...     t_ns, ticks, velocities = device.motion()
     """
@@ -138,7 +138,7 @@ class PtyProcess:
         return self._asked("log")
 
     def history(self) -> tuple[np.ndarray, np.ndarray]:
-        """(T,) ns and (T, n) rad until now, of a chain whose plant is `Recorded`."""
+        """(T,) ns and (T, n) rad until now, of a chain whose plant has a ``history``."""
         t_ns, q = zip(*self._asked("history"), strict=True)
         return np.array(t_ns), np.array(q)
 

@@ -24,10 +24,8 @@ def so101(
 ) -> FeetechChain:
     """The chain; ``loss`` and ``corruption`` are shares of the packets, in either direction."""
     faults = Faults(drop=loss, corrupt=corruption) if loss or corruption else NONE
-    plant = MujocoPlant(mjcf, JOINTS, start)
-    ticks = np.rint(plant.motion()[0] / QUANTUM_RAD).astype(int).tolist()
-    ids = range(1, len(JOINTS) + 1)
-    return FeetechChain(list(ids), ticks, plant=plant, requests=faults, replies=faults, seed=seed)
+    ids, plant = range(1, len(JOINTS) + 1), MujocoPlant(mjcf, JOINTS, start)
+    return FeetechChain(ids, plant, requests=faults, replies=faults, seed=seed)
 
 
 def calibration(mjcf: str) -> Calibration:
