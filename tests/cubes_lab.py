@@ -92,27 +92,3 @@ def check_grasp(place: np.ndarray, carried: np.ndarray, overlap: np.ndarray) -> 
         grasped = place[carried[:, i], i]
         assert len(grasped) > 5 and np.linalg.norm(grasped - grasped[0], axis=1).max() < 0.001
     assert np.quantile(overlap, 0.99) < 0.0005
-
-
-def check_any_number_of_worlds(task: str) -> None:
-    """The same episode beside 1 and beside 4 others."""
-    small, large = worlds(task, 2), worlds(task, 5)
-    first = small.reset(seeds=[5, 6])["state"], large.reset(seeds=[5, 6, 7, 8, 9])["state"]
-    assert torch.equal(first[0], first[1][:2]) and not torch.equal(first[1][0], first[1][2])
-    for action in random_actions(large, 30):
-        assert torch.equal(small.step(action[:2]).obs["state"], large.step(action).obs["state"][:2])
-
-
-def check_restored(task: str) -> None:
-    """Saved in mid-episode and restored in other worlds, the next 200 steps are the same bit for bit."""
-    env, other = worlds(task, 2, max_steps=400), worlds(task, 2, max_steps=400)
-    actions = random_actions(env, 220)
-    env.reset(seeds=[1, 2])
-    for action in actions[:20]:
-        env.step(action)
-    state = env.state_dict()
-    expected = [env.step(action) for action in actions[20:]]
-    other.load_state_dict(state)
-    for action, step in zip(actions[20:], expected, strict=True):
-        again = other.step(action)
-        assert torch.equal(again.obs["state"], step.obs["state"]) and torch.equal(again.reward, step.reward)

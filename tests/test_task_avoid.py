@@ -149,14 +149,6 @@ def test_joint_targets_do_it_as_well():
     assert evaluate(ScaledEnv(env), expert, evaluation_seeds(24)).summary()["success_rate"] > 0.9
 
 
-def test_episodes_are_the_same_in_any_number_of_worlds():
-    lab.check_any_number_of_worlds("avoid")
-
-
-def test_saved_and_restored():
-    lab.check_restored("avoid")
-
-
 def test_settings_are_checked():
     for settings in ({"post_m": 0.02}, {"post_m": 0.0}, {"start_m": 0.2}):
         with pytest.raises(BurnishError, match="avoid needs"):

@@ -1,4 +1,4 @@
-"""pick_place and stack: the reward on the way, the grasp, the experts, and worlds that are left and entered."""
+"""pick_place and stack: the reward on the way, the grasp, the experts."""
 
 from __future__ import annotations
 
@@ -43,9 +43,3 @@ def test_who_carries_it_elsewhere_or_acts_at_random_fails(task):
     env = lab.worlds(task, 16)
     env.reset(seeds=range(16))
     assert not any(env.step(a).info["success"].any() for a in lab.random_actions(env, 60))
-
-
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("check", [lab.check_any_number_of_worlds, lab.check_restored], ids=["number", "restored"])
-def test_an_episode_depends_on_its_seed_alone_and_goes_on_where_it_was_saved(task, check):
-    check(task)

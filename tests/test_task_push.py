@@ -193,10 +193,6 @@ def test_episodes_are_the_same_in_any_number_of_worlds():
     assert torch.equal(states[0][0], states[1][0]) and not torch.equal(states[1][0], states[1][1])
 
 
-def test_saved_and_restored():
-    lab.check_restored("push")
-
-
 def test_settings_are_checked():
     for settings in ({"start_m": 0.2}, {"start_rad": 0.0}, {"friction": 0.0}, {"position_m": -0.01}):
         with pytest.raises(BurnishError, match="push needs"):

@@ -76,14 +76,6 @@ def test_what_the_dense_reward_pays_for_rises():
     assert (shaped >= 0).all() and (shaped[-2] > 0.85).all() and np.median(shaped[0]) < 0.5
 
 
-def test_episodes_are_the_same_in_any_number_of_worlds():
-    lab.check_any_number_of_worlds("reach")
-
-
-def test_saved_and_restored():
-    lab.check_restored("reach")
-
-
 def test_settings_are_checked():
     for settings in ({"radius": 0.0}, {"hold": 0}):
         with pytest.raises(BurnishError, match="reach needs"):
