@@ -26,6 +26,7 @@ from burnish.policies.external.policy import CallablePolicy
 from burnish.policies.flow import FlowConfig
 from latent_lab import LOOP, SMALL, SPEC, Strict, dsrl, learnt, loop_of, tanh_base
 from scripted import TERMINATED, TRUNCATED, ScriptedWorld
+from training_lab import check_resumed
 
 BOTH = pytest.mark.parametrize("variant", Variant, ids=lambda v: v.value)
 
@@ -283,22 +284,12 @@ def test_recordings_teach_the_critic_of_actions():
 
 @BOTH
 def test_resuming_is_bitwise_the_uninterrupted_run(variant):
-    def fresh():
+    def fresh(seed):
         base = build_policy(FlowConfig(steps=2), replace(SPEC, noise_shape=None), seed=1).eval()
         config, assembly = assembled(variant, base, worlds=4, loop=replace(LOOP, warmup=8, initial_updates=3, batch=16))
-        return loop_of(assembly, config)
+        return loop_of(assembly, config, seed)
 
-    whole, half = fresh(), fresh()
-    for _ in range(8):
-        whole.iterate()
-        half.iterate()
-    resumed = fresh()
-    resumed.load_state_dict(copy.deepcopy(half.state_dict()))
-    for _ in range(8):
-        a, b = whole.iterate(), resumed.iterate()
-    assert a and a.keys() == b.keys() and all(torch.equal(torch.as_tensor(a[k]), torch.as_tensor(b[k])) for k in a)
-    mine, theirs = whole.learner.policy.state_dict(), resumed.learner.policy.state_dict()
-    assert all(torch.equal(x, theirs[name]) for name, x in mine.items())
+    whole, resumed = check_resumed(fresh, 8, 8)
     assert whole.learner.inner.updates == resumed.learner.inner.updates > 8
 
 

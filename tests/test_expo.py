@@ -24,6 +24,7 @@ from burnish.policies.external.policy import CallablePolicy
 from burnish.policies.gaussian import GaussianConfig
 from burnish.policies.nets.critic import CriticConfig
 from refine_lab import ON_LINE, flow_base, learnt, line, mean_return, weights
+from training_lab import check_resumed
 
 WORLDS = 4
 # Mean returns of 20 recorded seeds: -1.50 to -1.41; of noise as rewards -5.70 to -2.95; the base -4.26.
@@ -322,14 +323,7 @@ def test_resumes_bit_for_bit_with_prior_data() -> None:
         prior = decisions(Episodes([episode], env.spec), flow_base().spec, 0.9)
         return OffPolicy(made.learner, made.env, Replay(1000, WORLDS), config.loop, prior=prior, seed=seed)
 
-    straight = loop(0)
-    for _ in range(7):
-        straight.iterate()
-    resumed = loop(5)
-    resumed.load_state_dict(copy.deepcopy(straight.state_dict()))
-    for _ in range(4):
-        expected, found = straight.iterate(), resumed.iterate()
-        assert expected.keys() == found.keys() and all(torch.equal(expected[key], found[key]) for key in expected)
+    straight, resumed = check_resumed(loop, 7, 4)
     assert not moved(resumed.learner, snapshot(straight.learner))
 
 

@@ -28,6 +28,7 @@ from burnish.policies.core.views import ResidualEnv
 from burnish.policies.gaussian import GaussianConfig
 from burnish.policies.runs import checkpoint
 from burnish.real_robot.export.exporter import assembled
+from training_lab import check_resumed
 
 LASTING = OffsetConfig(half_life=0.3, rise=0.2)  # 3 and 2 ticks of a scripted world, whose rate is 10 Hz
 
@@ -130,19 +131,16 @@ def test_what_cannot_last_is_refused_in_a_sentence() -> None:
 def test_the_critic_is_shown_what_was_executed(algorithm: str) -> None:
     """Also in the warm-up, whose noise is larger than the bound, and from a state that was loaded."""
     config = replace(tiny(algorithm, warmup=30, initial_updates=3, batch=16), bound=0.3, warm_noise=1.0, offset=LASTING)
-    assemblies = [on_script(config, seed=seed) for seed in (0, 9)]
-    for assembly in assemblies:
+
+    def fresh(seed: int) -> Any:
+        assembly = on_script(config, seed=seed)
         awaken(assembly.learner.inner.agent)
         assembly.learner.columns = ("executed",)
-    loop, resumed = (training(config, assembly) for assembly in assemblies)
-    for _ in range(20):
-        loop.iterate()
-    resumed.load_state_dict(copy.deepcopy(loop.state_dict()))
-    for _ in range(4):
-        expected, found = loop.iterate(), resumed.iterate()
-        assert all(torch.equal(expected[key], found[key]) for key in expected)
+        return training(config, assembly)
+
+    loop, _ = check_resumed(fresh, 20, 4)
     held = loop.replay.sample(256)
-    executed = assemblies[0].learner.inner.transform(held["obs"], held["action"])
+    executed = loop.learner.inner.transform(held["obs"], held["action"])
     assert torch.equal(executed, held["executed"])
     assert float((executed - held["obs"]["base_action"][:, None]).abs().max()) <= 0.3 + 1e-6
     assert held["obs"][OFFSET].abs().mean() > 0.1

@@ -28,6 +28,7 @@ from burnish.policies.external.policy import CallablePolicy
 from burnish.policies.nets.critic import CriticConfig
 from refine_lab import EXECUTE, ON_LINE, flow_base, learnt, line, mean_return, weights
 from scripted import TERMINATED, TRUNCATED, ScriptedWorld
+from training_lab import check_resumed
 
 # Ends of both kinds, with the base's queue empty (even lengths) and half played (odd ones).
 SCRIPT = [[(5, TERMINATED), (4, TRUNCATED)], [(3, TRUNCATED), (6, TERMINATED)], [(2, TRUNCATED)]]
@@ -240,13 +241,7 @@ def test_the_target_equals_a_slow_loop(algorithm: str) -> None:
 def test_phase_and_queue_are_learnt_from_and_resume_bit_for_bit(algorithm: str) -> None:
     config = replace(tiny(algorithm, warmup=24, initial_updates=3, updates_per_decision=1.0, batch=16))
     config.observe = list(Hidden)
-    straight, resumed = (training(config, on_script(config, seed=seed)) for seed in (0, 9))
-    for _ in range(14):
-        straight.iterate()
-    resumed.load_state_dict(copy.deepcopy(straight.state_dict()))
-    for _ in range(6):
-        expected, found = straight.iterate(), resumed.iterate()
-        assert all(torch.equal(expected[key], found[key]) for key in expected)
+    straight, _ = check_resumed(lambda seed: training(config, on_script(config, seed=seed)), 14, 6)
     held = straight.replay.sample(64)
     for obs in (held["obs"], held["next_obs"]):
         state, place = obs["state"], obs["state"][:, 2] % EXECUTE
@@ -291,17 +286,9 @@ def test_the_distance_to_the_base_is_reported() -> None:
 @pytest.mark.parametrize("algorithm", ["td3", "sac"])
 def test_resumes_bit_for_bit(algorithm: str) -> None:
     config = tiny(algorithm, warmup=24, initial_updates=3, updates_per_decision=1.0, batch=16)
-    straight = training(config, on_script(config))
-    for _ in range(14):
-        straight.iterate()
-    state = copy.deepcopy(straight.state_dict())
-    resumed = training(config, on_script(config, seed=9))
-    resumed.load_state_dict(state)
-    for _ in range(6):
-        expected, found = straight.iterate(), resumed.iterate()
-        assert all(torch.equal(expected[key], found[key]) for key in expected)
+    both = check_resumed(lambda seed: training(config, on_script(config, seed=seed)), 14, 6)
     for part in ("agent", "critic"):
-        assert torch.equal(*(weights(getattr(x.learner.inner, part)) for x in (straight, resumed)))
+        assert torch.equal(*(weights(getattr(x.learner.inner, part)) for x in both))
 
 
 def test_refusals() -> None:

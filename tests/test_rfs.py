@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import replace
 
@@ -16,6 +15,7 @@ from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.seed import generator
 from burnish.policies.external.policy import CallablePolicy
 from latent_lab import LOOP, SMALL, SPEC, Strict, learnt, loop_of, tanh_base
+from training_lab import check_resumed
 
 
 def rfs(**changes):
@@ -100,16 +100,7 @@ def test_a_base_that_cannot_be_steered_is_refused():
 
 def test_resuming_is_bitwise_the_uninterrupted_run():
     config = rfs(loop=replace(LOOP, warmup=8, initial_updates=3, batch=16))
-    whole, half, resumed = (loop_of(build(config, tanh_base(), Aim(4)), config) for _ in range(3))
-    for _ in range(8):
-        whole.iterate()
-        half.iterate()
-    resumed.load_state_dict(copy.deepcopy(half.state_dict()))
-    for _ in range(8):
-        a, b = whole.iterate(), resumed.iterate()
-    assert a and all(torch.equal(torch.as_tensor(a[k]), torch.as_tensor(b[k])) for k in a)
-    mine, theirs = whole.learner.policy.state_dict(), resumed.learner.policy.state_dict()
-    assert all(torch.equal(x, theirs[name]) for name, x in mine.items())
+    check_resumed(lambda seed: loop_of(build(config, tanh_base(), Aim(4), seed=seed), config, seed), 8, 8)
 
 
 @pytest.mark.slow

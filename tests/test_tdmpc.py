@@ -29,6 +29,7 @@ from burnish.policies.nets.latent_model import LatentModelConfig, SimNorm, Symlo
 from burnish.policies.planner import PlannerConfig, PlannerPolicy
 from burnish.real_robot.export.exporter import assembled
 from burnish.sim.toy import LQR
+from training_lab import check_resumed
 
 MODEL = LatentModelConfig(latent=16, encoder_hidden=[16], hidden=[16], members=3, bins=21)
 AGENT = PlannerConfig(horizon=3, steps=2, samples=16, prior_samples=4, elites=4, model=MODEL)
@@ -224,16 +225,7 @@ def test_it_is_saved_acts_alike_and_acts_by_its_prior_alone(tmp_path: Any) -> No
 
 
 def test_a_run_continues_as_if_it_had_not_been_interrupted() -> None:
-    whole, first, second = (prepare(config(), None, worlds(), seed=3) for _ in range(3))
-    for _ in range(16):
-        whole.iterate()
-    for _ in range(11):
-        first.iterate()
-    second.load_state_dict(first.state_dict())
-    for _ in range(5):
-        second.iterate()
-    ours, theirs = whole.learner.state_dict()["policy"], second.learner.state_dict()["policy"]
-    assert all(torch.equal(x, theirs[name]) for name, x in ours.items())
+    whole, second = check_resumed(lambda seed: prepare(config(), None, worlds(), seed=seed), 11, 5)
     assert torch.equal(whole.learner.actor.start, second.learner.actor.start)
     assert bool(whole.learner.actor.start.any())
 

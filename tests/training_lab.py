@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,6 +48,21 @@ def run_off_policy(
     loop = OffPolicy(learner, env, replay, config, prior=prior, seed=seed)
     metrics = repeat(loop, loop.iterations(total), hooks)
     return {**metrics, **loop.report()}
+
+
+def check_resumed(fresh: Callable[[int], Any], before: int, after: int) -> tuple[Any, Any]:
+    """``fresh(seed)`` makes a loop. Both loops after ``before`` and ``after`` iterations: the second, of another seed,
+    took up the first one's state between them and measured and learnt the same, bit for bit."""
+    straight, resumed = fresh(0), fresh(5)
+    for _ in range(before):
+        straight.iterate()
+    resumed.load_state_dict(copy.deepcopy(straight.state_dict()))
+    for _ in range(after):
+        a, b = straight.iterate(), resumed.iterate()
+        assert a and a.keys() == b.keys() and all(torch.equal(torch.as_tensor(a[k]), torch.as_tensor(b[k])) for k in a)
+    mine, theirs = (loop.learner.policy.state_dict() for loop in (straight, resumed))
+    assert mine.keys() == theirs.keys() and all(torch.equal(x, theirs[name]) for name, x in mine.items())
+    return straight, resumed
 
 
 def ending(run: Path) -> tuple[list[dict[str, float]], Tensor]:
