@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-import torch
 from verb_lab import refused
 
 from burnish.finetune.compare.comparison import BASE, instruction_table, joined
@@ -26,7 +25,6 @@ from burnish.sim.build import make_env, named
 from burnish.sim.discs import SENTENCES, DiscsConfig
 from burnish.sim.experts import make_expert
 
-torch.set_num_threads(1)
 BLIND = DiscsConfig(image=False)
 
 

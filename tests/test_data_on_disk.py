@@ -16,7 +16,6 @@ from burnish.policies.data import lerobot, on_disk
 from burnish.policies.data.episodes import Episode, Episodes, Windows
 from burnish.policies.data.lerobot import read_lerobot, write_lerobot
 
-torch.set_num_threads(1)
 SIDE, EPISODES, STEPS = 128, 20, 50
 PIXELS = 3 * SIDE**2
 FRAMES = EPISODES * STEPS

@@ -25,8 +25,6 @@ from burnish.policies.external.reward_models import relabelled
 from burnish.sim.build import make_env
 from burnish.sim.locomotion.settings import HopperConfig
 
-torch.set_num_threads(1)
-
 
 def recorded(states, actions, **changes) -> Episode:
     states, actions = (torch.as_tensor(x, dtype=torch.float32) for x in (states, actions))

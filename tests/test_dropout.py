@@ -8,8 +8,6 @@ from test_lerobot_policies import STORED, recorded
 from burnish.finetune.api import load
 from burnish.policies.core.seed import generator
 
-torch.set_num_threads(1)
-
 
 def test_dropout_is_drawn_by_the_generator_of_the_loss():
     """So a run repeats and resumes exactly, and the generators of torch itself stay as they were."""

@@ -26,7 +26,6 @@ from burnish.sim.build import make_env
 from burnish.sim.point_reach import PointReachConfig
 from seam import FITTED, METHODS, make_base, shrunk
 
-torch.set_num_threads(1)
 WORLD = PointReachConfig(image=True, goal_in_state=True, control_hz=5.0, max_steps=12)
 
 

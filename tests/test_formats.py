@@ -20,7 +20,6 @@ from burnish.policies.data.lerobot import read_lerobot, write_lerobot
 from burnish.policies.data.read import fingerprint, format_of, read_dataset
 from format_lab import LENGTHS, WRITERS, flat, hdf5, state
 
-torch.set_num_threads(1)
 DEPTH, OTHERS = (notes.PASSED_OVER + names for names in ("sensor_data.base_camera.depth", "infos, metadata"))
 # Of each format: the parts of the state in their order, the camera, the rate, the mode, limits, and the notes.
 EXPECTED = {

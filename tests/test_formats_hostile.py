@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from conftest import demand
 
 import format_lab
@@ -22,7 +21,6 @@ from burnish.policies.data.formats.heaps import check_heaps
 from burnish.policies.data.read import read_dataset
 from format_lab import WRITERS, hdf5
 
-torch.set_num_threads(1)
 Change = Callable[[Path], Any]
 
 

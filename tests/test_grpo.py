@@ -23,7 +23,6 @@ from burnish.policies.core.errors import BurnishError
 from burnish.policies.vla.bins import Factor
 from seam import SeamWorld, make_base, seam_env, seam_spec, shrunk
 
-torch.set_num_threads(1)
 WORLDS = 32
 
 

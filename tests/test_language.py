@@ -35,7 +35,6 @@ from burnish.sim.collect import collect
 from burnish.sim.discs import SENTENCES, DiscsConfig
 from burnish.sim.experts import make_expert
 
-torch.set_num_threads(1)
 BLIND = DiscsConfig(image=False)
 
 

@@ -16,7 +16,6 @@ from burnish.policies.data.mirror import Mirror, mirrored
 from burnish.policies.data.read import read_dataset
 from burnish.sim.discs import Discs
 
-torch.set_num_threads(1)
 SIDEWAYS = Mirror(flip=["image.top"], negate=["state.0", "action.0"])
 LEFT = torch.tensor([-1.0, 1.0])
 

@@ -19,7 +19,6 @@ from burnish.sim.multi_task import MultiTaskConfig
 from burnish.sim.tasks import cubes
 from burnish.sim.tasks.tabletop import LIFTED, SKILLS, TabletopConfig
 
-torch.set_num_threads(1)
 TWO = {"go": {"name": "two_mode", "config": {"noise": 0.1}}, "go on": "two_mode"}
 
 

@@ -24,8 +24,6 @@ from burnish.policies.vla.words import Words
 
 __all__ = ["base"]  # a fixture
 
-torch.set_num_threads(1)
-
 
 def words(method, base, out, *more):
     own = {

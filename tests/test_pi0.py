@@ -28,7 +28,6 @@ from burnish.policies.vla.prefix import resized
 from burnish.policies.vla.sizes import ExpertConfig, LanguageConfig, VisionConfig
 from burnish.policies.vla.words import Words
 
-torch.set_num_threads(1)
 LENGTH = 64  # tokens of a prompt
 SPOKEN = replace(SPEC, obs=ObsSpec({**SPEC.obs.shapes, "tokens": (LENGTH,)}))
 TASKS = ["go\n", "lift it up\n", "a_b c\n"]

@@ -23,7 +23,6 @@ from burnish.policies.vla.lerobot import write
 from burnish.policies.vla.names import shapes_of
 from burnish.policies.vla.pi0 import Pi0Config, Pi0Model
 
-torch.set_num_threads(1)
 ROOT = "model.paligemma_with_expert."
 VISION = f"{ROOT}paligemma.model.vision_tower.vision_model."
 TEXT, EXPERT = f"{ROOT}paligemma.model.language_model.", f"{ROOT}gemma_expert.model."

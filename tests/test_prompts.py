@@ -26,7 +26,6 @@ from burnish.sim.discs import SENTENCES, DiscsConfig
 from openpi_lab import openpi
 from server_lab import served
 
-torch.set_num_threads(1)
 BLIND = DiscsConfig(image=False)
 FIELDS = {"state": Field((2,), ("<f4",), "<f4")}
 

@@ -29,7 +29,6 @@ from burnish.policies.vla.words import Words
 from offline_lab import FLOW, WIDTH, build, recorded
 from training_lab import train_offline
 
-torch.set_num_threads(1)
 SPEC = PolicySpec(
     ObsSpec({"state": (3,), "goal": (2,), "base_action": (4, 2), "image.front": (3, 16, 16)}),
     ActionSpec((-1.0,) * 2, (1.0,) * 2),

@@ -24,7 +24,6 @@ from burnish.policies.core.seed import EpisodeSeeds
 from burnish.policies.core.views import BaseEnv, ResidualEnv
 from seam import SeamWorld, make_base, seam_env, seam_spec
 
-torch.set_num_threads(1)
 META = torch.device("meta")
 WORLDS = 3
 

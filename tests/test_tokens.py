@@ -14,8 +14,6 @@ from burnish.policies.core.seed import RowNoise
 from burnish.policies.vla.bins import BinsConfig, Factor, action_of, drawn, token_of
 from burnish.policies.vla.fast import FAST, FASTConfig, cosines
 
-torch.set_num_threads(1)
-
 
 @pytest.mark.parametrize("bins", [4, 256])
 def test_bins_are_those_of_numpy_and_a_loop(bins):

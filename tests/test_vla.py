@@ -30,7 +30,6 @@ from burnish.policies.vla.prefix import resized, shuffled
 from burnish.policies.vla.sizes import ExpertConfig, LanguageConfig, VisionConfig
 from burnish.policies.vla.smolvla import SmolVLA, SmolVLAConfig, TinyVLAConfig
 
-torch.set_num_threads(1)
 CLOSE = 1e-9
 TRAINED = ["flow_sde", "flow_sde_all", "reinflow", "dppo"]
 SPEC = PolicySpec(

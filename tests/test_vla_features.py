@@ -43,7 +43,6 @@ from burnish.sim.build import make_env, seen_by
 from burnish.sim.discs import SENTENCES, DiscsConfig
 from server_lab import served
 
-torch.set_num_threads(1)
 LEVELS = [Remember.embeddings, Remember.keys]
 
 

@@ -24,7 +24,6 @@ from burnish.policies.vla.names import declared
 from burnish.policies.vla.sizes import ExpertConfig, LanguageConfig, VisionConfig
 from burnish.policies.vla.words import Words
 
-torch.set_num_threads(1)
 V, X = "vlm_with_expert.vlm.", "vlm_with_expert.lm_expert."
 FULL = {
     "v": 768,

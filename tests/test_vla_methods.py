@@ -20,7 +20,6 @@ from burnish.policies.vla.words import Words
 from burnish.sim.build import make_env, seen_by
 from burnish.sim.discs import SENTENCES, DiscsConfig
 
-torch.set_num_threads(1)
 ON_POLICY = ("dppo", "reinflow", "flow_sde", "residual_ppo")
 OFF_POLICY = ("dsrl", "residual_td3", "rfs", "expo", "recap")
 

@@ -20,7 +20,6 @@ from burnish.policies.vla.prefix import resized
 from burnish.policies.vla.sizes import ExpertConfig, LanguageConfig, VisionConfig
 from burnish.policies.vla.smolvla import LATEST, TIMES, SmolVLA, TinyVLAConfig
 
-torch.set_num_threads(1)
 SPEC = PolicySpec(
     ObsSpec({"state": (3,), "image.top": (3, 16, 16), "tokens": (5,)}), ActionSpec((-1.0, -1.0), (1.0, 1.0)), 4, 2
 )
