@@ -14,13 +14,17 @@ from burnish.policies.runs import checkpoint
 from burnish.policies.runs.checkpoint import load, newest, number, numbered, prune, save
 
 
+def save_step(folder: Path, step: int) -> None:
+    child = {"config": {}, "state": {"x": torch.full((500_000,), float(step)), "step": step}}
+    state = {"step": step, "x": torch.full((500_000,), step)}
+    save(folder / number(step), config={"step": step}, state=state, children={"policy": child})
+
+
 def save_until_killed(folder: Path) -> None:
     step = newest(folder).state["step"]
     while True:
         step += 1
-        child = {"config": {}, "state": {"x": torch.full((500_000,), float(step)), "step": step}}
-        state = {"step": step, "x": torch.full((500_000,), step)}
-        save(folder / number(step), config={"step": step}, state=state, children={"policy": child})
+        save_step(folder, step)
         prune(folder, keep=2)
 
 
@@ -28,7 +32,9 @@ def save_until_killed(folder: Path) -> None:
 def test_thirty_kills_while_saving_leave_a_readable_checkpoint_each_time(tmp_path, caplog):
     torch.set_num_threads(1)  # A forked child must not wait for threads that stayed behind.
     chance = random.Random(0)
-    save(tmp_path / number(0), config={"step": 0}, state={"step": 0, "x": torch.zeros(1, dtype=torch.int64)})
+    began = time.perf_counter()
+    save_step(tmp_path, 0)
+    save_s = time.perf_counter() - began  # on this machine, as busy as it is
     interrupted, last = 0, 0
     for _ in range(30):
         child = os.fork()
@@ -37,7 +43,7 @@ def test_thirty_kills_while_saving_leave_a_readable_checkpoint_each_time(tmp_pat
                 save_until_killed(tmp_path)
             finally:
                 os._exit(1)
-        time.sleep(chance.uniform(0.02, 0.25))
+        time.sleep(chance.uniform(0.5, 6.0) * save_s)
         os.kill(child, signal.SIGKILL)
         assert os.WIFSIGNALED(os.waitpid(child, 0)[1])  # It was killed while it saved; it did not fail before.
         interrupted += any(p.name.startswith(checkpoint.SCRATCH) for p in tmp_path.iterdir())
@@ -45,7 +51,7 @@ def test_thirty_kills_while_saving_leave_a_readable_checkpoint_each_time(tmp_pat
         step = found.state["step"]
         assert found.path.name == number(step) and found.config == {"step": step} and step >= last
         assert (found.state["x"] == step).all()
-        assert step == 0 or (found.children["policy"].state["x"] == step).all()
+        assert (found.children["policy"].state["x"] == step).all()
         last = step
     assert not caplog.records  # Never did the newest have to be passed over.
     assert interrupted > 5 and last > 5  # Kills did fall into the writing, and saving went on between them.
