@@ -15,6 +15,7 @@ from omegaconf import MISSING
 from ..cli.machine import say
 from ..core.errors import BurnishError
 from . import convert, info, show, stats
+from .episodes import Bad
 from .mirror import Mirror, mirrored, pairs
 from .read import read_dataset
 
@@ -44,6 +45,8 @@ class DataConfig:
     success: bool = False  # convert: keep successful episodes alone
     keys: list[str] = field(default_factory=list)  # convert: observations to keep; by default all
     rename: list[str] = field(default_factory=list)  # convert: observations, as image.main:image.front, the old first
+    # convert: leave out the episodes that cannot be used, such as those with NaN, and say which
+    drop_bad: bool = False
     control_hz: float | None = None  # convert: actions per second, of a set that does not say
     flip: list[str] = field(default_factory=list)  # mirror: pictures to turn left to right
     # mirror: numbers that point sideways, as shoulder_pan (in all columns that have the name) or action.0
@@ -74,7 +77,7 @@ TAKEN = {
     Do.info: ("reference", "worst", "best", "json"),
     Do.stats: ("json",),
     Do.show: ("episode", "out"),
-    Do.convert: ("out", "episodes", "success", "keys", "rename", "control_hz"),
+    Do.convert: ("out", "episodes", "success", "keys", "rename", "control_hz", "drop_bad"),
     Do.merge: ("out",),
     Do.mirror: ("out", "flip", "negate", "swap", "words"),
 }
@@ -109,7 +112,8 @@ def _show(config: DataConfig) -> None:
 
 def _write(config: DataConfig, out: str) -> None:
     notes: list[str] = []
-    sets = {path: convert.read_whole(path) for path in config.data}
+    bad: Bad | None = {} if config.drop_bad else None
+    sets = {path: convert.read_whole(path, bad) for path in config.data}
     if config.do is Do.merge:
         if len(sets) < len(config.data):
             raise BurnishError("a set stands there twice; name each one once")
@@ -121,7 +125,10 @@ def _write(config: DataConfig, out: str) -> None:
         episodes = mirrored(found, Mirror(config.flip, config.negate, config.swap, config.words))
     else:
         (found,) = sets.values()
-        episodes = convert.selected(found, config.episodes, config.success, config.keys)
+        if bad:
+            notes = [f"{len(bad)} of {len(found) + len(bad)} episodes cannot be used, and are left out:"]
+            notes += [f"  episode {number}: {why}" for number, why in bad.items()]
+        episodes = convert.selected(found, config.episodes, config.success, config.keys, bad or {})
         episodes = convert.renamed(episodes, pairs(config.rename, "rename"))
         if config.control_hz is not None:
             episodes = convert.at_rate(episodes, config.control_hz)

@@ -6,7 +6,7 @@ if they had been recorded; so the notes on them are kept with the set, and are r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,22 +17,23 @@ from ..core.errors import BurnishError, did_you_mean
 from ..core.spec import ActionSpec, EnvSpec, ObsSpec, dtype_of, require_like_actions, says_nothing
 from ..runs.run import progress_bar
 from . import lerobot_files, lerobot_sim_state
-from .episodes import NO_LIMITS, NO_RATE, Episodes, scaled_actions
+from .episodes import NO_LIMITS, NO_RATE, Bad, Episodes, scaled_actions
 from .lerobot import LeRobotWriter
 from .lerobot_layout import extra_features
 from .read import format_of, read_dataset
 
 
-def read_whole(path: str) -> Episodes:
-    """A dataset with all that it holds: simulator states, and the kind of the robot in its ``meta``."""
-    found = read_dataset(path)
+def read_whole(path: str, bad: Bad | None = None) -> Episodes:
+    """A dataset with all that it holds: simulator states, and the kind of the robot in its ``meta``. Episodes that
+    cannot be used go into ``bad`` where it is given."""
+    found = read_dataset(path, bad)
     if format_of(path) != "lerobot":
         return found
     if robot := lerobot_files.read_info(Path(path)).get("robot_type"):
         found.meta.setdefault("robot_type", str(robot))
     if lerobot_sim_state.kept_in(path):
         states = lerobot_sim_state.read_sim_states(path)
-        pairs = zip(found, states, strict=True)
+        pairs = zip(found, [x for number, x in enumerate(states) if number not in (bad or ())], strict=True)
         found = replace(found, episodes=[replace(episode, sim_state=state) for episode, state in pairs])
     return found
 
@@ -56,27 +57,42 @@ def write(episodes: Episodes, out: str) -> dict[str, int]:
 
 
 def selected(
-    episodes: Episodes, numbers: Sequence[str] = (), success: bool = False, keys: Sequence[str] = ()
+    episodes: Episodes,
+    numbers: Sequence[str] = (),
+    success: bool = False,
+    keys: Sequence[str] = (),
+    bad: Collection[int] = (),
 ) -> Episodes:
     """The episodes of ``numbers`` ("3", or "0:50" as in Python), or all; the successful ones of these; and the
-    observations ``keys``, or all."""
-    chosen = [number for word in numbers or ":" for number in _range(word, len(episodes))]
-    found = [episodes[number] for number in dict.fromkeys(chosen)]
-    found = [episode for episode in found if episode.success or not success]
+    observations ``keys``, or all. Those of the numbers ``bad`` are missing in ``episodes``, and keep their numbers."""
+    total = len(episodes) + len(bad)
+    there = dict(zip((number for number in range(total) if number not in bad), episodes, strict=True))
+    chosen = dict.fromkeys(number for word in numbers or ":" for number in _range(word, total))
+    found = {number: there[number] for number in chosen if number in there and (there[number].success or not success)}
     if not found:
-        raise BurnishError(f"none of the {len(episodes)} episodes is chosen, so nothing is written")
+        raise BurnishError(f"none of the {total} episodes is chosen, so nothing is written")
+    episodes = replace(episodes, episodes=list(found.values()), meta=_renumbered(episodes.meta, list(found)))
     shapes = episodes.spec.obs.shapes
     for key in keys:
         if key not in shapes:
             raise BurnishError(f"the set has no observation {key!r}; {did_you_mean(key, shapes)}")
     if not keys:
-        return replace(episodes, episodes=found)
+        return episodes
     return replace(
         episodes,
-        episodes=[replace(episode, obs={key: episode.obs[key] for key in keys}) for episode in found],
+        episodes=[replace(episode, obs={key: episode.obs[key] for key in keys}) for episode in episodes],
         spec=replace(episodes.spec, obs=ObsSpec({key: shapes[key] for key in keys})),
         names={key: names for key, names in episodes.names.items() if key in (*keys, "action")},
     )
+
+
+def _renumbered(meta: dict[str, Any], kept: Sequence[int]) -> dict[str, Any]:
+    """With the lists of episodes by the numbers that these have now."""
+    masks = meta.get("masks")
+    if not isinstance(masks, Mapping) or not all(isinstance(numbers, list) for numbers in masks.values()):
+        return meta
+    now = {name: [i for i, number in enumerate(kept) if number in numbers] for name, numbers in masks.items()}
+    return {**meta, "masks": now}
 
 
 def renamed(episodes: Episodes, pairs: Sequence[tuple[str, str]]) -> Episodes:

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import copy
 import enum
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +29,7 @@ from ..core.spec import ActionSpec, ChunkConfig, EnvSpec, ObsSpec, PolicySpec, s
 from ..core.types import Obs
 from .on_disk import rows_in_file
 
+Bad = dict[int, str]  # number of an episode that cannot be used -> the reason
 Names = Mapping[str, Sequence[str]]  # observation key, or "action" -> a name for each of its numbers, where there are
 ASSUMED_HZ = 20.0  # where nothing says how often a world is commanded
 # Notes of a reader on what the data lack, and how it was filled in.
@@ -37,6 +41,7 @@ NO_FINAL = "final observations are missing: the last observation is repeated"
 NO_LIMITS = "action limits are the range of the data"
 NO_RATE = f"nothing says at which rate actions were sent: {ASSUMED_HZ:g} Hz are assumed"
 PASSED_OVER = "columns passed over: "  # and their names
+REPAIR = "; repair or drop that episode"
 
 
 @dataclass(eq=False)
@@ -79,7 +84,7 @@ class Episode:
             if x.is_floating_point() and not bool(torch.isfinite(x).all()):
                 row = int((~torch.isfinite(x)).reshape(len(x), -1).any(1).nonzero()[0, 0])
                 kind = "NaN" if bool(torch.isnan(x[row]).any()) else "an infinite value"
-                raise BurnishError(f"{name} has {kind} in {key!r}, first in row {row}; repair or drop that episode")
+                raise BurnishError(f"{name} has {kind} in {key!r}, first in row {row}{REPAIR}")
 
     def __len__(self) -> int:
         return len(self.action)
@@ -143,6 +148,26 @@ class Episodes:
         parts = ([i for i in range(total) if i not in chosen], sorted(chosen))
         train, valid = (replace(self, episodes=[self.episodes[i] for i in part]) for part in parts)
         return train, valid
+
+
+@contextmanager
+def usable(number: int, path: Path, bad: Bad | None) -> Iterator[None]:
+    """An episode of ``path`` that cannot be used is refused, or noted in ``bad`` where that is given."""
+    try:
+        yield
+    except BurnishError as error:
+        why = str(error).removesuffix(REPAIR)
+        if bad is None:
+            raise BurnishError(
+                f"episode {number} of {path} cannot be used: {why}; repair it, or leave such episodes out: "
+                f"burnish data convert {shlex.quote(str(path))} out=... drop_bad=true"
+            ) from error
+        bad[number] = why
+
+
+def why_empty(bad: Bad | None) -> str:
+    """The end of a sentence on a set without a single episode."""
+    return f"has no episode that can be used: {next(iter(bad.values()))}" if bad else "holds no episodes"
 
 
 def check_fits(episode: Episode, spec: EnvSpec, number: int) -> None:

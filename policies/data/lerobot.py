@@ -22,7 +22,20 @@ from . import lerobot_files as files
 from . import lerobot_images as images
 from . import lerobot_layout as layout
 from . import lerobot_video as video
-from .episodes import NO_ENDS, NO_FINAL, NO_LIMITS, NO_REWARD, NO_SUCCESS, PASSED_OVER, Episode, Episodes, action_limits
+from .episodes import (
+    NO_ENDS,
+    NO_FINAL,
+    NO_LIMITS,
+    NO_REWARD,
+    NO_SUCCESS,
+    PASSED_OVER,
+    Bad,
+    Episode,
+    Episodes,
+    action_limits,
+    usable,
+    why_empty,
+)
 from .lerobot_writer import LeRobotWriter, write_lerobot
 from .on_disk import PictureFiles
 
@@ -35,11 +48,11 @@ PICTURES = ("image", "video")  # types of features
 TASK, HEAD, RESULT = 1 << 12, 1 << 9, 1 << 6  # bytes in memory: of a task's words, beside pixels, of all results
 
 
-def read_lerobot(path: str | Path) -> Episodes:
-    """The episodes of a LeRobotDataset folder, in memory."""
+def read_lerobot(path: str | Path, bad: Bad | None = None) -> Episodes:
+    """The episodes of a LeRobotDataset folder, in memory. Those that cannot be used go into ``bad``, if given."""
     if not Path(path).is_dir():
         raise BurnishError(f"there is no dataset at {path}; `burnish collect` makes one")
-    return _Reader(Path(path)).read()
+    return _Reader(Path(path)).read(bad)
 
 
 def read_extra(path: str | Path) -> list[dict[str, torch.Tensor]]:
@@ -81,12 +94,15 @@ class _Reader:
         self.tasks = self._read_tasks()
         self.final_rows, self.finals = self._read_finals()
 
-    def read(self) -> Episodes:
+    def read(self, bad: Bad | None = None) -> Episodes:
         needed = [*(x for x in self.columns.values() if not self._is_video(x)), *self.extra, "action", "task_index"]
         needed += sorted(RESULTS & set(self.info["features"]))
-        episodes = [self._episode(row, table) for row, table in self._episode_tables(needed)]
+        episodes = []
+        for number, (row, table) in enumerate(self._episode_tables(needed)):
+            with usable(number, self.root, bad):
+                episodes.append(self._episode(row, table))
         if not episodes:
-            raise self._error("holds no episodes")
+            raise self._error(why_empty(bad))
         spec, meta = self.spec, self.meta
         if spec is None:
             self.notes.append(NO_LIMITS)
@@ -234,7 +250,7 @@ class _Reader:
                 current, table = file, self._table(file, ["episode_index", *needed], self.frames, self.width)
                 owner = table["episode_index"].to_numpy()
             begin, end = np.searchsorted(owner, [row["episode_index"], row["episode_index"] + 1])
-            if end - begin != row["length"] or row["length"] < 1:
+            if end - begin != row["length"]:
                 raise self._error(
                     f"has {end - begin} rows of episode {row['episode_index']} in {file}, "
                     f"but meta/episodes says {row['length']}"
@@ -275,6 +291,8 @@ class _Reader:
 
     def _episode(self, row: Mapping[str, Any], table: pa.Table) -> Episode:
         number = row["episode_index"]
+        if not len(table):
+            raise BurnishError("it has no frames")
         results = {name: self._numbers(table, name, (), number) for name in RESULTS & set(table.column_names)}
         reward = results.get("next.reward", np.zeros(len(table), np.float32))
         ends = {name: bool(x[-1]) for name, x in results.items()}
@@ -291,20 +309,17 @@ class _Reader:
         if final is None:
             self.notes.append(NO_FINAL)
         shape = tuple(self.info["features"]["action"]["shape"])
-        try:
-            return Episode(
-                obs={key: self._observations(key, table, final, row) for key in self.columns},
-                action=torch.from_numpy(self._numbers(table, "action", shape, number)),
-                reward=torch.from_numpy(reward),
-                terminated=terminated,
-                truncated=truncated,
-                success=bool(results.get("next.success", np.zeros(1)).any()),
-                seed=number if final is None or self.finals is None else self.finals["seed"][final].as_py(),
-                task=self.tasks.get(table["task_index"][0].as_py(), ""),
-                extra=self._extra(table, number),
-            )
-        except BurnishError as error:
-            raise BurnishError(f"episode {number} of {self.root} cannot be used: {error}") from error
+        return Episode(
+            obs={key: self._observations(key, table, final, row) for key in self.columns},
+            action=torch.from_numpy(self._numbers(table, "action", shape, number)),
+            reward=torch.from_numpy(reward),
+            terminated=terminated,
+            truncated=truncated,
+            success=bool(results.get("next.success", np.zeros(1)).any()),
+            seed=number if final is None or self.finals is None else self.finals["seed"][final].as_py(),
+            task=self.tasks.get(table["task_index"][0].as_py(), ""),
+            extra=self._extra(table, number),
+        )
 
     def _extra(self, table: pa.Table, number: int) -> dict[str, torch.Tensor]:
         return {

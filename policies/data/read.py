@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..core.errors import BurnishError
 from . import lerobot
-from .episodes import Episodes
+from .episodes import Bad, Episodes
 from .formats import d4rl, hdf5, maniskill, minari, npz, ogbench, plain, robomimic
 from .formats.bounds import refusal, regular
 from .formats.columns import Columns
@@ -31,21 +31,23 @@ class Format:
     name: str
     container: str  # folder, HDF5 or npz
     holds: tuple[str, ...]
-    read: Callable[[Path], Episodes]
+    read: Callable[[Path, Bad | None], Episodes]
 
 
-def _hdf5(read: Callable[[Path, hdf5.Group], Episodes], copies: int = 1) -> Callable[[Path], Episodes]:
-    def opened(path: Path) -> Episodes:
+def _hdf5(
+    read: Callable[[Path, hdf5.Group, Bad | None], Episodes], copies: int = 1
+) -> Callable[[Path, Bad | None], Episodes]:
+    def opened(path: Path, bad: Bad | None) -> Episodes:
         with hdf5.opened(path, copies) as root:
-            return read(path, root)
+            return read(path, root, bad)
 
     return opened
 
 
-def _npz(read: Callable[[Columns], Episodes]) -> Callable[[Path], Episodes]:
-    def opened(path: Path) -> Episodes:
+def _npz(read: Callable[[Columns, Bad | None], Episodes]) -> Callable[[Path, Bad | None], Episodes]:
+    def opened(path: Path, bad: Bad | None) -> Episodes:
         with npz.opened(path) as arrays:
-            return read(Columns.of_arrays(path, arrays))
+            return read(Columns.of_arrays(path, arrays), bad)
 
     return opened
 
@@ -54,7 +56,7 @@ def _npz(read: Callable[[Columns], Episodes]) -> Callable[[Path], Episodes]:
 FORMATS = (
     Format("lerobot", "folder", (INFO,), lerobot.read_lerobot),
     Format("minari", "folder", (minari.METADATA,), minari.read),
-    Format("minari", "HDF5", ("episode_*",), lambda path: minari.read(path.parent)),
+    Format("minari", "HDF5", ("episode_*",), lambda path, bad: minari.read(path.parent, bad)),
     Format("robomimic", "HDF5", ("data/demo_*",), _hdf5(robomimic.read)),
     Format("maniskill", "HDF5", ("traj_*",), _hdf5(maniskill.read)),
     Format("d4rl", "HDF5", ("observations", "actions", "terminals"), _hdf5(d4rl.read_group, copies=2)),
@@ -64,9 +66,10 @@ FORMATS = (
 )
 
 
-def read_dataset(path: str | Path) -> Episodes:
-    """The episodes of a dataset, in memory. ``meta["notes"]`` says what its format lacks, and how it was filled in."""
-    return _format(Path(path)).read(Path(path))
+def read_dataset(path: str | Path, bad: Bad | None = None) -> Episodes:
+    """The episodes of a dataset, in memory. ``meta["notes"]`` says what its format lacks, and how it was filled in.
+    An episode that cannot be used is left out, and noted in ``bad``, where that is given; else the set is refused."""
+    return _format(Path(path)).read(Path(path), bad)
 
 
 def format_of(path: str | Path) -> str:

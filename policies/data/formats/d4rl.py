@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..episodes import Episodes
+from ..episodes import Bad, Episodes
 from .columns import Columns, recordings
 from .hdf5 import Group
 from .recording import Source, episodes_of
@@ -18,13 +18,14 @@ from .recording import Source, episodes_of
 WANTED = ("observations", "actions", "rewards", "terminals", "timeouts", "next_observations")
 
 
-def read(columns: Columns) -> Episodes:
+def read(columns: Columns, bad: Bad | None = None) -> Episodes:
     """The episodes of such columns, in their order."""
     terminated, truncated = columns.flags("terminals"), columns.flags("timeouts")
     source = Source("d4rl", notes=columns.note(WANTED))
-    return episodes_of(columns.path, source, recordings(columns, terminated, truncated, terminated | truncated))
+    played = recordings(columns, terminated, truncated, terminated | truncated)
+    return episodes_of(columns.path, source, played, bad)
 
 
-def read_group(path: Path, root: Group) -> Episodes:
+def read_group(path: Path, root: Group, bad: Bad | None = None) -> Episodes:
     """Those of an HDF5 file."""
-    return read(Columns.of_group(root, WANTED))
+    return read(Columns.of_group(root, WANTED), bad)

@@ -17,7 +17,7 @@ import numpy as np
 
 from ...core.spec import UNKNOWN
 from ...runs.manifest import parse
-from ..episodes import PASSED_OVER, Episodes
+from ..episodes import PASSED_OVER, Bad, Episodes
 from .bounds import refusal
 from .hdf5 import Array, Group
 from .recording import Recording, Source, actions_of, ended, episodes_of, json_object, rate_of, seed_of, whole
@@ -27,7 +27,7 @@ CAMERAS = (("sensor_data",), ("sensor_param",))  # of which the colours are read
 NO_JSON = "there is no JSON file beside the trajectories: seeds and the mode of the actions are unknown"
 
 
-def read(path: Path, root: Group) -> Episodes:
+def read(path: Path, root: Group, bad: Bad | None = None) -> Episodes:
     """The episodes of a file, in the order of their numbers."""
     source, about = Source("maniskill"), {}
     if (beside := path.with_suffix(".json")).is_file():
@@ -47,7 +47,7 @@ def read(path: Path, root: Group) -> Episodes:
     source.meta |= {"env_name": world["env_id"]} if isinstance(world.get("env_id"), str) else {}
     known = ((each.get("episode_id"), seed_of(each.get("episode_seed"))) for each in played)
     seeds = {number: seed for number, seed in known if type(number) is int and seed is not None}
-    return episodes_of(path, source, _recordings(path, root, seeds, source.notes))
+    return episodes_of(path, source, _recordings(path, root, seeds, source.notes), bad)
 
 
 def _recordings(path: Path, root: Group, seeds: Mapping[int, int], notes: list[str]) -> Iterator[Recording]:

@@ -18,7 +18,7 @@ import numpy as np
 from ...core.spec import MOST_AXES, ActionSpec, ObsSpec, require_obs
 from ...runs.manifest import parse
 from .. import lerobot_images as images
-from ..episodes import Episodes
+from ..episodes import Bad, Episodes
 from . import hdf5
 from .bounds import naming, refusal
 from .recording import Recording, Source, actions_of, ended, episodes_of, json_object, whole
@@ -32,7 +32,7 @@ def place_of(path: Path) -> Path | None:
     return next((folder for folder in (path, path / "data") if (folder / METADATA).is_file()), None)
 
 
-def read(path: Path) -> Episodes:
+def read(path: Path, bad: Bad | None = None) -> Episodes:
     """The episodes of a folder, in the order of their numbers."""
     folder = place_of(path) or path
     about = parse(folder / METADATA, json.loads)
@@ -47,7 +47,7 @@ def read(path: Path) -> Episodes:
     with naming(path):
         require_obs(ObsSpec({".".join(key): shape for key, shape in pictures.items()}), 1)
     with hdf5.opened(folder / DATA) as root:
-        return episodes_of(path, source, _recordings(root, pictures))
+        return episodes_of(path, source, _recordings(root, pictures), bad)
 
 
 def _limits(path: Path, space: dict[str, Any]) -> ActionSpec | None:

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..episodes import Episodes
+from ..episodes import Bad, Episodes
 from .columns import Columns, cut
 from .recording import Recording, Source, episodes_of
 
 WANTED = ("observations", "actions", "terminals", "rewards", "masks")
 
 
-def read(columns: Columns) -> Episodes:
+def read(columns: Columns, bad: Bad | None = None) -> Episodes:
     """The trajectories of a file, in their order."""
     action = columns.actions()
     source = Source("ogbench", unit=True, notes=columns.note(WANTED))
@@ -38,4 +38,4 @@ def read(columns: Columns) -> Episodes:
                 success=any(complete) if mask is not None else None,
             )
 
-    return episodes_of(columns.path, source, trajectories())
+    return episodes_of(columns.path, source, trajectories(), bad)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..episodes import Episodes
+from ..episodes import Bad, Episodes
 from .bounds import refusal
 from .columns import Columns, recordings
 from .recording import Source, episodes_of, rate_of
@@ -23,7 +23,7 @@ ENDS = ("terminated", "truncated", "episode_ends")
 WANTED = ("observations", "actions", "rewards", "success", "next_observations", "control_hz", *ENDS)
 
 
-def read(columns: Columns) -> Episodes:
+def read(columns: Columns, bad: Bad | None = None) -> Episodes:
     """The episodes of a file, in their order."""
     if not columns.names & {*ENDS}:
         raise refusal(
@@ -37,7 +37,7 @@ def read(columns: Columns) -> Episodes:
             raise refusal(columns.path, f"has episode_ends that do not rise to the {len(ends)} rows of its actions")
         ends[stops - 1] = True
     source = Source("npz", control_hz=_rate(columns), notes=columns.note(WANTED))
-    return episodes_of(columns.path, source, recordings(columns, terminated, truncated, ends))
+    return episodes_of(columns.path, source, recordings(columns, terminated, truncated, ends), bad)
 
 
 def _rate(columns: Columns) -> float | None:

@@ -29,9 +29,12 @@ from ..episodes import (
     NO_REWARD,
     NO_SUCCESS,
     PASSED_OVER,
+    Bad,
     Episode,
     Episodes,
     action_limits,
+    usable,
+    why_empty,
 )
 from ..observation import Layout
 from .bounds import naming, refusal
@@ -67,23 +70,22 @@ class Source:
     notes: list[str] = field(default_factory=list)
 
 
-def episodes_of(path: Path, source: Source, recordings: Iterable[Recording]) -> Episodes:
-    """The recordings of a file as ``Episodes``; ``meta["notes"]`` says what was filled in."""
-    notes, made, layout, kinds, actions = source.notes, [], None, None, None
+def episodes_of(path: Path, source: Source, recordings: Iterable[Recording], bad: Bad | None = None) -> Episodes:
+    """The recordings of a file as ``Episodes``; ``meta["notes"]`` says what was filled in. Those that cannot be used go
+    into ``bad`` where it is given."""
+    notes, made, layout, like, first = source.notes, [], None, None, 0
     for number, recording in enumerate(recordings):
         obs = {key: x for key, x in recording.obs.items() if _is_read(x)}
-        if layout is None:
+        if layout is None or not made:  # the first that can be used says what the others have to be like
             if passed := sorted(".".join(key) for key in recording.obs if key not in obs):
                 notes.append(PASSED_OVER + ", ".join(passed))
-            layout, kinds, actions = _layout(path, obs), _kinds(obs), recording.action.shape[1:]
-        try:
-            if _kinds(obs) != kinds or recording.action.shape[1:] != actions:
-                raise BurnishError("its arrays have other names, shapes or types than those of episode 0")
+            layout, like, first = _layout(path, obs), (_kinds(obs), recording.action.shape[1:]), number
+        with usable(number, path, bad):
+            if (_kinds(obs), recording.action.shape[1:]) != like:
+                raise BurnishError(f"its arrays have other names, shapes or types than those of episode {first}")
             made.append(_episode(recording, obs, layout, number, notes))
-        except BurnishError as error:
-            raise BurnishError(f"episode {number} of {path} cannot be used: {error}") from error
-    if layout is None:
-        raise refusal(path, "holds no episodes")
+    if layout is None or not made:
+        raise refusal(path, why_empty(bad))
     hz, limits, dim = source.control_hz, source.limits, made[0].action.shape[1]
     if source.unit:
         limits = ActionSpec((-1.0,) * dim, (1.0,) * dim)
@@ -181,6 +183,8 @@ def _episode(recording: Recording, obs: Leaves, layout: Layout, number: int, not
     if action.ndim != 2 or action.dtype == np.bool_:
         raise BurnishError(f"its actions have shape {action.shape}, and real numbers of shape (T, A) are needed")
     length, rows = len(action), {len(x) for x in obs.values()}
+    if not length:
+        raise BurnishError("it has no actions")
     if len(rows) > 1 or not rows <= {length, length + 1}:
         raise BurnishError(f"it has {length} actions, but observations of {sorted(rows)} rows")
     seen = layout.room(length + 1)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..episodes import Episodes
+from ..episodes import Bad, Episodes
 from .bounds import refusal
 from .hdf5 import Group
 from .recording import Recording, Source, actions_of, episodes_of, json_object, rate_of, with_final
@@ -23,7 +23,7 @@ ROBOSUITE = 1  # robomimic's number of that kind of world, whose actions lie in 
 FROM_REWARDS = "successes and ends are read from the rewards"
 
 
-def read(path: Path, root: Group) -> Episodes:
+def read(path: Path, root: Group, bad: Bad | None = None) -> Episodes:
     """The episodes of a file, in the order of their numbers."""
     data = root.group("data")
     demos = data.numbered("demo_")
@@ -37,7 +37,7 @@ def read(path: Path, root: Group) -> Episodes:
         place = {name: position for position, name in enumerate(demos.values())}
         lists = ((name, root.group("mask").array(name).words(len(demos))) for name in root.group("mask"))
         source.meta["masks"] = {name: sorted(place[x] for x in {*words} if x in place) for name, words in lists}
-    return episodes_of(path, source, _recordings(path, data, list(demos.values()), source.notes))
+    return episodes_of(path, source, _recordings(path, data, list(demos.values()), source.notes), bad)
 
 
 def _recordings(path: Path, data: Group, names: list[str], notes: list[str]) -> Iterator[Recording]:
