@@ -45,6 +45,7 @@ from .people.interventions import supervisor_of
 from .processes.asynchronous import Asynchronous, AsynchronousConfig
 from .table import METHODS, ONLINE, method_name, method_of
 from .warm_critic import adopt_critic
+from .warmup import require_longer
 
 
 @dataclass
@@ -108,12 +109,7 @@ def refinement(
     base, world, spec, env = scene(config, device, config.seed, base, env)
     if line := description(env):
         say(line)
-    warmup = config.method.loop.warmup if row.loop is LoopKind.off_policy else 0
-    if config.total <= warmup:
-        raise BurnishError(
-            f"total={config.total} decisions end within the warm-up of {warmup}, so nothing would be learnt; "
-            "raise total or lower method.loop.warmup"
-        )
+    require_longer(config.method, config.total)
     prior = None
     if config.data is not None:
         data = relabelled(recordings(config.data), config.rewards)
@@ -180,12 +176,13 @@ def carry_out(
     *,
     keep: bool = True,
     on_log: OnLog | None = None,
+    begin: Callable[[], None] | None = None,
     pause: Callable[[], bool] | None = None,
 ) -> int:
     """The run of a loop that is built already: trained, tried, saved and delivered; exit status."""
     per_iteration, training = loop.decisions_per_iteration, work.training
     with closing(training) if isinstance(training, Asynchronous) else nullcontext():
-        options: dict[str, Any] = {"keep": keep, "on_log": on_log, "pause": pause}
+        options: dict[str, Any] = {"keep": keep, "on_log": on_log, "begin": begin, "pause": pause}
         status = improve(config, work, config.total, per_iteration=per_iteration, unit="decisions", **options)
     if keep and (sentence := loop.deliver(Path(config.out))):
         say(sentence)

@@ -55,12 +55,13 @@ def improve(
     unit: str,
     keep: bool = True,
     on_log: OnLog | None = None,
+    begin: Callable[[], None] | None = None,
     pause: Callable[[], bool] | None = None,
 ) -> int:
     """Try the base, iterate until ``total``, try the result. ``total`` and the intervals of ``config`` count in
     ``unit``, of which an iteration is ``per_iteration``; they are rounded to whole iterations. Unless it is to be
-    kept, nothing is written. ``pause``, asked after each iteration, ends this sitting as a Ctrl-C would, and without
-    a word: the caller resumes the run."""
+    kept, nothing is written. ``begin`` is called when all is loaded, before the first iteration. ``pause``, asked after
+    each iteration, ends this sitting as a Ctrl-C would, and without a word: the caller resumes the run."""
     training, learner, evaluator = work.training, work.learner, work.evaluator
     iterations = math.ceil(total / per_iteration) if work.iterations is None else work.iterations
 
@@ -109,6 +110,8 @@ def improve(
             run.log(0, evaluation)
         if run.start >= iterations:
             say(f"{config.out} has reached its {total} {unit} already; nothing is trained")
+        if begin is not None:
+            begin()
         finished = train(
             run,
             iterations,

@@ -217,11 +217,37 @@ def test_a_comparison_whose_base_cannot_be_evaluated_does_not_occupy_its_folder(
         raise BurnishError("this world cannot be built")
 
     monkeypatch.setattr(Player, "_burnish", fails)
-    words = ["compare", f"base={base}", "methods=dsrl", f"out={tmp_path}/out"]
+    words = ["compare", f"base={base}", "methods=residual_ppo", f"out={tmp_path}/out"]
     for budget in (400, 800):
         assert "this world cannot be built" in refused(capsys, *words, f"budget={budget}")
     evaluation([True]).save(tmp_path / "out/evaluations/base.json")
     assert "holds a comparison" in refused(capsys, *words)
+
+
+def test_what_could_not_learn_or_run_is_refused_before_anything_is_played(base, tmp_path, capsys, monkeypatch):
+    played: list[str] = []
+    monkeypatch.setattr(Player, "_burnish", lambda self, words, log: played.append(words[0]))
+    (tmp_path / "mine.yaml").write_text("defaults: [override /method: residual_td3]\nmethod: {loop: {warmup: 30}}\n")
+    (tmp_path / "typo.yaml").write_text("defaults: [override /method: residual_ppo]\nmethod: {bound: 7}\n")
+    for words, sentence in (
+        # DSRL decides for 4 ticks here, and its warm-up has 6000 decisions by default, 1000 in the experiment.
+        (
+            ["methods=dsrl", "budget=24000"],
+            "budget=24000 control steps are 6000 decisions of dsrl and end within its warm-up",
+        ),
+        (
+            ["methods=dsrl", "budget=4000", "task=insert"],
+            "its warm-up of 1000, so nothing would be learnt; raise budget, or lower method.loop.warmup",
+        ),
+        ([f"methods=residual_ppo,{tmp_path}/mine.yaml", "budget=30"], "30 decisions of mine"),
+        ([f"methods={tmp_path}/typo.yaml"], "bound=7"),
+    ):
+        assert main(["compare", f"base={base}", *words, f"out={tmp_path}/out"]) == 2
+        said = capsys.readouterr().err
+        assert sentence in said and said.count("\n") == 1
+    assert not played and not (tmp_path / "out").exists()
+    main(["compare", f"base={base}", f"methods={tmp_path}/mine.yaml", "budget=31", f"out={tmp_path}/out", "videos=0"])
+    assert "finetune" in played, "a budget behind the warm-up is played"
 
 
 def test_a_base_of_no_world_is_refused_with_the_setting_that_names_one(base, tmp_path, capsys):
@@ -243,7 +269,7 @@ def test_a_comparison_runs_fails_in_part_resumes_and_says_so(base, tmp_path, cap
     small = "defaults: [override /method: {0}]\nworlds: 4\n"
     good, bad = tmp_path / "steady.yaml", tmp_path / "broken.yaml"
     good.write_text(small.format("residual_ppo") + "method: {loop: {decisions_per_update: 10}, agent: {hidden: [8]}}\n")
-    bad.write_text(small.format("residual_ppo") + "method: {bound: 7}\n")
+    bad.write_text(small.format("residual_ppo") + "data: nowhere\n")
     out = tmp_path / "out"
     words = [f"base={base}", f"methods={good},{bad}", "seeds=2", "budget=160", "episodes=6", "evaluations=2"]
     words += ["evaluation_episodes=4", "confirm_episodes=4", "worlds=4", "videos=0", "jobs=2", f"out={out}"]
@@ -253,7 +279,7 @@ def test_a_comparison_runs_fails_in_part_resumes_and_says_so(base, tmp_path, cap
     states = {(row["method"], row["seed"]): row["status"] for row in found["runs"]}
     expected = {"steady": "finished", "broken": "failed"}
     assert states == {(name, seed): state for name, state in expected.items() for seed in (0, 1)}
-    assert "bound=7" in next(row["error"] for row in found["runs"] if row["method"] == "broken")
+    assert "data" in next(row["error"] for row in found["runs"] if row["method"] == "broken")
     assert "steady" in printed.out and "broken-0 failed" in printed.err
     # Nothing says what the base has imitated, so only what needs no recordings is there, and how to get the rest.
     assert [row["label"] for row in found["free"]] == ["base_greedy"] and found["free"][0]["status"] == "finished"

@@ -47,8 +47,14 @@ class Toy:
     now: float = 0.0
     stop: Stop = field(default_factory=Stop)
     stop_after: int = 10**6  # evaluations
+    start_s: dict[str, float] = field(default_factory=dict)  # entrant, or base -> what making its worlds takes
 
-    def train(self, entrant, enough):
+    def open(self):
+        self.now += self.start_s.get("base", 0.0)
+
+    def train(self, entrant, enough, begin=lambda: None):
+        self.now += self.start_s.get(entrant, 0.0)
+        begin()
         known = self.steps.get(entrant, 0)
         if known and enough(known):
             return Trained(Skilled(entrant, self.curves[entrant](known)), known)
@@ -195,6 +201,56 @@ def test_minutes_that_are_too_few_for_all_episodes_play_fewer(tmp_path):
     assert toy.now <= 60 and found.record.chosen == "a" and found.record.delivered is True
 
 
+def test_an_entrant_plays_for_its_share_however_long_it_takes_to_start(tmp_path):
+    """All play 10 steps a second. An entrant that starts slowly plays no less than one that does not."""
+    curves = {"quick": flat(0.4), "slow": flat(0.7), "other": flat(0.5)}
+    toy = Toy(curves, start_s={"base": 5.0, "slow": 9.0})
+    found = played(tmp_path, toy, list(curves), minutes=5)
+    first = {share["entrant"]: share for share in reversed(found.record.shares)}
+    assert first["slow"]["steps"] >= first["quick"]["steps"] > 50 and first["slow"]["start_s"] == pytest.approx(9)
+    assert first["slow"]["seconds"] == pytest.approx(first["slow"]["steps"] / 10)
+    looks = [share["steps"] for share in found.record.shares if share["entrant"] == "slow"][-LOOKS:]
+    assert min(looks) >= 50, "starts and evaluations come out of the total"
+    assert toy.now <= 5 * 60 and found.record.chosen == "slow" and found.record.delivered is True
+
+
+def test_evaluations_leave_a_small_budget_its_training(tmp_path):
+    """64 episodes take 6.4 s, those of the race less; all starts and evaluations are paid before shares are cut."""
+    curves = {"a": flat(0.9), "b": flat(0.2), "c": flat(0.4)}
+    toy = Toy(curves, start_s={"base": 1.0, "a": 1.0, "b": 1.0, "c": 1.0})
+    found = played(tmp_path, toy, list(curves), minutes=1.5)
+    trained = [share["seconds"] for share in found.record.shares]
+    assert len(trained) == sum(survivors(3)[:-1]) + LOOKS and toy.now <= 90
+
+
+def test_entrants_that_would_not_learn_within_their_share_are_dropped_before_anything_is_played(tmp_path):
+    """Of 1000 steps one of three plays 100 before it can be beaten, one of two 250, and one alone all."""
+    toy = Toy({name: flat(0.6) for name in "abc"})
+    found = race(tmp_path, toy, steps=1000)
+    assert found.plan({"a": 99, "b": 99, "c": 99}) == ["a", "b", "c"] and found.record.dropped == {}
+    found = race(tmp_path / "two", toy, steps=1000)
+    found.free()
+    assert found.plan({"a": 0, "b": 100, "c": 249}) == ["a", "b"]
+    assert race(tmp_path / "two", toy, steps=1000).plan({"a": 0, "b": 100, "c": 249}) == ["a", "b"], (
+        "it is written down"
+    )
+    assert "its warm-up takes 249 steps and its first share is 100; raise steps" in found.record.dropped["c"]
+    assert race(tmp_path / "one", toy, steps=1000).plan({"a": 250, "b": 300}) == ["a"]
+    assert race(tmp_path / "none", toy, steps=1000).plan({"a": 1000}) == []
+
+
+def test_minutes_of_a_warm_up_are_told_by_the_speed_of_the_base(tmp_path):
+    """An episode of 5 steps takes 0.1 s, so a learner's 1000 steps take 40 s."""
+    toy = Toy({"a": flat(0.6), "b": flat(0.6)})
+    for minutes, kept in ((5, ["a"]), (20, ["a", "b"])):
+        found = race(tmp_path / str(minutes), toy, minutes=minutes)
+        found.free()
+        assert found.plan({"a": 0, "b": 1000}) == kept
+        assert all(
+            "its warm-up takes 40 s and its first share is" in why for why in (found.record.dropped or {}).values()
+        )
+
+
 @pytest.mark.parametrize("after", [1, 2, 4, 7, 9])
 def test_a_race_that_was_stopped_ends_as_if_it_had_not_been(tmp_path, after):
     curves = {"a": lambda steps: 0.3 + steps / 5000, "b": flat(0.4), "c": flat(0.2)}
@@ -241,6 +297,32 @@ def test_a_policy_is_improved_from_the_command_line(flow, tmp_path, capsys):
     assert main(["improve", *words, "seed=3", "resume=true"]) == 2 and "another seed" in capsys.readouterr().err
 
 
+LAZY = (
+    "defaults: [override /method: residual_td3]\nworlds: 2\n"
+    "method: {loop: {warmup: 40, batch: 8}, td3: {agent: {hidden: [8]}, critic: {hidden: [8]}}}\n"
+)
+
+
+def test_a_method_that_would_only_warm_up_is_not_raced(flow, tmp_path, capsys):
+    settings = "worlds: 2\nmethod: {loop: {decisions_per_update: 10}, agent: {hidden: [8]}}\n"
+    (tmp_path / "quick.yaml").write_text(f"defaults: [override /method: residual_ppo]\n{settings}")
+    (tmp_path / "lazy.yaml").write_text(LAZY)
+    out, words = tmp_path / "improved", [f"policy.path={flow}", *SMALL]
+    two = f"methods={tmp_path}/quick.yaml,{tmp_path}/lazy.yaml"
+    assert main(["improve", *words, two, "steps=80", f"out={out}"]) == 0
+    assert (
+        "lazy is not raced: its warm-up takes 40 steps and its first share is 20; raise steps"
+        in capsys.readouterr().out
+    )
+    assert {x["entrant"] for x in json.loads((out / RACE).read_text())["shares"]} == {"quick"}
+    assert "its first share is 20" in (out / "improve.md").read_text()
+    alone = [*words, f"methods={tmp_path}/lazy.yaml", f"out={tmp_path}/none"]
+    assert main(["improve", *alone, "steps=40"]) == 2
+    said = capsys.readouterr()
+    assert "steps=40 end within the warm-up of every method that fits (lazy 40 control steps)" in said.err
+    assert not said.out and not (tmp_path / "none").exists()
+
+
 def test_a_run_that_pauses_is_the_run_that_does_not(flow, tmp_path):
     words = [f"policy.path={flow}", "method=residual_ppo", "worlds=2", "total=48", "eval.episodes=0", "resume=true"]
     words += ["method.loop.decisions_per_update=4", "method.agent.hidden=[8]", "threads=1"]
@@ -263,9 +345,12 @@ def test_a_run_that_pauses_is_the_run_that_does_not(flow, tmp_path):
         (["steps=5"], "must name the policy"),
         (["steps=5", "policy.path=nowhere"], "nowhere"),
         (["steps=5", "eval.greedy=true"], "noise 0 takes part"),
+        (["steps=90000", "policy.path={flow}", "methods=dsrl,residul_ppo"], "did you mean 'residual_ppo'"),
+        (["steps=90000", "policy.path={flow}", "methods=dsrl,dsrl"], "has the name of another row"),
     ],
 )
-def test_what_cannot_be_raced_is_refused_in_one_sentence(words, told, capsys, tmp_path):
+def test_what_cannot_be_raced_is_refused_in_one_sentence(words, told, flow, capsys, tmp_path):
+    words = [word.format(flow=flow) for word in words]
     assert told in refused(capsys, "improve", *words, f"out={tmp_path}/x") and not (tmp_path / "x").exists()
 
 

@@ -17,6 +17,7 @@ from burnish.finetune.methods.mbpo import DepthConfig, MBPOConfig, MBPOLoop
 from burnish.finetune.methods.rlpd import RLPDConfig
 from burnish.finetune.rollout import Rollout
 from burnish.finetune.table import METHODS, method_of
+from burnish.finetune.warmup import require_longer
 from burnish.finetune.world_model.env import Guard, GuardConfig
 from burnish.finetune.world_model.imagination import Choosing
 from burnish.finetune.world_model.model import ModelConfig
@@ -345,8 +346,8 @@ def test_optimism_visits_what_the_model_does_not_know_and_caution_avoids_it():
 
 
 def test_what_makes_no_sense_is_refused():
-    with pytest.raises(BurnishError, match="end within the warm-up of 10"):
-        made(tiny()).iterations(10)
+    with pytest.raises(BurnishError, match=r"end within the warm-up of 10.* lower method.inner.loop.warmup"):
+        require_longer(tiny(), 10)
     with pytest.raises(BurnishError, match="capacity=5 imagined decisions are less"):
         MBPOConfig(capacity=5)
     with pytest.raises(BurnishError, match=r"elites=1 must be 0, or from 2 to the 5 members"):

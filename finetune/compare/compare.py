@@ -44,7 +44,7 @@ from ...policies.runs.interrupt import Stop, interruptible
 from ...policies.runs.manifest import parse, plain_yaml
 from ...policies.runs.run import CONFIG
 from ..build import require
-from ..table import ONLINE
+from ..warmup import warmup_of
 from . import free_baselines
 from .comparison import (
     BASE,
@@ -63,7 +63,6 @@ from .entrants import Entrant, entrant, world_words
 from .free_baselines import BASE_GREEDY
 from .slurm import SCRIPT, SLURM, array_script
 
-GROUPS: dict[str, dict[str, type]] = {}  # no setting of this verb is a choice among configurations
 PLAN = ".plan"  # how long a free baseline is trained
 VIDEOS = "videos"
 ABOUT = "about.json"  # the world that was evaluated in; older comparisons have none
@@ -109,8 +108,8 @@ class CompareConfig:
             )
 
 
-def compare(config: CompareConfig) -> int:
-    """A comparison of methods on one base, run by run, with its table and best run written; exit status."""
+def compared(config: CompareConfig, settings: Callable[[Sequence[str]], Any]) -> int:
+    """The comparison, run by run; exit status. ``settings`` makes those of a method of the words of a command line."""
     base, origin = load_policy(config.base)
     world, execute = origin.get("env"), base.spec.execute
     if world is None and config.world is None:
@@ -120,7 +119,7 @@ def compare(config: CompareConfig) -> int:
     task = config.task or (world.get("name") if isinstance(world, Mapping) else None)
     chosen = {each.label: each for each in (entrant(name, task, config.budget, execute) for name in config.methods)}
     for each in chosen.values():
-        require(ONLINE[each.method](), base)
+        _require_useful(each, settings(each.words), base, config.budget)
     if len(chosen) < len(config.methods):
         raise BurnishError(f"methods={','.join(config.methods)} names something twice, and one name is one row")
     if taken := [label for label in chosen if label in (BASE, *free_baselines.NAMES)]:
@@ -177,6 +176,18 @@ def compare(config: CompareConfig) -> int:
     lines = f"{table(found)}\n\n{verdict(found)}\n{out / COMPARISON}  (burnish report compare={out})\n"
     sys.stdout.write(plain_text(lines))
     return 0 if found["best"] is not None else 1
+
+
+def _require_useful(entrant: Entrant, method: Any, base: Any, budget: int) -> None:
+    """Refuse a method that cannot refine the base, or that would not learn within the budget."""
+    require(method, base)
+    decisions, setting = warmup_of(method)
+    if entrant.decisions <= decisions:
+        raise BurnishError(
+            f"budget={budget} control steps are {entrant.decisions} decisions of {entrant.label} and end within "
+            f"its warm-up of {decisions}, so nothing would be learnt; raise budget, or lower {setting} in a file "
+            "of methods="
+        )
 
 
 def play_alone(plays: Mapping[str, Callable[[], None]], only: str, out: Path, stop: Stop) -> int:

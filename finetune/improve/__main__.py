@@ -23,7 +23,7 @@ from ...policies.core import files
 from ...policies.core.config import to_data
 from ...policies.core.errors import BurnishError
 from ...policies.core.ranges import check_ranges
-from ...policies.core.types import VecEnv
+from ...policies.core.types import Obs, VecEnv
 from ...policies.evaluator import EvalConfig, in_words
 from ...policies.external.table import EXTERNAL_KINDS
 from ...policies.measure.evaluate import Evaluation, evaluate, evaluation_seeds, why_unpaired
@@ -32,7 +32,7 @@ from ...policies.runs.interrupt import interruptible
 from ...policies.runs.run import CONFIG, METRICS, read_metrics
 from ...sim.build import WORLDS, origin_of, world_for
 from ..__main__ import GROUPS as FINETUNE
-from ..build import has
+from ..build import decision_ticks, has
 from ..compare.compare import claim
 from ..compare.comparison import BASE, RUNS
 from ..compare.entrants import entrant
@@ -40,7 +40,8 @@ from ..compare.free_baselines import BASE_GREEDY
 from ..fit import Fit, compatibility
 from ..refinement import FinetuneConfig, carry_out, refinement
 from ..table import method_name, method_of
-from .race import CANDIDATES, EVALUATIONS, Budget, Race, Stopped, Trained, table
+from ..warmup import warmup_of
+from .race import CANDIDATES, EVALUATIONS, OF_GREEDY, Budget, Race, Stopped, Trained, table
 
 GROUPS: dict[str, dict[str, Mapping[str, type]]] = {"improve": {"policy": ACTING, "env": WORLDS}}
 POLICY, PAGE = "policy", "improve.md"
@@ -84,8 +85,9 @@ def improve(config: ImproveConfig) -> int:
     world = origin_of(config.env) or origin.get("env")
     if world is None:
         raise BurnishError("nothing says which world the policy is for; give env=...")
-    _claim(config, base)
     trainer = OfWorlds(config, base, {**origin, "env": world, "base": where_of(config.policy)}, device)
+    trainer.require_budget()
+    _claim(config, base)
     with interruptible() as stop:
         budget = Budget(config.steps, config.minutes, config.eval.episodes, config.eval.confirm)
         race = Race(out, base, budget, trainer, stop)
@@ -95,7 +97,7 @@ def improve(config: ImproveConfig) -> int:
             for fit in fits:
                 if not fit.fits:
                     say(f"{fit.method} does not fit: {fit.reason}")
-            race.run([fit.method for fit in fits if fit.fits])
+            race.run(race.plan({fit.method: trainer.warmups[fit.method] for fit in fits if fit.fits}))
             chosen, start = race.confirm()
         except Stopped:
             say(f"{out}: stopped; the same command with resume=true goes on")
@@ -118,36 +120,56 @@ class OfWorlds:
     def __init__(self, config: ImproveConfig, base: Any, origin: dict[str, Any], device: torch.device) -> None:
         self.config, self.base, self.origin, self.device = config, base, origin, device
         self.settings: dict[str, FinetuneConfig] = {}
+        self.warmups: dict[str, int] = {}  # control steps
         self.starts: dict[str, Any] = {}
         self._worlds: dict[Any, VecEnv] = {}
-
-    def enter(self, start: Evaluation, free: Mapping[str, float]) -> list[Fit]:
-        """Whether each entrant fits; the settings of those that do are kept. A method that only needs actions begins
-        at noise 0 where that is better."""
-        config, greedy = self.config, free.get(BASE_GREEDY, float("-inf")) > free[BASE]
-        known = {fit.method: fit for fit in compatibility(self.base, self._world(self.base).reset())}
-        found = []
+        own = {"policy": None, "env": config.env, "seed": config.seed, "resume": True, "device": config.device}
         for name in config.methods:
-            ticks = config.steps or EVER
-            chosen = entrant(name, SETTINGS, ticks, self.base.spec.execute)
+            chosen = entrant(name, SETTINGS, config.steps or EVER, base.spec.execute)
+            label = chosen.label
+            if label in (BASE, *self.settings) or label.endswith(OF_GREEDY):
+                raise BurnishError(f"methods={name} has the name of another row; name it once, or rename the file")
             words = [*chosen.words, f"total={chosen.decisions}", f"save_every={chosen.decisions}"]
             made: FinetuneConfig = to_object(compose("finetune", FinetuneConfig, FINETUNE["finetune"], words))
-            fit = known[method_name(made.method)]._replace(method=chosen.label)
-            found.append(fit if fit.raced else fit._replace(fits=False))
+            out = str(Path(config.out) / RUNS / label)
+            self.settings[label] = replace(made, **own, threads=config.threads, out=out)
+            ticks = decision_ticks(made.method, base.spec.execute)
+            self.warmups[label] = warmup_of(made.method).decisions * ticks
+
+    def require_budget(self) -> None:
+        """Refuse steps within which no method that may fit would learn."""
+        found = {fit.method: self.warmups[fit.method] for fit in self.fits(None) if fit.fits}
+        if found and self.config.steps and min(found.values()) >= self.config.steps:
+            listed = ", ".join(f"{name} {steps:,}" for name, steps in found.items())
+            raise BurnishError(
+                f"steps={self.config.steps} end within the warm-up of every method that fits ({listed} control steps), "
+                "so nothing would be learnt; raise steps or, in a file of methods=, lower method.loop.warmup"
+            )
+
+    def fits(self, samples: Obs | None) -> list[Fit]:
+        """Whether each entrant fits and may race."""
+        known = {fit.method: fit for fit in compatibility(self.base, samples)}
+        found = {name: known[method_name(made.method)] for name, made in self.settings.items()}
+        return [fit._replace(method=name, fits=fit.fits and fit.raced) for name, fit in found.items()]
+
+    def enter(self, start: Evaluation, free: Mapping[str, float]) -> list[Fit]:
+        """Whether each entrant fits. A method that only needs actions begins at noise 0 where that is better."""
+        greedy = free.get(BASE_GREEDY, float("-inf")) > free[BASE]
+        for name, made in self.settings.items():
             if hasattr(made.method, "discount"):
                 made.method.discount = type(made.method.discount)(discount_of(start))
             if hasattr(made.method, "trained_steps"):
                 made.method.trained_steps = min(made.method.trained_steps, self.base.num_steps)
-            own = {"policy": None, "env": config.env, "seed": config.seed, "resume": True, "device": config.device}
-            own |= {"threads": config.threads, "out": str(Path(config.out) / RUNS / chosen.label)}
-            self.settings[chosen.label] = replace(made, **own)
             at_0 = Greedy(self.base) if greedy else None
             fits_at_0 = at_0 is not None and has(at_0, method_of(made.method).needs)
-            self.starts[chosen.label] = at_0 if fits_at_0 else self.base
-            self.starts[chosen.label].origin = self.origin
-        return found
+            self.starts[name] = at_0 if fits_at_0 else self.base
+            self.starts[name].origin = self.origin
+        return self.fits(self._world(self.base).reset())
 
-    def train(self, entrant: str, enough: Callable[[int], bool]) -> Trained | None:
+    def open(self) -> None:
+        self._world(self.base).reset()
+
+    def train(self, entrant: str, enough: Callable[[int], bool], begin: Callable[[], None]) -> Trained | None:
         settings = self.settings[entrant]
         folder = Path(settings.out)
         logged = read_metrics(folder) if (folder / METRICS).is_file() else []
@@ -156,7 +178,7 @@ class OfWorlds:
             return Trained(self.load(folder), steps)
         work, loop = refinement(settings, self.starts[entrant], tried=False)
         work.origin = {**work.origin, "base": self.origin["base"]}
-        status = carry_out(settings, work, loop, pause=lambda: enough(int(loop.statistics.ticks)))
+        status = carry_out(settings, work, loop, begin=begin, pause=lambda: enough(int(loop.statistics.ticks)))
         return None if status else Trained(loop.learner.policy, int(loop.statistics.ticks))
 
     def play(self, policy: Any, stream: str, episodes: int) -> Evaluation:
@@ -207,7 +229,7 @@ def page(race: Race, fits: list[Fit], chosen: Evaluation, start: Evaluation) -> 
         row = {"policy": name, "steps": f"{steps.get(name, 0):,}"}
         row["on the way"] = " ".join(f"{x:.4g}" for x in scores.get(name, [free.get(name, 0.0)]))
         rows.append(row | {"end": _end(race, name)})
-    out = {fit.method: fit.reason for fit in fits if not fit.fits} | race.record.failed
+    out = {fit.method: fit.reason for fit in fits if not fit.fits} | (race.record.dropped or {}) | race.record.failed
     rows += [{"policy": n, "steps": "0", "on the way": "", "end": f"out: {why}"} for n, why in out.items()]
     found, low, high = difference(chosen, start, 1 - ERROR)
     unpaired = why_unpaired(chosen, start)

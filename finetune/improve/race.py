@@ -15,6 +15,7 @@ worlds: a ``Trainer`` does.
 from __future__ import annotations
 
 import json
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -33,13 +34,14 @@ from ...policies.runs.interrupt import Stop
 from ...policies.runs.manifest import parse
 from ..compare.comparison import BASE, GREEDY
 from ..compare.free_baselines import BASE_GREEDY
-from .shares import LOOKS, next_share, survivors
+from .shares import LOOKS, next_share, survivors, unbeaten
 
 RACE, EVALUATIONS, CANDIDATES = "race.json", "evaluations", "candidates"
 OF_GREEDY = f"_{GREEDY}"  # ends the name of a policy that plays another one from noise 0
 CONTENDERS = 3  # policies of the playoff, besides the first of them from noise 0
 PLAYS = CONTENDERS + 3  # of the playoff and the confirmation
 RESERVE = 1.5  # the last evaluations may take that much longer than those of the base: who falls later plays longer
+LEARNER = 2.0  # a step of a learner's warm-up takes that much longer than one of an evaluation
 MOST = 0.3  # share of the minutes that the last evaluations, or all others together, may take
 
 
@@ -51,9 +53,14 @@ class Trained(NamedTuple):
 
 
 class Trainer(Protocol):
-    """Trains, plays, saves and loads; ``enough``, asked with the control steps of an entrant, ends its share."""
+    """Trains, plays, saves and loads; ``enough``, asked with the control steps of an entrant, ends its share. ``begin``
+    is told when an entrant, whose worlds are made and whose run is loaded, starts to play."""
 
-    def train(self, entrant: str, enough: Callable[[int], bool]) -> Trained | None:
+    def open(self) -> None:
+        """The worlds of the base are made, as every entrant makes its own."""
+        ...
+
+    def train(self, entrant: str, enough: Callable[[int], bool], begin: Callable[[], None]) -> Trained | None:
         """None: it was interrupted, and its run is saved."""
         ...
 
@@ -83,10 +90,14 @@ class Record:
     """The events of a race, as race.json holds them."""
 
     seconds: float = 0.0  # of all sittings
-    shares: list[dict[str, Any]] = field(default_factory=list)  # entrant, steps and seconds of it, score
+    # entrant, its steps, the seconds in which it played and learnt, those of its start and saving, score
+    shares: list[dict[str, Any]] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
+    dropped: dict[str, str] | None = None  # those who would not learn within their share; None: not planned yet
+    start_s: float | None = None  # of making the worlds of the base
     evaluation_steps: int = 0
     episode_s: float = 0.0  # of an episode, in the latest evaluation
+    step_s: float = 0.0  # and of a step
     chosen: str | None = None  # by the playoff
     delivered: bool | None = None  # whether the confirmation has confirmed it
 
@@ -114,8 +125,40 @@ class Race:
 
     def free(self) -> dict[str, float]:
         """The base as it draws, and from noise 0 where it has any: on the seeds for selection."""
+        if self.record.start_s is None:
+            began = self._clock()
+            self.trainer.open()
+            self.record.start_s = self._clock() - began
         names = [BASE, BASE_GREEDY] if has_noise(self.base) else [BASE]
         return {name: mean(self.evaluated(name, "select")) for name in names}
+
+    def plan(self, warmups: Mapping[str, int]) -> list[str]:
+        """Of entrants with warm-ups of so many control steps those who learn before they can be beaten. The others are
+        dropped, the longest warm-up first, because what they leave makes the shares of those who stay larger."""
+        if self.record.dropped is None and not self.record.shares:
+            self.record.dropped, self.entrants = {}, list(warmups)
+            while self.entrants:
+                slowest = max(reversed(self.entrants), key=lambda name: warmups[name])
+                if not (why := self._why_useless(warmups[slowest])):
+                    break
+                self.entrants.remove(slowest)
+                self.record.dropped[slowest] = why
+                say(f"{slowest} is not raced: {why}")
+            self._write()
+        return [name for name in warmups if name not in (self.record.dropped or ())]
+
+    def _why_useless(self, warmup: int) -> str:
+        """Why one of the present entrants would not learn, if so."""
+        count, timed = len(self.entrants), bool(self.budget.minutes)
+        share = unbeaten(count) * self.left(sum(survivors(count)[:-1]) + LOOKS)
+        cost = LEARNER * warmup * self.record.step_s if timed else warmup
+        if share > cost:
+            return ""
+        if share <= 0:
+            return "the evaluations and starts leave it no time to learn; raise minutes"
+        unit, setting = ("s", "minutes") if timed else ("steps", "steps")
+        lengths = f"its warm-up takes {cost:,.0f} {unit} and its first share is {share:,.0f}"
+        return f"{lengths}; raise {setting}, or lower method.loop.warmup in a file of methods="
 
     def run(self, entrants: Sequence[str]) -> None:
         """All shares, until the budget is spent."""
@@ -167,20 +210,28 @@ class Race:
     def _share(self) -> bool:
         running = [name for name in self.entrants if name not in self.record.failed]
         scores = self.scores()
-        share, left = next_share(running, scores), self.left()
-        played = sum(x["steps"] for x in self.record.shares if share and x["entrant"] == share.entrant)
-        if share is None or left <= 0 or max((x[-1] for x in scores.values()), default=0.0) >= self._perfect():
+        share = next_share(running, scores)
+        if share is None or max((x[-1] for x in scores.values()), default=0.0) >= self._perfect():
             return False
-        name, amount, began = share.entrant, left * share.part, self._clock()
-        timed, ends = bool(self.budget.minutes), began + amount - self.record.episode_s * self.episodes("select")
-        if timed and ends <= began:
+        name, timed = share.entrant, bool(self.budget.minutes)
+        amount = self.left(share.coming, share.alive) * share.part
+        if amount <= 0:
             return False
+        played, started = sum(x["steps"] for x in self.record.shares if x["entrant"] == name), self._clock()
+        began: float | None = None
+        seconds = 0.0  # in which it has played and learnt
+
+        def begin() -> None:
+            nonlocal began
+            began = self._clock()
 
         def enough(steps: int) -> bool:
-            return self._clock() >= ends if timed else steps >= played + amount
+            nonlocal seconds
+            seconds = 0.0 if began is None else self._clock() - began
+            return seconds >= amount if timed else steps >= played + amount
 
         try:
-            trained = self.trainer.train(name, enough)
+            trained = self.trainer.train(name, enough, begin)
         except Exception as error:  # a method may be another's code, and raise anything
             self.record.failed[name] = reason(error)
             say(f"{name} is out: {self.record.failed[name]}")
@@ -189,15 +240,15 @@ class Race:
         if trained is None:
             self._halt()
         assert trained is not None, "a halt raises"
+        spent = {"seconds": seconds, "start_s": self._clock() - started - seconds}
         number = len(scores.get(name, ()))
         evaluation = self.evaluated(f"{name}-{number}", "select", trained.policy)
         score, best = mean(evaluation), max(scores.get(name, [float("-inf")]))
         if score >= best:
             self.trainer.save(trained.policy, self.out / CANDIDATES / name)
-        steps, seconds = trained.steps - played, self._clock() - began
-        self.record.shares.append({"entrant": name, "steps": steps, "seconds": seconds, "score": score})
+        self.record.shares.append({"entrant": name, "steps": trained.steps - played, **spent, "score": score})
         self._write()
-        left = max(0.0, self.left())
+        left = max(0.0, self.left(share.coming - 1, share.alive))
         said = f"{left / 60:.1f} minutes of training left" if timed else f"{left:,.0f} steps left"
         say(f"{name}: {trained.steps:,} steps, {in_words(evaluation)}; {said}")
         return True
@@ -208,11 +259,18 @@ class Race:
 
     # ---- budget ----
 
-    def left(self) -> float:
-        """Control steps, or seconds without those of the last evaluations."""
+    def left(self, shares: int, alive: Sequence[str] = ()) -> float:
+        """Control steps, or seconds of training: without those of the evaluations to come, and of the starts and
+        savings of so many ``shares`` of those who are ``alive``."""
         if self.budget.minutes:
-            episodes = RESERVE * PLAYS * self.episodes("confirm")
-            return 60 * self.budget.minutes - self.seconds() - episodes * self.record.episode_s
+            episodes = RESERVE * PLAYS * self.episodes("confirm") + shares * self.episodes("select")
+            start, latest = (
+                self.record.start_s or 0.0,
+                {x["entrant"]: x.get("start_s", 0.0) for x in self.record.shares},
+            )
+            starts = [latest.get(name, start) for name in alive] or [start]
+            others = shares * statistics.mean(starts) + episodes * self.record.episode_s
+            return 60 * self.budget.minutes - self.seconds() - others
         return self.budget.steps - sum(share["steps"] for share in self.record.shares)
 
     def seconds(self) -> float:
@@ -241,7 +299,8 @@ class Race:
         count = len(Evaluation.load(peers[0]).seeds) if peers else self.episodes(stream)
         began = self._clock()
         found = self.trainer.play(self.policy(name) if policy is None else policy, stream, count)
-        self.record.episode_s = (self._clock() - began) / count
+        took = self._clock() - began
+        self.record.episode_s, self.record.step_s = took / count, took / sum(found.lengths)
         found.save(path)
         self.record.evaluation_steps += sum(found.lengths)
         self._write()

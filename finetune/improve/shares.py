@@ -22,6 +22,8 @@ class Share(NamedTuple):
 
     entrant: str
     part: float  # of what is left of the budget
+    coming: int  # shares that are left, this one among them
+    alive: list[str]  # entrants that have not been beaten
 
 
 def next_share(entrants: Sequence[str], scores: Mapping[str, Sequence[float]]) -> Share | None:
@@ -43,7 +45,13 @@ def next_share(entrants: Sequence[str], scores: Mapping[str, Sequence[float]]) -
         if due and count > 1:  # those who stay are not known yet, only how many
             left += [weight] * sum(n for n in rounds[number + 1 : -1]) + [1 / LOOKS] * LOOKS
             break
-    return Share(coming, left[0] / sum(left)) if left else None
+    return Share(coming, left[0] / sum(left), len(left), alive) if left else None
+
+
+def unbeaten(count: int) -> float:
+    """The part of the budget that each of so many plays before it can be beaten: one alone, all."""
+    share = next_share([str(number) for number in range(count)], {})
+    return share.part if share is not None and count > 1 else 1.0
 
 
 def survivors(count: int) -> list[int]:

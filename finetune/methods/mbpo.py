@@ -203,11 +203,6 @@ class MBPOLoop:
         self.latest: Metrics = {}
 
     def iterations(self, total: int) -> int:
-        if total <= self.real.config.warmup:
-            raise BurnishError(
-                f"total={total} decisions end within the warm-up of {self.real.config.warmup}, so nothing would be "
-                "learnt; raise total or lower method.inner.loop.warmup"
-            )
         return self.real.iterations(total)
 
     def iterate(self) -> Metrics:

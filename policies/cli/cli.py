@@ -51,7 +51,7 @@ VERBS: dict[str, Verb] = {
         "several policies, or a refined one with its base, into a single policy",
     ),
     "compare": Verb(
-        "burnish.finetune.compare.compare:compare", "every method from one checkpoint: same budget, same seeds"
+        "burnish.finetune.compare.__main__:compare", "every method from one checkpoint: same budget, same seeds"
     ),
     "evaluate": Verb(
         "burnish.policies.__main__:evaluate", "success of a policy on fixed seeds, alone or against another"
