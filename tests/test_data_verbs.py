@@ -337,6 +337,9 @@ def test_names_in_a_drawing_are_text(tmp_path):
         (["show", "A", "episode=5"], "there is no episode 5; the set has 5"),
         (["show", "A", "out=e.gif"], "end it with .mp4 or .svg"),
         (["info", "A/nothing"], "there is no dataset at"),
+        (["info", "A", "worst=2", "best=1"], "worst=2 must lie below best=1"),
+        (["info", "A", "best=nan"], "best=nan must be a finite number"),
+        (["convert", "A", "out=x", "control_hz=0"], "control_hz=0.0 must lie in (0, 10000]"),
     ],
 )
 def test_mistakes_are_one_sentence(ours, words, sentence, capsys, tmp_path, monkeypatch):

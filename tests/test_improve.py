@@ -49,9 +49,6 @@ class Toy:
     stop_after: int = 10**6  # evaluations
     start_s: dict[str, float] = field(default_factory=dict)  # entrant, or base -> what making its worlds takes
 
-    def open(self):
-        self.now += self.start_s.get("base", 0.0)
-
     def train(self, entrant, enough, begin=lambda: None):
         self.now += self.start_s.get(entrant, 0.0)
         begin()
@@ -87,7 +84,7 @@ class Toy:
 
 def race(out, toy, **budget):
     budget = Budget(**{"episodes": 64, "confirm": 256} | budget)
-    return Race(out, Skilled("base", 0.3), budget, toy, toy.stop, lambda: toy.now)
+    return Race(out, Skilled("base", 0.3), budget, toy, toy.stop, lambda: toy.now, toy.start_s.get("base", 0.0))
 
 
 def played(out, toy, names, **budget):
@@ -347,11 +344,25 @@ def test_a_run_that_pauses_is_the_run_that_does_not(flow, tmp_path):
         (["steps=5", "eval.greedy=true"], "noise 0 takes part"),
         (["steps=90000", "policy.path={flow}", "methods=dsrl,residul_ppo"], "did you mean 'residual_ppo'"),
         (["steps=90000", "policy.path={flow}", "methods=dsrl,dsrl"], "has the name of another row"),
+        (["steps=90000", "policy.path={flow}", "env=hopper"], "the policy needs the observations"),
+        (["steps=90000", "policy.path={flow}", "methods={flow}/../typo.yaml"], "the settings of typo in methods= are"),
     ],
 )
 def test_what_cannot_be_raced_is_refused_in_one_sentence(words, told, flow, capsys, tmp_path):
+    (flow.parent / "typo.yaml").write_text("defaults: [override /method: residual_ppo]\nmethod: {bond: 1}\n")
     words = [word.format(flow=flow) for word in words]
     assert told in refused(capsys, "improve", *words, f"out={tmp_path}/x") and not (tmp_path / "x").exists()
+
+
+def test_a_folder_with_other_things_is_left_alone(flow, tmp_path, capsys):
+    """A folder called policy/ would be overwritten by what is delivered."""
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "policy" / "mine").write_text("precious")
+    for words in (["improve", f"policy.path={flow}"], ["compare", f"base={flow}", "budget=99", "methods=residual_ppo"]):
+        more = ["steps=99"] if words[0] == "improve" else []
+        assert main([*words, *more, f"out={tmp_path}"]) == 2
+        assert "is not empty and holds no " in capsys.readouterr().err
+    assert [path.name for path in tmp_path.rglob("*")] == ["policy", "mine"]
 
 
 def test_a_policy_is_examined(flow, tmp_path, capsys):

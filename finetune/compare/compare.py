@@ -59,7 +59,7 @@ from .comparison import (
     table,
     verdict,
 )
-from .entrants import Entrant, entrant, world_words
+from .entrants import Entrant, entrant, settled, world_words
 from .free_baselines import BASE_GREEDY
 from .slurm import SCRIPT, SLURM, array_script
 
@@ -119,7 +119,7 @@ def compared(config: CompareConfig, settings: Callable[[Sequence[str]], Any]) ->
     task = config.task or (world.get("name") if isinstance(world, Mapping) else None)
     chosen = {each.label: each for each in (entrant(name, task, config.budget, execute) for name in config.methods)}
     for each in chosen.values():
-        _require_useful(each, settings(each.words), base, config.budget)
+        _require_useful(each, settled(each, settings), base, config.budget)
     if len(chosen) < len(config.methods):
         raise BurnishError(f"methods={','.join(config.methods)} names something twice, and one name is one row")
     if taken := [label for label in chosen if label in (BASE, *free_baselines.NAMES)]:
@@ -235,23 +235,26 @@ def claim(path: Path, mine: Mapping[str, Any], usual: Mapping[str, Any], free: C
     files.replace(files.named(path.parent) / path.name, yaml.safe_dump(dict(mine), sort_keys=False))
 
 
+def require_room(out: Path, what: str, resume: bool) -> None:
+    """The folder is free for a ``what``, or holds the one that goes on. One that failed before its base was evaluated
+    leaves it free."""
+    names = {entry.name for entry in out.iterdir()} if out.is_dir() else set()
+    if names == {CONFIG, EVALUATIONS} and not any((out / EVALUATIONS).glob("*.json")):
+        files.remove(out / CONFIG)
+    elif names and CONFIG not in names:
+        raise BurnishError(f"{out} is not empty and holds no {what}; choose another out=...")
+    elif names and not resume:
+        raise BurnishError(f"{out} holds a {what}; resume=true continues it, or choose another out=...")
+
+
 def _claim(config: CompareConfig) -> None:
     path = Path(config.out) / CONFIG
-    if _holds_nothing(path.parent):
-        files.remove(path)
-    if path.exists() and not config.resume:
-        raise BurnishError(f"{config.out} holds a comparison; resume=true continues it, or choose another out=...")
+    require_room(path.parent, "comparison", config.resume)
     mine = to_data(config) | {"base_sha256": weights_of(config.base), "world": world_words(config.world) or None}
     mine["data_sha256"] = None if config.data is None else fingerprint(config.data)
     # Recordings may be named later, but not be others than those that were learnt from.
     learnt = any((Path(config.out) / RUNS).glob(f"*{PLAN}"))
     claim(path, mine, to_data(CompareConfig("-", ["-"])), CHANGEABLE | (set() if learnt else {"data_sha256"}))
-
-
-def _holds_nothing(out: Path) -> bool:
-    """A comparison failed there before its base was evaluated."""
-    names = {entry.name for entry in out.iterdir()} if out.is_dir() else set()
-    return names == {CONFIG, EVALUATIONS} and not any((out / EVALUATIONS).glob("*.json"))
 
 
 class Player:

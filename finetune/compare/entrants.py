@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
@@ -17,6 +17,8 @@ from ...policies.runs.manifest import plain_yaml
 from ...policies.runs.stored_world import plain_world
 from ..build import decision_ticks
 from ..table import ONLINE
+
+Made = TypeVar("Made")
 
 
 class Entrant(NamedTuple):
@@ -41,7 +43,7 @@ def entrant(name: str, task: str | None, budget: int, execute: int) -> Entrant:
     else:
         raise BurnishError(
             f"methods={name} is neither an experiment of {task}, nor a method, nor a YAML file; "
-            f"{did_you_mean(name, [*experiments, *ONLINE])}"
+            f"{did_you_mean(name, {*experiments, *ONLINE})}"
         )
     data = _parsed(text, name)
     method = next((word.removeprefix("method=") for word in _said(data, name) if word.startswith("method=")), None)
@@ -50,6 +52,14 @@ def entrant(name: str, task: str | None, budget: int, execute: int) -> Entrant:
     given = {key: x for key, x in data.get("method", {}).items() if key in ("execute", "chunk", "view")}
     ticks = decision_ticks(from_data(ONLINE[method], given, "method"), execute)
     return Entrant(label, method, words, -(-budget // ticks))
+
+
+def settled(entrant: Entrant, settings: Callable[[Sequence[str]], Made], *more: str) -> Made:
+    """What ``settings`` makes of the words of an entrant; a mistake says whose it is."""
+    try:
+        return settings([*entrant.words, *more])
+    except BurnishError as error:
+        raise BurnishError(f"the settings of {entrant.label} in methods= are wrong: {error}") from error
 
 
 def _experiments(task: str | None) -> dict[str, str]:

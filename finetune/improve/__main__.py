@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,9 +34,9 @@ from ...policies.runs.run import CONFIG, METRICS, read_metrics
 from ...sim.build import WORLDS, origin_of, world_for
 from ..__main__ import GROUPS as FINETUNE
 from ..build import decision_ticks, has
-from ..compare.compare import claim
+from ..compare.compare import claim, require_room
 from ..compare.comparison import BASE, RUNS
-from ..compare.entrants import entrant
+from ..compare.entrants import entrant, settled
 from ..compare.free_baselines import BASE_GREEDY
 from ..fit import Fit, compatibility
 from ..refinement import FinetuneConfig, carry_out, refinement
@@ -87,10 +88,13 @@ def improve(config: ImproveConfig) -> int:
         raise BurnishError("nothing says which world the policy is for; give env=...")
     trainer = OfWorlds(config, base, {**origin, "env": world, "base": where_of(config.policy)}, device)
     trainer.require_budget()
+    began = time.monotonic()
+    trainer.open()
+    start_s = time.monotonic() - began
     _claim(config, base)
     with interruptible() as stop:
         budget = Budget(config.steps, config.minutes, config.eval.episodes, config.eval.confirm)
-        race = Race(out, base, budget, trainer, stop)
+        race = Race(out, base, budget, trainer, stop, start_s=start_s)
         try:
             free = race.free()
             fits = trainer.enter(race.evaluated(BASE, "select"), free)
@@ -129,8 +133,8 @@ class OfWorlds:
             label = chosen.label
             if label in (BASE, *self.settings) or label.endswith(OF_GREEDY):
                 raise BurnishError(f"methods={name} has the name of another row; name it once, or rename the file")
-            words = [*chosen.words, f"total={chosen.decisions}", f"save_every={chosen.decisions}"]
-            made: FinetuneConfig = to_object(compose("finetune", FinetuneConfig, FINETUNE["finetune"], words))
+            words = [f"total={chosen.decisions}", f"save_every={chosen.decisions}"]
+            made = settled(chosen, composed, *words)
             out = str(Path(config.out) / RUNS / label)
             self.settings[label] = replace(made, **own, threads=config.threads, out=out)
             ticks = decision_ticks(made.method, base.spec.execute)
@@ -167,6 +171,7 @@ class OfWorlds:
         return self.fits(self._world(self.base).reset())
 
     def open(self) -> None:
+        """The worlds of the base are made, as every entrant makes its own; those that it cannot act in are refused."""
         self._world(self.base).reset()
 
     def train(self, entrant: str, enough: Callable[[int], bool], begin: Callable[[], None]) -> Trained | None:
@@ -200,6 +205,11 @@ class OfWorlds:
         return self._worlds[key]
 
 
+def composed(words: Sequence[str]) -> FinetuneConfig:
+    """The settings of a run from words of a command line."""
+    return to_object(compose("finetune", FinetuneConfig, FINETUNE["finetune"], words))
+
+
 def discount_of(start: Evaluation) -> float:
     """Of a control tick: it looks ahead for twice as long as an episode of the base lasts."""
     least, largest = HORIZONS
@@ -211,8 +221,7 @@ def _claim(config: ImproveConfig, base: Any) -> None:
     out = Path(config.out)
     for name in (RUNS, EVALUATIONS, CANDIDATES, POLICY):
         files.refuse_link(out / name)
-    if (out / CONFIG).exists() and not config.resume:
-        raise BurnishError(f"{out} holds a race; resume=true continues it, or choose another out=...")
+    require_room(out, "race", config.resume)
     free = {"resume", "threads", "out", "policy.path", "policy.base"}
     free |= {f"policy.{name}" for kind in EXTERNAL_KINDS.values() for name in kind.free}
     claim(out / CONFIG, to_data(config) | {"identity": to_data(identity_of(config.policy, base))}, {}, free)

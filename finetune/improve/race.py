@@ -56,10 +56,6 @@ class Trainer(Protocol):
     """Trains, plays, saves and loads; ``enough``, asked with the control steps of an entrant, ends its share. ``begin``
     is told when an entrant, whose worlds are made and whose run is loaded, starts to play."""
 
-    def open(self) -> None:
-        """The worlds of the base are made, as every entrant makes its own."""
-        ...
-
     def train(self, entrant: str, enough: Callable[[int], bool], begin: Callable[[], None]) -> Trained | None:
         """None: it was interrupted, and its run is saved."""
         ...
@@ -94,7 +90,7 @@ class Record:
     shares: list[dict[str, Any]] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     dropped: dict[str, str] | None = None  # those who would not learn within their share; None: not planned yet
-    start_s: float | None = None  # of making the worlds of the base
+    start_s: float = 0.0  # of making the worlds of the base
     evaluation_steps: int = 0
     episode_s: float = 0.0  # of an episode, in the latest evaluation
     step_s: float = 0.0  # and of a step
@@ -103,7 +99,8 @@ class Record:
 
 
 class Race:
-    """Of ``entrants``, the preferred ones first, in the folder ``out``; ``clock`` counts seconds."""
+    """Of ``entrants``, the preferred ones first, in the folder ``out``; ``clock`` counts seconds, of which ``start_s``
+    were spent just now on the worlds of the base, as each entrant will spend them on its own."""
 
     def __init__(
         self,
@@ -113,22 +110,20 @@ class Race:
         trainer: Trainer,
         stop: Stop,
         clock: Callable[[], float] = time.monotonic,
+        start_s: float = 0.0,
     ) -> None:
         self.out, self.base, self.budget, self.trainer, self.stop = out, base, budget, trainer, stop
         path, self.record = out / RACE, Record()
         if path.exists():
             self.record = from_data(Record, parse(path, json.loads), RACE)
-        self._clock, self._began, self._before = clock, clock(), self.record.seconds
+        self._clock, self._began, self._before = clock, clock() - start_s, self.record.seconds
+        self.record.start_s = start_s
         self.entrants: list[str] = []
 
     # ---- its parts, in their order ----
 
     def free(self) -> dict[str, float]:
         """The base as it draws, and from noise 0 where it has any: on the seeds for selection."""
-        if self.record.start_s is None:
-            began = self._clock()
-            self.trainer.open()
-            self.record.start_s = self._clock() - began
         names = [BASE, BASE_GREEDY] if has_noise(self.base) else [BASE]
         return {name: mean(self.evaluated(name, "select")) for name in names}
 
@@ -264,11 +259,8 @@ class Race:
         savings of so many ``shares`` of those who are ``alive``."""
         if self.budget.minutes:
             episodes = RESERVE * PLAYS * self.episodes("confirm") + shares * self.episodes("select")
-            start, latest = (
-                self.record.start_s or 0.0,
-                {x["entrant"]: x.get("start_s", 0.0) for x in self.record.shares},
-            )
-            starts = [latest.get(name, start) for name in alive] or [start]
+            latest = {x["entrant"]: x.get("start_s", 0.0) for x in self.record.shares}
+            starts = [latest.get(name, self.record.start_s) for name in alive or [BASE]]
             others = shares * statistics.mean(starts) + episodes * self.record.episode_s
             return 60 * self.budget.minutes - self.seconds() - others
         return self.budget.steps - sum(share["steps"] for share in self.record.shares)

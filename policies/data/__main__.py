@@ -14,6 +14,7 @@ from omegaconf import MISSING
 
 from ..cli.machine import say
 from ..core.errors import BurnishError
+from ..core.ranges import check_ranges
 from . import convert, info, show, stats
 from .episodes import Bad
 from .mirror import Mirror, mirrored, pairs
@@ -59,6 +60,9 @@ class DataConfig:
     json: bool = False  # info, stats: print JSON
 
     def __post_init__(self) -> None:
+        check_ranges(self, {"(0, 10000]": "control_hz", "(-inf, inf)": "worst best"})
+        if self.worst is not None and self.best is not None and self.worst >= self.best:
+            raise BurnishError(f"worst={self.worst:g} must lie below best={self.best:g}: the returns of TQ 0 and 1")
         many = self.do is Do.merge
         if many != (len(self.data) > 1):
             raise BurnishError(f"`burnish data {self.do.value}` takes {'two sets or more' if many else 'one set'}")
