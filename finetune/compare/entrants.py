@@ -55,7 +55,7 @@ def entrant(name: str, task: str | None, budget: int, execute: int) -> Entrant:
 
 
 def settled(entrant: Entrant, settings: Callable[[Sequence[str]], Made], *more: str) -> Made:
-    """What ``settings`` makes of the words of an entrant; a mistake says whose it is."""
+    """The settings of an entrant, as ``settings`` makes them of its words; a mistake says whose it is."""
     try:
         return settings([*entrant.words, *more])
     except BurnishError as error:

@@ -141,7 +141,7 @@ class Episodes:
         if not 0 <= fraction < 1:
             raise BurnishError(f"the validation fraction must lie in [0, 1), got {fraction}")
         if fraction > 0 and total < 2:
-            raise BurnishError(f"{total} episode cannot be split; record more or set the validation fraction to 0")
+            raise BurnishError(f"{total} episode cannot be split; record more, or set train.valid_fraction=0")
         held_out = min(max(round(fraction * total), 1), total - 1) if fraction > 0 else 0
         order = torch.randperm(total, generator=named_generator(seed, "split")).tolist()
         chosen = set(order[:held_out])
