@@ -6,6 +6,7 @@ import json
 import sys
 from importlib import import_module
 from pathlib import Path
+from statistics import mean
 
 import numpy as np
 import pytest
@@ -87,12 +88,18 @@ def test_noise_zero_is_free_and_often_better(rows):
 
 
 def test_more_steps_change_the_order(rows):
-    """The last sentence of the list: a tenfold budget of residual_ppo."""
+    """The last sentences of the list: a tenfold budget of residual_ppo, and of dsrl."""
     for task in ("push", "pick_place", "hopper"):
         first = [row for row in rows if (row["task"], row["base"]) == (task, 1)]
         most = max(row["last"] for row in first if row["budget"] == 100_000)
         (long,) = (row for row in first if row["budget"] == 1_000_000 and row["method"] == "residual_ppo")
         assert long["worst_last"] > most and long["minutes"] < 15, task
+    push, pick = (
+        json.loads((RESULTS / "refine_quality" / task / "dsrl-1000000-0.json").read_text())
+        for task in ("push", "pick_place")
+    )
+    assert mean(push["last"]) > 0.95 and mean(pick["last"]) < 0.3 < mean(pick["delivered"])
+    assert all(success < pick["curve"][0][2] for steps, _, success in pick["curve"] if steps > 390_000)
 
 
 def test_what_the_runs_say(tables, rows):
