@@ -90,7 +90,7 @@ def test_a_world_that_fails_keeps_what_was_recorded_and_says_how_to_go_on(whole,
     with monkeypatch.context() as patch:
         patch.setattr(verbs, "stream", failing)
         last = 1  # before an episode has ended
-        assert refused(capsys, *words).endswith("the world failed\n") and list(tmp_path.iterdir()) == []
+        assert refused(capsys, *words).endswith("the world failed") and list(tmp_path.iterdir()) == []
         last = 50
         said = refused(capsys, *words)
     kept = len(read_lerobot(tmp_path / "set"))
