@@ -61,14 +61,14 @@ def clumsy(bias: float, noise: float = 0.1, hesitation: float = 0.03, scale: flo
 
 RECIPES = {
     "metaworld_push": Recipe(clumsy(0.06)),
-    "metaworld_pick_place": Recipe(clumsy(0.2)),
+    "metaworld_pick_place": Recipe(clumsy(0.27)),
     "metaworld_door_open": Recipe(clumsy(0.9)),
-    "metaworld_button_press": Recipe(clumsy(0.33)),
+    "metaworld_button_press": Recipe(clumsy(0.42, noise=0.05)),
     "maniskill_push_cube": Recipe(clumsy(0.35)),
     "maniskill_pick_cube": Recipe(clumsy(0.13)),
     "maniskill_stack_cube": Recipe(clumsy(0.2)),
     "maniskill_peg_insertion": Recipe(clumsy(0.04, noise=0.02)),
-    "robosuite_door": Recipe(clumsy(0.35, scale=0.5)),
+    "robosuite_door": Recipe(clumsy(0.4, scale=0.5)),
     "ogbench_cube_single": Recipe(clumsy(0.36, scale=3.0)),
     "ogbench_cube_double": Recipe(clumsy(0.3, scale=3.0)),
     "pusht": Recipe(clumsy(0.022, noise=0.01, scale=150.0)),
