@@ -3,7 +3,9 @@ recipe."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -252,3 +254,9 @@ def test_the_recipe_runs_from_many_worlds_into_one(robot, tmp_path):
     assert last["model/r2"] > 0.5, "most of a change is the twin's"
     # Rollouts begin at the fit, after 40 ticks, and 25 ticks later: at 65 of the 80 ticks in which 1 grows to 20.
     assert last["imagined/depth"] == 16 and last["gradient_steps"] == 30
+
+
+def test_the_page_says_what_the_runs_showed():
+    found = json.loads((Path(__file__).parents[1] / "benchmarks/results/lift_quality.json").read_text())["result"]
+    assert found["hopper_fresh"] < 1 < found["hopper_carried"], "the critic decides between better and worse"
+    assert found["hopper_sac"] > 0.9 * found["hopper_carried"], "the model is not shown to gain anything"
