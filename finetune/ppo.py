@@ -319,7 +319,7 @@ class PPO(Learner):
         own = index(rows, slice(rank, None, size)) if size > 1 else rows
         metrics: Metrics = {}
         for start in range(0, len(own["advantage"]), self.slice):
-            part = index(own, slice(start, start + self.slice))
+            part = index(own, slice(start, start + self.slice)) if self.slice < len(own["advantage"]) else own
             share = len(part["advantage"]) / count
             loss, found = self._loss(part, train_actor)
             (share * loss).backward()
