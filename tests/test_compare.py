@@ -240,6 +240,7 @@ def test_what_could_not_learn_or_run_is_refused_before_anything_is_played(base, 
             "its warm-up of 1000, so nothing would be learnt; raise budget, or lower method.loop.warmup",
         ),
         ([f"methods=residual_ppo,{tmp_path}/mine.yaml", "budget=30"], "30 decisions of mine"),
+        (["methods=dagger"], "dagger learns from an expert who takes over, and nothing says which"),
         ([f"methods={tmp_path}/typo.yaml"], "the settings of typo in methods= are wrong: bound=7"),
     ):
         assert main(["compare", f"base={base}", *words, f"out={tmp_path}/out"]) == 2

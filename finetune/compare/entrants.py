@@ -16,7 +16,8 @@ from ...policies.core.errors import BurnishError, did_you_mean
 from ...policies.runs.manifest import plain_yaml
 from ...policies.runs.stored_world import plain_world
 from ..build import decision_ticks
-from ..table import ONLINE
+from ..people.intervened_rows import InterventionUse
+from ..table import METHODS, ONLINE
 
 Made = TypeVar("Made")
 
@@ -49,6 +50,11 @@ def entrant(name: str, task: str | None, budget: int, execute: int) -> Entrant:
     method = next((word.removeprefix("method=") for word in _said(data, name) if word.startswith("method=")), None)
     if method is None or method not in ONLINE:
         raise BurnishError(f"{name} chooses no method: a line `- override /method: dsrl` under `defaults:` does")
+    if METHODS[method].interventions is InterventionUse.taught and "expert" not in data:
+        raise BurnishError(
+            f"{name} learns from an expert who takes over, and nothing says which; take a YAML file in methods= with "
+            f"the lines `defaults: [override /method: {method}]` and `expert: clean`"
+        )
     given = {key: x for key, x in data.get("method", {}).items() if key in ("execute", "chunk", "view")}
     ticks = decision_ticks(from_data(ONLINE[method], given, "method"), execute)
     return Entrant(label, method, words, -(-budget // ticks))

@@ -88,9 +88,15 @@ def _recordings(root: hdf5.Group, pictures: dict[tuple[str, ...], tuple[int, ...
             actions_of(root.path, episode.array("actions")),
             episode.array("rewards").read(),
             *(ended(episode.array(end)) for end in ("terminations", "truncations")),
-            success=bool(infos.array("success").read().any()) if infos is not None and "success" in infos else None,
+            success=_success(infos.array("success").read()) if infos is not None and "success" in infos else None,
             seed=number if (seed := episode.number("seed")) is None else seed,
         )
+
+
+def _success(said: np.ndarray) -> bool | None:
+    """Whether any step says so. Where a step had no such entry, Minari writes NaN, which says nothing."""
+    known = said[~np.isnan(said)]
+    return bool(known.any()) if len(known) else None
 
 
 def _unpacked(path: Path, leaf: hdf5.Array, shape: tuple[int, ...]) -> np.ndarray:
