@@ -47,6 +47,7 @@ from refine_settings import (
     FURTHER,
     RANKED,
     TASKS,
+    TIMED,
     TRIALS,
     common_settings,
     family_of,
@@ -82,7 +83,7 @@ def measured(results: Path) -> list[dict[str, Any]]:
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="default: all")
-    every = [*RANKED, *FURTHER, *FAMILIES["free"]]
+    every = [*RANKED, *FURTHER, TIMED, *FAMILIES["free"]]
     parser.add_argument("--methods", nargs="+", choices=every, default=every, help="default: those of the task")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(5)), help="default: %(default)s")
     parser.add_argument("--budget", type=int, default=BUDGET, help="control steps of each run (default: %(default)s)")

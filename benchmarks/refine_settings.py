@@ -28,8 +28,9 @@ BUDGET = 100_000  # control steps of a shipped experiment
 # Ranked against each other, over tasks that all of them ran.
 RANKED = ("dsrl", "rfs", "residual_sac", "residual_td3", "residual_ppo", "reinflow", "dppo", "expo", "rlpd")
 FURTHER = ("dsrl_aliased", "flow_sde", "rpd", "gaussian_ppo")
+TIMED = "dsrl_timed"  # where time costs something
 FAMILIES = {
-    "latent": ("dsrl", "dsrl_aliased", "rfs"),
+    "latent": ("dsrl", "dsrl_aliased", "dsrl_timed", "rfs"),
     "residual": ("residual_sac", "residual_td3", "residual_ppo"),
     "chain": ("reinflow", "dppo", "flow_sde"),
     "action": ("expo", "rpd"),  # those that make or choose actions of their own
@@ -41,7 +42,7 @@ TASKS = {
     "insert": Task(0.987, further=FURTHER),
     "insert_hidden": Task(0.987),
     "push": Task(0.995, further=FURTHER),
-    "pick_place": Task(0.995),
+    "pick_place": Task(0.995, further=(TIMED,)),
     "avoid": Task(0.995),
     # The return over that of the expert of D4RL (arXiv 2004.07219) stands for success.
     "hopper": Task(0.99, unit=3234.3),
@@ -86,6 +87,7 @@ EDITS = (0.05, 0.1, 0.3)
 SPACE: dict[str, list[list[Alternative]]] = {
     "dsrl": [_each("bound", 1.0, 1.5, 2.5), UPDATES, ALPHA],
     "dsrl_aliased": [_each("bound", 1.0, 1.5, 2.5), UPDATES, ALPHA],
+    TIMED: [_each("bound", 1.0, 1.5, 2.5), UPDATES, ALPHA],
     "rfs": [_each("residual_bound", *EDITS), UPDATES, ALPHA],
     "residual_sac": [_each("bound", *EDITS), UPDATES_PER_TICK, _each("loop.n_step", 1, 3)],
     "residual_td3": [_each("bound", *EDITS), UPDATES_PER_TICK, _each("loop.n_step", 1, 3)],
