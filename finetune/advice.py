@@ -26,6 +26,7 @@ from .processes.asynchronous import Asynchronous
 
 ROWS = 4096  # latest decisions that are looked at
 SAMPLE = 256  # of them, on which the entropy is measured
+EPISODES = 32  # whose success is compared with that of other ones
 FAILURES = 0.1  # share of the episodes that end by failing, from which on it is worth a sentence
 
 
@@ -81,22 +82,41 @@ def quitting_trap(replay: Replay, metrics: Metrics) -> str | None:
     )
 
 
+def putting_off(best: Metrics, metrics: Metrics) -> str | None:
+    """A sentence, if success has fallen to less than half of what it was in the metrics ``best``, and the critic
+    promises more than it did then."""
+    then, now = float(best.get("episode/success", 0.0)), float(metrics.get("episode/success", 1.0))
+    if metrics.get("episode/count", 0) < EPISODES or now >= then / 2 or "q/mean" not in best or "q/mean" not in metrics:
+        return None
+    promised, promises = float(best["q/mean"]), float(metrics["q/mean"])
+    if promises <= promised:
+        return None
+    return (
+        f"advice: success has fallen from {then:.0%} to {now:.0%} of the episodes, while the critic's value rose from "
+        f"{promised:.3g} to {promises:.3g}: this agent may be putting success off. Make time cost something "
+        "(rewards.shift=-0.02 with a dense reward, -1 with a sparse one); eval_every=... keeps the best policy so far"
+    )
+
+
 def advised(loop: Loop[Learns] | Asynchronous, say: Callable[[str], None]) -> Callable[[], Metrics]:
     """The report of a loop, which looks for what there is to advise, and says each sentence once."""
     learner, replay = loop.learner, loop.replay
     if replay is None:
         return loop.report
     said: set[str] = set()
+    best: Metrics = {}  # of the report with the most success
     success = False  # the world has reported it; a report without ended episodes says nothing of it
 
     def report() -> Metrics:
-        nonlocal success
+        nonlocal best, success
         metrics: Metrics = dict(loop.report())
         # A loop's statistics know it, and remember it in a run that is resumed.
         success = success or (
             "episode/success" in metrics if isinstance(loop, Asynchronous) else loop.statistics.reports_success
         )
-        found = {"quitting_trap": quitting_trap(replay, metrics)}
+        if metrics.get("episode/count", 0) >= EPISODES:
+            best = max(best, metrics, key=lambda row: row.get("episode/success", 0.0))
+        found = {"quitting_trap": quitting_trap(replay, metrics), "putting_off": putting_off(best, metrics)}
         if learner.entropy_bonus is not None:
             found["entropy_trap"] = entropy_trap(learner, replay, success=success)
         for name, sentence in found.items():

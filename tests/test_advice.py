@@ -1,4 +1,4 @@
-"""The entropy trap of rewards that are 0 until success: it is there, the advice names it, and what it advises helps."""
+"""The traps that an agent may learn to sit in: they are there, the advice names them, and what it advises helps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from burnish.finetune.advice import advised, entropy_trap
+from burnish.finetune.advice import EPISODES, advised, entropy_trap, putting_off
 from burnish.finetune.build import prepare
 from burnish.finetune.loops import OffPolicy, OffPolicyConfig
 from burnish.finetune.methods.dsrl import DSRLConfig, latent_sac
@@ -168,6 +168,41 @@ def test_a_world_that_reports_no_success_is_told_of_none(paid):
     assert len(lines) == paid and "success" not in "".join(lines)
     if paid:
         assert "until the end of an episode, where finishing is worth 1," in lines[0]
+
+
+class Reporting:
+    """A loop with the replay of another, whose reports are given."""
+
+    def __init__(self, loop: OffPolicy[Any], reports: list[dict[str, float]]) -> None:
+        self.learner, self.replay, self.statistics = loop.learner, loop.replay, loop.statistics
+        self.report = iter(reports).__next__
+
+
+@pytest.mark.parametrize(
+    ("success", "q", "count", "warned"),
+    [
+        (0.30, 1.2, EPISODES, True),
+        (0.36, 1.2, EPISODES, False),  # noise: more than half of what it was
+        (0.30, 0.7, EPISODES, False),  # the critic has noticed
+        (0.30, 1.2, EPISODES - 1, False),  # too few to say
+    ],
+)
+def test_success_that_falls_while_the_critic_promises_more_is_being_put_off(success, q, count, warned):
+    before = [{"episode/success": 0.1, "q/mean": 0.1}, {"episode/success": 0.7, "q/mean": 0.8}]
+    reports = [{"episode/count": 50.0, **row} for row in before]
+    reports.append({"episode/count": float(count), "episode/success": success, "q/mean": q})
+    lines: list[str] = []
+    report = advised(Reporting(steered(), reports), lines.append)  # type: ignore[arg-type]
+    assert [report()["advice/putting_off"] for _ in range(3)] == [0, 0, warned] and len(lines) == warned
+    if warned:
+        assert "from 70% to 30%" in lines[0] and "rewards.shift=-0.02" in lines[0]
+
+
+def test_metrics_of_a_run_are_enough_to_say_it():
+    loop = played(steered(backup_entropy=False), 600)
+    metrics = advised(loop, print)()
+    best = {**metrics, "episode/success": 1.0, "q/mean": metrics["q/mean"] - 1}
+    assert metrics["episode/count"] >= EPISODES and putting_off(best, metrics) and not putting_off(metrics, metrics)
 
 
 def test_an_advice_is_said_once_and_counted_every_time():

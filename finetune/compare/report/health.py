@@ -84,6 +84,10 @@ SIGNS: dict[str, Sign] = {
         "1 where every decision costs something and failing soon is the cheapest way out.",
         ever("it may learn to fail soon; take no cost of time, or a reward of progress"),
     ),
+    "advice/putting_off": Sign(
+        "1 where success fell to less than half of what it was while the critic promises more.",
+        ever("it may put success off; make time cost something"),
+    ),
     "kl": Sign(
         "How far an update moves the policy from the one that collected its data.",
         above(0.2, "updates move far beyond their data; lower the learning rate or the epochs"),
