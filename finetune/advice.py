@@ -88,12 +88,12 @@ def putting_off(best: Metrics, metrics: Metrics) -> str | None:
     then, now = float(best.get("episode/success", 0.0)), float(metrics.get("episode/success", 1.0))
     if metrics.get("episode/count", 0) < EPISODES or now >= then / 2 or "q/mean" not in best or "q/mean" not in metrics:
         return None
-    promised, promises = float(best["q/mean"]), float(metrics["q/mean"])
-    if promises <= promised:
+    value_then, value_now = float(best["q/mean"]), float(metrics["q/mean"])
+    if value_now <= value_then:
         return None
     return (
         f"advice: success has fallen from {then:.0%} to {now:.0%} of the episodes, while the critic's value rose from "
-        f"{promised:.3g} to {promises:.3g}: this agent may be putting success off. Make time cost something "
+        f"{value_then:.3g} to {value_now:.3g}: this agent may be putting success off. Make time cost something "
         "(rewards.shift=-0.02 with a dense reward, -1 with a sparse one); eval_every=... keeps the best policy so far"
     )
 
