@@ -16,7 +16,7 @@ from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from burnish.policies.flow import sample_time
 from burnish.policies.trainable import Remember
 from burnish.policies.vla.lerobot import write
-from burnish.policies.vla.prefix import resized
+from burnish.policies.vla.prefix import Stem, resized
 from burnish.policies.vla.sizes import ExpertConfig, LanguageConfig, VisionConfig
 from burnish.policies.vla.smolvla import LATEST, TIMES, SmolVLA, TinyVLAConfig
 
@@ -112,3 +112,13 @@ def test_no_lerobot_folder_holds_such_a_model(tmp_path):
     plain.config = replace(plain.config, vision=replace(plain.config.vision, stem=False))
     with pytest.raises(BurnishError, match="looks in ways of its own"):
         write(plain, tmp_path / "folder")
+
+
+@pytest.mark.parametrize("patch", [2, 4, 6, 8, 16])
+def test_the_stem_of_any_patch_misses_no_pixel(patch):
+    side = 4 * patch
+    pictures = torch.rand(1, 3, side, side, dtype=torch.float64, requires_grad=True)
+    found = Stem(8, patch).double()(pictures)
+    assert found.shape == (1, 8, 4, 4)
+    (influence,) = torch.autograd.grad(found.square().sum(), pictures)
+    assert bool((influence != 0).all())

@@ -77,8 +77,10 @@ class Stem(nn.Module):
 
     def __init__(self, width: int, patch: int) -> None:
         super().__init__()
+        stride = patch // 2
+        kernel = max(3, stride | 1)  # no pixel lies between two of them
         self.first = nn.Conv2d(5, width // 2, 3, 2, 1)
-        self.second = nn.Conv2d(width // 2, width, 3, patch // 2, 1)
+        self.second = nn.Conv2d(width // 2, width, kernel, stride, kernel // 2)
 
     def forward(self, pictures: Tensor) -> Tensor:
         line = torch.linspace(-1, 1, pictures.shape[-1], dtype=pictures.dtype, device=pictures.device)
