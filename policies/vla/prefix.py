@@ -78,9 +78,9 @@ class Stem(nn.Module):
     def __init__(self, width: int, patch: int) -> None:
         super().__init__()
         stride = patch // 2
-        kernel = max(3, stride | 1)  # no pixel lies between two of them
+        kernel = max(3, stride + 1)  # no pixel lies between two of them
         self.first = nn.Conv2d(5, width // 2, 3, 2, 1)
-        self.second = nn.Conv2d(width // 2, width, kernel, stride, kernel // 2)
+        self.second = nn.Conv2d(width // 2, width, kernel, stride, 1)
 
     def forward(self, pictures: Tensor) -> Tensor:
         line = torch.linspace(-1, 1, pictures.shape[-1], dtype=pictures.dtype, device=pictures.device)
