@@ -50,11 +50,12 @@ IMITATION = ["experiment=tiny_vla", "eval.episodes=0", "threads=1", "seed=0"]
 class World:
     """A world, how its base is made, and what each method is told."""
 
-    env: str
+    env: list[str]  # words that choose it
     key: str  # how its keys of RESULT begin
-    follows: tuple[int, int]  # clean episodes, and updates on them, from nothing
-    errs: tuple[int, int]  # clumsy episodes, and updates on them
+    stages: tuple[tuple[str, int, int], ...]  # of imitation: level of the expert, its episodes, updates on them
     methods: dict[str, dict[str, Any]]  # row of the table -> settings, and the method where it has another name
+    sizes: tuple[str, ...] = ()  # words that choose those of the model
+    keys: str = ""  # observations that it reads, by default all
 
 
 PER_CHUNK = {"gamma": 0.95, "per": "chunk"}
@@ -95,7 +96,7 @@ RESIDUAL: dict[str, Any] = {  # a decision is a control tick here, and a chunk o
 # Sees the frozen model's output instead of its pictures.
 DSRL_FEATURES: dict[str, Any] = {**DSRL, "method": "dsrl", "features": True}
 METHODS = {"flow_sde": FLOW_SDE, "dsrl": DSRL, "dsrl_features": DSRL_FEATURES, "recap": RECAP, "residual_ppo": RESIDUAL}
-WORLDS = {"discs": World("discs", "vla", (1500, 1000), (2000, 150), METHODS)}
+WORLDS = {"discs": World(["env=discs"], "vla", (("clean", 1500, 1000), ("clumsy", 2000, 150)), METHODS)}
 BASES = {"base": False, "base_greedy": True}
 LESS = {"total": 40, "worlds": 4, "loop": {"warmup": 20, "batch": 8}}  # of DSRL, the one that is tried
 
@@ -106,17 +107,20 @@ def base_of(name: str, quick: bool) -> Path:
     kept = (root / "base" if quick else HERE / "bases" / f"{name}_vla") / "policy"
     if kept.exists():
         return kept
-    start = ["policy=tiny_vla"]
-    for level, (episodes, steps) in (("clean", world.follows), ("clumsy", world.errs)):
+    start, out = ["policy=tiny_vla", *world.sizes], root
+    for level, episodes, steps in world.stages:
         data, out = root / f"{level}_data", root / level
         count, updates = (20, 3) if quick else (episodes, steps)
-        recorded = [f"env={world.env}", f"expert={level}", f"episodes={count}", f"out={data}"]
+        verbs = [["collect", *world.env, f"expert={level}", f"episodes={count}", f"out={data}"]] * (not data.exists())
+        if world.keys:
+            whole, data = data, root / f"{level}_seen"
+            verbs += [["data", "convert", str(whole), f"keys={world.keys}", f"out={data}"]] * (not data.exists())
         learnt = [*start, *IMITATION, f"data={data}", f"train.steps={updates}", f"out={out}"]
-        verbs = [["collect", *recorded]] * (not data.exists()) + [["pretrain", *learnt]] * (not out.exists())
+        verbs += [["pretrain", *learnt]] * (not out.exists())
         if any(burnish(verb) for verb in verbs):
             raise SystemExit(f"the base of {name} could not be made")
         start = ["policy=checkpoint", f"policy.path={out}", "train.lr=3e-4", "train.warmup=20", "train.ema=0.98"]
-    made = load(root / "clumsy")
+    made = load(out)
     checkpoint.save(kept, config=describe(made, {"env": made.origin["env"]}), state=made.state_dict())
     return kept
 

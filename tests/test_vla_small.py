@@ -122,3 +122,13 @@ def test_the_stem_of_any_patch_misses_no_pixel(patch):
     assert found.shape == (1, 8, 4, 4)
     (influence,) = torch.autograd.grad(found.square().sum(), pictures)
     assert bool((influence != 0).all())
+
+
+@pytest.mark.parametrize("norm", [True, False])
+def test_a_channel_of_the_normalised_stem_says_where_it_differs_from_itself(norm):
+    torch.manual_seed(0)
+    found = Stem(8, 4, norm).double()(torch.rand(2, 3, 16, 16, dtype=torch.float64))
+    mean, variance = found.mean((2, 3)), found.var((2, 3), correction=0)
+    # The variance is 1 up to the 1e-5 that keeps a constant channel from being divided by 0.
+    assert norm == torch.allclose(mean, torch.zeros_like(mean), atol=1e-9)
+    assert norm == torch.allclose(variance, torch.ones_like(variance), atol=1e-2)

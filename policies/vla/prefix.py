@@ -73,10 +73,13 @@ class Parts(nn.Module):
 
 class Stem(nn.Module):
     """Two strided convolutions that also see where a pixel lies. Small models do not learn from plain patches: with
-    them, language was not followed at all (.10 of episodes against .93 of three tasks)."""
+    them, language was not followed at all (.10 of episodes against .93 of three tasks). Nor do they find what is small
+    before a large background, until ``norm`` takes that away: the places of three cubes, four pixels wide, were
+    learnt in 300 updates, and not in 600 without."""
 
-    def __init__(self, width: int, patch: int) -> None:
+    def __init__(self, width: int, patch: int, norm: bool = False) -> None:
         super().__init__()
+        self.norm = F.instance_norm if norm else nn.Identity()
         stride = patch // 2
         kernel = max(3, stride + 1)  # no pixel lies between two of them
         self.first = nn.Conv2d(5, width // 2, 3, 2, 1)
@@ -85,7 +88,7 @@ class Stem(nn.Module):
     def forward(self, pictures: Tensor) -> Tensor:
         line = torch.linspace(-1, 1, pictures.shape[-1], dtype=pictures.dtype, device=pictures.device)
         places = torch.stack(torch.meshgrid(line, line, indexing="ij")).expand(len(pictures), -1, -1, -1)
-        return self.second(F.gelu(self.first(torch.cat([pictures, places], 1))))
+        return self.norm(self.second(F.gelu(self.norm(self.first(torch.cat([pictures, places], 1))))))
 
 
 class VisionAttention(nn.Module):
@@ -135,7 +138,7 @@ class VisionModel(nn.Module):
     def __init__(self, config: VisionConfig, words: int) -> None:
         super().__init__()
         width, patch = config.width, config.patch
-        look = Stem(width, patch) if config.stem else nn.Conv2d(3, width, patch, patch)
+        look = Stem(width, patch, config.instance_norm) if config.stem else nn.Conv2d(3, width, patch, patch)
         self.embeddings = Parts(patch_embedding=look, position_embedding=nn.Embedding(config.patches, width))
         self.encoder = Parts(layers=nn.ModuleList(VisionLayer(config) for _ in range(config.layers)))
         self.post_layernorm = nn.LayerNorm(width, 1e-6)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from ..core.config import LATER
 from ..core.errors import BurnishError
 from ..core.ranges import check_ranges
 from ..core.spec import require_bytes
@@ -27,6 +28,8 @@ class VisionConfig:
     hidden: int = 3072  # width inside the feed-forward parts
     shuffle: int = 4  # patches along each side that become one token
     stem: bool = False  # two convolutions that see where a pixel lies, instead of patches; for small models
+    # behind each convolution of the stem, the channels of a picture are scaled to mean 0 and variance 1 over its places
+    instance_norm: bool = field(default=False, metadata=LATER)
     film: bool = False  # words scale and shift the channels of every patch (FiLM); for small models
     # patches have the places of those before them, as in transformers 4.55 to 4.57, with which a model may be trained
     late: bool = False

@@ -85,7 +85,9 @@ class TinyVLAConfig(SmolVLAConfig):
     state_dim: int = 0  # numbers that a state is padded to; 0: none are added
     action_dim: int = 0  # numbers that an action is padded to; 0: none are added
     # model that looks at pictures
-    vision: VisionConfig = field(default_factory=lambda: VisionConfig(32, 4, 64, 2, 4, 128, 2, stem=True, film=True))
+    vision: VisionConfig = field(
+        default_factory=lambda: VisionConfig(32, 4, 64, 2, 4, 128, 2, stem=True, instance_norm=True, film=True)
+    )
     # language model
     language: LanguageConfig = field(default_factory=lambda: LanguageConfig(1024, 64, 2, 4, 2, 16, 128))
     expert: ExpertConfig = field(default_factory=lambda: ExpertConfig(48, 2, 128))  # model that makes actions
