@@ -2,16 +2,17 @@
 
     python benchmarks/vla_quality.py [--quick] [--worlds ...] [--methods ...] [--seeds 0 1 2] [--jobs 1] [--report]
 
-A base follows words, and errs in a way that RL can mend: `policy=tiny_vla` imitates a clean expert until it follows,
-then for a while a clumsy one, who aims beside each colour in a direction of its own. It lies in `bases/`, and is made
-where it is missing. From this one checkpoint each method refines it with each seed. The last policy, and not a chosen
+A base follows words, and errs in a way that RL can mend. On **tabletop**, the arm's own desk, `policy=tiny_vla` imitates
+a noisy expert who touches and lifts three cubes, for no longer than it takes to follow; it often misses. On **discs** it
+imitates a clean expert until it follows, then for a while a clumsy one, who aims beside each colour in a direction of
+its own. A base lies in `bases/`, and is made where it is missing. From this one checkpoint each method refines it with each seed. The last policy, and not a chosen
 one, plays `EPISODES` fresh episodes. The base plays the same ones, so that changes are paired (``base``, and from noise
 0 ``base_greedy``). Each also plays them **swapped**: every episode is told another instruction than the one that
 counts, and who follows words fails.
 
 RESULT, of the method with the largest mean change in its world: ``mean_change`` of success, mean over instructions and
 seeds; ``worst_instruction``, the least change of one, mean over seeds; ``swap_control``, success with swapped words
-after RL. A world without runs has -inf.
+after RL; of discs they are called ``discs_mean_change`` and so on. A world without runs has -inf.
 
 A run leaves one JSON file in `results/vla_quality/`; runs that are there are not repeated.
 """
@@ -96,7 +97,18 @@ RESIDUAL: dict[str, Any] = {  # a decision is a control tick here, and a chunk o
 # Sees the frozen model's output instead of its pictures.
 DSRL_FEATURES: dict[str, Any] = {**DSRL, "method": "dsrl", "features": True}
 METHODS = {"flow_sde": FLOW_SDE, "dsrl": DSRL, "dsrl_features": DSRL_FEATURES, "recap": RECAP, "residual_ppo": RESIDUAL}
-WORLDS = {"discs": World(["env=discs"], "vla", (("clean", 1500, 1000), ("clumsy", 2000, 150)), METHODS)}
+CUBES = [f"{skill} the {colour} cube" for skill in ("touch", "lift") for colour in ("red", "blue", "green")]
+WORLDS = {
+    "discs": World(["env=discs"], "vla_discs", (("clean", 1500, 1000), ("clumsy", 2000, 150)), METHODS),
+    "tabletop": World(
+        ["env=tabletop_pixels", f"env.instructions={CUBES}", "worlds=16", "seed=1"],
+        "vla",
+        (("noisy", 2500, 2000),),
+        METHODS,
+        ("policy.vision.side=64", "policy.vision.patch=8", "policy.vision.shuffle=2"),
+        "state,image.front",
+    ),
+}
 BASES = {"base": False, "base_greedy": True}
 LESS = {"total": 40, "worlds": 4, "loop": {"warmup": 20, "batch": 8}}  # of DSRL, the one that is tried
 

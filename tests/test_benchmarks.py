@@ -42,7 +42,11 @@ KEYS = {
     "mbpo_quality": {
         *(f"{task}_{way}" for task in ("pendulum", "hopper") for way in ("sac", "sac_more", "mbpo", "shuffled")),
     },
-    "vla_quality": {f"vla_{what}" for what in ("mean_change", "worst_instruction", "swap_control")},
+    "vla_quality": {
+        f"vla_{world}{what}"
+        for world in ("", "discs_")
+        for what in ("mean_change", "worst_instruction", "swap_control")
+    },
     "onpolicy_speed": {
         "steps_per_s_reinflow",
         "steps_per_s_dppo",
