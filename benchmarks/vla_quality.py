@@ -2,13 +2,13 @@
 
     python benchmarks/vla_quality.py [--quick] [--worlds ...] [--methods ...] [--seeds 0 1 2] [--jobs 1] [--report]
 
-A base follows words, and errs in a way that RL can mend. On **tabletop**, the arm's own desk, `policy=tiny_vla` imitates
-a noisy expert who touches and lifts three cubes, for no longer than it takes to follow; it often misses. On **discs** it
-imitates a clean expert until it follows, then for a while a clumsy one, who aims beside each colour in a direction of
-its own. A base lies in `bases/`, and is made where it is missing. From this one checkpoint each method refines it with each seed. The last policy, and not a chosen
-one, plays `EPISODES` fresh episodes. The base plays the same ones, so that changes are paired (``base``, and from noise
-0 ``base_greedy``). Each also plays them **swapped**: every episode is told another instruction than the one that
-counts, and who follows words fails.
+A base follows words, and errs in a way that RL can mend. On **tabletop**, the arm's own desk, `policy=tiny_vla`
+imitates a noisy expert who touches and lifts three cubes, for no longer than it takes to follow; it often misses. On
+**discs** it imitates a clean expert until it follows, then for a while a clumsy one, who aims beside each colour in a
+direction of its own. A base lies in `bases/`, and is made where it is missing. From this one checkpoint each method
+refines it with each seed. The last policy, and not a chosen one, plays `EPISODES` fresh episodes. The base plays the
+same ones, so that changes are paired (``base``, and from noise 0 ``base_greedy``). Each also plays them **swapped**:
+every episode is told another instruction than the one that counts, and who follows words fails.
 
 RESULT, of the method with the largest mean change in its world: ``mean_change`` of success, mean over instructions and
 seeds; ``worst_instruction``, the least change of one, mean over seeds; ``swap_control``, success with swapped words
