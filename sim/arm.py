@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .arrays import constant, library, put
+
 if TYPE_CHECKING:
     from .physics import Array, Physics, Rows
 
@@ -139,42 +141,45 @@ def actuators() -> str:
 
 def forward(q: Array, links: Links = SO101) -> Array:
     """(N, 5 or 6) joint angles -> (N, 5): x, y, z of the tool centre, its pitch (0 forward, pi/2 down), its roll."""
+    xp = library(q)
     fore = q[:, 1] + q[:, 2]
     pitch = fore + q[:, 3]
     first, second = links.upper_tilt - q[:, 1], links.fore_tilt - fore
-    r = SHOULDER[0] + links.upper * np.cos(first) + links.fore * np.cos(second) + _L3 * np.cos(pitch)
-    z = SHOULDER[1] + links.upper * np.sin(first) + links.fore * np.sin(second) - _L3 * np.sin(pitch)
-    return np.stack([PAN_X + r * np.cos(q[:, 0]), -r * np.sin(q[:, 0]), z, pitch, q[:, 4]], axis=1)
+    r = SHOULDER[0] + links.upper * xp.cos(first) + links.fore * xp.cos(second) + _L3 * xp.cos(pitch)
+    z = SHOULDER[1] + links.upper * xp.sin(first) + links.fore * xp.sin(second) - _L3 * xp.sin(pitch)
+    return xp.stack([PAN_X + r * xp.cos(q[:, 0]), -r * xp.sin(q[:, 0]), z, pitch, q[:, 4]], axis=1)
 
 
 def _two_links(r: Array, z: Array, first: float, second: Array | float) -> tuple[Array, Array]:
     """Elevations of two links of these lengths that reach from the shoulder to (r, z), elbow up; what is out of reach
     becomes a stretched or folded arm in its direction. By the law of cosines, twice."""
-    reach = np.clip(np.hypot(r, z), np.abs(first - second) + 1e-6, first + second - 1e-6)
-    bend = np.arccos((first**2 + reach**2 - second**2) / (2 * first * reach))
-    inner = np.arccos((first**2 + second**2 - reach**2) / (2 * first * second))
-    upper = np.arctan2(z, r) + bend
+    xp = library(r)
+    reach = xp.hypot(r, z).clip(abs(first - second) + 1e-6, first + second - 1e-6)
+    bend = xp.arccos((first**2 + reach**2 - second**2) / (2 * first * reach))
+    inner = xp.arccos((first**2 + second**2 - reach**2) / (2 * first * second))
+    upper = xp.arctan2(z, r) + bend
     return upper, upper - (np.pi - inner)
 
 
 def inverse(pose: Array, links: Links = SO101) -> Array:
     """(N, 5) as ``forward`` gives it -> (N, 5) joint angles within limits, elbow up. Where the wrist cannot bend as far
     as the pitch asks, the place of the tool is kept and the pitch gives way."""
+    xp = library(pose)
     x, y, z, pitch, roll = pose.T
-    r, z = np.hypot(x - PAN_X, y) - SHOULDER[0], z - SHOULDER[1]
-    upper, fore = _two_links(r - _L3 * np.cos(pitch), z + _L3 * np.sin(pitch), links.upper, links.fore)
+    r, z = xp.hypot(x - PAN_X, y) - SHOULDER[0], z - SHOULDER[1]
+    upper, fore = _two_links(r - _L3 * xp.cos(pitch), z + _L3 * xp.sin(pitch), links.upper, links.fore)
     flex = pitch + fore - links.fore_tilt
-    bent = np.clip(flex, LOWER[3], UPPER[3])
+    bent = flex.clip(LOWER[3], UPPER[3])
     # A wrist at its limit makes one link of forearm and tool.
     angle = bent + links.fore_tilt  # between them, downwards
-    along, across = links.fore + _L3 * np.cos(angle), _L3 * np.sin(angle)
-    stiff_upper, stiff = _two_links(r, z, links.upper, np.hypot(along, across))
+    along, across = links.fore + _L3 * xp.cos(angle), _L3 * xp.sin(angle)
+    stiff_upper, stiff = _two_links(r, z, links.upper, xp.hypot(along, across))
     limited = bent != flex
-    upper = np.where(limited, stiff_upper, upper)
-    fore = np.where(limited, stiff + np.arctan2(across, along), fore)
+    upper = xp.where(limited, stiff_upper, upper)
+    fore = xp.where(limited, stiff + xp.arctan2(across, along), fore)
     lift = links.upper_tilt - upper
-    q = np.stack([-np.arctan2(y, x - PAN_X), lift, links.fore_tilt - fore - lift, bent, roll], axis=1)
-    return np.clip(q, LOWER[:5], UPPER[:5])
+    q = xp.stack([-xp.arctan2(y, x - PAN_X), lift, links.fore_tilt - fore - lift, bent, roll], axis=1)
+    return q.clip(constant(q, LOWER[:5]), constant(q, UPPER[:5]))
 
 
 class Arm:
@@ -186,18 +191,17 @@ class Arm:
         self._q, self._v = physics.column("qpos", slice(first, first + 6)), physics.column("qvel", slice(dof, dof + 6))
         self._ctrl = physics.column("ctrl", slice(motor, motor + 6))
         self._tcp = physics.column("site_xpos", physics.model.site("tcp").id)
-        self.target = np.zeros((physics.num_worlds, 6))
+        self.target = physics.zeros(6)
 
     def begin(self, rows: Rows, q: Array) -> None:
         """At rest at the joint angles ``q`` (N, 6)."""
         self._q.write(q, rows)
         self._ctrl.write(q, rows)
-        self.target[rows] = q[rows]
+        put(self.target, q, rows)
 
     def aim(self, target: Array, rows: Rows | None) -> Array:
         """New joint targets (N, 6) for the worlds ``rows``; returns those of all worlds, within limits."""
-        chosen = slice(None) if rows is None else rows
-        self.target[chosen] = np.clip(target, LOWER, UPPER)[chosen]
+        put(self.target, target.clip(constant(target, LOWER), constant(target, UPPER)), rows)
         return self.target
 
     def place(self, q: Array, velocity: Array) -> None:

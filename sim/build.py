@@ -23,6 +23,7 @@ from .external.settings import GymConfig, RemoteConfig
 from .locomotion.settings import AntConfig, HalfCheetahConfig, HopperConfig, HumanoidConfig, Walker2dConfig
 from .multi_task import MultiTaskConfig
 from .point_reach import PointReachConfig
+from .task import Backend
 from .tasks.avoid import AvoidConfig
 from .tasks.insert import InsertConfig
 from .tasks.pick_place import PickPlaceConfig
@@ -127,6 +128,10 @@ def make_env(name_or_config: Any, num_envs: int, seed: int = 0, device: torch.de
     module, attribute = kind.builder.split(":")
     build = getattr(importlib.import_module(f".{module}", __package__), attribute)
     if kind.task:
+        if config.backend is Backend.warp:
+            from .warp_batch import BatchedWarp
+
+            return BatchedWarp(build(config), num_envs, seed=seed, device=device)
         from .batch import BatchedMujoco
 
         return BatchedMujoco(build(config), num_envs, seed=seed, device=device)

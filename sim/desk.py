@@ -18,9 +18,10 @@ from ..policies.core.errors import BurnishError, did_you_mean
 from ..policies.core.ranges import check_ranges
 from ..policies.core.spec import ActionSpec, EnvSpec, ObsSpec
 from . import arm
+from .arrays import constant, library, put
 from .guard import GuardConfig
 from .randomize import RandomizeConfig
-from .task import PixelConfig, Verdict
+from .task import Backend, PixelConfig, Verdict
 
 if TYPE_CHECKING:
     from .physics import Array, Physics, Rows
@@ -73,6 +74,7 @@ class DeskConfig:
     reward: Reward = Reward.sparse  # reward that the world pays
     control_hz: float = 20.0  # control ticks per second
     max_steps: int = 100
+    backend: Backend = field(default=Backend.mujoco, metadata=LATER)  # physics: mujoco, in C; or warp, on the device
     arm: ArmKind = field(default=ArmKind.so101, metadata=LATER)  # arm that acts: so101 or long
     # properties of the world that are drawn anew in each episode
     randomize: RandomizeConfig = field(default_factory=RandomizeConfig)
@@ -140,31 +142,32 @@ class TaskArm:
 
     def bind(self, physics: Physics) -> None:
         self.arm = arm.Arm(physics)
-        self.pose = np.zeros((physics.num_worlds, 5))  # last commanded; its pitch may be more than the wrist can do
+        self.pose = physics.zeros(5)  # last commanded; its pitch may be more than the wrist can do
 
     def begin(self, rows: Rows, pose: Array, gripper: float) -> None:
         """At rest with the tool at ``pose`` (N, 5) and the gripper at an angle."""
         q = arm.inverse(pose, self.links)
-        self.arm.begin(rows, np.concatenate([q, np.full((len(q), 1), gripper)], axis=1))
-        self.pose[rows] = pose[rows]
+        self.arm.begin(rows, library(q).concatenate([q, 0 * q[:, :1] + gripper], axis=1))
+        put(self.pose, pose, rows)
 
     def commanded(self) -> Array:
         """(N, 5) the pose that the servos are heading for."""
-        return arm.forward(self.arm.target, self.links) if self.mode is ActionMode.joint_target else self.pose.copy()
+        return arm.forward(self.arm.target, self.links) if self.mode is ActionMode.joint_target else 1.0 * self.pose
 
     def control(self, action: Array, rows: Rows | None) -> Array:
         if self.mode is ActionMode.joint_target:
             return self.arm.aim(action, rows)
-        change = np.zeros((len(action), 6))
-        change[:, self._axes] = action
-        pose = np.clip(self.pose + change[:, :5], self._low, self._high)
+        change = library(action).zeros_like(self.arm.target)
+        for i, axis in enumerate(self._axes):
+            change[:, axis] = action[:, i]
+        low, high = constant(action, self._low), constant(action, self._high)
+        pose = (self.pose + change[:, :5]).clip(low, high)
         gripper = change[:, 5] if 5 in self._axes else self.arm.target[:, 5]
         q = arm.inverse(pose, self.links)
         # A place out of reach is not remembered, so the way back begins where the arm is.
         pose[:, :3] = arm.forward(q, self.links)[:, :3]
-        chosen = slice(None) if rows is None else rows
-        self.pose[chosen] = pose[chosen]
-        return self.arm.aim(np.concatenate([q, gripper[:, None]], axis=1), rows)
+        put(self.pose, pose, rows)
+        return self.arm.aim(library(q).concatenate([q, gripper[:, None]], axis=1), rows)
 
     def holding(self) -> tuple[Array, Array]:
         """(the action that keeps the first arm where it was sent last, which of its numbers are displacements)."""
@@ -201,8 +204,9 @@ class TaskArm:
         """(N, 20) what the arm knows of itself: joint angles, a fifth of their speeds, how far targets are ahead (in
         hundredths of a radian, clipped), and the gripper's target with the tool's height."""
         q = self.arm.q()
-        ahead = np.clip(100 * (self.arm.target - q), -10, 10)
-        return np.concatenate([q, 0.2 * self.arm.velocity(), ahead, self.arm.target[:, 5:], self.arm.tcp()[:, 2:]], 1)
+        ahead = (100 * (self.arm.target - q)).clip(-10, 10)
+        parts = [q, 0.2 * self.arm.velocity(), ahead, self.arm.target[:, 5:], self.arm.tcp()[:, 2:]]
+        return library(q).concatenate(parts, axis=1)
 
 
 # Names of `Hand.senses`.
@@ -220,7 +224,7 @@ class DeskTask:
     version = 1
     timestep = 0.0025  # s
     derive: tuple[str, ...] = ("mj_kinematics",)  # poses are those of the end of the tick
-    autoreset = False
+    autoreset = tensors = False
 
     def __init__(self, config: DeskConfig, hand: TaskArm, facts: Sequence[str]) -> None:
         self.config, self.hand = config, hand
@@ -249,15 +253,14 @@ class DeskTask:
 
     def bind(self, physics: Physics) -> None:
         self.hand.bind(physics)
-        nearness = np.full(physics.num_worlds, -1.0)
-        self.memory |= {"target": self.hand.arm.target, "pose": self.hand.pose, "shaped": nearness}
+        self.memory |= {"target": self.hand.arm.target, "pose": self.hand.pose, "shaped": physics.zeros() - 1.0}
 
     def facts(self) -> Array:
         """(N, K): what the state says of the world, beside the arm's own senses."""
         raise NotImplementedError
 
     def settle(self, rows: Rows) -> None:
-        self.memory["shaped"][rows] = -1.0  # not known before the first tick, which therefore earns nothing
+        put(self.memory["shaped"], -1.0, rows)  # not known before the first tick, which therefore earns nothing
 
     def control(self, action: Array, rows: Rows | None) -> Array:
         return self.hand.control(action, rows)
@@ -266,7 +269,7 @@ class DeskTask:
         senses = self.hand.senses()
         if self.config.observe is Observe.pixels:
             return {"state": senses}
-        return {"state": np.concatenate([senses, self.facts()], axis=1)}
+        return {"state": library(senses).concatenate([senses, self.facts()], axis=1)}
 
     def verdict(self, success: Array, shaped: Array, failed: Array | None = None) -> Verdict:
         """Success ends an episode with reward 1, ``failed`` ends it with 0.
@@ -275,16 +278,17 @@ class DeskTask:
         Ng, Harada and Russell 1999), so that what a failure earned before is lost, and nobody earns by hovering near
         success, as one would if nearness itself were paid in every tick until the end.
         """
-        failed = np.zeros_like(success) if failed is None else failed
-        success = success & ~failed
-        before = np.where(self.memory["shaped"] < 0, shaped, self.memory["shaped"])
-        reward = self.paid(success, shaped, failed, before)
+        xp = library(success)
+        lost: Array = xp.zeros_like(success) if failed is None else failed
+        success = success & ~lost
+        before = xp.where(self.memory["shaped"] < 0, shaped, self.memory["shaped"])
+        reward = self.paid(success, shaped, lost, before)
         self.memory["shaped"][:] = shaped
-        return Verdict(reward, success | failed, success, {"shaped": np.where(success, 1.0, shaped)})
+        return Verdict(reward, success | lost, success, {"shaped": xp.where(success, 1.0, shaped)})
 
     def paid(self, success: Array, shaped: Array, failed: Array, before: Array) -> Array:
         """(N,) the reward of a tick that began at ``before``, the nearness of success then."""
-        reward = success.astype(np.float64)
-        if self.config.reward is Reward.dense:
-            reward += np.where(success, 1.0, np.where(failed, 0.0, shaped)) - before
-        return reward
+        if self.config.reward is Reward.sparse:
+            return 1.0 * success
+        xp = library(success)
+        return success + (xp.where(success, 1.0, xp.where(failed, 0.0, shaped)) - before)

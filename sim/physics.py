@@ -155,6 +155,10 @@ class Physics:
         # `...` keeps a view where an index into a vector would give a bare number.
         return Column(fields if at is None else [x[at, ...] for x in fields])
 
+    def zeros(self, *shape: int) -> Array:
+        """(N, *shape): memory of a task."""
+        return np.zeros((self.num_worlds, *shape))
+
     def step(
         self,
         ctrl: Array,

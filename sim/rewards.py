@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import numpy as np
+from .arrays import library
 
 if TYPE_CHECKING:
     from .physics import Array
@@ -20,7 +20,8 @@ def tolerance(x: Array, low: float = 0.0, high: float = 0.0, margin: float = 0.0
     ``margin``, in the unit of ``x``; with a margin of 0 it is 0 outside."""
     if low > high or margin < 0 or not 0 < at_margin < 1:
         raise ValueError(f"low={low} <= high={high}, margin={margin} >= 0 and 0 < at_margin={at_margin} < 1 are needed")
-    away = np.maximum(np.maximum(low - x, x - high), 0.0)
+    xp = library(x)
+    away = xp.maximum(low - x, x - high).clip(min=0.0)
     if margin == 0:
-        return (away == 0).astype(np.float64)
-    return np.exp(math.log(at_margin) * (away / margin) ** 2)
+        return 1.0 * (away == 0)
+    return xp.exp(math.log(at_margin) * (away / margin) ** 2)

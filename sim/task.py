@@ -5,20 +5,30 @@ Nothing here imports MuJoCo, so the table of worlds and their settings can be re
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
+from torch import Tensor
 
 from ..policies.core.clock import Clock
 from ..policies.core.spec import EnvSpec
+from .arrays import constant
 
 if TYPE_CHECKING:
     from .guard import GuardConfig
     from .physics import Array, Physics, Rows
     from .randomize import RandomizeConfig
+
+
+class Backend(enum.Enum):
+    """The physics of a task."""
+
+    mujoco = "mujoco"  # MuJoCo in C, on all cores
+    warp = "warp"  # mujoco-warp, on the device of the run: all worlds at once on a GPU
 
 
 @dataclass(frozen=True)
@@ -40,22 +50,26 @@ class Verdict(NamedTuple):
 
 
 class Draw:
-    """The random numbers with which episodes begin: a world's depend on its seed alone."""
+    """The random numbers with which episodes begin: a world's depend on its seed alone. NumPy arrays, or with
+    ``tensors`` torch's, on the device of the clock."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self.seeds: list[int] = clock.seeds.tolist()
+    def __init__(self, clock: Clock, tensors: bool = False) -> None:
+        self._clock, self._tensors = clock, tensors
+        self.seeds = clock.seeds
 
     def uniform(self, name: str, low: Sequence[float] | Array, high: Sequence[float] | Array) -> Array:
         """(N, D) between ``low`` and ``high``, each (D,)."""
-        low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
-        share = self._clock.noise(name).uniform((len(self.seeds), len(low))).numpy()
-        return low + (high - low) * share
+        share = self._given(self._clock.noise(name).uniform((len(self.seeds), len(low))))
+        least, most = constant(share, low), constant(share, high)
+        return least + (most - least) * share
 
     def normal(self, name: str, std: Sequence[float] | Array) -> Array:
         """(N, D) of mean zero."""
-        std = np.asarray(std, np.float64)
-        return std * self._clock.noise(name).normal((len(self.seeds), len(std))).numpy()
+        share = self._given(self._clock.noise(name).normal((len(self.seeds), len(std))))
+        return constant(share, std) * share
+
+    def _given(self, drawn: Tensor) -> Any:
+        return drawn if self._tensors else drawn.numpy()
 
 
 class Task(Protocol):
@@ -76,6 +90,7 @@ class Task(Protocol):
     randomize: RandomizeConfig | None
     guard: GuardConfig | None  # of tasks whose set-points are joint angles
     memory: dict[str, Array]
+    tensors: bool  # its formulas take torch tensors as well as arrays, so that physics on a device can use them
 
     def mjcf(self) -> str: ...
 

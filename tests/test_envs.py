@@ -11,6 +11,9 @@ from burnish.policies.core.config import to_data
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.types import VecEnv
 from burnish.sim.build import ENVS, Named, env_name, make_env, world_from
+from burnish.sim.locomotion.settings import HopperConfig
+from burnish.sim.task import Backend
+from burnish.sim.tasks.reach import ReachConfig
 
 SEEDS = [11, 12, 13]
 
@@ -45,8 +48,17 @@ def test_every_world_has_a_choice():
         assert preset or any(name.startswith(f"{task}_") for task in ENVS), name
 
 
-@pytest.mark.parametrize("name", ENVS)
+CASES = [
+    *(pytest.param(name, id=name) for name in ENVS),
+    pytest.param(HopperConfig(max_steps=6, backend=Backend.warp), id="hopper-warp", marks=pytest.mark.slow),
+    pytest.param(ReachConfig(max_steps=4, backend=Backend.warp), id="reach-warp", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_contract(name):
+    if not isinstance(name, str):
+        pytest.importorskip("mujoco_warp")
     env = make_env(name, 3)
     assert isinstance(env, VecEnv) and env.num_envs == 3
     seen, active = play(env, SEEDS, env.spec.max_steps)

@@ -135,6 +135,8 @@ DOORS: dict[str, tuple[str, ...]] = {
     "trackio": ("policies.runs.tracking",),
     "rerun": ("policies.runs.tracking",),
     "ray": ("policies.cli.ray_tasks",),
+    "warp": ("sim.warp_physics",),
+    "mujoco_warp": ("sim.warp_physics",),
     "lerobot": ("policies.lerobot.plugin", "policies.external.lerobot_server"),
 }
 

@@ -20,6 +20,7 @@ from ..build import env_config, env_name
 from ..external.maniskill import ManiSkillConfig
 from ..external.settings import GymConfig
 from ..multi_task import MultiTask, MultiTaskExpert
+from ..task import Backend
 from . import discs, toy
 
 
@@ -86,6 +87,8 @@ def make_expert(
         )
     if name in LOOKING:
         return LOOKING[name](env, level, seed)
+    if config.backend is Backend.warp:
+        raise BurnishError(f"the expert of {name} plans with NumPy; let it act in worlds with env.backend=mujoco")
     scripted = importlib.import_module(".scripted", __package__)
     chosen = importlib.import_module(f".{name}", __package__).LEVELS[level]
     return scripted.ScriptedExpert(env, chosen.script, noise=chosen.noise, seed=seed)

@@ -17,14 +17,17 @@ MuJoCo's own, which sums in another order, so its speed agrees to rounding.
 from __future__ import annotations
 
 import importlib.util
+import operator
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import mujoco
 import numpy as np
 
 from ...policies.core.errors import BurnishError
 from ...policies.core.spec import ActionSpec, EnvSpec, ObsSpec
+from ..arrays import library, put
 from ..randomize import scaled
 from ..task import Draw, PixelConfig, Verdict
 from .settings import (
@@ -39,8 +42,6 @@ from .settings import (
 )
 
 if TYPE_CHECKING:
-    import mujoco
-
     from ..physics import Array, Physics, Rows
 
 Terms = dict[str, np.ndarray]  # what a tick earned or cost, each (N,), under the names of Gymnasium's info
@@ -53,14 +54,14 @@ def _inside(x: Array, bounds: Bounds) -> np.ndarray:
 
 def _squares(x: Array) -> Array:
     """(N, ...) -> (N,), summed per world in NumPy's order for a vector, as Gymnasium does."""
-    return np.square(x).reshape(len(x), -1).sum(axis=1)
+    return (x * x).reshape(len(x), -1).sum(axis=1)
 
 
 class Locomotion:
     """Common to the five robots; ``spec`` is known once the task is bound, because its numbers are the model's."""
 
     version = 1
-    autoreset = True
+    autoreset = tensors = True
     spec: EnvSpec
     derive: tuple[str, ...] = ()
     asset: str
@@ -86,13 +87,13 @@ class Locomotion:
     def bind(self, physics: Physics) -> None:
         model = physics.model
         if factors := self.config.factors.changed():
-            scaled(model, factors, physics.data[0])
+            scaled(model, factors, mujoco.MjData(model))
         self._qpos, self._qvel = physics.column("qpos"), physics.column("qvel")
-        self._start, self._dt = model.qpos0.copy(), float(model.opt.timestep) * self.frame_skip
-        self.memory["place"] = np.zeros((physics.num_worlds, self.roaming))  # at the end of the last tick
+        self._start, self._dt = self._qpos.read(), float(model.opt.timestep) * self.frame_skip
+        self.memory["place"] = physics.zeros(self.roaming)  # at the end of the last tick
         # The limits are float32 in Gymnasium: 0.4 is a little more there, and costs a little more.
         low, high = model.actuator_ctrlrange.astype(np.float32).T.tolist()
-        state = self.observe()["state"].shape[1:]
+        state = tuple(self.observe()["state"].shape[1:])
         self.state_names = self._names(model, state[0])
         self.action_names = [model.joint(int(i)).name for i in model.actuator_trnid[:, 0]]
         action = ActionSpec(tuple(low), tuple(high))
@@ -115,19 +116,32 @@ class Locomotion:
         return [*known, *(f"felt_{i}" for i in range(size - len(known)))]
 
     def begin(self, rows: Rows, draw: Draw) -> None:
-        qpos, qvel, scale = self._qpos.read(), self._qvel.read(), self.config.reset_noise_scale
+        drawn = self._drawn_as_gymnasium if isinstance(self._start, np.ndarray) else self._drawn_on_device
+        shift, qvel = drawn(rows, draw)
+        self._qpos.write(self._start + shift, rows)
+        self._qvel.write(qvel, rows)
+
+    def _drawn_as_gymnasium(self, rows: Rows, draw: Draw) -> tuple[Array, Array]:
+        """The noise on positions, and the speeds, of each seed."""
+        scale, seeds = self.config.reset_noise_scale, draw.seeds.tolist()
+        shift, qvel = self._qpos.read(), self._qvel.read()
         for i in rows.tolist():
-            generator = np.random.default_rng(draw.seeds[i])
-            qpos[i] = self._start + generator.uniform(-scale, scale, qpos.shape[1])
+            generator = np.random.default_rng(seeds[i])
+            shift[i] = generator.uniform(-scale, scale, shift.shape[1])
             if self.normal_speed:
                 qvel[i] = scale * generator.standard_normal(qvel.shape[1])
             else:
                 qvel[i] = generator.uniform(-scale, scale, qvel.shape[1])
-        self._qpos.write(qpos, rows)
-        self._qvel.write(qvel, rows)
+        return shift, qvel
+
+    def _drawn_on_device(self, rows: Rows, draw: Draw) -> tuple[Array, Array]:
+        """The same distributions, but other numbers: NumPy's would need the seeds on the host."""
+        shift, speed = (np.full(x.shape[1], self.config.reset_noise_scale) for x in (self._qpos, self._qvel))
+        qvel = draw.normal("speed", speed) if self.normal_speed else draw.uniform("speed", -speed, speed)
+        return draw.uniform("position", -shift, shift), qvel
 
     def settle(self, rows: Rows) -> None:
-        self.memory["place"][rows] = self.place()[rows]
+        put(self.memory["place"], self.place(), rows)
 
     def control(self, action: Array, rows: Rows | None) -> Array:
         return action
@@ -137,8 +151,8 @@ class Locomotion:
         if self.config.exclude_current_positions_from_observation:
             qpos = qpos[:, self.roaming :]
         if self.speed_limit is not None:
-            qvel = np.clip(qvel, -self.speed_limit, self.speed_limit)
-        return {"state": np.concatenate([qpos, qvel, *self.felt()], axis=1)}
+            qvel = qvel.clip(-self.speed_limit, self.speed_limit)
+        return {"state": library(qpos).concatenate([qpos, qvel, *self.felt()], axis=1)}
 
     def shows_all(self) -> bool:
         """Whether positions and speeds are all that is seen, so that a state can be set to an observation."""
@@ -163,7 +177,7 @@ class Locomotion:
         self.memory["place"][:] = place
         healthy = self.healthy(qpos, self._qvel.read())
         gains, costs = self.gains(velocity[:, 0], healthy), self.costs(action)
-        reward = reduce(np.add, gains.values()) - reduce(np.add, costs.values())
+        reward = reduce(operator.add, gains.values()) - reduce(operator.add, costs.values())
         info = {"x_position": qpos[:, 0], "x_velocity": velocity[:, 0], **gains}
         return Verdict(reward, ~healthy & self.mortal, info=info | {name: -x for name, x in costs.items()})
 
@@ -172,7 +186,7 @@ class Locomotion:
         return self._qpos.read()[:, : self.roaming]
 
     def healthy(self, qpos: Array, qvel: Array) -> np.ndarray:
-        return np.ones(len(qpos), bool)
+        return library(qpos).ones_like(qpos[:, 0], dtype=bool)
 
     def gains(self, x_velocity: Array, healthy: np.ndarray) -> Terms:
         return {"reward_forward": self.config.forward_reward_weight * x_velocity}
@@ -218,7 +232,7 @@ class Hopper(Falling):
     def healthy(self, qpos: Array, qvel: Array) -> np.ndarray:
         upright = _inside(qpos[:, 1], self.config.healthy_z_range)
         upright &= _inside(qpos[:, 2], self.config.healthy_angle_range)
-        state = np.concatenate([qpos[:, 2:], qvel], axis=1)
+        state = library(qpos).concatenate([qpos[:, 2:], qvel], axis=1)
         return upright & _inside(state, self.config.healthy_state_range).all(axis=1)
 
 
@@ -269,11 +283,12 @@ class Ant(Roaming):
 
     def healthy(self, qpos: Array, qvel: Array) -> np.ndarray:
         low, high = limits(self.config.healthy_z_range)
-        finite = np.isfinite(qpos).all(axis=1) & np.isfinite(qvel).all(axis=1)
+        xp = library(qpos)
+        finite = xp.isfinite(qpos).all(axis=1) & xp.isfinite(qvel).all(axis=1)
         return finite & (low <= qpos[:, 2]) & (qpos[:, 2] <= high)
 
     def forces(self) -> Array:
-        return np.clip(self._force.read(), *limits(self.config.contact_force_range))
+        return self._force.read().clip(*limits(self.config.contact_force_range))
 
     def contact_cost(self) -> Array:
         return self.config.contact_cost_weight * _squares(self.forces())
@@ -311,7 +326,7 @@ class Humanoid(Roaming):
 
     def contact_cost(self) -> Array:
         cost = self.config.contact_cost_weight * _squares(self._force.read())
-        return np.clip(cost, *limits(self.config.contact_cost_range))
+        return cost.clip(*limits(self.config.contact_cost_range))
 
     def felt(self) -> list[Array]:
         return [column.read().reshape(column.shape[0], -1) for column in self._felt]

@@ -9,8 +9,10 @@ import dataclasses
 import math
 from dataclasses import dataclass, field
 
+from ...policies.core.config import LATER
 from ...policies.core.errors import BurnishError
 from ..randomize import FactorsConfig, RandomizeConfig
+from ..task import Backend
 
 Bounds = list[float | None]  # [low, high], None: no limit
 
@@ -30,6 +32,7 @@ class LocomotionConfig:
     reset_noise_scale: float = 0.1  # half the range of the noise on the initial state
     exclude_current_positions_from_observation: bool = True  # leave out the position along the way
     max_steps: int = 1000  # control ticks until an episode is truncated
+    backend: Backend = field(default=Backend.mujoco, metadata=LATER)  # physics: mujoco, in C; or warp, on the device
     cameras: list[str] = field(default_factory=list)  # cameras seen beside the state; the models have one, "track"
     image_size: int = 84  # side of the pictures, in pixels
     lavish: bool = False  # shadows, reflections and smooth edges

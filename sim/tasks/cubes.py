@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from .. import arm
+from ..arrays import library
 from ..desk import TaskArm
 from ..rewards import tolerance
 from ..task import Draw
@@ -62,9 +63,9 @@ class Cube:
 
     def put(self, rows: Rows, position: Array, turn: Array) -> None:
         """``position`` (N, 3) of its centre, ``turn`` (N,) about the vertical."""
-        still = np.zeros_like(turn)
-        quaternion = np.stack([np.cos(turn / 2), still, still, np.sin(turn / 2)], axis=1)
-        self._place.write(np.concatenate([position, quaternion], axis=1), rows)
+        xp, still = library(turn), 0 * turn
+        quaternion = xp.stack([xp.cos(turn / 2), still, still, xp.sin(turn / 2)], axis=1)
+        self._place.write(xp.concatenate([position, quaternion], axis=1), rows)
         self._motion.write(0.0, rows)
 
     def position(self) -> Array:
@@ -77,10 +78,11 @@ class Cube:
         An axis of the cube that points along the angle a of the desk contributes exp(4ia), an upright one nothing.
         """
         w, x, y, z = self._place.read()[:, 3:].T
-        across = np.stack([1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)])
-        along = np.stack([2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)])
+        xp = library(w)
+        across = xp.stack([1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)])
+        along = xp.stack([2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)])
         directions = (across + 1j * along) ** 4
-        return np.angle(directions[0] + directions[1] + directions[2]) / 4
+        return xp.angle(directions[0] + directions[1] + directions[2]) / 4
 
     def at_rest(self) -> np.ndarray:
         """(N,) bool."""
@@ -91,13 +93,14 @@ class Cube:
 
 def places(draw: Draw, spread: float) -> tuple[Array, Array]:
     """(N, 3) twice: x, y and turn of two things on opposite sides of the desk."""
-    side = np.sign(draw.uniform("side", [-1.0], [1.0]))
+    side = draw.uniform("side", [-1.0], [1.0])
+    side = library(side).sign(side)
     where = draw.uniform("places", [-1.0] * 6, [1.0] * 6)
     made = []
     for sign, u in ((side, where[:, :3]), (-side, where[:, 3:])):
         x = MIDDLE[0] + spread * SPREAD[0] * u[:, 0]
         y = sign[:, 0] * (MIDDLE[1] + spread * SPREAD[1] * u[:, 1])
-        made.append(np.stack([x, y, np.pi / 4 * u[:, 2]], axis=1))
+        made.append(library(side).stack([x, y, np.pi / 4 * u[:, 2]], axis=1))
     return made[0], made[1]
 
 
@@ -108,7 +111,7 @@ def quarter(angle: Array) -> Array:
 
 def azimuth(position: Array) -> Array:
     """(N,) rad: the direction of a place from the axis about which the arm turns."""
-    return np.arctan2(position[:, 1], position[:, 0] - arm.PAN_X)
+    return library(position).arctan2(position[:, 1], position[:, 0] - arm.PAN_X)
 
 
 def closing(hand: TaskArm) -> Array:
@@ -116,13 +119,14 @@ def closing(hand: TaskArm) -> Array:
     pan: both together give its angle."""
     q = hand.arm.q()
     angle = q[:, 4] - q[:, 0]
-    return np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    xp = library(angle)
+    return xp.stack([xp.cos(angle), xp.sin(angle)], axis=1)
 
 
 def in_hand(hand: TaskArm, cube: AnyCube) -> Array:
     """(N, 3) metres from the tool to the cube: along the direction of closing, across it, and up."""
     away, along = cube.position() - hand.arm.tcp(), closing(hand)
-    return np.stack(
+    return library(away).stack(
         [
             away[:, 0] * along[:, 0] + away[:, 1] * along[:, 1],
             away[:, 1] * along[:, 0] - away[:, 0] * along[:, 1],
@@ -134,8 +138,8 @@ def in_hand(hand: TaskArm, cube: AnyCube) -> Array:
 
 def held(hand: TaskArm, cube: AnyCube) -> np.ndarray:
     """(N,) bool: the gripper would close further, and the cube is what keeps it from that."""
-    place, gripper = np.abs(in_hand(hand, cube)), hand.arm.q()[:, 5]
-    stopped = (np.abs(gripper - arm.PINCH) < 0.05) & (hand.arm.target[:, 5] < gripper)
+    place, gripper = abs(in_hand(hand, cube)), hand.arm.q()[:, 5]
+    stopped = (abs(gripper - arm.PINCH) < 0.05) & (hand.arm.target[:, 5] < gripper)
     return stopped & (place[:, 0] < 0.006) & (place[:, 1] < 0.018) & (place[:, 2] < 0.018)
 
 
@@ -151,9 +155,10 @@ def facts(hand: TaskArm, cube: AnyCube, goal: Array) -> Array:
     position, tool = cube.position(), hand.arm.tcp()
     # As if the tool were above the cube already: on the way there the pan turns the fingers too.
     turned = 4 * (cube.turn() - azimuth(position) - hand.arm.q()[:, 4])
-    angles = np.stack([np.sin(turned), np.cos(turned)], axis=1)
-    metres = np.concatenate([position - tool, in_hand(hand, cube)[:, :2], goal - position, goal[:, :2]], axis=1)
-    return np.concatenate([np.clip(20 * metres, -10, 10), angles], axis=1)
+    xp = library(turned)
+    angles = xp.stack([xp.sin(turned), xp.cos(turned)], axis=1)
+    metres = xp.concatenate([position - tool, in_hand(hand, cube)[:, :2], goal - position, goal[:, :2]], axis=1)
+    return xp.concatenate([(20 * metres).clip(-10, 10), angles], axis=1)
 
 
 def distance(hand: TaskArm, cube: AnyCube) -> Array:
@@ -164,7 +169,7 @@ def distance(hand: TaskArm, cube: AnyCube) -> Array:
 def at_goal(cube: AnyCube, goal: Array, radius: float) -> np.ndarray:
     """(N,) bool: its centre is above a point within ``radius`` of the goal, and as high as resting there means."""
     away = cube.position() - goal
-    return (_length(away[:, :2]) <= radius) & (np.abs(away[:, 2]) <= LEVEL)
+    return (_length(away[:, :2]) <= radius) & (abs(away[:, 2]) <= LEVEL)
 
 
 def placed(hand: TaskArm, cube: AnyCube, goal: Array, radius: float) -> np.ndarray:
@@ -175,17 +180,17 @@ def placed(hand: TaskArm, cube: AnyCube, goal: Array, radius: float) -> np.ndarr
 def progress(hand: TaskArm, cube: AnyCube, goal: Array, radius: float) -> Array:
     """(N,) in [0, 0.9]: first for going to the cube, then for holding it, lifting it, carrying it over the goal and
     lowering it, then, where it is at its goal, for letting go."""
-    position = cube.position()
-    tool = distance(hand, cube)
+    position, tool = cube.position(), distance(hand, cube)
+    xp = library(tool)
     away = _length((goal - position)[:, :2])
     above = tolerance(away, high=0.5 * radius, margin=2 * radius)
     # A cube over the goal need not be high any more, so lowering it there costs nothing.
-    lifted = np.maximum(tolerance(position[:, 2], low=EDGE + 0.02, high=1.0, margin=0.03), above)
+    lifted = xp.maximum(tolerance(position[:, 2], low=EDGE + 0.02, high=1.0, margin=0.03), above)
     lowered = above * tolerance(position[:, 2] - goal[:, 2], margin=0.05)
     carrying = 0.3 + 0.1 * lifted + 0.3 * tolerance(away, high=0.5 * radius, margin=0.25) + 0.1 * lowered
-    letting_go = 0.8 + 0.1 * np.minimum(tool / RELEASED, 1.0)
+    letting_go = 0.8 + 0.1 * (tool / RELEASED).clip(max=1.0)
     going = 0.3 * tolerance(tool, margin=0.25)
-    return np.where(at_goal(cube, goal, radius), letting_go, np.where(held(hand, cube), carrying, going))
+    return xp.where(at_goal(cube, goal, radius), letting_go, xp.where(held(hand, cube), carrying, going))
 
 
 def _length(x: Array) -> Array:
@@ -193,4 +198,4 @@ def _length(x: Array) -> Array:
     total = x[:, 0] * x[:, 0]
     for i in range(1, x.shape[1]):
         total = total + x[:, i] * x[:, i]
-    return np.sqrt(total)
+    return library(total).sqrt(total)

@@ -21,6 +21,7 @@ import numpy as np
 
 from ...policies.core.errors import BurnishError
 from .. import arm
+from ..arrays import constant, library, put
 from ..desk import DeskConfig, DeskTask, TaskArm
 from ..rewards import tolerance
 from ..task import Draw, Verdict
@@ -95,12 +96,14 @@ def block(clearance: float) -> str:
 
 def turned(x: Array, y: Array, angle: Array) -> tuple[Array, Array]:
     """(x, y) as seen from a frame that is turned by ``angle``."""
-    return np.cos(angle) * x + np.sin(angle) * y, np.cos(angle) * y - np.sin(angle) * x
+    cos, sin = library(angle).cos(angle), library(angle).sin(angle)
+    return cos * x + sin * y, cos * y - sin * x
 
 
 class Insert(DeskTask):
     """The task insert: the hand moves in x, y, z and turns about the vertical."""
 
+    tensors = True
     version = 2  # the clumsy expert insists for longer, so that its bases fail more often than not
     timestep = 0.00125  # s; a servo's jerk moves the peg at 0.2 m/s, and so far into a wall before it is felt
 
@@ -122,26 +125,26 @@ class Insert(DeskTask):
 
     def bind(self, physics: Physics) -> None:
         super().bind(physics)
-        n = physics.num_worlds
         self._block, self._turn = physics.column("mocap_pos", 0), physics.column("mocap_quat", 0)
         site = physics.model.site("tip").id
         self._tip, self._axes = physics.column("site_xpos", site), physics.column("site_xmat", site)
-        self.memory |= {"yaw": np.zeros(n), "error": np.zeros((n, 2))}
+        self.memory |= {"yaw": physics.zeros(), "error": physics.zeros(2)}
 
     def begin(self, rows: Rows, draw: Draw) -> None:
         place, start = draw.uniform("hole", HOLE_LOW, HOLE_HIGH), draw.uniform("start", START_LOW, START_HIGH)
         error = draw.normal("error", (self.config.hole_error_m,) * 2)
-        yaw, zero = place[:, 2], np.zeros(len(place))
-        self._block.write(np.stack([place[:, 0], place[:, 1], zero], axis=1), rows)
-        self._turn.write(np.stack([np.cos(yaw / 2), zero, zero, np.sin(yaw / 2)], axis=1), rows)
-        self.memory["yaw"][rows], self.memory["error"][rows] = yaw[rows], error[rows]
+        xp, yaw, zero = library(place), place[:, 2], 0 * place[:, 2]
+        self._block.write(xp.stack([place[:, 0], place[:, 1], zero], axis=1), rows)
+        self._turn.write(xp.stack([xp.cos(yaw / 2), zero, zero, xp.sin(yaw / 2)], axis=1), rows)
+        put(self.memory["yaw"], yaw, rows)
+        put(self.memory["error"], error, rows)
         x, y = place[:, 0] + start[:, 0], place[:, 1] + start[:, 1]
-        pose = np.stack([x, y, HEIGHT + REACH + start[:, 2], zero + DOWN, self.roll(x, y, zero)], axis=1)
+        pose = xp.stack([x, y, HEIGHT + REACH + start[:, 2], zero + DOWN, self.roll(x, y, zero)], axis=1)
         self.hand.begin(rows, pose, gripper=arm.PINCH)
 
     def roll(self, x: Array, y: Array, yaw: Array) -> Array:
         """The angle of the wrist that turns the peg by ``yaw`` in the world, with the tool at (x, y), pointing down."""
-        return yaw - np.arctan2(y, x - arm.PAN_X)
+        return yaw - library(yaw).arctan2(y, x - arm.PAN_X)
 
     def tip(self) -> Array:
         """(N, 3) the middle of the peg's end, metres."""
@@ -150,14 +153,15 @@ class Insert(DeskTask):
     def peg_yaw(self) -> Array:
         """(N,) rad, about the vertical."""
         axes = self._axes.read()
-        return np.arctan2(axes[:, 4], axes[:, 1]) - np.pi / 2
+        return library(axes).arctan2(axes[:, 4], axes[:, 1]) - np.pi / 2
 
     def hole(self) -> Array:
         """(N, 3) the middle of the hole's mouth, where it really is; metres."""
-        return self._block.read() + np.array([0.0, 0.0, HEIGHT])
+        block = self._block.read()
+        return block + constant(block, (0.0, 0.0, HEIGHT))
 
     def hole_yaw(self) -> Array:
-        return self.memory["yaw"].copy()
+        return 1.0 * self.memory["yaw"]
 
     def believed(self) -> Array:
         """(N, 3) the mouth according to the calibration: all that an observation may say."""
@@ -168,7 +172,7 @@ class Insert(DeskTask):
     def seen_from(self, hole: Array) -> Array:
         """(N, 3) the tip in the frame of such a hole: along its sides, and above its mouth; metres."""
         away = self.tip() - hole
-        return np.stack([*turned(away[:, 0], away[:, 1], self.memory["yaw"]), away[:, 2]], axis=1)
+        return library(away).stack([*turned(away[:, 0], away[:, 1], self.memory["yaw"]), away[:, 2]], axis=1)
 
     def facts(self) -> Array:
         """All of it according to the calibration: the tip in the hole's frame, in units of 4 cm and again of 2 mm up to
@@ -176,18 +180,21 @@ class Insert(DeskTask):
         hard it is pressed; where the hole is."""
         away, hole, yaw = self.seen_from(self.believed()), self.believed(), self.memory["yaw"]
         twist = self.peg_yaw() - yaw
-        sent = self.hand.commanded()[:, :3] - np.array([0.0, 0.0, REACH]) - self.tip()
-        ahead = np.stack([*turned(sent[:, 0], sent[:, 1], yaw), sent[:, 2]], axis=1)
-        turns = np.stack([3 * np.sin(twist), np.clip(20 * twist, -2, 2), np.sin(yaw), np.cos(yaw)], axis=1)
-        parts = [25 * away, np.clip(500 * away, -2, 2), turns, np.clip(500 * ahead, -5, 5), 20 * hole[:, :2] - (4, 0)]
-        return np.concatenate(parts, axis=1)
+        xp = library(twist)
+        sent = self.hand.commanded()[:, :3] - constant(twist, (0.0, 0.0, REACH)) - self.tip()
+        ahead = xp.stack([*turned(sent[:, 0], sent[:, 1], yaw), sent[:, 2]], axis=1)
+        turns = xp.stack([3 * xp.sin(twist), (20 * twist).clip(-2, 2), xp.sin(yaw), xp.cos(yaw)], axis=1)
+        where = 20 * hole[:, :2] - constant(hole, (4, 0))
+        parts = [25 * away, (500 * away).clip(-2, 2), turns, (500 * ahead).clip(-5, 5), where]
+        return xp.concatenate(parts, axis=1)
 
     def judge(self, action: Array) -> Verdict:
         away, twist = self.seen_from(self.hole()), self.peg_yaw() - self.memory["yaw"]
-        aside = np.hypot(away[:, 0], away[:, 1])
+        xp = library(away)
+        aside = xp.hypot(away[:, 0], away[:, 1])
         # Between the walls, and not in one: a peg that was driven through a wall is in no hole.
-        inside = np.abs(away[:, :2]).max(axis=1) < max(self.config.clearance_m, 0.0) + GIVE
-        sunk = np.where(inside, np.clip(-away[:, 2] / DEPTH, 0, 1), 0)
+        inside = xp.amax(abs(away[:, :2]), axis=1) < max(self.config.clearance_m, 0.0) + GIVE
+        sunk = xp.where(inside, (-away[:, 2] / DEPTH).clip(0, 1), 0.0)
         near = 0.2 * tolerance(aside, margin=0.03) + 0.2 * tolerance(aside, margin=0.003)
-        shaped = near + 0.1 * tolerance(np.abs(twist), margin=0.3) + 0.1 * tolerance(away[:, 2], low=-1, margin=0.03)
+        shaped = near + 0.1 * tolerance(abs(twist), margin=0.3) + 0.1 * tolerance(away[:, 2], low=-1, margin=0.03)
         return self.verdict(sunk >= 1, shaped + 0.3 * sunk)

@@ -8,10 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ...policies.core.errors import BurnishError
 from .. import arm
+from ..arrays import constant, everywhere, library
 from ..desk import DeskConfig, DeskTask, TaskArm
 from ..task import Draw, Verdict
 from . import cubes
@@ -43,6 +42,8 @@ class PickPlaceConfig(DeskConfig):
 class PickPlace(DeskTask):
     """The task pick_place: the hand moves in x, y, z, turns about the vertical, and grips."""
 
+    tensors = True
+
     def __init__(self, config: PickPlaceConfig) -> None:
         super().__init__(config, TaskArm(config, ("x", "y", "z", "roll", "gripper")), cubes.FACTS)
         self.config: PickPlaceConfig = config
@@ -62,16 +63,17 @@ class PickPlace(DeskTask):
 
     def begin(self, rows: Rows, draw: Draw) -> None:
         start, goal = cubes.places(draw, self.config.spread)
-        self.hand.begin(rows, np.tile(cubes.START, (len(start), 1)), gripper=cubes.OPEN)
-        height = np.full((len(start), 1), 1.0)
-        self.cube.put(rows, np.concatenate([start[:, :2], height * cubes.EDGE / 2], axis=1), start[:, 2])
-        self._stand.write(np.concatenate([goal[:, :2], height * STAND[2]], axis=1), rows)
-        half, still = goal[:, 2] / 2, np.zeros(len(goal))
-        self._stand_turn.write(np.stack([np.cos(half), still, still, np.sin(half)], axis=1), rows)
+        xp = library(goal)
+        self.hand.begin(rows, everywhere(start, cubes.START), gripper=cubes.OPEN)
+        self.cube.put(rows, xp.concatenate([start[:, :2], everywhere(start, [cubes.EDGE / 2])], axis=1), start[:, 2])
+        self._stand.write(xp.concatenate([goal[:, :2], everywhere(goal, [STAND[2]])], axis=1), rows)
+        half, still = goal[:, 2] / 2, 0 * goal[:, 2]
+        self._stand_turn.write(xp.stack([xp.cos(half), still, still, xp.sin(half)], axis=1), rows)
 
     def goal(self) -> Array:
         """(N, 3) metres: the centre of a cube that rests on the middle of the stand."""
-        return self._stand.read() + np.array([0.0, 0.0, STAND[2] + cubes.EDGE / 2])
+        stand = self._stand.read()
+        return stand + constant(stand, (0.0, 0.0, STAND[2] + cubes.EDGE / 2))
 
     def facts(self) -> Array:
         return cubes.facts(self.hand, self.cube, self.goal())

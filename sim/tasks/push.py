@@ -14,6 +14,7 @@ import numpy as np
 
 from ...policies.core.errors import BurnishError
 from .. import arm
+from ..arrays import constant, everywhere, library
 from ..desk import DeskConfig, DeskTask, TaskArm
 from ..rewards import tolerance
 from ..task import Draw, Verdict
@@ -72,6 +73,8 @@ def t_shape(height: float, middle: float, attributes: str) -> str:
 class Push(DeskTask):
     """The task push: the ball on the stick moves in x, y and z."""
 
+    tensors = True
+
     def __init__(self, config: PushConfig) -> None:
         hand = TaskArm(
             config, ("x", "y", "z"), step_m=0.009, low=(0.12, -0.16, LOW, 0, 0), high=(0.35, 0.16, 0.08, 2, 0)
@@ -105,20 +108,22 @@ class Push(DeskTask):
 
     def begin(self, rows: Rows, draw: Draw) -> None:
         hand = draw.uniform("hand", (0.20, -0.03, LIFT), (0.24, 0.03, LIFT))
-        self.hand.begin(rows, np.concatenate([hand, np.tile((PITCH, 0.0), (len(hand), 1))], axis=1), gripper=0.0)
+        lean = everywhere(hand, (PITCH, 0.0))
+        self.hand.begin(rows, library(hand).concatenate([hand, lean], axis=1), gripper=0.0)
         most = np.array([self.config.start_m, self.config.start_m, self.config.start_rad])
         self.place(draw.uniform("t", TARGET - most, TARGET + most), rows)
 
     def place(self, pose: Array, rows: Rows | None = None) -> None:
         """The T at rest at ``pose`` (N, 3): x, y, yaw."""
-        zero = np.zeros(len(pose))
+        xp, zero = library(pose), 0 * pose[:, 0]
         x, y, half = pose[:, 0], pose[:, 1], pose[:, 2] / 2
-        self._t.write(np.stack([x, y, zero, np.cos(half), zero, zero, np.sin(half)], axis=1), rows)
+        self._t.write(xp.stack([x, y, zero, xp.cos(half), zero, zero, xp.sin(half)], axis=1), rows)
 
     def t(self) -> Array:
         """(N, 3) x, y and yaw of the T, on the desk."""
         x, y, _, qw, qx, qy, qz = self._t.read().T
-        return np.stack([x, y, np.arctan2(2 * (qw * qz + qx * qy), 1 - 2 * (qy**2 + qz**2))], axis=1)
+        xp = library(x)
+        return xp.stack([x, y, xp.arctan2(2 * (qw * qz + qx * qy), 1 - 2 * (qy**2 + qz**2))], axis=1)
 
     def tipped(self) -> Array:
         """(N,) whether the T stands on its edge or lies on its back."""
@@ -127,24 +132,26 @@ class Push(DeskTask):
 
     def error(self) -> Array:
         """(N, 3) of the T from its target: metres, and radians in (-pi, pi]."""
-        away = self.t() - np.array(TARGET)
-        away[:, 2] = np.arctan2(np.sin(away[:, 2]), np.cos(away[:, 2]))
+        t = self.t()
+        xp = library(t)
+        away = t - constant(t, TARGET)
+        away[:, 2] = xp.arctan2(xp.sin(away[:, 2]), xp.cos(away[:, 2]))
         return away
 
     def ball(self) -> Array:
         """(N, 3) the middle of the ball: in the frame of the T on the desk, and its height."""
         t, tcp = self.t(), self.hand.arm.tcp()
         x, y = tcp[:, 0] - t[:, 0], tcp[:, 1] - t[:, 1]
-        cos, sin = np.cos(t[:, 2]), np.sin(t[:, 2])
-        return np.stack([cos * x + sin * y, cos * y - sin * x, tcp[:, 2]], axis=1)
+        xp = library(t)
+        cos, sin = xp.cos(t[:, 2]), xp.sin(t[:, 2])
+        return xp.stack([cos * x + sin * y, cos * y - sin * x, tcp[:, 2]], axis=1)
 
     def facts(self) -> Array:
         error, ball = self.error(), self.ball()
-        tool = self.hand.arm.tcp()[:, :2] - np.array(TARGET[:2])
-        turned = np.stack([np.sin(error[:, 2]), np.cos(error[:, 2])], axis=1)
-        return np.concatenate(
-            [20 * error[:, :2], turned, 20 * ball[:, :2], 50 * np.minimum(ball[:, 2:], 0.1), 20 * tool], axis=1
-        )
+        xp, tool = library(error), self.hand.arm.tcp()[:, :2] - constant(error, TARGET[:2])
+        turned = xp.stack([xp.sin(error[:, 2]), xp.cos(error[:, 2])], axis=1)
+        parts = [20 * error[:, :2], turned, 20 * ball[:, :2], 50 * ball[:, 2:].clip(max=0.1), 20 * tool]
+        return xp.concatenate(parts, axis=1)
 
     def judge(self, action: Array) -> Verdict:
         success, shaped, lost = self._counted(self.error(), self.ball())
@@ -152,9 +159,10 @@ class Push(DeskTask):
 
     def _counted(self, error: Array, ball: Array) -> tuple[Array, Array, Array]:
         """Success, how near it is, and whether the T is out of reach."""
-        away, turned = np.hypot(error[:, 0], error[:, 1]), np.abs(error[:, 2])
+        xp = library(error)
+        away, turned = xp.hypot(error[:, 0], error[:, 1]), abs(error[:, 2])
         success = (away <= self.config.position_m) & (turned <= self.config.angle_rad)
-        beside = tolerance(np.hypot(ball[:, 0], ball[:, 1]), high=0.06, margin=0.1)
+        beside = tolerance(xp.hypot(ball[:, 0], ball[:, 1]), high=0.06, margin=0.1)
         shaped = 0.45 * tolerance(away, margin=0.06) + 0.4 * tolerance(turned, margin=1.0) + 0.05 * beside
         return success, shaped, away > LOST
 

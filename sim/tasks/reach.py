@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ...policies.core.errors import BurnishError
 from .. import arm
+from ..arrays import everywhere, library, put
 from ..desk import DeskConfig, DeskTask, TaskArm
 from ..rewards import tolerance
 from ..task import Draw, Verdict
@@ -38,6 +37,8 @@ class ReachConfig(DeskConfig):
 class Reach(DeskTask):
     """The task reach: the tool moves in x, y and z."""
 
+    tensors = True
+
     def __init__(self, config: ReachConfig) -> None:
         super().__init__(config, TaskArm(config, ("x", "y", "z")), FACTS)
         self.config: ReachConfig = config
@@ -49,13 +50,12 @@ class Reach(DeskTask):
     def bind(self, physics: Physics) -> None:
         super().bind(physics)
         self._goal = physics.column("mocap_pos", 0)
-        self.memory["held"] = np.zeros(physics.num_worlds)
+        self.memory["held"] = physics.zeros()
 
     def begin(self, rows: Rows, draw: Draw) -> None:
-        n = len(self.memory["held"])
-        self.hand.begin(rows, np.tile(START, (n, 1)), gripper=0.0)
+        self.hand.begin(rows, everywhere(self.memory["held"], START), gripper=0.0)
         self._goal.write(draw.uniform("goal", GOAL_LOW, GOAL_HIGH), rows)
-        self.memory["held"][rows] = 0
+        put(self.memory["held"], 0.0, rows)
 
     def goal(self) -> Array:
         """(N, 3) metres."""
@@ -63,10 +63,11 @@ class Reach(DeskTask):
 
     def facts(self) -> Array:
         away = self.goal() - self.hand.arm.tcp()
-        return np.concatenate([self.goal(), away, self.memory["held"][:, None] / self.config.hold], axis=1)
+        return library(away).concatenate([self.goal(), away, self.memory["held"][:, None] / self.config.hold], axis=1)
 
     def judge(self, action: Array) -> Verdict:
-        away = np.linalg.norm(self.goal() - self.hand.arm.tcp(), axis=1)
+        xp = library(self.goal())
+        away = xp.linalg.norm(self.goal() - self.hand.arm.tcp(), axis=1)
         there = away <= self.config.radius
-        self.memory["held"][:] = np.where(there, self.memory["held"] + 1, 0)
+        self.memory["held"][:] = xp.where(there, self.memory["held"] + 1, 0)
         return self.verdict(self.memory["held"] >= self.config.hold, 0.9 * tolerance(away, margin=0.1))

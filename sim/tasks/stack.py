@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ...policies.core.errors import BurnishError
+from ..arrays import constant, everywhere, library
 from ..desk import DeskConfig, DeskTask, TaskArm
 from ..task import Draw, Verdict
 from . import cubes
@@ -37,6 +36,8 @@ class StackConfig(DeskConfig):
 class Stack(DeskTask):
     """The task stack: the hand moves in x, y, z, turns about the vertical, and grips."""
 
+    tensors = True
+
     def __init__(self, config: StackConfig) -> None:
         super().__init__(config, TaskArm(config, ("x", "y", "z", "roll", "gripper")), cubes.FACTS)
         self.config: StackConfig = config
@@ -52,14 +53,15 @@ class Stack(DeskTask):
 
     def begin(self, rows: Rows, draw: Draw) -> None:
         red, blue = cubes.places(draw, self.config.spread)
-        self.hand.begin(rows, np.tile(cubes.START, (len(red), 1)), gripper=cubes.OPEN)
-        height = np.full((len(red), 1), cubes.EDGE / 2)
-        self.cube.put(rows, np.concatenate([red[:, :2], height], axis=1), red[:, 2])
-        self.blue.put(rows, np.concatenate([blue[:, :2], height], axis=1), blue[:, 2])
+        self.hand.begin(rows, everywhere(red, cubes.START), gripper=cubes.OPEN)
+        xp, height = library(red), everywhere(red, [cubes.EDGE / 2])
+        self.cube.put(rows, xp.concatenate([red[:, :2], height], axis=1), red[:, 2])
+        self.blue.put(rows, xp.concatenate([blue[:, :2], height], axis=1), blue[:, 2])
 
     def goal(self) -> Array:
         """(N, 3) metres: the centre of a cube that rests on the blue one."""
-        return self.blue.position() + np.array([0.0, 0.0, cubes.EDGE])
+        blue = self.blue.position()
+        return blue + constant(blue, (0.0, 0.0, cubes.EDGE))
 
     def facts(self) -> Array:
         return cubes.facts(self.hand, self.cube, self.goal())
