@@ -88,18 +88,23 @@ def test_noise_zero_is_free_and_often_better(rows):
 
 
 def test_more_steps_change_the_order(rows):
-    """The last sentences of the list: a tenfold budget of residual_ppo, and of dsrl."""
+    """The last sentences of the list: a tenfold budget of residual_ppo, of dsrl, and of reinflow."""
     for task in ("push", "pick_place", "hopper"):
         first = [row for row in rows if (row["task"], row["base"]) == (task, 1)]
         most = max(row["last"] for row in first if row["budget"] == 100_000)
         (long,) = (row for row in first if row["budget"] == 1_000_000 and row["method"] == "residual_ppo")
         assert long["worst_last"] > most and long["minutes"] < 15, task
-    push, pick = (
-        json.loads((RESULTS / "refine_quality" / task / "dsrl-1000000-0.json").read_text())
-        for task in ("push", "pick_place")
-    )
+
+    def run(task, method="dsrl"):
+        return json.loads((RESULTS / "refine_quality" / task / f"{method}-1000000-0.json").read_text())
+
+    push, pick = run("push"), run("pick_place")
     assert mean(push["last"]) > 0.95 and mean(pick["last"]) < 0.3 < mean(pick["delivered"])
     assert all(success < pick["curve"][0][2] for steps, _, success in pick["curve"] if steps > 390_000)
+    for task, method in (("hopper", "dsrl"), ("push", "reinflow")):
+        (row,) = (x for x in rows if (x["task"], x["budget"], x["method"]) == (task, 1_000_000, method))
+        assert row["gain"] < -0.1 and row["delivered"] >= row["last"] - row["gain"] - 0.02
+    assert mean(run("pick_place", "dsrl_timed")["last"]) > 0.95
 
 
 def test_what_the_runs_say(tables, rows):
