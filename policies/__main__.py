@@ -117,10 +117,12 @@ def _pretrain(config: PretrainConfig, ranks: Ranks, device: torch.device) -> int
     env_data = origin_of(config.env) or episodes.meta.get("env")
     # Other threads may round otherwise; a run that was moved is still the same run.
     settings = to_data(config) | {"data_sha256": fingerprint(config.data)}
-    free, origin = {"resume", "threads", "out", "data", "track"}, {"data": config.data}
+    free, origin = {"resume", "threads", "out", "data", "track", "train.shard"}, {"data": config.data}
     base = None
+    # A policy that is shared out goes to the GPUs in parts.
+    home = torch.device("cpu") if config.train.shard and ranks.size > 1 else device
     if isinstance(config.policy, CheckpointConfig):
-        base, known = acting_policy(config.policy, device, config.env)
+        base, known = acting_policy(config.policy, home, config.env)
         policy = trainable_imitator(base, "imitation")
         hz = episodes.control_hz or policy.spec.control_hz or episodes.spec.control_hz
         seen = with_tokens(episodes, policy.spec).spec.obs.with_history(policy.spec.history)
@@ -132,7 +134,7 @@ def _pretrain(config: PretrainConfig, ranks: Ranks, device: torch.device) -> int
         spec, name = episodes.policy_spec(config.chunk), policy_name(config.policy)
         if config.words is not None or POLICIES[name].language:
             spec = spec.reading(words_for(config.words, [episode.task for episode in episodes], name))
-        policy = build_policy(config.policy, spec, seed=config.seed, device=device)
+        policy = build_policy(config.policy, spec, seed=config.seed, device=home)
     # A network reads its inputs through the normalisers that it learnt with, so only fresh ones are fitted.
     fit = base is None
     learner = ImitationLearner(policy, episodes, config.train, fit=fit, seed=config.seed, device=device, ranks=ranks)

@@ -15,6 +15,7 @@ from .core.errors import BurnishError
 from .core.ranges import check_ranges
 from .core.types import VecEnv
 from .measure.evaluate import Evaluation, evaluate, evaluation_seeds
+from .sharding import placed
 
 
 @dataclass
@@ -45,8 +46,9 @@ class Evaluator:
         self._seeds = evaluation_seeds(config.episodes, stream="select")
 
     def _play(self, policy: Any, seeds: Sequence[int]) -> Evaluation:
-        controller = controller_for(policy, self._env.num_envs, greedy=self._config.greedy, device=self._device)
-        return evaluate(self._env, controller, seeds)
+        with placed(policy, self._device):
+            controller = controller_for(policy, self._env.num_envs, greedy=self._config.greedy, device=self._device)
+            return evaluate(self._env, controller, seeds)
 
     def confirm(self, start: Any, last: Any, step: int) -> None:
         """At the end of a run: decide on fresh seeds what it delivers (``best.py``)."""

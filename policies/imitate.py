@@ -21,7 +21,7 @@ from .core.errors import BurnishError
 from .core.execute import Execution, Precision, autocast, execution
 from .core.normalize import Scaling
 from .core.ranges import check_ranges
-from .core.ranks import ALONE, Ranks
+from .core.ranks import ALONE, Ranks, whole
 from .core.seed import Generator, generator
 from .core.types import Metrics, Obs
 from .data.episodes import Episodes, Pad, Windows
@@ -29,6 +29,7 @@ from .nets.ema import Ema
 from .runs.module_state import restore, state_of
 from .runs.run import Run
 from .runs.training_loop import train
+from .sharding import gathered, placed, sharded, shares
 from .trainable import copied
 
 
@@ -59,6 +60,8 @@ class ImitateConfig:
     min_lr_ratio: float = 0.01  # share of the learning rate that is left in the end
     ema: float = 0.999  # factor of the average of the weights, at every update
     clip_grad: float = 1.0  # norm to which gradients are clipped
+    # each of several ranks holds its share of parameters, gradients and moments (FSDP2), in place of all
+    shard: bool = False
     valid_fraction: float = 0.05  # share of the episodes that are kept for validation
     pad: Pad = Pad.repeat  # actions behind the end of an episode
     pad_loss: PadLoss = PadLoss.mask  # treatment of those actions in the loss
@@ -114,15 +117,25 @@ class ImitationLearner:
                 module.normalizer.fit(windows.columns, config.normalize)
         self.windows = windows.to(device)
         self.valid = Windows(valid, policy.spec, config.pad).to(device) if len(valid) else None
-        self.average = copied(policy).eval().requires_grad_(False)
-        self.ema = Ema(policy, config.ema)
+        self._sharded = config.shard and ranks.size > 1
+        if self._sharded:
+            if config.execution is not Execution.eager:
+                raise BurnishError(
+                    f"train.execution={config.execution.value} takes whole policies; leave out train.shard"
+                )
+            self.policy, self.average = sharded(policy, ranks, self.device), policy
+            self.valid = self.valid if ranks.first else None
+        else:
+            self.average = copied(policy)
+        self.average.eval().requires_grad_(False)
+        self.ema = Ema(self.policy, config.ema)
         # A tensor, because a recorded graph would keep a number forever.
         self.rate = torch.tensor(config.lr, device=self.device)
         graphed = config.execution is Execution.cudagraph
         if graphed and ranks.size > 1:
             raise BurnishError("train.execution=cudagraph records one process; several ranks take eager or compile")
         self.optimizer = torch.optim.AdamW(
-            policy.parameters(), lr=self.rate, weight_decay=config.weight_decay, fused=True, capturable=graphed
+            self.policy.parameters(), lr=self.rate, weight_decay=config.weight_decay, fused=True, capturable=graphed
         )
         self.rows = generator(seed, "rows")  # which windows; on the CPU, so that devices draw alike
         self.noise = generator(seed, "noise", device=device)
@@ -130,9 +143,10 @@ class ImitationLearner:
         self.step = 0
         self._seed = seed
         compiled = Execution.eager if graphed else config.execution
-        self._loss = ranks.averaged(policy, execution(self._mean_loss, compiled, device=device))
-        whole = Execution.cudagraph if graphed else Execution.eager
-        self._descend = execution(self._descent, whole, device=device, generators=[self.noise])
+        loss = execution(self._mean_loss, compiled, device=device)
+        self._loss = loss if self._sharded else ranks.averaged(self.policy, loss)
+        mode = Execution.cudagraph if graphed else Execution.eager
+        self._descend = execution(self._descent, mode, device=device, generators=[self.noise])
 
     def _descent(self, obs: Obs, action: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """One step down the loss of one batch: (loss, norm of its gradient)."""
@@ -142,7 +156,7 @@ class ImitationLearner:
         loss.backward()
         norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.clip_grad)
         self.optimizer.step()
-        return loss.detach(), norm
+        return loss.detach(), whole(norm)
 
     def _mean_loss(self, obs: Obs, action: Tensor, mask: Tensor | None, draws: Generator) -> Tensor:
         return self.policy.bc_loss(obs, action, mask=mask, generator=draws).mean()
@@ -160,25 +174,34 @@ class ImitationLearner:
     @torch.no_grad()
     def validate(self, batches: int = 8) -> Metrics:
         """The loss of the averaged policy on held-out episodes; always the same windows and the same noise."""
+        self.ema.copy_to(self.average)
         if self.valid is None:
             return {}
-        self.ema.copy_to(self.average)
         rows = generator(self._seed, "valid rows")
         noise = generator(self._seed, "valid noise", device=self.device)
         losses = []
-        for _ in range(batches):
-            batch = self.valid.sample(self.config.batch, rows)
-            mask = batch.mask if self.config.pad_loss is PadLoss.mask else None
-            losses.append(self.average.bc_loss(batch.obs, batch.action, mask=mask, generator=noise).mean())
+        with placed(self.average, self.device):
+            for _ in range(batches):
+                batch = self.valid.sample(self.config.batch, rows)
+                mask = batch.mask if self.config.pad_loss is PadLoss.mask else None
+                losses.append(self.average.bc_loss(batch.obs, batch.action, mask=mask, generator=noise).mean())
         return {"valid_loss": torch.stack(losses).mean()}
 
     def _parts(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("policy", "ema", "optimizer", "rows", "noise")}
 
     def state_dict(self) -> dict[str, Any]:
-        return {**state_of(self._parts()), "step": self.step}
+        state = state_of(self._parts())
+        if self._sharded:
+            frozen = {name: p for name, p in self.average.named_parameters() if name not in self.ema.parameters}
+            state = gathered({**state, "policy": state["policy"] | frozen}, self.ranks)
+        return {**state, "step": self.step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self._sharded:
+            if self.ranks.first:
+                self.average.load_state_dict(state["policy"])  # what is frozen
+            state = shares(state, self.policy)
         restore(self._parts(), state)
         self.step = state["step"]
         self.ema.copy_to(self.average)
@@ -199,12 +222,11 @@ def imitate(
 
     def evaluation(step: int) -> Metrics:
         metrics = learner.validate()
-        learner.ema.copy_to(learner.average)
         return {**metrics, **(evaluate(learner.average, step) if evaluate is not None else {})}
 
     def children() -> dict[str, Any]:
         learner.ema.copy_to(learner.average)
-        policy = {"config": describe(learner.policy, origin), "state": learner.average.state_dict()}
+        policy = {"config": describe(learner.average, origin), "state": learner.average.state_dict()}
         return {"policy": policy, "learner": {"config": {}, "state": learner.state_dict()}}
 
     return train(

@@ -52,7 +52,8 @@ def episodes(image=False):
 def learner(kind="flow", train=TRAIN, history=1, image=False, seed=0, **options):
     data = episodes(image)
     spec = PolicySpec(data.spec.obs, data.spec.action, 4, 2, start=history - 1, history=history)
-    return ImitationLearner(build_policy(CONFIGS[kind], spec, seed=seed), data, train, seed=seed, **options)
+    config = CONFIGS[kind] if isinstance(kind, str) else kind
+    return ImitationLearner(build_policy(config, spec, seed=seed), data, train, seed=seed, **options)
 
 
 def fingerprint(made):

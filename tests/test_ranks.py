@@ -26,8 +26,8 @@ CODE = "import sys, torch; torch.set_num_threads(1); from burnish.policies.cli.c
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 # Sums over 16 rows in two parts differ in their last digit. An update at a rate of 1e-3 moves a weight by 1e-3.
 ROUNDING = 1e-5
-# verb -> iterations between two checkpoints, and all of a run
-RUNS = {"pretrain": (100, 2000), "finetune": (4, 100)}
+# A verb and more of its settings -> iterations between two checkpoints, and all of a run
+RUNS = {"pretrain": (100, 2000), "pretrain train.shard=true": (50, 600), "finetune": (4, 100)}
 
 
 # ---- draws ----
@@ -85,10 +85,10 @@ def test_two_ranks_learn_what_one_process_learns(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.sim
-@pytest.mark.parametrize("verb", RUNS)
-def test_a_rank_dies_and_any_number_of_ranks_goes_on(verb, tmp_path):
+@pytest.mark.parametrize("case", RUNS)
+def test_a_rank_dies_and_any_number_of_ranks_goes_on(case, tmp_path):
     """One process, which is stopped; then two ranks, of which one is killed; then one again: as one in one sitting."""
-    every, total = RUNS[verb]
+    (verb, *more), (every, total) = case.split(), RUNS[case]
     if verb == "pretrain":
         assert main(["collect", "env=two_mode", "expert=noisy", "episodes=8", f"out={tmp_path}/data"]) == 0
         words = [verb, "policy=flow", "policy.net.mlp.hidden=[16]", f"data={tmp_path}/data", "train.batch=16"]
@@ -96,7 +96,7 @@ def test_a_rank_dies_and_any_number_of_ranks_goes_on(verb, tmp_path):
     else:  # an iteration is 8 decisions in 4 worlds
         words = [verb, "method=gaussian_ppo", "env=point_reach", "env.noise=0.2", "method.agent.hidden=[16]"]
         words += ["worlds=4", "method.loop.decisions_per_update=8", f"total={32 * total}", f"save_every={32 * every}"]
-    words += ["eval.episodes=2", "eval.confirm=2"]
+    words += ["eval.episodes=2", "eval.confirm=2", *more]
     assert main([*words, f"out={tmp_path}/whole"]) == 0
     words += [f"out={tmp_path}/run", "resume=true"]
     one = [sys.executable, "-c", CODE, *words]

@@ -131,6 +131,11 @@ def sharing() -> Ranks:
     return Ranks(*SHARE.get())
 
 
+def whole(x: Tensor) -> Tensor:
+    """All of a tensor of which each rank holds a share; each must ask."""
+    return x.full_tensor() if hasattr(x, "full_tensor") else x  # pyright: ignore
+
+
 class _Loss(nn.Module):
     """A loss as the forward pass of a module, which is what DistributedDataParallel takes. Buffers are left out, since
     they are alike already."""

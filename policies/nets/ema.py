@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import BurnishError
+from ..core.ranks import whole
 
 
 class Ema:
@@ -44,7 +45,7 @@ class Ema:
     @torch.no_grad()
     def copy_to(self, module: nn.Module) -> None:
         for target, mean in self._pairs(module):
-            target.copy_(mean)
+            target.copy_(whole(mean))
         for target, mine in zip(module.buffers(), self.buffers.values(), strict=True):
             target.copy_(mine)
 

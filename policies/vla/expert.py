@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .layers import LLAMA, Keys, Layer, Style, attend, norm_of
+from .layers import LLAMA, Keys, Layer, Style, norm_of
 from .prefix import Parts, Prefix
 from .sizes import ExpertConfig, LanguageConfig, own_layer
 
@@ -70,13 +70,8 @@ class Expert(nn.Module):
         seen = torch.ones(1, steps, steps, dtype=torch.bool, device=x.device)
         seen = seen.tril() if self.causal else seen
         for (layer, back), given in zip(self._each(), prefix.layers, strict=True):
-            if back:
-                found = attend(layer.queries(x, place), [given])
-            else:
-                position = prefix.length[:, None] + place
-                own = layer.keys(x, position, seen, time)
-                found = attend(layer.queries(x, position, time), [given, own])
-            x = layer.after(x, found, time)
+            position = place if back else prefix.length[:, None] + place
+            x, _ = layer(x, position, [given], None if back else seen, time)
         return self.norm(x, time)
 
 

@@ -167,6 +167,19 @@ class Layer(nn.Module):
         self.mlp = GatedMLP(width, hidden, style.gate)
         self.input_layernorm, self.post_attention_layernorm = (norm_of(width, style, timed) for _ in range(2))
 
+    def forward(
+        self,
+        x: Tensor,
+        position: Tensor,
+        before: Sequence[Keys],
+        seen: Tensor | None = None,
+        time: Tensor | None = None,
+    ) -> tuple[Tensor, list[Keys]]:
+        """Tokens x (B, S, W) attend to those ``before`` them and, as ``seen`` says, to each other; without ``seen``
+        they look back alone. Returns their new values, and their own keys."""
+        own = [] if seen is None else [self.keys(x, position, seen, time)]
+        return self.after(x, attend(self.queries(x, position, time), [*before, *own]), time), own
+
     def queries(self, x: Tensor, position: Tensor, time: Tensor | None = None) -> Tensor:
         return rotated(self.self_attn.split(self.self_attn.q_proj(self.input_layernorm(x, time))), position)
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .layers import LLAMA, Keys, Layer, RMSNorm, Style, attend
+from .layers import LLAMA, Keys, Layer, RMSNorm, Style
 from .sizes import LanguageConfig, VisionConfig
 
 
@@ -205,9 +205,8 @@ def block(model: Any, x: Tensor, valid: Tensor, before: Sequence[Keys] = ()) -> 
         position = position + before[0].seen[:, 0].sum(1, keepdim=True)
     made: list[Keys] = []
     for i, layer in enumerate(cast("list[Layer]", [*model.layers])):
-        own = layer.keys(x, position, valid[:, None])
-        made.append(own)
-        x = layer.after(x, attend(layer.queries(x, position), [*before[i : i + 1], own]))
+        x, own = layer(x, position, before[i : i + 1], valid[:, None])
+        made += own
     return model.norm(x), made
 
 
