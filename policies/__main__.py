@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from .core.ranks import Ranks, joined
 from .core.spec import ChunkConfig, check_compatible
 from .core.types import VecEnv
 from .core.wrapper import description, instructions, state_names
-from .data.episodes import with_tokens
+from .data.episodes import share, with_tokens
 from .data.read import fingerprint
 from .evaluator import EvalConfig, in_words
 from .imitate import ImitateConfig, ImitationLearner, imitate
@@ -64,6 +65,7 @@ class PretrainConfig:
     """Settings of `burnish pretrain`: recordings, a kind of policy, and how it is trained and tried."""
 
     data: str = MISSING  # a folder that `burnish collect` (or LeRobot) wrote
+    share_episodes: bool = False  # each of several ranks reads the pictures of its share of the episodes alone
     # tokenizer.json by which the policy reads the tasks of the data; "tasks": one of their words alone. By default
     # policies that are made for language read so, and others do not read
     words: str | None = None
@@ -113,11 +115,12 @@ def pretrain(config: PretrainConfig) -> int:
 
 
 def _pretrain(config: PretrainConfig, ranks: Ranks, device: torch.device) -> int:
-    episodes = recordings(config.data)
+    mine = partial(share, fraction=config.train.valid_fraction, seed=config.seed, ranks=ranks)
+    episodes = recordings(config.data, mine if config.share_episodes and ranks.size > 1 else None)
     env_data = origin_of(config.env) or episodes.meta.get("env")
     # Other threads may round otherwise; a run that was moved is still the same run.
     settings = to_data(config) | {"data_sha256": fingerprint(config.data)}
-    free, origin = {"resume", "threads", "out", "data", "track", "train.shard"}, {"data": config.data}
+    free, origin = {"resume", "threads", "out", "data", "track", "train.shard", "share_episodes"}, {"data": config.data}
     base = None
     # A policy that is shared out goes to the GPUs in parts.
     home = torch.device("cpu") if config.train.shard and ranks.size > 1 else device

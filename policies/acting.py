@@ -18,6 +18,7 @@ from .core.language import Letters, Spoken
 from .core.spec import PolicySpec
 from .core.wrapper import instructions
 from .data.episodes import Episodes
+from .data.lerobot import Mine
 from .data.read import read_dataset
 from .evaluator import EvalConfig, Evaluator
 from .external.table import connect, place_of
@@ -41,9 +42,9 @@ def starting_policy(chosen: Any, device: torch.device, env: Any = None) -> tuple
     return (None, {}) if chosen is None else acting_policy(chosen, device, env)
 
 
-def recordings(path: str) -> Episodes:
-    """The episodes of a dataset; a line says what its reader had to fill in."""
-    episodes = read_dataset(path)
+def recordings(path: str, mine: Mine | None = None) -> Episodes:
+    """The episodes of a dataset, with pictures where they are ``mine``; a line says what its reader had to fill in."""
+    episodes = read_dataset(path, mine=mine)
     if notes := episodes.meta.get("notes"):
         say(f"{path}: {'; '.join(notes)}")
     return episodes

@@ -111,20 +111,20 @@ class ImitationLearner:
         ranks.require_share(config.batch, "train.batch")
         self.policy, self.config, self.device, self.ranks = policy, config, torch.device(device), ranks
         train, valid = episodes.split(config.valid_fraction, seed)
-        windows = Windows(train, policy.spec, config.pad)
+        windows = Windows(train, policy.spec, config.pad, ranks)
         for module in policy.modules() if fit else ():
             if hasattr(module, "normalizer"):
                 module.normalizer.fit(windows.columns, config.normalize)
         self.windows = windows.to(device)
-        self.valid = Windows(valid, policy.spec, config.pad).to(device) if len(valid) else None
         self._sharded = config.shard and ranks.size > 1
+        if self._sharded and config.execution is not Execution.eager:
+            raise BurnishError(f"train.execution={config.execution.value} takes whole policies; leave out train.shard")
+        # Pictures of episodes that are shared out lie with the first rank, and so does a whole policy.
+        self._shared = windows.shared
+        tries = ranks.first or not (self._sharded or self._shared)
+        self.valid = Windows(valid, policy.spec, config.pad).to(device) if len(valid) and tries else None
         if self._sharded:
-            if config.execution is not Execution.eager:
-                raise BurnishError(
-                    f"train.execution={config.execution.value} takes whole policies; leave out train.shard"
-                )
             self.policy, self.average = sharded(policy, ranks, self.device), policy
-            self.valid = self.valid if ranks.first else None
         else:
             self.average = copied(policy)
         self.average.eval().requires_grad_(False)
@@ -164,7 +164,8 @@ class ImitationLearner:
     def update(self) -> Metrics:
         rate = learning_rate(self.config, self.step)
         self.rate.fill_(rate)
-        batch = self.windows[self.ranks.rows(self.windows.draw(self.config.batch, self.rows))]
+        index = self.windows.draw(self.config.batch, self.rows)
+        batch = self.windows.share(index) if self._shared else self.windows[self.ranks.rows(index)]
         mask = batch.mask if self.config.pad_loss is PadLoss.mask else None
         loss, norm = self._descend(batch.obs, batch.action, mask)
         self.ema.update(self.policy)

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from test_imitate import CONFIGS, TRAIN, StopAt, learner
+from test_imitate import CONFIGS, TRAIN, StopAt, episodes, learner
 from torch import Tensor
 
 from burnish.policies.core.execute import Precision
 from burnish.policies.core.ranks import ALONE, Ranks, joined
+from burnish.policies.data.episodes import Episode, Episodes, share
 from burnish.policies.imitate import ImitationLearner, imitate
 from burnish.policies.runs.run import FollowingRun
 from burnish.policies.vla.sizes import ExpertConfig, LanguageConfig, VisionConfig
@@ -34,9 +35,21 @@ VLA = TinyVLAConfig(
 KINDS = {"flow": CONFIGS["flow"], "vla": VLA, "vla_bfloat16": replace(VLA, frozen_dtype=Precision.bfloat16)}
 
 
-def made(kind: str, ranks: Ranks = ALONE, steps: int = STEPS, seed: int = 0) -> ImitationLearner:
+def made(kind: str, ranks: Ranks = ALONE, steps: int = STEPS, data: Episodes | None = None) -> ImitationLearner:
     train = replace(TRAIN, steps=steps, shard=True)
-    return learner(KINDS[kind], train, image=kind != "flow", seed=seed, ranks=ranks)
+    return learner(KINDS[kind], train, image=kind != "flow", data=data, ranks=ranks)
+
+
+def shared(ranks: Ranks) -> Episodes:
+    """The episodes as a rank reads them that has the pictures of its share alone."""
+    whole = episodes(image=True)
+    mine = share(len(whole), TRAIN.valid_fraction, 0, ranks)
+    return replace(whole, episodes=[each if i in mine else hidden(each) for i, each in enumerate(whole)])
+
+
+def hidden(episode: Episode) -> Episode:
+    black = {key: torch.zeros_like(x) if key.startswith("image.") else x for key, x in episode.obs.items()}
+    return replace(episode, obs=black, elsewhere=True)
 
 
 def run(kind: str, path: Path, ranks: Ranks = ALONE, stop: int = STEPS + 1) -> ImitationLearner:
@@ -55,8 +68,10 @@ def weights(found: ImitationLearner) -> Tensor:
     return torch.cat([x.detach().float().flatten() for x in (*parts, *state["ema"]["parameters"].values())])
 
 
-def trained(kind: str, ranks: Ranks = ALONE, steps: int = STEPS, apart: bool = False, seed: int = 0) -> Tensor:
-    found = made(kind, ranks, steps, seed)
+def trained(
+    kind: str, ranks: Ranks = ALONE, steps: int = STEPS, apart: bool = False, data: Episodes | None = None
+) -> Tensor:
+    found = made(kind, ranks, steps, data)
     if apart:
         for part in found.policy.modules():
             if hasattr(part, "set_custom_reduce_scatter"):
@@ -108,6 +123,7 @@ if __name__ == "__main__":
             left |= {f"{kind}/{name}": torch.tensor(x) for name, x in held(found).items()}
         if not updates:
             left["apart"] = trained("vla", ranks, apart=True)
+            left["shared"] = trained("vla", ranks, data=shared(ranks))
         if not ranks.first:
             left = {name: x for name, x in left.items() if not x.is_meta}
     save_file(left, str(folder / f"{ranks.rank}.safetensors"))

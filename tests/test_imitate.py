@@ -49,8 +49,8 @@ def episodes(image=False):
     return Episodes(made, EnvSpec(ObsSpec(shapes), ActionSpec((-1, -1), (1, 1)), 10.0, "velocity", 20))
 
 
-def learner(kind="flow", train=TRAIN, history=1, image=False, seed=0, **options):
-    data = episodes(image)
+def learner(kind="flow", train=TRAIN, history=1, image=False, seed=0, data=None, **options):
+    data = data or episodes(image)
     spec = PolicySpec(data.spec.obs, data.spec.action, 4, 2, start=history - 1, history=history)
     config = CONFIGS[kind] if isinstance(kind, str) else kind
     return ImitationLearner(build_policy(config, spec, seed=seed), data, train, seed=seed, **options)

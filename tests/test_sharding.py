@@ -60,6 +60,7 @@ def test_two_ranks_hold_half_each_and_any_number_goes_on(tmp_path):
             # The first dimension of a tensor is divided, so the first rank may have a row more than the other.
             assert here >= there and whole <= here + there <= 1.05 * whole and here <= 0.56 * whole, (kind, name)
         assert alone["moments"] == 2 * alone["trained"] and (kind == "flow") is (alone["frozen"] == 0)
+    assert (both[0]["shared"] - trained("vla")).abs().max() < ROUNDING, "each rank sees the pictures of its share alone"
     assert (both[0]["apart"] - trained("vla")).abs().max() > 100 * ROUNDING, "the control: gradients are not reduced"
 
 
@@ -90,7 +91,9 @@ def test_one_process_has_nothing_to_share():
 
 def test_a_recorded_update_is_refused():
     train = replace(TRAIN, shard=True, execution=Execution.compile)
-    with pytest.raises(BurnishError, match=r"train\.execution=compile takes whole policies; leave out train\.shard"):
+    with pytest.raises(
+        BurnishError, match=r"train\.execution=compile cannot be taken with train\.shard=true; take eager"
+    ):
         learner(train=train, ranks=Ranks(0, 2))
 
 

@@ -89,6 +89,19 @@ class Ranks:
         room[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         return [x[: int(size)].numpy().tobytes() for x, size in zip(self._all(room), sizes, strict=True)]
 
+    def delivered(self, held: Tensor, owner: Tensor) -> Tensor:
+        """The rows of a batch that are this rank's, each from the rank that is its ``owner`` (B,), on the CPU. ``held``
+        are the rows that this rank owns, in the order of the batch."""
+        to = (torch.arange(len(owner)) % self.size)[owner == self.rank]
+        origin = self.rows(owner)
+        sent = held[to.argsort(stable=True).to(held.device)].contiguous()
+        found = held.new_empty(len(origin), *held.shape[1:])
+        received, given = (x.bincount(minlength=self.size).tolist() for x in (origin, to))
+        torch.distributed.all_to_all_single(found, sent, received, given)
+        back = torch.empty_like(found)
+        back[origin.argsort(stable=True).to(held.device)] = found
+        return back
+
     def _all(self, x: Tensor) -> list[Tensor]:
         found = [torch.empty_like(x) for _ in range(self.size)]
         torch.distributed.all_gather(found, x)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import enum
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,9 +23,10 @@ from torch import Tensor
 from ..core import tree
 from ..core.config import to_data
 from ..core.errors import BurnishError
+from ..core.ranks import ALONE, Ranks
 from ..core.scale import Scale
 from ..core.seed import generator as named_generator
-from ..core.spec import ActionSpec, ChunkConfig, EnvSpec, ObsSpec, PolicySpec, stacked_by_history
+from ..core.spec import ActionSpec, ChunkConfig, EnvSpec, ObsSpec, PolicySpec, is_image, stacked_by_history
 from ..core.types import Obs
 from .on_disk import rows_in_file
 
@@ -58,6 +59,7 @@ class Episode:
     task: str = ""
     sim_state: dict[str, Tensor] | None = None  # the world's ``state_dict`` at each observation, each (T + 1, ...)
     extra: dict[str, Tensor] = field(default_factory=dict)  # further columns, each (T, n): nothing that is observed
+    elsewhere: bool = False  # its pictures were not read, because another rank has them: here they are black
 
     def __post_init__(self) -> None:
         name = f"the episode of seed {self.seed}"
@@ -137,17 +139,30 @@ class Episodes:
 
         Each side keeps at least one episode, unless ``fraction`` is 0, which leaves the validation side empty.
         """
-        total = len(self)
-        if not 0 <= fraction < 1:
-            raise BurnishError(f"the validation fraction must lie in [0, 1), got {fraction}")
-        if fraction > 0 and total < 2:
-            raise BurnishError(f"{total} episode cannot be split; record more, or set train.valid_fraction=0")
-        held_out = min(max(round(fraction * total), 1), total - 1) if fraction > 0 else 0
-        order = torch.randperm(total, generator=named_generator(seed, "split")).tolist()
-        chosen = set(order[:held_out])
-        parts = ([i for i in range(total) if i not in chosen], sorted(chosen))
+        parts = split(len(self), fraction, seed)
         train, valid = (replace(self, episodes=[self.episodes[i] for i in part]) for part in parts)
         return train, valid
+
+
+def split(total: int, fraction: float, seed: int) -> tuple[list[int], list[int]]:
+    """The numbers of the episodes for training, and of those for validation (``Episodes.split``)."""
+    if not 0 <= fraction < 1:
+        raise BurnishError(f"the validation fraction must lie in [0, 1), got {fraction}")
+    if fraction > 0 and total < 2:
+        raise BurnishError(f"{total} episode cannot be split; record more, or set train.valid_fraction=0")
+    held_out = min(max(round(fraction * total), 1), total - 1) if fraction > 0 else 0
+    order = torch.randperm(total, generator=named_generator(seed, "split")).tolist()
+    chosen = set(order[:held_out])
+    return [i for i in range(total) if i not in chosen], sorted(chosen)
+
+
+def share(total: int, fraction: float, seed: int, ranks: Ranks) -> set[int]:
+    """The numbers of the episodes whose pictures a rank reads: of those for training every ``size``-th; the first rank,
+    which evaluates, also those for validation."""
+    train, valid = split(total, fraction, seed)
+    if len(train) < ranks.size:
+        raise BurnishError(f"share_episodes=true divides {len(train)} episodes among {ranks.size} ranks; leave it out")
+    return {*train[ranks.rank :: ranks.size], *(valid if ranks.first else ())}
 
 
 @contextmanager
@@ -252,10 +267,13 @@ class Windows:
 
     Before time 0 a chunk repeats a0 (or is zero), masked as well. ``columns`` (F, ...) are the raw observations and
     ``action`` (F, A) the scaled actions of all F frames: what normalisers are fitted on. Pictures that are kept on the
-    disk stay there, and are read when they are drawn.
+    disk stay there, and are read when they are drawn. Where episodes are shared out (``shared``), ``columns`` hold the
+    pictures of this rank's own alone.
     """
 
-    def __init__(self, episodes: Episodes, policy: PolicySpec, pad: Pad | str = Pad.repeat) -> None:
+    def __init__(
+        self, episodes: Episodes, policy: PolicySpec, pad: Pad | str = Pad.repeat, ranks: Ranks = ALONE
+    ) -> None:
         if len(episodes) == 0:
             raise BurnishError("windows need at least one episode")
         episodes = with_tokens(episodes, policy)
@@ -269,7 +287,8 @@ class Windows:
         ends = lengths.cumsum(0)
         policy.obs.check({key: episodes[0].obs[key] for key in policy.obs.shapes})  # all of a set are alike
         self._keys = list(policy.obs.shapes)
-        parts = {key: [episode.obs[key][:-1] for episode in episodes] for key in self._keys}
+        shown = [episode for episode in episodes if not episode.elsewhere]
+        parts = {key: [x.obs[key][:-1] for x in (shown if is_image(key) else episodes)] for key in self._keys}
         self._on_disk = {key: found for key, x in parts.items() if (found := rows_in_file(x)) is not None}
         self.columns: Obs = {key: torch.cat(x) for key, x in parts.items() if key not in self._on_disk}
         self.action = scaled_actions(episodes, policy.action)
@@ -277,6 +296,11 @@ class Windows:
         device = self.action.device
         self._first = (ends - lengths).repeat_interleave(lengths).to(device)
         self._last = (ends - 1).repeat_interleave(lengths).to(device)
+        self.ranks, self.shared = ranks, len(shown) < len(episodes)
+        if self.shared:
+            # Of a frame: the rank that has its pictures, and, on that rank, its place among them.
+            self._owner = (torch.arange(len(lengths)) % ranks.size).repeat_interleave(lengths)
+            self._place = ((self._owner == ranks.rank).cumsum(0) - 1).to(device)
         self._chunk = torch.arange(self.horizon, device=device) - self.start
         self._past = torch.arange(1 - self.history, 1, device=device)
 
@@ -289,6 +313,9 @@ class Windows:
 
     def __getitem__(self, index: Tensor) -> Batch:
         """The windows of numbers ``index`` (B,) int64; windows are numbered episode by episode, in time order."""
+        return self._batch(index, self._frames)
+
+    def _batch(self, index: Tensor, pictures: Callable[[str, Tensor], Tensor]) -> Batch:
         now = index.to(self.device)
         first, last = self._first[now, None], self._last[now, None]
         wanted = now[:, None] + self._chunk
@@ -297,12 +324,28 @@ class Windows:
         action = _gather(self.action, held)
         if self.pad is Pad.zero:
             action = action.masked_fill(~mask[..., None], 0.0)
-        past = (now[:, None] + self._past).clamp(min=first)
-        stacked = {key for key in self._keys if self.history > 1 and stacked_by_history(key)}
-        obs = {key: self._frames(key, past if key in stacked else now) for key in self._keys}
-        return Batch(obs, action, mask)
+        read = {key: pictures if is_image(key) else self._frames for key in self._keys}
+        return Batch({key: frames(key, self._seen(key, now)) for key, frames in read.items()}, action, mask)
+
+    def share(self, index: Tensor) -> Batch:
+        """The rows of a batch, of windows ``index`` (B,), that are this rank's. All ranks ask for the same batch, and
+        those that have pictures of it send them."""
+        return self._batch(self.ranks.rows(index), lambda key, _: self._sent(key, index))
+
+    def _sent(self, key: str, index: Tensor) -> Tensor:
+        owner = self._owner[index]
+        held = index[owner == self.ranks.rank].to(self.device)
+        return self.ranks.delivered(self._frames(key, self._seen(key, held)), owner)
+
+    def _seen(self, key: str, now: Tensor) -> Tensor:
+        """The frames of an observation: that of each window, or (B, history)."""
+        if self.history == 1 or not stacked_by_history(key):
+            return now
+        return (now[:, None] + self._past).clamp(min=self._first[now, None])
 
     def _frames(self, key: str, index: Tensor) -> Tensor:
+        if self.shared and is_image(key):
+            index = self._place[index]
         if key in self.columns:
             return _gather(self.columns[key], index)
         file, rows = self._on_disk[key]
@@ -320,7 +363,7 @@ class Windows:
         """The same windows on another device; a CPU generator draws the same numbers for both."""
         moved = copy.copy(self)
         moved.columns = tree.to(self.columns, device)
-        for name in ("action", "_first", "_last", "_chunk", "_past"):
+        for name in ("action", "_first", "_last", "_chunk", "_past", *(["_place"] if self.shared else [])):
             setattr(moved, name, getattr(self, name).to(device))
         return moved
 

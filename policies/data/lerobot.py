@@ -7,7 +7,7 @@ action limits from the data, the final observation as a repetition of the last o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +42,18 @@ from .on_disk import PictureFiles
 __all__ = ["LeRobotWriter", "fingerprint", "read_extra", "read_lerobot", "write_lerobot"]
 
 # The features that become an observation, an action or the result of one; anything else is passed over with a note.
-RESULTS = set(layout.RESULT_FEATURES)
-INDICES = set(layout.INDEX_FEATURES)
+RESULTS, INDICES = set(layout.RESULT_FEATURES), set(layout.INDEX_FEATURES)
 PICTURES = ("image", "video")  # types of features
+Mine = Callable[[int], Collection[int]]  # the number of all episodes -> the numbers of a rank's own
 TASK, HEAD, RESULT = 1 << 12, 1 << 9, 1 << 6  # bytes in memory: of a task's words, beside pixels, of all results
 
 
-def read_lerobot(path: str | Path, bad: Bad | None = None) -> Episodes:
-    """The episodes of a LeRobotDataset folder, in memory. Those that cannot be used go into ``bad``, if given."""
+def read_lerobot(path: str | Path, bad: Bad | None = None, mine: Mine | None = None) -> Episodes:
+    """The episodes of a LeRobotDataset folder, in memory. Those that cannot be used go into ``bad``, if given. Pictures
+    of those that are not ``mine`` stay unread (``Episode.elsewhere``)."""
     if not Path(path).is_dir():
         raise BurnishError(f"there is no dataset at {path}; `burnish collect` makes one")
-    return _Reader(Path(path)).read(bad)
+    return _Reader(Path(path), mine).read(bad)
 
 
 def read_extra(path: str | Path) -> list[dict[str, torch.Tensor]]:
@@ -72,10 +73,11 @@ def fingerprint(data: str | Path) -> str:
 class _Reader:
     """One pass over one folder; the fields are what ``meta/`` says."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, mine: Mine | None = None) -> None:
+        self.root, self.mine = root, mine
         self.notes: list[str] = []
         self.picture_files: PictureFiles | None = None
+        self.elsewhere: set[int] = set()  # episodes whose pictures stay unread
         self.info = self._read_info()
         self.old = self.info["codebase_version"] in layout.OLDER
         self.columns = self._observation_columns()
@@ -126,22 +128,8 @@ class _Reader:
             raise self._error(f"is not a LeRobot dataset: meta/info.json cannot be read ({error.strerror})") from error
         except ValueError as error:
             raise self._error(f"has a meta/info.json that is not JSON: {error}") from error
-        version = info.get("codebase_version") if isinstance(info, dict) else None
-        if not isinstance(info, dict) or version not in (layout.VERSION, *layout.OLDER):
-            raise self._error(
-                f"has codebase_version {version!r:.40}, but {', '.join((*layout.OLDER, layout.VERSION))} are read"
-            )
-        missing = [key for key in ("features", "fps", "data_path", "total_episodes", "total_frames") if key not in info]
-        if missing:
-            raise self._error(f"has a meta/info.json without {missing}")
-        if not isinstance(info["features"], dict) or not isinstance(info["fps"], int | float):
-            raise self._error("has a meta/info.json whose features or fps are malformed")
-        if not 0 < info["fps"] < float("inf"):
-            raise self._error("has a meta/info.json whose features or fps are malformed")
-        for name, feature in info["features"].items():
-            shape = feature.get("shape") if isinstance(feature, dict) else None
-            if not isinstance(shape, list) or not all(isinstance(d, int) for d in shape) or "dtype" not in feature:
-                raise self._error(f"has a meta/info.json whose feature {name!r} lacks dtype or shape")
+        if wrong := layout.complaint(info):
+            raise self._error(wrong)
         return info
 
     def _observation_columns(self) -> dict[str, str]:
@@ -188,10 +176,17 @@ class _Reader:
         width = sum(sizes) + action + RESULT + HEAD * sum(map(layout.is_image, self.shapes))
         pictures = {key: shape for key, shape in self.shapes.items() if layout.is_image(key)}
         unpacked = sum(map(layout.size_of, pictures.values()))
+        listed, shown = counts  # episodes and frames with pictures that are read
+        if self.mine is not None:
+            rows = self._episode_rows()
+            own = [rows[i] for i in self.mine(len(rows))]
+            self.elsewhere = {row["episode_index"] for row in rows} - {row["episode_index"] for row in own}
+            listed, shown = len(own), min(counts[1], sum(row["length"] for row in own))
         # Windows copy what is in memory.
-        spilled = counts[1] * unpacked > memory() // 4
+        spilled = shown * unpacked > memory() // 4
         kept = sum(sizes) - unpacked * spilled
-        if min(sizes, default=0) < 0 or counts[1] * kept > memory() // 2:
+        held = counts[1] * (sum(sizes) - unpacked) + (0 if spilled else shown * unpacked)
+        if min(sizes, default=0) < 0 or held > memory() // 2:
             # A file is read beside the episodes that were made of others.
             raise self._error(
                 f"promises {counts[1]} frames of {kept} bytes, more than half of the {memory() / 2**30:.3g} GiB "
@@ -199,7 +194,7 @@ class _Reader:
             )
         if spilled:
             try:
-                self.picture_files = PictureFiles(pictures, sum(counts))
+                self.picture_files = PictureFiles(pictures, listed + shown)
             except BurnishError as error:
                 raise self._error(f"cannot be read: {error}") from error
         return counts[1], width
@@ -234,8 +229,6 @@ class _Reader:
     def _episode_tables(self, needed: list[str]) -> Iterator[tuple[dict[str, Any], pa.Table]]:
         """Each episode's row of ``meta/episodes`` and, of its frames, the columns; a data file is read once."""
         rows = self._episode_rows()
-        if any(type(row.get(name)) is not int for row in rows for name in ("episode_index", "length")):
-            raise self._error("has a malformed row in meta/episodes: an index or a length is missing")
         if len(rows) != self.info["total_episodes"]:
             raise self._error(f"promises {self.info['total_episodes']} episodes, but meta/episodes lists {len(rows)}")
         if sum(row["length"] for row in rows) > self.frames:
@@ -244,7 +237,7 @@ class _Reader:
             raise self._error("has an episode that is larger than half of memory")
         current, table, owner = None, None, np.empty(0)
         template = files.checked_template(self.root, self.info, "data_path")
-        for row in sorted(rows, key=lambda row: row["episode_index"]):
+        for row in rows:
             file = self._file(template, row, "data")
             if table is None or file != current:
                 current, table = file, self._table(file, ["episode_index", *needed], self.frames, self.width)
@@ -258,10 +251,14 @@ class _Reader:
             yield row, table.slice(begin, end - begin)
 
     def _episode_rows(self) -> list[dict[str, Any]]:
-        """Of each episode its number and length, and since v3.0 the places of its data and videos."""
+        """Of each episode its number and length, and since v3.0 the places of its data and videos; by their numbers."""
+        rows = self._lines(layout.OLD_EPISODES_PATH) if self.old else self._places()
+        if any(type(row.get(name)) is not int for row in rows for name in ("episode_index", "length")):
+            raise self._error("has a malformed row in meta/episodes: an index or a length is missing")
+        return sorted(rows, key=lambda row: row["episode_index"])
+
+    def _places(self) -> list[dict[str, Any]]:
         listed, rows = self.info["total_episodes"], []
-        if self.old:
-            return self._lines(layout.OLD_EPISODES_PATH)
         places = [f"videos/{name}" for name in self.columns.values() if self._is_video(name)]
         names = [f"{place}/{part}" for place in ("data", *places) for part in ("chunk_index", "file_index")]
         names += ["episode_index", "length", *(f"{place}/from_timestamp" for place in places)]
@@ -319,6 +316,7 @@ class _Reader:
             seed=number if final is None or self.finals is None else self.finals["seed"][final].as_py(),
             task=self.tasks.get(table["task_index"][0].as_py(), ""),
             extra=self._extra(table, number),
+            elsewhere=number in self.elsewhere,
         )
 
     def _extra(self, table: pa.Table, number: int) -> dict[str, torch.Tensor]:
@@ -330,6 +328,8 @@ class _Reader:
     def _observations(self, key: str, table: pa.Table, final: int | None, row: Mapping[str, Any]) -> torch.Tensor:
         """(T + 1, ...): the rows of the data file, and the final observation or the last one again."""
         column, shape, number = self.columns[key], self.shapes[key], row["episode_index"]
+        if layout.is_image(key) and number in self.elsewhere:
+            return torch.zeros((), dtype=torch.uint8).expand(len(table) + 1, *shape)  # takes no memory
         if self._is_video(column):
             frames = torch.from_numpy(self._video(column, shape, row))
             return self._kept(key, torch.cat([frames, frames[-1:]]))

@@ -48,6 +48,24 @@ EXTRA_TYPES = ("bool", "int64", "float32")
 _PREFIXES = (("image.", "observation.images."), ("goal_image.", "observation.goal_images."))
 
 
+def complaint(info: Any) -> str:
+    """The fault of what ``meta/info.json`` holds, if it has one."""
+    version = info.get("codebase_version") if isinstance(info, dict) else None
+    if not isinstance(info, dict) or version not in (VERSION, *OLDER):
+        return f"has codebase_version {version!r:.40}, but {', '.join((*OLDER, VERSION))} are read"
+    missing = [key for key in ("features", "fps", "data_path", "total_episodes", "total_frames") if key not in info]
+    if missing:
+        return f"has a meta/info.json without {missing}"
+    features, rate = info["features"], info["fps"]
+    if not isinstance(features, dict) or not isinstance(rate, int | float) or not 0 < rate < float("inf"):
+        return "has a meta/info.json whose features or fps are malformed"
+    for name, feature in features.items():
+        shape = feature.get("shape") if isinstance(feature, dict) else None
+        if not isinstance(shape, list) or not all(isinstance(d, int) for d in shape) or "dtype" not in feature:
+            return f"has a meta/info.json whose feature {name!r} lacks dtype or shape"
+    return ""
+
+
 def column_of(key: str) -> str:
     """Observation key -> column name."""
     if "/" in key:

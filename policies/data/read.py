@@ -66,10 +66,14 @@ FORMATS = (
 )
 
 
-def read_dataset(path: str | Path, bad: Bad | None = None) -> Episodes:
+def read_dataset(path: str | Path, bad: Bad | None = None, mine: lerobot.Mine | None = None) -> Episodes:
     """The episodes of a dataset, in memory. ``meta["notes"]`` says what its format lacks, and how it was filled in.
-    An episode that cannot be used is left out, and noted in ``bad``, where that is given; else the set is refused."""
-    return _format(Path(path)).read(Path(path), bad)
+    An episode that cannot be used is left out, and noted in ``bad``, where that is given; else the set is refused.
+    ``mine`` says of how many episodes which ones are read with their pictures."""
+    path = Path(path)
+    if mine is not None and (name := format_of(path)) != "lerobot":
+        raise refusal(path, f"is a {name} dataset, which is read whole; share_episodes=true takes those of LeRobot")
+    return _format(path).read(path, bad) if mine is None else lerobot.read_lerobot(path, bad, mine)
 
 
 def format_of(path: str | Path) -> str:
