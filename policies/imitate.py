@@ -118,7 +118,9 @@ class ImitationLearner:
         self.windows = windows.to(device)
         self._sharded = config.shard and ranks.size > 1
         if self._sharded and config.execution is not Execution.eager:
-            raise BurnishError(f"train.execution={config.execution.value} takes whole policies; leave out train.shard")
+            raise BurnishError(
+                f"train.execution={config.execution.value} does not go with train.shard=true; take eager"
+            )
         # Pictures of episodes that are shared out lie with the first rank, and so does a whole policy.
         self._shared = windows.shared
         tries = ranks.first or not (self._sharded or self._shared)
