@@ -91,9 +91,7 @@ def test_one_process_has_nothing_to_share():
 
 def test_a_recorded_update_is_refused():
     train = replace(TRAIN, shard=True, execution=Execution.compile)
-    with pytest.raises(
-        BurnishError, match=r"train\.execution=compile does not go with train\.shard=true; take eager"
-    ):
+    with pytest.raises(BurnishError, match=r"train\.execution=compile does not go with train\.shard=true; take eager"):
         learner(train=train, ranks=Ranks(0, 2))
 
 
