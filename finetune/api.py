@@ -128,7 +128,7 @@ def refine(
     config, world = _configured(env, method, {**counts, **settings})
     config = replace(config, policy=given, out=config.out if out is None else str(out))
     if config.processes != 1:
-        raise BurnishError("processes=2 starts a program of its own, which reads settings only: use `burnish finetune`")
+        raise BurnishError("processes= starts programs of their own, which read settings only: use `burnish finetune`")
     work, loop = refinement(config, base, world)
     if given is None and base is not None:
         work.identity = {**work.identity, "policy": _digest(base)}

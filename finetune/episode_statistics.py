@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from ..policies.core.tree import map_tree, rows
 from ..policies.core.types import Metrics, Outcome
 
 
@@ -23,7 +25,11 @@ class EpisodeStatistics:
         # intrinsic reward since the last report, of so many ticks
         self._bonus = torch.zeros(2, dtype=torch.float64, device=device)
 
-    def note(self, outcome: Outcome) -> None:
+    def note(self, outcome: Outcome, absent: Tensor | None = None) -> None:
+        """One decision of each world but those that are ``absent`` (N,), of which the outcome says nothing."""
+        if absent is not None:
+            outcome = _without(outcome, absent)
+            self.decisions -= int(absent.sum())
         self.decisions += len(outcome.reward)
         self.ticks += outcome.steps.sum()
         self._running += torch.stack([outcome.reward, outcome.steps])
@@ -41,10 +47,11 @@ class EpisodeStatistics:
         self._running *= ~ended
         self._won &= ~ended
 
-    def abandon(self) -> None:
-        """The episodes in progress will not be continued, and count as nothing."""
-        self._running.zero_()
-        self._won.zero_()
+    def abandon(self, worlds: Tensor | None = None) -> None:
+        """The episodes in progress will not be continued, in ``worlds`` (N,) or in all, and count as nothing."""
+        chosen = slice(None) if worlds is None else worlds
+        self._running[:, chosen] = 0
+        self._won[chosen] = False
 
     def report(self) -> Metrics:
         """Means over the episodes since the last report; "reward" is discounted within each chunk only, and "failure"
@@ -79,3 +86,13 @@ class EpisodeStatistics:
             mine = getattr(self, f"_{name}")
             found = state.get(name, torch.zeros_like(mine))  # older states do not know of all
             setattr(self, f"_{name}", found.to(mine, copy=True))
+
+
+def _without(outcome: Outcome, worlds: Tensor) -> Outcome:
+    """In ``worlds`` (N,) nothing happened."""
+
+    def rest(x: Tensor) -> Tensor:
+        return x * rows(~worlds, x)
+
+    facts = {name: rest(getattr(outcome, name)) for name in ("reward", "ended", "terminated", "steps")}
+    return outcome._replace(**facts, info=map_tree(rest, outcome.info))

@@ -24,7 +24,7 @@ from ..policies.core.config import LATER
 from ..policies.core.ranges import check_ranges
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.spec import EnvSpec
-from ..policies.core.tree import map_tree, to
+from ..policies.core.tree import index, map_tree, to
 from ..policies.core.types import Learner, Learns, Memory, Metrics, Obs, Outcome, Saved, Source
 from ..policies.core.wrapper import continues
 from ..policies.improve import Training
@@ -302,22 +302,36 @@ class OffPolicy(_Interaction[L]):
         obs, action, columns, outcome = self.decide(warm)
         return obs, action, {**columns, **{name: getattr(outcome, name) for name in self.learner.columns}}, outcome
 
-    def store(self, obs: Obs, action: Tensor, columns: dict[str, Tensor], outcome: Outcome, *, warm: bool) -> None:
-        """Remember it, and what is owed for it."""
-        self.learner.observe(obs)
-        valid, stored = outcome.valid, self.env.num_envs
-        intervened = self.interventions is not InterventionUse.taught and not bool(valid.all())
-        if intervened:
-            self.replay.cut(~valid)
-            if self.interventions is InterventionUse.left_out:
-                stored = int(valid.sum())
-            elif "executed" not in columns:  # else the learner reads that
+    def store(
+        self,
+        obs: Obs,
+        action: Tensor,
+        columns: dict[str, Tensor],
+        outcome: Outcome,
+        *,
+        warm: bool,
+        absent: Tensor | None = None,
+    ) -> None:
+        """Remember it, and what is owed for it. Worlds that are ``absent`` (N,) did not play: their place in the row
+        stays without meaning."""
+        self.learner.observe(obs if absent is None else index(obs, ~absent))
+        cut = ~outcome.valid & (self.interventions is not InterventionUse.taught)
+        left_out = cut & (self.interventions is InterventionUse.left_out)
+        if absent is not None:
+            cut, left_out = cut | absent, left_out | absent
+        stored, seam = self.env.num_envs, bool(cut.any())
+        if seam:
+            self.replay.cut(cut)
+            stored -= int(left_out.sum())
+            if (
+                self.interventions is InterventionUse.executed and "executed" not in columns
+            ):  # else the learner reads it
                 action = as_executed(action, outcome)
         if stored:
             self.replay.record(obs, action, outcome, columns)
             self.learner.stored(self.replay)
-        if intervened and 0 < stored < self.env.num_envs:
-            self.replay.leave_out(~valid)
+        if seam and 0 < stored < self.env.num_envs:
+            self.replay.leave_out(left_out)
         if not warm:
             self.owed += self.config.updates_per_decision * stored
 

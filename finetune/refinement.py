@@ -16,7 +16,9 @@ from omegaconf import MISSING
 
 from ..policies.acting import evaluator_of, recordings, starting_policy
 from ..policies.build import identity_of, where_of
+from ..policies.cli.executors import LOCAL, names_place
 from ..policies.cli.machine import prepare_machine, say
+from ..policies.cli.ray_tasks import address_of
 from ..policies.core.config import LATER
 from ..policies.core.errors import BurnishError
 from ..policies.core.ranges import check_ranges
@@ -43,6 +45,7 @@ from .method import LoopKind, Needs
 from .people.intervened_rows import InterventionUse
 from .people.interventions import supervisor_of
 from .processes.asynchronous import Asynchronous, AsynchronousConfig
+from .processes.ray_actors import RayActors
 from .table import METHODS, ONLINE, method_name, method_of
 from .warm_critic import adopt_critic
 from .warmup import require_longer
@@ -78,8 +81,10 @@ class FinetuneConfig:
     eval_every: int = 0  # decisions between two evaluations; 0: only before and after
     eval: EvalConfig = field(default_factory=EvalConfig)  # evaluations during training and at the end
     seed: int = 0  # seed of every random draw
-    processes: int = 1  # processes; 2: one acts while the other learns, for the methods that learn from a replay
-    asynchronous: AsynchronousConfig = field(default_factory=AsynchronousConfig)  # settings of processes=2
+    # processes; 2: one acts while the other learns, for the methods that learn from a replay; with more, all others act
+    processes: int = 1
+    on: str = LOCAL  # machines of the acting processes: local, ray or ray:HOST:PORT
+    asynchronous: AsynchronousConfig = field(default_factory=AsynchronousConfig)  # settings of several processes
     device: str = "cpu"  # device of the networks: cpu, cuda, cuda:1
     threads: int = 0  # CPU threads of torch; 0: as torch chooses
     # checkpoints hold what was trained, and of the weights of the base their sha256 alone
@@ -87,9 +92,19 @@ class FinetuneConfig:
     resume: bool = False  # continue the run that an interrupted call left at out=
 
     def __post_init__(self) -> None:
-        check_ranges(self, {"[1, inf)": "worlds total log_every save_every", "[0, inf)": "eval_every pretrain_updates"})
-        if self.processes not in (1, 2):
-            raise BurnishError(f"processes={self.processes} must be 1, or 2: one acts while the other learns")
+        positive = "worlds total log_every save_every processes"
+        check_ranges(self, {"[1, inf)": positive, "[0, inf)": "eval_every pretrain_updates"})
+        if not names_place(self.on):
+            raise BurnishError(f"on={self.on} is no place for acting processes; take local, ray or ray:HOST:PORT")
+        if self.on != LOCAL and self.processes == 1:
+            raise BurnishError(
+                f"on={self.on} is for acting processes; take some, such as processes=5: four act, one learns"
+            )
+        if self.processes > 1 and self.worlds % (self.processes - 1):
+            raise BurnishError(
+                f"worlds={self.worlds} does not divide among the {self.processes - 1} acting processes of "
+                f"processes={self.processes}; take a multiple of them"
+            )
 
 
 def refinement(
@@ -144,7 +159,7 @@ def refinement(
     learner = loop.learner
     if config.critic_from is not None:
         adopt_critic(learner, config.critic_from)
-    training = loop if config.processes == 1 else in_two_processes(config, loop)
+    training = loop if config.processes == 1 else in_processes(config, loop)
     if sentence := learner.describe():
         say(sentence)
     work = Improvement(
@@ -228,25 +243,35 @@ def explores_by_twin(config: FinetuneConfig) -> bool:
     return config.explore is not None and row_of(config.explore).twin
 
 
-def in_two_processes(config: FinetuneConfig, loop: Loop[Any]) -> Asynchronous:
-    """The off-policy loop with its worlds in a process of their own; another kind of loop is refused."""
+def in_processes(config: FinetuneConfig, loop: Loop[Any]) -> Asynchronous:
+    """The off-policy loop with its worlds in processes of their own; another kind of loop is refused."""
     if not isinstance(loop, OffPolicy):
         able = [name for name in ONLINE if METHODS[name].loop is LoopKind.off_policy]
         raise BurnishError(
-            f"processes=2 is for methods that learn from our replay, and method={method_name(config.method)} does not; "
-            f"take processes=1, or one of {', '.join(f'method={name}' for name in able)}"
+            f"processes={config.processes} is for methods that learn from our replay, and "
+            f"method={method_name(config.method)} does not; take processes=1, or one of "
+            f"{', '.join(f'method={name}' for name in able)}"
         )
-    if not config.threads:
-        torch.set_num_threads(max(1, torch.get_num_threads() - 1))  # one is the actor's
-    say("acting in a process of its own: how the two keep pace is up to the clock, so no such run repeats bit for bit")
-    return Asynchronous(loop, acting, config, config.asynchronous, total=config.total, seed=config.seed, tell=say)
+    actors, theirs, options = config.processes - 1, config, dict[str, Any]()
+    if config.on == LOCAL:
+        if not config.threads:
+            torch.set_num_threads(max(1, torch.get_num_threads() - actors))  # one each is theirs
+    else:
+        cluster = RayActors(address_of(config.on))
+        options = {"launch": cluster.launch, "share": cluster.share}
+        theirs = replace(config, device="cpu", threads=1)  # a core each; a GPU is the learner's
+    theirs = replace(theirs, worlds=config.worlds // actors, processes=2)
+    where = "a process of its own" if actors == 1 else f"{actors} processes of their own"
+    say(f"acting in {where}: how all keep pace is up to the clock, so no such run repeats bit for bit")
+    options |= {"actors": actors, "total": config.total, "seed": config.seed, "tell": say}
+    return Asynchronous(loop, acting, theirs, config.asynchronous, **options)
 
 
 def acting(config: FinetuneConfig, seed: int) -> OffPolicy[Any]:
     """The same method once more, as the acting process builds it."""
     device = prepare_machine(config.device, config.threads or 1)
     base, world, spec, env = scene(config, device, seed)
-    expert = intervener(config, world, spec, env)
+    expert = intervener(replace(config, seed=seed), world, spec, env)
     options: dict[str, Any] = {"expert": expert, "limits": spec.action, "seed": seed, "device": device}
     loop = prepare(config.method, base, env, probe=False, **options)
     assert isinstance(loop, OffPolicy), "the learner has one"

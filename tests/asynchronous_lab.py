@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +33,7 @@ from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.types import Decision, Learner, Metrics, Obs, Source, Step
 from burnish.policies.core.wrapper import Wrapper
 from burnish.policies.nets.critic import CriticConfig
+from burnish.policies.runs.checkpoint import numbered
 from scripted import TERMINATED, TRUNCATED, ScriptedWorld
 
 Pause = Callable[[], float]  # seconds
@@ -66,7 +69,8 @@ class Teller(Learner):
     def _act(self, obs: Obs, *, warm: bool, generator: torch.Generator, fresh: Any = None) -> Decision:
         count = len(obs["state"])
         action = torch.rand(count, *self.shape, generator=generator)
-        return Decision(action, {"heard": self.weights.repeat(count), "warm": torch.full((count,), warm)})
+        who = torch.full((count,), generator.initial_seed() % 2**31)  # each actor has a seed of its own
+        return Decision(action, {"heard": self.weights.repeat(count), "warm": torch.full((count,), warm), "who": who})
 
     def update(self, source: Source) -> Metrics:
         source.sample()
@@ -91,6 +95,7 @@ class Telling(NamedTuple):
     loop: OffPolicyConfig
     world_pause_s: float = 0.0
     trouble: str = ""  # of the acting process
+    actors: int = 1
 
 
 LENGTHS = (5, 7)  # of the episodes of the two worlds, in ticks; a decision takes two
@@ -103,8 +108,10 @@ def telling(config: Telling, seed: int) -> OffPolicy[Any]:
         raise BurnishError("there is no world today")
     if seed and config.trouble == "bug":
         raise RuntimeError("an accident")
-    env: Any = ScaledEnv(Slow(ScriptedWorld(ENDS), lambda: config.world_pause_s))
-    return OffPolicy(Teller(2, 2), ChunkEnv(env, 2, 0.9), Replay(config.loop.capacity, 2), config.loop, seed=seed)
+    ends = ENDS * (1 if seed else config.actors)  # the learner, of seed 0, knows the worlds of all
+    env: Any = ScaledEnv(Slow(ScriptedWorld(ends), lambda: config.world_pause_s))
+    replay = Replay(config.loop.capacity, len(ends))
+    return OffPolicy(Teller(2, 2), ChunkEnv(env, 2, 0.9), replay, config.loop, seed=seed)
 
 
 def small_sac(spec: Any, seed: int = 0) -> SAC:
@@ -216,3 +223,34 @@ def alive(pid: int) -> bool:
 def descendants(pid: int) -> list[int]:
     found = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return found + [deeper for child in found for deeper in descendants(child)]
+
+
+# ---- the command ----
+
+CODE = "import sys, torch; torch.set_num_threads(1); from burnish.policies.cli.cli import main; sys.exit(main())"
+TINY = ["method.loop.warmup=40", "method.loop.batch=8", "method.loop.updates_per_decision=0.5"]
+TINY += [f"method.sac.{word}" for word in ("critic.hidden=[8]", "critic.members=2", "agent.hidden=[8]")]
+RUN = ["finetune", "method=rlpd", "env=point_reach", "worlds=2", "total=400", "log_every=80", "save_every=80"]
+RUN += ["eval.episodes=2", "eval.worlds=2", "eval.confirm=2", "processes=2", *TINY]
+
+
+def begun(folder: Path, *more: str) -> tuple[subprocess.Popen, list[int], int]:
+    """The command in a process group of its own, once it has saved something anew; its children; what it has saved."""
+    had, words = newest_step(folder), [*RUN, *more, f"out={folder}", "resume=true"]
+    process = subprocess.Popen([sys.executable, "-c", CODE, *words], stdout=subprocess.DEVNULL, start_new_session=True)
+    deadline = time.monotonic() + 120
+    while newest_step(folder) == had:
+        assert process.poll() is None and time.monotonic() < deadline, "nothing was saved"
+        time.sleep(0.01)
+    return process, descendants(process.pid), newest_step(folder)
+
+
+def newest_step(folder: Path) -> int:
+    return max((int(path.name) for path in numbered(folder / "checkpoints")), default=0)
+
+
+def all_gone(pids: list[int], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not any(alive(pid) for pid in pids)

@@ -120,6 +120,11 @@ def test_the_weights_that_travel_are_all_that_an_actor_is(name: str):
     adopt(theirs.learner.actor, unpack(pack({"actor": ours.learner.actor.state_dict()}))["actor"])
     for warm in (False, True):
         assert torch.equal(choice(ours, warm), choice(theirs, warm))
+    # One of several actors plays fewer worlds than the learner knows.
+    alone = prepare(config, base, seam_env(SeamWorld(1)), probe=False, seed=2)
+    adopt(alone.learner.actor, ours.learner.actor.state_dict())
+    mine, given = (encode(loop.learner.actor.state_dict())[1] for loop in (alone, ours))
+    assert all(torch.equal(mine[name], x) for name, x in given.items()) and given
 
 
 # ---- who waits for whom ----

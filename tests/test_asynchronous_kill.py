@@ -18,11 +18,15 @@ import pytest
 from asynchronous_lab import (
     LENGTHS,
     PLAIN,
+    RUN,
     Telling,
     Threads,
     alive,
+    all_gone,
+    begun,
     descendants,
     killed,
+    newest_step,
     telling,
     together,
     within,
@@ -31,7 +35,6 @@ from burnish.finetune.processes.actor_process import GRACE_S
 from burnish.offline.replay import Replay
 from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.runs.checkpoint import numbered
 from burnish.policies.runs.run import read_metrics
 from seam import replay_rows
 from soak import often
@@ -66,17 +69,17 @@ def killed_at_random(kills: int, seed: int, **options: Any) -> None:
         for number in range(1, kills + 1):
             for _ in range(chance.randrange(3, 30)):
                 both.iterate()
-            processes.append(both._actors[-1].process)
+            processes.append(both._slots[0].handles[-1].process)
             time.sleep(chance.uniform(0, 0.02))
             killed(processes[-1])
             at = time.monotonic()
             while both.deaths < number:
                 both.iterate()
             assert told[-1][0] - at < 1, "the learner did not notice"
-            both._recent.clear()  # these are no accidents
+            both._slots[0].deaths.clear()  # these are no accidents
         while both.loop.statistics.decisions < total:
             both.iterate()
-        processes.append(both._actors[-1].process)
+        processes.append(both._slots[0].handles[-1].process)
         both.close()
     assert len(told) == kills and all("another one begins" in line for _, line in told)
     assert not any(process.is_alive() or (process.pid and alive(process.pid)) for process in processes)
@@ -122,34 +125,6 @@ def test_an_actor_that_cannot_live_ends_the_run_in_a_sentence(trouble: str, live
 
 
 # ---- the command ----
-
-CODE = "import sys, torch; torch.set_num_threads(1); from burnish.policies.cli.cli import main; sys.exit(main())"
-TINY = ["method.loop.warmup=40", "method.loop.batch=8", "method.loop.updates_per_decision=0.5"]
-TINY += [f"method.sac.{word}" for word in ("critic.hidden=[8]", "critic.members=2", "agent.hidden=[8]")]
-RUN = ["finetune", "method=rlpd", "env=point_reach", "worlds=2", "total=400", "log_every=80", "save_every=80"]
-RUN += ["eval.episodes=2", "eval.worlds=2", "eval.confirm=2", "processes=2", *TINY]
-
-
-def begun(folder: Path) -> tuple[subprocess.Popen, list[int], int]:
-    """The command in a process group of its own, once it has saved something anew; its children; what it has saved."""
-    had, words = newest_step(folder), [*RUN, f"out={folder}", "resume=true"]
-    process = subprocess.Popen([sys.executable, "-c", CODE, *words], stdout=subprocess.DEVNULL, start_new_session=True)
-    deadline = time.monotonic() + 120
-    while newest_step(folder) == had:
-        assert process.poll() is None and time.monotonic() < deadline, "nothing was saved"
-        time.sleep(0.01)
-    return process, descendants(process.pid), newest_step(folder)
-
-
-def newest_step(folder: Path) -> int:
-    return max((int(path.name) for path in numbered(folder / "checkpoints")), default=0)
-
-
-def all_gone(pids: list[int], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not any(alive(pid) for pid in pids)
 
 
 @pytest.mark.slow
@@ -215,7 +190,11 @@ def test_a_world_that_hangs_does_not_outlive_its_learner():
             ["method=gaussian_ppo", "processes=2"],
             "method=gaussian_ppo does not; take processes=1, or one of method=dsrl",
         ),
-        (["method=rlpd", "processes=3"], "processes=3 must be 1, or 2"),
+        (["method=rlpd", "processes=0"], "processes=0 must be at least 1"),
+        (["method=rlpd", "processes=4"], "worlds=8 does not divide among the 3 acting processes of processes=4"),
+        (["method=rlpd", "on=ray"], "on=ray is for acting processes; take some, such as processes=5"),
+        (["method=rlpd", "processes=3", "on=moon"], "on=moon is no place for acting processes; take local, ray or"),
+        (["method=gaussian_ppo", "processes=3", "on=ray"], "method=gaussian_ppo does not; take processes=1, or one of"),
         (["method=rlpd", "processes=2", "asynchronous.backlog=-1"], "asynchronous.backlog=-1 must be at least 0"),
         (["method=rlpd", "asynchronous.publish_every=0"], "asynchronous.publish_every=0 must be at least 1"),
     ],

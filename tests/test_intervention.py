@@ -299,6 +299,9 @@ def test_demonstrations_are_what_somebody_else_played(rows: int, everything: boo
         drawn = lessons.sample(400)
         assert set(drawn["obs"]["state"].flatten().tolist()) == taught
         assert torch.equal(drawn["next_obs"]["state"], drawn["obs"]["state"] + 2)
+    replay.leave_out(torch.tensor([True, False]))
+    left = Demonstrations(replay, everything=everything).sample(400)["obs"]["state"].flatten().tolist()
+    assert set(left) == taught - {told[-1][0][0]}, "what the replay leaves out is no demonstration"
 
 
 def test_recordings_and_help_are_equally_likely_and_recordings_pay_nothing() -> None:

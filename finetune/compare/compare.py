@@ -33,7 +33,7 @@ import yaml
 
 from ...policies.best import BEST
 from ...policies.build import load_policy, weights_of
-from ...policies.cli.executors import LOCAL, RAY, executor
+from ...policies.cli.executors import LOCAL, executor, names_place
 from ...policies.cli.machine import say
 from ...policies.core import files
 from ...policies.core.config import differences, to_data
@@ -100,7 +100,7 @@ class CompareConfig:
             raise BurnishError("base=... must name a checkpoint, and methods=... at least one method; see --help")
         positive = "seeds budget episodes evaluations evaluation_episodes confirm_episodes worlds"
         check_ranges(self, {"[1, inf)": positive, "[0, inf)": "seed videos jobs"})
-        if self.on not in (LOCAL, SLURM) and self.on.partition(":")[0] != RAY:
+        if self.on != SLURM and not names_place(self.on):
             raise BurnishError(f"on={self.on} is no place for runs; take local, ray, ray:HOST:PORT or slurm")
         if self.videos > self.episodes:
             raise BurnishError(

@@ -343,7 +343,7 @@ class Demonstrations:
             return
         rows = replay.latest(new)
         intervened, steps = rows["intervened"], rows["steps"]
-        taught = intervened[..., 0] | self.everything
+        taught = (intervened[..., 0] | self.everything) & replay.learnable(new)
         places = torch.cat([self._places, taught.flatten().nonzero()[:, 0] + (replay.added - new) * worlds])
         self._places, self._seen = places[places >= self._oldest], replay.added
         ticks = torch.stack([intervened.sum((1, 2)), steps.sum(1)], 1)

@@ -22,11 +22,11 @@ from torch import Tensor
 
 from ...policies.cli.verb_process import child_imports, import_modules
 from ...policies.core.errors import BurnishError
-from ...policies.core.tree import to
+from ...policies.core.tree import concatenate, to
 from ...policies.core.types import Actor, Obs, Outcome
 from ...policies.runs.state_codec import encode
 from ..loops import OffPolicy
-from .mailbox import Mailbox
+from .mailbox import Line, Mailbox
 
 READY, ROW, FAILED = b"h", b"r", b"f"  # what the actor writes
 WEIGHTS, TAKEN = b"w", b"t"  # what it is written; the second says that one more row was taken up
@@ -47,10 +47,10 @@ class ActorConfig(NamedTuple):
 
 
 class Running(Protocol):
-    """A process, as ``multiprocessing`` has it."""
+    """A process, as ``multiprocessing`` has it; on a cluster words stand for the exit status."""
 
     @property
-    def exitcode(self) -> int | None: ...
+    def exitcode(self) -> int | str | None: ...
 
     def is_alive(self) -> bool: ...
 
@@ -73,8 +73,9 @@ def act(mail: Mailbox, make: Make, config: Any, acting: ActorConfig) -> None:
                 taken += message.kind == TAKEN
                 if message.kind == WEIGHTS:
                     news = message.read()
-                    age = int(news["updates"])
-                    adopt(loop.learner.actor, news["actor"])
+                    if age is None or news["updates"] > age:  # a cluster may change the order of large messages
+                        age = int(news["updates"])
+                        adopt(loop.learner.actor, news["actor"])
             if mail.closed or age is None:
                 return
             waited_s = time.perf_counter() - began
@@ -96,12 +97,13 @@ def as_row(obs: Obs, action: Tensor, columns: dict[str, Tensor], outcome: Outcom
     return {"obs": obs, "action": action, "columns": columns, "facts": facts, "info": info}
 
 
-def of_row(row: dict[str, Any], device: torch.device) -> tuple[Obs, Tensor, dict[str, Tensor], Outcome]:
-    """One row from the acting process: observation, action, columns of the actor, and outcome."""
-    facts = dict(row["facts"])
-    led_to = to(facts.pop("next_obs"), device)
-    outcome = Outcome(obs=led_to, next_obs=led_to, info=to(row["info"], device), **to(facts, device))
-    return to(row["obs"], device), row["action"].to(device), to(row["columns"], device), outcome
+def of_rows(rows: Sequence[dict[str, Any]], device: torch.device) -> tuple[Obs, Tensor, dict[str, Tensor], Outcome]:
+    """One row of each acting process as one of all: observation, action, columns of the actor, and outcome."""
+    parts = [{name: x for name, x in row.items() if isinstance(x, (dict, Tensor))} for row in rows]
+    row: dict[str, Any] = to(concatenate(parts), device)
+    facts = row["facts"]
+    led_to = facts.pop("next_obs")
+    return row["obs"], row["action"], row["columns"], Outcome(obs=led_to, next_obs=led_to, info=row["info"], **facts)
 
 
 @torch.no_grad()
@@ -129,7 +131,7 @@ def leave() -> None:
 
 
 def run_actor(
-    connection: Connection,
+    connection: Line,
     make: Make,
     config: Any,
     acting: ActorConfig,
@@ -172,10 +174,10 @@ def spawned(make: Make, config: Any, acting: ActorConfig) -> tuple[Running, Conn
     return process, ours
 
 
-def gone(process: Running) -> int | None:
-    """Its exit status, once it has left or was made to."""
+def gone(process: Running, grace_s: float = GRACE_S) -> str:
+    """How it ended, once it has left or was made to."""
+    process.join(grace_s)
+    process.kill()  # nothing, where it has left
     process.join(GRACE_S)
-    if process.is_alive():
-        process.kill()
-        process.join(GRACE_S)
-    return process.exitcode
+    status = process.exitcode
+    return status if isinstance(status, str) else f"exit status {status}"

@@ -11,8 +11,7 @@ import json
 import threading
 from collections import deque
 from collections.abc import Callable
-from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import safetensors.torch
 
@@ -29,11 +28,27 @@ class Message(NamedTuple):
         return unpack(self.body)
 
 
-class Mailbox:
-    """One end of a pipe. ``lost`` is called, in the reading thread, once nothing more can arrive."""
+class Line(Protocol):
+    """A way to another process: a ``Connection`` of multiprocessing, or what stands for it on a cluster."""
 
-    def __init__(self, connection: Connection, lost: Callable[[], None] = lambda: None) -> None:
-        self._connection, self._lost = connection, lost
+    def send_bytes(self, data: Any, /) -> None: ...
+
+    def recv_bytes(self) -> bytes: ...
+
+    def close(self) -> None: ...
+
+
+class Mailbox:
+    """One end of a line. The reading thread calls ``arrived`` for each message and at the end, and ``lost`` once
+    nothing more can arrive."""
+
+    def __init__(
+        self,
+        connection: Line,
+        lost: Callable[[], object] = lambda: None,
+        arrived: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._connection, self._lost, self._arrived = connection, lost, arrived
         self._messages: deque[Message] = deque()
         self._news, self._writing = threading.Condition(), threading.Lock()
         self.closed = False  # no message will come but those that are waiting
@@ -46,11 +61,11 @@ class Mailbox:
 
     def send(self, kind: bytes, content: dict[str, Any] | None = None) -> None:
         """To a process that is gone nothing is sent; ``closed`` tells."""
-        self._write(kind + (b"" if content is None else pack(content)))
+        self.post(packed(kind, content))
 
     def stop(self) -> None:
         """The last word: the other end reads no further, and hangs up."""
-        self._write(b"")
+        self.post(b"")
 
     def take(self, *, wait: bool) -> Message | None:
         """The oldest message; nothing where none has come yet, or, having waited, where none will come any more."""
@@ -59,7 +74,8 @@ class Mailbox:
                 self._news.wait_for(lambda: self._messages or self.closed)
             return self._messages.popleft() if self._messages else None
 
-    def _write(self, data: bytes) -> None:
+    def post(self, data: Any) -> None:
+        """A message that is ``packed`` already."""
         try:
             with self._writing:
                 self._connection.send_bytes(data)
@@ -72,6 +88,7 @@ class Mailbox:
                 with self._news:
                     self._messages.append(Message(data[:1], data[1:]))
                     self._news.notify_all()
+                self._arrived()
         except (EOFError, OSError):
             pass  # hung up, or killed
         with self._writing:
@@ -79,7 +96,13 @@ class Mailbox:
         with self._news:
             self.closed = True
             self._news.notify_all()
+        self._arrived()
         self._lost()
+
+
+def packed(kind: bytes, content: dict[str, Any] | None = None) -> bytes:
+    """A message as it travels."""
+    return kind + (b"" if content is None else pack(content))
 
 
 def pack(content: dict[str, Any]) -> bytes:

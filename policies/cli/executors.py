@@ -13,9 +13,10 @@ from typing import Protocol
 from ..core import files
 from ..core.threads import usable_cores
 from ..runs.interrupt import Stop
+from .ray_tasks import RAY, RayTasks, address_of
 from .verb_process import start_verb
 
-LOCAL, RAY = "local", "ray"
+LOCAL = "local"
 POLL_S = 0.2
 
 
@@ -50,11 +51,14 @@ class Processes:
         return process.returncode
 
 
+def names_place(on: str) -> bool:
+    """Whether a setting is ``on=local``, ``on=ray`` or ``on=ray:ADDRESS``."""
+    return on == LOCAL or on.partition(":")[0] == RAY
+
+
 def executor(on: str, device: str = "cpu") -> Executor:
     """The one that a setting ``on=local``, ``on=ray`` or ``on=ray:ADDRESS`` names, for verbs of one thread and perhaps
     a GPU."""
     if on == LOCAL:
         return Processes()
-    from .ray_tasks import RayTasks
-
-    return RayTasks(on.removeprefix(RAY).removeprefix(":") or None, gpus=0 if device == "cpu" else 1)
+    return RayTasks(address_of(on), gpus=0 if device == "cpu" else 1)

@@ -19,25 +19,36 @@ from ..core.errors import BurnishError, reason
 from ..runs.interrupt import Stop
 from .verb_process import VARIABLE, child_imports
 
+RAY = "ray"
 LOSSES = 10  # nodes that one verb may lose
 WAIT_S = 1.0  # between two looks whether a stop is wanted
 
 
+def connected(address: str | None) -> Any:
+    """Ray, joined to the cluster at ``address``; None is the one of this machine, or a new one."""
+    try:
+        ray: Any = import_module("ray")
+    except ImportError as error:
+        raise BurnishError("on=ray needs Ray; pip install 'burnish[ray]'") from error
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if not ray.is_initialized():
+        try:
+            ray.init(address, log_to_driver=False, logging_level="warning", configure_logging=False)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise BurnishError(f"no Ray cluster answers at {address or 'this machine'}: {reason(error)}") from error
+    return ray
+
+
+def address_of(on: str) -> str | None:
+    """The address in a setting ``on=ray`` or ``on=ray:ADDRESS``, None where it gives none."""
+    return on.removeprefix(RAY).removeprefix(":") or None
+
+
 class RayTasks:
-    """The executor of ``on=ray``; ``address`` is that of a cluster, None for the one of this machine, or a new one."""
+    """The executor of ``on=ray``; ``address`` as in ``connected``."""
 
     def __init__(self, address: str | None = None, gpus: int = 0) -> None:
-        try:
-            ray: Any = import_module("ray")
-        except ImportError as error:
-            raise BurnishError("on=ray needs Ray; pip install 'burnish[ray]'") from error
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        self._ray = ray
-        if not ray.is_initialized():
-            try:
-                ray.init(address, log_to_driver=False, logging_level="warning", configure_logging=False)
-            except (ConnectionError, ValueError, RuntimeError) as error:
-                raise BurnishError(f"no Ray cluster answers at {address or 'this machine'}: {reason(error)}") from error
+        self._ray = ray = connected(address)
         # Each call has a process of its own, which ends with it.
         self._task = ray.remote(num_cpus=1, num_gpus=gpus, max_calls=1, max_retries=LOSSES)(play_here)
 
@@ -64,10 +75,8 @@ class RayTasks:
 
 def play_here(words: Sequence[str], log: str, folder: str, modules: Sequence[str], places: Sequence[str]) -> int:
     """The task itself, on whichever node: one verb, with its output in ``log``; exit status."""
-    if not Path(folder).is_dir():
-        raise BurnishError(f"a node has no folder {folder}; on=ray needs folders that all nodes share")
-    os.chdir(folder)
-    sys.path += [place for place in places if place not in sys.path]
+    enter(folder)
+    find(places)
     os.environ[VARIABLE] = ",".join(modules)
     from .cli import main
 
@@ -80,3 +89,15 @@ def play_here(words: Sequence[str], log: str, folder: str, modules: Sequence[str
         except Exception:  # as a process of its own would say it
             traceback.print_exc()
             return 1
+
+
+def enter(folder: str) -> None:
+    """A node works where the user does."""
+    if not Path(folder).is_dir():
+        raise BurnishError(f"a node has no folder {folder}; on=ray needs folders that all nodes share")
+    os.chdir(folder)
+
+
+def find(places: Sequence[str]) -> None:
+    """A node imports from where the user does."""
+    sys.path += [place for place in places if place not in sys.path]

@@ -28,6 +28,15 @@ def stack(trees: Sequence[Mapping[str, Tensor]], dim: int = 0) -> Tree:
     return {key: torch.stack([t[key] for t in trees], dim) for key in trees[0]}
 
 
+def concatenate(trees: Sequence[Mapping[str, Any]]) -> Tree:
+    """One tree out of several with the same keys, whose rows follow each other."""
+    found: dict[str, Any] = {}
+    for key, x in trees[0].items():
+        parts = [tree[key] for tree in trees]
+        found[key] = torch.cat(parts) if isinstance(x, Tensor) else concatenate(parts)
+    return found
+
+
 def index(tree: Mapping[str, Tensor], rows: Any) -> Tree:
     """The given rows (an index, slice or mask) of each tensor of a tree."""
     return map_tree(lambda x: x[rows], tree)
