@@ -13,6 +13,7 @@ changes no bit of its picture.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import weakref
 from collections.abc import Sequence
@@ -84,7 +85,8 @@ def film_camera(model: mujoco.MjModel) -> str:
 def _close(painters: Sequence[_Painter]) -> None:
     for painter in painters:
         # Not waited for: the collector of garbage may run in any thread, this painter's too.
-        painter.thread.submit(painter.free)
+        with contextlib.suppress(RuntimeError):  # no thread takes work any more when the program ends
+            painter.thread.submit(painter.free)
         painter.thread.shutdown(wait=False)
 
 

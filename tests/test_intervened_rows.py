@@ -16,7 +16,7 @@ from burnish.finetune.build import prepare
 from burnish.finetune.people.dagger import corrected
 from burnish.finetune.people.intervened_rows import InterventionUse, as_executed
 from burnish.finetune.ppo import PPO, RewardScale
-from burnish.finetune.processes.actor_process import as_row, of_row
+from burnish.finetune.processes.actor_process import as_row, of_rows
 from burnish.finetune.rollout import Rollout
 from burnish.finetune.table import METHODS, ONLINE
 from burnish.offline.replay import Replay
@@ -252,7 +252,7 @@ def test_who_played_reaches_the_other_process():
         decision = here.played(warm=True)
         here.store(*decision, warm=True)
         row = as_row(*decision)
-        there.store(*of_row(row, torch.device("cpu")), warm=True)
+        there.store(*of_rows([row], torch.device("cpu")), warm=True)
     assert same(here.replay.latest(), there.replay.latest())
     assert bool((here.replay.latest()["action"] == DEED).any())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -175,6 +176,18 @@ def test_contexts_are_opened_late_and_freed():
     while painters() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not painters()
+
+
+def test_contexts_that_outlive_their_threads_go_quietly(monkeypatch):
+    said: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+    env: Any = make_env(LOOKING, 1)
+    env.reset()
+    (painter,) = env._pixels._painters
+    painter.thread.shutdown()  # as the interpreter does at the end of a program that still holds the worlds
+    del env, painter
+    gc.collect()
+    assert not said
 
 
 def test_the_first_backend_that_works_is_taken(monkeypatch):
