@@ -132,7 +132,7 @@ def test_the_acting_process_knows_the_worlds_of_its_learner(tmp_path, monkeypatc
         import_module("acme_worlds")
     process, connection = spawned(knows, None, ActorConfig(0, 0, 0, None))
     assert answer(connection) == f"known: {imported}"
-    assert gone(process) == 0
+    assert gone(process) == "exit status 0"
 
 
 def answer(connection: Connection) -> str:
