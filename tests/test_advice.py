@@ -192,7 +192,8 @@ def test_success_that_falls_while_the_critic_promises_more_is_being_put_off(succ
     reports = [{"episode/count": 50.0, **row} for row in before]
     reports.append({"episode/count": float(count), "episode/success": success, "q/mean": q})
     lines: list[str] = []
-    report = advised(Reporting(steered(), reports), lines.append)  # type: ignore[arg-type]
+    loop: Any = Reporting(steered(), reports)
+    report = advised(loop, lines.append)
     assert [report()["advice/putting_off"] for _ in range(3)] == [0, 0, warned] and len(lines) == warned
     if warned:
         assert "from 70% to 30%" in lines[0] and "rewards.shift=-0.02" in lines[0]

@@ -48,7 +48,8 @@ LEVELS = [Remember.embeddings, Remember.keys]
 
 def discs(frozen: bool = True, **changes: Any) -> SmolVLA:
     spec = chunk_spec(make_env(DiscsConfig(), 1).spec, ChunkConfig(4, 2)).reading(Words.of(SENTENCES))
-    small = {"vision": VisionConfig(16, 4, 8, 1, 2, 8, 2), "language": LanguageConfig(32, 8, 2, 2, 1, 4, 8)}
+    looks = VisionConfig(16, 4, 8, 1, 2, 8, 2, stem=True, instance_norm=True, film=True)  # as tiny_vla does
+    small = {"vision": looks, "language": LanguageConfig(32, 8, 2, 2, 1, 4, 8)}
     settings = TinyVLAConfig(steps=2, action_dim=5, frozen=frozen, expert=ExpertConfig(8, 2, 8), **small, **changes)
     return build_policy(settings, spec, seed=1)
 

@@ -16,7 +16,7 @@ from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from burnish.policies.flow import sample_time
 from burnish.policies.trainable import Remember
 from burnish.policies.vla.lerobot import write
-from burnish.policies.vla.prefix import Stem, resized
+from burnish.policies.vla.prefix import Stem, VisionModel, resized
 from burnish.policies.vla.sizes import ExpertConfig, LanguageConfig, VisionConfig
 from burnish.policies.vla.smolvla import LATEST, TIMES, SmolVLA, TinyVLAConfig
 
@@ -132,3 +132,43 @@ def test_a_channel_of_the_normalised_stem_says_where_it_differs_from_itself(norm
     # The variance is 1 up to the 1e-5 that keeps a constant channel from being divided by 0.
     assert norm == torch.allclose(mean, torch.zeros_like(mean), atol=1e-9)
     assert norm == torch.allclose(variance, torch.ones_like(variance), atol=1e-2)
+
+
+def scenes(count: int, source: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pictures of one background with a red thing of two pixels across, and where it lies, of mean 0 and variance 1."""
+    place = torch.randint(2, 28, (count, 2), generator=source)
+    pictures = torch.full((count, 3, 32, 32), -0.2)
+    pictures[:, :, :10] = -1.0
+    pictures[:, :2, 4:14, 14:18] = 0.7
+    for picture, (row, column) in zip(pictures, place.tolist(), strict=True):
+        picture[:, row : row + 2, column : column + 2] = torch.tensor([0.7, -0.7, -0.7])[:, None, None]
+    return pictures, (place.float() - 14.5) / 7.5
+
+
+def unexplained(norm: bool) -> float:
+    """The share of the variance of that place that is left to a small tower after 300 updates."""
+    torch.manual_seed(0)
+    tower = VisionModel(VisionConfig(32, 4, 32, 1, 4, 64, 2, stem=True, instance_norm=norm), 8)
+    look, out = torch.nn.MultiheadAttention(32, 4, batch_first=True), torch.nn.Linear(32, 1)
+    query = torch.nn.Parameter(0.1 * torch.randn(2, 32))
+    parts = [*tower.parameters(), *look.parameters(), *out.parameters(), query]
+    optimizer, source = torch.optim.Adam(parts, 2e-3), generator(0, "scenes")
+
+    def error(count: int) -> torch.Tensor:
+        pictures, place = scenes(count, source)
+        tokens = tower(pictures)
+        found, _ = look(query.expand(count, -1, -1), tokens, tokens)
+        return (out(found)[..., 0] - place).square().mean()
+
+    for _ in range(300):
+        optimizer.zero_grad()
+        error(32).backward()
+        optimizer.step()
+    with torch.no_grad():
+        return float(error(256))
+
+
+@pytest.mark.slow
+def test_a_small_thing_is_found_before_a_large_background_with_the_norm_alone():
+    # Of three seeds .01 to .08 were left with it, and .96 to 1.09 without.
+    assert unexplained(norm=True) < 0.4 and unexplained(norm=False) > 0.8

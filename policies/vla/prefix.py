@@ -74,8 +74,7 @@ class Parts(nn.Module):
 class Stem(nn.Module):
     """Two strided convolutions that also see where a pixel lies. Small models do not learn from plain patches: with
     them, language was not followed at all (.10 of episodes against .93 of three tasks). Nor do they find what is small
-    before a large background, until ``norm`` takes that away: the places of three cubes, four pixels wide, were
-    learnt in 300 updates, and not in 600 without."""
+    before a large background, until ``norm`` takes that away (`tests/test_vla_small.py`)."""
 
     def __init__(self, width: int, patch: int, norm: bool = False) -> None:
         super().__init__()
