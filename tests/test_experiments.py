@@ -19,7 +19,7 @@ ALL = sorted((Path(configs.__file__).parent / "experiment").glob("*/*.yaml"))
 EXPERIMENTS = [path for path in ALL if "sparse" not in f"{path.parent.name} {path.read_text()}"]
 BUDGET = {"insert_hidden": 200_000}  # control steps; of other tasks 100 000
 FEW = {"imagine": 14_400}  # methods that are made for fewer
-KINDS = {"dsrl_aliased": "dsrl", "residual_sac": "residual_td3"}  # one method, another variant
+KINDS = {"dsrl_aliased": "dsrl", "dsrl_timed": "dsrl", "residual_sac": "residual_td3"}  # one method, another variant
 EVERY_TICK = ("residual_td3", "residual_ppo", "gaussian_ppo")  # others decide once in the 4 ticks that bases execute
 
 
