@@ -152,10 +152,10 @@ def test_every_instruction_has_its_own_success():
 
 
 # With 48 episodes one standard error is at most 0.07; bounds are three of them around what 96 episodes gave: .98 with
-# all 18 instructions, .92 and .84 with the usual ones.
+# all 18 instructions, .92 with the usual ones, and .27 of the clumsy one, who misses cubes and puts none onto another.
 @pytest.mark.sim
 @pytest.mark.slow
-@pytest.mark.parametrize(("level", "low", "high"), [("clean", 0.9, 1), ("noisy", 0.8, 1), ("clumsy", 0.65, 0.96)])
+@pytest.mark.parametrize(("level", "low", "high"), [("clean", 0.9, 1), ("noisy", 0.8, 1), ("clumsy", 0.06, 0.48)])
 def test_experts_of_tabletop(level: str, low: float, high: float):
     texts = list(SKILLS) if level == "clean" else TabletopConfig().instructions
     found = played(TabletopConfig(instructions=texts), level, 48)
