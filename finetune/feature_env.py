@@ -20,7 +20,7 @@ from ..policies.core.spec import VISION, ObsSpec, is_image
 from ..policies.core.tree import index
 from ..policies.core.types import Obs, Outcome, Step, VecEnv
 from ..policies.core.wrapper import Wrapper
-from ..policies.features import require_features, summarized
+from ..policies.features import read_alone, require_features, summarized
 from ..policies.nets.encoder import ObsEncoder
 from ..policies.trainable import Remember
 
@@ -56,17 +56,24 @@ class FeatureWorlds(Wrapper):
     # Rules of the world are about what the world itself shows.
     known_outcome = known_dynamics = parametric_dynamics = property(lambda _: None)
 
-    def __init__(self, env: VecEnv, looking: ObsEncoder) -> None:
+    def __init__(self, env: VecEnv, looking: Any) -> None:
         super().__init__(env)
         self.looking = looking
-        self.spec = replace(env.spec, obs=looking.feature_shapes())
+        self.spec = replace(env.spec, obs=looking.feature_shapes(Remember.keys))
 
     def reset(self, mask: Tensor | None = None, seeds: Sequence[int] | None = None) -> Obs:
-        return self.looking.features(self.env.reset(mask, seeds))
+        return self.looking.features(self.env.reset(mask, seeds), Remember.keys)
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         step = self.env.step(action, active)
-        return step._replace(obs=self.looking.features(step.obs))
+        return step._replace(obs=self.looking.features(step.obs, Remember.keys))
+
+
+def looked_at(env: VecEnv, base: Any, features: bool) -> tuple[VecEnv, set[str]]:
+    """``env``, with ``features`` as the network of ``base`` sees it, and the keys that this network alone reads."""
+    if features:
+        env = FeatureWorlds(env, require_features(base, "features=true"))
+    return env, read_alone(env.spec.obs)
 
 
 def without_pictures(env: VecEnv, policy: Any, **known: Any) -> VecEnv:

@@ -46,4 +46,9 @@ def featured(obs: Obs, base: Any, seen: ObsSpec) -> Obs:
 
 def summarized(seen: ObsSpec) -> ObsSpec:
     """``seen`` without what the model alone reads: the vector of features, and the rest."""
-    return ObsSpec({key: shape for key, shape in seen.shapes.items() if not key.startswith(f"{FEATURES}.")})
+    return ObsSpec({key: shape for key, shape in seen.shapes.items() if key not in read_alone(seen)})
+
+
+def read_alone(seen: ObsSpec) -> set[str]:
+    """The keys of ``seen`` that the model alone reads."""
+    return {key for key in seen.shapes if key.startswith(f"{FEATURES}.")}

@@ -16,7 +16,7 @@ from burnish.finetune.actors.noisy_flow import NoiseConfig, NoisyFlowActor
 from burnish.finetune.actors.sde_flow import SDEConfig, SDEFlowActor
 from burnish.finetune.build import prepare
 from burnish.finetune.feature_env import FeatureEnv
-from burnish.finetune.loops import OnPolicyConfig
+from burnish.finetune.loops import OffPolicyConfig, OnPolicyConfig
 from burnish.finetune.methods.dsrl import Variant
 from burnish.finetune.methods.grpo import GRPOConfig
 from burnish.finetune.table import METHODS
@@ -176,6 +176,40 @@ def test_an_agent_that_steers_sees_features_and_keeps_no_pictures(method, monkey
     wanted = policy.act(raw, noise=noise)
     assert torch.equal(found.act(raw, noise=noise), wanted)
     assert torch.equal(found.act(base.features(raw, Remember.keys), noise=noise), wanted)
+
+
+@pytest.mark.parametrize("method", ["residual_ppo", "residual_td3"])
+def test_an_agent_that_corrects_sees_features_and_keeps_no_pictures(method, monkeypatch, tmp_path):
+    base, look, counts = discs(), VisionLanguageModel.look, []
+
+    def looking(self: Any, pictures: Any, *args: Any, **said: Any) -> Any:
+        counts.append(len(pictures[0]))
+        return look(self, pictures, *args, **said)
+
+    config: Any = METHODS[method].config(features=True, bound=0.3)
+    if method == "residual_td3":
+        config.loop = OffPolicyConfig(warmup=8, batch=8, capacity=64, updates_per_decision=1.0)
+    else:
+        config.loop, config.ppo.minibatch, config.ppo.epochs = OnPolicyConfig(3), 8, 1
+    worlds = seen_by(base.spec, make_env(DiscsConfig(max_steps=5), 4, seed=3))
+    loop: Any = prepare(config, base, worlds, seed=1)
+    shown = set(loop.env.spec.obs.shapes)
+    assert shown == {"state", "tokens", "features", "base_action"}
+    monkeypatch.setattr(VisionLanguageModel, "look", looking)
+    for _ in range(2 if method == "residual_ppo" else 6):
+        metrics = loop.iterate()
+    assert metrics.keys() & {"critic_loss", "value_loss"}
+    # One row for each observation of a world, the base's decisions included: the first, 6 ticks, and one more where an
+    # episode of 5 ticks ends.
+    assert sum(counts) == 4 * (1 + 6 + 1)
+    raw, policy = seen_by(base.spec, make_env(DiscsConfig(), 4, seed=5)).reset(), loop.learner.policy
+    for x in policy.net.parameters():
+        torch.nn.init.normal_(x, std=0.3)  # a fresh correction is 0 whatever it sees
+    save(tmp_path / "corrected", config=describe(policy), state=policy.state_dict())
+    found, action = load_policy(tmp_path / "corrected")[0], torch.zeros(4, 2)
+    wanted = policy.correction(raw, action)
+    assert wanted.abs().min() > 0 and torch.equal(found.correction(raw, action), wanted)
+    assert torch.equal(found.correction(base.features(raw, Remember.keys), action), wanted)
 
 
 def test_episodes_are_compared_by_what_is_remembered():

@@ -22,7 +22,7 @@ from ...policies.core.seed import derive
 from ...policies.core.spec import agent_spec
 from ...policies.core.types import Metrics, Obs, Source, VecEnv
 from ...policies.core.views import BaseEnv
-from ...policies.features import require_features, summarized
+from ...policies.features import read_alone, require_features
 from ...policies.gaussian import GaussianConfig, GaussianPolicy
 from ...policies.trainable import Remember
 from ..diagnostics import sampled
@@ -55,7 +55,7 @@ def latent_view(
     chunked: Chunked = ChunkEnv(env, base.spec.execute, gamma)
     if features:
         chunked = FeatureEnv(chunked, require_features(base, "features=true"), Remember.keys)
-    unseen = chunked.spec.obs.shapes.keys() - summarized(chunked.spec.obs).shapes.keys()
+    unseen = read_alone(chunked.spec.obs)
     return BaseEnv(chunked, base, latent=latent, residual=residual, unseen=unseen, seed=derive(seed, "base"))
 
 

@@ -41,6 +41,7 @@ from ...policies.gaussian import GaussianConfig, GaussianPolicy
 from ...policies.nets.critic import ValueConfig
 from ...policies.nets.mlp import Activation
 from ..diagnostics import distance, sampled
+from ..feature_env import looked_at
 from ..loops import Assembly, OnPolicyConfig
 from ..ppo import PPO, Auxiliary, PPOConfig, Watch
 from .residual_td3 import executed_by
@@ -69,6 +70,8 @@ class ResidualPPOConfig:
     bound: float = 0.1  # bound of the correction, in units of the action range [-1, 1]
     # facts about the base's chunk that are observed too: [phase,queue]
     observe: list[Hidden] = field(default_factory=list, metadata=LATER)
+    # the agent sees the features of the base, a frozen vision-language model, instead of its pictures
+    features: bool = field(default=False, metadata=LATER)
     # corrections that last, for absolute targets
     offset: OffsetConfig = field(default_factory=OffsetConfig, metadata=LATER)
     agent: GaussianConfig = field(default_factory=_agent)  # the network that corrects
@@ -122,7 +125,8 @@ def build(
     if policy is not None:
         check_compatible(policy.spec, env.spec)
         history = policy.spec.history
-    corrected = ResidualEnv(env, controller, config.bound, config.observe, config.offset)
+    env, unseen = looked_at(env, policy, config.features)
+    corrected = ResidualEnv(env, controller, config.bound, config.observe, config.offset, unseen)
     view = ChunkEnv(corrected, 1, config.discount.per_step(1))
     actor = build_policy(config.agent, agent_spec(view.spec, 1, history), seed=seed, device=device)
     actor.raw_std.requires_grad_(config.learn_std)

@@ -64,6 +64,7 @@ from ...policies.core.views import Hidden, ResidualEnv
 from ...policies.gaussian import GaussianPolicy
 from ...policies.nets.critic import CriticConfig
 from ..diagnostics import distance
+from ..feature_env import looked_at
 from ..loops import Assembly, OffPolicyConfig
 
 
@@ -101,6 +102,8 @@ class ResidualTD3Config:
     warm_noise: float = 0.2  # bound of uniform noise around the base during the warm-up, in the same units
     # facts about the base's chunk that are observed too: [phase,queue]
     observe: list[Hidden] = field(default_factory=list, metadata=LATER)
+    # the agent sees the features of the base, a frozen vision-language model, instead of its pictures
+    features: bool = field(default=False, metadata=LATER)
     # corrections that last, for absolute targets
     offset: OffsetConfig = field(default_factory=OffsetConfig, metadata=LATER)
     discount: Discount = field(default_factory=Discount)  # discount of later rewards
@@ -173,7 +176,8 @@ def build(
             f"a residual corrects a policy or a controller, but the base is a {type(base).__name__}; "
             "wrap a function in CallablePolicy"
         )
-    corrected = ResidualEnv(env, controller, config.bound, config.observe, config.offset)
+    env, unseen = looked_at(env, policy, config.features)
+    corrected = ResidualEnv(env, controller, config.bound, config.observe, config.offset, unseen)
     view = ChunkEnv(corrected, 1, config.discount.per_step(1))
     spec = agent_spec(view.spec, history=1 if policy is None else policy.spec.history)
     inner = config.td3 if config.algorithm is Algorithm.td3 else config.sac

@@ -14,7 +14,7 @@ actions of the base. With ``observe=[phase, queue]`` it is Markov there too.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import Any
@@ -73,9 +73,14 @@ def ahead(base: Any, obs: Obs, observe: Collection[Hidden]) -> Obs:
     return unhidden(chunk, place, observe)
 
 
+def _without(obs: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    return {key: x for key, x in obs.items() if key not in keys}
+
+
 class ResidualEnv(Wrapper):
     """Executes base + bound * action, clipped to [-1, 1]; the only owner of the base's queue. ``observe`` shows the
-    agent what that queue hides. With an ``offset`` that lasts it executes base + bound * offset.
+    agent what that queue hides. With an ``offset`` that lasts it executes base + bound * offset. The base reads the
+    keys ``unseen``, and the agent does not.
 
     A world that is not active must be reset before it is used again: its queue moves on with the others.
     """
@@ -87,6 +92,7 @@ class ResidualEnv(Wrapper):
         bound: float = 1.0,
         observe: Collection[Hidden] = (),
         offset: OffsetConfig | None = None,
+        unseen: Collection[str] = (),
     ) -> None:
         super().__init__(env)
         if bound <= 0:
@@ -94,7 +100,7 @@ class ResidualEnv(Wrapper):
                 f"the residual bound {bound} must be positive; it is in units of the action range [-1, 1]"
             )
         require_chunks(base, observe)
-        self.base, self.bound, self.observe = base, bound, tuple(observe)
+        self.base, self.bound, self.observe, self.unseen = base, bound, tuple(observe), unseen
         dim = env.spec.action.dim
         self.offset = None if offset is None else offset.at(env.spec.control_hz)
         self._offset = torch.zeros(self.num_envs, dim, device=self.device)
@@ -105,7 +111,7 @@ class ResidualEnv(Wrapper):
             shown |= {key: tuple(x.shape[1:]) for key, x in seen.items()}
         self.spec = replace(
             env.spec,
-            obs=ObsSpec({**env.spec.obs.shapes, **shown}),
+            obs=ObsSpec({**_without(env.spec.obs.shapes, unseen), **shown}),
             action=ActionSpec((-1.0,) * dim, (1.0,) * dim),
         )
         self._obs: Obs = {}
@@ -129,7 +135,7 @@ class ResidualEnv(Wrapper):
     def _seen(self) -> Obs:
         lasting = {OFFSET: self._offset} if self.offset else {}
         shown = {"base_action": self.base.peek(self._obs), **ahead(self.base, self._obs, self.observe)}
-        return {**self._obs, **shown, **lasting}
+        return {**_without(self._obs, self.unseen), **shown, **lasting}
 
     def state_dict(self) -> dict[str, Any]:
         lasting = {"offset": self._offset} if self.offset else {}
@@ -177,7 +183,7 @@ class BaseEnv:
         self.latent_dim = math.prod(spec.noise_shape or ()) if latent is not None else 0
         self.residual_dim = spec.execute * spec.action.dim if residual is not None else 0
         self.action_dim = self.latent_dim + self.residual_dim
-        shapes = self._seen(dict(env.spec.obs.shapes))
+        shapes = _without(env.spec.obs.shapes, unseen)
         if latent is None:
             shapes["base_action"] = (spec.execute, spec.action.dim)
         limits = ActionSpec((-1.0,) * self.action_dim, (1.0,) * self.action_dim)
@@ -192,7 +198,7 @@ class BaseEnv:
         self._decision = torch.zeros_like(self._decision)
         obs = self.env.reset(seeds)
         self._obs = obs if self.latent is not None else {**obs, "base_action": self._draw(obs, everyone)}
-        return self._seen(self._obs)
+        return _without(self._obs, self.unseen)
 
     def step(self, action: Tensor) -> Outcome:
         action = action.flatten(1)
@@ -210,7 +216,9 @@ class BaseEnv:
         if self.latent is not None:
             self._begin(outcome.ended)
             self._obs = outcome.obs
-            return outcome._replace(obs=self._seen(self._obs), next_obs=self._seen(outcome.next_obs))
+            return outcome._replace(
+                obs=_without(self._obs, self.unseen), next_obs=_without(outcome.next_obs, self.unseen)
+            )
         # Where a world was cut off, the base is asked twice: what it would have done next (for the bootstrap), and
         # what it does in the new episode. Elsewhere both are one; a terminated future is worth nothing, and not asked.
         cut = outcome.ended & ~outcome.terminated
@@ -220,10 +228,7 @@ class BaseEnv:
         self._obs = {**outcome.obs, "base_action": now}
         following = torch.where(outcome.ended[:, None, None], would, now)
         led = {**outcome.next_obs, "base_action": following}
-        return outcome._replace(obs=self._seen(self._obs), next_obs=self._seen(led))
-
-    def _seen(self, obs: dict[str, Any]) -> dict[str, Any]:
-        return {key: x for key, x in obs.items() if key not in self.unseen}
+        return outcome._replace(obs=_without(self._obs, self.unseen), next_obs=_without(led, self.unseen))
 
     def _begin(self, ended: Tensor) -> None:
         self._seeds.begin(ended)
