@@ -2,13 +2,14 @@
 
     python benchmarks/vla_quality.py [--quick] [--worlds ...] [--methods ...] [--seeds 0 1 2] [--jobs 1] [--report]
 
-A base follows words, and errs in a way that RL can mend. On **tabletop**, the arm's own desk, `policy=tiny_vla`
-imitates a noisy expert who touches and lifts three cubes, for no longer than it takes to follow; it often misses. On
-**discs** it imitates a clean expert until it follows, then for a while a clumsy one, who aims beside each colour in a
-direction of its own. A base lies in `bases/`, and is made where it is missing. From this one checkpoint each method
-refines it with each seed. The last policy, and not a chosen one, plays `EPISODES` fresh episodes. The base plays the
-same ones, so that changes are paired (``base``, and from noise 0 ``base_greedy``). Each also plays them **swapped**:
-every episode is told another instruction than the one that counts, and who follows words fails.
+A base follows words, and errs in a way that RL can mend: `policy=tiny_vla` imitates an expert until it follows, then
+for a while a clumsy one, who misses each colour in a direction of its own. On **tabletop**, the arm's own desk, it
+touches and lifts three cubes within 48 ticks; on **discs** it goes to one of three. A base lies in `bases/`, and is
+made where it is missing. From this one checkpoint each method refines it with each seed. The last policy, and not a
+chosen one, plays `EPISODES` fresh episodes. The base plays the same ones, so that changes are paired (``base``, and
+from noise 0 ``base_greedy``), and so does what further imitation of all its recordings makes of it
+(``more_imitation``). Each also plays them **swapped**: every episode is told another instruction than the one that
+counts, and who follows words fails.
 
 RESULT, of the method with the largest mean change in its world: ``mean_change`` of success, mean over instructions and
 seeds; ``worst_instruction``, the least change of one, mean over seeds; ``swap_control``, success with swapped words
@@ -44,7 +45,8 @@ from burnish.sim.build import raw_world, seen_by
 HERE = Path(__file__).resolve().parent
 DOCUMENT = HERE.parent / "docs" / "vla.md"
 EPISODES = 450
-IMITATION = ["experiment=tiny_vla", "eval.episodes=0", "threads=1", "seed=0"]
+IMITATION = ["experiment=tiny_vla", "eval.episodes=0", "threads=1"]
+MORE = 1500  # updates of more imitation, which last about as long as a run
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,6 @@ class World:
     stages: tuple[tuple[str, int, int], ...]  # of imitation: level of the expert, its episodes, updates on them
     methods: dict[str, dict[str, Any]]  # row of the table -> settings, and the method where it has another name
     sizes: tuple[str, ...] = ()  # words that choose those of the model
-    keys: str = ""  # observations that it reads, by default all
 
 
 PER_CHUNK = {"gamma": 0.95, "per": "chunk"}
@@ -97,44 +98,113 @@ RESIDUAL: dict[str, Any] = {  # a decision is a control tick here, and a chunk o
 # Sees the frozen model's output instead of its pictures.
 DSRL_FEATURES: dict[str, Any] = {**DSRL, "method": "dsrl", "features": True}
 METHODS = {"flow_sde": FLOW_SDE, "dsrl": DSRL, "dsrl_features": DSRL_FEATURES, "recap": RECAP, "residual_ppo": RESIDUAL}
+# On the desk an episode lasts for up to 12 decisions, and a dense reward says how near success came.
+LONGER = {"gamma": 0.98, "per": "chunk"}
+AT_DESK: dict[str, dict[str, Any]] = {
+    "flow_sde": {
+        "total": 100_000,
+        "worlds": 50,
+        "train": {"part": "head", "remember": "keys"},
+        "noise.level": 0.2,
+        "discount": LONGER,
+        "loop.decisions_per_update": 20,
+        "ppo": {"minibatch": 250, "lr": 1e-4, "critic_lr": 1e-3, "critic_warmup": 2},
+    },
+    "dsrl_features": {
+        "method": "dsrl",
+        "features": True,
+        "total": 32_000,
+        "worlds": 16,
+        "rewards.shift": -0.02,
+        "discount": LONGER,
+        "loop": {"warmup": 1000, "updates_per_decision": 0.3},
+        "sac": {"alpha": 0.02, "backup_entropy": False},
+    },
+    "recap": RECAP,
+    "residual_ppo": {
+        "features": True,
+        "total": 144_000,
+        "worlds": 48,
+        "bound": 0.3,
+        "discount": {"gamma": 0.995, "per": "step"},
+        "loop.decisions_per_update": 48,
+        "ppo": {"minibatch": 500, "lr": 3e-4},
+    },
+}
+DESK = ["env=tabletop_pixels", "env.cameras=[front]", "env.max_steps=48", "env.reward=dense"]
 CUBES = [f"{skill} the {colour} cube" for skill in ("touch", "lift") for colour in ("red", "blue", "green")]
 WORLDS = {
     "discs": World(["env=discs"], "vla_discs", (("clean", 1500, 1000), ("clumsy", 2000, 150)), METHODS),
     "tabletop": World(
-        ["env=tabletop_pixels", f"env.instructions={CUBES}", "worlds=16", "seed=1"],
+        [*DESK, f"env.instructions={CUBES}", "worlds=16", "seed=1"],
         "vla",
-        (("noisy", 2500, 2000),),
-        METHODS,
+        (("noisy", 2500, 6000), ("clumsy", 600, 200)),
+        AT_DESK,
         ("policy.vision.side=64", "policy.vision.patch=8", "policy.vision.shuffle=2"),
-        "state,image.front",
     ),
 }
-BASES = {"base": False, "base_greedy": True}
+FREE = ("base", "base_greedy", "more_imitation")
 LESS = {"total": 40, "worlds": 4, "loop": {"warmup": 20, "batch": 8}}  # of DSRL, the one that is tried
 
 
+def call(*words: str) -> None:
+    if burnish([*words]):
+        raise SystemExit(f"burnish {words[0]} failed")
+
+
+def runs_of(name: str, quick: bool) -> Path:
+    """The folder of recordings and stages, which are not kept."""
+    return HERE.parent / "runs" / ("vla_quality_quick" if quick else "vla_quality") / name
+
+
+def recordings_of(name: str, quick: bool) -> list[Path]:
+    """Of each stage, made where they are missing."""
+    found = []
+    for level, episodes, _ in WORLDS[name].stages:
+        found.append(runs_of(name, quick) / f"{level}_data")
+        if not found[-1].exists():
+            count = 20 if quick else episodes
+            call("collect", *WORLDS[name].env, f"expert={level}", f"episodes={count}", f"out={found[-1]}")
+    return found
+
+
+def imitated(start: list[str], data: Path, steps: int, out: Path, seed: int = 0) -> Path:
+    if not out.exists():
+        call("pretrain", *start, *IMITATION, f"data={data}", f"train.steps={steps}", f"seed={seed}", f"out={out}")
+    return out
+
+
 def base_of(name: str, quick: bool) -> Path:
-    """The folder of the base. Recordings and stages lie in `runs/`, as all of a quick one does."""
-    world, root = WORLDS[name], HERE.parent / "runs" / ("vla_quality_quick" if quick else "vla_quality") / name
+    """The folder of the base."""
+    root = runs_of(name, quick)
     kept = (root / "base" if quick else HERE / "bases" / f"{name}_vla") / "policy"
     if kept.exists():
         return kept
-    start, out = ["policy=tiny_vla", *world.sizes], root
-    for level, episodes, steps in world.stages:
-        data, out = root / f"{level}_data", root / level
-        count, updates = (20, 3) if quick else (episodes, steps)
-        verbs = [["collect", *world.env, f"expert={level}", f"episodes={count}", f"out={data}"]] * (not data.exists())
-        if world.keys:
-            whole, data = data, root / f"{level}_seen"
-            verbs += [["data", "convert", str(whole), f"keys={world.keys}", f"out={data}"]] * (not data.exists())
-        learnt = [*start, *IMITATION, f"data={data}", f"train.steps={updates}", f"out={out}"]
-        verbs += [["pretrain", *learnt]] * (not out.exists())
-        if any(burnish(verb) for verb in verbs):
-            raise SystemExit(f"the base of {name} could not be made")
-        start = ["policy=checkpoint", f"policy.path={out}", "train.lr=3e-4", "train.warmup=20", "train.ema=0.98"]
+    start, out = ["policy=tiny_vla", *WORLDS[name].sizes], root
+    for (level, _, steps), data in zip(WORLDS[name].stages, recordings_of(name, quick), strict=True):
+        out = imitated(start, data, 3 if quick else steps, root / level)
+        start = going_on(out)
     made = load(out)
     checkpoint.save(kept, config=describe(made, {"env": made.origin["env"]}), state=made.state_dict())
     return kept
+
+
+def going_on(policy: Path) -> list[str]:
+    return ["policy=checkpoint", f"policy.path={policy}", "train.lr=3e-4", "train.warmup=20", "train.ema=0.98"]
+
+
+def all_recordings(name: str, quick: bool) -> Path:
+    """Those of all stages of the base, as one dataset."""
+    whole = runs_of(name, quick) / "all_data"
+    if not whole.exists():
+        call("data", "merge", *map(str, recordings_of(name, quick)), f"out={whole}")
+    return whole
+
+
+def more_imitation(name: str, seed: int, quick: bool) -> Any:
+    """The base after further imitation of all that it was made of."""
+    start, out = going_on(base_of(name, quick)), runs_of(name, quick) / f"more-{seed}"
+    return load(imitated(start, all_recordings(name, quick), 3 if quick else MORE, out, seed))
 
 
 def played(policy: Any, seed: int, episodes: int, greedy: bool = False, swapped: bool = False) -> dict[str, float]:
@@ -151,13 +221,15 @@ def measured(name: str, method: str, seed: int, kept: Path, quick: bool) -> None
     torch.set_num_threads(1)
     folder, began, total = base_of(name, quick), time.process_time(), 0
     policy = load(folder)
-    if method not in BASES:
+    if method == "more_imitation":
+        policy = more_imitation(name, seed, quick)
+    elif method not in FREE:
         settings = {**WORLDS[name].methods[method], **(LESS if quick else {})}
         total = settings["total"]
         run: dict[str, Any] = {"threads": 1, "eval.episodes": 0, "log_every": 2000}
         policy = refine(policy, seed=seed, on_log=say, **run, **{"method": method, **settings}).policy
     core_s, episodes = time.process_time() - began, 18 if quick else EPISODES
-    greedy = BASES.get(method, False)
+    greedy = method == "base_greedy"
     found = played(policy, seed, episodes, greedy)
     swapped = played(policy, seed, episodes, greedy, swapped=True)
     row = {
@@ -202,7 +274,7 @@ def summaries(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def result_of(world: str, found: list[dict[str, Any]]) -> dict[str, float]:
     """The three keys of RESULT of one world."""
-    tried = [row for row in found if row["world"] == world and row["method"] not in BASES and row["change"] is not None]
+    tried = [row for row in found if row["world"] == world and row["method"] not in FREE and row["change"] is not None]
     best = max(tried, key=lambda row: row["change"], default={})
     names = {"mean_change": "change", "worst_instruction": "least", "swap_control": "swapped"}
     return {f"{WORLDS[world].key}_{name}": best.get(key, float("-inf")) for name, key in names.items()}
@@ -221,12 +293,15 @@ def main() -> None:
         (w, m, s, results / f"{w}-{m}-{s}.json", chosen.quick)
         for s in chosen.seeds
         for w in chosen.worlds
-        for m in (*BASES, *chosen.methods)
-        if m in BASES or m in WORLDS[w].methods
+        for m in (*FREE, *chosen.methods)
+        if m in FREE or m in WORLDS[w].methods
     ]
     if not chosen.report:
+        missing = [case for case in cases if not case[3].exists()]
         play_apart(base_of, [(w, chosen.quick) for w in chosen.worlds], 1)  # before several runs want it
-        play_apart(measured, [case for case in cases if not case[3].exists()], chosen.jobs)
+        imitating = dict.fromkeys(w for w, m, *_ in missing if m == "more_imitation")
+        play_apart(all_recordings, [(w, chosen.quick) for w in imitating], 1)
+        play_apart(measured, missing, chosen.jobs)
     rows = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(results.glob("*.json"))]
     found, result = summaries(rows), {}
     for world in WORLDS:
