@@ -25,7 +25,7 @@ from ..policies.core.ranges import check_ranges
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.spec import EnvSpec
 from ..policies.core.tree import index, map_tree, to
-from ..policies.core.types import Learner, Learns, Memory, Metrics, Obs, Outcome, Saved, Source
+from ..policies.core.types import Learner, Learns, Memory, Metrics, Obs, Outcome, Saved
 from ..policies.core.wrapper import continues
 from ..policies.improve import Training
 from ..policies.runs.stopwatch import Stopwatch
@@ -250,7 +250,7 @@ class OffPolicy(_Interaction[L]):
     def mix(self, prior: Memory | None, share: float | None) -> None:
         """From now on ``share`` of each batch comes from ``prior``. One that ``grows`` is saved with the loop."""
         config, self.prior = self.config, prior
-        self.source: Source = Mixture(self.replay, prior, batch=config.batch, n_step=config.n_step, share=share)
+        self.source = Mixture(self.replay, prior, batch=config.batch, n_step=config.n_step, share=share)
 
     @property
     def decisions_per_iteration(self) -> int:
@@ -277,13 +277,17 @@ class OffPolicy(_Interaction[L]):
         return self.statistics.decisions < self.config.warmup
 
     def iterate(self) -> Metrics:
+        return self.learn(self.advance())
+
+    def advance(self) -> int:
+        """The decision of an iteration, unless updates come before it; how many updates are due then."""
         if count := self.to_study():
-            return self.learn(count)
+            return count
         warm = self.warm
         if self.obs is None:
             self.replay.cut()  # of an earlier loop: what it was about to see is not what comes now
         self.store(*self.played(warm), warm=warm)
-        return self.learn(self.due())
+        return self.due()
 
     def to_study(self) -> int:
         """The number of updates that are due before anything else is played."""
@@ -323,9 +327,8 @@ class OffPolicy(_Interaction[L]):
         if seam:
             self.replay.cut(cut)
             stored -= int(left_out.sum())
-            if (
-                self.interventions is InterventionUse.executed and "executed" not in columns
-            ):  # else the learner reads it
+            read = "executed" in columns  # by the learner itself
+            if self.interventions is InterventionUse.executed and not read:
                 action = as_executed(action, outcome)
         if stored:
             self.replay.record(obs, action, outcome, columns)
@@ -384,11 +387,6 @@ class OffPolicy(_Interaction[L]):
         self.owed, self.study = float(state["owed"]), int(state["study"])
         self.gradient_steps = int(state.get("gradient_steps", 0))  # older states do not count them
         self.pretrain = int(state.get("pretrain", 0))
-
-
-def weigh(learner: Learner) -> None:
-    """Have a weight stored with each decision of an off-policy learner, whose losses read it (`Outcome.weight`)."""
-    learner.columns = (*learner.columns, "weight")
 
 
 def planned(loop: Loop[Learns], total: int) -> int:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
@@ -52,8 +53,8 @@ class AgentActor:
 class ActorCritic(CriticLearner):
     """``agent`` acts on the view that it learns from; ``policy`` is what is deployed (the agent itself by default).
 
-    ``own`` names networks that an algorithm adds, of which those in ``trained`` are stepped with the agent, and those
-    in ``scaled`` observe as it does. ``normalize`` scales observations as those that ``observe`` was shown lie, for
+    ``own`` names networks that an algorithm adds; what needs gradients in them is stepped with the agent, and those in
+    ``scaled`` observe as it does. ``normalize`` scales observations as those that ``observe`` was shown lie, for
     agents that know no data; a replay holds them raw."""
 
     def __init__(
@@ -63,7 +64,6 @@ class ActorCritic(CriticLearner):
         actor: Actor,
         own: tuple[str, ...],
         *,
-        trained: tuple[nn.Module, ...] = (),
         scaled: tuple[nn.Module, ...] = (),
         policy: Policy | None = None,
         transform: ActionTransform = unchanged,
@@ -75,14 +75,20 @@ class ActorCritic(CriticLearner):
         self.agent, self.actor, self.transform = agent, actor, transform
         self.policy = agent if policy is None else policy
         self.seen = Running(agent, *scaled, self.critic) if normalize else None
-        self.trained = [p for part in (agent, *trained) for p in part.parameters() if p.requires_grad]
+        self.networks = ("agent", *own, "critic")
+        self.saved = (*self.networks, "critic_optimizer", "actor_optimizer", "noise")
+        self.saved += () if self.seen is None else ("seen",)
+        self.equip([self.noise])
+
+    def equip(self, generators: Sequence[torch.Generator]) -> None:
+        """Fresh optimisers and steps for the networks; the steps draw from ``generators``."""
+        config, acting = self.config, [getattr(self, name) for name in self.networks if name != "critic"]
+        self.trained = [p for part in acting for p in part.parameters() if p.requires_grad]
         self.critic_optimizer = adam(self.critic.online.parameters(), config.lr, config.execution)
         self.actor_optimizer = adam(self.trained, config.actor_lr, config.execution)
-        self.saved = ("agent", *own, "critic", "critic_optimizer", "actor_optimizer", "noise")
-        self.saved += () if self.seen is None else ("seen",)
-        generators = [self.noise]
-        self._step_critic = execution(self._critic_step, config.execution, device=device, generators=generators)
-        self._step_actor = execution(self._actor_step, config.execution, device=device, generators=generators)
+        options: dict[str, Any] = {"device": self.noise.device, "generators": generators}
+        self._step_critic = execution(self._critic_step, config.execution, **options)
+        self._step_actor = execution(self._actor_step, config.execution, **options)
 
     def observe(self, obs: Obs) -> None:
         if self.seen is not None:
@@ -94,10 +100,16 @@ class ActorCritic(CriticLearner):
         return recordings
 
     def update(self, source: Source) -> Metrics:
-        batch = source.sample()
+        return self.learn(self.shown(source.sample()))
+
+    def shown(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """The part of a batch that is learnt from, with its images moved at random."""
+        moved = {name: shifted(batch[name], self.config.image_shift, self.noise) for name in ("obs", "next_obs")}
+        return {**moved, **columns_of(batch)}
+
+    def learn(self, shown: dict[str, Any]) -> Metrics:
+        obs, next_obs, columns = shown["obs"], shown["next_obs"], columns_of(shown)
         self.updates += 1
-        columns = columns_of(batch)
-        obs, next_obs = (shifted(batch[name], self.config.image_shift, self.noise) for name in ("obs", "next_obs"))
         metrics = self._step_critic(obs, next_obs, columns)
         due = self.updates % self.config.actor_every == 0
         moves = due and self.updates > self.config.critic_warmup
@@ -117,16 +129,25 @@ class ActorCritic(CriticLearner):
         """(B,): the target of the critics."""
 
     @abstractmethod
+    def _actor_loss(self, obs: Obs) -> tuple[Tensor, Metrics]:
+        """The loss of the agent, and of what is stepped with it."""
+
     def _actor_step(self, obs: Obs) -> Metrics:
-        """One step of the agent."""
+        loss, metrics = self._actor_loss(obs)
+        descend(self.actor_optimizer, loss, self.config.max_grad_norm, self.agent.parameters())
+        return metrics
 
     def _critic_step(self, obs: Obs, next_obs: Obs, columns: dict[str, Tensor]) -> Metrics:
+        loss, metrics = self._critic_loss(obs, next_obs, columns)
+        descend(self.critic_optimizer, loss, self.config.max_grad_norm)
+        return metrics
+
+    def _critic_loss(self, obs: Obs, next_obs: Obs, columns: dict[str, Tensor]) -> tuple[Tensor, Metrics]:
         target = self._target(next_obs, columns)
         online = self.critic.online
         weight = columns.get("weight")
         if self.agent.spec.execute > 1:  # an agent of one action may choose for several ticks: a noise, for one
             weight = row_weight(columns, self.agent.spec.execute)
         loss, q = online.loss(online.encode(obs), self.transform(obs, columns["action"]), target, weight)
-        descend(self.critic_optimizer, loss, self.config.max_grad_norm)
         q = q.detach()
-        return {"critic_loss": loss.detach(), "q": q.mean(), "q/spread": spread(q), "target": target.mean()}
+        return loss, {"critic_loss": loss.detach(), "q": q.mean(), "q/spread": spread(q), "target": target.mean()}

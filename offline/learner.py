@@ -19,12 +19,18 @@ from ..policies.core.types import Decisions, Learner, Memory, Metrics, Obs, Sour
 from ..policies.runs.module_state import restore, state_of
 from .critics import fresh_critic
 from .imitation import neighbours, played_around
+from .sources import Rows
 
 
 def columns_of(batch: Mapping[str, Any]) -> dict[str, Tensor]:
     """The columns of a batch of decisions that are not observations; "weight" where an imagined world gave it."""
     names = ("action", "reward", "discount", "terminated", "steps", "weight")
     return {name: batch[name] for name in names if name in batch}
+
+
+def weigh(learner: Learner) -> None:
+    """Have a weight stored with each decision of an off-policy learner, whose losses read it (`Outcome.weight`)."""
+    learner.columns = (*learner.columns, "weight")
 
 
 class Wrapping(Learner):
@@ -35,6 +41,15 @@ class Wrapping(Learner):
     def __init__(self, inner: Learner) -> None:
         self.inner, self.actor, self.policy, self.columns = inner, inner.actor, inner.policy, inner.columns
         self.entropy_bonus = inner.entropy_bonus
+
+    def update(self, source: Source) -> Metrics:
+        batch = source.sample()
+        metrics = self.inner.update(Rows(batch))
+        return {**metrics, **self.extra_metrics(batch, metrics)}
+
+    def extra_metrics(self, batch: Mapping[str, Any], metrics: Mapping[str, Any]) -> Metrics:
+        """More metrics of an update on ``batch``."""
+        return {}
 
     def describe(self) -> str:
         return self.inner.describe()

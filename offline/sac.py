@@ -30,7 +30,7 @@ from ..policies.nets.encoder import require_shift
 from ..policies.nets.mlp import Activation
 from .actor_critic import ActorCritic, AgentActor
 from .critics import saturation
-from .soft import Temperature, Warm, soft_step, soft_value
+from .soft import Temperature, Warm, soft_losses, soft_value
 from .td import pessimistic, td_target
 
 
@@ -93,8 +93,7 @@ class SAC(ActorCritic):
         size = agent.spec.execute * agent.spec.action.dim
         target = config.entropy_per_dim * size if config.target_entropy is None else config.target_entropy
         self.temperature = Temperature(config.alpha, target if config.tune_alpha else None).to(device)
-        own, trained = ("temperature",), (self.temperature,)
-        super().__init__(agent, config, SACActor(agent, warm), own, trained=trained, device=device, **options)
+        super().__init__(agent, config, SACActor(agent, warm), ("temperature",), device=device, **options)
         if config.backup_entropy:
             self.entropy_bonus = self._entropy_bonus
 
@@ -116,11 +115,10 @@ class SAC(ActorCritic):
         self.critic.follow(self.config.tau)
         return metrics
 
-    def _actor_step(self, obs: Obs) -> Metrics:
+    def _actor_loss(self, obs: Obs) -> tuple[Tensor, Metrics]:
         draw = self.agent.draw(obs, generator=self.noise)
         action, log_prob = self.agent.spec.executed(draw.action), draw.log_prob[:, 0]
         q = self.critic.online(obs, self.transform(obs, action))
         q = q.mean(0) if self.config.actor_mean else q.amin(0)
-        limit, parts = self.config.max_grad_norm, self.agent.parameters()
-        metrics = soft_step(q, log_prob, self.temperature, self.actor_optimizer, limit, parts)
-        return {**metrics, "saturation": saturation(action.detach())}
+        loss, metrics = soft_losses(q, log_prob, self.temperature)
+        return loss, {**metrics, "saturation": saturation(action.detach())}

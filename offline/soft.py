@@ -67,6 +67,14 @@ def soft_actor_loss(q: Tensor, log_prob: Tensor, alpha: Tensor) -> Tensor:
     return -soft_value(q, log_prob, alpha).mean()
 
 
+def soft_losses(q: Tensor, log_prob: Tensor, temperature: Temperature) -> tuple[Tensor, Metrics]:
+    """The loss of an actor that climbs ``q``, plus that of the temperature, which the same step moves to its target."""
+    alpha = temperature()
+    loss = soft_actor_loss(q, log_prob, alpha)
+    metrics: Metrics = {"actor_loss": loss.detach(), "entropy": -log_prob.detach().mean(), "alpha": alpha}
+    return loss + temperature.loss(log_prob), metrics
+
+
 def soft_step(
     q: Tensor,
     log_prob: Tensor,
@@ -75,11 +83,10 @@ def soft_step(
     limit: float | None = None,
     *parts: Iterable[nn.Parameter],
 ) -> Metrics:
-    """One step of an actor up ``q``, and of the temperature towards its target; ``limit`` as in ``descend``."""
-    alpha = temperature()
-    loss = soft_actor_loss(q, log_prob, alpha)
-    descend(optimizer, loss + temperature.loss(log_prob), limit, *parts)
-    return {"actor_loss": loss.detach(), "entropy": -log_prob.detach().mean(), "alpha": alpha}
+    """One step down ``soft_losses``; ``limit`` as in ``descend``."""
+    loss, metrics = soft_losses(q, log_prob, temperature)
+    descend(optimizer, loss, limit, *parts)
+    return metrics
 
 
 def smoothed(action: Tensor, noise: Tensor, scale: float, clip: float) -> Tensor:

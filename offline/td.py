@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from ..policies.core.seed import Generator, permutation
 from ..policies.core.tree import check
 
 
@@ -25,13 +26,12 @@ def td_target(reward: Tensor, discount: Tensor, next_value: Tensor) -> Tensor:
     return (reward + torch.where(discount > 0, discount * next_value, 0.0)).detach()
 
 
-def pessimistic(q: Tensor, subset: int = 0, generator: torch.Generator | None = None) -> Tensor:
+def pessimistic(q: Tensor, subset: int = 0, generator: Generator | None = None) -> Tensor:
     """(E, ...) -> (...): the minimum over all members, or over ``subset`` of them drawn afresh at each call."""
     if not 0 < subset < len(q):
         return q.amin(0)
-    source = q.device if generator is None else generator.device
-    chosen = torch.randperm(len(q), generator=generator, device=source)[:subset]
-    return q[chosen.to(q.device)].amin(0)
+    chosen = permutation(len(q), generator, device=q.device)[:subset]
+    return q[chosen].amin(0)
 
 
 def expectile(error: Tensor, tau: float) -> Tensor:

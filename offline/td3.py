@@ -31,7 +31,6 @@ from ..policies.nets.encoder import require_shift
 from ..policies.nets.mlp import Activation
 from .actor_critic import ActorCritic, AgentActor
 from .critics import saturation
-from .descent import descend
 from .soft import Warm, polyak, smoothed
 from .td import pessimistic, td_target
 
@@ -116,9 +115,8 @@ class TD3(ActorCritic):
             q = self.critic.target(next_obs, self.transform(next_obs, action))
             return td_target(columns["reward"], columns["discount"], pessimistic(q, config.subset, self.noise))
 
-    def _actor_step(self, obs: Obs) -> Metrics:
+    def _actor_loss(self, obs: Obs) -> tuple[Tensor, Metrics]:
         action = self.agent.spec.executed(self.agent.act(obs, greedy=True))
         q = self.critic.online(obs, self.transform(obs, action))
         loss = -(q.mean(0) if self.config.actor_mean else q[0]).mean()
-        descend(self.actor_optimizer, loss, self.config.max_grad_norm)
-        return {"actor_loss": loss.detach(), "saturation": saturation(action.detach())}
+        return loss, {"actor_loss": loss.detach(), "saturation": saturation(action.detach())}

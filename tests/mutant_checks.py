@@ -192,6 +192,29 @@ def check_soft_value(soft_value):
     same(soft_value(torch.tensor([2.0]), torch.tensor([-1.5]), torch.tensor(0.4)), [2 + 0.4 * 1.5])
 
 
+def check_losses(soft_losses):
+    temperature = soft.Temperature(0.5, 2.0)
+    q, log_prob = torch.tensor([2.0, 4.0]), torch.tensor([-1.0, 3.0])
+    loss, metrics = soft_losses(q, log_prob, temperature)
+    # the actor: mean of 0.5 * log_prob - q; the temperature: -log(0.5) * (mean log_prob + 2)
+    same(loss, ((-0.5 - 2) + (1.5 - 4)) / 2 + math.log(2) * (1 + 2))
+    same(metrics["entropy"], -1.0)
+    same(metrics["actor_loss"], ((-0.5 - 2) + (1.5 - 4)) / 2)
+
+
+def check_clip(clip_each):
+    """Three learners of a weight (2,) and a bias each: the norms of their gradients are 5, 0.5 and 13."""
+    gradients = [torch.tensor([[3.0, 0.0], [0.3, 0.0], [3.0, 4.0]]), torch.tensor([4.0, 0.4, 12.0])]
+    stacked = [torch.nn.Parameter(torch.zeros_like(g)) for g in gradients]
+    for p, g in zip(stacked, gradients, strict=True):
+        p.grad = g.clone()
+    clip_each([*stacked, torch.nn.Parameter(torch.zeros(3))], 2.0)
+    for learner, norm in enumerate((5.0, 0.5, 13.0)):
+        for p, g in zip(stacked, gradients, strict=True):
+            # as torch guards the division
+            same(p.grad[learner], g[learner] * min(1.0, 2 / (norm + 1e-6)))
+
+
 def check_actor_loss(soft_actor_loss):
     loss = soft_actor_loss(torch.tensor([2.0, 4.0]), torch.tensor([-1.0, 3.0]), torch.tensor(0.5))
     same(loss, ((0.5 * -1 - 2) + (0.5 * 3 - 4)) / 2)
@@ -326,6 +349,8 @@ CHECKS: dict[str, Callable[[Any], None]] = {
     "cql_gap": check_cql_gap,
     "soft_value": check_soft_value,
     "soft_actor_loss": check_actor_loss,
+    "soft_losses": check_losses,
+    "clip_each": check_clip,
     "Temperature.loss": check_temperature,
     "smoothed": check_smoothed,
     "q_scale": check_q_scale,

@@ -16,7 +16,7 @@ from mutant_checks import CHECKS
 
 from burnish.finetune import surrogate
 from burnish.finetune.exploration import information, novelty, submodular
-from burnish.offline import returns, soft, td
+from burnish.offline import descent, returns, soft, td
 from burnish.policies import chain
 from burnish.policies.core import chunk
 
@@ -84,6 +84,12 @@ MUTANTS = [
     Mutant(td, "cql_gap", "temperature * spread - q_data", "temperature * spread + q_data"),
     Mutant(soft, "soft_value", "q - alpha", "q + alpha"),
     Mutant(soft, "soft_actor_loss", "return -soft_value", "return soft_value"),
+    Mutant(soft, "soft_losses", "loss + temp", "loss - temp"),
+    Mutant(soft, "soft_losses", ".detach().mean()", ".detach().sum()"),
+    Mutant(descent, "clip_each", "limit / (norm", "limit / (norm.mean().expand_as(norm)"),
+    Mutant(descent, "clip_each", "g.norm(dim=1)", "g.amax(1)"),
+    Mutant(descent, "clip_each", ".clamp(max=1)", ""),
+    Mutant(descent, "clip_each", "limit / ", "1 / "),
     Mutant(soft, "Temperature.loss", "+ self.target", "- self.target"),
     Mutant(soft, "Temperature.loss", "-self.log_alpha", "self.log_alpha"),
     Mutant(soft, "smoothed", ".clamp(-clip, clip)", ""),

@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...offline.learner import weigh
 from ...policies.best import mean
 from ...policies.cli.machine import say
 from ...policies.controllers import controller_for
@@ -44,7 +45,7 @@ from ...policies.core.types import Controller, KnownDynamics, Learns, Metrics, O
 from ...policies.measure.evaluate import evaluate, evaluation_seeds
 from ..episode_statistics import EpisodeStatistics
 from ..feature_env import require_sight, without_pictures
-from ..loops import SLICE, Loop, weigh
+from ..loops import SLICE, Loop
 from ..world_model.check import calibrate_success, examined, require_both
 from ..world_model.env import Guard, GuardConfig, ImaginedEnv, Starts
 from ..world_model.films import Course, shoot
@@ -80,9 +81,8 @@ class ImagineConfig:
         self.inner = DSRLConfig() if self.inner is None else self.inner
         if isinstance(self.inner, str):
             raise BurnishError(f"method.inner={self.inner!r} is not a method; see `burnish finetune --help`")
-        check_ranges(
-            self, {"[1, inf)": "collect imagined imagined_worlds", "[0, inf)": "horizon noise", "(0, inf)": "gap"}
-        )
+        least = {"[1, inf)": "collect imagined imagined_worlds", "[0, inf)": "horizon noise"}
+        check_ranges(self, {**least, "(0, inf)": "gap"})
 
 
 def build(

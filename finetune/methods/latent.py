@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,13 +15,12 @@ from ...offline.critics import adopt_normalizers, saturation
 from ...offline.learner import Wrapping
 from ...offline.sac import SAC
 from ...offline.soft import Warm
-from ...offline.sources import Rows
 from ...policies.build import build_policy
 from ...policies.compose import Repeated
 from ...policies.core.chunk import Chunked, ChunkEnv
 from ...policies.core.seed import derive
 from ...policies.core.spec import agent_spec
-from ...policies.core.types import Metrics, Obs, Source, VecEnv
+from ...policies.core.types import Metrics, Obs, VecEnv
 from ...policies.core.views import BaseEnv
 from ...policies.features import read_alone, require_features
 from ...policies.gaussian import GaussianConfig, GaussianPolicy
@@ -94,10 +94,8 @@ class LatentLearner(Wrapping):
     def describe(self) -> str:
         return "the base was not probed" if self.found is None else f"probe of the base: {self.found.sentence()}"
 
-    def update(self, source: Source) -> Metrics:
-        batch = source.sample()
-        metrics = self.inner.update(Rows(batch))
-        return metrics | self._choices(sampled(batch["obs"])) if "actor_loss" in metrics else metrics
+    def extra_metrics(self, batch: Mapping[str, Any], metrics: Mapping[str, Any]) -> Metrics:
+        return self._choices(sampled(batch["obs"])) if "actor_loss" in metrics else {}
 
     @torch.no_grad()
     def _choices(self, obs: Obs) -> Metrics:

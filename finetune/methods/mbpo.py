@@ -39,7 +39,7 @@ from typing import Any
 import torch
 
 from ...offline.actor_critic import ActorCritic
-from ...offline.learner import Wrapping
+from ...offline.learner import Wrapping, weigh
 from ...offline.sac import SACConfig
 from ...policies.cli.machine import say
 from ...policies.core.errors import BurnishError
@@ -49,7 +49,7 @@ from ...policies.core.types import KnownDynamics, Learner, Metrics, Obs, VecEnv
 from ...policies.core.views import BaseEnv
 from ...policies.core.wrapper import known_failure
 from ..feature_env import require_sight, without_pictures
-from ..loops import OffPolicy, OffPolicyConfig, weigh
+from ..loops import OffPolicy, OffPolicyConfig
 from ..world_model.check import examined
 from ..world_model.env import Guard, GuardConfig, ImaginedEnv, Starts
 from ..world_model.imagination import Choosing, Greedy, Imagination

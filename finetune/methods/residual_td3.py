@@ -35,6 +35,7 @@ from the base than the agent can go. The agent looks through its own encoder ins
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -47,7 +48,6 @@ from ...offline.learner import Wrapping
 from ...offline.returns import Discount
 from ...offline.sac import SAC, SACConfig, soft_agent
 from ...offline.soft import ActionTransform, Warm
-from ...offline.sources import Rows
 from ...offline.td3 import TD3, TD3Config, deterministic_agent
 from ...policies.build import build_policy
 from ...policies.compose import Residual
@@ -59,7 +59,7 @@ from ...policies.core.offset import OFFSET, Offset, OffsetConfig
 from ...policies.core.ranges import check_ranges
 from ...policies.core.seed import derive
 from ...policies.core.spec import agent_spec
-from ...policies.core.types import Metrics, Obs, Source, VecEnv
+from ...policies.core.types import Metrics, Obs, VecEnv
 from ...policies.core.views import Hidden, ResidualEnv
 from ...policies.gaussian import GaussianPolicy
 from ...policies.nets.critic import CriticConfig
@@ -150,15 +150,13 @@ class ResidualLearner(Wrapping):
         super().__init__(inner)
         self.agent, self.transform = inner.agent, inner.transform
 
-    def update(self, source: Source) -> Metrics:
-        batch = source.sample()
-        metrics = self.inner.update(Rows(batch))
-        if "actor_loss" in metrics:
-            obs = batch["obs"]
-            with torch.no_grad():
-                played = self.transform(obs, self.agent.act(obs, greedy=True))
-            metrics |= {"base_distance": distance(played, obs["base_action"][:, None])}
-        return metrics
+    @torch.no_grad()
+    def extra_metrics(self, batch: Mapping[str, Any], metrics: Mapping[str, Any]) -> Metrics:
+        if "actor_loss" not in metrics:
+            return {}
+        obs = batch["obs"]
+        played = self.transform(obs, self.agent.act(obs, greedy=True))
+        return {"base_distance": distance(played, obs["base_action"][:, None])}
 
 
 def build(

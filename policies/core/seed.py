@@ -114,7 +114,21 @@ class SharedGenerator:
         self.generator.set_state(state)
 
 
-Generator = torch.Generator | SharedGenerator
+class StackedGenerator:
+    """The generators of several learners whose losses `vmap` makes one call of; ``learner`` () is whose turn it is,
+    batched there. Each draws what it would draw alone."""
+
+    learner: Tensor
+
+    def __init__(self, each: Sequence[torch.Generator]) -> None:
+        self.each, self.device = each, each[0].device
+
+    def draw(self, make: Callable[..., Tensor], shape: Sequence[int], dim: int, **options: Any) -> Tensor:
+        drawn = [make(tuple(shape), generator=each, device=self.device, **options) for each in self.each]
+        return torch.stack(drawn).index_select(0, self.learner[None])[0]
+
+
+Generator = torch.Generator | SharedGenerator | StackedGenerator
 Noise = Generator | RowNoise
 
 
@@ -157,6 +171,11 @@ def integers(
     return _drawn(partial(torch.randint, low, high), shape, source, device, dim)
 
 
+def permutation(count: int, source: Generator | None = None, *, device: torch.device | str | None = None) -> Tensor:
+    """The integers below ``count``, in an order drawn at random."""
+    return _drawn(lambda shape, **options: torch.randperm(*shape, **options), (count,), source, device)
+
+
 def _drawn(
     make: Callable[..., Tensor],
     shape: Sequence[int],
@@ -165,10 +184,10 @@ def _drawn(
     dim: int = 0,
     **options: Any,
 ) -> Tensor:
-    if isinstance(source, SharedGenerator):
-        return source.draw(make, shape, dim, **options).to(device)
     if source is None:
         return make(tuple(shape), device=device, **options)
+    if not isinstance(source, torch.Generator):
+        return source.draw(make, shape, dim, **options).to(device)
     return make(tuple(shape), generator=source, device=source.device, **options).to(device)
 
 

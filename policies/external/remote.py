@@ -39,7 +39,7 @@ from ..core.errors import BurnishError
 from ..core.language import Letters, without_tokens
 from ..core.ranges import check_ranges
 from ..core.scale import Scale
-from ..core.seed import Noise, RowNoise, SharedGenerator
+from ..core.seed import Noise, RowNoise
 from ..core.spec import EnvSpec, PolicySpec, dtype_of
 from ..core.types import ActOptions, Obs
 from ..wire.server_spec import sent, shown, spec_from_server, wanted
@@ -192,6 +192,6 @@ def _seeds(source: Noise, rows: int) -> Tensor:
     if isinstance(source, RowNoise):
         return (source.uniform((rows, 1)) * 2.0**53).long()[:, 0]
     draw = partial(torch.randint, 2**53)
-    if isinstance(source, SharedGenerator):
+    if not isinstance(source, torch.Generator):
         return source.draw(draw, (rows,), 0)
     return draw((rows,), generator=source, device=source.device)
