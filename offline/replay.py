@@ -218,6 +218,11 @@ class Replay:
             raise BurnishError("a sample is a sum over n_step decisions or a sequence of them, not both")
         return self.gather(self._draw(batch), n_step=n_step, sequence=sequence, around=around)
 
+    def several(self, batch: int, times: int, *, n_step: int = 1) -> Batch:
+        """(times, batch, ...): what ``sample`` would return one after the other, read at once."""
+        drawn = self.gather(torch.cat([self._draw(batch) for _ in range(times)]), n_step=n_step)
+        return map_tree(lambda x: x.unflatten(0, (times, batch)), drawn)
+
     def gather(self, flat: Tensor, *, n_step: int = 1, sequence: int = 1, around: tuple[int, int] = ALONE) -> Batch:
         """The decisions at (B,) flat positions age * N + world, where age 0 is the oldest row."""
         age, world = flat // self.num_envs, flat % self.num_envs

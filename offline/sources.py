@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..policies.core.errors import BurnishError
-from ..policies.core.tree import leaves
+from ..policies.core.tree import leaves, stack
 from ..policies.core.types import Memory, Source
 from .replay import ALONE, Batch
 
@@ -52,10 +52,20 @@ class Mixture:
         summed = 1 if sequence > 1 else self.n_step
         options: dict[str, Any] = {"n_step": summed if n_step is None else n_step, "sequence": sequence}
         options["around"] = around
+        return self._read(count, lambda memory, rows: memory.sample(rows, **options))
+
+    def several(self, times: int) -> Batch:
+        """(times, B, ...): what ``sample`` would return one after the other. Of two replays, each is read at once."""
+        if self.share is None and self.prior is not None:
+            return stack([self.sample() for _ in range(times)])
+        return self._read(self.batch, lambda replay, rows: replay.several(rows, times, n_step=self.n_step), 1)
+
+    def _read(self, count: int, read: Callable[[Any, int], Batch], dim: int = 0) -> Batch:
+        """``count`` rows, of the memories that they come from; ``dim`` of what is read counts rows."""
         if self.prior is None or (self.share == 0 and len(self.online)):
-            return self.online.sample(count, **options)
+            return read(self.online, count)
         if len(self.online) == 0:
-            return self.prior.sample(count, **options)
+            return read(self.prior, count)
         if self.share is None:
             # How many of a batch are old is chance: a rounded share would leave out a replay that has just begun.
             union = len(self.prior) + len(self.online)
@@ -63,7 +73,7 @@ class Mixture:
             old = int((picked < len(self.prior)).sum())
         else:
             old = round(self.share * count)
-        return joined(self.prior.sample(old, **options), self.online.sample(count - old, **options))
+        return joined(read(self.prior, old), read(self.online, count - old), dim)
 
 
 class Ahead:
@@ -142,13 +152,14 @@ class Mapped:
         return self.change(self.source.sample(n, **options))
 
 
-def joined(old: Batch, new: Batch) -> Batch:
-    """One batch of two: all observations of ``new`` and the columns that both hold, on the device of ``new``."""
+def joined(old: Batch, new: Batch, dim: int = 0) -> Batch:
+    """One batch of two, whose dimension ``dim`` counts rows: all observations of ``new`` and the columns that both
+    hold, on the device of ``new``."""
     out: Batch = {}
     for key in (key for key in new if key in old):
         was, x = old[key], new[key]
         missing = sorted(x.keys() - was.keys()) if key in OBSERVED else []
         if missing:
             raise BurnishError(f"the prior data lacks {', '.join(missing)}, which the decisions of this method hold")
-        out[key] = joined(was, x) if isinstance(x, dict) else torch.cat([was.to(x.device), x])
+        out[key] = joined(was, x, dim) if isinstance(x, dict) else torch.cat([was.to(x.device), x], dim)
     return out

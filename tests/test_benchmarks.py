@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 SHARED = {"control_parts", "measure", "revisions", "runners", "sim_peers", "envpool_loop"}
@@ -62,6 +63,7 @@ KEYS = {
     "outside_experts": {"worst_clean", "noisy", "clumsy", "tasks"},
     "policy_speed": {"train_peak_share", "act_p99_us"},
     "ray_overhead": {"ray_overhead"},
+    "seeds_speed": {f"seeds8_over_1_{x}" for x in ("cpu", "cuda") if x == "cpu" or torch.cuda.is_available()},
     "public_tasks": {"tasks_above_90", "best_median_change", "free_beaten", "missing"},
     "two_mode": {
         "flow_success",

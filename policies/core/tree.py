@@ -23,9 +23,13 @@ def leaves(tree: Mapping[str, Any]) -> Iterator[Tensor]:
         yield from [x] if isinstance(x, Tensor) else leaves(x)
 
 
-def stack(trees: Sequence[Mapping[str, Tensor]], dim: int = 0) -> Tree:
-    """One dict of tensors out of several with the same keys, stacked along a new dimension ``dim``."""
-    return {key: torch.stack([t[key] for t in trees], dim) for key in trees[0]}
+def stack(trees: Sequence[Mapping[str, Any]], dim: int = 0) -> Tree:
+    """One tree out of several with the same keys, stacked along a new dimension ``dim``."""
+    found: dict[str, Any] = {}
+    for key, x in trees[0].items():
+        parts = [tree[key] for tree in trees]
+        found[key] = torch.stack(parts, dim) if isinstance(x, Tensor) else stack(parts, dim)
+    return found
 
 
 def concatenate(trees: Sequence[Mapping[str, Any]]) -> Tree:
