@@ -12,6 +12,7 @@ from ..policies.core.ranks import joined
 from ..sim.build import WORLDS
 from .exploration.build import SETTINGS
 from .refinement import FinetuneConfig, carry_out, refinement
+from .seeds import each_seed, refine_together
 from .table import ONLINE
 
 GROUPS: dict[str, dict[str, Mapping[str, type]]] = {
@@ -25,8 +26,10 @@ GROUPS: dict[str, dict[str, Mapping[str, type]]] = {
 
 
 def finetune(config: FinetuneConfig) -> int:
-    """A refinement from its settings to a delivered run folder; exit status. Processes that `torchrun` started carry it
-    out together."""
+    """A refinement from its settings to a delivered run folder, or one for each of several seeds; exit status. The
+    processes that `torchrun` started carry it out together."""
+    if config.seeds > 1:
+        return refine_together((each, *refinement(each)) for each in each_seed(config))
     with joined(config.device) as (ranks, device):
         with ranks.own_worlds():
             parts = refinement(config if device == config.device else replace(config, device=device))

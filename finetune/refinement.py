@@ -33,6 +33,7 @@ from ..policies.evaluator import EvalConfig
 from ..policies.external.reward_models import relabelled, rewarded
 from ..policies.improve import Improvement, improve
 from ..policies.runs.run import OnLog
+from ..policies.runs.training_loop import to_end
 from ..sim.build import make_env, origin_of, raw_world, seen_by, world_from
 from ..sim.experts import make_expert
 from .advice import advised
@@ -81,6 +82,8 @@ class FinetuneConfig:
     eval_every: int = 0  # decisions between two evaluations; 0: only before and after
     eval: EvalConfig = field(default_factory=EvalConfig)  # evaluations during training and at the end
     seed: int = 0  # seed of every random draw
+    # runs that learn together, with the seeds seed, seed + 1, ...; the seed ends the name of each one's folder
+    seeds: int = field(default=1, metadata=LATER)
     # processes; 2: one acts while the other learns, for the methods that learn from a replay; with more, all others act
     processes: int = 1
     on: str = LOCAL  # machines of the acting processes: local, ray or ray:HOST:PORT
@@ -92,13 +95,18 @@ class FinetuneConfig:
     resume: bool = False  # continue the run that an interrupted call left at out=
 
     def __post_init__(self) -> None:
-        positive = "worlds total log_every save_every processes"
+        positive = "worlds total log_every save_every processes seeds"
         check_ranges(self, {"[1, inf)": positive, "[0, inf)": "eval_every pretrain_updates"})
         if not names_place(self.on):
             raise BurnishError(f"on={self.on} is no place for acting processes; take local, ray or ray:HOST:PORT")
         if self.on != LOCAL and self.processes == 1:
             raise BurnishError(
                 f"on={self.on} is for acting processes; take some, such as processes=5: four act, one learns"
+            )
+        if self.seeds > 1 and (self.processes > 1 or self.track):
+            raise BurnishError(
+                f"seeds={self.seeds} learn together in one process, which tells no tracker; leave processes= and "
+                "track= out, or take seeds=1"
             )
         if self.processes > 1 and self.worlds % (self.processes - 1):
             raise BurnishError(
@@ -112,6 +120,8 @@ def refinement(
 ) -> tuple[Improvement, Loop[Any]]:
     """The improvement, ready to start, and the loop in it. A program hands in ``base`` and ``env`` where settings can
     name none, and may try the policies itself (``tried=False``)."""
+    if config.seeds > 1:
+        raise BurnishError(f"seeds={config.seeds} are several runs, and this is one; use `burnish finetune`")
     ranks = sharing()
     device, name = prepare_machine(config.device, config.threads, ranks.size), method_name(config.method)
     if ranks.size > 1:
@@ -198,7 +208,7 @@ def carry_out(
     per_iteration, training = loop.decisions_per_iteration, work.training
     with closing(training) if isinstance(training, Asynchronous) else nullcontext():
         options: dict[str, Any] = {"keep": keep, "on_log": on_log, "begin": begin, "pause": pause}
-        status = improve(config, work, config.total, per_iteration=per_iteration, unit="decisions", **options)
+        status = to_end(improve(config, work, config.total, per_iteration=per_iteration, unit="decisions", **options))
     if keep and (sentence := loop.deliver(Path(config.out))):
         say(sentence)
     return status

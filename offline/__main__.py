@@ -25,6 +25,7 @@ from ..policies.data.read import fingerprint
 from ..policies.evaluator import EvalConfig
 from ..policies.external.reward_models import relabelled
 from ..policies.improve import Improvement, improve
+from ..policies.runs.training_loop import to_end
 from ..sim.build import WORLDS, origin_of
 from .dataset import decisions
 from .loop import Offline
@@ -102,7 +103,7 @@ def offline(config: OfflineConfig) -> int:
         },
         report=lambda: q_against_return(learner, replay),
     )
-    return improve(config, work, config.steps, unit="updates")
+    return to_end(improve(config, work, config.steps, unit="updates"))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from .data.episodes import Episodes, Pad, Windows
 from .nets.ema import Ema
 from .runs.module_state import restore, state_of
 from .runs.run import Run
-from .runs.training_loop import train
+from .runs.training_loop import to_end, train
 from .sharding import gathered, placed, sharded, shares
 from .trainable import copied
 
@@ -232,7 +232,7 @@ def imitate(
         policy = {"config": describe(learner.average, origin), "state": learner.average.state_dict()}
         return {"policy": policy, "learner": {"config": {}, "state": learner.state_dict()}}
 
-    return train(
+    turns = train(
         run,
         config.steps,
         learner.update,
@@ -242,3 +242,4 @@ def imitate(
         eval_every=config.eval_every,
         evaluate=evaluation,
     )
+    return to_end(turns)

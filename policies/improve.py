@@ -18,8 +18,9 @@ from .core.types import Learns, Metrics, Saved
 from .evaluator import Evaluator
 from .external.table import EXTERNAL_KINDS
 from .partial import completed, weights_elsewhere
+from .runs.interrupt import Stop
 from .runs.run import FollowingRun, OnLog, Run, UnsavedRun
-from .runs.training_loop import train
+from .runs.training_loop import InTurns, train
 
 
 class Training(Saved, Protocol):
@@ -57,11 +58,14 @@ def improve(
     on_log: OnLog | None = None,
     begin: Callable[[], None] | None = None,
     pause: Callable[[], bool] | None = None,
-) -> int:
+    stop: Stop | None = None,
+    shown: bool = True,
+) -> InTurns[int]:
     """Try the base, iterate until ``total``, try the result. ``total`` and the intervals of ``config`` count in
     ``unit``, of which an iteration is ``per_iteration``; they are rounded to whole iterations. Unless it is to be
     kept, nothing is written. ``begin`` is called when all is loaded, before the first iteration. ``pause``, asked after
-    each iteration, ends this sitting as a Ctrl-C would, and without a word: the caller resumes the run."""
+    each iteration, ends this sitting as a Ctrl-C would, and without a word: the caller resumes the run. With ``stop``
+    the caller is who hears a Ctrl-C, and unless it is ``shown`` there is no progress bar."""
     training, learner, evaluator = work.training, work.learner, work.evaluator
     iterations = math.ceil(total / per_iteration) if work.iterations is None else work.iterations
 
@@ -95,8 +99,9 @@ def improve(
     free |= {f"policy.{name}" for kind in EXTERNAL_KINDS.values() for name in kind.free}
     options: dict[str, Any] = {"resume": config.resume, "changeable": free, "trackers": config.track}
     options["ranks"] = work.ranks
-    every_s = 10 if pause is None else None  # a caller who pauses tells how far it is
-    mine = Run(config.out, settings, progress_every_s=every_s, on_log=on_log, **options) if keep else UnsavedRun(on_log)
+    # A caller who pauses tells how far it is.
+    options |= {"progress_every_s": 10 if pause is None else None, "shown": shown, "stop": stop}
+    mine = Run(config.out, settings, on_log=on_log, **options) if keep else UnsavedRun(on_log)
     with mine if work.ranks.first else FollowingRun(config.out, work.ranks) as run:
         latest = run.latest()
         if evaluator is not None and keep:
@@ -112,7 +117,7 @@ def improve(
             say(f"{config.out} has reached its {total} {unit} already; nothing is trained")
         if begin is not None:
             begin()
-        finished = train(
+        finished = yield from train(
             run,
             iterations,
             training.iterate,

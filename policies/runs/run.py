@@ -75,7 +75,8 @@ class Run:
     ``changeable`` names the settings (dotted; a name covers what is below it) that may differ from the saved ones.
     Where stderr is no terminal there is no progress bar, but a line every ``progress_every_s`` seconds if that is set.
     ``trackers`` are rows of the table in `tracking.py` that are told the numbers too, and so is ``on_log``. Of several
-    ``ranks`` the first has such a run, and the others follow it (``FollowingRun``).
+    ``ranks`` the first has such a run, and the others follow it (``FollowingRun``). A caller of several runs hears a
+    Ctrl-C for them (``stop``), and has the progress of one of them ``shown``.
     """
 
     def __init__(
@@ -91,6 +92,8 @@ class Run:
         trackers: Sequence[str] = (),
         on_log: OnLog | None = None,
         ranks: Ranks = ALONE,
+        stop: Stop | None = None,
+        shown: bool = True,
     ) -> None:
         if keep < 1:
             raise BurnishError(f"keep={keep} would remove every checkpoint; it must be at least 1")
@@ -107,7 +110,7 @@ class Run:
         self._tensorboard, self._progress_every_s = tensorboard, progress_every_s
         self._trackers, self._on_log = Trackers(trackers), on_log
         self._latest: Checkpoint | None = None
-        self._ranks = ranks
+        self._ranks, self._shown, self._stop_of_caller = ranks, shown, stop
         self.watch = Stopwatch()  # of what happens between the steps: "evaluation", "saving"
         self._before: dict[str, float] = {}  # seconds of earlier sittings
         self._stop = Stop()
@@ -142,7 +145,7 @@ class Run:
                 stack.callback(self._writer.close)
             stack.callback(self._trackers.close)
             self._trackers.open(self.path, self.config, self.start)
-            self._stop = stack.enter_context(interruptible())
+            self._stop = self._stop_of_caller or stack.enter_context(interruptible())
             self._opened_s = time.perf_counter()
             self._ranks.of_first(self.start)  # the others begin now
             self._exit = stack.pop_all()
@@ -168,13 +171,13 @@ class Run:
             raise RuntimeError("this run is resumed: load what run.latest() returns before the first step")
         began_s = shown_s = time.perf_counter()
         terminal = sys.stderr.isatty()
-        with progress_bar(total, "step", self.start, shown=self._ranks.first) as bar:
+        with progress_bar(total, "step", self.start, shown=self._ranks.first and self._shown) as bar:
             for step in range(self.start + 1, total + 1):
                 self.stopping = self._ranks.any(self._stop.requested)
                 yield step
                 bar.update()
                 now_s = time.perf_counter()
-                every_s = self._progress_every_s
+                every_s = self._progress_every_s if self._shown else None
                 if not terminal and every_s is not None and (now_s - shown_s >= every_s or step == total):
                     shown_s = now_s
                     meter = tqdm.format_meter(step, total, now_s - began_s, initial=self.start, unit="step", ncols=100)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, TypeVar
 
 from ..core.types import Metrics
 from .run import Run
+
+T = TypeVar("T")
+InTurns = Generator[None, None, T]  # pauses before each step, so that its caller can take several trainings forward
 
 
 def train(
@@ -22,7 +25,7 @@ def train(
     evaluate: Callable[[int], Metrics] | None = None,
     report: Callable[[], Metrics] | None = None,
     pause: Callable[[], bool] | None = None,
-) -> bool:
+) -> InTurns[bool]:
     """Call ``step`` until ``total``; False if it was interrupted, or if ``pause``, asked after each step, said so
     (saved; resuming continues exactly).
 
@@ -32,6 +35,7 @@ def train(
     """
     finished = run.start >= total
     for number in run.steps(total):
+        yield
         metrics = step()
         last = number == total
         paused = pause is not None and pause()
@@ -48,3 +52,12 @@ def train(
         if paused:
             break
     return finished
+
+
+def to_end(turns: InTurns[T]) -> T:
+    """The result of a training that nothing else takes turns with."""
+    while True:
+        try:
+            next(turns)
+        except StopIteration as end:
+            return end.value
