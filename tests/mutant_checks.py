@@ -273,6 +273,30 @@ def check_information(information):
     same(information(whole, 3), torch.logdet(whole) / 2)
 
 
+def seen_by_hand(x):
+    """Count, mean and sum of squared deviations, after a first observation of 0 that deviates by 1."""
+    every = torch.cat([x.new_zeros(1, *x.shape[1:]), x])
+    mean = every.mean(0)
+    return torch.stack([torch.full_like(mean, len(every)), mean, (every - mean).square().sum(0) + 1])
+
+
+def check_surprise(surprise):
+    x = torch.randn(5, 2, 3, generator=torch.Generator().manual_seed(0))
+    count, mean, squares = density = seen_by_hand(x[:4])
+    law = torch.distributions.Normal(mean, (squares / count).sqrt())
+    same(surprise(density, x[4]), -law.log_prob(x[4]).mean(1))
+
+
+def check_with_seen(with_seen):
+    x = torch.randn(4, 2, 3, generator=torch.Generator().manual_seed(0))
+    x[:, 1] = NAN  # of a world that rests
+    density = seen_by_hand(x[:0])
+    for row in x:
+        density = with_seen(density, row, torch.tensor([True, False]))
+    same(density[:, 0], seen_by_hand(x[:, 0]))
+    same(density[:, 1], torch.tensor([1.0, 0.0, 1.0])[:, None].expand(3, 3))
+
+
 def check_chunk_step(step):
     """The script of the worlds is the reference: see ``ScriptedWorld`` for its rewards and observations."""
     script = [[(5, TERMINATED), (4, TRUNCATED)], [(4, TRUNCATED), (6, TERMINATED)], [(6, TRUNCATED), (5, TERMINATED)]]
@@ -328,6 +352,8 @@ CHECKS: dict[str, Callable[[Any], None]] = {
     "novelty": check_novelty,
     "gain": check_gain,
     "information": check_information,
+    "surprise": check_surprise,
+    "with_seen": check_with_seen,
     "gae": check_gae,
     "lambda_returns": check_lambda_returns,
     "n_step": check_n_step,

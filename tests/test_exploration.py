@@ -12,6 +12,7 @@ from verb_lab import refused
 
 from burnish.finetune.baselines.sb3 import View
 from burnish.finetune.build import has
+from burnish.finetune.exploration.adversarial_surprise import AdversarialSurpriseConfig
 from burnish.finetune.exploration.build import EXPLORATIONS, Exploration, Weighted
 from burnish.finetune.exploration.novelty import Novelty, NoveltyConfig, novelty
 from burnish.finetune.exploration.observed import ExploreConfig
@@ -173,6 +174,8 @@ def test_coverage_leads_on_and_the_same_pay_for_each_state_does_not(monkeypatch)
 # ---- every kind in every method ----
 
 KINDS = {name: row.config() for name, row in EXPLORATIONS.items() if not row.twin}
+SMALL = PPOConfig(epochs=1, value=ValueConfig(hidden=[8]))
+KINDS["adversarial_surprise"] = AdversarialSurpriseConfig(turn=2, agent=GaussianConfig(hidden=[8]), ppo=SMALL)
 REFUSED = {name for name, row in METHODS.items() if row.loop is LoopKind.imagined} | {"dagger", "rlif", "serene"}
 BASES = (None, "flow", "diffusion", "gaussian", "squashed")
 

@@ -15,7 +15,7 @@ import pytest
 from mutant_checks import CHECKS
 
 from burnish.finetune import surrogate
-from burnish.finetune.exploration import information, novelty, submodular
+from burnish.finetune.exploration import adversarial_surprise, information, novelty, submodular
 from burnish.offline import descent, returns, soft, td
 from burnish.policies import chain
 from burnish.policies.core import chunk
@@ -115,6 +115,14 @@ MUTANTS = [
     Mutant(information, "information", "[:, asked:, asked:]", "[:, :asked, :asked]"),
     Mutant(information, "information", "torch.logdet(precision) - ", "torch.logdet(precision) + "),
     Mutant(information, "information", ") / 2", ")"),
+    Mutant(adversarial_surprise, "surprise", " / variance +", " +"),
+    Mutant(adversarial_surprise, "surprise", ".square() / variance + (", ".square() / variance - ("),
+    Mutant(adversarial_surprise, "surprise", "(2 * math.pi * variance)", "(2 * math.pi / variance)"),
+    Mutant(adversarial_surprise, "surprise", ".mean(1) / 2", ".mean(1)"),
+    Mutant(adversarial_surprise, "with_seen", "count + rows[:, None]", "count + 1"),
+    Mutant(adversarial_surprise, "with_seen", "torch.where(rows[:, None], x - mean, 0.0)", "(x - mean)"),
+    Mutant(adversarial_surprise, "with_seen", "mean + delta / count", "mean + delta"),
+    Mutant(adversarial_surprise, "with_seen", " * (1 - 1 / count)", ""),
     Mutant(chain, "executed_sum", "spec.executed(density)", "density[:, : spec.execute]"),
     Mutant(chain, "executed_sum", " * executed[:, :, None]", ""),
     Mutant(chain, "executed_sum", "< steps", "<= steps"),

@@ -1,8 +1,8 @@
 """The table of explorations, ``explore=NAME``: each pays a part of the reward, through the view on rewards.
 
 It is a `Bonus` (`policies/core/rewards.py`) on single control ticks of the world as it is, below every method's view of
-it. So any method that learns from rewards explores, on policy and off; the worlds in which policies are tried pay what
-they always pay.
+it, or a world around that world. So any method that learns from rewards explores, on policy and off; the worlds in
+which policies are tried pay what they always pay.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ...policies.core.seed import derive
 from ...policies.core.types import Obs, VecEnv
 from ..method import LoopKind, Method
 from ..people.intervened_rows import InterventionUse
+from .adversarial_surprise import AdversarialSurprise, AdversarialSurpriseConfig
 from .information import Information, InformationConfig
 from .novelty import Novelty, NoveltyConfig
 from .observed import ExploreConfig
@@ -29,14 +30,18 @@ class Exploration(NamedTuple):
     """A row of the table."""
 
     config: type[ExploreConfig]
-    make: Callable[..., Bonus]  # (config, world: EnvSpec, num_envs, device, seed), and the twin where it asks for one
+    # (config, world: EnvSpec, num_envs, device, seed), and the twin where it asks for one, makes a bonus; where it
+    # plays, (config, env, seed) makes a world around the world
+    make: Callable[..., Any]
     twin: bool = False  # it asks a simulation of the world
+    plays: bool = False  # it has a policy of its own, which plays in the world
 
 
 EXPLORATIONS: dict[str, Exploration] = {
     "novelty": Exploration(NoveltyConfig, Novelty),
     "submodular": Exploration(SubmodularConfig, Submodular),
     "information": Exploration(InformationConfig, Information, twin=True),
+    "adversarial_surprise": Exploration(AdversarialSurpriseConfig, AdversarialSurprise, plays=True),
 }
 SETTINGS: dict[str, type] = {name: row.config for name, row in EXPLORATIONS.items()}
 
@@ -49,8 +54,7 @@ class Weighted:
         self.begin = bonus.begin
 
     def __call__(self, obs: Obs, action: Tensor, next_obs: Obs, active: Tensor) -> Tensor:
-        weight, fade = self.config.weight, self.config.fade
-        weight *= max(0.0, 1 - self.ticks / fade) if fade else 1
+        weight = self.config.weight_after(self.ticks)
         self.ticks += int(active.sum())
         return weight * self.bonus(obs, action, next_obs, active)
 
@@ -73,6 +77,8 @@ def explored(env: VecEnv, config: ExploreConfig | None, seed: int, twin: VecEnv 
     if config is None:
         return env
     row, options = row_of(config), {}
+    if row.plays:
+        return row.make(config, env, derive(seed, "explore"))
     if row.twin:
         if twin is None or (twin.spec.obs, twin.spec.action) != (env.spec.obs, env.spec.action):
             raise BurnishError(

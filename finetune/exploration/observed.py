@@ -27,6 +27,10 @@ class ExploreConfig:
     def __post_init__(self) -> None:
         check_ranges(self, {"(0, inf)": "weight", "[0, inf)": "fade"}, "explore.")
 
+    def weight_after(self, ticks: int) -> float:
+        """The weight when so many control ticks of all worlds together were played."""
+        return self.weight * (max(0.0, 1 - ticks / self.fade) if self.fade else 1)
+
 
 class Observed:
     """Observations as vectors (N, D), of length 1 where each number is one deviation from 0."""
