@@ -32,6 +32,8 @@ from .controllers import controller_for
 from .core import files
 from .core.config import to_data
 from .core.errors import BurnishError
+from .core.execute import Execution
+from .core.graphed_policy import executed
 from .core.ranks import Ranks, joined
 from .core.spec import ChunkConfig, check_compatible
 from .core.types import VecEnv
@@ -103,6 +105,7 @@ class EvaluateConfig:
     seed: int = 0  # seed of the episodes
     videos: int = 0  # episodes, from the first on, that are filmed as mp4
     out: str | None = None  # folder for evaluation.json and videos
+    execution: Execution = Execution.eager  # execution of acting: eager, or on a GPU by CUDA graphs
     device: str = "cpu"  # device of the networks: cpu, cuda, cuda:1
     threads: int = 0  # CPU threads of torch; 0: as torch chooses
 
@@ -190,13 +193,14 @@ def evaluate(config: EvaluateConfig) -> int:
     if config.against is not None:
         entries.append(("against", config.against, load_policy(config.against, device)))
     world = shared_world(config.env, [(path, origin.get("env")) for _, path, (_, origin) in entries])
+    players = [(name, path, executed(policy, config.execution, device)) for name, path, (policy, _) in entries]
     if out is not None:
         about = {"world": world, "settings": to_data(config)}
         for stale in ("against.json", "comparison.json"):
             files.remove(out / stale)  # of an earlier call: it would pass for a result of this one
         files.replace(out / "about.json", json.dumps(about, indent=1) + "\n")
     results: list[Evaluation] = []
-    for name, path, (policy, _) in entries:
+    for name, path, policy in players:
         if config.swap_words and "tokens" not in policy.spec.obs.shapes:
             raise BurnishError(f"swap_words=true tries who follows words, and {path} reads none")
         raw = raw_world(world, config.eval.worlds, device)

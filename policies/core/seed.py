@@ -73,6 +73,18 @@ class RowNoise:
         self._key = _hash(_hash(_words(seeds) + _GOLDEN) + _words(index) * _GOLDEN)
         self._draws = 0
 
+    @property
+    def stream(self) -> Tensor:
+        """(N,): what its numbers are computed of, before the first draw."""
+        return torch.as_tensor(self._key)
+
+    @classmethod
+    def of(cls, stream: Tensor) -> RowNoise:
+        """With the numbers of another one's ``stream``."""
+        made = cls.__new__(cls)
+        made._key, made._draws = _words(stream), 0
+        return made
+
     def uniform(self, shape: Sequence[int]) -> Tensor:
         """float64 in (0, 1); ``shape[0]`` must be the number of rows."""
         if shape[0] != len(self._key):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...policies.core.errors import BurnishError
+from ...policies.core.execute import Execution
 from ...policies.core.files import remove
 from ...policies.core.ranges import check_ranges
 
@@ -33,6 +34,7 @@ class ServerConfig:
     handshake_s: float = 3.0  # time limit of the handshake of a connection, in seconds
     receive_s: float = 5.0  # time limit of the rest of a request that has begun, in seconds
     idle_s: float = 300.0  # seconds without a request until a connection is closed
+    execution: Execution = Execution.eager  # execution of acting: eager, or on a GPU by CUDA graphs
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 2**16:

@@ -50,6 +50,7 @@ from torch import Tensor
 
 from ...policies.core.config import to_data
 from ...policies.core.files import remove
+from ...policies.core.graphed_policy import executed
 from ...policies.core.language import unworded
 from ...policies.core.scale import Scale
 from ...policies.core.seed import RowNoise
@@ -80,7 +81,7 @@ class PolicyServer:
         device: torch.device | str = "cpu",
     ) -> None:
         config = config or ServerConfig()
-        spec = policy.spec
+        spec, policy = policy.spec, executed(policy, config.execution, device)
         self.policy, self.config, self.device = policy, config, torch.device(device)
         # Others play a chunk from its beginning, so what lies before now stays here.
         self.spec = replace(unworded(spec), horizon=spec.horizon - spec.start, start=0)
