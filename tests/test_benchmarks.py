@@ -36,6 +36,11 @@ KEYS = {
         "insert_tight_overlap_p99",
     },
     "absolute_targets": {f"{task}_{what}" for task in ("insert", "push") for what in ("base", "plain", "offset")},
+    "cross_embodiment": {
+        f"{task}_{what}"
+        for task in ("insert", "push")
+        for what in ("base", "base_greedy", "other", "specialist", "imitation", "generalist", "told")
+    },
     "lift_quality": {
         "missing",
         *(f"{robot}_{way}" for robot in ("hopper", "walker2d") for way in ("carried", "fresh", "sac")),
