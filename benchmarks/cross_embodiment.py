@@ -8,8 +8,8 @@ elsewhere. For each task there are, beside the base and the base at noise 0,
 * **specialist**: a residual, refined from the base on one arm alone, with the shipped experiment of the task as it is;
 * **other**, the control: the specialist of the other arm;
 * **generalist**: `burnish distill` of both, from `RECORDED` episodes of each on its arm, the successful ones alone;
-* **imitation**, which is free of RL: the same network and updates, on `RECORDED` successes of the base on each arm.
-  The files say how many episodes the base played for them (``base_played``).
+* **imitation**, which is free of RL: the same network and updates, on `RECORDED` successes of the base on each arm,
+  the same for all seeds. The files say how many episodes the base played for them (``base_played``).
 
 All are last policies, and all play the same `EPISODES` fresh episodes on each arm, so that changes are paired. An
 interval is over seeds and episodes together, of a single policy over its episodes alone. ``told`` is the share of fresh
@@ -80,40 +80,46 @@ def do(*words: str) -> None:
         raise SystemExit(f"burnish {' '.join(words)} did not end well")
 
 
-def successes(task: str, arm: str, seed: int, count: int, root: Path) -> Path:
-    """The first so many successes of the base on an arm, as a set."""
-    raw, won, kept = (root / f"{name}_{arm}" for name in ("played", "won", "kept"))
-    if kept.exists():
-        return kept
-    acting = ["policy=checkpoint", f"policy.path={base_of(task)}", f"env={task}", f"env.arm={arm}"]
-    played = list(read_dataset(raw)) if raw.exists() else []
-    while sum(bool(x.success) for x in played) < count:
-        episodes = len(played) + 2 * count
-        do("collect", *acting, f"episodes={episodes}", f"seed={seed}", f"out={raw}", "resume=true")
-        played = list(read_dataset(raw))
-    shutil.rmtree(won, ignore_errors=True)
-    do("data", "convert", str(raw), "success=true", f"out={won}")
-    do("data", "convert", str(won), f"episodes=0:{count}", f"out={kept}")
-    return kept
+def folder(quick: bool, name: str) -> Path:
+    return HERE.parent / "runs" / f"cross_embodiment{'_quick' * quick}" / name
+
+
+def recordings(task: str, quick: bool) -> Path:
+    """The first successes of the base, as many on each arm, as one set; how it played for them lies beside it."""
+    root, count = folder(quick, f"{task}-base"), 3 if quick else RECORDED
+    both, sets = root / "both", []
+    if both.exists():
+        return both
+    for arm in ARMS:
+        raw, won, kept = (root / f"{name}_{arm}" for name in ("played", "won", "kept"))
+        acting = ["policy=checkpoint", f"policy.path={base_of(task)}", f"env={task}", f"env.arm={arm}"]
+        played = list(read_dataset(raw)) if raw.exists() else []
+        while sum(bool(x.success) for x in played) < count:
+            do("collect", *acting, f"episodes={len(played) + 2 * count}", f"out={raw}", "resume=true")
+            played = list(read_dataset(raw))
+        for old in (won, kept):
+            shutil.rmtree(old, ignore_errors=True)
+        do("data", "convert", str(raw), "success=true", f"out={won}")
+        do("data", "convert", str(won), f"episodes=0:{count}", f"out={kept}")
+        sets.append(str(kept))
+    do("data", "merge", *sets, f"out={both}")
+    return both
 
 
 def refined(task: str, seed: int, kept: Path, quick: bool) -> None:
     """The policies of one seed, in a process of its own, judged in ``kept``."""
     torch.set_num_threads(1)
     began, base = time.process_time(), base_of(task)
-    root = HERE.parent / "runs" / f"cross_embodiment{'_quick' * quick}" / f"{task}-{seed}"
+    root, both = folder(quick, f"{task}-{seed}"), recordings(task, quick)
     run = [f"seed={seed}", "threads=1", "eval.episodes=0"]
-    count, imitation = 3 if quick else RECORDED, {**IMITATION, "train.steps": 20} if quick else IMITATION
+    imitation = IMITATION | ({"train.steps": 20} if quick else {})
     for arm in ARMS:
         words = [f"policy.path={base}", f"experiment={task}/{METHODS[task]}", f"env={task}", f"env.arm={arm}"]
         do("finetune", *words, *run, *(LESS if quick else []), f"out={root / arm}", "resume=true")
     student = ["policy=flow", *run, *(f"{name}={x}" for name, x in imitation.items()), "resume=true"]
     teachers = f"teachers=[{','.join(str(root / arm) for arm in ARMS)}]"
-    do("distill", teachers, *student, f"episodes={40 if quick else count}", f"out={root / 'generalist'}")
-    sets = [successes(task, arm, seed, count, root) for arm in ARMS]
-    if not (root / "both").exists():
-        do("data", "merge", *map(str, sets), f"out={root / 'both'}")
-    do("pretrain", *student, f"data={root / 'both'}", f"out={root / 'imitation'}")
+    do("distill", teachers, *student, f"episodes={40 if quick else RECORDED}", f"out={root / 'generalist'}")
+    do("pretrain", *student, f"data={both}", f"out={root / 'imitation'}")
     found = {name: scores(load(root / name), task, quick) for name in (*ARMS, "generalist", "imitation")}
     row = {
         "task": task,
@@ -125,7 +131,7 @@ def refined(task: str, seed: int, kept: Path, quick: bool) -> None:
         "generalist": found["generalist"],
         "imitation": found["imitation"],
         "distilled": len(read_dataset(root / "generalist" / "data")),
-        "base_played": {arm: len(read_dataset(root / f"played_{arm}")) for arm in ARMS},
+        "base_played": {arm: len(read_dataset(both.parent / f"played_{arm}")) for arm in ARMS},
         "core_s": time.process_time() - began,
     }
     write(kept, row)
@@ -183,12 +189,14 @@ def main() -> None:
     results = results_of("cross_embodiment", chosen)
     if chosen.quick:
         chosen.tasks, chosen.seeds = ["insert"], [0]
-        shutil.rmtree(HERE.parent / "runs" / "cross_embodiment_quick", ignore_errors=True)
+        shutil.rmtree(folder(True, ""), ignore_errors=True)
     if not chosen.report:
         bases = [(task, results / f"{task}-base.json", chosen.quick) for task in chosen.tasks]
         play_apart(based, [case for case in bases if not case[1].exists()], chosen.jobs)
         runs = [(t, s, results / f"{t}-{s}.json", chosen.quick) for t in chosen.tasks for s in chosen.seeds]
-        play_apart(refined, [case for case in runs if not case[2].exists()], chosen.jobs)
+        left = [case for case in runs if not case[2].exists()]
+        play_apart(recordings, [(task, chosen.quick) for task in {case[0] for case in left}], 1)  # for all seeds
+        play_apart(refined, left, chosen.jobs)
     rows, result = [row for task in METHODS for row in rows_of(task, results)], {}
     for task in METHODS:
         for policy in POLICIES:
