@@ -10,6 +10,8 @@ paid nothing yet, there is nothing to advise.
 **The quitting trap** is its mirror image. Where every decision costs something, and an episode can end by failing (the
 thing to be pushed is out of reach), failing soon costs less than trying on: an agent learns to fail. A reward of
 progress, or none until success, takes the reason away.
+
+**Who waits.** A run with acting processes also says how many of them are worth it, if one side waits most of its time.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from .processes.asynchronous import Asynchronous
 ROWS = 4096  # latest decisions that are looked at
 SAMPLE = 256  # of them, on which the entropy is measured
 EPISODES = 32  # whose success is compared with that of other ones
+WAITS = 0.5  # share of its time that the learner, or the actors, wait, from which on it is worth a sentence
 FAILURES = 0.1  # share of the episodes that end by failing, from which on it is worth a sentence
 
 
@@ -98,6 +101,33 @@ def putting_off(best: Metrics, metrics: Metrics) -> str | None:
     )
 
 
+def actors_worth(actors: int, learner_waits: float, actor_waits: float) -> float:
+    """The number of actors, each with as many worlds as now, at which the learner begins to set the pace: the time of
+    an actor for its share of a row, over the time of the learner for that share and the updates that it owes."""
+    return actors * (1 - actor_waits) / max(1e-9, 1 - learner_waits)
+
+
+def waiting(actors: int, worlds: int, metrics: Metrics) -> str | None:
+    """A sentence, if ``metrics``, of decisions behind the warm-up, say that one side waits most of its time; ``worlds``
+    are those of one actor."""
+    learner, actor = (float(metrics.get(f"time/{side}_waits", 0.0)) for side in ("learner", "actor"))
+    worth = max(1, round(actors_worth(actors, learner, actor)))
+    settings = f"{worth} with {worlds} worlds each (worlds={worth * worlds} processes={worth + 1})"
+    if learner > WAITS and worth > actors:
+        return (
+            f"advice: the learner waits {learner:.0%} of its time for {actors} acting processes; about {settings} "
+            "would keep it busy, if each has a core, here or on other machines (on=ray)"
+        )
+    if actor > WAITS and worth < actors:
+        return f"advice: acting processes wait {actor:.0%} of their time for the learner; {settings} would do"
+    if actor > WAITS and learner <= WAITS:
+        return (
+            f"advice: the acting process waits {actor:.0%} of its time for the learner: more of them would not help; "
+            "fewer or smaller updates would (loop.updates_per_decision, loop.batch), or device=cuda"
+        )
+    return None
+
+
 def advised(loop: Loop[Learns] | Asynchronous, say: Callable[[str], None]) -> Callable[[], Metrics]:
     """The report of a loop, which looks for what there is to advise, and says each sentence once."""
     learner, replay = loop.learner, loop.replay
@@ -105,10 +135,11 @@ def advised(loop: Loop[Learns] | Asynchronous, say: Callable[[str], None]) -> Ca
         return loop.report
     said: set[str] = set()
     best: Metrics = {}  # of the report with the most success
+    settled = False  # the warm-up, and all updates that follow it, were over before the last report
     success = False  # the world has reported it; a report without ended episodes says nothing of it
 
     def report() -> Metrics:
-        nonlocal best, success
+        nonlocal best, success, settled
         metrics: Metrics = dict(loop.report())
         # A loop's statistics know it, and remember it in a run that is resumed.
         success = success or (
@@ -119,6 +150,10 @@ def advised(loop: Loop[Learns] | Asynchronous, say: Callable[[str], None]) -> Ca
         found = {"quitting_trap": quitting_trap(replay, metrics), "putting_off": putting_off(best, metrics)}
         if learner.entropy_bonus is not None:
             found["entropy_trap"] = entropy_trap(learner, replay, success=success)
+        if isinstance(loop, Asynchronous):
+            if settled:
+                found["waiting"] = waiting(loop.actors, loop.loop.env.num_envs // loop.actors, metrics)
+            settled = settled or "asynchronous/staleness" in metrics
         for name, sentence in found.items():
             if sentence is not None and name not in said:
                 say(sentence)

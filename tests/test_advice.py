@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from burnish.finetune.advice import EPISODES, advised, entropy_trap, putting_off
+from asynchronous_lab import PLAIN, Telling, Threads, telling, together
+from burnish.finetune.advice import EPISODES, advised, entropy_trap, putting_off, waiting
 from burnish.finetune.build import prepare
 from burnish.finetune.loops import OffPolicy, OffPolicyConfig
 from burnish.finetune.methods.dsrl import DSRLConfig, latent_sac
@@ -216,3 +217,36 @@ def test_an_advice_is_said_once_and_counted_every_time():
     other = prepare(quiet, base(), world(), seed=0)
     other.iterate()
     assert "advice/entropy_trap" not in advised(other, lines.append)()
+
+
+# ---- who waits ----
+
+
+@pytest.mark.parametrize(
+    ("actors", "learner", "actor", "said"),
+    [
+        (1, 0.8, 0.0, "worlds=20 processes=6"),
+        (8, 0.75, 0.2, "worlds=104 processes=27"),
+        (8, 0.0, 0.8, "worlds=8 processes=3"),
+        (1, 0.1, 0.7, "loop.updates_per_decision"),
+        (2, 0.6, 0.6, None),  # each waits for the slowest of all, and the numbers fit
+        (1, 0.4, 0.4, None),
+    ],
+)
+def test_a_run_that_waits_says_how_many_actors_are_worth_it(
+    actors: int, learner: float, actor: float, said: str | None
+):
+    sentence = waiting(actors, 4, {"time/learner_waits": learner, "time/actor_waits": actor})
+    assert sentence is None if said is None else sentence is not None and said in sentence
+
+
+def test_waiting_in_the_warm_up_is_no_reason():
+    both: Any = together(telling, Telling(PLAIN), launch=Threads())
+    waits = {"time/learner_waits": 0.9, "time/actor_waits": 0.0}
+    behind = {**waits, "asynchronous/staleness": 1.0}
+    reports = iter([waits, behind, behind, behind])
+    both.report = lambda: next(reports)
+    lines: list[str] = []
+    report = advised(both, lines.append)
+    assert [report().get("advice/waiting") for _ in range(4)] == [None, None, 1.0, 1.0]
+    assert len(lines) == 1 and "worlds=20 processes=11" in lines[0]

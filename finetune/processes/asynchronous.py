@@ -131,7 +131,7 @@ class Asynchronous:
         launch: Callable[[Make, Any, ActorConfig], tuple[Running, Line]] = spawned,
         share: Callable[[bytes], Any] = bytes,
     ) -> None:
-        self.loop, self.terms, self.total = loop, terms, total
+        self.loop, self.terms, self.total, self.actors = loop, terms, total, actors
         self.learner, self.replay = loop.learner, loop.replay
         self._make, self._config, self._seed, self._tell = make, config, seed, tell
         self._launch, self._share = launch, share

@@ -88,6 +88,9 @@ SIGNS: dict[str, Sign] = {
         "1 where success fell to less than half of what it was while the critic promises more.",
         ever("it may put success off; make time cost something"),
     ),
+    "advice/waiting": Sign(
+        "1 where the learner or the acting processes wait most of their time; the log says what helps."
+    ),
     "kl": Sign(
         "How far an update moves the policy from the one that collected its data.",
         above(0.2, "updates move far beyond their data; lower the learning rate or the epochs"),
