@@ -11,7 +11,7 @@ paid nothing yet, there is nothing to advise.
 thing to be pushed is out of reach), failing soon costs less than trying on: an agent learns to fail. A reward of
 progress, or none until success, takes the reason away.
 
-**Who waits.** A run with acting processes also says how many of them are worth it, if one side waits most of its time.
+**Waiting.** A run with acting processes also says how many of them are worth it, if one side waits most of its time.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def putting_off(best: Metrics, metrics: Metrics) -> str | None:
     )
 
 
-def actors_worth(actors: int, learner_waits: float, actor_waits: float) -> float:
+def useful_actors(actors: int, learner_waits: float, actor_waits: float) -> float:
     """The number of actors, each with as many worlds as now, at which the learner begins to set the pace: the time of
     an actor for its share of a row, over the time of the learner for that share and the updates that it owes."""
     return actors * (1 - actor_waits) / max(1e-9, 1 - learner_waits)
@@ -111,14 +111,14 @@ def waiting(actors: int, worlds: int, metrics: Metrics) -> str | None:
     """A sentence, if ``metrics``, of decisions behind the warm-up, say that one side waits most of its time; ``worlds``
     are those of one actor."""
     learner, actor = (float(metrics.get(f"time/{side}_waits", 0.0)) for side in ("learner", "actor"))
-    worth = max(1, round(actors_worth(actors, learner, actor)))
-    settings = f"{worth} with {worlds} worlds each (worlds={worth * worlds} processes={worth + 1})"
-    if learner > WAITS and worth > actors:
+    useful = max(1, round(useful_actors(actors, learner, actor)))
+    settings = f"{useful} with {worlds} worlds each (worlds={useful * worlds} processes={useful + 1})"
+    if learner > WAITS and useful > actors:
         return (
             f"advice: the learner waits {learner:.0%} of its time for {actors} acting processes; about {settings} "
             "would keep it busy, if each has a core, here or on other machines (on=ray)"
         )
-    if actor > WAITS and worth < actors:
+    if actor > WAITS and useful < actors:
         return f"advice: acting processes wait {actor:.0%} of their time for the learner; {settings} would do"
     if actor > WAITS and learner <= WAITS:
         return (

@@ -189,7 +189,7 @@ def test_an_actor_that_never_waits_goes_on_and_the_ratio_falls():
 
 
 def test_what_is_reported_is_what_happened():
-    both = together(telling, Telling(PLAIN, world_pause_s=0.004), AsynchronousConfig(4, 5), launch=Threads())
+    both = together(telling, Telling(PLAIN, world_pause_s=0.015), AsynchronousConfig(4, 5), launch=Threads())
     with within(60):
         for _ in range(40):
             both.iterate()

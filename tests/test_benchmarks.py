@@ -21,7 +21,7 @@ import torch
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 SHARED = {"control_parts", "measure", "revisions", "runners", "sim_peers", "envpool_loop"}
-SHARED |= {"lerobot_worker", "lerobot_worlds", "vla_worker"}
+SHARED |= {"lerobot_worker", "lerobot_worlds", "vla_worker", "scale_model", "scale_parts"}
 SHARED |= {"refine_bases", "refine_runs", "refine_settings", "refine_tables", "public_bases"}
 LEVELS = ("pictures", "embeddings", "keys")
 KEYS = {
@@ -69,6 +69,7 @@ KEYS = {
     "policy_speed": {"train_peak_share", "act_p99_us"},
     "ray_overhead": {"ray_overhead"},
     "seeds_speed": {f"seeds8_over_1_{x}" for x in ("cpu", "cuda") if x == "cpu" or torch.cuda.is_available()},
+    "scale_costs": {"predicted_over_measured", "predicted_over_simulated", "actors_until_learner_bound"},
     "public_tasks": {"tasks_above_90", "best_median_change", "free_beaten", "missing"},
     "two_mode": {
         "flow_success",

@@ -196,13 +196,14 @@ class Asynchronous:
 
     def _take_up(self) -> int:
         """The next row becomes part of the replay; the number of decisions in it."""
-        loop, tally, began = self.loop, self._tally, time.perf_counter()
+        loop, tally = self.loop, self._tally
         while True:
             self._news.clear()
             if self._complete():
                 break
+            began = time.perf_counter()
             self._news.wait(1.0)
-        tally.waited_s += time.perf_counter() - began
+            tally.waited_s += time.perf_counter() - began  # reading rows is work
         came = {slot: slot.row for slot in self._slots if slot.row is not None}
         # Its worlds began in fresh episodes: what came before, if anything did, was cut off.
         if fresh := [slot for slot in came if slot.handles[0].rows == 0]:
