@@ -267,7 +267,6 @@ def cost_rows(measured: list[dict[str, Any]], only: int = 0) -> list[dict[str, A
         note(case, "weights adopted by an actor", costs["adopt"])
         note(case, "rows joined and stored: fixed", costs["store"])
         note(case, "rows joined and stored: for each actor", costs["keep"])
-        note(case, "a look whether one actor is there", costs["watch"])
     return list(found.values())
 
 

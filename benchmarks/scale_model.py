@@ -166,7 +166,7 @@ def simulate(costs: Costs, terms: Terms, actors: int, rows: int, seed: int = 0) 
         # Rows are read as they come, none before the learner is free.
         arrived = np.maximum(np.sort(sent) + costs.turn / 2, free)
         complete = float((arrived + costs.message * (actors - line)).max())
-        waited += complete - free - costs.message * actors
+        waited += max(0.0, complete - free - costs.message * actors)
         stored = complete + costs.store
         receipts.append(stored + costs.keep * (line + 1) + costs.turn / 2)
         free = stored + costs.keep * actors
