@@ -25,7 +25,7 @@ from ..policies.core.ranges import check_ranges
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.spec import EnvSpec
 from ..policies.core.tree import index, map_tree, to
-from ..policies.core.types import Learner, Learns, Memory, Metrics, Obs, Outcome, Saved
+from ..policies.core.types import Learner, Learns, Memory, Metrics, Obs, Outcome, Saved, Source
 from ..policies.core.wrapper import continues
 from ..policies.improve import Training
 from ..policies.runs.stopwatch import Stopwatch
@@ -250,7 +250,7 @@ class OffPolicy(_Interaction[L]):
     def mix(self, prior: Memory | None, share: float | None) -> None:
         """From now on ``share`` of each batch comes from ``prior``. One that ``grows`` is saved with the loop."""
         config, self.prior = self.config, prior
-        self.source = Mixture(self.replay, prior, batch=config.batch, n_step=config.n_step, share=share)
+        self.source: Source = Mixture(self.replay, prior, batch=config.batch, n_step=config.n_step, share=share)
 
     @property
     def decisions_per_iteration(self) -> int:

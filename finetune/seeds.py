@@ -94,12 +94,13 @@ class Member:
 def iterate_together(members: Sequence[Member], joint: Stacked) -> None:
     """One iteration of each, with the updates made by ``joint``."""
     loops = [member.loop for member in members]
+    sources: list[Any] = [loop.source for loop in loops]
     (count,) = {loop.advance() for loop in loops}  # all are as far as each other, and so they owe as much
     with ExitStack() as watches:
         for loop in loops:
             watches.enter_context(loop.watch("learning"))
             loop.gradient_steps += count
-        batch, found = joint.learn([loop.source for loop in loops], count)
+        batch, found = joint.learn(sources, count)
         for place, member in enumerate(members):
             outer, metrics = member.loop.learner, index(found, place)
             wrapped = isinstance(outer, Wrapping) and count > 0
