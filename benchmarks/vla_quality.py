@@ -113,7 +113,7 @@ AT_DESK: dict[str, dict[str, Any]] = {
     "dsrl_features": {
         "method": "dsrl",
         "features": True,
-        "total": 64_000,
+        "total": 32_000,
         "worlds": 16,
         "rewards.shift": -0.02,
         "discount": LONGER,
