@@ -227,7 +227,10 @@ def measured(name: str, method: str, seed: int, kept: Path, quick: bool) -> None
         settings = {**WORLDS[name].methods[method], **(LESS if quick else {})}
         total = settings["total"]
         run: dict[str, Any] = {"threads": 1, "eval.episodes": 0, "log_every": 2000}
-        policy = refine(policy, seed=seed, on_log=say, **run, **{"method": method, **settings}).policy
+        refined = refine(policy, seed=seed, on_log=say, **run, **{"method": method, **settings})
+        if not refined.finished:
+            raise SystemExit(f"{kept.stem} was stopped before its end, and is not kept")
+        policy = refined.policy
     core_s, episodes = time.process_time() - began, 18 if quick else EPISODES
     greedy = method == "base_greedy"
     found = played(policy, seed, episodes, greedy)
