@@ -163,15 +163,18 @@ def compared(run: dict[str, Any], costs: Costs) -> dict[str, Any]:
     """A run beside its prediction."""
     terms, actors, worlds = Terms(run["ratio"]), run["actors"], run["actors"] * costs.worlds
     cores = apart
-    if run["run"] == "asleep":
+    asleep = run["run"] == "asleep"  # and no processor is busy
+    if asleep:
         # The sleepers sleep as long as ever, while what is computed takes longer on a loaded machine.
         slower = {key: x / run["speed"] for key, x in costs._asdict().items() if isinstance(x, float)}
         costs = costs._replace(**slower, rows=pauses(), updates=np.full(2, UPDATE_S))
     else:
-        cores = lambda n: run["cores"][n - 1]  # noqa: E731
+
+        def cores(count: int) -> float:
+            return run["cores"][count - 1]
+
     seconds = row_s(costs, terms, actors, cores)
     cpu_s = learner_s(costs, terms, actors) + actors * float(costs.rows.mean())
-    asleep = run["run"] == "asleep"  # and no processor is busy
     return {
         **{key: run[key] for key in ("run", "ratio", "actors")},
         "measured": worlds / run["row_s"],

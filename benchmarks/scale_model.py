@@ -7,8 +7,8 @@
     actors  = the slowest of K, by measured times of an actor's row
 
 An actor may be `ahead` rows in front, so that not every slow row of one is waited for. In a stretch of m rows that the
-slowest actor plays, m + FREE * (ahead - 1) rows pass, and the stretch that costs most per row sets the pace: one of a
-single row where nobody may be ahead, one without end, whose pace is the mean, where actors may be far ahead. Where an
+slowest actor plays, m + FREE * (ahead - 1) rows pass, and the stretch that costs most per row sets the pace. It has a
+single row where nobody may be ahead. Where actors may be far ahead it has no end, and its pace is their mean. Where an
 actor waits for the receipt of its last row, that is a part of the stretch.
 
 Where processes share cores, n busy ones get cores(n) together, and the seconds above are those of a core of one's own:

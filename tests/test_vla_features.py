@@ -149,17 +149,24 @@ def test_an_update_does_not_look_again(method, level, monkeypatch):
     assert loop.learner.policy.act(raw, greedy=True).abs().max() <= 1, "what is delivered sees pictures"
 
 
-@pytest.mark.parametrize("method", ["dsrl", "rfs"])
-def test_an_agent_that_steers_sees_features_and_keeps_no_pictures(method, monkeypatch, tmp_path):
-    base, look, counts = discs(), VisionLanguageModel.look, []
+@pytest.fixture
+def looks(monkeypatch) -> list[int]:
+    """The rows of each look that the model takes."""
+    look, counts = VisionLanguageModel.look, list[int]()
 
-    def looking(self: Any, pictures: Any, *args: Any, **said: Any) -> Any:
+    def looking(self: VisionLanguageModel, pictures: Any, *args: Any, **said: Any) -> Any:
         counts.append(len(pictures[0]))
         return look(self, pictures, *args, **said)
 
+    monkeypatch.setattr(VisionLanguageModel, "look", looking)
+    return counts
+
+
+@pytest.mark.parametrize("method", ["dsrl", "rfs"])
+def test_an_agent_that_steers_sees_features_and_keeps_no_pictures(method, looks, tmp_path):
+    base = discs()
     config: Any = METHODS[method].config(features=True, repeat=True)
     config.loop.warmup, config.loop.batch, config.loop.updates_per_decision, config.loop.capacity = 8, 8, 1.0, 64
-    monkeypatch.setattr(VisionLanguageModel, "look", looking)
     worlds = seen_by(base.spec, make_env(DiscsConfig(max_steps=5), 4, seed=3))
     loop: Any = prepare(config, base, worlds, probe=False, seed=1)
     for _ in range(6):
@@ -167,7 +174,7 @@ def test_an_agent_that_steers_sees_features_and_keeps_no_pictures(method, monkey
     assert "critic_loss" in metrics
     # The base acts on what was seen, and an update looks at nothing: one row for each observation of a world, and one
     # more where an episode ends, after 3 decisions of 2 ticks.
-    assert sum(counts) == 4 * (1 + 6 + 2)
+    assert sum(looks) == 4 * (1 + 6 + 2)
     kept = loop.replay.sample(8)["next_obs"]
     assert kept.keys() == {"state", "tokens", "features"} and kept["features"].std(0).max() > 0
     raw, policy = seen_by(base.spec, make_env(DiscsConfig(), 4, seed=5)).reset(), loop.learner.policy
@@ -179,13 +186,8 @@ def test_an_agent_that_steers_sees_features_and_keeps_no_pictures(method, monkey
 
 
 @pytest.mark.parametrize("method", ["residual_ppo", "residual_td3"])
-def test_an_agent_that_corrects_sees_features_and_keeps_no_pictures(method, monkeypatch, tmp_path):
-    base, look, counts = discs(), VisionLanguageModel.look, []
-
-    def looking(self: Any, pictures: Any, *args: Any, **said: Any) -> Any:
-        counts.append(len(pictures[0]))
-        return look(self, pictures, *args, **said)
-
+def test_an_agent_that_corrects_sees_features_and_keeps_no_pictures(method, looks, tmp_path):
+    base = discs()
     config: Any = METHODS[method].config(features=True, bound=0.3)
     if method == "residual_td3":
         config.loop = OffPolicyConfig(warmup=8, batch=8, capacity=64, updates_per_decision=1.0)
@@ -195,13 +197,12 @@ def test_an_agent_that_corrects_sees_features_and_keeps_no_pictures(method, monk
     loop: Any = prepare(config, base, worlds, seed=1)
     shown = set(loop.env.spec.obs.shapes)
     assert shown == {"state", "tokens", "features", "base_action"}
-    monkeypatch.setattr(VisionLanguageModel, "look", looking)
     for _ in range(2 if method == "residual_ppo" else 6):
         metrics = loop.iterate()
     assert metrics.keys() & {"critic_loss", "value_loss"}
     # One row for each observation of a world, the base's decisions included: the first, 6 ticks, and one more where an
     # episode of 5 ticks ends.
-    assert sum(counts) == 4 * (1 + 6 + 1)
+    assert sum(looks) == 4 * (1 + 6 + 1)
     raw, policy = seen_by(base.spec, make_env(DiscsConfig(), 4, seed=5)).reset(), loop.learner.policy
     for x in policy.net.parameters():
         torch.nn.init.normal_(x, std=0.3)  # a fresh correction is 0 whatever it sees
@@ -221,16 +222,11 @@ def test_episodes_are_compared_by_what_is_remembered():
 
 
 @pytest.mark.parametrize("greedy", [False, True])
-def test_several_draws_of_a_row_look_at_it_once(greedy, monkeypatch):
-    policy, look, counts = discs(), VisionLanguageModel.look, []
+def test_several_draws_of_a_row_look_at_it_once(greedy, looks):
+    policy = discs()
     obs = seen_by(policy.spec, make_env(DiscsConfig(), 3)).reset()
     fixed = torch.full((12, 1, 2), 0.25)
 
-    def looking(self: Any, pictures: Any, *args: Any, **said: Any) -> Any:
-        counts.append(len(pictures[0]))
-        return look(self, pictures, *args, **said)
-
-    monkeypatch.setattr(VisionLanguageModel, "look", looking)
     with torch.no_grad():
         options = {"prefix": fixed, "greedy": greedy}
         one = draws(policy, obs, 4, generator=RowNoise([1, 2, 3], [0, 5, 9]).split(4), **options)
@@ -239,7 +235,7 @@ def test_several_draws_of_a_row_look_at_it_once(greedy, monkeypatch):
             generator=RowNoise([1, 2, 3], [0, 5, 9]).split(4),
             **options,
         )
-    assert counts == [3, 12]
+    assert looks == [3, 12]
     torch.testing.assert_close(one, other, rtol=0, atol=1e-5)  # products of more rows round otherwise
     assert greedy or not torch.allclose(one[0], one[1])
 

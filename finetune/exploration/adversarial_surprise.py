@@ -82,7 +82,7 @@ def with_seen(density: Tensor, x: Tensor, rows: Tensor) -> Tensor:
 
 
 class AdversarialSurprise(Wrapper):
-    """A world in which Control plays after each turn of whoever steps it, and learns from that."""
+    """A world in which Control plays, and learns, after each turn of the policy that steps the world."""
 
     def __init__(self, config: AdversarialSurpriseConfig, env: VecEnv, seed: int) -> None:
         super().__init__(env)
