@@ -1,6 +1,7 @@
 """Control steps per second of on-policy refinement, updates included, beside the machine's limits.
 
     python benchmarks/onpolicy_speed.py [--quick] [--threads 2] [--iterations 2] [--out DIR]
+                                        [--device cuda [--execution cudagraph]] [--published CLONE]
 
 Gymnasium's Hopper at the published settings of DPPO (arXiv 2409.00588) and ReinFlow (arXiv 2505.22094): 40 worlds, 500
 chunks of 4 actions, 80 000 control steps in an iteration, 5 passes, minibatches of 5 000 chunks, which are 50 000
@@ -14,8 +15,12 @@ An iteration is split by the clock into ``world`` (ticks and resets), ``policy``
 and after it; ``sim_over_raw`` the control steps per second of ``world`` over those of a native loop per thread over
 `mj_step` (the limit of sim_speed.py), 40 worlds, uniform actions.
 
+``--published`` names a clone of DPPO's own code, of which one iteration at these settings is timed beside ours, in
+worlds that cost nothing (`published_dppo.py`); its control steps per second are a row too.
+
 RESULT: ``steps_per_s_reinflow``, ``steps_per_s_dppo``; ``update_peak_share`` and ``sim_over_raw``, the lower of the two
-methods; ``reinflow_over_dppo`` and ``reinflow_over_dppo_4``, in control steps per second.
+methods; ``reinflow_over_dppo`` and ``reinflow_over_dppo_4``, in control steps per second; ``dppo_over_published``, or
+``dppo_over_published_cuda``, of our whole iteration, worlds included, over theirs.
 """
 
 from __future__ import annotations
@@ -31,7 +36,8 @@ import burnish.policies  # noqa: F401  # before torch: it says how torch's threa
 
 # isort: split
 import torch
-from measure import RESULTS, MatmulPeak, embed, machine, markdown, options, page, publish, table
+from measure import RESULTS, MatmulPeak, embed, machine, markdown, options, page, publish, synchronize, table
+from published_dppo import iteration_s
 from sim_peers import Effort, worlds
 from sim_speed import Limit, Ours, compiled, record
 from torch.utils.flop_counter import FlopCounterMode
@@ -42,6 +48,7 @@ from burnish.finetune.loops import OnPolicy
 from burnish.finetune.methods.dppo import DPPOConfig
 from burnish.finetune.methods.reinflow import ReinFlowConfig
 from burnish.policies.build import build_policy
+from burnish.policies.core.execute import Execution
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import EnvSpec, agent_spec
 from burnish.policies.diffusion import DiffusionConfig, Sampler
@@ -56,8 +63,8 @@ FLOW = FlowConfig(steps=4, net=NET)
 DIFFUSION = DiffusionConfig(train_steps=20, steps=20, sampler=Sampler.ddpm, net=NET)
 
 
-def base(config: Any, spec: EnvSpec) -> Any:
-    return build_policy(config, replace(agent_spec(spec), horizon=CHUNK, execute=CHUNK))
+def base(config: Any, spec: EnvSpec, device: torch.device) -> Any:
+    return build_policy(config, replace(agent_spec(spec), horizon=CHUNK, execute=CHUNK), device=device)
 
 
 def methods() -> dict[str, tuple[Any, Any]]:
@@ -72,10 +79,10 @@ def methods() -> dict[str, tuple[Any, Any]]:
 
 
 class Clock:
-    """Counts the seconds within some calls."""
+    """Counts the seconds within some calls, on a GPU until their work is done."""
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
+    def __init__(self, device: torch.device) -> None:
+        self.seconds, self.device = 0.0, device
 
     def watch(self, owner: Any, name: str) -> None:
         call: Callable[..., Any] = getattr(owner, name)
@@ -85,6 +92,7 @@ class Clock:
             try:
                 return call(*args, **options)
             finally:
+                synchronize(self.device)
                 self.seconds += time.perf_counter() - begin
 
         setattr(owner, name, timed)
@@ -93,15 +101,16 @@ class Clock:
 class Timed:
     """One method at work on hoppers of its own."""
 
-    def __init__(self, name: str, threads: int, decisions: int) -> None:
+    def __init__(self, name: str, threads: int, decisions: int, device: torch.device, execution: Execution) -> None:
         config, policy = methods()[name]
         config = replace(config, loop=replace(config.loop, decisions_per_update=decisions))
-        world = worlds("hopper", WORLDS, threads)
+        config.ppo = replace(config.ppo, execution=execution)
+        world = worlds("hopper", WORLDS, threads, str(device))
         env = ScaledEnv(world)
-        loop = prepare(config, base(policy, env.spec), env)
+        loop = prepare(config, base(policy, env.spec, device), env, device=device)
         assert isinstance(loop, OnPolicy)
         self.name, self.loop = name, loop
-        self.world, self.policy, self.update = Clock(), Clock(), Clock()
+        self.world, self.policy, self.update = Clock(device), Clock(device), Clock(device)
         self.world.watch(world, "step")
         self.world.watch(world, "reset")
         self.policy.watch(loop.learner.actor, "act")
@@ -116,13 +125,14 @@ class Timed:
             before = peak.measure(PEAK_BLOCK)
             begin = time.perf_counter()
             found = learn(source)
+            synchronize(device)
             self.update.seconds += time.perf_counter() - begin
             self._peaks.append((before + peak.measure(PEAK_BLOCK)) / 2)
             return found
 
-        peak = MatmulPeak(torch.device("cpu"))
+        peak = MatmulPeak(device)
         loop.learner.update = update
-        loop.iterate()  # counts FLOP, and warms up
+        loop.iterate()  # counts FLOP, and warms up, or records
 
     def turn(self, limit: float) -> dict[str, Any]:
         clocks = (self.world, self.policy, self.update)
@@ -155,7 +165,16 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--threads", type=int, default=2, help="of torch and of the simulation (default: %(default)s)")
     parser.add_argument("--iterations", type=int, default=2, help="of each method, after one (default: %(default)s)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    modes = [Execution.eager.value, Execution.cudagraph.value]
+    parser.add_argument("--execution", choices=modes, default=modes[0], help="default: %(default)s")
+    parser.add_argument("--published", type=Path, help="a clone of github.com/irom-princeton/dppo")
     chosen = parser.parse_args()
+    if chosen.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device=cuda needs a CUDA device, and torch finds none; use --device=cpu")
+    if chosen.device == "cpu" and chosen.execution != modes[0]:
+        parser.error("--execution=cudagraph needs --device=cuda")
+    device = torch.device(chosen.device)
     if chosen.threads < 1 or chosen.iterations < 1:
         parser.error("--threads and --iterations must be at least 1")
     torch.set_num_threads(chosen.threads)
@@ -165,7 +184,7 @@ def main() -> None:
     native = Limit(record(ours), compiled(), chosen.threads)
     native.play()
     native.check()
-    timed = [Timed(name, chosen.threads, decisions) for name in methods()]
+    timed = [Timed(name, chosen.threads, decisions, device, Execution(chosen.execution)) for name in methods()]
     turns: dict[str, list[dict[str, Any]]] = {item.name: [] for item in timed}
     # In turns, so that a slow minute of the machine touches all alike.
     for _ in tqdm(range(iterations), disable=None):
@@ -186,8 +205,23 @@ def main() -> None:
         "reinflow_over_dppo": speed["reinflow"] / speed["dppo"],
         "reinflow_over_dppo_4": speed["reinflow"] / speed["dppo_4"],
     }
-    report = {"machine": machine(torch.device("cpu")), "quick": chosen.quick, "threads": chosen.threads, "rows": rows}
-    path = chosen.out / ("onpolicy_speed_quick.json" if chosen.quick else "onpolicy_speed.json")
+    report: dict[str, Any] = {
+        "machine": machine(device),
+        "quick": chosen.quick,
+        "threads": chosen.threads,
+        "rows": rows,
+    }
+    report["execution"] = chosen.execution
+    if chosen.published:
+        theirs = iteration_s(chosen.published, decisions, device)
+        report["published"] = {"iteration_s": theirs, "steps_per_s": WORLDS * CHUNK * decisions / theirs}
+        over = speed["dppo"] / report["published"]["steps_per_s"]
+        result["dppo_over_published_cuda" if chosen.device == "cuda" else "dppo_over_published"] = over
+    parts = ["onpolicy_speed"]
+    parts += ["cuda"] if chosen.device == "cuda" else []
+    parts += [] if chosen.execution == modes[0] else [chosen.execution]
+    parts += ["quick"] if chosen.quick else []
+    path = chosen.out / ("_".join(parts) + ".json")
     publish(path, report, table(rows, COLUMNS), result)
     page(path, markdown(rows, COLUMNS))
     if path == RESULTS / "onpolicy_speed.json":

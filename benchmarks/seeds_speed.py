@@ -1,12 +1,12 @@
 """The cost of the update of several seeds as one batched computation, beside the update of one.
 
-    python benchmarks/seeds_speed.py [--quick] [--out DIR]
+    python benchmarks/seeds_speed.py [--quick] [--device cpu cuda] [--out DIR]
 
 A row is a learner with networks of two layers, on observations of 17 numbers and actions of 6 as in MuJoCo's half
 cheetah; an update is drawing from a replay, losses, gradients, Adam, targets, and 8 are made in a row. ``batched`` is
 one update of eight seeds (`offline/stacked.py`) over one of one seed (what a run alone makes), and ``apart`` is eight
 updates of one seed each, one after the other, over the same. So ``apart`` / ``batched`` is what batching gains. Numbers
-are medians over turns. On a machine with a CUDA GPU the same is measured there, line by line and as CUDA graphs.
+are medians over turns. On a CUDA GPU the same is measured line by line and as CUDA graphs.
 
 RESULT: ``seeds8_over_1_cpu``, and where there is a GPU ``seeds8_over_1_cuda``, with CUDA graphs: ``batched`` of SAC
 with layers of 256 and batches of 256.
@@ -34,6 +34,7 @@ from burnish.policies.nets.critic import CriticConfig
 
 SEEDS, UPDATES = 8, 8
 FULL, QUICK = Effort(rounds=8, block=0.2, decisions=0), Effort(rounds=3, block=0.05, decisions=0)
+FULL_CUDA = Effort(rounds=4, block=0.2, decisions=0)  # three times the rows
 
 
 class Case(NamedTuple):
@@ -113,12 +114,14 @@ COLUMNS = {
 
 
 def main() -> None:
-    chosen = options(__doc__).parse_args()
+    parser, kinds = options(__doc__), ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    parser.add_argument("--device", nargs="+", choices=kinds, default=kinds, help="default: all that there are")
+    chosen = parser.parse_args()
     torch.set_num_threads(1)
-    usual: Effort = QUICK if chosen.quick else FULL
-    places = [Place(torch.device("cpu"), Execution.eager, usual)]
-    if torch.cuda.is_available():
-        places += [Place(torch.device("cuda"), mode, usual) for mode in (Execution.eager, Execution.cudagraph)]
+    gpu = "cuda" in chosen.device
+    usual: Effort = QUICK if chosen.quick else FULL_CUDA if gpu else FULL
+    modes = {"cpu": (Execution.eager,), "cuda": (Execution.eager, Execution.cudagraph)}
+    places = [Place(torch.device(kind), mode, usual) for kind in chosen.device for mode in modes[kind]]
     measured = [Measured(case, place) for place in places for case in CASES]
     for _ in tqdm(range(usual.rounds), disable=None):
         for item in measured:
@@ -129,8 +132,8 @@ def main() -> None:
     report = {"machine": about, "quick": chosen.quick, "seeds": SEEDS, "updates": UPDATES, "rows": rows}
     head = f"{about.get('gpu', about['processor'])}, 1 thread, load {about['load']}, {SEEDS} seeds"
     result = {f"seeds8_over_1_{device}": item.over_alone("batched") for device, item in judged.items()}
-    name = "seeds_speed_quick" if chosen.quick else "seeds_speed"
-    publish(chosen.out / f"{name}.json", report, f"{head}\n\n{table(rows, COLUMNS)}", result)
+    parts = ["seeds_speed", *(["cuda"] if gpu else []), *(["quick"] if chosen.quick else [])]
+    publish(chosen.out / f"{'_'.join(parts)}.json", report, f"{head}\n\n{table(rows, COLUMNS)}", result)
 
 
 if __name__ == "__main__":

@@ -35,10 +35,10 @@ class Effort:
     burn_in: int  # ticks before the first turn, until the robots lie or stand as they usually do
 
 
-def worlds(name: str, num_worlds: int, threads: int) -> BatchedMujoco:
+def worlds(name: str, num_worlds: int, threads: int, device: str = "cpu") -> BatchedMujoco:
     module, attribute = ENVS[name].builder.split(":")
     build = getattr(importlib.import_module(f"burnish.sim.{module}"), attribute)
-    return BatchedMujoco(build(ENVS[name].config()), num_worlds, threads=threads)
+    return BatchedMujoco(build(ENVS[name].config()), num_worlds, threads=threads, device=device)
 
 
 class Gymnasium:

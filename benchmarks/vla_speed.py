@@ -8,13 +8,14 @@ actions). Then Flow-SDE refines it (4 steps, 10 actions), in worlds that cost no
 remembered of an observation, and once with the frozen model in bfloat16: decisions collected and rows learnt per
 second, both beside the matmul peak in the same run, and bytes kept of a decision. An update is two epochs over its
 rows, without what is only looked at. Seconds are those of one core, so that other processes do not count; on a GPU
-those of a clock. Each case has a process of its own, whose largest memory is told. ``--quick`` takes a model of the
-same form with two thin layers.
+those of a clock, and decisions are made with 10 and 4 steps and 50 and 10 actions too, line by line and by a recorded
+graph. Each case has a process of its own, whose largest memory is told. ``--quick`` takes a model of the same form with
+two thin layers.
 
 RESULT, with pictures, embeddings and keys remembered: ``collected_per_s_...`` decisions, ``learnt_per_s_...`` rows, and
 ``kept_mb_...`` of a decision; ``collected_peak_share`` and ``learnt_peak_share`` of the matmul peak (keys);
 ``load_s`` and ``decision_s`` as published; ``peak_gb``, the largest memory of a process in float32, and
-``peak_gb_bfloat16``.
+``peak_gb_bfloat16``. On a GPU ``decision_ms_K_n`` too, recorded.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from measure import RESULTS, MatmulPeak, embed, machine, markdown, options, publish, synchronize, table
+from measure import RESULTS, MatmulPeak, embed, latencies, machine, markdown, options, publish, synchronize, table
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
@@ -42,7 +44,8 @@ from burnish.finetune.methods.flow_sde import FlowSDEConfig
 from burnish.finetune.rollout import Rollout
 from burnish.offline.sources import Rows
 from burnish.policies.build import SmolVLALoadConfig, loaded
-from burnish.policies.core.execute import Precision
+from burnish.policies.core.execute import Execution, Precision
+from burnish.policies.core.graphed_policy import executed
 from burnish.policies.core.seed import generator
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec, PolicySpec
 from burnish.policies.core.tree import leaves
@@ -144,6 +147,27 @@ def published(folder: Path, device: torch.device) -> dict[str, float]:
     return {"load_s": loading, "decision_s": min(times), "peak_gb": memory_gb(device)}
 
 
+def decisions(folder: Path, device: torch.device) -> list[dict[str, Any]]:
+    """The time of one decision of several forms."""
+    torch.set_num_threads(1)
+    return [decision(folder, steps, actions, device) for steps in (10, 4) for actions in (50, 10)]
+
+
+def decision(folder: Path, steps: int, actions: int, device: torch.device) -> dict[str, Any]:
+    """With so many steps and actions, line by line and recorded."""
+    policy = load(folder, horizon=actions, execute=actions, steps=steps).to(device)
+    obs = Still(1, policy.spec, device).reset()
+    noise = torch.randn(1, *(policy.spec.noise_shape or ()), device=device)
+    found: dict[str, Any] = {"steps": steps, "actions": actions}
+    with torch.no_grad():
+        for mode in (Execution.eager, Execution.cudagraph):
+            acting = executed(policy, mode, device)
+            latencies(partial(acting.act, obs, noise=noise), 5, device)
+            times = latencies(partial(acting.act, obs, noise=noise), 20, device)
+            found[f"{mode.value}_ms"] = 1000 * statistics.median(times)
+    return found
+
+
 def refined(
     folder: Path, level: Remember, dtype: Precision, worlds: int, rounds: int, device: torch.device
 ) -> dict[str, Any]:
@@ -218,6 +242,7 @@ def counter(turn: int) -> Any:
     return FlopCounterMode(display=False) if turn == 0 else nullcontext()
 
 
+DECISIONS = {"steps": "d", "actions": "d", "eager_ms": ".1f", "cudagraph_ms": ".1f"}
 COLUMNS = {"remembered": "", "frozen": "", "collected_per_s": ".3g", "collected_share": ".2f"}
 COLUMNS |= {"learnt_per_s": ".3g", "learnt_share": ".2f", "kept_mb": ".3g", "peak_gb": ".2f"}
 
@@ -231,7 +256,10 @@ def apart(call: Any, *given: Any) -> Any:
 def measured(quick: bool, device: torch.device) -> dict[str, Any]:
     """All cases."""
     cases = [(level, Precision.float32) for level in Remember] + [(Remember.keys, Precision.bfloat16)]
-    worlds, rounds = (2, 4) if quick else (1, 1)  # where a row takes seconds, counting them takes no time
+    gpu = device.type == "cuda"
+    worlds, rounds = (
+        (2, 4) if quick else (16, 4) if gpu else (1, 1)
+    )  # where a row takes seconds, counting takes no time
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "smolvla"
         weights = apart(make_folder, folder, quick)
@@ -239,7 +267,8 @@ def measured(quick: bool, device: torch.device) -> dict[str, Any]:
         rows = []
         for level, dtype in tqdm(cases, disable=None):
             rows.append(apart(refined, folder, level, dtype, worlds, rounds, device))
-    return {"weights": weights, "published": whole, "rows": rows}
+        acted = apart(decisions, folder, device) if gpu else []
+    return {"weights": weights, "published": whole, "rows": rows, "decisions": acted}
 
 
 def main() -> None:
@@ -247,7 +276,8 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="only print and write the table of what is there")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     chosen = parser.parse_args()
-    path = chosen.out / f"vla_speed{'_quick' if chosen.quick else ''}.json"
+    name = "vla_speed_cuda" if chosen.device == "cuda" else "vla_speed"
+    path = chosen.out / f"{name}{'_quick' if chosen.quick else ''}.json"
     torch.set_num_threads(1)
     if chosen.report:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -265,10 +295,15 @@ def main() -> None:
     result |= {name: found["published"][name] for name in ("load_s", "decision_s")}
     result["peak_gb"] = max(found["published"]["peak_gb"], *(row["peak_gb"] for row in plain.values()))
     result["peak_gb_bfloat16"] = rows[-1]["peak_gb"]
-    head = f"{about['processor']}, one core, load {about['load']}; {found['weights'] / 1e6:.1f} million weights"
-    publish(path, {**found, "machine": about, "quick": chosen.quick}, f"{head}\n{table(rows, COLUMNS)}", result)
-    if path == RESULTS / "vla_speed.json":
-        embed(DOCUMENT, "vla_speed", markdown(rows, COLUMNS))
+    acted = found.get("decisions", [])
+    result |= {f"decision_ms_{row['steps']}_{row['actions']}": row["cudagraph_ms"] for row in acted}
+    where = f"{about.get('gpu', about['processor'])}, one core, load {about['load']}"
+    head = f"{where}; {found['weights'] / 1e6:.1f} million weights"
+    text = f"{head}\n{table(rows, COLUMNS)}" + (f"\n\n{table(acted, DECISIONS)}" if acted else "")
+    publish(path, {**found, "machine": about, "quick": chosen.quick}, text, result)
+    if path == RESULTS / f"{name}.json":
+        tables = [markdown(rows, COLUMNS), *([markdown(acted, DECISIONS)] if acted else [])]
+        embed(DOCUMENT, name, "\n".join(tables))
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from ..offline.replay import Batch
 from ..policies.core.config import LATER
 from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution, execution
+from ..policies.core.graphed_policy import executed_actor
 from ..policies.core.normalize import Running
 from ..policies.core.ranges import check_ranges
 from ..policies.core.ranks import sharing
@@ -152,8 +153,8 @@ class PPO(Learner):
             raise BurnishError(
                 f"ppo.execution={config.execution.value} records the update of one process; several ranks take eager"
             )
-        self.actor: Actor = PPOActor(actor)
         self.device = torch.device(device)
+        self.actor: Actor = executed_actor(PPOActor(actor), config.execution, self.device)
         if value is None:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(derive(seed, "value"))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..policies.core.execute import execution
+from ..policies.core.graphed_policy import executed_actor
 from ..policies.core.normalize import Running
 from ..policies.core.types import Actor, Decision, Decisions, Memory, Metrics, Obs, Policy, Source
 from ..policies.gaussian import GaussianPolicy
@@ -72,7 +73,8 @@ class ActorCritic(CriticLearner):
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__(agent.spec, config, seed=seed, device=device)
-        self.agent, self.actor, self.transform = agent, actor, transform
+        self.agent, self.transform = agent, transform
+        self.actor: Actor = executed_actor(actor, config.execution, device)
         self.policy = agent if policy is None else policy
         self.seen = Running(agent, *scaled, self.critic) if normalize else None
         self.networks = ("agent", *own, "critic")

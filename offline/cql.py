@@ -35,6 +35,7 @@ from torch import Tensor
 
 from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution, execution
+from ..policies.core.graphed_policy import executed_actor
 from ..policies.core.ranges import check_ranges
 from ..policies.core.tree import check, index
 from ..policies.core.types import Decision, Decisions, Memory, Metrics, Obs, Source
@@ -115,7 +116,7 @@ class CQL(CriticLearner):
         super().__init__(policy.spec, config, seed=seed, device=device)
         self.policy, spec = policy.to(device), policy.spec
         kind = CalibratingActor if config.calibrate else SACActor
-        self.actor = kind(policy, PolicyActor(policy).play)
+        self.actor = executed_actor(kind(policy, PolicyActor(policy).play), config.execution, device)
         self.discount = config.discount_of(spec.execute)
         self.worst = math.inf  # reward of a decision so far
         self.running: Tensor | None = None  # (N,) decisions of the episodes under way

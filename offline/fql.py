@@ -25,6 +25,7 @@ from torch import Tensor
 from ..policies.build import build_policy
 from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution
+from ..policies.core.graphed_policy import executed_actor
 from ..policies.core.ranges import check_ranges
 from ..policies.core.seed import derive, normal
 from ..policies.core.types import Metrics, Obs
@@ -100,7 +101,7 @@ class FQL(JointLearner):
         )
         for module in (self.policy, self.critic):
             adopt_normalizers(module, flow)
-        self.actor = PolicyActor(self.policy)
+        self.actor = executed_actor(PolicyActor(self.policy), config.execution, device)
         parts = (self.critic.online, flow, self.policy)
         trained = [p for part in parts for p in part.parameters() if p.requires_grad]
         self.optimizer = adam(trained, config.lr, config.execution)

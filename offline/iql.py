@@ -33,6 +33,7 @@ from torch import Tensor
 from ..policies.compose import BestOf
 from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution
+from ..policies.core.graphed_policy import executed_actor
 from ..policies.core.ranges import check_ranges
 from ..policies.core.seed import derive
 from ..policies.core.types import Metrics, Obs, Source
@@ -120,7 +121,7 @@ class IQL(JointLearner):
             adopt_normalizers(module, imitator)
         chosen = config.extraction is Extraction.best_of_n
         self.policy = BestOf(imitator, self.critic.online, config.count) if chosen else imitator
-        self.actor = PolicyActor(self.policy)
+        self.actor = executed_actor(PolicyActor(self.policy), config.execution, device)
         self.rate = torch.tensor(config.actor_lr, device=device)  # a tensor, because a recorded graph keeps numbers
         trained = [] if config.frozen else [p for p in imitator.parameters() if p.requires_grad]
         judges = [*self.critic.online.parameters(), *self.value.parameters()]

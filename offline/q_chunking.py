@@ -25,6 +25,7 @@ from torch import Tensor
 
 from ..policies.compose import BestOf
 from ..policies.core.execute import Execution
+from ..policies.core.graphed_policy import executed_actor
 from ..policies.core.ranges import check_ranges
 from ..policies.core.types import Metrics, Obs
 from ..policies.flow import FlowConfig
@@ -72,7 +73,7 @@ class QChunking(JointLearner):
         self.flow = flow.to(device)
         adopt_normalizers(self.critic, flow)
         self.policy = BestOf(flow, self.critic.online, config.count)
-        self.actor = PolicyActor(self.policy)
+        self.actor = executed_actor(PolicyActor(self.policy), config.execution, device)
         trained = [p for part in (self.critic.online, flow) for p in part.parameters() if p.requires_grad]
         self.optimizer = adam(trained, config.lr, config.execution)
 

@@ -21,6 +21,7 @@ from torch.func import functional_call, vmap
 
 from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution
+from ..policies.core.graphed_policy import GraphedActor
 from ..policies.core.seed import StackedGenerator
 from ..policies.core.spec import is_image
 from ..policies.core.tree import index, stack
@@ -50,6 +51,9 @@ class Stacked:
         self.joint: Any = copy.copy(first)
         for name in first.networks:
             setattr(self.joint, name, _stacked([getattr(each, name) for each in learners]))
+        for each in learners:
+            if isinstance(each.actor, GraphedActor):
+                each.actor = each.actor.anew()
         self.joint.noise = noise = StackedGenerator([each.noise for each in learners])
         networks = _Networks({name: getattr(self.joint, name) for name in first.networks})
         for name in ("_critic_loss", "_actor_loss"):

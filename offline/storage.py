@@ -82,7 +82,7 @@ def _gigabytes(sizes: Mapping[str, int]) -> str:
 
 def take(x: Tensor, device: torch.device, *where: Tensor) -> Tensor:
     """``x[where]`` on ``device``, wherever ``x`` is kept; from host memory to a GPU through pinned memory."""
-    if x.device == device:
+    if x.device.type == device.type:  # a replay on cuda lies on cuda:0
         return x[where]
     found = x[tuple(index.to(x.device) for index in where)]
     return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found.to(device)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ..policies.core.execute import Execution, execution
+from ..policies.core.graphed_policy import executed_actor
 from ..policies.core.ranges import check_ranges
 from ..policies.core.seed import normal
 from ..policies.core.types import Metrics, Obs, Source
@@ -74,7 +75,8 @@ class TD3BC(CriticLearner):
         self.target_policy = copy.deepcopy(policy).requires_grad_(False)
         adopt_normalizers(self.critic, policy)
         self.around = neighbours(policy.spec)
-        self.actor = TD3Actor(policy, config.explore_std, PolicyActor(policy).play)
+        actor = TD3Actor(policy, config.explore_std, PolicyActor(policy).play)
+        self.actor = executed_actor(actor, config.execution, device)
         self.trained = [p for p in policy.parameters() if p.requires_grad]
         self.critic_optimizer = adam(self.critic.online.parameters(), config.lr, config.execution)
         self.actor_optimizer = adam(self.trained, config.actor_lr, config.execution)

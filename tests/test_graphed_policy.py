@@ -8,14 +8,15 @@ import pytest
 import torch
 from verb_lab import refused
 
+from burnish.offline.actors import PolicyActor
 from burnish.policies.build import describe
 from burnish.policies.controllers import controller_for
 from burnish.policies.core import graphed_policy as module
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.execute import Execution
-from burnish.policies.core.graphed_policy import Graphed, executed
+from burnish.policies.core.graphed_policy import Graphed, GraphedActor, executed, executed_actor
 from burnish.policies.core.scale import ScaledEnv
-from burnish.policies.core.seed import RowNoise
+from burnish.policies.core.seed import RowNoise, generator
 from burnish.policies.core.spec import agent_spec
 from burnish.policies.measure.evaluate import evaluate
 from burnish.policies.runs.checkpoint import save
@@ -36,12 +37,12 @@ def sizes(monkeypatch) -> list[int]:
     """The rows that recordings saw, each of which takes one number of them, as on a GPU."""
     seen: list[int] = []
 
-    def execution(fn: Any, mode: Execution, *, device: Any) -> Any:
+    def execution(fn: Any, mode: Execution, *, device: Any, generators: Any = ()) -> Any:
         assert mode is Execution.cudagraph
         mine: set[int] = set()
 
         def replay(given: dict[str, Any]) -> Any:
-            rows = {len(x) for x in (*given["obs"].values(), *(x for k, x in given.items() if k != "obs"))}
+            rows = {len(x) for x in tensors(given)}
             mine.update(rows)
             seen.extend(rows)
             assert len(mine) == 1, "a recording of one shape was given another"
@@ -51,6 +52,10 @@ def sizes(monkeypatch) -> list[int]:
 
     monkeypatch.setattr(module, "execution", execution)
     return seen
+
+
+def tensors(tree: Any) -> list[torch.Tensor]:
+    return [x for part in tree.values() for x in tensors(part)] if isinstance(tree, dict) else [tree]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -79,6 +84,23 @@ def test_noise_is_passed_on_and_what_cannot_be_recorded_is_not(sizes):
     dice = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
     assert torch.equal(acting.act(obs, generator=dice[0]), policy.act(obs, generator=dice[1]))
     assert len(sizes) == before, "line by line"
+
+
+def test_an_actor_is_recorded_for_each_source_of_noise_and_number_of_worlds(sizes):
+    """And its prior is not: that of the warm-up may ask anybody."""
+    actor = PolicyActor(policy_of("gaussian"))
+    recorded = executed_actor(actor, Execution.cudagraph, "cpu")
+    assert executed_actor(actor, Execution.eager, "cpu") is executed_actor(actor, Execution.compile, "cpu") is actor
+    obs = {"state": torch.randn(3, *actor.policy.spec.obs.shapes["state"])}
+    one, two = (generator(0, "act"), generator(0, "other")), (generator(0, "act"), generator(0, "other"))
+    for rows, which in ((3, 0), (2, 0), (3, 1), (3, 0)):
+        few = {key: x[:rows] for key, x in obs.items()}
+        mine, theirs = (x.act(few, warm=False, generator=y[which]) for x, y in ((recorded, one), (actor, two)))
+        assert torch.equal(mine.action, theirs.action) and sizes[-1] == rows
+    assert len(sizes) == 4 and len(recorded._made) == 3
+    warm = [x.act(obs, warm=True, generator=generator(0, "act")).action for x in (recorded, actor)]
+    assert torch.equal(*warm) and len(sizes) == 4, "line by line"
+    assert isinstance(recorded, GraphedActor) and recorded.anew()._made == {} and recorded.anew().actor is actor
 
 
 def test_streams_of_noise_go_through_tensors():

@@ -47,6 +47,7 @@ from ...policies.compose import BestOf
 from ...policies.core.chunk import ChunkEnv
 from ...policies.core.errors import BurnishError
 from ...policies.core.execute import Execution, execution
+from ...policies.core.graphed_policy import executed_actor
 from ...policies.core.ranges import check_ranges
 from ...policies.core.seed import derive
 from ...policies.core.spec import ObsSpec, agent_spec
@@ -167,7 +168,6 @@ class EXPO(CriticLearner):
     columns = ("executed",)
     saved = ("base", "proposer", "edit", "critic", "temperature", "noise")
     saved += ("critic_optimizer", "edit_optimizer", "base_optimizer")
-    actor: EXPOActor
 
     def __init__(
         self, base: Any, edit: GaussianPolicy, config: EXPOConfig, *, seed: int = 0, device: torch.device | str = "cpu"
@@ -177,9 +177,10 @@ class EXPO(CriticLearner):
         self.base, self.edit = base.to(device), edit.to(device)
         self.proposer = copy.deepcopy(base).eval().requires_grad_(False)
         adopt_normalizers(self.critic, base)
-        self.actor = EXPOActor(self.proposer, edit, self.critic, config)
+        self.choosing = EXPOActor(self.proposer, edit, self.critic, config)
+        self.actor = executed_actor(self.choosing, config.execution, device)
         self.around = neighbours(base.spec)
-        self.policy = BestOf(self.proposer, self.actor.judge, config.count, edit, config.edit_bound)
+        self.policy = BestOf(self.proposer, self.choosing.judge, config.count, edit, config.edit_bound)
         size = spec.execute * spec.action.dim
         target = config.entropy_per_dim * size if config.target_entropy is None else config.target_entropy
         self.temperature = Temperature(config.alpha, target).to(device)
@@ -215,7 +216,7 @@ class EXPO(CriticLearner):
 
     @torch.no_grad()
     def _target(self, next_obs: Obs, columns: dict[str, Tensor]) -> Tensor:
-        critic, actor, subset = self.critic, self.actor, self.config.subset
+        critic, actor, subset = self.critic, self.choosing, self.config.subset
         candidates = actor.propose(self.base, next_obs, self.noise)
         values = critic.target.values(critic.target.encode(next_obs), candidates)
         opinions = values

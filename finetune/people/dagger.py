@@ -39,6 +39,7 @@ from ...offline.returns import Discount
 from ...offline.soft import polyak
 from ...policies.core.errors import BurnishError
 from ...policies.core.execute import Execution, execution
+from ...policies.core.graphed_policy import executed_actor
 from ...policies.core.ranges import check_ranges
 from ...policies.core.seed import generator as named_generator
 from ...policies.core.types import Controller, Decisions, Learner, Metrics, Obs, Source, VecEnv
@@ -105,7 +106,7 @@ class DAgger(Learner):
     ) -> None:
         self.student, self.config = student.to(device), config
         self.policy = copy.deepcopy(student).eval().requires_grad_(False)
-        self.actor = PolicyActor(self.policy)
+        self.actor = executed_actor(PolicyActor(self.policy), config.execution, device)
         self.around = neighbours(student.spec)
         self.noise = named_generator(seed, "noise", device=device)
         self.optimizer = adam((p for p in student.parameters() if p.requires_grad), config.lr, config.execution)

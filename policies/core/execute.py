@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -84,7 +85,7 @@ class _Graphed:
     def __call__(self, *arguments: Any) -> Any:
         self._calls += 1
         if self._calls <= self.warmup:
-            stream = torch.cuda.Stream()
+            stream = _side_stream(torch.cuda.current_device())
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 result = self._fn(*arguments)
@@ -113,7 +114,8 @@ class _Graphed:
             graph.register_generator_state(generator)
         try:
             # Another thread may draw the next batch meanwhile (`offline/sources.py`).
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            stream = _side_stream(torch.cuda.current_device())
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 self._result = self._fn(*fixed)
         except RuntimeError as error:
             # Leaving the recording fails too, once something inside it has failed: the first error is the cause.
@@ -121,6 +123,12 @@ class _Graphed:
             raise BurnishError(f"execution=cudagraph cannot record the update: {cause}; use execution=eager") from error
         self._fixed = _leaves(fixed, "argument")
         return graph
+
+
+@functools.cache
+def _side_stream(device: int) -> torch.cuda.Stream:
+    """One for all recordings of a device: gradients of a parameter are to be added up where they were first."""
+    return torch.cuda.Stream(device)
 
 
 def _map(fn: Callable[[Tensor], Tensor], tree: Any) -> Any:

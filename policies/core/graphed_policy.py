@@ -1,4 +1,4 @@
-"""A policy whose acting is recorded as CUDA graphs, as an update is (`execute.py`).
+"""A policy whose acting is recorded as CUDA graphs, as an update is (`execute.py`), and an actor of the loops.
 
 A recording has one number of rows, and episodes end at different times. So rows are filled up to a power of two with
 copies of the first, and the answers are those of eager acting on as many rows, bit for bit. The noise of a world is
@@ -21,7 +21,7 @@ from .errors import BurnishError
 from .execute import Execution, execution
 from .seed import Noise, RowNoise
 from .tree import map_tree
-from .types import Obs, Prefix
+from .types import Actor, Decision, Obs, Prefix
 
 
 class Graphed:
@@ -75,3 +75,37 @@ def executed(policy: Any, mode: Execution, device: torch.device | str) -> Any:
             f"{type(policy).__name__}; leave execution= out"
         )
     return Graphed(policy, device)
+
+
+class GraphedActor:
+    """``actor`` has no memory of its own. What it decides for a number of worlds is a recording, with the noise of the
+    loop; the prior of its warm-up acts line by line."""
+
+    def __init__(self, actor: Actor, device: torch.device | str) -> None:
+        self.actor, self.device = actor, device
+        self._made: dict[Any, Callable[[Obs], Decision]] = {}  # by the source of noise, and the number of worlds
+
+    @torch.no_grad()
+    def act(self, obs: Obs, *, warm: bool, generator: torch.Generator, fresh: Tensor | None = None) -> Decision:
+        if warm:
+            return self.actor.act(obs, warm=True, generator=generator, fresh=fresh)
+        how = generator, len(next(iter(obs.values())))
+        if how not in self._made:
+            act = partial(self._act, generator)
+            self._made[how] = execution(act, Execution.cudagraph, device=self.device, generators=[generator])
+        return self._made[how](dict(obs))
+
+    def _act(self, generator: torch.Generator, obs: Obs) -> Decision:
+        return self.actor.act(obs, warm=False, generator=generator)
+
+    def anew(self) -> GraphedActor:
+        """For networks whose weights moved to other memory."""
+        return GraphedActor(self.actor, self.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.actor.state_dict()
+
+
+def executed_actor(actor: Any, mode: Execution, device: torch.device | str) -> Any:
+    """``actor`` as its learner's updates are executed; compiled, acting gains nothing (above)."""
+    return GraphedActor(actor, device) if mode is Execution.cudagraph else actor
