@@ -1,6 +1,6 @@
 """The cost of the update of several seeds as one batched computation, beside the update of one.
 
-    python benchmarks/seeds_speed.py [--quick] [--device cpu cuda] [--out DIR]
+    python benchmarks/seeds_speed.py [--quick] [--device cpu cuda] [--report] [--out DIR]
 
 A row is a learner with networks of two layers, on observations of 17 numbers and actions of 6 as in MuJoCo's half
 cheetah; an update is drawing from a replay, losses, gradients, Adam, targets, and 8 are made in a row. ``batched`` is
@@ -14,12 +14,14 @@ with layers of 256 and batches of 256.
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from measure import calls_for, machine, options, publish, seconds, table
+from measure import RESULTS, calls_for, embed, machine, markdown, options, publish, seconds, table
 from tqdm import tqdm
 from update_speed import Effort, Place, cheetah, memory
 
@@ -32,6 +34,7 @@ from burnish.policies.build import build_policy
 from burnish.policies.core.execute import Execution
 from burnish.policies.nets.critic import CriticConfig
 
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "scale.md"
 SEEDS, UPDATES = 8, 8
 FULL, QUICK = Effort(rounds=8, block=0.2, decisions=0), Effort(rounds=3, block=0.05, decisions=0)
 FULL_CUDA = Effort(rounds=4, block=0.2, decisions=0)  # three times the rows
@@ -113,27 +116,42 @@ COLUMNS = {
 }
 
 
-def main() -> None:
-    parser, kinds = options(__doc__), ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-    parser.add_argument("--device", nargs="+", choices=kinds, default=kinds, help="default: all that there are")
-    chosen = parser.parse_args()
+def measure_all(devices: list[str], usual: Effort) -> dict[str, Any]:
+    """The report, with its RESULT."""
     torch.set_num_threads(1)
-    gpu = "cuda" in chosen.device
-    usual: Effort = QUICK if chosen.quick else FULL_CUDA if gpu else FULL
     modes = {"cpu": (Execution.eager,), "cuda": (Execution.eager, Execution.cudagraph)}
-    places = [Place(torch.device(kind), mode, usual) for kind in chosen.device for mode in modes[kind]]
+    places = [Place(torch.device(kind), mode, usual) for kind in devices for mode in modes[kind]]
     measured = [Measured(case, place) for place in places for case in CASES]
     for _ in tqdm(range(usual.rounds), disable=None):
         for item in measured:
             item.turn()
-    rows = [item.row() for item in measured]
     judged = {item.place.device.type: item for item in measured if item.case is JUDGED}  # of a GPU, the CUDA graphs
-    about = machine(places[-1].device)
-    report = {"machine": about, "quick": chosen.quick, "seeds": SEEDS, "updates": UPDATES, "rows": rows}
-    head = f"{about.get('gpu', about['processor'])}, 1 thread, load {about['load']}, {SEEDS} seeds"
     result = {f"seeds8_over_1_{device}": item.over_alone("batched") for device, item in judged.items()}
-    parts = ["seeds_speed", *(["cuda"] if gpu else []), *(["quick"] if chosen.quick else [])]
-    publish(chosen.out / f"{'_'.join(parts)}.json", report, f"{head}\n\n{table(rows, COLUMNS)}", result)
+    rows = [item.row() for item in measured]
+    return {"machine": machine(places[-1].device), "seeds": SEEDS, "updates": UPDATES, "rows": rows, "result": result}
+
+
+def main() -> None:
+    parser, kinds = options(__doc__), ["cpu", "cuda"]
+    there = kinds if torch.cuda.is_available() else kinds[:1]
+    parser.add_argument("--device", nargs="+", choices=kinds, default=there, help="default: all that there are")
+    parser.add_argument("--report", action="store_true", help="only print and write the table of what is there")
+    chosen = parser.parse_args()
+    if not chosen.report and not {*chosen.device} <= {*there}:
+        parser.error("--device=cuda needs a CUDA device, and torch finds none; use --device=cpu")
+    gpu = "cuda" in chosen.device
+    name = "_".join(["seeds_speed", *(["cuda"] if gpu else []), *(["quick"] if chosen.quick else [])])
+    path = chosen.out / f"{name}.json"
+    if chosen.report:
+        report = json.loads(path.read_text(encoding="utf-8"))
+    else:
+        usual = QUICK if chosen.quick else FULL_CUDA if gpu else FULL
+        report = {**measure_all(chosen.device, usual), "quick": chosen.quick}
+    about, rows = report["machine"], report["rows"]
+    head = f"{about.get('gpu', about['processor'])}, 1 thread, load {about['load']}, {SEEDS} seeds"
+    publish(path, report, f"{head}\n\n{table(rows, COLUMNS)}", report["result"])
+    if path == RESULTS / "seeds_speed_cuda.json":
+        embed(DOCUMENT, name, markdown(rows, COLUMNS))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """How fast the learners update, beside the machine's matmul peak and beside Stable-Baselines3.
 
-    python benchmarks/update_speed.py [--quick] [--device cuda] [--execution eager cudagraph] [--threads N] [--out DIR]
+    python benchmarks/update_speed.py [--quick] [--device cuda] [--execution eager cudagraph] [--threads N] [--report]
+                                      [--out DIR]
 
 An update is what a loop asks for: drawing 256 decisions from a replay of 10 000, losses, gradients, Adam, targets. The
 networks are 2 x 256, observations have 17 numbers and actions 6, as in MuJoCo's half cheetah. SAC and SB3's SAC are the
@@ -17,15 +18,18 @@ RESULT: ``sac_over_sb3``, or ``sac_over_sb3_cuda``, updates per second of SAC ov
 
 from __future__ import annotations
 
+import argparse
+import json
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
 import torch
-from measure import MatmulPeak, calls_for, machine, options, publish, seconds, table
+from measure import RESULTS, MatmulPeak, calls_for, embed, machine, markdown, options, publish, seconds, table
 from stable_baselines3 import SAC as TheirSAC
 from stable_baselines3.common.logger import Logger
 from torch import Tensor
@@ -51,6 +55,7 @@ from burnish.policies.flow import FlowConfig
 from burnish.policies.nets.critic import CriticConfig
 from burnish.policies.nets.denoiser import DenoiserConfig, MlpBodyConfig
 
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "scale.md"
 STATE, ACTION, BATCH, STORED, GAMMA = 17, 6, 256, 10_000, 0.99
 HOPPER_STATE, HOPPER_ACTION, CHUNK, WORLDS = 11, 3, 4, 40
 
@@ -290,6 +295,8 @@ COLUMNS = {
     "over_sb3": ".2f",
 }
 
+SHOWN = ("learner", "execution", "rows", "updates_per_s", "peak_share", "over_sb3")
+
 
 def measure_all(device: torch.device, modes: Sequence[Execution], effort: Effort) -> tuple[list[dict[str, Any]], float]:
     """The rows of the table, and the matmul peak."""
@@ -311,28 +318,27 @@ def main() -> None:
     modes = [mode.value for mode in Execution]
     parser.add_argument("--execution", nargs="+", choices=modes, default=["eager"], help="default: %(default)s")
     parser.add_argument("--threads", type=int, default=1, help="of torch on the CPU (default: %(default)s)")
+    parser.add_argument("--report", action="store_true", help="only print and write the table of what is there")
     chosen = parser.parse_args()
     if chosen.threads < 1:
         parser.error(f"--threads={chosen.threads} must be at least 1")
-    if chosen.device == "cuda" and not torch.cuda.is_available():
+    if chosen.device == "cuda" and not chosen.report and not torch.cuda.is_available():
         parser.error("--device=cuda needs a CUDA device, and torch finds none; use --device=cpu")
     if chosen.device == "cpu" and "cudagraph" in chosen.execution:
         parser.error("--execution=cudagraph needs --device=cuda")
-    torch.set_num_threads(chosen.threads)
-    device = torch.device(chosen.device)
-    effort = QUICK if chosen.quick else FULL_CUDA if device.type == "cuda" else FULL
-    rows, peak = measure_all(device, [Execution(name) for name in chosen.execution], effort)
-    about = machine(device)
-    report = {
-        "machine": about,
-        "quick": chosen.quick,
-        "setting": {"state": STATE, "action": ACTION, "batch": BATCH, "rounds": effort.rounds},
-        "matmul_peak": {"gflop_per_s": peak / 1e9},
-        "rows": rows,
-    }
+    # One file for each way to measure, so that a quick look never replaces a result.
+    parts = ["update_speed"]
+    parts += ["cuda"] if chosen.device == "cuda" else []
+    parts += [] if chosen.execution == ["eager"] else chosen.execution
+    parts += [f"threads{chosen.threads}"] if chosen.threads > 1 else []
+    parts += ["quick"] if chosen.quick else []
+    name = "_".join(parts)
+    path = chosen.out / f"{name}.json"
+    report = json.loads(path.read_text(encoding="utf-8")) if chosen.report else measured_report(chosen)
+    about, peak, rows = report["machine"], report["matmul_peak"]["gflop_per_s"], report["rows"]
     head = [
-        f"{about.get('gpu', about['processor'])}, {chosen.threads} threads, load {about['load']}, batch {BATCH}",
-        f"matmul peak: {peak / 1e9:,.1f} GFLOP/s",
+        f"{about.get('gpu', about['processor'])}, {about['threads']} threads, load {about['load']}, batch {BATCH}",
+        f"matmul peak: {peak:,.1f} GFLOP/s",
     ]
     first = {row["learner"]: row for row in reversed(rows)}  # the first mode that was asked for
     result = {
@@ -340,13 +346,23 @@ def main() -> None:
         "sac_peak_share": first[OURS.name]["peak_share"],
         "ppo_flow_peak_share": first[PPO_FLOW.name]["peak_share"],
     }
-    # One file for each way to measure, so that a quick look never replaces a result.
-    parts = ["update_speed"]
-    parts += ["cuda"] if chosen.device == "cuda" else []
-    parts += [] if chosen.execution == ["eager"] else chosen.execution
-    parts += [f"threads{chosen.threads}"] if chosen.threads > 1 else []
-    parts += ["quick"] if chosen.quick else []
-    publish(chosen.out / ("_".join(parts) + ".json"), report, "\n".join([*head, "", table(rows, COLUMNS)]), result)
+    publish(path, report, "\n".join([*head, "", table(rows, COLUMNS)]), result)
+    if path == RESULTS / "update_speed_cuda_cudagraph_eager.json":
+        embed(DOCUMENT, name, markdown(rows, {name: COLUMNS[name] for name in SHOWN}))
+
+
+def measured_report(chosen: argparse.Namespace) -> dict[str, Any]:
+    torch.set_num_threads(chosen.threads)
+    device = torch.device(chosen.device)
+    effort = QUICK if chosen.quick else FULL_CUDA if device.type == "cuda" else FULL
+    rows, peak = measure_all(device, [Execution(name) for name in chosen.execution], effort)
+    return {
+        "machine": machine(device),
+        "quick": chosen.quick,
+        "setting": {"state": STATE, "action": ACTION, "batch": BATCH, "rounds": effort.rounds},
+        "matmul_peak": {"gflop_per_s": peak / 1e9},
+        "rows": rows,
+    }
 
 
 if __name__ == "__main__":

@@ -221,11 +221,14 @@ class PPO(Learner):
             return before  # a person played all of it
         played = batch["reward"].numel()
         size, graphed = min(self.config.minibatch, played), self.config.execution is Execution.cudagraph
-        if graphed and played % size:
-            raise BurnishError(
-                f"execution=cudagraph replays minibatches of one size, but {played} decisions do not divide into "
-                f"minibatches of {size}; change minibatch, or use execution=eager"
-            )
+        if graphed:
+            parts = -(-played // size)
+            if played % parts:
+                raise BurnishError(
+                    f"execution=cudagraph replays minibatches of one size, but {played} decisions do not divide into "
+                    f"{parts}; change minibatch, or use execution=eager"
+                )
+            size = played // parts
         train_actor = self.updates >= self.config.critic_warmup
         metrics: Metrics = {}
         stopped = False

@@ -51,11 +51,7 @@ def execution(
         return fn
     if mode is Execution.compile:
         return torch.compile(fn, dynamic=False)
-    if torch.device(device).type != "cuda":
-        raise BurnishError(
-            f"execution=cudagraph needs a CUDA device, but device={device}; use execution=eager or execution=compile"
-        )
-    return _Graphed(fn, generators)
+    return _Graphed(fn, generators, device)
 
 
 def autocast(device: torch.device | str, precision: Precision) -> contextlib.AbstractContextManager[Any]:
@@ -76,7 +72,14 @@ class _Graphed:
 
     warmup = 3
 
-    def __init__(self, fn: Callable[..., Any], generators: Sequence[torch.Generator]) -> None:
+    def __init__(
+        self, fn: Callable[..., Any], generators: Sequence[torch.Generator], device: torch.device | str
+    ) -> None:
+        if torch.device(device).type != "cuda":
+            raise BurnishError(
+                f"execution=cudagraph needs a CUDA device, but device={device}; use execution=eager or "
+                "execution=compile"
+            )
         self._fn, self._generators, self._calls = fn, generators, 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._fixed: dict[str, Any] = {}
