@@ -1,7 +1,7 @@
 """Twelve public tasks of five other packages: what refinement makes of an imperfect base, beside what is free.
 
     python benchmarks/public_tasks.py [--quick] [--tasks ...] [--methods ...] [--seeds 0 1 2] [--budget 150000]
-                                      [--jobs 2] [--search --trials 3] [--bases] [--report]
+                                      [--jobs 2] [--on ray] [--search --trials 3] [--bases] [--report]
 
 A run is `burnish finetune policy.path=BASE experiment=TASK/METHOD seed=SEED`, in a process of its own with one thread,
 and leaves one JSON file in `results/public_tasks/`; runs that are there are not repeated, and one that was killed goes
@@ -50,7 +50,7 @@ import torch
 from bases import NOISE_FREE_LIMIT
 from measure import machine, markdown, options, page, publish, table
 from public_bases import RECIPES, RUNS, TASKS, WORLDS, Recipe, make_base, note_base, noted_base
-from refine_runs import SEARCH_SEED, Case, Suite, play_all, valid_runs
+from refine_runs import SEARCH_SEED, Case, Suite, add_place, play_all, valid_runs
 from refine_settings import FAMILIES, TRIALS, trial_settings
 from refine_tables import base_scores, rows_of
 
@@ -234,7 +234,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=every, default=every, help="default: those of the task")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS), help="default: %(default)s")
     parser.add_argument("--budget", type=int, default=BUDGET, help="control steps of each run (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default: %(default)s)")
+    add_place(parser)
     parser.add_argument("--search", action="store_true", help="try settings; nothing is reported of these runs")
     parser.add_argument("--trials", nargs="+", type=int, default=[0, 1, 2], help="numbers of the trials of --search")
     parser.add_argument("--bases", action="store_true", help="make and examine the bases that are missing, no more")
@@ -269,7 +269,7 @@ def run(suite: Suite, chosen: argparse.Namespace, results: Path) -> None:
         and (method in methods_of(task) or (method in TRAINED_FREE and trial is None and seed in FREE_SEEDS))
     ]
     if not chosen.bases:
-        play_all(cases, chosen.jobs)
+        play_all(cases, chosen.jobs, chosen.on)
 
 
 def planned(chosen: argparse.Namespace, results: Path) -> list[tuple[int, int | None, Path]]:

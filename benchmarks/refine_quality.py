@@ -1,7 +1,7 @@
 """Every refinement from one frozen base per task, beside what is free, by the same rules for all.
 
     python benchmarks/refine_quality.py [--quick] [--search] [--tasks ...] [--methods ...] [--seeds 0 1 2 3 4]
-                                        [--budget 100000] [--base 1] [--jobs 1] [--report]
+                                        [--budget 100000] [--base 1] [--jobs 1] [--on ray] [--report]
 
 A run is `burnish finetune policy.path=BASE experiment=TASK/METHOD seed=SEED` with the settings that won the search, in
 a process of its own with one thread. It leaves one JSON file in `results/refine_quality/`; runs that are
@@ -40,7 +40,7 @@ from typing import Any
 import torch
 from measure import RESULTS, options
 from refine_bases import RUNS, base_folder, fingerprint, make_base, recordings_of
-from refine_runs import SEARCH_SEED, Case, Suite, play_all, valid_runs
+from refine_runs import SEARCH_SEED, Case, Suite, add_place, play_all, valid_runs
 from refine_settings import (
     BUDGET,
     FAMILIES,
@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(5)), help="default: %(default)s")
     parser.add_argument("--budget", type=int, default=BUDGET, help="control steps of each run (default: %(default)s)")
     parser.add_argument("--base", type=int, default=1, help="which base of the task (default: %(default)s)")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on one core (default: %(default)s)")
+    add_place(parser)
     parser.add_argument("--search", action="store_true", help="try settings; nothing is reported of these runs")
     parser.add_argument("--trials", type=int, default=3, help=f"of each method, at most {TRIALS}")
     parser.add_argument("--bases", action="store_true", help="make the bases that are missing, and nothing else")
@@ -121,7 +121,7 @@ def main() -> None:
     if without and not chosen.report:
         parser.error(f"no base of {', '.join(without)} yet; --bases --tasks {' '.join(without)} makes it")
     if not chosen.report:
-        play_all(cases, chosen.jobs)
+        play_all(cases, chosen.jobs, chosen.on)
     if not chosen.search:
         publish_tables(results, valid_runs(SUITE, results), quick=chosen.quick, embedded=chosen.out == RESULTS)
 

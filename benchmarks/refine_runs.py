@@ -1,12 +1,13 @@
 """The runs of `refine_quality.py` and `public_tasks.py`: what is played, with which settings, and what is kept of it.
 
-A run is one verb in a process of its own with one thread. It leaves one JSON file in the results of its suite; one
-that was killed goes on from its last checkpoint. Its policies are examined on seeds of the suite's own stream, which
-are used for no training, tuning or choice.
+A run is one verb in a process of its own with one thread, here or on a node of a Ray cluster that shares the folders.
+It leaves one JSON file in the results of its suite; one that was killed goes on from its last checkpoint. Its policies
+are examined, here, on seeds of the suite's own stream, which are used for no training, tuning or choice.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +32,12 @@ from burnish.finetune.__main__ import FinetuneConfig
 from burnish.finetune.compare.free_baselines import UNTRIED, free_baseline, probe, steps_for
 from burnish.policies.best import Best
 from burnish.policies.build import load_policy
+from burnish.policies.cli.executors import LOCAL, names_place
+from burnish.policies.cli.ray_tasks import LOSSES, address_of, connected, enter
 from burnish.policies.cli.verb_process import MAIN, start_verb
 from burnish.policies.controllers import controller_for
 from burnish.policies.core.config import to_data
-from burnish.policies.core.errors import BurnishError
+from burnish.policies.core.errors import BurnishError, reason
 from burnish.policies.core.rewards import RewardConfig
 from burnish.policies.measure.evaluate import Evaluation, evaluate, evaluation_seeds
 from burnish.policies.runs.run import read_metrics
@@ -203,12 +207,15 @@ class Case:
         return Evaluation.load(kept)
 
 
-def play(case: Case) -> None:
+# Words and a file for their output -> the exit status, and the seconds that they took.
+Player = Callable[[Sequence[str], Path], tuple[int, dict[str, float]]]
+
+
+def play(case: Case, player: Player) -> None:
     """The run, from wherever an earlier one was stopped. Its output goes into its folder; processor time adds up."""
     case.folder.parent.mkdir(parents=True, exist_ok=True)
     log = case.folder.with_suffix(".log")
-    with log.open("w", encoding="utf-8") as file:
-        status, spent = timed([sys.executable, "-c", MAIN, *case.command()], file)
+    status, spent = player([sys.executable, "-c", MAIN, *case.command()], log)
     clock = case.folder.with_suffix(".seconds")
     earlier = json.loads(clock.read_text()) if clock.exists() else {"cpu_s": 0.0, "wall_s": 0.0}
     clock.write_text(json.dumps({name: earlier[name] + spent[name] for name in spent}))
@@ -224,6 +231,40 @@ def timed(words: Sequence[str], output: Any) -> tuple[int, dict[str, float]]:
     process.returncode = os.waitstatus_to_exitcode(status)
     spent = {"cpu_s": usage.ru_utime + usage.ru_stime, "wall_s": time.monotonic() - began}
     return process.returncode, spent
+
+
+def played_here(words: Sequence[str], log: Path) -> tuple[int, dict[str, float]]:
+    with log.open("w", encoding="utf-8") as file:
+        return timed(words, file)
+
+
+def played_there(words: Sequence[str], log: Path, folder: str) -> tuple[int, dict[str, float]]:
+    """On a node."""
+    enter(folder)
+    return played_here(words, log)
+
+
+def player(on: str) -> Player:
+    """Where runs are played. One whose node is lost begins again on another, from its last checkpoint; the time that
+    the lost node had spent on it is not counted."""
+    if on == LOCAL:
+        return played_here
+    ray = connected(address_of(on))
+    task = ray.remote(num_cpus=1, max_calls=1, max_retries=LOSSES)(played_there)
+
+    def play_on_ray(words: Sequence[str], log: Path) -> tuple[int, dict[str, float]]:
+        try:
+            return ray.get(task.remote(list(words), log.absolute(), os.getcwd()))
+        except ray.exceptions.RayError as error:
+            raise BurnishError(f"Ray has lost the run of {log.stem}: {reason(error)}") from error
+
+    return play_on_ray
+
+
+def add_place(parser: argparse.ArgumentParser) -> None:
+    """The options that say where runs are played."""
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on one core (default: %(default)s)")
+    parser.add_argument("--on", default=LOCAL, metavar="PLACE", help="local, ray or ray:ADDRESS (default: %(default)s)")
 
 
 def compared_settings(case: Case) -> dict[str, Any]:
@@ -279,8 +320,11 @@ def _last_step(case: Case) -> int | None:
     return None if confirmed is None else confirmed["steps"]["last"]
 
 
-def play_all(cases: Sequence[Case], jobs: int) -> None:
+def play_all(cases: Sequence[Case], jobs: int, on: str = LOCAL) -> None:
     """The runs that are not there yet: first those of the methods, then those that last as long."""
+    if not names_place(on):
+        raise BurnishError(f"--on={on} is no place for runs; take local, ray or ray:ADDRESS")
+    where = player(on)
     left = [case for case in cases if not case.result.exists()]
     for case in {(case.task, case.base): case for case in left}.values():
         if case.trial is None:
@@ -291,13 +335,14 @@ def play_all(cases: Sequence[Case], jobs: int) -> None:
         chosen = [case for case in left if case.is_free == free]
         for case in () if free else chosen:
             _ = case.config  # Hydra knows no threads
-        with ThreadPoolExecutor(jobs) as pool:
-            list(pool.map(_played, chosen))
+        # A cluster is handed all: those that find no core wait.
+        with ThreadPoolExecutor(jobs if on == LOCAL else max(1, len(chosen))) as pool:
+            list(pool.map(partial(_played, where), chosen))
 
 
-def _played(case: Case) -> None:
+def _played(where: Player, case: Case) -> None:
     try:
-        play(case)
+        play(case, where)
         found = conclude(case)
     except (RuntimeError, BurnishError) as error:  # the others go on
         sys.stderr.write(f"{error}\n")

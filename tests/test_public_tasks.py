@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import pickle
 import sys
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -177,6 +179,35 @@ def test_a_world_that_does_not_honour_its_seeds_is_left_out(benchmark, tmp_path,
     monkeypatch.setattr(runs, "evaluate", lambda *words: replace(found, repeatable=False))
     with pytest.raises(BurnishError, match="no pairs"):
         suite.examined(tmp_path, 2)
+
+
+def test_a_run_is_played_where_it_is_told(benchmark, tmp_path, monkeypatch):
+    """Ray is a stand-in here, which plays a task at once; what a node is told is enough to play it there."""
+    runs = import_module("refine_runs")
+    asked: dict[str, Any] = {}
+
+    def remote(**options):
+        asked.update(options)
+        return lambda play: SimpleNamespace(remote=lambda *given: play(*pickle.loads(pickle.dumps(given))))
+
+    lost = type("Lost", (Exception,), {})
+    ray = SimpleNamespace(remote=remote, get=lambda found: found, exceptions=SimpleNamespace(RayError=lost))
+    monkeypatch.setattr(runs, "connected", lambda address: asked.update(address=address) or ray)
+    monkeypatch.chdir(tmp_path)
+    words = [sys.executable, "-c", "print(sum(range(10**6)))"]
+    for on, log in (("local", Path("here")), ("ray:node:6379", Path("there"))):
+        status, spent = runs.player(on)(words, log)
+        assert status == 0 and 0 < spent["cpu_s"] <= 10 and log.read_text() == "499999500000\n"
+    assert asked["address"] == "node:6379" and asked["num_cpus"] == 1 and asked["max_retries"] > 0
+
+    def get(found):
+        raise lost("its node died")
+
+    ray.get = get
+    with pytest.raises(BurnishError, match="Ray has lost the run of there: its node died"):
+        runs.player("ray")(words, Path("there"))
+    with pytest.raises(BurnishError, match="--on=moon is no place for runs"):
+        runs.play_all([], 1, "moon")
 
 
 def test_committed_bases_are_of_today_s_recipes(benchmark):
