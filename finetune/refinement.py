@@ -21,6 +21,7 @@ from ..policies.cli.machine import prepare_machine, say
 from ..policies.cli.ray_tasks import address_of
 from ..policies.core.config import LATER
 from ..policies.core.errors import BurnishError
+from ..policies.core.execute import Execution, with_execution
 from ..policies.core.ranges import check_ranges
 from ..policies.core.ranks import sharing
 from ..policies.core.rewards import RewardConfig
@@ -269,7 +270,8 @@ def in_processes(config: FinetuneConfig, loop: Loop[Any]) -> Asynchronous:
     else:
         cluster = RayActors(address_of(config.on))
         options = {"launch": cluster.launch, "share": cluster.share}
-        theirs = replace(config, device="cpu", threads=1)  # a core each; a GPU is the learner's
+        method = with_execution(config.method, Execution.eager)
+        theirs = replace(config, method=method, device="cpu", threads=1)  # a core each; a GPU is the learner's
     theirs = replace(theirs, worlds=config.worlds // actors, processes=2)
     where = "a process of its own" if actors == 1 else f"{actors} processes of their own"
     say(f"acting in {where}: how all keep pace is up to the clock, so no such run repeats bit for bit")

@@ -11,16 +11,21 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from asynchronous_lab import RUN, Telling, all_gone, begun, descendants, newest_step, telling, together, within
-from burnish.finetune.loops import OffPolicyConfig
+from burnish.finetune import refinement
+from burnish.finetune.loops import OffPolicy, OffPolicyConfig
+from burnish.finetune.methods.dsrl import DSRLConfig, latent_sac
 from burnish.finetune.processes import asynchronous
 from burnish.finetune.processes.ray_actors import RayActors
+from burnish.finetune.refinement import FinetuneConfig
 from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
+from burnish.policies.core.execute import Execution
 from burnish.policies.runs.run import read_metrics
 
 ACTOR = b"ray::RayActor"
@@ -31,6 +36,18 @@ def test_without_ray_it_is_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(BurnishError, match=r"on=ray needs Ray; pip install 'burnish\[ray\]'"):
         RayActors()
+
+
+def test_an_actor_on_ray_acts_line_by_line_on_a_core(monkeypatch):
+    """Whatever the learner does on its GPU."""
+    told: list[Any] = []
+    monkeypatch.setattr(refinement, "RayActors", lambda address: SimpleNamespace(launch=None, share=None))
+    monkeypatch.setattr(refinement, "Asynchronous", lambda loop, make, config, *more, **options: told.append(config))
+    recorded = DSRLConfig(sac=latent_sac(execution=Execution.cudagraph))
+    config = FinetuneConfig(method=recorded, worlds=4, processes=3, on="ray", device="cuda", total=10)
+    refinement.in_processes(config, cast("Any", OffPolicy.__new__(OffPolicy)))
+    (theirs,) = told
+    assert theirs.method == DSRLConfig(sac=latent_sac()) and (theirs.device, theirs.threads) == ("cpu", 1)
 
 
 @pytest.fixture(scope="module")

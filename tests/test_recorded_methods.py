@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 from contextlib import nullcontext
-from dataclasses import is_dataclass, replace
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from burnish.finetune.build import prepare
 from burnish.finetune.loops import OnPolicy
-from burnish.policies.core.execute import Execution
+from burnish.policies.core.execute import Execution, with_execution
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import agent_spec
 from burnish.policies.runs.state_codec import encode, separate
@@ -31,19 +30,12 @@ METHODS = [name for name in LOOPED if name != "dagger"]  # which learns from an 
 ON = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def executed_as(config: Any, mode: Execution) -> Any:
-    """The settings, with this execution wherever they name one."""
-    changes = {name: executed_as(x, mode) for name, x in vars(config).items() if is_dataclass(x)}
-    changes |= {name: mode for name, x in vars(config).items() if isinstance(x, Execution)}
-    return replace(config, **changes)
-
-
 def state(name: str, mode: Execution, seed: int = 0, short: bool = False) -> dict[str, Tensor]:
     """All numbers of the learner after some updates."""
     env = ScaledEnv(make_env(WORLD, 4, seed=seed, device=ON))
     kind = bases_of(name)[0]
     base = None if kind is None else make_base(kind, agent_spec(env.spec, EXECUTE)).to(ON)
-    config = executed_as(shrunk(LOOPED[name].config(**FITTED.get(name, {}))), mode)
+    config = with_execution(shrunk(LOOPED[name].config(**FITTED.get(name, {}))), mode)
     loop = prepare(config, base, env, seed=seed, device=ON)
     counts = (3, 9) if short else (6, 30)  # short: each recording is called at least five times
     for _ in range(counts[0] if isinstance(loop, OnPolicy) else counts[1]):

@@ -11,6 +11,7 @@ import contextlib
 import enum
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import is_dataclass, replace
 from typing import Any
 
 import torch
@@ -52,6 +53,13 @@ def execution(
     if mode is Execution.compile:
         return torch.compile(fn, dynamic=False)
     return _Graphed(fn, generators, device)
+
+
+def with_execution(config: Any, mode: Execution) -> Any:
+    """Settings with this execution wherever they name one."""
+    changes = {name: with_execution(x, mode) for name, x in vars(config).items() if is_dataclass(x)}
+    changes |= {name: mode for name, x in vars(config).items() if isinstance(x, Execution)}
+    return replace(config, **changes)
 
 
 def autocast(device: torch.device | str, precision: Precision) -> contextlib.AbstractContextManager[Any]:
