@@ -1,6 +1,6 @@
 """The authors' own loop of DPPO, for `onpolicy_speed.py`: one iteration on the hopper, in worlds that cost nothing.
 
-``folder`` is a clone of github.com/irom-princeton/dppo, which is imported as it is (it needs einops). Its agent asks
+It is a clone of github.com/irom-princeton/dppo, which is imported as it is (it needs einops). Its agent asks
 for simulators that do not fit beside ours, and for an account at a service; it gets still worlds and silence instead.
 Networks, chains, batches and passes are those of its `cfg/gym/finetune/hopper-v2/ft_ppo_diffusion_mlp.yaml`, weights
 are random. It stops an update at a divergence of 1, which random weights may reach; here it makes all passes, as ours.
@@ -39,13 +39,8 @@ class StillWorlds:
         return self.reset(), self._dice.standard_normal(WORLDS), never, never.copy(), [{}] * WORLDS
 
 
-def agent(folder: Path, decisions: int, device: torch.device) -> Any:
+def agent(decisions: int, device: torch.device) -> Any:
     """Their agent at its settings for the hopper, with ``decisions`` of each world in an iteration."""
-    sys.path.insert(0, str(folder))
-    for name, attribute in (("wandb", None), ("env", None), ("env.gym_utils", "make_async")):
-        sys.modules[name] = stub = ModuleType(name)
-        if attribute:
-            setattr(stub, attribute, None)
     theirs: Any = importlib.import_module("agent.finetune.train_ppo_diffusion_agent").TrainPPODiffusionAgent
     network: Any = importlib.import_module("model.diffusion.mlp_diffusion").DiffusionMLP
     critic: Any = importlib.import_module("model.common.critic").CriticObs
@@ -98,17 +93,26 @@ def agent(folder: Path, decisions: int, device: torch.device) -> Any:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """It prints its progress."""
-    with tempfile.TemporaryFile("w") as away, contextlib.redirect_stdout(away):
-        yield
+def at_home(folder: Path) -> Iterator[None]:
+    """Its modules are found, what it asks for beyond them is empty, and its progress is not printed."""
+    stubs: dict[str, Any] = {name: ModuleType(name) for name in ("wandb", "env", "env.gym_utils")}
+    stubs["env.gym_utils"].make_async = None
+    sys.modules.update(stubs)
+    sys.path.insert(0, str(folder))
+    try:
+        with tempfile.TemporaryFile("w") as away, contextlib.redirect_stdout(away):
+            yield
+    finally:
+        sys.path.remove(str(folder))
+        for name in stubs:
+            del sys.modules[name]
 
 
 def iteration_s(folder: Path, decisions: int, device: torch.device) -> float:
     """Seconds of one iteration, behind a short one."""
-    with quiet():
+    with at_home(folder):
         for length in (4, decisions):
-            made = agent(folder, length, device)
+            made = agent(length, device)
             if device.type == "cuda":
                 torch.cuda.synchronize()
             begin = time.perf_counter()

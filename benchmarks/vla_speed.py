@@ -257,9 +257,9 @@ def measured(quick: bool, device: torch.device) -> dict[str, Any]:
     """All cases."""
     cases = [(level, Precision.float32) for level in Remember] + [(Remember.keys, Precision.bfloat16)]
     gpu = device.type == "cuda"
-    worlds, rounds = (
-        (2, 4) if quick else (16, 4) if gpu else (1, 1)
-    )  # where a row takes seconds, counting takes no time
+    worlds, rounds = (2 if quick else 16), 4
+    if not (quick or gpu):
+        worlds, rounds = 1, 1  # where a row takes seconds, counting them takes no time
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "smolvla"
         weights = apart(make_folder, folder, quick)

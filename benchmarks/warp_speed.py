@@ -78,7 +78,8 @@ def main() -> None:
             result[f"warp_over_c_{name}"] = found / limit
             del env
     report = {"machine": machine(device), "quick": chosen.quick, "rows": rows}
-    path = chosen.out / ("warp_speed_quick.json" if chosen.quick else "warp_speed.json")
+    parts = ["warp_speed", *(["cuda"] if device.type == "cuda" else []), *(["quick"] if chosen.quick else [])]
+    path = chosen.out / f"{'_'.join(parts)}.json"
     head = f"{report['machine'].get('gpu', 'warp on a CPU')}, {os.cpu_count()} cores"
     publish(path, report, f"{head}\n\n{table(rows, COLUMNS)}", result)
 

@@ -226,7 +226,7 @@ class PPO(Learner):
             if played % parts:
                 raise BurnishError(
                     f"execution=cudagraph replays minibatches of one size, but {played} decisions do not divide into "
-                    f"{parts}; change minibatch, or use execution=eager"
+                    f"{parts} equal ones; change minibatch, or use execution=eager"
                 )
             size = played // parts
         train_actor = self.updates >= self.config.critic_warmup

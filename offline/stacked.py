@@ -53,7 +53,7 @@ class Stacked:
             setattr(self.joint, name, _stacked([getattr(each, name) for each in learners]))
         for each in learners:
             if isinstance(each.actor, GraphedActor):
-                each.actor = each.actor.anew()
+                each.actor.forget()
         self.joint.noise = noise = StackedGenerator([each.noise for each in learners])
         networks = _Networks({name: getattr(self.joint, name) for name in first.networks})
         for name in ("_critic_loss", "_actor_loss"):

@@ -117,7 +117,7 @@ def test_cudagraph_refuses_other_shapes_and_constants(change):
         "key": ({**batch(5, "cuda"), "z": torch.zeros(1)}, 0.1),
         "dtype": ({k: x.float() for k, x in batch(5, "cuda").items()}, 0.1),
     }
-    with pytest.raises(BurnishError, match="recorded the update with argument"):
+    with pytest.raises(BurnishError, match="recorded a call with argument"):
         update(*changed[change])
 
 

@@ -87,7 +87,7 @@ def snapshot(learner: EXPO) -> dict[str, Tensor]:
 
 def test_proposals_are_draws_and_their_edits() -> None:
     learner = learner_of(tiny())
-    actor, obs = learner.actor, {"state": torch.randn(5, 2)}
+    actor, obs = learner.choosing, {"state": torch.randn(5, 2)}
     with torch.no_grad():
         found = actor.propose(learner.proposer, obs, torch.Generator().manual_seed(7))
         source = torch.Generator().manual_seed(7)
@@ -112,7 +112,7 @@ def test_acting_takes_the_best_candidate_and_its_warm_up_is_the_base(select: Sel
     obs = {"state": torch.randn(6, 2)}
     judge = learner.critic.target if select is Select.target else learner.critic.online
     with torch.no_grad():
-        candidates = learner.actor.propose(learner.proposer, obs, torch.Generator().manual_seed(3))
+        candidates = learner.choosing.propose(learner.proposer, obs, torch.Generator().manual_seed(3))
         played = learner.actor.act(obs, warm=False, generator=torch.Generator().manual_seed(3)).action
         for i in range(6):
             one = {"state": obs["state"][i : i + 1]}
@@ -153,7 +153,7 @@ def test_the_target_equals_a_slow_loop(select: Select) -> None:
         state = learner.noise.get_state()
         found = learner._target(batch["next_obs"], batch)
         learner.noise.set_state(state)
-        candidates = learner.actor.propose(learner.base, batch["next_obs"], learner.noise)
+        candidates = learner.choosing.propose(learner.base, batch["next_obs"], learner.noise)
         for i in range(12):
             one = {"state": batch["next_obs"]["state"][i : i + 1]}
             chosen, best = None, -float("inf")

@@ -100,7 +100,9 @@ def test_an_actor_is_recorded_for_each_source_of_noise_and_number_of_worlds(size
     assert len(sizes) == 4 and len(recorded._made) == 3
     warm = [x.act(obs, warm=True, generator=generator(0, "act")).action for x in (recorded, actor)]
     assert torch.equal(*warm) and len(sizes) == 4, "line by line"
-    assert isinstance(recorded, GraphedActor) and recorded.anew()._made == {} and recorded.anew().actor is actor
+    recorded.forget()
+    recorded.act(obs, warm=False, generator=one[0])
+    assert isinstance(recorded, GraphedActor) and len(recorded._made) == 1
 
 
 def test_streams_of_noise_go_through_tensors():

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from burnish.offline.actor_critic import ActorCritic
+from burnish.offline.learner import Wrapping
 from burnish.offline.replay import Replay
 from burnish.offline.sac import SAC, SACConfig, soft_agent
 from burnish.offline.sources import Mixture
@@ -170,6 +171,32 @@ def test_several_batches_are_those_that_are_drawn_in_turn(settings: dict[str, An
         assert all(torch.equal(x, y[time]) for x, y in zip(leaves(batch), leaves(read), strict=True))
     assert not torch.equal(in_turn[0]["reward"], in_turn[1]["reward"])
     assert torch.equal(one.online.generator.get_state(), at_once.online.generator.get_state())
+
+
+def test_recorded_decisions_are_forgotten_where_weights_move(monkeypatch):
+    """By whoever holds the actor: the loop has that of a learner around the one that is stacked."""
+    kept: list[int] = []
+
+    class Recording:
+        """As a graph, it keeps the memory of the weights that it was made with."""
+
+        def __init__(self, fn: Any, *given: Any) -> None:
+            self.fn = fn
+
+        def __call__(self, *arguments: Any) -> Any:
+            kept.append(id(self))
+            return self.fn(*arguments)
+
+    monkeypatch.setattr("burnish.policies.core.execute._Graphed", Recording)
+    learners = [sac(seed, execution=Execution.cudagraph) for seed in SEEDS[:2]]
+    around, draw = Wrapping(learners[0]), torch.Generator()
+    obs = {key: torch.zeros(WORLDS, *shape) for key, shape in SHAPES.items()}
+    for _ in range(2):
+        around.actor.act(obs, warm=False, generator=draw)
+    Stacked(learners)
+    around.actor.act(obs, warm=False, generator=draw)
+    first, again, after = kept
+    assert first == again != after
 
 
 def test_compiled_seeds_and_pictures_are_refused():

@@ -88,12 +88,16 @@ class _Graphed:
                 f"execution=cudagraph needs a CUDA device, but device={device}; use execution=eager or "
                 "execution=compile"
             )
-        self._fn, self._generators, self._calls = fn, generators, 0
+        self._fn, self._generators, self._device, self._calls = fn, generators, torch.device(device), 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._fixed: dict[str, Any] = {}
         self._result: Any = None
 
     def __call__(self, *arguments: Any) -> Any:
+        with torch.cuda.device(self._device):
+            return self._call(arguments)
+
+    def _call(self, arguments: tuple[Any, ...]) -> Any:
         self._calls += 1
         if self._calls <= self.warmup:
             stream = _side_stream(torch.cuda.current_device())
@@ -109,7 +113,7 @@ class _Graphed:
             recorded, asked = _kind(self._fixed.get(name)), _kind(given.get(name))
             if recorded != asked:
                 raise BurnishError(
-                    f"execution=cudagraph recorded the update with {name} = {recorded}, but now it is {asked}; "
+                    f"execution=cudagraph recorded a call with {name} = {recorded}, but now it is {asked}; "
                     "give every call the same shapes and constants, or use execution=eager"
                 )
         for name, fixed in self._fixed.items():
@@ -138,7 +142,8 @@ class _Graphed:
 
 @functools.cache
 def _side_stream(device: int) -> torch.cuda.Stream:
-    """One for all recordings of a device: gradients of a parameter are to be added up where they were first."""
+    """One for all recordings of a device, because autograd adds up the gradient of a parameter on the stream that used
+    it first."""
     return torch.cuda.Stream(device)
 
 

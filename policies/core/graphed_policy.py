@@ -83,13 +83,13 @@ class GraphedActor:
 
     def __init__(self, actor: Actor, device: torch.device | str) -> None:
         self.actor, self.device = actor, device
-        self._made: dict[Any, Callable[[Obs], Decision]] = {}  # by the source of noise, and the number of worlds
+        self._made: dict[Any, Callable[[Obs], Decision]] = {}  # by source of noise, worlds, and what they show
 
     @torch.no_grad()
     def act(self, obs: Obs, *, warm: bool, generator: torch.Generator, fresh: Tensor | None = None) -> Decision:
         if warm:
             return self.actor.act(obs, warm=True, generator=generator, fresh=fresh)
-        how = generator, len(next(iter(obs.values())))
+        how = generator, len(next(iter(obs.values()))), *sorted(obs)
         if how not in self._made:
             act = partial(self._act, generator)
             self._made[how] = execution(act, Execution.cudagraph, device=self.device, generators=[generator])
@@ -98,9 +98,9 @@ class GraphedActor:
     def _act(self, generator: torch.Generator, obs: Obs) -> Decision:
         return self.actor.act(obs, warm=False, generator=generator)
 
-    def anew(self) -> GraphedActor:
-        """For networks whose weights moved to other memory."""
-        return GraphedActor(self.actor, self.device)
+    def forget(self) -> None:
+        """Recordings of networks whose weights move to other memory."""
+        self._made.clear()
 
     def state_dict(self) -> dict[str, Any]:
         return self.actor.state_dict()
