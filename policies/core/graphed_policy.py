@@ -78,7 +78,7 @@ def executed(policy: Any, mode: Execution, device: torch.device | str) -> Any:
 
 
 class GraphedActor:
-    """``actor`` has no memory of its own. What it decides for a number of worlds is a recording, with the noise of the
+    """``actor`` has no memory of its own. Its decisions for a number of worlds are a recording, with the noise of the
     loop; the prior of its warm-up acts line by line."""
 
     def __init__(self, actor: Actor, device: torch.device | str) -> None:
