@@ -6,6 +6,7 @@ import json
 import pickle
 import sys
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -188,7 +189,11 @@ def test_a_run_is_played_where_it_is_told(benchmark, tmp_path, monkeypatch):
 
     def remote(**options):
         asked.update(options)
-        return lambda play: SimpleNamespace(remote=lambda *given: play(*pickle.loads(pickle.dumps(given))))
+        return lambda play: SimpleNamespace(remote=partial(travelled, play))
+
+    def travelled(play, *given):
+        """Another process gets copies."""
+        return play(*pickle.loads(pickle.dumps(given)))
 
     lost = type("Lost", (Exception,), {})
     ray = SimpleNamespace(remote=remote, get=lambda found: found, exceptions=SimpleNamespace(RayError=lost))
