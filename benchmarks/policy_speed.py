@@ -86,7 +86,7 @@ class Effort:
 
 
 FULL = Effort(rounds=16, calls=125, block=0.3, episodes=40)
-FULL_CUDA = Effort(rounds=6, calls=125, block=0.3, episodes=40)  # four times the cases, on a steadier machine
+FULL_CUDA = Effort(rounds=4, calls=125, block=0.2, episodes=40)  # four times the cases, on a steadier machine
 QUICK = Effort(rounds=2, calls=20, block=0.02, episodes=4)
 PEAK_BLOCK = 0.05  # seconds of matrix products before, and again after, each block of training
 

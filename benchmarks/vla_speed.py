@@ -9,8 +9,8 @@ remembered of an observation, and once with the frozen model in bfloat16: decisi
 second, both beside the matmul peak in the same run, and bytes kept of a decision. An update is two epochs over its
 rows, without what is only looked at. Seconds are those of one core, so that other processes do not count; on a GPU
 those of a clock, and decisions are made with 10 and 4 steps and 50 and 10 actions too, line by line and by a recorded
-graph. Each case has a process of its own, whose largest memory is told. ``--quick`` takes a model of the same form with
-two thin layers.
+graph. Each case has a process of its own, whose largest memory is told; on a GPU the largest of the device, in one
+process. ``--quick`` takes a model of the same form with two thin layers.
 
 RESULT, with pictures, embeddings and keys remembered: ``collected_per_s_...`` decisions, ``learnt_per_s_...`` rows, and
 ``kept_mb_...`` of a decision; ``collected_peak_share`` and ``learnt_peak_share`` of the matmul peak (keys);
@@ -20,6 +20,8 @@ RESULT, with pictures, embeddings and keys remembered: ``collected_per_s_...`` d
 
 from __future__ import annotations
 
+import functools
+import gc
 import json
 import multiprocessing
 import resource
@@ -124,7 +126,7 @@ def load(folder: Path, **chosen: Any) -> SmolVLA:
 def memory_gb(device: torch.device) -> float:
     """The largest memory so far, of the device where it has its own, else of this process."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**30
+        return (torch.cuda.max_memory_allocated(device) - gpu_peak(device)[1]) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
@@ -227,7 +229,7 @@ def clock(device: torch.device) -> float:
 def matmul_peak(device: torch.device) -> float:
     """FLOP/s of square matrix products, in the same seconds."""
     if device.type == "cuda":
-        return MatmulPeak(device).measure(0.1)
+        return gpu_peak(device)[0].measure(0.1)
     a, b = torch.randn(2, SQUARE, SQUARE)
     times = []
     for _ in range(5):
@@ -235,6 +237,13 @@ def matmul_peak(device: torch.device) -> float:
         torch.mm(a, b)
         times.append(clock(device) - began)
     return 2 * SQUARE**3 / statistics.median(times)
+
+
+@functools.cache
+def gpu_peak(device: torch.device) -> tuple[MatmulPeak, int]:
+    """The products of a GPU, and the bytes that they hold."""
+    before = torch.cuda.memory_allocated(device)
+    return MatmulPeak(device), torch.cuda.memory_allocated(device) - before
 
 
 def counter(turn: int) -> Any:
@@ -247,8 +256,13 @@ COLUMNS = {"remembered": "", "frozen": "", "collected_per_s": ".3g", "collected_
 COLUMNS |= {"learnt_per_s": ".3g", "learnt_share": ".2f", "kept_mb": ".3g", "peak_gb": ".2f"}
 
 
-def apart(call: Any, *given: Any) -> Any:
-    """In a process of its own, whose largest memory is that of this call."""
+def apart(device: torch.device, call: Any, *given: Any) -> Any:
+    """The call where the largest memory is its own: in a process of its own, or on a GPU that nothing else holds."""
+    if device.type == "cuda":
+        gpu_peak(device)
+        gc.collect()
+        torch.cuda.reset_peak_memory_stats(device)
+        return call(*given)
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(call, *given).result()
 
@@ -262,12 +276,12 @@ def measured(quick: bool, device: torch.device) -> dict[str, Any]:
         worlds, rounds = 1, 1  # where a row takes seconds, counting them takes no time
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "smolvla"
-        weights = apart(make_folder, folder, quick)
-        whole = apart(published, folder, device)
+        weights = apart(torch.device("cpu"), make_folder, folder, quick)
+        whole = apart(device, published, folder, device)
         rows = []
         for level, dtype in tqdm(cases, disable=None):
-            rows.append(apart(refined, folder, level, dtype, worlds, rounds, device))
-        acted = apart(decisions, folder, device) if gpu else []
+            rows.append(apart(device, refined, folder, level, dtype, worlds, rounds, device))
+        acted = apart(device, decisions, folder, device) if gpu else []
     return {"weights": weights, "published": whole, "rows": rows, "decisions": acted}
 
 

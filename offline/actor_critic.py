@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
@@ -80,15 +79,15 @@ class ActorCritic(CriticLearner):
         self.networks = ("agent", *own, "critic")
         self.saved = (*self.networks, "critic_optimizer", "actor_optimizer", "noise")
         self.saved += () if self.seen is None else ("seen",)
-        self.equip([self.noise])
+        self.equip()
 
-    def equip(self, generators: Sequence[torch.Generator]) -> None:
-        """Fresh optimisers and steps for the networks; the steps draw from ``generators``."""
+    def equip(self) -> None:
+        """Fresh optimisers and steps for the networks."""
         config, acting = self.config, [getattr(self, name) for name in self.networks if name != "critic"]
         self.trained = [p for part in acting for p in part.parameters() if p.requires_grad]
         self.critic_optimizer = adam(self.critic.online.parameters(), config.lr, config.execution)
         self.actor_optimizer = adam(self.trained, config.actor_lr, config.execution)
-        options: dict[str, Any] = {"device": self.noise.device, "generators": generators}
+        options: dict[str, Any] = {"device": self.noise.device, "generators": [self.noise]}
         self._step_critic = execution(self._critic_step, config.execution, **options)
         self._step_actor = execution(self._actor_step, config.execution, **options)
 
@@ -113,12 +112,16 @@ class ActorCritic(CriticLearner):
         obs, next_obs, columns = shown["obs"], shown["next_obs"], columns_of(shown)
         self.updates += 1
         metrics = self._step_critic(obs, next_obs, columns)
-        due = self.updates % self.config.actor_every == 0
-        moves = due and self.updates > self.config.critic_warmup
+        due, moves = self.turn(self.updates)
         if moves:
             metrics |= self._step_actor(obs)
         self._follow(due, moves)
         return metrics
+
+    def turn(self, update: int) -> tuple[bool, bool]:
+        """Whether the actor's turn has come in this update, and whether it is stepped."""
+        due = update % self.config.actor_every == 0
+        return due, due and update > self.config.critic_warmup
 
     def _follow(self, due: bool, moved: bool) -> None:
         """Behind each update: ``due`` where the actor's turn has come, ``moved`` where it was stepped."""

@@ -6,7 +6,7 @@ that of one; a CPU that one learner keeps busy gains little.
 
 Each learner goes on as it would alone, to rounding: its weights, its moments of Adam and the scales of its observations
 become rows of the stacks, in the same memory, and what it draws comes from its own generator. So it acts, is evaluated
-and is saved by itself.
+and is saved by itself. As CUDA graphs, the updates between two decisions are one recording.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from ..policies.core.errors import BurnishError
-from ..policies.core.execute import Execution
+from ..policies.core.execute import Execution, execution
 from ..policies.core.graphed_policy import GraphedActor
 from ..policies.core.seed import StackedGenerator
 from ..policies.core.spec import is_image
@@ -58,7 +58,10 @@ class Stacked:
         networks = _Networks({name: getattr(self.joint, name) for name in first.networks})
         for name in ("_critic_loss", "_actor_loss"):
             setattr(self.joint, name, _for_each(getattr(self.joint, name), networks, noise))
-        self.joint.equip(noise.each)
+        self.joint.equip()
+        # Its steps are parts of a recording of several updates, and no recordings themselves.
+        self.joint._step_critic, self.joint._step_actor = self.joint._critic_step, self.joint._actor_step
+        self._made: dict[Any, Callable[[Batch], dict[str, Tensor]]] = {}  # by what each of several updates does
         for name in ("critic_optimizer", "actor_optimizer"):
             _share_moments(getattr(self.joint, name), [getattr(each, name) for each in learners])
 
@@ -66,14 +69,29 @@ class Stacked:
         """So many updates of each, on batches of its own source. The last batch, and its metrics, as trees (S, ...)."""
         batch, metrics = Batch(), dict[str, Tensor]()
         for made in range(0, count, AT_ONCE):
-            times = min(AT_ONCE, count - made)
-            drawn = stack([source.several(times) for source in sources], 1)
-            for time in range(times):
-                batch = index(drawn, time)
-                metrics = self.joint.learn(self.joint.shown(batch))
+            drawn = stack([source.several(min(AT_ONCE, count - made)) for source in sources], 1)
+            batch, metrics = index(drawn, -1), self._updates(drawn)
         for each in self.learners:
             each.updates = self.joint.updates
         return batch, metrics
+
+    def _updates(self, drawn: Batch) -> dict[str, Tensor]:
+        """One for each time of ``drawn`` (times, S, ...); as a CUDA graph all are one recording."""
+        joint, before = self.joint, self.joint.updates
+        after = before + len(drawn["reward"])
+        how = tuple(joint.turn(update) for update in range(before + 1, after + 1))
+        if how not in self._made:
+            options: dict[str, Any] = {"device": joint.noise.device, "generators": joint.noise.each}
+            self._made[how] = execution(self._in_turn, joint.config.execution, **options)
+        metrics = self._made[how](drawn)
+        joint.updates = after  # which a recording does not count
+        return metrics
+
+    def _in_turn(self, drawn: Batch) -> dict[str, Tensor]:
+        metrics = dict[str, Tensor]()
+        for time in range(len(drawn["reward"])):
+            metrics = self.joint.learn(self.joint.shown(index(drawn, time)))
+        return metrics
 
 
 class _Networks(nn.Module):

@@ -1,27 +1,33 @@
-"""Every method as CUDA graphs. On a GPU it ends where it ends line by line, bit for bit; a CPU sees that each update,
-and each decision, is made of the same operations on the same memory as the last. It does not see what Python changes
-beside them, such as a counter."""
+"""Every method and every policy as CUDA graphs. On a GPU a method ends where it ends line by line, bit for bit; a CPU
+sees that each update, and each decision, could be recorded (`recording_lab.py`)."""
 
 from __future__ import annotations
 
 import itertools
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from recording_lab import Watched
+from test_build import CHOICES, make, observe
+from test_lerobot_policies import NAMES, STORED, recorded
 from test_seam import bases_of
+from test_vla import SPEC as VLA
+from test_vla import observed, vla
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from burnish.finetune.build import prepare
 from burnish.finetune.loops import OnPolicy
+from burnish.policies.build import load_policy
 from burnish.policies.core.execute import Execution, with_execution
-from burnish.policies.core.graphed_policy import GraphedActor
+from burnish.policies.core.graphed_policy import Graphed, GraphedActor
 from burnish.policies.core.scale import ScaledEnv
-from burnish.policies.core.spec import agent_spec
+from burnish.policies.core.seed import RowNoise
+from burnish.policies.core.spec import ObsSpec, agent_spec
 from burnish.policies.runs.state_codec import encode, separate
+from burnish.policies.vla.sizes import LanguageConfig
 from burnish.sim.build import make_env
 from burnish.sim.point_reach import PointReachConfig
 from seam import EXECUTE, FITTED, make_base, shrunk
@@ -54,66 +60,6 @@ def state(name: str, mode: Execution, seed: int = 0, short: bool = False) -> dic
     return {key: x for key, x in found.items() if x.is_floating_point()}
 
 
-def tensors(tree: Any) -> list[Tensor]:
-    return [x for x in tree_leaves(tree) if isinstance(x, Tensor)]
-
-
-FREE = ("_local_scalar_dense", "nonzero")  # what comes of them is free to differ, and is wanted at once
-
-
-class Operations(TorchDispatchMode):
-    """What was done, and to which memory: that of an argument, of an earlier result, or some that was there before."""
-
-    def __init__(self, arguments: Any) -> None:
-        super().__init__()
-        self.done: list[Any] = []
-        self.places = {self._memory(x): ("argument", i) for i, x in enumerate(tensors(arguments))}
-
-    @staticmethod
-    def _memory(x: Tensor) -> int:
-        return x.untyped_storage().data_ptr()
-
-    def _of(self, x: Any) -> Any:
-        if isinstance(x, Tensor):
-            return (*x.shape, x.dtype, *x.stride(), x.storage_offset()), self.places.get(
-                self._memory(x), ("before", self._memory(x))
-            )
-        if isinstance(x, torch.Generator):
-            return getattr(x, "_cdata", None)  # each call wraps it anew
-        return tuple(map(self._of, x)) if isinstance(x, (list, tuple)) else repr(x)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = [self._of(x) for x in (*args, *(kwargs or {}).values())]
-        assert str(func).split(".")[1] not in FREE, f"{func} asks the device for a number"
-        found = func(*args, **(kwargs or {}))
-        held = {self._memory(x) for x in tensors([args, kwargs])}
-        for x in tensors(found):
-            if self._memory(x) not in held:  # no view, and nothing in place
-                self.places[self._memory(x)] = ("result", len(self.done))
-        if func.namespace != "profiler":  # that of an optimiser, which only notes the time
-            self.done.append((str(func), *given))
-        return found
-
-
-class Watched:
-    """In the place of a recording: from the fourth call on all do what the fourth did."""
-
-    def __init__(self, fn: Any, generators: Any, device: Any) -> None:
-        self.fn, self.calls, self.recorded = fn, 0, []
-
-    def __call__(self, *arguments: Any) -> Any:
-        self.calls += 1
-        with Operations(arguments) as seen:
-            found = self.fn(*arguments)
-        seen.done.append([x for x in tree_leaves(found) if not isinstance(x, Tensor)])  # a replay returns those again
-        if self.calls == 4:
-            self.recorded = seen.done
-        elif self.calls > 4:
-            for number, (was, now) in enumerate(zip(self.recorded, seen.done, strict=True)):
-                assert was == now, f"operation {number} of call {self.calls} is not that of call 4: {was}, {now}"
-        return found
-
-
 def is_decision(fn: Any) -> bool:
     return getattr(getattr(fn, "func", None), "__func__", None) is GraphedActor._act
 
@@ -130,6 +76,28 @@ def test_what_is_recorded_can_be_replayed(name, monkeypatch):
     monkeypatch.setattr("burnish.policies.core.execute._Graphed", watched)
     state(name, Execution.cudagraph, short=True)
     assert {is_decision(x.fn) for x in made if x.calls > 5} == {True, False}, "an update and a decision"
+
+
+def others() -> dict[str, Any]:
+    """Policies that came with the code of others, and what they observe."""
+    found: dict[str, Any] = {name: (load_policy(STORED / name)[0], recorded(name)[0]) for name in NAMES}
+    seen = {key: x.float() if x.is_floating_point() else x for key, x in observed().items() if key != "tokens"}
+    spec = replace(VLA, obs=ObsSpec({key: VLA.obs.shapes[key] for key in seen}))
+    found["smolvla"] = vla(spec, language=LanguageConfig(40, 12, 4, 4, 2, 6, 20, special=[1, 2])).float(), seen
+    return found
+
+
+@pytest.mark.parametrize("choice", [*CHOICES, *NAMES, "smolvla"])
+def test_every_policy_acts_by_what_can_be_recorded(choice, monkeypatch):
+    """Words are left out: on a CPU they are compared with what a model knows."""
+    monkeypatch.setattr("burnish.policies.core.execute._Graphed", Watched)
+    monkeypatch.setattr("burnish.policies.core.seed._words", lambda x: x)  # noise by torch, as on a GPU
+    policy, obs = (make(choice), observe(4, choice=choice)) if choice in CHOICES else others()[choice]
+    acting = Graphed(policy, "cpu")
+    rows = len(obs["state"])
+    for _ in range(6):
+        acting.act(obs, generator=RowNoise(range(rows), range(rows)))
+    assert [x.calls for x in acting._made.values()] == [6]
 
 
 @pytest.mark.parametrize("change", ["memory", "place", "number", "answer", "asked", "operation", ""])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from recording_lab import Watched
 from torch import Tensor
 
 from burnish.offline.actor_critic import ActorCritic
@@ -33,12 +34,12 @@ def spec(shapes: dict[str, tuple[int, ...]]) -> PolicySpec:
     return PolicySpec(ObsSpec(shapes), ActionSpec((-1.0,) * 3, (1.0,) * 3), horizon=STEPS, execute=STEPS)
 
 
-def sac(seed: int, shapes: dict[str, tuple[int, ...]] = SHAPES, **settings: Any) -> SAC:
+def sac(seed: int, shapes: dict[str, tuple[int, ...]] = SHAPES, device: str = "cpu", **settings: Any) -> SAC:
     """All that has a draw or a norm: a random pair of three members, clipped gradients, a late actor."""
     agent = soft_agent(hidden=[8], layer_norm=True)
     some: dict[str, Any] = {"subset": 2, "max_grad_norm": 0.1, "actor_every": 2, **settings}
     config = SACConfig(agent=agent, critic=CriticConfig(hidden=[8], members=3), **some)
-    return SAC(build_policy(agent, spec(shapes), seed=seed), config, normalize=True, seed=seed)
+    return SAC(build_policy(agent, spec(shapes), seed=seed), config, normalize=True, seed=seed, device=device)
 
 
 def td3(seed: int) -> TD3:
@@ -48,8 +49,8 @@ def td3(seed: int) -> TD3:
     return TD3(build_policy(agent, spec(SHAPES), seed=seed), config, seed=seed)
 
 
-def replay(seed: int) -> Replay:
-    draw, made = torch.Generator().manual_seed(seed), Replay(ROWS * WORLDS, WORLDS, seed=seed)
+def replay(seed: int, device: str = "cpu") -> Replay:
+    draw, made = torch.Generator().manual_seed(seed), Replay(ROWS * WORLDS, WORLDS, seed=seed, device=device)
 
     def seen() -> dict[str, Tensor]:
         return {key: torch.randn(WORLDS, *shape, generator=draw) for key, shape in SHAPES.items()}
@@ -88,7 +89,7 @@ def numbers(state: dict[str, Any]) -> Tensor:
             return [y for key in x for y in flat(x[key])]
         if isinstance(x, list | tuple):
             return [y for each in x for y in flat(each)]
-        return [torch.as_tensor(x, dtype=torch.float64).flatten()] if isinstance(x, Tensor | float | int) else []
+        return [torch.as_tensor(x, dtype=torch.float64).cpu().flatten()] if isinstance(x, Tensor | float | int) else []
 
     return torch.cat(flat(state))
 
@@ -156,6 +157,52 @@ def test_what_is_observed_reaches_the_stack(float64: None):
         updated(learner, source(seed), 2)
     stacked.learn([source(seed) for seed in SEEDS], 2)
     assert max(distance(mine, its) for mine, its in zip(together, alone, strict=True)) < 1e-12
+
+
+def recorded(together: list[SAC], device: str = "cpu") -> Stacked:
+    """After seven times three updates, of which every other begins with a step of the actor."""
+    stacked = Stacked(together)
+    sources = [Mixture(replay(seed, device), batch=16) for seed in SEEDS]
+    for _ in range(14):
+        before = stacked.joint.updates
+        stacked.learn(sources, 3)
+        assert stacked.joint.updates == before + 3 == together[0].updates
+    return stacked
+
+
+def test_several_updates_are_one_recording(monkeypatch, float64: None):
+    class Replayed(Watched):
+        """As a graph, it runs no Python."""
+
+        def __call__(self, *arguments: Any) -> Any:
+            joint = self.fn.__self__.joint
+            before = joint.updates
+            found = super().__call__(*arguments)
+            if self.calls > 4:
+                joint.updates = before
+            return found
+
+    monkeypatch.setattr("burnish.policies.core.execute._Graphed", Replayed)
+    alone, together = ([sac(seed, execution=Execution.cudagraph) for seed in SEEDS] for _ in range(2))
+    made = recorded(together)._made.values()
+    assert [x.calls for x in made] == [7, 7], "the actor's turn comes once or twice in three"
+    for learner, seed in zip(alone, SEEDS, strict=True):
+        learner._step_critic, learner._step_actor = learner._critic_step, learner._actor_step
+        updated(learner, Mixture(replay(seed), batch=16), 42)
+    assert max(distance(mine, its) for mine, its in zip(together, alone, strict=True)) < 1e-12
+
+
+@pytest.mark.gpu
+def test_recorded_several_updates_are_those_line_by_line(monkeypatch):
+    def ends() -> list[Tensor]:
+        together = [sac(seed, device="cuda", execution=Execution.cudagraph) for seed in SEEDS]
+        recorded(together, "cuda")
+        return [numbers(each.state_dict()) for each in together]
+
+    found = ends()
+    monkeypatch.setattr("burnish.policies.core.execute._Graphed", lambda fn, generators, device: fn)
+    assert all(torch.equal(x, y) for x, y in zip(found, ends(), strict=True))
+    assert not torch.equal(found[0], found[1])
 
 
 @pytest.mark.parametrize("settings", [{}, {"share": 0.25}, {"share": 0}, {"share": None}], ids=str)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 
@@ -33,6 +34,13 @@ class Scale:
 
     def to_unit(self, action: Tensor) -> Tensor:
         return ((action - self.centre) / self.half).clamp(-1, 1)
+
+
+@functools.lru_cache(maxsize=64)
+def scale_of(action: ActionSpec, device: torch.device) -> Scale:
+    """The same for the same limits: an act that is recorded as a CUDA graph can bring no numbers from the host."""
+    with torch.inference_mode(False):  # whoever asks first, gradients pass later
+        return Scale(action, device)
 
 
 class ScaledEnv(Wrapper):

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from ..chain import masked_mean, require_chunk, start_noise, with_prefix
 from ..core.errors import BurnishError
 from ..core.ranges import check_ranges
-from ..core.scale import Scale
+from ..core.scale import scale_of
 from ..core.seed import Generator, Noise, integers, normal
 from ..core.spec import PolicySpec
 from ..core.types import Obs, Prefix
@@ -98,7 +98,7 @@ class LeRobotACT(nn.Module):
 
     def to_unit(self, output: Tensor) -> Tensor:
         """From the normalisation of the data to [-1, 1] of the specification."""
-        return Scale(self.spec.action, output.device).to_unit(self.action_scaling.inverse(output))
+        return scale_of(self.spec.action, output.device).to_unit(self.action_scaling.inverse(output))
 
     def bc_loss(
         self,
@@ -130,7 +130,7 @@ class LeRobotACT(nn.Module):
 
     def _loss(self, obs: Obs, action: Tensor, mask: Tensor | None, generator: Generator | None) -> Tensor:
         parts = self.inputs(obs, self.model.action_head.weight.dtype)
-        target = self.action_scaling(Scale(self.spec.action, action.device).to_actuator(action))
+        target = self.action_scaling(scale_of(self.spec.action, action.device).to_actuator(action))
         if not self.config.vae:
             error = self.model(parts, target.new_zeros(len(target), self.config.latent)) - target
             return masked_mean(error.abs(), mask)

@@ -218,6 +218,8 @@ def joined(before: Sequence[Keys], keys: Sequence[Keys]) -> list[Keys]:
 class VisionLanguageModel(nn.Module):
     """SmolVLM without its way back to words; ``lm_head`` keeps those weights, which nothing here uses."""
 
+    marks: Tensor
+
     def __init__(self, vision: VisionConfig, language: LanguageConfig) -> None:
         super().__init__()
         self.side, self.width, self.special = vision.side, language.width, language.special
@@ -227,6 +229,7 @@ class VisionLanguageModel(nn.Module):
             connector=Connector(vision, language.width),
             text_model=TextModel(language),
         )
+        self.register_buffer("marks", torch.tensor(self.special, dtype=torch.int64), persistent=False)
         if language.lm_head:
             self.lm_head = nn.Linear(language.width, language.vocabulary, bias=False)
 
@@ -265,10 +268,9 @@ class VisionLanguageModel(nn.Module):
             here = torch.ones(len(picture), dtype=torch.bool, device=picture.device) if here is None else here
             valid.append(here[:, None].expand(-1, found.shape[1]))
             if self.special:  # marks around each picture, which are valid whether it is there or not, and not scaled
-                ids = torch.tensor(self.special, device=picture.device)
-                marks = self.embedded(ids).expand(len(picture), -1, -1)
+                marks = self.embedded(self.marks).expand(len(picture), -1, -1)
                 seen[-1] = torch.cat([marks, seen[-1], marks[:, :1]], 1)
-                valid[-1] = F.pad(valid[-1], (len(ids), 1), value=True)
+                valid[-1] = F.pad(valid[-1], (len(self.special), 1), value=True)
         return torch.cat(seen, 1), torch.cat(valid, 1)
 
     def read(self, tokens: Tensor) -> tuple[Tensor, Tensor]:

@@ -27,7 +27,7 @@ from ..core.errors import BurnishError
 from ..core.execute import Precision
 from ..core.normalize import FLOOR, Scaling
 from ..core.ranges import check_ranges
-from ..core.scale import Scale
+from ..core.scale import scale_of
 from ..core.seed import Generator, normal
 from ..core.spec import ObsSpec, PolicySpec
 from ..core.tree import rows
@@ -181,13 +181,13 @@ class SmolVLA(FlowPolicy):
         )
 
     def in_chain(self, action: Tensor) -> Tensor:
-        actuator = Scale(self.spec.action, action.device).to_actuator(action)
+        actuator = scale_of(self.spec.action, action.device).to_actuator(action)
         width = (self.spec.noise_shape or (0, 0))[1]
         return F.pad(self.action_scaling(actuator), (0, width - action.shape[-1]))
 
     def decode(self, x: Tensor) -> Tensor:
         real = x[..., : self.spec.action.dim]
-        return Scale(self.spec.action, x.device).to_unit(self.action_scaling.inverse(real))
+        return scale_of(self.spec.action, x.device).to_unit(self.action_scaling.inverse(real))
 
     def velocity(self, x: Tensor, t: Tensor, d: Tensor | float, cond: Prefix) -> Tensor:
         del d
@@ -268,7 +268,8 @@ class SmolVLA(FlowPolicy):
             return None
         ObsSpec({"tokens": self.spec.obs.shapes["tokens"]}).check(obs)
         tokens, known = obs["tokens"], self.config.language.vocabulary
-        if (tokens.device.type == "cpu" or self.unsaid) and tokens.numel() and int(tokens.max()) >= known:
+        asks = tokens.device.type == "cpu" or (self.unsaid and not torch.cuda.is_current_stream_capturing())
+        if asks and tokens.numel() and int(tokens.max()) >= known:
             raise BurnishError(
                 f"an instruction has the token {int(tokens.max())}, and this model knows {known}: it was made with "
                 "another tokenizer"
