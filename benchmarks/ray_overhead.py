@@ -2,8 +2,8 @@
 
     python benchmarks/ray_overhead.py [--quick] [--out DIR]
 
-`burnish compare` plays the same runs of `reach` from one small base on two cores, by `on=local jobs=2` and on a Ray node
-of this machine with two cores, now one first and now the other. A turn is the whole command, from its start to the
+`burnish compare` plays the same runs of `reach` from one small base on two cores, by `on=local jobs=2` and on a Ray
+node of this machine with two cores, now one first and now the other. A turn is the whole command, from its start to the
 written comparison. The node starts once before, as a cluster does that is there anyway; `cluster_s` is the time of
 that. Both must end in the same numbers, or nothing is written. Numbers are medians over the turns; other work on the
 machine falls on both.
