@@ -121,9 +121,9 @@ class ImaginedEnv:
         mask = self._clock.begin(mask, seeds)
         dice = self._clock.noise("imagined start").uniform((self.num_envs, 4)).to(self.device)
         size, members = len(next(iter(self._pool.values()))), len(self.model.elites)
-        early = (dice[:, 0] * (size - self._late)).long()
-        late = size - self._late + (dice[:, 0] * self._late).long()
-        row = torch.where((dice[:, 3] < 0.5) & (self._late > 0), late, early)
+        row = (dice[:, 0] * (size - self._late)).long()
+        if self._late:
+            row = torch.where(dice[:, 3] < 0.5, size - self._late + (dice[:, 0] * self._late).long(), row)
         row = torch.arange(self.num_envs, device=row.device) if self._own_start else row.clamp(max=size - 1)
         begun = tree.index(self._pool, row)
         self._obs = tree.where(mask, begun, self._obs) if self._obs else begun
@@ -154,7 +154,7 @@ class ImaginedEnv:
         self._obs = here.next_obs if everyone else tree.where(active, here.next_obs, self._obs)
         terminated = here.failure | (success & self.model.success_ends)
         beyond = (here.uncertainty > self.limit) & ~terminated
-        self.unknown += torch.stack([(beyond & active).sum(), active.sum()])
+        self.unknown += torch.stack([beyond & active, active]).sum(1)
         truncated = self._clock.tick >= self.horizon
         if self.guard.kind is Guard.cut:
             truncated = truncated | beyond

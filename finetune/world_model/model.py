@@ -182,7 +182,7 @@ class WorldModel(nn.Module):
         return self.dynamics(self._inputs(state, extra, action))
 
     def _inputs(self, state: Tensor, extra: Tensor, action: Tensor) -> Tensor:
-        return torch.cat([self.states(state), self.extras(extra), action], -1)
+        return torch.cat([self.states(state), *([self.extras(extra)] if self.kept else []), action], -1)
 
     def expected(self, obs: Mapping[str, Tensor], action: Tensor) -> Tensor:
         """(B, D): the state that an action leads to by what is known without a fit."""
@@ -194,12 +194,9 @@ class WorldModel(nn.Module):
         """(E, B, 3): normalised reward, and the logits of success and failure, of an action that led to ``state``."""
         return self.outcome(self._inputs(state, extra, action))
 
-    def scores(self, state: Tensor, extra: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """((B, 2) scores of success and failure, (E, B) rewards)."""
-        out = self.outcomes(state, extra, action)
-        chance = out[..., 1:].sigmoid()
-        reward = out[..., 0] * self.earned.scale + self.earned.shift
-        return chance.mean(0), reward
+    def scores(self, out: Tensor) -> Tensor:
+        """(B, 2): success and failure, of what the members say (``outcomes``)."""
+        return out[..., 1:].sigmoid().mean(0)
 
     @torch.no_grad()
     def disagreement(self, obs: Mapping[str, Tensor], action: Tensor) -> Tensor:
@@ -213,20 +210,21 @@ class WorldModel(nn.Module):
         state, extra = self.state_of(obs), self._extra_of(obs)
         mean, log_std = self._changes(state, extra, action)
         change = mean[member, row] + self.dynamics.bounded(log_std[member, row]).exp() * noise
-        foreseen = self.expected(obs, action)
-        state = (foreseen + change * self.changes.scale + self.changes.shift).clamp(self.low, self.high)
+        foreseen = state if self.twin is None else self.expected(obs, action)
+        state = torch.addcmul(foreseen + self.changes.shift, change, self.changes.scale).clamp(self.low, self.high)
         after, uncertainty = self.with_state(obs, state), disagreement(mean)
         if self.known is not None:
             paid, success, failure = self.known(obs, after)
             score = torch.stack([success, failure], 1).to(state)
             return Prediction(after, paid, success, failure & ~success, score, uncertainty)
-        score, reward = self.scores(state, extra, action)
+        out = self.outcomes(state, extra, action)
+        score = self.scores(out)
         success, failure = (score > self.thresholds).unbind(-1)
         failure = (failure if self.failed is None else self.failed(after)) & ~success
         if bool(self.known_reward):
             paid = torch.where(success, self.rewards[1], torch.where(failure, self.rewards[2], self.rewards[0]))
         else:
-            paid = reward[member, row]
+            paid = out[member, row, 0] * self.earned.scale[0] + self.earned.shift[0]
         return Prediction(after, paid, success, failure, score, uncertainty)
 
     # ---- fitting ----
@@ -299,7 +297,8 @@ class WorldModel(nn.Module):
         """(T, 2): the scores of success and failure of recorded ticks."""
         if self.known is not None:
             return torch.stack(self.known(data["obs"], data["next_obs"])[1:], 1).to(data["reward"])
-        return self.scores(self.state_of(data["next_obs"]), self._extra_of(data["obs"]), data["action"])[0]
+        after, extra = self.state_of(data["next_obs"]), self._extra_of(data["obs"])
+        return self.scores(self.outcomes(after, extra, data["action"]))
 
 
 class Fit:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,11 @@ from torch import Tensor
 from . import tree
 from .errors import BurnishError
 from .seed import EpisodeSeeds, RowNoise, derive
+
+
+@functools.cache
+def _salt(name: str) -> int:
+    return derive(0, name)
 
 
 class Clock:
@@ -44,7 +50,7 @@ class Clock:
     def noise(self, name: str) -> RowNoise:
         """The numbers of this tick. They are salted by ``name``, because policies draw from the bare episode seed too
         and a world must not roll the same dice as the policy that it tests."""
-        return RowNoise(self._seeds.current ^ derive(0, name), self.tick)
+        return RowNoise(self._seeds.current ^ _salt(name), self.tick)
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"tick": self.tick.clone(), **{f"seeds.{key}": x.clone() for key, x in self._seeds.state_dict().items()}}

@@ -52,7 +52,19 @@ def _shift_right(x: Words, bits: int) -> Words:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
+# Of arrays without dimensions: NumPy converts a number of Python at each use.
+_ROUNDS = [
+    (np.array(bits, np.uint64), np.array(mix, np.int64).view(np.uint64)) for bits, mix in ((30, _MIX1), (27, _MIX2))
+]
+_LAST = np.array(31, np.uint64)
+
+
 def _hash(x: Words) -> Words:
+    if isinstance(x, np.ndarray):
+        word = x.view(np.uint64)
+        for bits, mix in _ROUNDS:
+            word = (word ^ (word >> bits)) * mix
+        return (word ^ (word >> _LAST)).view(np.int64)
     x = (x ^ _shift_right(x, 30)) * _MIX1
     x = (x ^ _shift_right(x, 27)) * _MIX2
     return x ^ _shift_right(x, 31)
@@ -93,11 +105,11 @@ class RowNoise:
         stream = _hash(self._key + _signed(self._draws * _MIX2))[:, None]
         place = _words(torch.arange(1, 1 + math.prod(shape[1:]), device=getattr(stream, "device", "cpu")))
         bits = torch.as_tensor(_shift_right(_hash(stream + place * _GOLDEN), 11))
-        return ((bits.double() + 0.5) * 2.0**-53).view(*shape)
+        return bits.double().add_(0.5).mul_(2.0**-53).view(*shape)
 
     def normal(self, shape: Sequence[int]) -> Tensor:
         angle, radius = self.uniform((*shape, 2)).unbind(-1)
-        return torch.sqrt(-2 * torch.log(radius)) * torch.cos(2 * math.pi * angle)
+        return torch.log(radius).mul_(-2).sqrt_() * (2 * math.pi * angle).cos_()
 
     def split(self, count: int) -> RowNoise:
         """Streams for ``count`` candidates of each row. Those of a row come from its own stream, so that they are the
