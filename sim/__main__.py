@@ -117,8 +117,12 @@ def collect(config: CollectConfig) -> int:
             return 0
         _record(scene, writer, seeds, config.sim_state)
     kept = writer.totals()
-    size = f"{kept['episodes']} episodes, {kept['frames']} frames, {kept['successes']} successful"
+    reported = getattr(scene.raw, "reported", True)
+    success = f"{kept['successes']} successful" if reported else "success unknown"
+    size = f"{kept['episodes']} episodes, {kept['frames']} frames, {success}"
     sys.stdout.write(f"{config.out}: {scene.origin['env']['name']}, {size}\n")
+    if not reported:
+        sys.stdout.write("note: no step reported a success; env.success=KEY names the key of its info that does\n")
     if kept["episodes"] < len(seeds):
         sys.stdout.write(f"stopped after {kept['episodes']} of {len(seeds)} episodes; continue with resume=true\n")
         return 130

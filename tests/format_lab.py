@@ -83,7 +83,8 @@ def minari(folder: Path) -> Path:
             group["actions"], group["rewards"] = episode["action"], episode["reward"].astype(np.float64)
             group["terminations"] = episode["reward"] > 0
             group["truncations"] = episode["end"] & (episode["reward"] == 0)
-            group["infos/success"] = np.append(np.nan, episode["reward"] > 0)  # a reset says nothing of it
+            said = "success" if number else "is_success"  # both are usual
+            group[f"infos/{said}"] = np.append(np.nan, episode["reward"] > 0)  # a reset says nothing of it
     return data.parent
 
 

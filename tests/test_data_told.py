@@ -33,6 +33,21 @@ def test_a_set_without_a_rate_takes_that_of_those_with_which_it_is_merged(swap, 
     assert "10.0, and" in refused(capsys, "data", "merge", told, other, f"out={tmp_path}/no")
 
 
+def test_what_is_not_known_is_not_counted(tmp_path, capsys):
+    """And a set that knows it loses it beside one that does not, which is said."""
+    silent = recordings(tmp_path / "a.npz", control_hz=10.0)
+    knows = recordings(tmp_path / "b.npz", control_hz=10.0, rewards=np.ones(8), success=np.ones(8, bool))
+    assert main(["data", "merge", knows, silent, f"out={tmp_path}/both"]) == 0
+    said = capsys.readouterr().out
+    for what in ("rewards", "successes"):
+        assert f"a.npz has no {what}, so those of all count as unknown" in said
+    assert "2 episodes, 16 frames, success unknown" in said
+    assert main(["data", "show", f"{tmp_path}/both"]) == 0
+    assert "success unknown, return unknown" in capsys.readouterr().out
+    assert main(["data", "convert", knows, f"out={tmp_path}/known"]) == 0
+    assert "1 successful" in capsys.readouterr().out
+
+
 def test_observations_take_the_names_of_a_world(tmp_path, capsys):
     rng = np.random.default_rng(0)
     pictures, states = rng.integers(0, 255, (8, 12, 12, 3), np.uint8), rng.normal(size=(8, 2))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from burnish.policies.cli.cli import compose, to_object
+from burnish.policies.cli.cli import compose, main, to_object
 from burnish.policies.core.errors import BurnishError
 from burnish.sim.__main__ import GROUPS, CollectConfig
 from burnish.sim.build import make_env
@@ -123,6 +123,11 @@ class Repeating(Straight):
     still = np.array([np.nan, np.nan])
 
 
+class Broken(Straight):
+    def act(self, obs: Any, info: Any) -> Any:
+        raise KeyError("goal")
+
+
 def acted(errors: Errors, seed: int = 0, expert: str = "Straight", worlds: int = 1, ticks: int = 1000) -> torch.Tensor:
     """(ticks, N, 2) in [-1, 1]; world i plays the episode of seed i."""
     config = GymConfig("test_external_experts:Counting", max_steps=2000, processes=0)
@@ -134,6 +139,21 @@ def acted(errors: Errors, seed: int = 0, expert: str = "Straight", worlds: int =
         found.append(controller.step(obs))
         obs = env.step(found[-1] * torch.tensor([2.0, 10.0])).obs
     return torch.stack(found)
+
+
+def test_its_faults_are_told_from_those_of_the_world():
+    with pytest.raises(BurnishError, match="failed: RuntimeError: its expert raised KeyError: 'goal'"):
+        acted(Errors(), expert="Broken", ticks=1)
+
+
+def test_a_world_that_reports_no_success_has_none_to_count(tmp_path, capsys):
+    words = ["env=gym", "env.id=test_external_experts:Counting", "env.max_steps=5", "env.processes=0"]
+    words += ["expert=test_external_experts:Straight", "episodes=2", "worlds=1"]
+    assert main(["collect", *words, f"out={tmp_path}/set"]) == 0
+    said = capsys.readouterr().out
+    assert "2 episodes, 10 frames, success unknown" in said and "no step reported a success" in said
+    assert main(["collect", *words, "env.success_reward=0", f"out={tmp_path}/other"]) == 0
+    assert "2 successful" in capsys.readouterr().out
 
 
 def test_without_errors_it_is_the_expert_itself():

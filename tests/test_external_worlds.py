@@ -92,6 +92,16 @@ def worlds(num_envs=2, seed=0, **config):
     return ExternalEnv(num_envs, GymConfig(**{"id": BENCH, "processes": 0, **config}), seed=seed)
 
 
+def limited(steps: int = 7) -> gymnasium.Env:
+    return gymnasium.wrappers.TransformReward(gymnasium.wrappers.TimeLimit(Bench(), steps), lambda reward: reward)
+
+
+def test_the_limit_of_a_wrapper_counts_where_nothing_is_registered():
+    here = f"{__name__}:limited"
+    assert worlds(id=here).spec.max_steps == 7 and worlds(id=here, kwargs={"steps": 9}).spec.max_steps == 9
+    assert worlds(id=here, max_steps=5).spec.max_steps == 5
+
+
 def inner(env: ExternalEnv) -> Any:
     """The first environment itself, without Gymnasium's wrappers."""
     link = env.workers.links[0]
@@ -232,7 +242,7 @@ def test_goals_and_images_arrive_in_the_rows_of_their_worlds(bench):
         ({"action": spaces.Box(0, 5, (2,), np.int64)}, "actions of kind Box of int64"),
         ({"action": spaces.Dict(a=BOX)}, "actions of kind Dict"),
         ({"action": spaces.Box(-np.inf, 1.0, (2,))}, "actions without limits"),
-        ({"limit": None}, "without a limit of time; give env.max_steps"),
+        ({"limit": None}, "has no limit of time; give env.max_steps"),
     ],
 )
 def test_what_cannot_be_taken_is_refused_in_one_sentence(bench, kwargs, sentence):

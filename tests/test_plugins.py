@@ -38,11 +38,20 @@ class Wrong:
 
 def nothing(world):
     return "a policy"
+
+def lost(world):
+    raise RuntimeError("no weights here")
+
+class Crashing(Wrong):
+    def act(self, obs, **given):
+        raise RuntimeError("no idea")
 '''
 ENTRIES = """[burnish.policies]
 towards = acme_policies:towards
 wrong = acme_policies:Wrong
 nothing = acme_policies:nothing
+lost = acme_policies:lost
+crashing = acme_policies:Crashing
 broken = acme_policies:missing
 twice = acme_policies:towards
 
@@ -86,6 +95,7 @@ def test_a_name_leads_to_a_policy_for_this_world(package):
         ("broken", "which is broken"),
         ("twice", "is ambiguous: it is acme_policies:Wrong and acme_policies:towards"),
         ("nothing", "which is no policy"),
+        ("lost", r"policy.name=lost could not be made \(RuntimeError: no weights here\)"),
     ],
 )
 def test_other_names_are_refused(package, name, sentence):
@@ -96,6 +106,8 @@ def test_other_names_are_refused(package, name, sentence):
 def test_answers_are_checked(package):
     with pytest.raises(BurnishError, match="answered with actions of shape"):
         InstalledPolicy(CallableConfig("wrong"), WORLD).act(OBS)
+    with pytest.raises(BurnishError, match=r"policy.name=crashing failed to act \(RuntimeError: no idea\)"):
+        InstalledPolicy(CallableConfig("crashing"), WORLD).act(OBS)
 
 
 def test_a_checkpoint_remembers_the_name(package, tmp_path, monkeypatch):

@@ -294,6 +294,13 @@ def test_mistakes_are_one_sentence(words, sentence, capsys):
     assert sentence in refused(capsys, "report", *words)
 
 
+def test_a_race_is_no_run(tmp_path, capsys):
+    folder = report_lab.run_folder(tmp_path / "a", "dsrl", 0, [])
+    (folder / "race.json").write_text("{}")
+    said = refused(capsys, "report", f"run={folder}")
+    assert f"a race of several methods, which its improve.md describes; give a run in {folder}/runs" in said
+
+
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [

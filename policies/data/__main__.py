@@ -16,7 +16,7 @@ from ..cli.machine import say
 from ..core.errors import BurnishError
 from ..core.ranges import check_ranges
 from . import convert, info, show, stats
-from .episodes import Bad
+from .episodes import NO_SUCCESS, Bad
 from .mirror import Mirror, mirrored, pairs
 from .read import read_dataset
 
@@ -139,7 +139,9 @@ def _write(config: DataConfig, out: str) -> None:
     for note in notes:
         say(note)
     totals = convert.write(episodes, out)
-    say(f"{out}: {totals['episodes']} episodes, {totals['frames']} frames, {totals['successes']} successful")
+    unknown = NO_SUCCESS in episodes.meta.get("notes", ())
+    how = "success unknown" if unknown else f"{totals['successes']} successful"
+    say(f"{out}: {totals['episodes']} episodes, {totals['frames']} frames, {how}")
 
 
 def _print(as_json: bool, found: Mapping[str, Any], lines: Iterable[str]) -> None:

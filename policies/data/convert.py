@@ -17,7 +17,7 @@ from ..core.errors import BurnishError, did_you_mean
 from ..core.spec import ActionSpec, EnvSpec, ObsSpec, dtype_of, require_like_actions, says_nothing
 from ..runs.run import progress_bar
 from . import lerobot_files, lerobot_sim_state
-from .episodes import NO_LIMITS, NO_RATE, Bad, Episodes, scaled_actions
+from .episodes import NO_LIMITS, NO_RATE, NO_REWARD, NO_SUCCESS, Bad, Episodes, scaled_actions
 from .lerobot import LeRobotWriter
 from .lerobot_layout import extra_features
 from .read import format_of, read_dataset
@@ -159,6 +159,12 @@ def merged(sets: Mapping[str, Episodes]) -> tuple[Episodes, list[str]]:
     if any(meta.get("env") != metas[0].get("env") for meta in metas):
         said.append("the sets are of several worlds, so the new one names none: give env=... where one is needed")
     meta = dict(metas[0]) if all(x == metas[0] for x in metas) else _common(metas)
+    for note, what in ((NO_REWARD, "rewards"), (NO_SUCCESS, "successes")):
+        without = [name for name, x in sets.items() if note in x.meta.get("notes", ())]
+        if 0 < len(without) < len(sets):
+            said.append(
+                f"{', '.join(without)} has no {what}, so those of all count as unknown; leave it out to keep them"
+            )
     if notes := list(dict.fromkeys(note for episodes in sets.values() for note in episodes.meta.get("notes", ()))):
         meta["notes"] = notes
     names: dict[str, Any] = {}

@@ -13,7 +13,7 @@ from ..core.files import named, replace
 from ..core.spec import is_image
 from ..measure.video import Mp4Writer
 from .coverage import numbers
-from .episodes import Episode, Episodes
+from .episodes import NO_REWARD, NO_SUCCESS, Episode, Episodes
 from .stats import named as names_of
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -43,11 +43,13 @@ def sparkline(x: np.ndarray, width: int = 60) -> str:
 def lines(episodes: Episodes, number: int) -> Iterator[str]:
     """The episode in lines of text."""
     episode = episodes[number]
+    notes = episodes.meta.get("notes", ())
+    success = "success unknown" if NO_SUCCESS in notes else f"{'' if episode.success else 'no '}success"
+    value = "unknown" if NO_REWARD in notes else f"{float(episode.reward.sum()):.4g}"
     end = {(True, False): "terminated", (False, True): "truncated"}.get((episode.terminated, episode.truncated), "cut")
     yield (
         f"episode {number}: {len(episode)} frames at {episodes.spec.control_hz:g} Hz, {end}, "
-        f"{'' if episode.success else 'no '}success, return {float(episode.reward.sum()):.4g}, seed {episode.seed}"
-        + (f", task {episode.task!r}" if episode.task else "")
+        f"{success}, return {value}, seed {episode.seed}" + (f", task {episode.task!r}" if episode.task else "")
     )
     rows = list(curves(episodes, episode))
     width = max(len(f"{key} {name}") for key, name, _ in rows)

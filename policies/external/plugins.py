@@ -37,7 +37,10 @@ class InstalledPolicy:
     def __init__(self, config: CallableConfig, world: EnvSpec) -> None:
         self.config, self.world = config, world
         make = loaded(GROUP, config.name, "policy.name", "a policy")
-        self._policy: Policy = make(world)
+        try:
+            self._policy: Policy = make(world)
+        except Exception as error:  # whatever the code of a package raises
+            raise BurnishError(f"policy.name={config.name} could not be made ({_named(error)}); mend it") from error
         spec = getattr(self._policy, "spec", None)
         if not isinstance(spec, PolicySpec) or not hasattr(self._policy, "act"):
             raise BurnishError(
@@ -56,8 +59,17 @@ class InstalledPolicy:
         generator: Noise | None = None,
     ) -> Tensor:
         first = next(iter(obs.values()))
-        answer: Any = self._policy.act(obs, noise=noise, prefix=prefix, greedy=greedy, generator=generator)
+        try:
+            answer: Any = self._policy.act(obs, noise=noise, prefix=prefix, greedy=greedy, generator=generator)
+        except BurnishError:
+            raise
+        except Exception as error:
+            raise BurnishError(f"policy.name={self.config.name} failed to act ({_named(error)}); mend it") from error
         return checked(answer, (len(first), *self.spec.chunk_shape), first.device).clamp(-1, 1)
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {reason(error)}"
 
 
 def loaded(group: str, name: str, setting: str, what: str) -> Any:

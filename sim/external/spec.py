@@ -21,7 +21,7 @@ def spec_of(description: Mapping[str, Any], obs: ObsSpec, config: GymConfig) -> 
     mode = config.action_mode or description["says"]["action_mode"] or f"gym:{config.id}"
     limit = config.max_steps or description["max_steps"]
     if limit is None:
-        raise BurnishError(f"env.id={config.id} is registered without a limit of time; give env.max_steps")
+        raise BurnishError(f"env.id={config.id} has no limit of time; give env.max_steps")
     return EnvSpec(obs, action, hz, mode, int(limit)), hz_from
 
 

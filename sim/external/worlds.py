@@ -62,6 +62,7 @@ class ExternalEnv:
         self.num_envs, self.device = num_envs, torch.device(device)
         self._clock = Clock(num_envs, seed)
         self._begun, self._succeeded = np.zeros((2, num_envs), dtype=bool)
+        self.reported = False  # whether any step has said if it is a success
         self._advice: Tensor | None = None
         self.workers = Workers(config, num_envs)
         self.description = found = self.workers.description
@@ -139,7 +140,7 @@ class ExternalEnv:
             reward = -(~self._succeeded).astype(np.float64)
         facts = {"executed": units.astype(np.float32)}
         if (live & reported).any():
-            facts["success"] = won
+            facts["success"], self.reported = won, True
         return Step(
             self._observe(),
             torch.from_numpy(np.where(live, reward, 0)).float().to(self.device),

@@ -217,6 +217,10 @@ def read_run(path: Path) -> RunFolder:
     """The run in a folder; a folder without settings is refused."""
     if not (path / CONFIG).is_file():
         raise BurnishError(f"{path} is no run folder: it has no {CONFIG}; give the out=... of a training")
+    if (path / "race.json").is_file():
+        raise BurnishError(
+            f"{path} is a race of several methods, which its improve.md describes; give a run in {path / 'runs'}"
+        )
     config = parse(path / CONFIG, plain_yaml)
     if not isinstance(config, dict):
         raise BurnishError(f"{path / CONFIG} is malformed: it holds no settings")

@@ -83,12 +83,13 @@ def _recordings(root: hdf5.Group, pictures: dict[tuple[str, ...], tuple[int, ...
             found = leaf.read() if leaf.shape[1:] == shape else _unpacked(root.path, leaf, shape)
             obs[tuple(x.removeprefix(INDEX) for x in key)] = found
         infos = episode.group("infos") if "infos" in episode else None
+        said = next((key for key in ("success", "is_success") if infos is not None and key in infos), None)
         yield Recording(
             obs,
             actions_of(root.path, episode.array("actions")),
             episode.array("rewards").read(),
             *(ended(episode.array(end)) for end in ("terminations", "truncations")),
-            success=_success(infos.array("success").read()) if infos is not None and "success" in infos else None,
+            success=_success(infos.array(said).read()) if infos is not None and said else None,
             seed=number if (seed := episode.number("seed")) is None else seed,
         )
 
