@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,11 +124,6 @@ class Repeating(Straight):
     still = np.array([np.nan, np.nan])
 
 
-class Broken(Straight):
-    def act(self, obs: Any, info: Any) -> Any:
-        raise KeyError("goal")
-
-
 def acted(errors: Errors, seed: int = 0, expert: str = "Straight", worlds: int = 1, ticks: int = 1000) -> torch.Tensor:
     """(ticks, N, 2) in [-1, 1]; world i plays the episode of seed i."""
     config = GymConfig("test_external_experts:Counting", max_steps=2000, processes=0)
@@ -141,9 +137,14 @@ def acted(errors: Errors, seed: int = 0, expert: str = "Straight", worlds: int =
     return torch.stack(found)
 
 
-def test_its_faults_are_told_from_those_of_the_world():
-    with pytest.raises(BurnishError, match="failed: RuntimeError: its expert raised KeyError: 'goal'"):
-        acted(Errors(), expert="Broken", ticks=1)
+def limited(steps: int) -> gymnasium.Env:
+    return gymnasium.wrappers.TimeLimit(Counting(), steps)
+
+
+def test_the_limit_of_a_function_s_own_wrapper_counts():
+    config = GymConfig("test_external_experts:limited", kwargs={"steps": 7}, processes=0)
+    assert make_env(config, 1).spec.max_steps == 7
+    assert make_env(replace(config, max_steps=5), 1).spec.max_steps == 5
 
 
 def test_a_world_that_reports_no_success_has_none_to_count(tmp_path, capsys):

@@ -92,16 +92,6 @@ def worlds(num_envs=2, seed=0, **config):
     return ExternalEnv(num_envs, GymConfig(**{"id": BENCH, "processes": 0, **config}), seed=seed)
 
 
-def limited(steps: int = 7) -> gymnasium.Env:
-    return gymnasium.wrappers.TransformReward(gymnasium.wrappers.TimeLimit(Bench(), steps), lambda reward: reward)
-
-
-def test_the_limit_of_a_wrapper_counts_where_nothing_is_registered():
-    here = f"{__name__}:limited"
-    assert worlds(id=here).spec.max_steps == 7 and worlds(id=here, kwargs={"steps": 9}).spec.max_steps == 9
-    assert worlds(id=here, max_steps=5).spec.max_steps == 5
-
-
 def inner(env: ExternalEnv) -> Any:
     """The first environment itself, without Gymnasium's wrappers."""
     link = env.workers.links[0]

@@ -101,7 +101,7 @@ def test_each_broken_promise_is_seen_and_comes_with_advice(habit, equal, other):
 def test_what_is_not_reported_or_no_number_is_said():
     first, _ = seen(habit="broken", word="solved")
     lines = list(described(GymConfig(), first))
-    assert any("not finite" in line.text for line in lines)
+    assert "gives numbers that are not finite" in lines[0].text and re.search(r"first was \w+\[\d+\]", lines[1].text)
     assert "none was reported" in lines[-1].text and "env.success=KEY" in lines[-1].advice
     assert not first.drawn and any("render_mode: rgb_array" in line.advice for line in lines)
     assert not any("no films" in line.text for line in described(GymConfig(), replace(first, drawn=True)))

@@ -96,9 +96,10 @@ def examined(config: DoctorConfig) -> Iterator[Line]:
 def described(world: Any, seen: Seen) -> Iterator[Line]:
     """The sentences on a world's observations, actions, rate, length and success."""
     spec = seen.spec
-    yield Line(f"{getattr(world, 'id', env_name(world))} can be used. It observes {observations(seen)}.")
-    if not seen.finite:
-        yield Line("Some numbers that it observed were not finite.", "Training stops at such; mend the world.")
+    use = "gives numbers that are not finite" if seen.not_finite else "can be used"
+    yield Line(f"{getattr(world, 'id', env_name(world))} {use}. It observes {observations(seen)}.")
+    if seen.not_finite:
+        yield Line(f"The first was {seen.not_finite}.", "Training stops at such; mend the world.")
     dim = spec.action.dim
     yield Line(f"Policies act in {dim} dimension{'s' * (dim > 1)}, {limits(spec.action)} ({spec.action_mode}).")
     assumed = seen.rate_from.startswith("assumed")

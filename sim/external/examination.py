@@ -38,7 +38,7 @@ class Seen:
     stepping_s: float = 0.0
     reported: bool = False  # success, in a step at least
     won: bool = False
-    finite: bool = True  # numbers that were observed
+    not_finite: str = ""  # the first number that was observed and is not
     restored: str = ""  # why not, or nothing where it was
     # Where the spec is from; of our own worlds, from their settings.
     sources: Mapping[str, Sequence[str]] = field(default_factory=dict)  # key -> the keys of the environment
@@ -125,7 +125,9 @@ def restored(env: VecEnv, make: Callable[[], VecEnv], seed: int, prints: Sequenc
 
 
 def _noted(found: Seen, step: Step) -> str:
-    found.finite &= all(bool(x.isfinite().all()) for x in step.obs.values() if x.is_floating_point())
+    for key, x in step.obs.items():
+        if not found.not_finite and x.is_floating_point() and (bad := (~x[0].isfinite()).nonzero()).numel():
+            found.not_finite = f"{key}[{', '.join(map(str, bad[0].tolist()))}]"
     if "success" in step.info:
         found.reported, found.won = True, found.won or bool(step.info["success"])
     return _print(_tensors(step))

@@ -144,7 +144,7 @@ class Host:
             "observation": self.leaves,
             "action": action,
             "rates": {key: as_array(x).item(0) for key, x in rates.items() if _is_number(x)},
-            "max_steps": getattr(spec, "max_episode_steps", None) or limit_of(world),
+            "max_steps": getattr(spec, "max_episode_steps", None) or getattr(world, "_max_episode_steps", None),
             "says": {name: getattr(inner, name, None) for name in ("action_mode", "notes")},
             "nondeterministic": bool(getattr(spec, "nondeterministic", False) or self.recipe.get("vector")),
             "render_mode": getattr(world, "render_mode", None),
@@ -172,7 +172,7 @@ class Host:
             random.setstate(kept[1])
         self._see(i, *(found if isinstance(found, tuple) else (found, {})))
         if self.experts:
-            of_expert(self.experts[i].reset, *self.seen[i])
+            self.experts[i].reset(*self.seen[i])
 
     def step(self, i: int, action: np.ndarray) -> None:
         """An old environment of four answers says by ``TimeLimit.truncated`` that it was cut off."""
@@ -206,7 +206,7 @@ class Host:
             self.experts = [load(header["expert"])(world) for world in self.worlds]
             for expert, seen in zip(self.experts, self.seen):
                 if seen is not None:
-                    of_expert(expert.reset, *seen)
+                    expert.reset(*seen)
             still, levels = (getattr(self.experts[0], name, None) for name in ("still", "levels"))
             return {"levels": levels, "still": None if still is None else as_array(still).tolist()}, b""
         if letter == b"v":
@@ -217,7 +217,7 @@ class Host:
             self.reset(i, header["seed"])
             for action in played:
                 if self.experts:
-                    of_expert(self.experts[i].act, *self.seen[i])  # it may remember what it has done
+                    self.experts[i].act(*self.seen[i])  # it may remember what it has done
                 self.step(i, action)
             return {}, b""
         a = self.arrays
@@ -227,28 +227,10 @@ class Host:
             elif letter == b"s":
                 self.step(i, a["action"][i])
             elif letter == b"x":
-                a["advice"][i] = np.ravel(of_expert(self.experts[i].act, *self.seen[i]))
+                a["advice"][i] = np.ravel(self.experts[i].act(*self.seen[i]))
             else:
                 raise ValueError(f"there is no request {letter!r}")
         return {}, b""
-
-
-def limit_of(world: Any) -> Any:
-    """The limit of time of a wrapper, which a world of somebody's own function is not registered with."""
-    while world is not None:
-        limit = vars(world).get("_max_episode_steps")
-        if limit is not None:
-            return int(limit)
-        world = vars(world).get("env")
-    return None
-
-
-def of_expert(call: Any, *given: Any) -> Any:
-    """What the expert answers; its faults are told from those of the world."""
-    try:
-        return call(*given)
-    except Exception as error:
-        raise RuntimeError(f"its expert raised {type(error).__name__}: {error}") from error
 
 
 def host_of(recipe: dict[str, Any], count: int) -> Host:
