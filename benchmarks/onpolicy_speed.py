@@ -163,9 +163,10 @@ COLUMNS |= {"update_peak_share": ".3f", "sim_over_raw": ".3f"}
 
 def peers(report: dict[str, Any]) -> list[dict[str, Any]]:
     """The row of the published code, whose parts are not timed, where it ran."""
-    steps = WORLDS * CHUNK * DECISIONS
-    known = [{"method": "published dppo", "steps": steps, **report["published"]}] if "published" in report else []
-    return [{**dict.fromkeys(COLUMNS), **row} for row in known]
+    if (theirs := report.get("published")) is None:
+        return []
+    row = {"method": "published dppo", "steps": theirs["steps_per_s"] * theirs["iteration_s"], **theirs}
+    return [{**dict.fromkeys(COLUMNS), **row}]
 
 
 def main() -> None:

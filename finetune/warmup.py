@@ -25,13 +25,6 @@ def warmup_of(config: Any) -> Warmup:
     return Warmup(decisions, f"method.{'inner.' * within}loop.warmup")
 
 
-def study_of(config: Any) -> int:
-    """For how many decisions of all worlds the updates are owed that come between the warm-up and the next one."""
-    loop = getattr(config, "loop", None)
-    updates, owed = getattr(loop, "initial_updates", 0), getattr(loop, "updates_per_decision", 0)
-    return round(updates / owed) if owed else 0
-
-
 def require_longer(config: Any, total: int) -> None:
     """Refuse a run of ``total`` decisions in which nothing would be learnt."""
     decisions, setting = warmup_of(config)

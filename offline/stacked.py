@@ -6,7 +6,7 @@ that of one; a CPU that one learner keeps busy gains little.
 
 Each learner goes on as it would alone, to rounding: its weights, its moments of Adam and the scales of its observations
 become rows of the stacks, in the same memory, and what it draws comes from its own generator. So it acts, is evaluated
-and is saved by itself. As CUDA graphs, the updates between two decisions are one recording.
+and is saved by itself. As CUDA graphs, up to 16 updates are one recording.
 """
 
 from __future__ import annotations

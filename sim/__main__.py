@@ -117,7 +117,7 @@ def collect(config: CollectConfig) -> int:
             return 0
         _record(scene, writer, seeds, config.sim_state)
     kept = writer.totals()
-    reported = getattr(scene.raw, "reported", True)
+    reported = kept["successes"] > 0 or getattr(scene.raw, "reported", True)
     success = f"{kept['successes']} successful" if reported else "success unknown"
     size = f"{kept['episodes']} episodes, {kept['frames']} frames, {success}"
     sys.stdout.write(f"{config.out}: {scene.origin['env']['name']}, {size}\n")

@@ -40,7 +40,7 @@ def test_what_is_not_known_is_not_counted(tmp_path, capsys):
     assert main(["data", "merge", knows, silent, f"out={tmp_path}/both"]) == 0
     said = capsys.readouterr().out
     for what in ("rewards", "successes"):
-        assert f"a.npz has no {what}, so those of all count as unknown" in said
+        assert f"no {what} in {silent}, so those of all sets count as unknown" in said
     assert "2 episodes, 16 frames, success unknown" in said
     assert main(["data", "show", f"{tmp_path}/both"]) == 0
     assert "success unknown, return unknown" in capsys.readouterr().out

@@ -1,7 +1,6 @@
 """The experiments that are shipped: each composes, is of the method that its name says, and has its task's budget."""
 
 import sys
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -9,11 +8,7 @@ import pytest
 
 from burnish import configs
 from burnish.finetune.__main__ import GROUPS, FinetuneConfig
-from burnish.finetune.compare.entrants import entrant, settled
-from burnish.finetune.improve.__main__ import SETTINGS
-from burnish.finetune.improve.__main__ import composed as in_race
-from burnish.finetune.table import METHODS, method_name
-from burnish.finetune.warmup import study_of
+from burnish.finetune.table import method_name
 from burnish.policies.cli.cli import compose, to_object
 from burnish.policies.core.errors import BurnishError
 from burnish.sim.build import env_name
@@ -89,10 +84,3 @@ def test_every_method_has_the_same_search(benchmark, runs, task):
             assert case.config.method.discount.per_step(4) == benchmark.TASKS[task].gamma, method
     with pytest.raises(BurnishError):
         runs.configured("experiment=push/dsrl", "method.bounds=1")  # a setting that does not exist is refused
-
-
-def test_the_updates_behind_a_warm_up_are_counted_as_the_decisions_that_they_are_owed_for():
-    sac = settled(entrant("residual_sac", SETTINGS, 100_000, 3), in_race)
-    assert study_of(sac.method) == 1000 / 0.25
-    assert study_of(replace(sac.method, loop=replace(sac.method.loop, initial_updates=0))) == 0
-    assert study_of(METHODS["residual_ppo"].config()) == 0

@@ -222,7 +222,7 @@ def test_several_batches_are_those_that_are_drawn_in_turn(settings: dict[str, An
 
 def test_recorded_decisions_are_forgotten_where_weights_move(monkeypatch):
     """By whoever holds the actor: the loop has that of a learner around the one that is stacked."""
-    kept: list[int] = []
+    kept: list[Any] = []
 
     class Recording:
         """As a graph, it keeps the memory of the weights that it was made with."""
@@ -231,7 +231,7 @@ def test_recorded_decisions_are_forgotten_where_weights_move(monkeypatch):
             self.fn = fn
 
         def __call__(self, *arguments: Any) -> Any:
-            kept.append(id(self))
+            kept.append(self)
             return self.fn(*arguments)
 
     monkeypatch.setattr("burnish.policies.core.execute._Graphed", Recording)
@@ -243,7 +243,7 @@ def test_recorded_decisions_are_forgotten_where_weights_move(monkeypatch):
     Stacked(learners)
     around.actor.act(obs, warm=False, generator=draw)
     first, again, after = kept
-    assert first == again != after
+    assert first is again is not after
 
 
 def test_compiled_seeds_and_pictures_are_refused():

@@ -41,7 +41,7 @@ from ..compare.free_baselines import BASE_GREEDY
 from ..fit import Fit, compatibility
 from ..refinement import FinetuneConfig, carry_out, refinement
 from ..table import method_name, method_of
-from ..warmup import study_of, warmup_of
+from ..warmup import warmup_of
 from .race import CANDIDATES, EVALUATIONS, OF_GREEDY, Budget, Race, Stopped, Trained, table
 
 GROUPS: dict[str, dict[str, Mapping[str, type]]] = {"improve": {"policy": ACTING, "env": WORLDS}}
@@ -101,7 +101,7 @@ def improve(config: ImproveConfig) -> int:
             for fit in fits:
                 if not fit.fits:
                     say(f"{fit.method} does not fit: {fit.reason}")
-            race.run(race.plan({fit.method: trainer.learns_after(fit.method) for fit in fits if fit.fits}))
+            race.run(race.plan({fit.method: trainer.warmups[fit.method] for fit in fits if fit.fits}))
             chosen, start = race.confirm()
         except Stopped:
             say(f"{out}: stopped; the same command with resume=true goes on")
@@ -125,7 +125,6 @@ class OfWorlds:
         self.config, self.base, self.origin, self.device = config, base, origin, device
         self.settings: dict[str, FinetuneConfig] = {}
         self.warmups: dict[str, int] = {}  # control steps
-        self.studies: dict[str, int] = {}  # and those that the updates behind them take as long as
         self.starts: dict[str, Any] = {}
         self._worlds: dict[Any, VecEnv] = {}
         own = {"policy": None, "env": config.env, "seed": config.seed, "resume": True, "device": config.device}
@@ -140,11 +139,6 @@ class OfWorlds:
             self.settings[label] = replace(made, **own, threads=config.threads, out=out)
             ticks = decision_ticks(made.method, base.spec.execute)
             self.warmups[label] = warmup_of(made.method).decisions * ticks
-            self.studies[label] = study_of(made.method) * ticks
-
-    def learns_after(self, entrant: str) -> int:
-        """Control steps, or as long as they take, before its policy differs from what it began as."""
-        return self.warmups[entrant] + (self.studies[entrant] if self.config.minutes else 0)
 
     def require_budget(self) -> None:
         """Refuse steps within which no method that may fit would learn."""

@@ -36,9 +36,10 @@ class Scale:
         return ((action - self.centre) / self.half).clamp(-1, 1)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.cache
 def scale_of(action: ActionSpec, device: torch.device) -> Scale:
-    """The same for the same limits: an act that is recorded as a CUDA graph can bring no numbers from the host."""
+    """The same for the same limits, and kept: an act that is recorded as a CUDA graph can bring no numbers from the
+    host, and reads these where they lie."""
     with torch.inference_mode(False):  # whoever asks first, gradients pass later
         return Scale(action, device)
 

@@ -163,7 +163,7 @@ def merged(sets: Mapping[str, Episodes]) -> tuple[Episodes, list[str]]:
         without = [name for name, x in sets.items() if note in x.meta.get("notes", ())]
         if 0 < len(without) < len(sets):
             said.append(
-                f"{', '.join(without)} has no {what}, so those of all count as unknown; leave it out to keep them"
+                f"no {what} in {', '.join(without)}, so those of all sets count as unknown; leave it out to keep them"
             )
     if notes := list(dict.fromkeys(note for episodes in sets.values() for note in episodes.meta.get("notes", ()))):
         meta["notes"] = notes

@@ -39,6 +39,8 @@ class InstalledPolicy:
         make = loaded(GROUP, config.name, "policy.name", "a policy")
         try:
             self._policy: Policy = make(world)
+        except BurnishError:
+            raise
         except Exception as error:  # whatever the code of a package raises
             raise BurnishError(f"policy.name={config.name} could not be made ({_named(error)}); mend it") from error
         spec = getattr(self._policy, "spec", None)

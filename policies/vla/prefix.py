@@ -10,6 +10,7 @@ all that an update has to compute again. Positions count valid tokens, so absent
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
@@ -215,10 +216,15 @@ def joined(before: Sequence[Keys], keys: Sequence[Keys]) -> list[Keys]:
             for a, b in zip(before, keys, strict=True)]  # fmt: skip
 
 
+@functools.cache
+def ids_on(tokens: tuple[int, ...], device: torch.device) -> Tensor:
+    """Made once: an act that is recorded as a CUDA graph can bring no numbers from the host."""
+    with torch.inference_mode(False):
+        return torch.tensor(tokens, dtype=torch.int64, device=device)
+
+
 class VisionLanguageModel(nn.Module):
     """SmolVLM without its way back to words; ``lm_head`` keeps those weights, which nothing here uses."""
-
-    marks: Tensor
 
     def __init__(self, vision: VisionConfig, language: LanguageConfig) -> None:
         super().__init__()
@@ -229,7 +235,6 @@ class VisionLanguageModel(nn.Module):
             connector=Connector(vision, language.width),
             text_model=TextModel(language),
         )
-        self.register_buffer("marks", torch.tensor(self.special, dtype=torch.int64), persistent=False)
         if language.lm_head:
             self.lm_head = nn.Linear(language.width, language.vocabulary, bias=False)
 
@@ -268,7 +273,7 @@ class VisionLanguageModel(nn.Module):
             here = torch.ones(len(picture), dtype=torch.bool, device=picture.device) if here is None else here
             valid.append(here[:, None].expand(-1, found.shape[1]))
             if self.special:  # marks around each picture, which are valid whether it is there or not, and not scaled
-                marks = self.embedded(self.marks).expand(len(picture), -1, -1)
+                marks = self.embedded(ids_on(tuple(self.special), picture.device)).expand(len(picture), -1, -1)
                 seen[-1] = torch.cat([marks, seen[-1], marks[:, :1]], 1)
                 valid[-1] = F.pad(valid[-1], (len(self.special), 1), value=True)
         return torch.cat(seen, 1), torch.cat(valid, 1)

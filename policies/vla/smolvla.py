@@ -268,6 +268,7 @@ class SmolVLA(FlowPolicy):
             return None
         ObsSpec({"tokens": self.spec.obs.shapes["tokens"]}).check(obs)
         tokens, known = obs["tokens"], self.config.language.vocabulary
+        # A recording cannot ask; the calls before it did.
         asks = tokens.device.type == "cpu" or (self.unsaid and not torch.cuda.is_current_stream_capturing())
         if asks and tokens.numel() and int(tokens.max()) >= known:
             raise BurnishError(
