@@ -22,7 +22,7 @@ import torch
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 SHARED = {"control_parts", "measure", "revisions", "runners", "sim_peers", "envpool_loop"}
 SHARED |= {"lerobot_worker", "lerobot_worlds", "vla_worker", "scale_model", "scale_parts"}
-SHARED |= {"refine_bases", "refine_runs", "refine_settings", "refine_tables", "public_bases"}
+SHARED |= {"refine_bases", "refine_runs", "refine_settings", "refine_tables", "public_bases", "published_dppo"}
 LEVELS = ("pictures", "embeddings", "keys")
 KEYS = {
     "bases": {
@@ -123,6 +123,7 @@ KEYS = {
         *("collected_peak_share", "learnt_peak_share", "load_s", "decision_s", "peak_gb", "peak_gb_bfloat16"),
     },
     "warp_difference": {"locomotion_agree", "arm_agree", "success_gap"},
+    "warp_speed": {"warp_over_c_hopper"},
     "update_speed": {"sac_over_sb3", "sac_peak_share", "ppo_flow_peak_share"},
 }
 
