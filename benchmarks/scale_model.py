@@ -7,8 +7,8 @@
     actors  = the slowest of K, by measured times of an actor's row
 
 An actor may be `ahead` rows in front, so that not every slow row of one is waited for. In a stretch of m rows that the
-slowest actor plays, m + FREE * (ahead - 1) rows pass, and the stretch that costs most per row sets the pace. It is one
-row long if nobody may be ahead. It has no end if actors may be far ahead, and the pace is then their mean. It includes
+slowest actor plays, m + FREE * (ahead - 1) rows pass, and the stretch that costs most per row sets the pace. That
+stretch is one row long if no actor may be ahead. If actors may be far ahead, the pace is their mean. A stretch includes
 the wait for the receipt of an actor's last row, if an actor waits for that.
 
 Where processes share cores, n busy ones get cores(n) together, and the seconds above are those of a core of one's own:

@@ -40,7 +40,7 @@ class Scale:
 def scale_of(action: ActionSpec, device: torch.device) -> Scale:
     """The same for the same limits, and kept: an act that is recorded as a CUDA graph can bring no numbers from the
     host, and reads these where they lie."""
-    with torch.inference_mode(False):  # whoever asks first, gradients pass later
+    with torch.inference_mode(False):  # else gradients could not pass through it later
         return Scale(action, device)
 
 

@@ -126,8 +126,8 @@ def restored(env: VecEnv, make: Callable[[], VecEnv], seed: int, prints: Sequenc
 
 def _noted(found: Seen, step: Step) -> str:
     for key, x in step.obs.items():
-        if not found.not_finite and x.is_floating_point() and (bad := (~x[0].isfinite()).nonzero()).numel():
-            found.not_finite = f"{key}[{', '.join(map(str, bad[0].tolist()))}]"
+        if not found.not_finite and x.is_floating_point() and (bad := (~x.isfinite()).nonzero()).numel():
+            found.not_finite = f"{key}[{', '.join(map(str, bad[0, 1:].tolist()))}]"
     if "success" in step.info:
         found.reported, found.won = True, found.won or bool(step.info["success"])
     return _print(_tensors(step))
