@@ -24,7 +24,7 @@ from ..policies.core.seed import derive
 from ..policies.core.spec import ActionSpec
 from ..policies.core.types import Controller, VecEnv
 from ..policies.core.wrapper import continues, description, feature_names
-from ..policies.data.episodes import Episode
+from ..policies.data.episodes import NO_SUCCESS, Episode
 from ..policies.data.lerobot_writer import LeRobotWriter
 from ..policies.runs.interrupt import interruptible
 from ..policies.runs.manifest import burnish_version
@@ -117,7 +117,7 @@ def collect(config: CollectConfig) -> int:
             return 0
         _record(scene, writer, seeds, config.sim_state)
     kept = writer.totals()
-    reported = kept["successes"] > 0 or getattr(scene.raw, "reported", True)
+    reported = kept["successes"] > 0 or _reported(scene)
     success = f"{kept['successes']} successful" if reported else "success unknown"
     size = f"{kept['episodes']} episodes, {kept['frames']} frames, {success}"
     sys.stdout.write(f"{config.out}: {scene.origin['env']['name']}, {size}\n")
@@ -149,6 +149,7 @@ def _record(scene: Scene, writer: LeRobotWriter, seeds: list[int], sim_state: bo
         try:
             given = {"progress": show, "state": state, "limits": scene.limits}
             for ready in stream(scene.env, scene.controller, seeds[begun:], **given):
+                writer.notes = [] if _reported(scene) else [NO_SUCCESS]
                 for episode in ready:
                     writer.add(episode if scene.env is scene.raw else _as_the_world_gave(episode, scene))
                 writer.publish_if_due()
@@ -186,6 +187,11 @@ def _scene(config: CollectConfig) -> Scene:
     generator = {"burnish": burnish_version(), "task": getattr(raw, "version", None)}
     settings = {"seed": config.seed, **made_by, "sim_state": config.sim_state, "generator": generator}
     return Scene(raw, env, controller, {"env": named(world), **settings}, limits)
+
+
+def _reported(scene: Scene) -> bool:
+    """Whether its world has said of any step if it is a success."""
+    return getattr(scene.raw, "reported", True)
 
 
 def _state_of(scene: Scene) -> Any:

@@ -176,6 +176,17 @@ def test_limits_of_a_policy_that_lie_beyond_those_of_the_world_are_other_units()
             ScaledEnv(world, beyond)
 
 
+def test_actions_that_the_world_would_clip_are_told_once(caplog):
+    world = ScriptedWorld([[(9, TRUNCATED)]])
+    low, high = world.spec.action.low, world.spec.action.high
+    ScaledEnv(world, ActionSpec(low, (high[0], high[1] / 2)))  # control: narrower
+    assert not caplog.messages
+    for _ in range(2):
+        ScaledEnv(world, ActionSpec(low, (high[0], high[1] + 7)))
+    (said,) = caplog.messages
+    assert "dimension 1 of the policy's actions reaches" in said and "clips the rest" in said
+
+
 def test_what_the_world_says_it_executed_is_what_counts():
     """A guard or a take-over inside the world changes the action; the outcome must tell."""
 

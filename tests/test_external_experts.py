@@ -15,6 +15,8 @@ import torch
 
 from burnish.policies.cli.cli import compose, main, to_object
 from burnish.policies.core.errors import BurnishError
+from burnish.policies.data.episodes import NO_SUCCESS
+from burnish.policies.data.lerobot import read_lerobot
 from burnish.sim.__main__ import GROUPS, CollectConfig
 from burnish.sim.build import make_env
 from burnish.sim.collect import collect
@@ -120,6 +122,11 @@ class Straight:
         return np.array([1.0, 5.0])
 
 
+class Failing(Straight):
+    def act(self, obs: Any, info: Any) -> Any:
+        raise KeyError("grip")
+
+
 class Repeating(Straight):
     still = np.array([np.nan, np.nan])
 
@@ -153,8 +160,18 @@ def test_a_world_that_reports_no_success_has_none_to_count(tmp_path, capsys):
     assert main(["collect", *words, f"out={tmp_path}/set"]) == 0
     said = capsys.readouterr().out
     assert "2 episodes, 10 frames, success unknown" in said and "no step reported a success" in said
+    assert main(["collect", *words, f"out={tmp_path}/set", "resume=true", "episodes=3"]) == 0
+    assert NO_SUCCESS in read_lerobot(tmp_path / "set").meta["notes"]
     assert main(["collect", *words, "env.success_reward=0", f"out={tmp_path}/other"]) == 0
     assert "2 successful" in capsys.readouterr().out
+    assert NO_SUCCESS not in read_lerobot(tmp_path / "other").meta.get("notes", [])
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_an_expert_that_fails_is_not_told_as_its_world(processes):
+    config = GymConfig("test_external_experts:Counting", max_steps=5, control_hz=10, processes=processes)
+    with pytest.raises(BurnishError, match="the expert beside test_external_experts:Counting failed: KeyError"):
+        collect(env := make_env(config, 1), make_expert(config, 1, "test_external_experts:Failing", env=env), [0])
 
 
 def test_without_errors_it_is_the_expert_itself():

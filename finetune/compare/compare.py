@@ -157,8 +157,10 @@ def compared(config: CompareConfig, settings: Callable[[Sequence[str]], Any]) ->
                 say(f"sbatch {place}  (plays {len(waiting)} runs; the same command, resume=true, collects them)")
                 return 0
         else:
+            jobs = config.jobs or player.executor.jobs(player.total)
             evaluate_base()
-            with ThreadPoolExecutor(config.jobs or player.executor.jobs(player.total)) as pool:
+            sys.stderr.write(f"{player.total} runs, {jobs} at a time; each tells how far it is in {out / RUNS}/*.log\n")
+            with ThreadPoolExecutor(jobs) as pool:
                 for wave in (runs, later):
                     list(pool.map(lambda play: play(), wave.values()))
         if stop.requested:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 from dataclasses import replace
 
@@ -13,6 +14,9 @@ from .errors import BurnishError
 from .spec import ActionSpec
 from .types import KnownDynamics, Step, VecEnv
 from .wrapper import Wrapper
+
+_log = logging.getLogger(__name__)
+SLACK = 1e-3  # of a range, by which limits differ without being others
 
 
 class Scale:
@@ -61,6 +65,7 @@ class ScaledEnv(Wrapper):
                     f"dimension {i} of the policy's actions lies in [{low:g}, {high:g}], but the environment takes "
                     f"[{least:g}, {most:g}]; the two have other units"
                 )
+        _say_clipped(limits, env.spec.action)
         self.scale = Scale(limits, env.device)
         self.spec = replace(env.spec, action=ActionSpec((-1.0,) * limits.dim, (1.0,) * limits.dim))
 
@@ -73,3 +78,17 @@ class ScaledEnv(Wrapper):
         step = self.env.step(self.scale.to_actuator(action), active)
         executed = self.scale.to_unit(step.info["executed"]) if "executed" in step.info else action.clamp(-1, 1)
         return step._replace(info={**step.info, "executed": executed})
+
+
+@functools.lru_cache(maxsize=64)
+def _say_clipped(policy: ActionSpec, env: ActionSpec) -> None:
+    """Once in a process: which actions of the policy its environment would clip."""
+    for i, (low, high, least, most) in enumerate(zip(policy.low, policy.high, env.low, env.high, strict=True)):
+        slack = SLACK * (most - least)
+        if low < least - slack or high > most + slack:
+            _log.warning(
+                "dimension %d of the policy's actions reaches [%g, %g], but the environment takes [%g, %g] and clips "
+                "the rest; if one of them has other units, they do not fit each other",
+                *(i, low, high, least, most),
+            )
+            return

@@ -101,7 +101,9 @@ def recorded_seeds(root: Path, info: Mapping[str, Any]) -> list[int]:
         raise BurnishError(f"{root} holds no dataset that could be continued ({reason(error)})") from error
     if "burnish" not in found:
         raise BurnishError(f"{root} was not written by Burnish, so it cannot be continued; choose another path")
-    known = {**found, "burnish": {key: x for key, x in found["burnish"].items() if key != "sim_state"}}
+    kept, mine = found["burnish"], info["burnish"]["meta"]
+    meta = {key: x for key, x in dict(kept.get("meta") or {}).items() if key != "notes" or key in mine}
+    known = {**found, "burnish": {key: x for key, x in kept.items() if key != "sim_state"} | {"meta": meta}}
     known["features"] = layout.renamed(found.get("features"), info["features"])
     for name, old, new in differences({key: known.get(key) for key in info}, info):
         name = name.removeprefix("burnish.").removeprefix("meta.")

@@ -85,6 +85,7 @@ class LeRobotWriter:
         # The set at the target is read in full only once there is something to add to it.
         self._progress: progress.Progress | None = None
         self.seeds: list[int] = []  # of the episodes so far
+        self.notes: list[str] = []  # on them, kept in ``meta`` from the next publication on
         if not self._folder.published:
             self._progress = progress.begun(self._features)
             return
@@ -195,6 +196,8 @@ class LeRobotWriter:
         found = so_far.tally.total()
         stats = {name: {stat: x.tolist() for stat, x in found[name].items()} for name in self._features}
         entry = self._info["burnish"] | ({"sim_state": so_far.sim_state} if so_far.sim_state else {})
+        if self.notes:
+            entry = entry | {"meta": {**entry["meta"], "notes": self.notes}}
         info = {
             "codebase_version": layout.VERSION,
             "total_episodes": len(self.seeds),

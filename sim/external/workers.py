@@ -85,7 +85,8 @@ class Workers:
                 except Failed as error:
                     failed = error
         if failed is not None:
-            raise BurnishError(f"{self.config.id} failed: {failed}") from failed
+            who = f"the expert beside {self.config.id}" if letter == b"x" else self.config.id
+            raise BurnishError(f"{who} failed: {failed}") from failed
         return died
 
     def _replace(self, k: int, error: Died, letter: bytes, chosen: np.ndarray, begun: np.ndarray) -> None:
