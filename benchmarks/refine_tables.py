@@ -138,7 +138,7 @@ def verdicts(rows: Sequence[Row]) -> list[Row]:
         trained = [row for row in own if row["gain_low"] is not None and not row["method"].startswith("base")]
         if not trained:
             continue
-        delivered = [row for row in trained if row["delivered"] is not None]
+        delivered = [row for row in own if row["delivered"] is not None and not row["method"].startswith("base")]
         free = max((row for row in own if row["family"] == "free"), key=lambda row: row["last"])
         best = {"best_last": max(own, key=lambda row: row["last"]), "best_free": free}
         best |= {"best_delivered": max(delivered, key=lambda row: row["delivered"])} if delivered else {}
@@ -153,7 +153,7 @@ def verdicts(rows: Sequence[Row]) -> list[Row]:
                 "delivered_beats_noise_0": " ".join(
                     row["method"]
                     for row in delivered
-                    if row["family"] != "free" and row["delivered_over_greedy_low"] > 0
+                    if row["family"] != "free" and (row["delivered_over_greedy_low"] or 0) > 0
                 )
                 or "none",
                 "below_the_base": " ".join(row["method"] for row in trained if row["gain_high"] < 0) or "none",

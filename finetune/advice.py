@@ -16,7 +16,8 @@ progress, or none until success, takes the reason away.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -64,12 +65,13 @@ def entropy_trap(learner: Learns, replay: Replay, *, success: bool = True) -> st
         f"advice: rewards are 0 until {goal}, where {seen}, but going on is worth {going_on:.3g} to this agent, which "
         f"earns alpha times its entropy, {bonus:.3g}, at every decision; it will learn to avoid {goal}. Make time "
         "cost something (rewards.shift=-1), take the bonus out of the targets "
-        "(sac.backup_entropy=false), or begin with a small sac.alpha"
+        "(method.sac.backup_entropy=false), or begin with a small method.sac.alpha"
     )
 
 
-def quitting_trap(replay: Replay, metrics: Metrics) -> str | None:
-    """A sentence, if each decision costs something and episodes end by failing; ``metrics`` are those of the loop."""
+def quitting_trap(replay: Replay, metrics: Metrics, *, bonus: bool = False) -> str | None:
+    """A sentence, if each decision costs something and episodes end by failing; ``metrics`` are those of the loop.
+    ``bonus``: the learner is paid for entropy."""
     failure = float(metrics.get("episode/failure", 0.0))
     if failure < FAILURES or len(replay) == 0:
         return None
@@ -77,11 +79,12 @@ def quitting_trap(replay: Replay, metrics: Metrics) -> str | None:
     going_on = recent["reward"].flatten()[~recent["terminated"].flatten()]
     if not len(going_on) or bool((going_on >= 0).any()):
         return None
+    apart = ", with method.sac.backup_entropy=false against the entropy trap" if bonus else ""
     return (
         f"advice: every decision costs this agent {-float(going_on.mean()):.3g}, and {failure:.0%} of the episodes end "
-        "by failing, which costs nothing more: it may learn to fail soon. Take no cost of time (rewards.shift=0, with "
-        "sac.backup_entropy=false against the entropy trap), or a reward of progress (env.reward=dense where the world "
-        "has it)"
+        "by failing, which costs nothing more: it may learn to fail soon. Take no cost of time (rewards.shift=0, or 1 "
+        f"where the world itself takes 1 in each step{apart}), or a reward of progress (env.reward=dense where the "
+        "world has it)"
     )
 
 
@@ -123,18 +126,23 @@ def waiting(actors: int, worlds: int, metrics: Metrics) -> str | None:
     if actor > WAITS and learner <= WAITS:
         return (
             f"advice: the acting process waits {actor:.0%} of its time for the learner: more of them would not help; "
-            "fewer or smaller updates would (loop.updates_per_decision, loop.batch), or device=cuda"
+            "fewer or smaller updates would (method.loop.updates_per_decision, method.loop.batch), or device=cuda"
         )
     return None
 
 
-def advised(loop: Loop[Learns] | Asynchronous, say: Callable[[str], None]) -> Callable[[], Metrics]:
-    """The report of a loop, which looks for what there is to advise, and says each sentence once."""
+def advised(
+    loop: Loop[Learns] | Asynchronous,
+    say: Callable[[str], None],
+    past: Callable[[], Sequence[Mapping[str, float]]] = lambda: (),
+) -> Callable[[], Metrics]:
+    """The report of a loop, which looks for what there is to advise, and says each sentence once. ``past``, asked with
+    the first report, gives those of a run that goes on."""
     learner, replay = loop.learner, loop.replay
     if replay is None:
         return loop.report
     said: set[str] = set()
-    best: Metrics = {}  # of the report with the most success
+    best: Metrics | None = None  # of the report with the most success
     settled = False  # the warm-up, and all updates that follow it, were over before the last report
     success = False  # the world has reported it; a report without ended episodes says nothing of it
 
@@ -145,10 +153,15 @@ def advised(loop: Loop[Learns] | Asynchronous, say: Callable[[str], None]) -> Ca
         success = success or (
             "episode/success" in metrics if isinstance(loop, Asynchronous) else loop.statistics.reports_success
         )
-        if metrics.get("episode/count", 0) >= EPISODES:
-            best = max(best, metrics, key=lambda row: row.get("episode/success", 0.0))
-        found = {"quitting_trap": quitting_trap(replay, metrics), "putting_off": putting_off(best, metrics)}
-        if learner.entropy_bonus is not None:
+        before: Sequence[Mapping[str, Any]] = past() if best is None else [best]
+        counted = [row for row in [*before, metrics] if row.get("episode/count", 0) >= EPISODES]
+        best = dict(max([{}, *counted], key=lambda row: row.get("episode/success", 0.0)))
+        bonus = learner.entropy_bonus is not None
+        found = {
+            "quitting_trap": quitting_trap(replay, metrics, bonus=bonus),
+            "putting_off": putting_off(best, metrics),
+        }
+        if bonus:
             found["entropy_trap"] = entropy_trap(learner, replay, success=success)
         if isinstance(loop, Asynchronous):
             if settled:

@@ -18,7 +18,8 @@ from ..policies.cli import cli
 from ..policies.core.config import to_data
 from ..policies.core.files import refuse_link
 from ..policies.core.ranges import check_ranges
-from .compare.compare import CompareConfig, claim
+from .compare.claim import claim
+from .compare.compare import CompareConfig
 from .compare.entrants import entrant
 
 SETTINGS = "quickstart.yaml"

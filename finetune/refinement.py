@@ -33,7 +33,7 @@ from ..policies.data.read import fingerprint
 from ..policies.evaluator import EvalConfig
 from ..policies.external.reward_models import relabelled, rewarded
 from ..policies.improve import Improvement, improve
-from ..policies.runs.run import OnLog
+from ..policies.runs.run import METRICS, OnLog, read_metrics
 from ..policies.runs.training_loop import to_end
 from ..sim.build import make_env, origin_of, raw_world, seen_by, world_from
 from ..sim.experts import make_expert
@@ -185,7 +185,7 @@ def refinement(
             "policy": identity_of(config.policy, base),
             "data": None if config.data is None else fingerprint(config.data),
         },
-        report=advised(training, say),
+        report=advised(training, say, lambda: read_metrics(config.out) if Path(config.out, METRICS).is_file() else ()),
         iterations=planned(loop, config.total),
         reached=lambda: loop.statistics.decisions,
         pretrained=loop.pretraining,

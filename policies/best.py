@@ -104,8 +104,9 @@ class Best:
                 return f"best: {self.path}, of step {self.step:,}"
             return "best: no policy of this run has been tried"
         played, steps, chosen = (self.confirmed[name] for name in ("evaluations", "steps", "chosen"))
+        confidence = 1 - ERROR / len(steps)
         found = "; ".join(
-            f"the {name} (step {steps[name]:,}) {_versus(played[name], played['start'])}" for name in steps
+            f"the {name} (step {steps[name]:,}) {_versus(played[name], played['start'], confidence)}" for name in steps
         )
         evidence = f"on {len(played['start'].seeds)} fresh seeds the start has {mean(played['start']):.4g}, {found}"
         if unpaired := why_unpaired(played["last"], played["start"]):
@@ -141,9 +142,9 @@ def difference(evaluation: Evaluation, start: Evaluation, confidence: float) -> 
     return found.difference, found.difference_low, found.difference_high
 
 
-def _versus(evaluation: Evaluation, start: Evaluation) -> str:
-    middle, low, high = difference(evaluation, start, 0.95)
-    return f"{mean(evaluation):.4g} ({middle:+.3g} [{low:+.3g}, {high:+.3g}])"
+def _versus(evaluation: Evaluation, start: Evaluation, confidence: float) -> str:
+    middle, low, high = difference(evaluation, start, confidence)
+    return f"{mean(evaluation):.4g} ({middle:+.3g} [{low:+.3g}, {high:+.3g}] at {confidence:.3g})"
 
 
 def _kept(path: Path) -> tuple[int, Evaluation | None]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from verb_lab import refused
 
-from burnish.finetune.compare.comparison import BASE, instruction_table, joined
+from burnish.finetune.compare.comparison import BASE, instruction_table
 from burnish.finetune.compare.report.instructions import Cell, instructions_of
 from burnish.finetune.compare.report.read import Comparison, Entry
 from burnish.policies.build import build_policy, describe
@@ -41,7 +41,7 @@ def test_counts_and_intervals():
     assert list(lines(evaluation))[-1] == "  mean over 2 instructions 66.7%, worst 33.3%"
     assert by_instruction(Evaluation([1], [0.0], [1], [True], [False])) == {}
     assert Evaluation.from_dict(evaluation.to_dict()) == evaluation
-    assert joined([evaluation, evaluation]).instructions == evaluation.instructions * 2  # type: ignore[operator]
+    assert by_instruction(evaluation, evaluation) == found  # the same seeds twice tell nothing more
     with pytest.raises(BurnishError, match="one value per seed"):
         Evaluation([1, 2], [0.0] * 2, [1] * 2, [True] * 2, [False] * 2, instructions=["a"])
 

@@ -14,8 +14,8 @@ from numpy.typing import ArrayLike
 from verb_lab import refused
 
 from burnish.finetune.build import decision_ticks, prepare
-from burnish.finetune.compare.compare import CompareConfig, Player
-from burnish.finetune.compare.comparison import SAID, Entry, area, joined, summarize, table, verdict
+from burnish.finetune.compare.compare import CompareConfig, Player, _claim
+from burnish.finetune.compare.comparison import SAID, Entry, area, own, summarize, table, verdict
 from burnish.finetune.compare.entrants import entrant
 from burnish.finetune.loops import OffPolicyConfig
 from burnish.policies.build import build_policy
@@ -114,7 +114,7 @@ def test_a_summary_reads_what_the_runs_left_and_chooses_on_the_seeds_for_selecti
     assert found["best"]["method"] == "a" and found["best"]["seed"] == 0 and found["best"]["final"] == 16 / 20
     rows = {row["method"]: row for row in found["methods"]}
     assert (rows["a"]["runs"], rows["a"]["failed"], rows["b"]["runs"], rows["b"]["failed"]) == (2, 0, 1, 1)
-    assert (rows["a"]["low"], rows["a"]["high"]) == wilson(28, 40) and rows["a"]["mean"] == pytest.approx(0.7)
+    assert (rows["a"]["low"], rows["a"]["high"]) == wilson(14, 20) and rows["a"]["mean"] == pytest.approx(0.7)
     assert rows["a"]["dip"] == pytest.approx(-0.1) and rows["b"]["dip"] == 0
     assert rows["a"]["time_to_goal_s"] is None and rows["b"]["time_to_goal_s"] == 90  # of two runs one never got there
     runs = {(row["method"], row["seed"]): row for row in found["runs"]}
@@ -142,11 +142,12 @@ def test_other_seeds_are_other_runs_and_other_episodes(tmp_path, monkeypatch):
     assert all("seed=7" in words for words in typed)
 
 
-def test_episodes_of_several_runs_are_pooled():
-    together = joined([evaluation([True, False]), evaluation([True, True])])
-    assert together.success == [True, False, True, True] and len(together.seeds) == 4 and together.repeatable
-    wilful = replace(evaluation([True]), repeatable=False)
-    assert not joined([evaluation([True]), wilful]).repeatable
+def test_runs_on_the_same_seeds_are_no_more_episodes_than_one_of_them():
+    one = evaluation([True, False, True, True])
+    assert own(one, one, one) == own(one) == {"final": 0.75, **dict(zip(("low", "high"), wilson(3, 4), strict=True))}
+    assert own(one, evaluation([False] * 4))["final"] == 0.375
+    silent = replace(one, success=None, returns=[1.0, 2.0, 3.0, 4.0])
+    assert own(silent, silent) == own(silent)
 
 
 # ---- commands ----
@@ -198,6 +199,24 @@ def test_bad_input_is_one_sentence_before_anything_is_played(tmp_path, capsys):
     ):
         assert sentence in refused(capsys, "compare", *words, f"out={tmp_path}/out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_file_that_changed_between_two_sittings_does_not_mix_two_settings(tmp_path, monkeypatch):
+    monkeypatch.setattr("burnish.finetune.compare.compare.weights_of", lambda base: "b")
+    file = tmp_path / "my.yaml"
+    config = CompareConfig(base="b", methods=[str(file)], out=str(tmp_path / "out"), resume=True)
+
+    def claimed(warmup: int) -> None:
+        file.write_text(f"defaults: [override /method: dsrl]\nmethod: {{loop: {{warmup: {warmup}}}}}\n")
+        _claim(config, {"my": entrant(str(file), None, 1000, 4)})
+
+    claimed(100)
+    claimed(200)  # nothing was played yet
+    (tmp_path / "out/runs/my-0").mkdir(parents=True)
+    claimed(200)
+    with pytest.raises(BurnishError, match="holds runs of my with other settings"):
+        claimed(300)
+    _claim(config, {"other": entrant("dsrl", None, 1000, 4)})
 
 
 # ---- the whole ----

@@ -77,7 +77,7 @@ def test_a_method_that_equals_its_base_does_not_beat_the_greedy_base_and_a_bette
     assert "good beats base_greedy: +55.0%" in said and "bad is worse than base_greedy" in said
     # One run: the interval of its own pairs.
     row = next(row for row in found["methods"] if row["method"] == "good")
-    won = paired_difference(evaluation(36).success or [], evaluation(14).success or [])
+    won = paired_difference(evaluation(36).success or [], evaluation(14).success or [], 1 - 0.05 / 3)
     assert (row["over_free"], row["over_free_low"], row["over_free_high"]) == won
     lines = [line.split()[:2] for line in table(found).splitlines()[1:]]
     assert lines == [
@@ -100,6 +100,14 @@ def test_the_yardstick_is_the_best_free_baseline(tmp_path):
     assert "iql and best_of_n are missing" in found["lacking"]
 
 
+def test_what_is_worse_than_the_base_does_not_beat_a_noise_0_that_fails(tmp_path):
+    """The base draws 20 of 40, and fails at noise 0. Control: a method that beats both."""
+    entries = folder_of(tmp_path, {"worse": [9], "good": [38]}, {GREEDY_BASE: 0}, base=20)
+    found = summarize(tmp_path, entries, [GREEDY_BASE], budget=100, goal=0.9)
+    assert found["best_free"] == "base" and standings(found) == {"worse": WORSE, "good": BEATS}
+    assert "the best free baseline, base, has 50.0%" in verdict(found)
+
+
 def test_over_several_runs_both_runs_and_episodes_are_samples(tmp_path):
     """Two runs that differ: either one alone beats the baseline, and together they do not, because a third run may do
     anything: Student's t with one degree of freedom is 12.7."""
@@ -109,7 +117,7 @@ def test_over_several_runs_both_runs_and_episodes_are_samples(tmp_path):
     base = [float(x) for x in evaluation(10).success or []]
     scores = [[x - y for x, y in zip(evaluation(k).success or [], base, strict=True)] for k in (40, 24)]
     row = next(row for row in found["methods"] if row["method"] == "wild")
-    assert (row["over_free"], row["over_free_low"], row["over_free_high"]) == pooled_interval(scores)
+    assert (row["over_free"], row["over_free_low"], row["over_free_high"]) == pooled_interval(scores, 0.975)
 
 
 def test_without_pairs_runs_and_the_baseline_are_independent_samples(tmp_path):
@@ -121,8 +129,8 @@ def test_without_pairs_runs_and_the_baseline_are_independent_samples(tmp_path):
     found = summarize(tmp_path, entries, [GREEDY_BASE], budget=100, goal=0.9)
     rows = {row["method"]: row for row in found["methods"]}
     over = {name: tuple(row[f"over_free{end}"] for end in ("", "_low", "_high")) for name, row in rows.items()}
-    assert over["one"] == unpaired_difference((28, N), (14, N))
-    assert over["two"] == unpaired_mean_difference([28 / N, 30 / N], [float(i < 14) for i in range(N)])
+    assert over["one"] == unpaired_difference((28, N), (14, N), 0.975)
+    assert over["two"] == unpaired_mean_difference([28 / N, 30 / N], [float(i < 14) for i in range(N)], 0.975)
     assert rows["one"]["difference_low"] == unpaired_difference((28, N), (10, N))[1]
     assert found["unpaired"] == OTHER_EPISODES and verdict(found).startswith(f"not paired: {OTHER_EPISODES}; ")
     assert pairs["unpaired"] == "" and verdict(pairs).startswith("one (seed 0)")

@@ -18,7 +18,7 @@ from burnish.finetune.methods.imagine import ImagineConfig, ImagineLoop
 from burnish.finetune.methods.residual_td3 import ResidualTD3Config
 from burnish.finetune.table import METHODS, method_of
 from burnish.finetune.world_model.check import FEWEST
-from burnish.finetune.world_model.env import Guard, GuardConfig
+from burnish.finetune.world_model.env import Guard, GuardConfig, Starts
 from burnish.finetune.world_model.films import film_name
 from burnish.finetune.world_model.model import ModelConfig
 from burnish.finetune.world_model.record import RECORD
@@ -171,6 +171,14 @@ def test_a_policy_that_the_model_led_astray_begins_anew(capsys):
     calm = made(config(imagined=200, gap=2.0, model=TINY), Halfway(env), env, seed=3)
     run(calm, 4 * 48 * TASK.max_steps)
     assert calm.attempt == 0
+
+
+def test_what_is_held_against_trials_begins_and_ends_as_they_do():
+    env = world()
+    loop = made(config(starts=Starts.key, horizon=3), Halfway(env), env)
+    assert (loop.imagined.starts, loop.imagined.horizon) == (Starts.key, 3)
+    for env in (loop.evaluated, loop.shown):
+        assert (env.starts, env.horizon) == (Starts.first, loop.tape.spec.max_steps)
 
 
 def test_a_model_that_flatters_is_not_trusted(capsys):

@@ -21,7 +21,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,23 +29,21 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ...policies.best import BEST
 from ...policies.build import load_policy, weights_of
 from ...policies.cli.executors import LOCAL, executor, names_place
 from ...policies.cli.machine import say
 from ...policies.core import files
-from ...policies.core.config import differences, to_data
+from ...policies.core.config import to_data
 from ...policies.core.errors import BurnishError, plain_text
 from ...policies.core.ranges import check_ranges
 from ...policies.data.read import fingerprint
 from ...policies.runs.interrupt import Stop, interruptible
-from ...policies.runs.manifest import parse, plain_yaml
 from ...policies.runs.run import CONFIG
 from ..build import require
 from ..warmup import warmup_of
 from . import free_baselines
+from .claim import claim, require_room, settings_of
 from .comparison import (
     BASE,
     COMPARISON,
@@ -66,7 +64,7 @@ from .slurm import SCRIPT, SLURM, array_script
 PLAN = ".plan"  # how long a free baseline is trained
 VIDEOS = "videos"
 ABOUT = "about.json"  # the world that was evaluated in; older comparisons have none
-CHANGEABLE = {"methods", "seeds", "on", "jobs", "videos", "goal", "out", "resume", "base", "data"}
+CHANGEABLE = {"methods", "entrants", "seeds", "on", "jobs", "videos", "goal", "out", "resume", "base", "data"}
 
 
 @dataclass
@@ -133,7 +131,7 @@ def compared(config: CompareConfig, settings: Callable[[Sequence[str]], Any]) ->
     with interruptible() as stop:
         player = Player(config, out, stop, len(entries) + len(free))
         if config.only is None:
-            _claim(config)
+            _claim(config, chosen)
         for name in (RUNS, EVALUATIONS, VIDEOS):
             files.refuse_link(out / name)
 
@@ -223,39 +221,22 @@ def _words(config: CompareConfig) -> list[str]:
 # ---- playing them ----
 
 
-def claim(path: Path, mine: Mapping[str, Any], usual: Mapping[str, Any], free: Collection[str] = ()) -> None:
-    """The folder of the file ``path`` is what it was begun as: settings other than those kept there are refused, but
-    for the names in ``free``. ``usual`` stands for settings that came later than the file."""
-    if path.exists():
-        kept = parse(path, plain_yaml)
-        if not isinstance(kept, Mapping):
-            raise BurnishError(f"{path} is malformed: it holds no settings; choose another out=...")
-        theirs = {**usual, **kept}
-        other = [name for name, *_ in differences(theirs, mine) if name.partition(".")[0] not in free]
-        if other:
-            raise BurnishError(f"{path.parent} was begun with another {', '.join(other)}; choose another out=...")
-    files.replace(files.named(path.parent) / path.name, yaml.safe_dump(dict(mine), sort_keys=False))
-
-
-def require_room(out: Path, what: str, resume: bool) -> None:
-    """The folder is free for a ``what``, or holds the one that goes on. One that failed before its base was evaluated
-    leaves it free."""
-    names = {entry.name for entry in out.iterdir()} if out.is_dir() else set()
-    if names == {CONFIG, EVALUATIONS} and not any((out / EVALUATIONS).glob("*.json")):
-        files.remove(out / CONFIG)
-    elif names and CONFIG not in names:
-        raise BurnishError(f"{out} is not empty and holds no {what}; choose another out=...")
-    elif names and not resume:
-        raise BurnishError(f"{out} holds a {what}; resume=true continues it, or choose another out=...")
-
-
-def _claim(config: CompareConfig) -> None:
+def _claim(config: CompareConfig, chosen: Mapping[str, Entrant]) -> None:
     path = Path(config.out) / CONFIG
     require_room(path.parent, "comparison", config.resume)
     mine = to_data(config) | {"base_sha256": weights_of(config.base), "world": world_words(config.world) or None}
     mine["data_sha256"] = None if config.data is None else fingerprint(config.data)
     # Recordings may be named later, but not be others than those that were learnt from.
     learnt = any((Path(config.out) / RUNS).glob(f"*{PLAN}"))
+    before: Any = settings_of(path).get("entrants") or {}  # older comparisons do not know them
+    for label, each in chosen.items():
+        begun = [x for x in (Path(config.out) / RUNS).glob("*") if x.name.rpartition("-")[0] == label]
+        if begun and before.get(label, each.words) != each.words:
+            raise BurnishError(
+                f"{config.out} holds runs of {label} with other settings, which one row must not mix; give the changed "
+                "file another name, or choose another out=..."
+            )
+    mine["entrants"] = {**before, **{label: each.words for label, each in chosen.items()}}
     claim(path, mine, to_data(CompareConfig("-", ["-"])), CHANGEABLE | (set() if learnt else {"data_sha256"}))
 
 

@@ -5,16 +5,16 @@ the world honours its seeds (``unpaired`` says why not). The criterion is succes
 knows no success. Methods are sorted by the last policies of their runs (``final`` of a run, ``mean`` of a method);
 beside stands what the runs deliver.
 
-Each method is held against the best of the free baselines, seed by seed where there are pairs. Which one is the best is
-seen on the same episodes, so luck speaks for the baseline: rather too few methods are said to beat it, and rather too
-many to be worse.
+Each method is held against the best of the base and the free baselines, seed by seed where there are pairs. Which one
+is the best is seen on the same episodes, so luck speaks for the baseline: rather too few methods are said to beat it,
+and rather too many to be worse. The confidence of these intervals allows for the number of methods (Bonferroni).
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,9 +26,11 @@ from ...policies.measure.by_instruction import by_instruction
 from ...policies.measure.evaluate import Comparison, Evaluation, compare, why_unpaired
 from ...policies.measure.statistics import (
     interquartile_mean,
+    mean_interval,
     pooled_interval,
     stratified_bootstrap,
     unpaired_mean_difference,
+    wilson,
 )
 from ...policies.runs.run import read_metrics
 from .free_baselines import ALSO_GREEDY, NAMES, lacking
@@ -77,13 +79,19 @@ def summarize(
     runs = [run_row(out, entry, base, budget=budget, goal=goal) for entry in entries]
     every = [each for x in free for each in ([x, x._replace(how=GREEDY)] if x.method in ALSO_GREEDY else [x])]
     baselines = sorted((free_row(out, each, base) for each in every), key=_by("final"))
-    best_free = next((row for row in baselines if row["status"] == "finished"), None)
+    ended = [row for row in baselines if row["status"] == "finished"]
+    drawn = {"method": BASE, "seed": 0, "how": "", "label": BASE, "final": own(base)["final"]}
+    best_free = max([*ended, drawn], key=lambda row: row["final"])
     names = dict.fromkeys(entry.method for entry in entries)
     methods = [method_row(name, [run for run in runs if run["method"] == name], out) for name in names]
-    methods = [row | against(row, runs, best_free, out) for row in methods]
+    confidence = 1 - 0.05 / max(1, len(methods))
+    methods = [row | against(row, runs, best_free, out, confidence) for row in methods]
     finished = [run for run in runs if run["status"] == "finished"]
     best = max(finished, key=lambda run: run["selected_by"], default=None)
-    together = {BASE: base} | {row["method"]: _together(row["method"], finished, out) for row in methods if row["runs"]}
+    instructions = {BASE: by_instruction(base)}
+    for row in methods:
+        if row["runs"]:
+            instructions[row["method"]] = by_instruction(*_evaluations(row["method"], finished, out))
     shown = ("method", "seed", "folder", "selected_by", "final", "delivered", "low", "high")
     shown += ("difference", "difference_low")
     return {
@@ -95,17 +103,17 @@ def summarize(
         "runs": runs,
         "methods": sorted(methods, key=_by("mean")),
         "free": baselines,
-        "best_free": None if best_free is None else best_free["label"],
+        "best_free": best_free["label"],
+        "confidence": confidence,
         "lacking": lacking([name for name in NAMES if all(x.method != name for x in free)]),
         "best": None if best is None else {key: best[key] for key in shown},
-        "instructions": {name: by_instruction(evaluation) for name, evaluation in together.items()},
+        "instructions": instructions,
     }
 
 
-def _together(method: str, finished: Sequence[Mapping[str, Any]], out: Path) -> Evaluation:
-    """The episodes of all finished runs of a method."""
-    runs = [run for run in finished if run["method"] == method]
-    return joined([Evaluation.load(out / Entry(method, run["seed"]).evaluation) for run in runs])
+def _evaluations(method: str, finished: Sequence[Mapping[str, Any]], out: Path) -> list[Evaluation]:
+    """Of the last policies of a method's finished runs."""
+    return [Evaluation.load(out / Entry(method, x["seed"]).evaluation) for x in finished if x["method"] == method]
 
 
 def _by(name: str) -> Any:
@@ -118,11 +126,16 @@ def criterion(evaluation: Evaluation) -> str:
     return "return" if evaluation.success is None else "success"
 
 
-def own(evaluation: Evaluation) -> dict[str, float]:
-    """The criterion of one evaluation, with its interval."""
-    found, name = evaluation.summary(), criterion(evaluation)
-    value = found["success_rate"] if name == "success" else found["return_mean"]
-    return {"final": value, "low": found.get(f"{name}_low", value), "high": found.get(f"{name}_high", value)}
+def own(*runs: Evaluation) -> dict[str, float]:
+    """The mean of the criterion over one evaluation or several, with its interval. Several play the same seeds, so they
+    have no more independent episodes than one of them."""
+    scores = np.stack([_scores(each) for each in runs])
+    mean, episodes = float(scores.mean()), scores.shape[1]
+    if criterion(runs[0]) == "success":
+        low, high = wilson(float(scores.sum()) / len(runs), episodes)
+    else:
+        low, high = mean_interval(scores.mean(0)) if episodes > 1 else (mean, mean)
+    return {"final": mean, "low": low, "high": high}
 
 
 def curve_of(folder: Path, name: str) -> list[tuple[float, float, float, float, float]]:
@@ -215,23 +228,24 @@ def delivered(out: Path, entry: Entry, last: Evaluation, base: Evaluation) -> Ev
 
 
 def against(
-    row: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], free: Mapping[str, Any] | None, out: Path
+    row: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], free: Mapping[str, Any], out: Path, confidence: float
 ) -> dict[str, Any]:
     """A method, by the last policies of its runs, held against a free baseline on the same seeds. Of a single run the
     interval is that of its episodes, and of several that of both, runs and episodes. Without pairs, the means of the
     runs and the episodes of the baseline are two independent samples."""
     ended = [run for run in runs if run["method"] == row["method"] and run["status"] == "finished"]
-    if free is None or not ended:
+    if not ended:
         return dict.fromkeys(("standing", "over_free", "over_free_low", "over_free_high"))
-    yardstick = Evaluation.load(out / Entry(free["method"], free["seed"], free["how"]).evaluation)
-    mine = [Evaluation.load(out / Entry(run["method"], run["seed"]).evaluation) for run in ended]
+    name, mine = Entry(free["method"], free["seed"], free["how"]).evaluation, _evaluations(row["method"], ended, out)
+    yardstick = Evaluation.load(out / (f"{EVALUATIONS}/{BASE}.json" if free["method"] == BASE else name))
     if len(mine) == 1:
-        found = compare(mine[0], yardstick)
+        found = compare(mine[0], yardstick, confidence)
         difference, low, high = found.difference, found.difference_low, found.difference_high
     elif any(why_unpaired(x, yardstick) for x in mine):
-        difference, low, high = unpaired_mean_difference([_scores(x).mean() for x in mine], _scores(yardstick))
+        means = [_scores(x).mean() for x in mine]
+        difference, low, high = unpaired_mean_difference(means, _scores(yardstick), confidence)
     else:
-        difference, low, high = pooled_interval([_scores(x) - _scores(yardstick) for x in mine])
+        difference, low, high = pooled_interval([_scores(x) - _scores(yardstick) for x in mine], confidence)
     standing = BEATS if low > 0 else WORSE if high < 0 else UNCLEAR
     return {"standing": standing, "over_free": difference, "over_free_low": low, "over_free_high": high}
 
@@ -248,10 +262,10 @@ def area(curve: Sequence[Sequence[float]], budget: int) -> float:
 
 
 def method_row(name: str, runs: Sequence[Mapping[str, Any]], out: Path) -> dict[str, Any]:
-    """Over the runs of one method. ``low`` and ``high`` are for the mean over these very runs, all their episodes
-    together; what other seeds of training would give is what the bootstrap over runs around the ``iqm`` speaks of, and
-    a single run does not. The bounds of the difference from the base are the outermost of all runs. A method counts as
-    there in the median run."""
+    """Over the runs of one method. ``low`` and ``high`` are for the mean over these very runs, on other episodes; what
+    other seeds of training would give is what the bootstrap over runs around the ``iqm`` speaks of, and a single run
+    does not. The bounds of the difference from the base are the outermost of all runs. A method counts as there in the
+    median run."""
     finished = [run for run in runs if run["status"] == "finished"]
     row: dict[str, Any] = {"method": name, "runs": len(finished), "failed": len(runs) - len(finished)}
     if not finished:
@@ -260,7 +274,7 @@ def method_row(name: str, runs: Sequence[Mapping[str, Any]], out: Path) -> dict[
     iqm_low, iqm_high = stratified_bootstrap([finals]) if len(finals) > 1 else (None, None)
     reached = sorted(times, key=lambda t: (t is None, t))[len(times) // 2]
     numbers = {
-        **own(_together(name, finished, out)),
+        **own(*_evaluations(name, finished, out)),
         "mean": statistics.mean(finals),
         "worst": min(finals),
         "iqm": interquartile_mean(finals),
@@ -285,14 +299,6 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return None if None in known else statistics.mean(x for x in known if x is not None)
 
 
-def joined(evaluations: Sequence[Evaluation]) -> Evaluation:
-    """Episodes of several evaluations in one list, for what does not ask which seeds they had."""
-    columns = [evaluation.to_dict() for evaluation in evaluations]
-    lists = {name: x for name, x in columns[0].items() if name != "repeatable"}
-    kept = {name: x and list(chain(*(each[name] for each in columns))) for name, x in lists.items()}
-    return Evaluation(**kept, repeatable=all(evaluation.repeatable for evaluation in evaluations))
-
-
 def verdict(found: Mapping[str, Any]) -> str:
     """The conclusion, from seeds on which nothing was chosen."""
     best, base = found["best"], found["base"]
@@ -305,16 +311,15 @@ def verdict(found: Mapping[str, Any]) -> str:
         f"[{number['low']}, {number['high']}] after {found['budget']:,} control steps; its base has "
         f"{form.format(base['final'])} [{form.format(base['low'])}, {form.format(base['high'])}]"
     )
-    yardstick = next((row for row in found["free"] if row["label"] == found["best_free"]), None)
+    yardstick = next((row for row in found["free"] if row["label"] == found["best_free"]), base | {"label": BASE})
     lines = [f"not paired: {found['unpaired']}; {whole}" if found["unpaired"] else whole]
-    if yardstick is not None:
-        lines += [f"the best free baseline, {yardstick['label']}, has {form.format(yardstick['final'])}"]
-        signed = form.replace(":", ":+")
-        for row in found["methods"]:
-            if row["standing"] is not None:
-                over, low, high = (signed.format(row[f"over_free{end}"]) for end in ("", "_low", "_high"))
-                said = SAID[row["standing"]].format(yardstick["label"])
-                lines.append(f"{row['method']} {said}: {over} [{low}, {high}]")
+    lines += [f"the best free baseline, {yardstick['label']}, has {form.format(yardstick['final'])}"]
+    signed = form.replace(":", ":+")
+    for row in found["methods"]:
+        if row["standing"] is not None:
+            over, low, high = (signed.format(row[f"over_free{end}"]) for end in ("", "_low", "_high"))
+            said = SAID[row["standing"]].format(yardstick["label"])
+            lines.append(f"{row['method']} {said}: {over} [{low}, {high}] ({found['confidence']:.3g})")
     return "\n".join([*lines, found["lacking"]] if found["lacking"] else lines)
 
 

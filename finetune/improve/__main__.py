@@ -34,7 +34,7 @@ from ...policies.runs.run import CONFIG, METRICS, read_metrics
 from ...sim.build import WORLDS, origin_of, world_for
 from ..__main__ import GROUPS as FINETUNE
 from ..build import decision_ticks, has
-from ..compare.compare import claim, require_room
+from ..compare.claim import claim, require_room
 from ..compare.comparison import BASE, RUNS
 from ..compare.entrants import entrant, settled
 from ..compare.free_baselines import BASE_GREEDY
@@ -125,6 +125,7 @@ class OfWorlds:
         self.config, self.base, self.origin, self.device = config, base, origin, device
         self.settings: dict[str, FinetuneConfig] = {}
         self.warmups: dict[str, int] = {}  # control steps
+        self.own_discount: set[str] = set()  # entrants whose file says it
         self.starts: dict[str, Any] = {}
         self._worlds: dict[Any, VecEnv] = {}
         own = {"policy": None, "env": config.env, "seed": config.seed, "resume": True, "device": config.device}
@@ -138,6 +139,8 @@ class OfWorlds:
             out = str(Path(config.out) / RUNS / label)
             self.settings[label] = replace(made, **own, threads=config.threads, out=out)
             ticks = decision_ticks(made.method, base.spec.execute)
+            if any(word.startswith("method.discount") for word in chosen.words):
+                self.own_discount.add(label)
             self.warmups[label] = warmup_of(made.method).decisions * ticks
 
     def require_budget(self) -> None:
@@ -160,7 +163,7 @@ class OfWorlds:
         """Whether each entrant fits. A method that only needs actions begins at noise 0 where that is better."""
         greedy = free.get(BASE_GREEDY, float("-inf")) > free[BASE]
         for name, made in self.settings.items():
-            if hasattr(made.method, "discount"):
+            if hasattr(made.method, "discount") and name not in self.own_discount:
                 made.method.discount = type(made.method.discount)(discount_of(start))
             if hasattr(made.method, "trained_steps"):
                 made.method.trained_steps = min(made.method.trained_steps, self.base.num_steps)
@@ -233,13 +236,16 @@ def page(race: Race, fits: list[Fit], chosen: Evaluation, start: Evaluation) -> 
     free, scores, steps = race.free(), race.scores(), {}
     for share in race.record.shares:
         steps[share["entrant"]] = steps.get(share["entrant"], 0) + share["steps"]
-    best = {**free, **{name: max(x) for name, x in scores.items()}}
+    failed, winner = race.record.failed, race.choose().removesuffix(OF_GREEDY)
+    best = {**free, **{name: max(x) for name, x in scores.items() if name not in failed or name == winner}}
     for name in sorted(best, key=lambda name: -best[name]):
         row = {"policy": name, "steps": f"{steps.get(name, 0):,}"}
         row["on the way"] = " ".join(f"{x:.4g}" for x in scores.get(name, [free.get(name, 0.0)]))
         rows.append(row | {"end": _end(race, name)})
-    out = {fit.method: fit.reason for fit in fits if not fit.fits} | (race.record.dropped or {}) | race.record.failed
-    rows += [{"policy": n, "steps": "0", "on the way": "", "end": f"out: {why}"} for n, why in out.items()]
+    out = {fit.method: fit.reason for fit in fits if not fit.fits} | (race.record.dropped or {}) | failed
+    for name, why in out.items():
+        lost = race.record.lost.get(name, 0)
+        rows.append({"policy": name, "steps": f"{lost:,}", "on the way": "", "end": f"out: {why}"})
     found, low, high = difference(chosen, start, 1 - ERROR)
     unpaired = why_unpaired(chosen, start)
     evidence = (
@@ -247,18 +253,16 @@ def page(race: Race, fits: list[Fit], chosen: Evaluation, start: Evaluation) -> 
         f"the difference is {found:+.3g} [{low:+.3g}, {high:+.3g}]{f' (not paired: {unpaired})' if unpaired else ''}."
     )
     result = "It is delivered." if race.record.delivered else "That is not beyond doubt, so the base is delivered."
-    trained = sum(share["steps"] for share in race.record.shares)
-    spent = (
-        f"{trained:,} steps of training, {race.record.evaluation_steps:,} of evaluation, {race.seconds() / 60:.1f} min"
-    )
+    evaluated, minutes = race.record.evaluation_steps, race.seconds() / 60
+    spent = f"{race.trained_steps():,} steps of training, {evaluated:,} of evaluation, {minutes:.1f} min"
     return f"{table(rows)}\n\n{evidence}\n{result}\nSpent: {spent}."
 
 
 def _end(race: Race, name: str) -> str:
-    chosen = race.choose()
-    if chosen in (name, f"{name}_greedy"):
+    chosen, free = race.choose(), name in (BASE, BASE_GREEDY)
+    if chosen == name or (chosen == f"{name}{OF_GREEDY}" and not free):
         return f"chosen{' from noise 0' if chosen != name else ''}"
-    return "free" if name in (BASE, BASE_GREEDY) else "beaten"
+    return "free" if free else "beaten"
 
 
 if __name__ == "__main__":

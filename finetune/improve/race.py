@@ -89,6 +89,7 @@ class Record:
     # entrant, its steps, the seconds in which it played and learnt, those of its start and saving, score
     shares: list[dict[str, Any]] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
+    lost: dict[str, int] = field(default_factory=dict)  # steps of those that failed, in the share in which they did
     dropped: dict[str, str] | None = None  # those who would not learn within their share; None: not planned yet
     start_s: float = 0.0  # of making the worlds of the base
     evaluation_steps: int = 0
@@ -214,21 +215,22 @@ class Race:
             return False
         played, started = sum(x["steps"] for x in self.record.shares if x["entrant"] == name), self._clock()
         began: float | None = None
-        seconds = 0.0  # in which it has played and learnt
+        seconds, reached = 0.0, played  # in which it has played and learnt; and its steps, when it last asked
 
         def begin() -> None:
             nonlocal began
             began = self._clock()
 
         def enough(steps: int) -> bool:
-            nonlocal seconds
+            nonlocal seconds, reached
+            reached = steps
             seconds = 0.0 if began is None else self._clock() - began
             return seconds >= amount if timed else steps >= played + amount
 
         try:
             trained = self.trainer.train(name, enough, begin)
         except Exception as error:  # a method may be another's code, and raise anything
-            self.record.failed[name] = reason(error)
+            self.record.failed[name], self.record.lost[name] = reason(error), reached - played
             say(f"{name} is out: {self.record.failed[name]}")
             self._write()
             return True
@@ -263,7 +265,11 @@ class Race:
             starts = [latest.get(name, self.record.start_s) for name in alive or [BASE]]
             others = shares * statistics.mean(starts) + episodes * self.record.episode_s
             return 60 * self.budget.minutes - self.seconds() - others
-        return self.budget.steps - sum(share["steps"] for share in self.record.shares)
+        return self.budget.steps - self.trained_steps()
+
+    def trained_steps(self) -> int:
+        """Of all entrants."""
+        return sum(share["steps"] for share in self.record.shares) + sum(self.record.lost.values())
 
     def seconds(self) -> float:
         """Of all sittings."""

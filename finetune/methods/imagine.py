@@ -10,9 +10,9 @@ stands beside a real one. ``total`` counts real decisions, those of trials inclu
 what the run ends with.
 
 A model is trusted while what it imagines is at most ``gap`` above what is real, for the policy that was just tried: if
-not, nothing is refined in that round, and its ticks are more to fit. A refined policy that is no better than the one
-before, where the model promised more than ``gap`` above that, was led astray: the inner method begins anew, from the
-base, in the model that has seen it fail.
+not, nothing is refined in that round, and its ticks are more to fit. (Where success is learnt, its threshold is fitted
+to that score, so only known outcomes can fail.) A refined policy that is no better than the one before, where the model
+promised more than ``gap`` above that, was led astray: the inner method begins anew in the model that has seen it fail.
 
 **Departures.** DiWA collects nothing and takes play data (here data=, with one round); its model is recurrent. LIFT
 plays without noise; here ``greedy`` is a choice, as a base whose draws differ needs. Both pretrain otherwise.
@@ -109,12 +109,12 @@ def build(
         )
     model = WorldModel(tape.single_frames, config.model, seed=derive(seed, "model"), known=known, twin=twin).to(device)
 
-    def imagined(worlds: int, name: str) -> ImaginedEnv:
-        options: dict[str, Any] = {"starts": config.starts, "horizon": config.horizon or None, "device": device}
-        return ImaginedEnv(model, worlds, config.guard, seed=derive(seed, name), **options)
+    def imagined(worlds: int, name: str, **options: Any) -> ImaginedEnv:
+        return ImaginedEnv(model, worlds, config.guard, seed=derive(seed, name), device=device, **options)
 
-    inside, evaluated = imagined(config.imagined_worlds, "imagined"), imagined(EVALUATION_WORLDS, "evaluated")
-    shown = imagined(min(EPISODES, env.num_envs), "shown")
+    inside = imagined(config.imagined_worlds, "imagined", starts=config.starts, horizon=config.horizon or None)
+    # Held against trials, and so begun and played to the end as those are.
+    evaluated, shown = imagined(EVALUATION_WORLDS, "evaluated"), imagined(min(EPISODES, env.num_envs), "shown")
 
     def inner(attempt: int) -> Loop[Any]:
         given: dict[str, Any] = {"probe": samples is not None and attempt == 0, "samples": samples}

@@ -28,8 +28,9 @@ def _check_confidence(confidence: float) -> None:
         raise BurnishError(f"confidence={confidence} must lie strictly between 0 and 1; the usual choice is 0.95")
 
 
-def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """(low, high) for a probability. Stays in [0, 1], and has width even at 0 of n and n of n."""
+def wilson(successes: float, trials: float, confidence: float = 0.95) -> tuple[float, float]:
+    """(low, high) for a probability. Stays in [0, 1], and has width even at 0 of n and n of n. A mean of several counts
+    may be a fraction."""
     _check_confidence(confidence)
     if trials < 1 or not 0 <= successes <= trials:
         raise BurnishError(

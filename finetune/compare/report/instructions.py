@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ....policies.measure.by_instruction import by_instruction
 from ....policies.measure.evaluate import Evaluation
-from ..comparison import BASE, joined
+from ..comparison import BASE
 from .read import Comparison
 
 
@@ -34,7 +34,7 @@ def instructions_of(comparison: Comparison) -> ByInstruction | None:
     for run in comparison.runs:
         if run.name in evaluations:
             runs.setdefault(run.method, []).append(evaluations[run.name])
-    found = {name: by_instruction(joined(each)) for name, each in runs.items()}
+    found = {name: by_instruction(*each) for name, each in runs.items()}
     texts = found.get(BASE, {})
     if len(texts) < 2:
         return None

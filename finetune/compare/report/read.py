@@ -188,7 +188,10 @@ class Comparison:
 
     @property
     def best_free(self) -> Entry | None:
-        return max((x for x in self.free if x.final is not None), key=lambda x: x.final or 0.0, default=None)
+        """Of the base and the free baselines; older comparisons hold nothing against any."""
+        base = Entry("base", 0, final=self.base.final, label="base")
+        known = [x for x in [*self.free, base] if x.final is not None]
+        return max(known, key=lambda x: x.final or 0.0, default=None) if self.free else None
 
     @property
     def rows(self) -> list[MethodRow]:

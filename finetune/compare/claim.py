@@ -1,0 +1,49 @@
+"""The folder of a comparison or of a race: free, or what it was begun as."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ...policies.core import files
+from ...policies.core.config import differences
+from ...policies.core.errors import BurnishError
+from ...policies.runs.manifest import parse, plain_yaml
+from ...policies.runs.run import CONFIG
+from .comparison import EVALUATIONS
+
+
+def settings_of(path: Path) -> Mapping[str, Any]:
+    """Those that the file ``path`` keeps; none where there is no file."""
+    if not path.exists():
+        return {}
+    kept = parse(path, plain_yaml)
+    if not isinstance(kept, Mapping):
+        raise BurnishError(f"{path} is malformed: it holds no settings; choose another out=...")
+    return kept
+
+
+def claim(path: Path, mine: Mapping[str, Any], usual: Mapping[str, Any], free: Collection[str] = ()) -> None:
+    """The folder of the file ``path`` is what it was begun as: settings other than those kept there are refused, but
+    for the names in ``free``. ``usual`` stands for settings that came later than the file."""
+    if path.exists():
+        theirs = {**usual, **settings_of(path)}
+        other = [name for name, *_ in differences(theirs, mine) if name.partition(".")[0] not in free]
+        if other:
+            raise BurnishError(f"{path.parent} was begun with another {', '.join(other)}; choose another out=...")
+    files.replace(files.named(path.parent) / path.name, yaml.safe_dump(dict(mine), sort_keys=False))
+
+
+def require_room(out: Path, what: str, resume: bool) -> None:
+    """The folder is free for a ``what``, or holds the one that goes on. One that failed before its base was evaluated
+    leaves it free."""
+    names = {entry.name for entry in out.iterdir()} if out.is_dir() else set()
+    if names == {CONFIG, EVALUATIONS} and not any((out / EVALUATIONS).glob("*.json")):
+        files.remove(out / CONFIG)
+    elif names and CONFIG not in names:
+        raise BurnishError(f"{out} is not empty and holds no {what}; choose another out=...")
+    elif names and not resume:
+        raise BurnishError(f"{out} holds a {what}; resume=true continues it, or choose another out=...")
