@@ -139,7 +139,7 @@ def view(config: ViewConfig) -> int:
 
 def _record(scene: Scene, writer: LeRobotWriter, seeds: list[int], sim_state: bool) -> None:
     """The missing episodes, handed to the writer one by one; Ctrl-C ends it after a tick."""
-    begun = len(writer.seeds)
+    begun, won = len(writer.seeds), bool(writer.totals()["successes"])
     state = _state_of(scene) if sim_state else None
     with interruptible() as stop, progress_bar(len(seeds), "episode", begun) as bar:
 
@@ -149,7 +149,8 @@ def _record(scene: Scene, writer: LeRobotWriter, seeds: list[int], sim_state: bo
         try:
             given = {"progress": show, "state": state, "limits": scene.limits}
             for ready in stream(scene.env, scene.controller, seeds[begun:], **given):
-                writer.notes = [] if _reported(scene) else [NO_SUCCESS]
+                won = won or any(episode.success for episode in ready)
+                writer.notes = [] if won or _reported(scene) else [NO_SUCCESS]
                 for episode in ready:
                     writer.add(episode if scene.env is scene.raw else _as_the_world_gave(episode, scene))
                 writer.publish_if_due()

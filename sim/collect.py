@@ -57,6 +57,7 @@ def stream(
     waiting: dict[int, Episode] = {}  # by place in ``seeds``: ended before an earlier one
     place = [-1] * env.num_envs  # the episode that each world works on, -1: none is left for it
     tasks = [""] * env.num_envs  # the instruction with which its episode began
+    won = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)  # success in any tick, as evaluations count it
     given = finished = handed = 0
 
     def assign(worlds: Sequence[int]) -> Obs:
@@ -69,6 +70,7 @@ def stream(
             given += place[world] >= 0
         row_seeds = [seeds[p] if p >= 0 else 0 for p in place]
         begins = begins.to(env.device)
+        won[begins] = False
         obs = env.reset(begins, row_seeds)
         controller.reset(begins, row_seeds)
         tape.begin(begins, obs)
@@ -82,6 +84,7 @@ def stream(
         units = scale.to_actuator(controller.step(obs)).clamp(bounds.low, bounds.high)
         step = env.step(units, active)
         tape.write(active, step.info.get("executed", units), step.reward, step.obs)
+        won |= active & step.info["success"] if "success" in step.info else won
         obs = step.obs
         ended = (active & (step.terminated | step.truncated)).nonzero()[:, 0].tolist()
         for world in ended:
@@ -90,7 +93,7 @@ def stream(
                 seed=int(seeds[place[world]]),
                 terminated=bool(step.terminated[world]),
                 truncated=bool(step.truncated[world]),
-                success=bool(step.info["success"][world]) if "success" in step.info else False,
+                success=bool(won[world]),
                 task=tasks[world],
             )
         if ended:

@@ -127,6 +127,16 @@ class Failing(Straight):
         raise KeyError("grip")
 
 
+class Finite(Straight):
+    """A plan of three actions."""
+
+    def reset(self, obs: Any, info: Any) -> None:
+        self.plan = iter([np.array([1.0, 5.0])] * 3)
+
+    def act(self, obs: Any, info: Any) -> Any:
+        return next(self.plan)
+
+
 class Repeating(Straight):
     still = np.array([np.nan, np.nan])
 
@@ -172,6 +182,30 @@ def test_an_expert_that_fails_is_not_told_as_its_world(processes):
     config = GymConfig("test_external_experts:Counting", max_steps=5, control_hz=10, processes=processes)
     with pytest.raises(BurnishError, match="the expert beside test_external_experts:Counting failed: KeyError"):
         collect(env := make_env(config, 1), make_expert(config, 1, "test_external_experts:Failing", env=env), [0])
+
+
+def test_an_expert_is_not_asked_once_its_episode_is_over_and_a_success_on_the_way_counts():
+    config = GymConfig("odd_worlds:Passing", max_steps=3, control_hz=10, processes=0)
+    expert = "test_external_experts:Finite"
+    found = collect(env := make_env(config, 2), make_expert(config, 2, expert, env=env), [0, 1, 2]).episodes
+    assert [(len(episode), episode.success) for episode in found] == [(3, True)] * 3
+    # Control: a success that no tick has.
+    never = GymConfig("odd_worlds:Passing", {"at": 9}, max_steps=3, control_hz=10, processes=0)
+    found = collect(env := make_env(never, 2), make_expert(never, 2, expert, env=env), [0]).episodes
+    assert not found[0].success
+
+
+@pytest.mark.parametrize(("name", "sentence"), [("Rounded", r"as uint8 of shape .*not float64"), ("Strange", "")])
+def test_what_a_world_declares_and_gives_must_fit_and_what_else_it_holds_is_its_own(name, sentence):
+    env = make_env(GymConfig(f"odd_worlds:{name}", max_steps=3, control_hz=10, processes=0), 1)
+    if sentence:
+        with pytest.raises(BurnishError, match=sentence):
+            env.reset(seeds=[3])
+        return
+    env.reset(seeds=[3])
+    first = env.step(torch.zeros(1, 2)).reward
+    env.reset(seeds=[3])
+    assert torch.equal(env.step(torch.zeros(1, 2)).reward, first), "its generator, of another kind, is seeded"
 
 
 def test_without_errors_it_is_the_expert_itself():

@@ -173,8 +173,19 @@ def test_episode_ends_of_a_plain_file(tmp_path):
     np.savez(path, observations=columns["a"], actions=columns["action"], episode_ends=np.cumsum(LENGTHS))
     read = read_dataset(path)
     assert [len(episode) for episode in read] == list(LENGTHS) and all(episode.truncated for episode in read)
-    np.savez(path, observations=columns["a"], actions=columns["action"][:, 0], episode_ends=np.cumsum(LENGTHS))
-    assert read_dataset(path).spec.action.dim == 1
+    ends = {"episode_ends": np.cumsum(LENGTHS), "control_hz": 29.97}
+    np.savez(path, observations=columns["a"], actions=columns["action"][:, 0], **ends)
+    read = read_dataset(path)
+    assert read.spec.action.dim == 1 and read.spec.control_hz == 29.97
+
+
+def test_d4rl_columns_may_say_who_succeeded(tmp_path):
+    path = WRITERS["d4rl"](tmp_path)
+    with hdf5(path, "a") as file:
+        file["success"] = file["terminals"][:]
+    read = read_dataset(path)
+    assert [episode.success for episode in read] == [number == 0 for number in range(len(read))]
+    assert notes.NO_SUCCESS not in read.meta.get("notes", ())
 
 
 def test_a_rate_that_is_not_known_fits_every_world(tmp_path):

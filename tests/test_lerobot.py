@@ -20,7 +20,7 @@ from PIL import Image
 import lerobot_v3_reader
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec
-from burnish.policies.data.episodes import Episode, Episodes
+from burnish.policies.data.episodes import NO_ENDS, Episode, Episodes
 from burnish.policies.data.lerobot import LeRobotWriter, read_lerobot, write_lerobot
 
 SHAPES = {
@@ -276,6 +276,8 @@ def test_foreign_ends_keep_their_meaning(tmp_path):
     }
     read = read_lerobot(write_foreign(tmp_path / "two", both))
     assert [(e.terminated, e.truncated, e.success) for e in read] == [(True, False, True), (False, True, False)]
+    read = read_lerobot(write_foreign(tmp_path / "never", {"next.done": [False] * 5}))
+    assert [(e.terminated, e.truncated) for e in read] == [(False, True)] * 2 and NO_ENDS in read.meta["notes"]
 
 
 def test_our_set_without_our_key_is_foreign(folder, episodes):

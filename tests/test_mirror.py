@@ -10,7 +10,7 @@ import torch
 from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.spec import ActionSpec, ObsSpec
-from burnish.policies.data.episodes import Episode, Episodes
+from burnish.policies.data.episodes import NO_LIMITS, Episode, Episodes
 from burnish.policies.data.lerobot import write_lerobot
 from burnish.policies.data.mirror import Mirror, mirrored
 from burnish.policies.data.read import read_dataset
@@ -50,6 +50,17 @@ def test_the_image_is_what_the_mirrored_world_shows():
     for less in (replace(SIDEWAYS, flip=[]), replace(SIDEWAYS, negate=["state.0"])):  # negative controls
         assert not same(mirrored(here, less), there)
     assert same(mirrored(mirrored(here, SIDEWAYS), SIDEWAYS), here)
+
+
+def test_limits_that_are_the_range_of_the_data_are_mirrored_too():
+    """Control: limits that are known are kept to."""
+    here = played(torch.ones(2))
+    low, high = here[0].action.amin(0), here[0].action.amax(0)
+    known = replace(here, spec=replace(here.spec, action=ActionSpec(tuple(low.tolist()), tuple(high.tolist()))))
+    with pytest.raises(BurnishError, match="would leave the limits"):
+        mirrored(known, SIDEWAYS)
+    found = mirrored(replace(known, meta={"notes": [NO_LIMITS]}), SIDEWAYS)
+    assert found.spec.action.low[0] == pytest.approx(-float(high[0]))
 
 
 def test_words_and_numbers_of_two_sides_change_places():

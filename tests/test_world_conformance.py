@@ -194,7 +194,8 @@ def test_the_contract(require, name, way, monkeypatch):
     with contextlib.ExitStack() as stack:
         given = {**settings, "max_steps": limit}
         if way == "tcp":
-            config: GymConfig = RemoteConfig(**given, address=stack.enter_context(served(name, settings)))
+            kept = {key: x for key, x in given.items() if key not in ("kwargs", "package")}  # the server has them
+            config: GymConfig = RemoteConfig(**kept, address=stack.enter_context(served(name, settings)))
         elif way == "remote":
             config = RemoteConfig(**given, python=sys.executable, processes=1)
         else:

@@ -134,7 +134,7 @@ def test_arguments_that_a_strangers_file_may_not_say_are_named():
     assert read_back(as_yaml(world)) == world
     assert "names it: it says env.kwargs.xml_file='my.xml', which is not known" in refused(as_yaml(world))
     assert not refused(as_yaml(GymConfig("Pendulum-v1", {"g": 9.81})))
-    there = RemoteConfig("Some/World-v0", {"camera_id": [1, 2.5, "word"]}, address="there:7777")
+    there = RemoteConfig("Some/World-v0", success="solved", address="there:7777")
     assert read_back(as_yaml(there)) == there
     assert "files start and reach nothing" in refused(as_yaml(there))
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,33 @@ def test_another_machine_plays_the_same_episodes_for_the_holder_of_the_key(in_pr
     assert torch.equal(env.step(torch.ones(5, 1)).obs["state"], after)
     with pytest.raises(BurnishError, match="4 worlds were asked for, and 1 to 3 are offered"):
         ExternalEnv(4, RemoteConfig(address=address, processes=1))
+
+
+def test_who_connects_chooses_no_code_and_believes_no_server_without_the_key(served, monkeypatch, tmp_path):
+    (address, _), file = served, tmp_path / "mine.py"
+    file.write_text("def run(env):\n    open(__file__ + '.ran', 'w').close()\n")
+    monkeypatch.setenv(world_server.KEY, "secret")
+    env = ExternalEnv(1, RemoteConfig("Other-v0", address=address, success="terminated"))
+    assert env.config.id == "Pendulum-v1" and env.spec.action_mode == "gym:Pendulum-v1", "the server says what it is"
+    env.reset()
+    assert "success" in env.step(torch.zeros(1, 1)).info, "the user says what a success is"
+    with pytest.raises(BurnishError, match="does not offer that expert"):
+        env.workers.take_on(f"{file}:run")
+    assert not Path(f"{file}.ran").exists()
+    with pytest.raises(BurnishError, match="is said to the server of env"):
+        RemoteConfig(address=address, kwargs={"g": 9.0})
+    with socket.create_server(("127.0.0.1", 0)) as impostor:
+        greeting = (b"h", {"version": 1, "nonce": ""})
+        threading.Thread(target=lambda: world_server.send(impostor.accept()[0], *greeting), daemon=True).start()
+        with pytest.raises(BurnishError, match="proves no key"):
+            ExternalEnv(1, RemoteConfig(address=f"127.0.0.1:{impostor.getsockname()[1]}"))
+
+
+def test_a_worker_closes_its_worlds(tmp_path):
+    env = ExternalEnv(1, GymConfig("odd_worlds:Leaving", {"file": f"{tmp_path}/closed"}, max_steps=5, processes=1))
+    env.reset()
+    env.close()
+    assert (tmp_path / "closed").exists()
 
 
 def killed(env: ExternalEnv, k: int) -> None:

@@ -36,7 +36,7 @@ ASSUMED_HZ = 20.0  # where nothing says how often a world is commanded
 # Notes of a reader on what the data lack, and how it was filled in.
 NO_REWARD = "there is no reward: it is zero"
 NO_SUCCESS = "nothing says which episodes succeed: none counts as a success"
-NO_ENDS = "no column says how episodes end: they count as truncated"
+NO_ENDS = "nothing says how episodes end: they count as truncated"
 NO_END = "recordings that stop without an end count as truncated"
 NO_FINAL = "final observations are missing: the last observation is repeated"
 NO_LIMITS = "action limits are the range of the data"

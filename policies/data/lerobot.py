@@ -295,7 +295,7 @@ class _Reader:
         ends = {name: bool(x[-1]) for name, x in results.items()}
         truncated = ends.get("next.truncated", False)
         terminated = ends.get("next.terminated", ends.get("next.done", False) and not truncated)
-        if "next.done" not in ends and "next.terminated" not in ends and not truncated:
+        if not (terminated or truncated) and self.spec is None:  # of a set that we did not write
             truncated = True
             self.notes.append(NO_ENDS)
         if "next.reward" not in results:

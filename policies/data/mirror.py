@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import BurnishError, did_you_mean
-from .episodes import LIMIT_TOLERANCE, Episode, Episodes
+from .episodes import LIMIT_TOLERANCE, NO_LIMITS, Episode, Episodes, action_limits
 
 ACTION = "action"
 
@@ -50,6 +50,7 @@ def mirrored(episodes: Episodes, mirror: Mirror) -> Episodes:
         if key not in pictures:
             raise BurnishError(f"the set has no picture {key!r} to turn; {did_you_mean(key, pictures)}")
     low, high = (torch.tensor(x) for x in (episodes.spec.action.low, episodes.spec.action.high))
+    fitted = NO_LIMITS in episodes.meta.get("notes", ())  # its limits are no more than the range of these actions
     words = {x: y for a, b in pairs(mirror.words, "words") for x, y in ((a, b), (b, a))}
 
     def image(key: str, x: Tensor) -> Tensor:
@@ -62,7 +63,7 @@ def mirrored(episodes: Episodes, mirror: Mirror) -> Episodes:
         if words and not episode.task:
             raise BurnishError(f"words= changes instructions, but episode {number} has none")
         over = torch.maximum(low - action, action - high).amax(0) > LIMIT_TOLERANCE * (high - low)
-        if bool(over.any()):
+        if bool(over.any()) and not fitted:
             raise BurnishError(
                 f"the mirror image of episode {number} would leave the limits of the actions in number "
                 f"{int(over.nonzero()[0, 0])}: their range is not the same on both sides"
@@ -71,7 +72,9 @@ def mirrored(episodes: Episodes, mirror: Mirror) -> Episodes:
         task = re.sub(r"\w+", lambda found: words.get(found[0], found[0]), episode.task)
         return replace(episode, obs=obs, action=action, task=task, sim_state=None, extra={})
 
-    return replace(episodes, episodes=[turned(number, episode) for number, episode in enumerate(episodes)])
+    mirrored = [turned(number, episode) for number, episode in enumerate(episodes)]
+    spec = replace(episodes.spec, action=action_limits(mirrored)) if fitted else episodes.spec
+    return replace(episodes, episodes=mirrored, spec=spec)
 
 
 def pairs(words: Sequence[str], what: str) -> list[tuple[str, str]]:

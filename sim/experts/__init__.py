@@ -70,6 +70,8 @@ def make_expert(
         from ..external.worlds import ExternalEnv
         from .hosted import hosted_expert
 
+        if isinstance(config, ManiSkillConfig) and env is not None and not isinstance(env, ExternalEnv):
+            raise BurnishError(f"experts of {config.id} act beside worlds on the CPU; say env.backend=cpu")
         if not isinstance(env, ExternalEnv) or env.num_envs != num_envs:
             raise BurnishError(f"the expert of {config.id} lives beside its environments; give them as env=")
         return hosted_expert(env, level, errors, seed)

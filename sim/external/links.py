@@ -66,7 +66,7 @@ class InProcess:
             raise Failed(reason(error, named=True)) from error
 
     def ready(self) -> None:
-        self.description = checked(json.loads(json.dumps(self._host.describe())))
+        self.description = checked(json.loads(json.dumps(self._host.describe(), default=lambda _: None)))
         layout = self._host.layout
         self._host.attach(bytearray(server.sizes(layout, self.count)[1]))
         self.arrays = self._host.arrays
@@ -92,9 +92,9 @@ class Connected:
     _socket: socket.socket
     _given = 0  # bytes of the memory that travel with a request; none where it is shared
 
-    def _make(self, recipe: Mapping[str, Any] | None, count: int) -> None:
+    def _make(self, recipe: Mapping[str, Any] | None, count: int, success: str | None = None) -> None:
         self.count = count
-        self.begin(b"m", {"recipe": recipe, "count": count})
+        self.begin(b"m", {"recipe": recipe, "count": count, "success": success})
 
     def ready(self) -> None:
         self.description = checked(self.finish()[0])
@@ -178,7 +178,7 @@ class Process(Connected):
 class Remote(Connected):
     """Worlds of `world_server.py --listen` on another machine, whose key is in BURNISH_API_KEY on both."""
 
-    def __init__(self, address: str, count: int) -> None:
+    def __init__(self, address: str, count: int, success: str | None = None) -> None:
         host, _, port = address.rpartition(":")
         try:
             self._socket = socket.create_connection((host, int(port)), PATIENCE_S)
@@ -191,7 +191,7 @@ class Remote(Connected):
         try:
             self._prove(os.environ.get(server.KEY, ""))
             self._socket.settimeout(None)
-            self._make(None, count)
+            self._make(None, count, success)
         except BaseException:
             self.close()
             raise
@@ -199,6 +199,10 @@ class Remote(Connected):
     def _prove(self, key: str) -> None:
         """Both sides hold the key; neither sends it."""
         nonce = str(self.finish()[0].get("nonce", ""))
+        if not nonce and key:
+            raise BurnishError(
+                f"the server of worlds proves no key, though {server.KEY} is set here; set it there too, or not here"
+            )
         if not nonce:
             return
         if not key:
@@ -244,10 +248,12 @@ def checked(description: dict[str, Any]) -> dict[str, Any]:
         good = good and all(_shaped(x) and all(isinstance(key, str) for key in x["path"]) for x in leaves)
         ends = [action.get("low", []), action.get("high", [])]
         good = good and all(isinstance(x, (int, float)) for end in ends for x in end)
-        mode, notes = description["says"]["action_mode"], description["says"]["notes"] or []
-        good = good and isinstance(mode, str | None) and all(isinstance(note, str) for note in notes)
-        if not good:
+        mode, notes = description["says"]["action_mode"], description["says"]["notes"]
+        if not good or not isinstance(description.get("id", ""), str):
             raise TypeError
+        # These two may be anything in a world that does not mean us.
+        notes = [note for note in notes if isinstance(note, str)] if isinstance(notes, list) else []
+        description["says"] = {"action_mode": mode if isinstance(mode, str) else None, "notes": notes}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BurnishError(
             "the worlds describe themselves in no form of ours; take the world_server.py of this version"

@@ -34,6 +34,7 @@ from ...policies.core.spec import ActionSpec, EnvSpec, ObsSpec
 from ...policies.core.types import Obs, Step
 from .maniskill import ManiSkillConfig
 from .maniskill_world import begin, box_of, read, registered_limit, simulate
+from .settings import Reward
 
 SEEDS = (1 << 31) - 1  # seeds here have 63 bits, NumPy's 32
 
@@ -76,6 +77,7 @@ class ManiSkillEnv:
         self._rests_at_zero = "delta" in mode or ("vel" in mode and "pos" not in mode)
         self._command = ((self._low + self._high) / 2).repeat(num_envs, 1)
         self._ready = torch.zeros(num_envs, dtype=torch.bool, device=self._own)
+        self._succeeded = torch.zeros_like(self._ready)
         self._seen = self._read(self._simulation.get_obs())
         shapes = {key: tuple(x.shape[1:]) for key, x in self._seen.items()}
         action = ActionSpec(tuple(box.low.tolist()), tuple(box.high.tolist()))
@@ -91,7 +93,7 @@ class ManiSkillEnv:
             seen = self._begin(together)
         if len(rows):
             self._seen = tree.where(mask, self._read(seen), self._seen)  # the last call has seen all of them
-        self._ready = self._ready | mask
+        self._ready, self._succeeded = self._ready | mask, self._succeeded & ~mask
         return self._given()
 
     def _begin(self, rows: Tensor) -> Any:
@@ -125,10 +127,18 @@ class ManiSkillEnv:
             facts["success"] = info["success"].bool() & active
             if self.config.end_at_success:
                 terminated = terminated | facts["success"]
+        if self.config.reward is Reward.until_success:
+            reward = self._until_success(facts)
         terminated = terminated & active
         truncated = active & (self._clock.tick >= self.spec.max_steps) & ~terminated
         self._ready = active & ~(terminated | truncated)
         return self._step(torch.where(active, reward.float(), 0.0), terminated, truncated, facts)
+
+    def _until_success(self, facts: dict[str, Tensor]) -> Tensor:
+        if "success" not in facts:
+            raise BurnishError(f"env.reward=until_success needs to know of success, and {self.config.id} reports none")
+        self._succeeded = self._succeeded | facts["success"]
+        return -(~self._succeeded).float()
 
     def _step(self, reward: Tensor, terminated: Tensor, truncated: Tensor, facts: dict[str, Tensor]) -> Step:
         info = {key: x.to(self.device) for key, x in facts.items()}

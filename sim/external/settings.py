@@ -122,3 +122,9 @@ class RemoteConfig(GymConfig):
         super().__post_init__()
         if sum(x is not None for x in (self.python, self.name, self.address)) > 1:
             raise BurnishError("env.python, env.name and env.address each say where the worlds live; give one of them")
+        theirs = [name for name in ("kwargs", "package", "vector") if getattr(self, name)]
+        if self.address is not None and theirs:
+            raise BurnishError(
+                f"env.{theirs[0]} is said to the server of env.address={self.address} itself: "
+                f"`python world_server.py --listen ... --{theirs[0]} ...`"
+            )

@@ -48,7 +48,7 @@ class Workers:
         config, count = self.config, share.stop - share.start
         if isinstance(config, RemoteConfig):
             if config.address is not None:
-                return Remote(config.address, count)
+                return Remote(config.address, count, config.success)
             return Process(self._recipe, count, interpreter(config))
         return Process(self._recipe, count) if self._processes else InProcess(self._recipe, count)
 

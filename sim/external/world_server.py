@@ -41,11 +41,9 @@ from typing import Any
 
 import numpy as np
 
-VERSION = 1
-GROUP = "burnish.worlds"  # of entry points
-SUCCESS = ("success", "is_success")  # the usual keys of an info
+VERSION, GROUP = 1, "burnish.worlds"  # the latter of entry points
+SUCCESS, UNREPORTED = ("success", "is_success"), 2  # the usual keys of an info; and where it says nothing
 GENERATORS = ("_np_random", "rng")  # of an environment
-UNREPORTED = 2  # in `success`, where the environment says nothing
 HEAD = struct.Struct("<cII")  # letter, bytes of the header, bytes that follow it
 LONGEST_HEADER, LONGEST_BYTES = 1 << 22, 1 << 30
 KEY, HERE = "BURNISH_API_KEY", os.path.dirname(os.path.abspath(__file__))
@@ -97,9 +95,8 @@ def leaves(space: Any, path: tuple[str, ...] = ()) -> Iterator[dict[str, Any]]:
         for key, value in sorted(items, key=lambda item: str(item[0])):
             yield from leaves(value, (*path, str(key)))
         return
-    kind, array = type(space).__name__, {"dtype": "", "shape": []}
-    if kind == "Box":
-        array = {"dtype": str(space.dtype), "shape": list(space.shape)}
+    kind = type(space).__name__
+    array = {"dtype": str(space.dtype), "shape": list(space.shape)} if kind == "Box" else {"dtype": "", "shape": []}
     yield {"path": list(path), "kind": kind, **array}
 
 
@@ -140,10 +137,11 @@ class Host:
         rates["render_fps"] = (getattr(world, "metadata", None) or {}).get("render_fps")
         return {
             "version": VERSION,
+            "id": self.recipe["id"],
             "python": sys.version.split()[0],
             "observation": self.leaves,
             "action": action,
-            "rates": {key: as_array(x).item(0) for key, x in rates.items() if _is_number(x)},
+            "rates": {key: as_array(x).item(0) for key, x in rates.items() if isinstance(x, (int, float, np.number))},
             "max_steps": getattr(spec, "max_episode_steps", None) or getattr(world, "_max_episode_steps", None),
             "says": {name: getattr(inner, name, None) for name in ("action_mode", "notes")},
             "nondeterministic": bool(getattr(spec, "nondeterministic", False) or self.recipe.get("vector")),
@@ -161,10 +159,10 @@ class Host:
         world, kept = self.worlds[i], (np.random.get_state(), random.getstate())
         np.random.seed(seed)
         random.seed(seed)
-        inner, fresh = getattr(world, "unwrapped", world), np.random.default_rng(seed)
-        for name in GENERATORS:
-            if isinstance(vars(inner).get(name), np.random.Generator):
-                vars(inner)[name].bit_generator.state = fresh.bit_generator.state  # others may hold the same one
+        held = vars(getattr(world, "unwrapped", world))
+        for source in (held.get(name) for name in GENERATORS):
+            if isinstance(source, np.random.Generator):  # others may hold the same one
+                source.bit_generator.state = type(source.bit_generator)(seed).state
         try:
             found = world.reset(seed=seed)
         finally:
@@ -188,21 +186,23 @@ class Host:
     def _succeeded(self, info: dict[str, Any], ended: bool) -> int:
         if self.success == "terminated":
             return int(ended)
-        for key in (self.success,) if self.success else SUCCESS:
-            if key in info:
-                return int(bool(as_array(info[key]).item(0)))
-        return UNREPORTED
+        key = next((key for key in ((self.success,) if self.success else SUCCESS) if key in info), None)
+        return UNREPORTED if key is None else int(bool(as_array(info[key]).item(0)))
 
     def _see(self, i: int, obs: Any, info: Any) -> None:
         self.seen[i] = (obs, info)
         for row, leaf in zip(self.rows, self.leaves):
             value = as_array(look_up(obs, leaf["path"]))
-            if list(value.shape) != leaf["shape"]:  # would be broadcast in silence, or not at all
-                raise ValueError(f"it declares {leaf['path']} of shape {leaf['shape']}, but gave {value.shape}")
+            rounded = value.dtype.kind == "f" and row.dtype.kind in "iub"
+            if rounded or list(value.shape) != leaf["shape"]:  # in silence it would be rounded, or broadcast
+                found = f"{value.dtype} of shape {value.shape}"
+                raise ValueError(f"it declares {leaf['path']} as {row.dtype} of shape {leaf['shape']}, not {found}")
             row[i] = value
 
     def answer(self, letter: bytes, header: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
         if letter == b"t":
+            if header["expert"] not in self.recipe.get("experts", [header["expert"]]):
+                raise ValueError("this server does not offer that expert; start it with --expert NAME")
             self.experts = [load(header["expert"])(world) for world in self.worlds]
             for expert, seen in zip(self.experts, self.seen):
                 if seen is not None:
@@ -241,10 +241,6 @@ def host_of(recipe: dict[str, Any], count: int) -> Host:
     return beside["Batch"](recipe, [make(recipe, count)] * count)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-
-
 def fields(observation: list[dict[str, Any]], dim: int) -> list[tuple[str, str, tuple[int, ...], bool]]:
     """Name, type, shape of a row, and whether it goes to the worlds; those that do stand first."""
     given = [("action", "float64", (dim,), True), ("seeds", "int64", (), True), ("mask", "uint8", (), True)]
@@ -275,7 +271,7 @@ def arrays(memory: Any, layout: list[tuple[str, str, tuple[int, ...], bool]], co
 
 def send(connection: socket.socket, letter: bytes, header: dict[str, Any], data: Any = b"") -> None:
     """A message, sent: its letter, its header as JSON, and its bytes."""
-    text = json.dumps(header).encode() if header else b""
+    text = json.dumps(header, default=lambda _: None).encode() if header else b""  # an environment may say anything
     connection.sendall(b"".join((HEAD.pack(letter, len(text), len(data)), text, data)))
 
 
@@ -293,14 +289,13 @@ def receive(connection: socket.socket) -> tuple[bytes, dict[str, Any], bytes]:
 
 def exactly(connection: socket.socket, size: int) -> bytes:
     """The next ``size`` bytes of a connection; EOFError where it ends before."""
-    parts, left = [], size
-    while left:
-        part = connection.recv(min(left, 1 << 20))
+    data = bytearray()
+    while len(data) < size:
+        part = connection.recv(min(size - len(data), 1 << 20))
         if not part:
             raise EOFError
-        parts.append(part)
-        left -= len(part)
-    return b"".join(parts)
+        data += part
+    return bytes(data)
 
 
 def proof(key: str, nonce: str, side: str) -> str:
@@ -324,19 +319,23 @@ def proven(connection: socket.socket, key: str) -> bool:
 
 def serve(connection: socket.socket, memory_file: int = -1, recipe: Any = None, most: int = 0) -> None:
     """Answers until the other side goes. With ``recipe`` the world is fixed, and its user may only say how many, up to
-    ``most``. Without ``memory_file`` memory travels with the messages."""
+    ``most``, and what is a success: experts are those of ``--expert``, so nobody who connects chooses what code runs.
+    Without ``memory_file`` memory travels with the messages."""
     host, given = None, 0
     while True:
         try:
             letter, header, data = receive(connection)
         except (EOFError, OSError, ValueError):
+            for world in host.worlds if host else ():
+                with contextlib.suppress(Exception):
+                    world.close()
             return
         try:
             if letter == b"m":
                 count = int(header["count"])
                 if recipe is not None and not 1 <= count <= most:
                     raise ValueError(f"{count} worlds were asked for, and 1 to {most} are offered")
-                host = host_of(header["recipe"] if recipe is None else recipe, count)
+                host = host_of({**recipe, "success": header.get("success")} if recipe else header["recipe"], count)
                 send(connection, b"k", host.describe())
                 continue
             if host is None:
@@ -361,9 +360,10 @@ def main() -> None:
     parser.add_argument("--memory", type=int, help="of Burnish: the inherited memory")
     parser.add_argument("--listen", help="HOST:PORT of this machine; a HOST that others can reach needs " + KEY)
     parser.add_argument("--id", help="the environment: registered, an entry point, or module:callable")
-    parser.add_argument("--package", action="append", default=[], help="imported first; may be repeated")
+    parser.add_argument("--package", dest="packages", action="append", default=[], help="imported first; repeatable")
+    parser.add_argument("--expert", dest="experts", action="append", default=[], help="module:callable; repeatable")
     parser.add_argument("--vector", action="store_true", help="one environment of gymnasium.vector has all worlds")
-    parser.add_argument("--kwargs", default="{}", help="arguments of the environment, as JSON")
+    parser.add_argument("--kwargs", type=json.loads, default={}, help="arguments of the environment, as JSON")
     parser.add_argument("--most", type=int, default=64, help="worlds that a user may ask for (default: %(default)s)")
     chosen = parser.parse_args()
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) != HERE]  # its files are no packages of yours
@@ -378,7 +378,7 @@ def main() -> None:
     key = os.environ.get(KEY, "")
     if not key and name not in ("127.0.0.1", "localhost", "::1"):
         parser.error(f"{name} can be reached by others: set {KEY} here and where Burnish runs, or listen on 127.0.0.1")
-    recipe = {"id": chosen.id, "packages": chosen.package, "kwargs": json.loads(chosen.kwargs), "vector": chosen.vector}
+    recipe = {name: getattr(chosen, name) for name in ("id", "packages", "kwargs", "vector", "experts")}
     with socket.create_server((name, int(port))) as listener:
         sys.stderr.write(f"serving {chosen.id} on {name}:{listener.getsockname()[1]}\n")
         sys.stderr.flush()

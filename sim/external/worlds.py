@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from ...policies.core.spec import require_bytes
 from ...policies.core.types import Obs, Step
 from ...policies.data.observation import Layout
 from .links import Failed
-from .settings import GymConfig, Reward
+from .settings import GymConfig, RemoteConfig, Reward
 from .spec import spec_of
 from .workers import Workers
 from .world_server import SUCCESS, UNREPORTED
@@ -61,11 +62,13 @@ class ExternalEnv:
         self.config = config = config or GymConfig()
         self.num_envs, self.device = num_envs, torch.device(device)
         self._clock = Clock(num_envs, seed)
-        self._begun, self._succeeded = np.zeros((2, num_envs), dtype=bool)
+        self._begun, self._succeeded, self._ended = np.zeros((3, num_envs), dtype=bool)
         self.reported = False  # whether any step has said if it is a success
         self._advice: Tensor | None = None
         self.workers = Workers(config, num_envs)
         self.description = found = self.workers.description
+        if isinstance(config, RemoteConfig) and config.address is not None:
+            self.config = config = replace(config, id=found.get("id", config.id))  # the server's word
         self.continues = not found["nondeterministic"]  # whether its state holds the episodes under way
         self._layout = Layout(found["observation"], config.id)
         self.spec, self.hz_from = spec_of(found, self._layout.spec, config)
@@ -110,7 +113,7 @@ class ExternalEnv:
         chosen = mask.numpy()
         self._begun |= chosen
         self._played[chosen] = 0
-        self._succeeded[chosen] = self.workers.lost[chosen] = False
+        self._succeeded[chosen] = self._ended[chosen] = self.workers.lost[chosen] = False
         self.workers.give("seeds", cut_seeds(self._clock.seeds))
         self._request(b"r", chosen)
         return self._observe()
@@ -134,6 +137,7 @@ class ExternalEnv:
         terminated = live & (terminated.astype(bool) | (won & self.config.end_at_success))
         late = ticks + 1 >= self.spec.max_steps
         truncated = chosen & ~terminated & (truncated.astype(bool) | late | lost)
+        self._ended |= terminated | truncated
         self._succeeded |= won
         if self.config.reward is Reward.until_success:
             self._require_success(live & ~reported)
@@ -150,9 +154,10 @@ class ExternalEnv:
         )
 
     def advice(self) -> Tensor:
-        """(N, A) in actuator units: what the experts (`Workers.take_on`) would do now. Each is asked once in a tick."""
+        """(N, A) in actuator units: what the experts (`Workers.take_on`) would do now. Each is asked once a tick, and
+        no more once its episode has ended."""
         if self._advice is None:
-            self.workers.request(b"x", self._begun & ~self.workers.lost, self._begun)
+            self.workers.request(b"x", self._begun & ~self._ended & ~self.workers.lost, self._begun)
             self._advice = torch.from_numpy(self.workers.get("advice"))
         return self._advice
 
@@ -160,7 +165,8 @@ class ExternalEnv:
         """(N, H, W, 3) uint8. How large, the environment decides: many take ``width`` and ``height`` as arguments."""
         if not self.drawn:
             raise BurnishError(
-                f"{self.config.id} was made without pictures; make it with 'env.kwargs={{render_mode: rgb_array}}'"
+                f"{self.config.id} was made without pictures; make it with 'env.kwargs={{render_mode: rgb_array}}', "
+                "one of ManiSkill with env.film=true"
             )
         try:
             frames = [

@@ -15,7 +15,7 @@ from .columns import Columns, recordings
 from .hdf5 import Group
 from .recording import Source, episodes_of
 
-WANTED = ("observations", "actions", "rewards", "terminals", "timeouts", "next_observations")
+WANTED = ("observations", "actions", "rewards", "terminals", "timeouts", "next_observations", "success")
 
 
 def read(columns: Columns, bad: Bad | None = None) -> Episodes:

@@ -42,4 +42,6 @@ def read(columns: Columns, bad: Bad | None = None) -> Episodes:
 
 def _rate(columns: Columns) -> float | None:
     found = columns.found.get(("control_hz",))
-    return rate_of(float(found.read().flat[0])) if found is not None and found.shape in ((), (1,)) else None
+    if found is None or found.shape not in ((), (1,)):
+        return None
+    return rate_of(float(f"{found.read().flat[0]:.6g}"))  # as it was written, not as float32 has it

@@ -1,0 +1,65 @@
+"""Environments that do what is allowed, or nearly: for tests of `sim/external`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Passing(gymnasium.Env):
+    """It succeeds in one tick, ``at``, and goes on."""
+
+    observation_space = spaces.Box(-9, 9, (1,), np.float64)
+    action_space = spaces.Box(np.float32([-2, -10]), np.float32([2, 10]))
+
+    def __init__(self, at: int = 1) -> None:
+        self.at = at
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.tick = 0
+        return self.seen(), {}
+
+    def step(self, action: Any) -> Any:
+        self.tick += 1
+        return self.seen(), 0.0, False, False, {"success": self.tick == self.at}
+
+    def seen(self) -> Any:
+        return np.zeros(1)
+
+
+class Rounded(Passing):
+    """Declares bytes, and shows them divided by 255."""
+
+    observation_space = spaces.Box(0, 255, (1,), np.uint8)
+
+    def seen(self) -> Any:
+        return np.array([0.7])
+
+
+class Strange(Passing):
+    """Has attributes of our names that mean something else, and a generator of another kind."""
+
+    action_mode, notes = object(), 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = np.random.Generator(np.random.Philox())
+
+    def step(self, action: Any) -> Any:
+        obs, _, *rest = super().step(action)
+        return obs, self.rng.random(), *rest
+
+
+class Leaving(Passing):
+    """Leaves a file when it is closed."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__()
+        self.file = Path(file)
+
+    def close(self) -> None:
+        self.file.touch()
