@@ -16,6 +16,7 @@ from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.spec import ChunkConfig
 from burnish.policies.data import episodes as notes
+from burnish.policies.data.convert import merged
 from burnish.policies.data.lerobot import read_lerobot, write_lerobot
 from burnish.policies.data.read import fingerprint, format_of, read_dataset
 from format_lab import LENGTHS, WRITERS, flat, hdf5, state
@@ -85,7 +86,9 @@ def test_minari_s_pictures_are_those_that_it_packed(tmp_path):
 
 
 def test_names_in_the_masks_of_robomimic_become_numbers_of_episodes(tmp_path):
-    assert read_dataset(WRITERS["robomimic"](tmp_path)).meta["masks"] == {"train": [0, 2], "valid": [1]}
+    read = read_dataset(WRITERS["robomimic"](tmp_path))
+    assert read.meta["masks"] == {"train": [0, 2], "valid": [1]}
+    assert merged({"a": read, "b": read})[0].meta["masks"] == {"train": [0, 2, 3, 5], "valid": [1, 4]}
 
 
 def test_ogbench_itself_reads_the_same_transitions(tmp_path, require):

@@ -70,7 +70,9 @@ def selected(
     chosen = dict.fromkeys(number for word in numbers or ":" for number in _range(word, total))
     found = {number: there[number] for number in chosen if number in there and (there[number].success or not success)}
     if not found:
-        raise BurnishError(f"none of the {total} episodes is chosen, so nothing is written")
+        unknown = success and NO_SUCCESS in episodes.meta.get("notes", ())
+        why = f": {NO_SUCCESS}" if unknown else ""
+        raise BurnishError(f"none of the {total} episodes is chosen, so nothing is written{why}")
     episodes = replace(episodes, episodes=list(found.values()), meta=_renumbered(episodes.meta, list(found)))
     shapes = episodes.spec.obs.shapes
     for key in keys:
@@ -88,11 +90,15 @@ def selected(
 
 def _renumbered(meta: dict[str, Any], kept: Sequence[int]) -> dict[str, Any]:
     """With the lists of episodes by the numbers that these have now."""
+    now = {name: [i for i, number in enumerate(kept) if number in numbers] for name, numbers in _masks(meta).items()}
+    return {**meta, "masks": now} if now else meta
+
+
+def _masks(meta: Mapping[str, Any]) -> Mapping[str, list[Any]]:
+    """The lists of episodes, by their names, where there are any."""
     masks = meta.get("masks")
-    if not isinstance(masks, Mapping) or not all(isinstance(numbers, list) for numbers in masks.values()):
-        return meta
-    now = {name: [i for i, number in enumerate(kept) if number in numbers] for name, numbers in masks.items()}
-    return {**meta, "masks": now}
+    good = isinstance(masks, Mapping) and all(isinstance(numbers, list) for numbers in masks.values())
+    return masks if good and masks is not None else {}
 
 
 def renamed(episodes: Episodes, pairs: Sequence[tuple[str, str]]) -> Episodes:
@@ -155,7 +161,7 @@ def merged(sets: Mapping[str, Episodes]) -> tuple[Episodes, list[str]]:
         replace(x, extra={name: x.extra[name] for name in shared}, sim_state=x.sim_state if same else None)
         for x in every
     ]
-    metas = [{key: x for key, x in episodes.meta.items() if key != "notes"} for episodes in sets.values()]
+    metas = [{key: x for key, x in each.meta.items() if key not in ("notes", "masks")} for each in sets.values()]
     if any(meta.get("env") != metas[0].get("env") for meta in metas):
         said.append("the sets are of several worlds, so the new one names none: give env=... where one is needed")
     meta = dict(metas[0]) if all(x == metas[0] for x in metas) else _common(metas)
@@ -168,8 +174,14 @@ def merged(sets: Mapping[str, Episodes]) -> tuple[Episodes, list[str]]:
     if notes := list(dict.fromkeys(note for episodes in sets.values() for note in episodes.meta.get("notes", ()))):
         meta["notes"] = notes
     names: dict[str, Any] = {}
+    masks: dict[str, list[int]] = {}
+    before = 0  # episodes, of the sets that come first
     for episodes in sets.values():
         names = {**episodes.names, **names}
+        for name, numbers in _masks(episodes.meta).items():
+            masks.setdefault(name, []).extend(before + i for i in numbers if type(i) is int)
+        before += len(episodes)
+    meta |= {"masks": masks} if masks else {}
     return Episodes(every, _spec(sets), meta, names), said
 
 
