@@ -17,6 +17,8 @@ from burnish.policies.core.errors import BurnishError
 from burnish.sim.external import maniskill_speed
 from burnish.sim.external.maniskill import TASKS, Backend, ManiSkillConfig, Observations, RewardMode, hosted, make
 from burnish.sim.external.maniskill_gpu import ManiSkillEnv
+from burnish.sim.external.settings import Reward
+from burnish.sim.external.worlds import ExternalEnv
 
 
 @pytest.fixture
@@ -365,6 +367,15 @@ def test_worlds_of_a_batch_end_each_by_itself():
     for _ in range(5):
         step = env.step(-torch.ones(1, 1))
     assert step.terminated.tolist() == [True]  # it has failed, which ends it in any case
+
+
+@pytest.mark.maniskill
+@pytest.mark.parametrize(("reward", "paid"), [(Reward.until_success, -1.0), (Reward.given, 0.0)])
+def test_the_batch_pays_as_single_worlds_do(sapien, reward, paid):
+    config = ManiSkillConfig("PushCube-v1", backend=Backend.cpu, reward=reward, processes=0)
+    for env in (ManiSkillEnv(1, config), ExternalEnv(1, hosted(config, 1))):
+        env.reset(seeds=[0])
+        assert env.step(torch.zeros(1, 7)).reward.tolist() == [paid]
 
 
 @pytest.mark.maniskill
