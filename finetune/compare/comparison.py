@@ -319,7 +319,7 @@ def verdict(found: Mapping[str, Any]) -> str:
         if row["standing"] is not None:
             over, low, high = (signed.format(row[f"over_free{end}"]) for end in ("", "_low", "_high"))
             said = SAID[row["standing"]].format(yardstick["label"])
-            lines.append(f"{row['method']} {said}: {over} [{low}, {high}] ({found['confidence']:.3g})")
+            lines.append(f"{row['method']} {said}: {over} [{low}, {high}] at {found['confidence']:.3g}")
     return "\n".join([*lines, found["lacking"]] if found["lacking"] else lines)
 
 

@@ -72,9 +72,9 @@ def mirrored(episodes: Episodes, mirror: Mirror) -> Episodes:
         task = re.sub(r"\w+", lambda found: words.get(found[0], found[0]), episode.task)
         return replace(episode, obs=obs, action=action, task=task, sim_state=None, extra={})
 
-    mirrored = [turned(number, episode) for number, episode in enumerate(episodes)]
-    spec = replace(episodes.spec, action=action_limits(mirrored)) if fitted else episodes.spec
-    return replace(episodes, episodes=mirrored, spec=spec)
+    images = [turned(number, episode) for number, episode in enumerate(episodes)]
+    spec = replace(episodes.spec, action=action_limits(images)) if fitted else episodes.spec
+    return replace(episodes, episodes=images, spec=spec)
 
 
 def pairs(words: Sequence[str], what: str) -> list[tuple[str, str]]:

@@ -319,7 +319,7 @@ def proven(connection: socket.socket, key: str) -> bool:
 
 def serve(connection: socket.socket, memory_file: int = -1, recipe: Any = None, most: int = 0) -> None:
     """Answers until the other side goes. With ``recipe`` the world is fixed, and its user may only say how many, up to
-    ``most``, and what is a success: experts are those of ``--expert``, so nobody who connects chooses what code runs.
+    ``most``, and what is a success; experts are those of ``--expert``, and so a user chooses no code that runs here.
     Without ``memory_file`` memory travels with the messages."""
     host, given = None, 0
     while True:
