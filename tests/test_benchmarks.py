@@ -64,7 +64,7 @@ KEYS = {
     "imagine_quality": {f"insert_{what}" for what in ("imagine", "unguarded", "dsrl", "fewer_steps")},
     "imagine_speed": {"imagined_over_bare", "imagined_over_raw", "fit_s"},
     "improve": {"improve_median_change", "improve_regret"},
-    "outside_speed": {"pool_over_async", "pusht"},
+    "outside_speed": {"pool_over_async", "pool_over_limit", "pool_over_registered", "pusht"},
     "outside_experts": {"worst_clean", "noisy", "clumsy", "tasks"},
     "policy_speed": {"train_peak_share", "act_p99_us"},
     "ray_overhead": {"ray_overhead"},

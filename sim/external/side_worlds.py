@@ -15,7 +15,7 @@ import os
 import sys
 import time
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import numpy as np
@@ -33,6 +33,8 @@ class Robosuite:
     The GymWrapper of robosuite reports the end of time as a termination and success not at all, and its seed does not
     reach the generator that places the objects.
     """
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}  # which gymnasium.vector reads
 
     def __init__(self, world: Any, limit: int, render_mode: str | None) -> None:
         from gymnasium import spaces
@@ -56,10 +58,11 @@ class Robosuite:
     def unwrapped(self) -> Any:
         return self.world
 
-    def reset(self, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        np.random.seed(seed)  # from which older ones draw
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        if seed is not None:
+            np.random.seed(seed)  # from which older ones draw
         rng = getattr(self.world, "rng", None)  # of robosuite 1.5
-        if rng is not None:
+        if seed is not None and rng is not None:
             rng.bit_generator.state = np.random.default_rng(seed).bit_generator.state
         return self._see(self.world.reset()), {}
 
