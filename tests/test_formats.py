@@ -180,6 +180,10 @@ def test_episode_ends_of_a_plain_file(tmp_path):
     np.savez(path, observations=columns["a"], actions=columns["action"][:, 0], **ends)
     read = read_dataset(path)
     assert read.spec.action.dim == 1 and read.spec.control_hz == 29.97
+    for rate in (0, -30.0, np.nan, [30, 30]):
+        np.savez(path, observations=columns["a"], actions=columns["action"], **(ends | {"control_hz": rate}))
+        with pytest.raises(BurnishError, match=r"has control_hz=\[.*\], which is no rate"):
+            read_dataset(path)
 
 
 def test_d4rl_columns_may_say_who_succeeded(tmp_path):

@@ -17,7 +17,7 @@ from burnish.policies.core.errors import BurnishError
 from burnish.sim.external import maniskill_speed
 from burnish.sim.external.maniskill import TASKS, Backend, ManiSkillConfig, Observations, RewardMode, hosted, make
 from burnish.sim.external.maniskill_gpu import ManiSkillEnv
-from burnish.sim.external.settings import Reward
+from burnish.sim.external.settings import GymConfig, Reward
 from burnish.sim.external.worlds import ExternalEnv
 
 
@@ -243,6 +243,8 @@ def test_a_recipe_is_plain_data_that_makes_the_same_settings():
     made = hosted(config, 2)
     assert made.id == "burnish.sim.external.maniskill:make" and made.kwargs.pop("threads") == 1
     assert made.kwargs["obs"] == "rgb" and "threads" not in hosted(config, 1).kwargs
+    named = (made, GymConfig("metaworld", {"task": "push-v3"}), GymConfig("Hopper-v5", {"xml_file": "my.xml"}))
+    assert [x.label for x in named] == [config.id, "metaworld push-v3", "Hopper-v5"]
     assert from_data(ManiSkillConfig, made.kwargs) == config
 
 

@@ -71,6 +71,15 @@ class GymConfig:
         if self.success is not None and self.success_reward is not None:
             raise BurnishError("env.success and env.success_reward both say what a success is; give one of them")
 
+    @property
+    def label(self) -> str:
+        """The world in a sentence, by the task that its maker is asked for: a maker's name says little."""
+        asked = self.kwargs or {}
+        task = asked.get("id", asked.get("task"))
+        if not isinstance(task, str):
+            return self.id
+        return task if ":" in self.id else f"{self.id} {task}"
+
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, Mapping):

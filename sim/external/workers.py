@@ -85,7 +85,7 @@ class Workers:
                 except Failed as error:
                     failed = error
         if failed is not None:
-            who = f"the expert beside {self.config.id}" if letter == b"x" else self.config.id
+            who = f"the expert beside {self.config.label}" if letter == b"x" else self.config.label
             raise BurnishError(f"{who} failed: {failed}") from failed
         return died
 
@@ -93,7 +93,7 @@ class Workers:
         share = self.shares[k]
         if not self.config.restart:
             raise BurnishError(
-                f"the process with worlds {share.start} to {share.stop - 1} of {self.config.id} died ({error}); "
+                f"the process with worlds {share.start} to {share.stop - 1} of {self.config.label} died ({error}); "
                 f"{CONTINUE}, or let env.restart=true replace such a process"
             ) from error
         seen = self.links[k].arrays
@@ -109,7 +109,7 @@ class Workers:
         anew = chosen[share] if letter == b"r" else np.zeros_like(chosen[share])
         self.lost[share] = begun[share] & ~anew
         if anew.any() and self._ask([link], letter):
-            raise BurnishError(f"a process of {self.config.id} died again when its worlds were reset ({error})")
+            raise BurnishError(f"a process of {self.config.label} died again when its worlds were reset ({error})")
 
     def of_each_world(self, letter: bytes, content: Callable[[int], Reply | None]) -> list[Reply]:
         """A request to each world, with a header and data; None leaves a world out. Workers answer at the same time,
@@ -130,7 +130,7 @@ class Workers:
                     except Failed as error:
                         failed = error
             except Died as error:
-                raise BurnishError(f"a process of {self.config.id} died ({error}); {CONTINUE}") from error
+                raise BurnishError(f"a process of {self.config.label} died ({error}); {CONTINUE}") from error
             if failed is not None:
                 raise failed
         return [found[i] for i in sorted(found)]
@@ -150,7 +150,7 @@ class Workers:
             return {}
         except (Died, Failed) as error:
             raise BurnishError(
-                f"expert={self._expert} cannot be made beside {self.config.id} ({error}); name a callable of one "
+                f"expert={self._expert} cannot be made beside {self.config.label} ({error}); name a callable of one "
                 "environment, module:callable"
             ) from error
 

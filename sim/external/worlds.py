@@ -86,8 +86,8 @@ class ExternalEnv:
         """For the first line of a run."""
         rate = f"{self.spec.control_hz:g} Hz ({self.hz_from})"
         return (
-            f"{self.config.id}: {self.num_envs} worlds in {self.place()}, {rate}, at most {self.spec.max_steps} steps, "
-            f"success by {self.success_from()}"
+            f"{self.config.label}: {self.num_envs} worlds in {self.place()}, {rate}, at most {self.spec.max_steps} "
+            f"steps, success by {self.success_from()}"
         ) + "".join(f"; {note}" for note in self.description["says"]["notes"] or ())
 
     def place(self) -> str:
@@ -165,7 +165,7 @@ class ExternalEnv:
         """(N, H, W, 3) uint8. How large, the environment decides: many take ``width`` and ``height`` as arguments."""
         if not self.drawn:
             raise BurnishError(
-                f"{self.config.id} was made without pictures; make it with 'env.kwargs={{render_mode: rgb_array}}', "
+                f"{self.config.label} was made without pictures; make it with 'env.kwargs={{render_mode: rgb_array}}', "
                 "one of ManiSkill with env.film=true"
             )
         try:
@@ -174,7 +174,7 @@ class ExternalEnv:
                 for header, data in self.workers.of_each_world(b"v", lambda i: ({}, b""))
             ]
         except Failed as error:
-            raise BurnishError(f"{self.config.id} cannot be rendered: {error}") from error
+            raise BurnishError(f"{self.config.label} cannot be rendered: {error}") from error
         return torch.from_numpy(np.stack(frames)).to(self.device)
 
     def state_dict(self) -> dict[str, Any]:
@@ -251,12 +251,12 @@ class ExternalEnv:
             (chosen & (ticks >= self.spec.max_steps), "was stepped after its end"),
         ):
             if bad.any():
-                raise BurnishError(f"world {int(bad.argmax())} of {self.config.id} {words}; reset it first")
+                raise BurnishError(f"world {int(bad.argmax())} of {self.config.label} {words}; reset it first")
 
     def _require_success(self, unreported: np.ndarray) -> None:
         if unreported.any():
             raise BurnishError(
-                f"env.reward=until_success needs to know of success, and {self.config.id} reports none; say how to "
+                f"env.reward=until_success needs to know of success, and {self.config.label} reports none; say how to "
                 "read it: env.success=KEY of its info, env.success=terminated, or env.success_reward=AMOUNT"
             )
 

@@ -17,7 +17,7 @@ import numpy as np
 from ..episodes import Bad, Episodes
 from .bounds import refusal
 from .columns import Columns, recordings
-from .recording import Source, episodes_of, rate_of
+from .recording import FASTEST_HZ, Source, episodes_of, rate_of
 
 ENDS = ("terminated", "truncated", "episode_ends")
 WANTED = ("observations", "actions", "rewards", "success", "next_observations", "control_hz", *ENDS)
@@ -42,6 +42,11 @@ def read(columns: Columns, bad: Bad | None = None) -> Episodes:
 
 def _rate(columns: Columns) -> float | None:
     found = columns.found.get(("control_hz",))
-    if found is None or found.shape not in ((), (1,)):
+    if found is None:
         return None
-    return rate_of(float(f"{found.read().flat[0]:.6g}"))  # as it was written, not as float32 has it
+    said = np.ravel(found.read())
+    rate = rate_of(float(f"{said[0]:.6g}")) if len(said) == 1 else None  # as it was written, not as float32 has it
+    if rate is None:
+        what = f"has control_hz={said[:3].tolist()}, which is no rate from above 0 to {FASTEST_HZ:g} Hz"
+        raise refusal(columns.path, f"{what}; correct it or leave it out")
+    return rate
