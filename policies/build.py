@@ -26,9 +26,10 @@ from .core.seed import derive
 from .core.spec import PolicySpec
 from .diffusion import DiffusionConfig, Sampler
 from .external.table import EXTERNAL_KINDS, described, identity, place_of, reconnect
-from .lerobot.checkpoint import CONFIG, fingerprint, read_json
+from .lerobot.checkpoint import CONFIG, fingerprint
 from .lerobot.checkpoint import find as find_lerobot
 from .lerobot.checkpoint import load as load_lerobot
+from .lerobot.stored import read_json
 from .partial import completed
 from .runs.checkpoint import Checkpoint
 from .runs.run import find_policy
@@ -51,6 +52,7 @@ class CheckpointConfig:
     guidance: float | None = None  # another weight of the goal
     base: str | None = None  # place of the policy that this one refines, if it has moved or is left out here
     keys: dict[str, str] = field(default_factory=dict)  # our name of an observation: that of a LeRobot checkpoint
+    stats: str | None = None  # LeRobot dataset whose statistics a LeRobot checkpoint has, in place of its own
 
 
 @dataclass
@@ -59,7 +61,6 @@ class SmolVLALoadConfig(CheckpointConfig):
 
     words: str | None = None  # its tokenizer.json, which is not in the folder
     statistics: str | None = None  # group of statistics, of a model that was trained on several robots
-    stats: str | None = None  # LeRobot dataset whose statistics are taken instead
     without: list[str] = field(default_factory=list)  # cameras of the model that are not there, such as image.camera3
     adapter: str | None = None  # folder of a low-rank adapter (PEFT) that is merged into the weights
     horizon: int | None = None  # actions of a chunk; the first ones do not depend on those that are left out
@@ -132,13 +133,15 @@ def saved_policy(
         if read_json(theirs / CONFIG).get("type") in vla_folders.FORMATS:
             named = {name: getattr(chosen, name) for name in vla_folders.Choices._fields if hasattr(chosen, name)}
             return vla_folders.load(theirs, vla_folders.Choices(**{**named, "keys": keys or {}}))
-        return load_lerobot(theirs, keys)
+        return load_lerobot(theirs, keys, chosen and chosen.stats)
     if isinstance(chosen, SmolVLALoadConfig):
         raise BurnishError(
             f"{path} holds no SmolVLA or pi0 of LeRobot; take policy=checkpoint for a policy that Burnish saved"
         )
-    if keys:
-        raise BurnishError(f"keys={dict(keys)} are for checkpoints of LeRobot, and {path} is none")
+    given = {"keys": keys and dict(keys), "stats": chosen and chosen.stats}
+    for name, x in given.items():
+        if x:
+            raise BurnishError(f"policy.{name}={x} is for checkpoints of LeRobot, and {path} is none")
     return find_policy(path)
 
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from .core.errors import BurnishError
 from .lerobot.checkpoint import find as find_lerobot
-from .lerobot.checkpoint import tensors_of
 from .lerobot.names import WEIGHTS
+from .lerobot.stored import tensors_of
 from .runs.run import find_policy
 from .runs.state_codec import CONTENT, Elsewhere, Place, place_of
 

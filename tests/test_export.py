@@ -29,7 +29,7 @@ from burnish.policies.schedule import Prediction, Spacing
 from burnish.real_robot.errors import Refused
 from burnish.real_robot.export import parity
 from burnish.real_robot.export.bundle import read
-from burnish.real_robot.export.exporter import ExportConfig, assembled, export, source
+from burnish.real_robot.export.exporter import ExportConfig, To, assembled, export, source
 from burnish.real_robot.export.parity import TOLERANCE, report
 from burnish.real_robot.export.runtime import ExportedPolicy, RowNoise
 from export_lab import (
@@ -190,6 +190,8 @@ def test_the_verb_writes_where_it_comes_from(tmp_path, monkeypatch):
     assert exported.schema.control_hz == 20.0
     with pytest.raises(BurnishError, match="not overwritten"):
         export(config, loaded)
+    with pytest.raises(BurnishError, match="seed=7 is for a bundle; leave it out with to=lerobot"):
+        ExportConfig(str(tmp_path / "out"), to=To.lerobot, seed=7)
     with pytest.raises(BurnishError, match="compared with its policy once at least"):
         ExportConfig("b", samples=0)
 

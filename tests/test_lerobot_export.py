@@ -208,10 +208,14 @@ def test_lerobot_plays_the_plugin_as_we_do(plugged, plugin):
     policy, folder = plugged
     kind = Config.known["burnish"]
     config = kind()
-    config.burnish = json.loads((folder / "config.json").read_text())["burnish"]
-    loaded = plugin.BurnishPolicy._load_as_safetensor(
-        plugin.BurnishPolicy(config), str(folder / "model.safetensors"), "cpu", False
-    )
+    described = json.loads((folder / "config.json").read_text())
+    config.burnish, config.n_obs_steps = described["burnish"], described["n_obs_steps"]
+    given = str(folder / "model.safetensors"), "cpu", False
+    config.n_action_steps = policy.spec.execute + 1
+    with pytest.raises(BurnishError, match=f"this policy plays with {policy.spec.execute}"):
+        plugin.BurnishPolicy._load_as_safetensor(plugin.BurnishPolicy(config), *given)
+    config.n_action_steps = described["n_action_steps"]
+    loaded = plugin.BurnishPolicy._load_as_safetensor(plugin.BurnishPolicy(config), *given)
     controller, scale = controller_for(policy, 3), Scale(policy.spec.action)
     loaded.reset()
     controller.reset(torch.ones(3, dtype=torch.bool))

@@ -1,11 +1,17 @@
-"""The statistics of a written set are exact: NumPy on all rows says the same."""
+"""The statistics of a written set are exact, as NumPy says of all rows; and a policy can take those of a set."""
 
 import json
+import shutil
 
 import numpy as np
 import pyarrow.parquet as pq
+import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from test_lerobot_policies import STORED
 
+from burnish.policies.build import CheckpointConfig, loaded
+from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec
 from burnish.policies.data import lerobot_statistics as statistics
 from burnish.policies.data.episodes import Episode, Episodes
@@ -50,3 +56,26 @@ def test_quantiles_from_a_histogram_interpolate_between_ranks():
     for name, share in statistics.QUANTILES.items():
         expected = np.quantile(frames[0, :, 0] / 255, share, axis=1)
         np.testing.assert_allclose(found[name].reshape(-1), expected, rtol=0, atol=1e-12)
+
+
+def test_ends_of_actions_that_a_folder_lacks_are_said_and_can_be_taken_from_its_dataset(tmp_path, caplog):
+    folder, numbers = shutil.copytree(STORED / "act", tmp_path / "act"), {}
+    for file in folder.glob("policy_*.safetensors"):
+        numbers |= load_file(file)
+        save_file({key: x for key, x in numbers.items() if key not in ("action.min", "action.max")}, file)
+    stats: dict = {}
+    for key, x in numbers.items():
+        feature, _, statistic = key.rpartition(".")
+        stats.setdefault(feature, {})[statistic] = x.tolist()
+    (tmp_path / "set" / "meta").mkdir(parents=True)
+    (tmp_path / "set" / "meta" / "stats.json").write_text(json.dumps(stats))
+    mean, std, low = (numbers[f"action.{name}"].flatten() for name in ("mean", "std", "min"))
+    policy, _ = loaded(CheckpointConfig(str(folder)))
+    np.testing.assert_allclose(policy.spec.action.low, mean - 3 * std, rtol=1e-6)
+    assert "clipped at 3 deviations" in caplog.text and "policy.stats=FOLDER" in caplog.text
+    caplog.clear()
+    policy, _ = loaded(CheckpointConfig(str(folder), stats=str(tmp_path / "set")))
+    np.testing.assert_allclose(policy.spec.action.low, low, rtol=1e-6)
+    assert not caplog.text
+    with pytest.raises(BurnishError, match=r"policy.stats=.* is for checkpoints of LeRobot"):
+        loaded(CheckpointConfig(str(tmp_path), stats=str(tmp_path / "set")))

@@ -215,6 +215,9 @@ def test_chunks_are_cut_and_cameras_left_out(tmp_path):
     assert sorted(read(path, without=["image.camera2"]).spec.obs.shapes) == ["image.camera1", "state", "tokens"]
     named = read(path, keys={"image.front": "image.camera1"}, without=["image.camera2"])
     assert "image.front" in named.spec.obs.shapes
+    write(named, tmp_path / "named")  # LeRobot knows the camera by its own name alone
+    written = json.loads((tmp_path / "named" / "config.json").read_text())["input_features"]
+    assert set(written) == {"observation.state", "observation.images.camera1"}
 
 
 GROUPS = {f"so100{kind}.buffer.{name}": x + i for i, kind in enumerate(("", "-red")) for name, x in STATISTICS.items()}

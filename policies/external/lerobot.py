@@ -24,8 +24,9 @@ from ..core.ranges import check_ranges
 from ..core.scale import Scale
 from ..core.spec import EnvSpec, ObsSpec, PolicySpec
 from ..lerobot import hub
-from ..lerobot.checkpoint import features, find, fingerprint, observed, read_json
+from ..lerobot.checkpoint import features, find, fingerprint, observed
 from ..lerobot.names import BEFORE, BEHIND, CONFIG, WEIGHTS
+from ..lerobot.stored import read_json
 from . import lerobot_server as server
 from .recipes import ENVIRONMENTS
 from .remote import RemotePolicy

@@ -11,42 +11,27 @@ Nothing in such a folder can run code, and no file outside is opened. Unknown se
 from __future__ import annotations
 
 import hashlib
-import json
-import re
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import safetensors
-import safetensors.torch
 from torch import Tensor
 
 from ..core.config import from_data, to_data
 from ..core.errors import BurnishError
 from ..core.spec import ActionSpec, ObsSpec, PolicySpec
 from ..data.lerobot_layout import column_of, is_image, key_of
-from ..runs.checkpoint import Checkpoint, check_header
-from ..runs.manifest import parse
+from ..runs.checkpoint import Checkpoint
 from . import hub
 from .act import LeRobotACTConfig
 from .diffusion import LeRobotDiffusionConfig
 from .features import Feature, Kind
-from .names import (
-    ACT,
-    BEFORE,
-    BEHIND,
-    CHAIN,
-    CHOICES,
-    CONFIG,
-    DILATED,
-    NORMALISER,
-    PLUGIN,
-    STEPS,
-    UNET,
-    VISION,
-    WEIGHTS,
-)
+from .names import ACT, CHAIN, CHOICES, CONFIG, DILATED, PLUGIN, UNET, VISION, WEIGHTS
 from .scaling import EPSILON, Normalization, statistics_of
+from .stored import is_weight, read_json, statistics_in, statistics_of_dataset, tensors_of
+
+_log = logging.getLogger(__name__)
 
 INNER = "pretrained_model"  # folder of the policy inside a checkpoint of a training run
 # Settings that say how it was trained, where it ran or where it was published, and nothing of how it acts.
@@ -59,13 +44,7 @@ PASSED = {
 }
 # Settings that are read here for policies of every type.
 COMMON = {"n_obs_steps", "n_action_steps", "input_features", "output_features", "normalization_mapping", "use_peft"}
-TYPES = ("STATE", "ENV", "VISUAL", "ACTION")  # of features
-# Steps that do what `policies/vla/words.py` and `policies/vla/pi0.py` do.
-SPEAKING = ("smolvla_new_line_processor", "pi0_new_line_processor", "tokenizer_processor")
-SPEAKING += ("pi05_prepare_state_tokenizer_processor_step",)
-RELATIVE = ("relative_actions_processor", "absolute_actions_processor")  # steps that do nothing where not enabled
 ACT_DEVIATIONS = 3.0  # limits of actions whose smallest and largest are not known, in standard deviations
-_FILE = re.compile(r"[A-Za-z0-9_.-]{1,120}\.safetensors")
 
 
 class Given(NamedTuple):
@@ -122,9 +101,9 @@ def fingerprint(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def load(folder: Path, keys: Mapping[str, str] | None = None) -> Checkpoint:
+def load(folder: Path, keys: Mapping[str, str] | None = None, stats: str | None = None) -> Checkpoint:
     """A folder of LeRobot as one of ours: configuration, specification and weights. ``keys`` gives observations other
-    names: theirs, as they would be called here, by ours."""
+    names: theirs, as they would be called here, by ours. ``stats`` is a dataset whose statistics are taken instead."""
     settings = read_json(folder / CONFIG)
     if settings.get("type") == PLUGIN:
         return of_plugin(settings, folder / WEIGHTS)
@@ -135,6 +114,9 @@ def load(folder: Path, keys: Mapping[str, str] | None = None) -> Checkpoint:
             "here, and policy=lerobot lets LeRobot itself play any"
         )
     given = given_of(folder, settings, keys or {})
+    if stats is not None:
+        scaled = [name for name, x in given.inputs.items() if x.normalization is not Normalization.identity]
+        given = given._replace(statistics=statistics_of_dataset(Path(stats), [*scaled, "action"]))
     made = kind(given)
     state = {made.prefix + name.removeprefix("diffusion."): x for name, x in given.state.items() if is_weight(name)}
     state |= given.scalings(made.prefix, actions=not made.bounded)
@@ -179,7 +161,7 @@ def given_of(folder: Path, settings: dict[str, Any], keys: Mapping[str, str]) ->
     outputs = features(folder, settings, "output_features")
     if list(outputs) != ["action"] or len(outputs["action"][1]) != 1:
         raise BurnishError(f"{folder} gives {sorted(outputs)!r:.200}, but one vector 'action' is needed")
-    statistics = _statistics(folder, settings, state)
+    statistics = statistics_in(folder, settings, state)
     mode = _mode(folder, mapping.get("ACTION", "IDENTITY"))
     return Given(folder, settings, inputs, shapes, mode, outputs["action"][1][0], statistics, state)
 
@@ -243,8 +225,19 @@ def limits_of(given: Given, bounded: bool) -> tuple[tuple[float, ...], tuple[flo
     if mode is Normalization.mean_std:
         spread = second * (1.0 if bounded else ACT_DEVIATIONS)
         first, second = first - spread, first + spread
+        if not bounded:
+            _log.warning(
+                "%s knows the mean and the deviation of its actions and not their ends, so they are clipped at %g "
+                "deviations: from %s to %s; if that is too narrow, as for a gripper that seldom closes, name the "
+                "dataset that it was trained on: policy.stats=FOLDER",
+                *(given.path, ACT_DEVIATIONS, _short(first), _short(second)),
+            )
     low = first.double().tolist()
     return tuple(low), tuple(max(b, a + EPSILON) for a, b in zip(low, second.double().tolist(), strict=True))
+
+
+def _short(x: Tensor) -> str:
+    return "[" + ", ".join(f"{v:.3g}" for v in x.tolist()) + "]"
 
 
 def whole_of(given: Given, name: str, default: int | None = None) -> int:
@@ -253,88 +246,6 @@ def whole_of(given: Given, name: str, default: int | None = None) -> int:
     if type(value) is not int or not 1 <= value <= 4096:
         raise BurnishError(f"{given.path / CONFIG} has {name}={value!r:.40}, but a number of 1 to 4096 is needed")
     return value
-
-
-def is_weight(name: str) -> bool:
-    """Not a statistic, which the model held too before LeRobot 0.4."""
-    return not name.startswith(("normalize_inputs.", "normalize_targets.", "unnormalize_outputs."))
-
-
-def _statistics(folder: Path, settings: Mapping[str, Any], state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """By feature and statistic: of the processors, or of the buffers that the model held before LeRobot 0.4."""
-    found: dict[str, dict[str, Tensor]] = {}
-    mapping = settings["normalization_mapping"]
-    if (folder / BEFORE).is_file() or (folder / BEHIND).is_file():
-        for file in (BEFORE, BEHIND):
-            for name, x in _processor(folder, file, mapping).items():
-                feature, _, statistic = name.rpartition(".")
-                found.setdefault(feature, {})[statistic] = x
-        return found
-    features = [*settings["input_features"], *settings["output_features"]]
-    flat = {feature.replace(".", "_"): feature for feature in features}
-    for name, x in state.items():
-        if is_weight(name):
-            continue
-        head, _, rest = name.partition(".buffer_")
-        called, _, statistic = rest.rpartition(".")
-        if called in flat:
-            robot = head.partition(".")[2]  # of a policy that was trained on several
-            found.setdefault(f"{robot}.{flat[called]}".lstrip("."), {})[statistic] = x
-    return found
-
-
-def _processor(folder: Path, file: str, mapping: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The statistics of a processor; one with a step that changes numbers in another way is refused."""
-    steps = read_json(folder / file).get("steps")
-    if not isinstance(steps, list):
-        raise BurnishError(f"{folder / file} lists no steps")
-    found: dict[str, Tensor] = {}
-    for step in steps:
-        name = step.get("registry_name") if isinstance(step, Mapping) else None
-        if name in RELATIVE and (step.get("config") or {}) == {**(step.get("config") or {}), "enabled": False}:
-            continue
-        if name not in STEPS[file] and not (file == BEFORE and name in SPEAKING):
-            raise BurnishError(
-                f"{folder / file} has the step {name!r:.60}, which is not known here and may change what the policy "
-                f"sees or does; {', '.join(STEPS[file])} are known"
-            )
-        config = step.get("config") or {}
-        if not isinstance(config, Mapping) or not isinstance(config.get("norm_map", {}), Mapping):
-            raise BurnishError(f"{folder / file} has a malformed step {name!r}: {config!r:.200}")
-        if name == "rename_observations_processor" and config.get("rename_map"):
-            known = f"{config['rename_map']!r:.200}"
-            raise BurnishError(f"{folder / file} renames observations ({known}); use policy.keys=... instead")
-        if config.get("float_dtype") not in (None, "float32"):
-            raise BurnishError(f"{folder / file} computes in {config['float_dtype']!r:.40}; only float32 is read")
-        if name == NORMALISER[file]:
-            own = {kind: config.get("norm_map", {}).get(kind, "IDENTITY") for kind in TYPES}
-            same = own == {kind: mapping.get(kind, "IDENTITY") for kind in TYPES}
-            if not same or config.get("eps", EPSILON) != EPSILON or config.get("normalize_observation_keys"):
-                raise BurnishError(f"{folder / file} normalises otherwise than {CONFIG} says: {config!r:.300}")
-            kept = step.get("state_file")
-            if not isinstance(kept, str) or not _FILE.fullmatch(kept):
-                raise BurnishError(f"{folder / file} names no file of statistics (state_file={kept!r:.80})")
-            found |= tensors_of(folder / kept)
-    return found
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file of a checkpoint; a BurnishError where it holds none."""
-    found = parse(path, json.loads)
-    if not isinstance(found, dict):
-        raise BurnishError(f"{path} is malformed: it must hold an object")
-    return found
-
-
-def tensors_of(path: Path) -> dict[str, Tensor]:
-    """All tensors of a file."""
-    if not hub.is_plain(path):
-        raise BurnishError(f"{path} is missing, or is no plain file")
-    check_header(path)
-    try:
-        return {name: x.clone() for name, x in safetensors.torch.load_file(path).items()}
-    except (safetensors.SafetensorError, OSError, ValueError) as error:
-        raise BurnishError(f"{path} is malformed: {error}") from error
 
 
 def settings_of(

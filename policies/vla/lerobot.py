@@ -9,7 +9,7 @@ each. LeRobot does not find them and passes numbers through unscaled; here one m
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,10 @@ from ..core.config import to_data
 from ..core.errors import BurnishError
 from ..core.spec import ActionSpec, ObsSpec, PolicySpec
 from ..lerobot import checkpoint as folders
-from ..lerobot.features import Feature, Kind
+from ..lerobot.features import Kind
+from ..lerobot.names import BEFORE, BEHIND, NORMALISER
 from ..lerobot.scaling import EPSILON, Normalization
+from ..lerobot.stored import is_weight, read_json, statistics_of_dataset
 from ..runs.checkpoint import Checkpoint
 from . import formats, names, pi0_folder
 from .formats import Choices, Format
@@ -40,7 +42,7 @@ MARKS = ("<fake_token_around_image>", "<global-img>")  # tokens around a picture
 
 def load(folder: Path, chosen: Choices) -> Checkpoint:
     """A folder of LeRobot as one of ours."""
-    settings = folders.read_json(folder / folders.CONFIG)
+    settings = read_json(folder / folders.CONFIG)
     form = FORMATS[str(settings.get("type"))]
     listed = folders.features(folder, settings, "input_features")
     kept = {name: x for name, x in settings["input_features"].items() if not name.startswith(EMPTY)}
@@ -51,7 +53,7 @@ def load(folder: Path, chosen: Choices) -> Checkpoint:
     given = folders.given_of(folder, {**settings, "input_features": kept}, chosen.keys)
     given = given._replace(statistics=statistics_for(given, chosen))
     folders.settings_of(given, {}, form.fixed, form.read | form.passed | formats.PASSED)
-    weights = {name: x for name, x in given.state.items() if folders.is_weight(name)}
+    weights = {name: x for name, x in given.state.items() if is_weight(name)}
     weights = form.weights(weights, str(folder))
     config = form.config_of(given, weights, chosen)
     halves = [name for name, x in weights.items() if x.dtype == torch.bfloat16]
@@ -135,7 +137,7 @@ def marks(words: str | None) -> list[int]:
     """The numbers of the tokens around a picture, by the tokenizer."""
     if words is None:
         raise BurnishError("this model marks its pictures by tokens (add_image_special_tokens); give policy.words=...")
-    added = folders.read_json(Path(words)).get("added_tokens")
+    added = read_json(Path(words)).get("added_tokens")
     listed = [x for x in added or [] if isinstance(x, Mapping) and type(x.get("id")) is int]
     found: dict[Any, int] = {x.get("content"): x["id"] for x in listed}
     if not set(MARKS) <= found.keys():
@@ -173,21 +175,6 @@ def statistics_for(given: folders.Given, chosen: Choices) -> dict[str, dict[str,
             f"through unscaled; take one by policy.statistics=..., of {sorted(groups)!r:.200}, or those of your own "
             "data by policy.stats=FOLDER"
         )
-    return found
-
-
-def statistics_of_dataset(folder: Path, features: Sequence[str]) -> dict[str, dict[str, Tensor]]:
-    """Of a LeRobot dataset: the ``features`` of its meta/stats.json."""
-    listed = folders.read_json(folder / "meta" / "stats.json")
-    found: dict[str, dict[str, Tensor]] = {}
-    for feature in features:
-        numbers = listed.get(feature)
-        if not isinstance(numbers, Mapping):
-            raise BurnishError(f"{folder} has no statistics of {feature}; it has {sorted(listed)!r:.200}")
-        try:
-            found[feature] = {str(name): torch.tensor(x, dtype=torch.float64) for name, x in numbers.items()}
-        except (TypeError, ValueError) as error:
-            raise BurnishError(f"{folder}/meta/stats.json has malformed statistics of {feature}") from error
     return found
 
 
@@ -238,20 +225,14 @@ def refusal(policy: SmolVLA) -> str | None:
     return None
 
 
-def name_of(feature: Feature) -> str:
-    """The name in LeRobot of an observation."""
-    image = feature.kind is Kind.visual
-    return f"observation.images.{feature.key.removeprefix('image.')}" if image else f"observation.{feature.key}"
-
-
 def features_of(policy: SmolVLA) -> tuple[dict[str, dict[str, Any]], dict[str, Tensor]]:
     """Features by their names in LeRobot, the action last, and the statistics of those that are scaled."""
     listed: dict[str, dict[str, Any]] = {}
     statistics: dict[str, Tensor] = {}
-    scalings = {name_of(x): policy.inputs.scaling(x) for x in policy.inputs.features}
+    scalings = {x.name: policy.inputs.scaling(x) for x in policy.inputs.features}
     for feature in policy.inputs.features:
         shape = list(policy.spec.obs.shapes[feature.key])
-        listed[name_of(feature)] = {"type": feature.kind.value, "shape": shape}
+        listed[feature.name] = {"type": feature.kind.value, "shape": shape}
     listed["action"] = {"type": "ACTION", "shape": [policy.spec.action.dim]}
     for name, scaling in [*scalings.items(), ("action", policy.action_scaling)]:
         for part, statistic in zip(("first", "second"), scaling.kind.statistics, strict=False):
@@ -329,15 +310,15 @@ def processors(policy: SmolVLA, listed: Mapping[str, Any], statistics: Mapping[s
         "normalizer_processor": scaling,
     }
     steps = {
-        folders.BEFORE: [(name, configs.get(name, {})) for name in form.before],
-        folders.BEHIND: [("unnormalizer_processor", scaling | behind), ("device_processor", place)],
+        BEFORE: [(name, configs.get(name, {})) for name in form.before],
+        BEHIND: [("unnormalizer_processor", scaling | behind), ("device_processor", place)],
     }
     written: dict[str, str | bytes] = {}
     for file, listing in steps.items():
         entries = []
         for i, (name, config) in enumerate(listing):
             entries.append({"registry_name": name, "config": config})
-            if name == folders.NORMALISER[file]:
+            if name == NORMALISER[file]:
                 kept = f"{file.removesuffix('.json')}_step_{i}_{name}.safetensors"
                 entries[-1]["state_file"] = kept
                 written[kept] = safetensors.torch.save(dict(statistics))

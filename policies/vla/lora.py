@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ..core import files
 from ..core.errors import BurnishError
-from ..lerobot.checkpoint import read_json, tensors_of
+from ..lerobot.stored import read_json, tensors_of
 from ..trainable import LowRank
 from .names import renamed
 

@@ -59,6 +59,9 @@ class ExportConfig:
     def __post_init__(self) -> None:
         if self.samples < 1:
             raise BurnishError(f"samples={self.samples}: an export is compared with its policy once at least")
+        for name, usual in (("instruction", None), ("data", None), ("samples", 10_000), ("seed", 0)):
+            if self.to is To.lerobot and getattr(self, name) != usual:
+                raise BurnishError(f"{name}={getattr(self, name)} is for a bundle; leave it out with to=lerobot")
 
 
 def export(config: ExportConfig, policy: Any, about: Mapping[str, Any] | None = None) -> ExportedPolicy:

@@ -9,6 +9,7 @@ from lerobot.policies.pretrained import PreTrainedPolicy  # pyright: ignore[repo
 from torch import Tensor
 
 from ...build import restore_policy
+from ...core.errors import BurnishError
 from ..checkpoint import of_plugin
 from ..names import PLUGIN
 from ..player import Player
@@ -29,7 +30,10 @@ class BurnishPolicy(PreTrainedPolicy):
     def _load_as_safetensor(cls, model: Any, model_file: str, map_location: str, strict: bool) -> Any:
         # The file of a hub's cache is a link to where it lies.
         saved = of_plugin({PLUGIN: model.config.burnish}, Path(model_file).resolve())
-        model.policy = restore_policy(saved, map_location)
+        model.policy = policy = restore_policy(saved, map_location)
+        for name, fixed in (("n_action_steps", policy.spec.execute), ("n_obs_steps", policy.spec.history)):
+            if getattr(model.config, name) != fixed:
+                raise BurnishError(f"{name}={getattr(model.config, name)}: this policy plays with {fixed}; leave it so")
         return model
 
     @property

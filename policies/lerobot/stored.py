@@ -1,0 +1,130 @@
+"""The files of a LeRobot folder: JSON, tensors, and the statistics of its data, wherever they lie.
+
+Nothing here follows a link or unpickles.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from ..core.errors import BurnishError
+from ..runs.checkpoint import check_header
+from ..runs.manifest import parse
+from . import hub
+from .names import BEFORE, BEHIND, CONFIG, NORMALISER, STEPS
+from .scaling import EPSILON
+
+TYPES = ("STATE", "ENV", "VISUAL", "ACTION")  # of features
+# Steps that do what `policies/vla/words.py` and `policies/vla/pi0.py` do.
+SPEAKING = ("smolvla_new_line_processor", "pi0_new_line_processor", "tokenizer_processor")
+SPEAKING += ("pi05_prepare_state_tokenizer_processor_step",)
+RELATIVE = ("relative_actions_processor", "absolute_actions_processor")  # steps that do nothing where not enabled
+_FILE = re.compile(r"[A-Za-z0-9_.-]{1,120}\.safetensors")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of a checkpoint; a BurnishError where it holds none."""
+    found = parse(path, json.loads)
+    if not isinstance(found, dict):
+        raise BurnishError(f"{path} is malformed: it must hold an object")
+    return found
+
+
+def tensors_of(path: Path) -> dict[str, Tensor]:
+    """All tensors of a file."""
+    if not hub.is_plain(path):
+        raise BurnishError(f"{path} is missing, or is no plain file")
+    check_header(path)
+    try:
+        return {name: x.clone() for name, x in safetensors.torch.load_file(path).items()}
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        raise BurnishError(f"{path} is malformed: {error}") from error
+
+
+def is_weight(name: str) -> bool:
+    """Not a statistic, which the model held too before LeRobot 0.4."""
+    return not name.startswith(("normalize_inputs.", "normalize_targets.", "unnormalize_outputs."))
+
+
+def statistics_in(
+    folder: Path, settings: Mapping[str, Any], state: Mapping[str, Tensor]
+) -> dict[str, dict[str, Tensor]]:
+    """By feature and statistic: of the processors, or of the buffers that the model held before LeRobot 0.4."""
+    found: dict[str, dict[str, Tensor]] = {}
+    mapping = settings["normalization_mapping"]
+    if (folder / BEFORE).is_file() or (folder / BEHIND).is_file():
+        for file in (BEFORE, BEHIND):
+            for name, x in _processor(folder, file, mapping).items():
+                feature, _, statistic = name.rpartition(".")
+                found.setdefault(feature, {})[statistic] = x
+        return found
+    features = [*settings["input_features"], *settings["output_features"]]
+    flat = {feature.replace(".", "_"): feature for feature in features}
+    for name, x in state.items():
+        if is_weight(name):
+            continue
+        head, _, rest = name.partition(".buffer_")
+        called, _, statistic = rest.rpartition(".")
+        if called in flat:
+            robot = head.partition(".")[2]  # of a policy that was trained on several
+            found.setdefault(f"{robot}.{flat[called]}".lstrip("."), {})[statistic] = x
+    return found
+
+
+def _processor(folder: Path, file: str, mapping: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The statistics of a processor; one with a step that changes numbers in another way is refused."""
+    steps = read_json(folder / file).get("steps")
+    if not isinstance(steps, list):
+        raise BurnishError(f"{folder / file} lists no steps")
+    found: dict[str, Tensor] = {}
+    for step in steps:
+        name = step.get("registry_name") if isinstance(step, Mapping) else None
+        if name in RELATIVE and (step.get("config") or {}) == {**(step.get("config") or {}), "enabled": False}:
+            continue
+        if name not in STEPS[file] and not (file == BEFORE and name in SPEAKING):
+            raise BurnishError(
+                f"{folder / file} has the step {name!r:.60}, which is not known here and may change what the policy "
+                f"sees or does; {', '.join(STEPS[file])} are known"
+            )
+        config = step.get("config") or {}
+        if not isinstance(config, Mapping) or not isinstance(config.get("norm_map", {}), Mapping):
+            raise BurnishError(f"{folder / file} has a malformed step {name!r}: {config!r:.200}")
+        if name == "rename_observations_processor" and config.get("rename_map"):
+            known = f"{config['rename_map']!r:.200}"
+            raise BurnishError(f"{folder / file} renames observations ({known}); use policy.keys=... instead")
+        if config.get("float_dtype") not in (None, "float32"):
+            raise BurnishError(f"{folder / file} computes in {config['float_dtype']!r:.40}; only float32 is read")
+        if name == NORMALISER[file]:
+            own = {kind: config.get("norm_map", {}).get(kind, "IDENTITY") for kind in TYPES}
+            same = own == {kind: mapping.get(kind, "IDENTITY") for kind in TYPES}
+            if not same or config.get("eps", EPSILON) != EPSILON or config.get("normalize_observation_keys"):
+                raise BurnishError(f"{folder / file} normalises otherwise than {CONFIG} says: {config!r:.300}")
+            kept = step.get("state_file")
+            if not isinstance(kept, str) or not _FILE.fullmatch(kept):
+                raise BurnishError(f"{folder / file} names no file of statistics (state_file={kept!r:.80})")
+            found |= tensors_of(folder / kept)
+    return found
+
+
+def statistics_of_dataset(folder: Path, features: Sequence[str]) -> dict[str, dict[str, Tensor]]:
+    """Of a LeRobot dataset: the ``features`` of its meta/stats.json."""
+    listed = read_json(folder / "meta" / "stats.json")
+    found: dict[str, dict[str, Tensor]] = {}
+    for feature in features:
+        numbers = listed.get(feature)
+        if not isinstance(numbers, Mapping):
+            raise BurnishError(f"{folder} has no statistics of {feature}; it has {sorted(listed)!r:.200}")
+        try:
+            found[feature] = {str(name): torch.tensor(x, dtype=torch.float64) for name, x in numbers.items()}
+        except (TypeError, ValueError) as error:
+            raise BurnishError(f"{folder}/meta/stats.json has malformed statistics of {feature}") from error
+    return found
