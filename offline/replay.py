@@ -206,7 +206,7 @@ class Replay:
     # ---- reading ----
 
     def sample(self, batch: int, *, n_step: int = 1, sequence: int = 1, around: tuple[int, int] = ALONE) -> Batch:
-        """``batch`` decisions, uniformly (or by ``reweigh``), each with where it led.
+        """``batch`` decisions, uniformly, each with where it led.
 
         ``n_step`` sums up to so many decisions: reward, discount and next_obs are those of the sum, ``decisions`` says
         how many it holds, and all other columns are of the first. ``sequence`` > 1 returns (B, L, ...) columns and obs

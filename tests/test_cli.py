@@ -17,10 +17,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from verb_lab import refused
 
+from burnish.finetune.compare.compare import CompareConfig
 from burnish.policies.cli.cli import VERBS, compose, main
+from burnish.policies.cli.machine import prepare_machine
 from burnish.policies.cli.settings_text import texts
+from burnish.policies.core.errors import BurnishError
 from burnish.policies.measure.evaluate import Evaluation
 
 SMALL = ["policy.net.mlp.hidden=[16]", "train.steps=20", "train.save_every=10", "eval.episodes=4", "train.batch=16"]
@@ -162,6 +166,16 @@ def test_impossible_combinations_leave_no_run_behind(lab, capsys, words, sentenc
     message = refused(capsys, "pretrain", f"data={lab}/data", f"out={tmp_path}/new", *words)
     assert sentence in message
     assert not (tmp_path / "new").exists()
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert prepare_machine("cuda:0", 0).index == 0
+    with pytest.raises(BurnishError, match="cuda:1: torch finds 1 GPUs"):
+        prepare_machine("cuda:1", 0)
+    with pytest.raises(BurnishError, match="a task of on=slurm sees one GPU alone"):
+        CompareConfig("base", ["dsrl"], on="slurm", device="cuda:1")
 
 
 def test_an_existing_run_is_neither_overwritten_nor_continued_with_other_settings(lab, capsys):

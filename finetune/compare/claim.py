@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from ...policies.core import files
 from ...policies.core.config import differences
 from ...policies.core.errors import BurnishError
 from ...policies.runs.manifest import parse, plain_yaml
-from ...policies.runs.run import CONFIG
+from ...policies.runs.run import CONFIG, LOCK
 from .comparison import EVALUATIONS
 
 
@@ -40,10 +41,19 @@ def claim(path: Path, mine: Mapping[str, Any], usual: Mapping[str, Any], free: C
 def require_room(out: Path, what: str, resume: bool) -> None:
     """The folder is free for a ``what``, or holds the one that goes on. One that failed before its base was evaluated
     leaves it free."""
-    names = {entry.name for entry in out.iterdir()} if out.is_dir() else set()
+    names = {entry.name for entry in out.iterdir()} - {LOCK} if out.is_dir() else set()
     if names == {CONFIG, EVALUATIONS} and not any((out / EVALUATIONS).glob("*.json")):
         files.remove(out / CONFIG)
     elif names and CONFIG not in names:
         raise BurnishError(f"{out} is not empty and holds no {what}; choose another out=...")
     elif names and not resume:
         raise BurnishError(f"{out} holds a {what}; resume=true continues it, or choose another out=...")
+
+
+@contextmanager
+def owned(out: Path) -> Iterator[None]:
+    """Meanwhile no other command writes the folder: both would play the same runs, and each spoil the other's."""
+    with files.locked(
+        files.named(out) / LOCK, f"another process is writing {out}; wait for it, or choose another out=..."
+    ):
+        yield

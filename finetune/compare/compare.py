@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -43,7 +44,7 @@ from ...policies.runs.run import CONFIG
 from ..build import require
 from ..warmup import warmup_of
 from . import free_baselines
-from .claim import claim, require_room, settings_of
+from .claim import claim, owned, require_room, settings_of
 from .comparison import (
     BASE,
     COMPARISON,
@@ -100,6 +101,8 @@ class CompareConfig:
         check_ranges(self, {"[1, inf)": positive, "[0, inf)": "seed videos jobs"})
         if self.on != SLURM and not names_place(self.on):
             raise BurnishError(f"on={self.on} is no place for runs; take local, ray, ray:HOST:PORT or slurm")
+        if self.on != LOCAL and ":" in self.device:
+            raise BurnishError(f"device={self.device}: a task of on={self.on} sees one GPU alone; take device=cuda")
         if self.videos > self.episodes:
             raise BurnishError(
                 f"videos={self.videos} are filmed of the first of episodes={self.episodes}; ask for fewer"
@@ -128,10 +131,11 @@ def compared(config: CompareConfig, settings: Callable[[Sequence[str]], Any]) ->
     seeds = range(config.seed, config.seed + config.seeds)
     entries = [Entry(label, seed) for seed in seeds for label in chosen]
     free = [Entry(name, config.seed) for name in free_baselines.NAMES if config.data is not None or name == BASE_GREEDY]
-    with interruptible() as stop:
+    with interruptible() as stop, ExitStack() as held:
         player = Player(config, out, stop, len(entries) + len(free))
         if config.only is None:
             _claim(config, chosen)
+            held.enter_context(owned(out))
         for name in (RUNS, EVALUATIONS, VIDEOS):
             files.refuse_link(out / name)
 
@@ -230,7 +234,8 @@ def _claim(config: CompareConfig, chosen: Mapping[str, Entrant]) -> None:
     learnt = any((Path(config.out) / RUNS).glob(f"*{PLAN}"))
     before: Any = settings_of(path).get("entrants") or {}  # older comparisons do not know them
     for label, each in chosen.items():
-        begun = [x for x in (Path(config.out) / RUNS).glob("*") if x.name.rpartition("-")[0] == label]
+        # A file that was wrong from the start left a log alone, and may be corrected.
+        begun = [x for x in (Path(config.out) / RUNS).glob("*/") if x.name.rpartition("-")[0] == label]
         if begun and before.get(label, each.words) != each.words:
             raise BurnishError(
                 f"{config.out} holds runs of {label} with other settings, which one row must not mix; give the changed "

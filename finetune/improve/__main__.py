@@ -34,7 +34,7 @@ from ...policies.runs.run import CONFIG, METRICS, read_metrics
 from ...sim.build import WORLDS, origin_of, world_for
 from ..__main__ import GROUPS as FINETUNE
 from ..build import decision_ticks, has
-from ..compare.claim import claim, require_room
+from ..compare.claim import claim, owned, require_room
 from ..compare.comparison import BASE, RUNS
 from ..compare.entrants import entrant, settled
 from ..compare.free_baselines import BASE_GREEDY
@@ -92,7 +92,7 @@ def improve(config: ImproveConfig) -> int:
     trainer.open()
     start_s = time.monotonic() - began
     _claim(config, base)
-    with interruptible() as stop:
+    with interruptible() as stop, owned(out):
         budget = Budget(config.steps, config.minutes, config.eval.episodes, config.eval.confirm)
         race = Race(out, base, budget, trainer, stop, start_s=start_s)
         try:

@@ -35,6 +35,8 @@ def prepare_machine(device: str, threads: int, ranks: int = 1) -> torch.device:
         raise BurnishError(f"device={device} is not supported; take cpu, cuda or cuda:0")
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise BurnishError(f"device={device}, but torch finds no CUDA GPU; take device=cpu, or see `burnish doctor`")
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise BurnishError(f"device={device}: torch finds {torch.cuda.device_count()} GPUs, counted from 0")
     return chosen
 
 
