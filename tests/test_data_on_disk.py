@@ -1,4 +1,5 @@
-"""Pictures that memory cannot hold are read from the disk: the same episodes and windows, bit for bit."""
+"""Pictures that memory cannot hold are read from the disk: the same episodes and windows, bit for bit. Those that a
+verb does not look at are not unpacked at all."""
 
 import re
 import subprocess
@@ -10,11 +11,13 @@ import pytest
 import torch
 from test_lerobot import assert_same, bits
 
+from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.spec import ActionSpec, ChunkConfig, EnvSpec, ObsSpec
-from burnish.policies.data import lerobot, on_disk
+from burnish.policies.data import lerobot, lerobot_images, on_disk
 from burnish.policies.data.episodes import Episode, Episodes, Windows
 from burnish.policies.data.lerobot import read_lerobot, write_lerobot
+from burnish.policies.data.mirror import Mirror, mirrored
 
 SIDE, EPISODES, STEPS = 128, 20, 50
 PIXELS = 3 * SIDE**2
@@ -118,3 +121,53 @@ def test_numbers_have_to_fit(folder, monkeypatch):
     monkeypatch.setattr(lerobot, "memory", lambda: 1000)
     with pytest.raises(BurnishError, match=f"promises {FRAMES} frames of 8 bytes, more than half of the"):
         read_lerobot(folder)
+
+
+def test_the_mirror_image_of_pictures_on_the_disk_is_there_too(folder, request):
+    mirror = Mirror(flip=["image.top"], negate=["state.0"])
+    memory = read_lerobot(folder)
+    request.getfixturevalue("small")
+    with pytest.warns(UserWarning, match=r"GiB of pictures are more than memory can hold"):
+        disk = read_lerobot(folder)
+    with pytest.warns(UserWarning, match=r"GiB of pictures are more than memory can hold"):
+        turned = mirrored(disk, mirror)
+    assert on_disk.rows_in_file([episode.obs["image.top"] for episode in turned]) is not None
+    assert_same(turned, mirrored(memory, mirror))
+    assert_same(disk, memory)
+    parts = [episode.obs["image.top"] for episode in mirrored(memory, mirror)]
+    assert on_disk.rows_in_file(parts[:1]) is None, "the control: what fits into memory stays there"
+
+
+@pytest.mark.parametrize(
+    ("words", "unpacked"),
+    [
+        (["info"], 0),
+        (["info", "reference=SET"], 0),
+        (["show"], 0),
+        (["show", "out=e.svg"], 0),
+        (["show", "episode=3", "out=e.mp4"], STEPS + 1),
+        (["stats"], EPISODES * (STEPS + 1)),  # which looks for pictures that repeat others
+    ],
+    ids=str,
+)
+def test_pictures_that_are_not_looked_at_are_not_unpacked(words, unpacked, folder, tmp_path, monkeypatch):
+    found, was = [], lerobot_images.decode
+    monkeypatch.setattr(lerobot_images, "decode", lambda cells, shape: (found.append(len(cells)), was(cells, shape))[1])
+    monkeypatch.chdir(tmp_path)
+    assert main(["data", words[0], str(folder), *(word.replace("SET", str(folder)) for word in words[1:])]) == 0
+    assert sum(found) == unpacked
+
+
+def test_a_film_shows_its_own_episode(folder, tmp_path):
+    av = pytest.importorskip("av")
+    assert main(["data", "show", str(folder), "episode=3", f"out={tmp_path}/e.mp4"]) == 0
+    with av.open(f"{tmp_path}/e.mp4") as film:
+        means = [frame.to_ndarray(format="rgb24").mean((0, 1)) for frame in film.decode(video=0)]
+    known = read_lerobot(folder)[3].obs["image.top"].float().mean((2, 3)).numpy()
+    assert len(means) == STEPS + 1 and abs(means - known).mean() < 20
+
+
+def test_an_episode_that_is_not_there_is_said(folder, capsys):
+    for number in (EPISODES, -1):
+        assert main(["data", "show", str(folder), f"episode={number}", "out=e.mp4"]) == 2
+        assert f"there is no episode {number}; the set has {EPISODES}" in capsys.readouterr().err

@@ -1,5 +1,8 @@
 """Recordings whose owner says more than their file: the rate, and names that a world has for observations."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from verb_lab import refused
@@ -65,3 +68,26 @@ def test_observations_take_the_names_of_a_world(tmp_path, capsys):
         "image.camera": "is no pair",
     }.items():
         assert sentence in refused(capsys, *words, f"rename={rename}", f"out={tmp_path}/no")
+
+
+@pytest.mark.parametrize(
+    ("robots", "said"),
+    [
+        (("so101", "so100"), "not all sets name the same robot (so101, so100), so the new one names none"),
+        (("so101", None), "not all sets name the same robot (so101, unknown), so the new one names none"),
+        (("so101", "so101"), ""),
+        ((None, None), ""),
+    ],
+)
+def test_robots_that_differ_are_said(robots, said, tmp_path, capsys):
+    for name, robot in zip("ab", robots, strict=True):
+        silent = recordings(tmp_path / f"{name}.npz", control_hz=10.0)
+        assert main(["data", "convert", silent, f"out={tmp_path}/{name}"]) == 0
+        info = tmp_path / name / "meta/info.json"
+        info.write_text(json.dumps({**json.loads(info.read_text()), "robot_type": robot}))
+    capsys.readouterr()
+    assert main(["data", "merge", f"{tmp_path}/a", f"{tmp_path}/b", f"out={tmp_path}/both"]) == 0
+    printed = capsys.readouterr().out
+    assert said in printed if said else "the same robot" not in printed
+    both = json.loads(Path(tmp_path, "both/meta/info.json").read_text())["robot_type"]
+    assert both == (robots[0] if robots[0] == robots[1] else None)

@@ -17,6 +17,7 @@ from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.spec import ChunkConfig
 from burnish.policies.data import episodes as notes
 from burnish.policies.data.convert import merged
+from burnish.policies.data.formats.d4rl import RESETS_SEEN, RESETS_UNSEEN
 from burnish.policies.data.lerobot import read_lerobot, write_lerobot
 from burnish.policies.data.read import fingerprint, format_of, read_dataset
 from format_lab import LENGTHS, WRITERS, flat, hdf5, state
@@ -133,6 +134,8 @@ def without(name, *missing):
         (without("d4rl", "next_observations"), notes.NO_FINAL),
         (without("d4rl", "rewards"), notes.NO_REWARD),
         (without("d4rl", "timeouts"), notes.NO_END),
+        (without("d4rl", "timeouts"), RESETS_SEEN),
+        (without("d4rl", "timeouts", "next_observations"), RESETS_UNSEEN),
         (without("ogbench", "rewards", "masks"), notes.NO_REWARD),
         (without("npz", "next_observations"), notes.NO_FINAL),
         (without("npz", "control_hz"), notes.NO_RATE),
@@ -151,6 +154,96 @@ def test_filled_in_is_said(case, note, tmp_path):
         assert all(np.array_equal(episode.obs["state"][-1], episode.obs["state"][-2]) for episode in read)
     if note == notes.NO_REWARD:
         assert not any(episode.reward.any() for episode in read)
+
+
+@pytest.mark.parametrize("container", ["HDF5", "npz"])
+@pytest.mark.parametrize(
+    ("missing", "lengths"),
+    [
+        (["timeouts"], [4, 2, 3]),  # another observation follows than the one that the last action led to
+        (["timeouts", "next_observations"], [4, 5]),  # one terminal, and two episodes that cannot be told apart
+        (["timeouts", "terminals"], [4, 2, 3]),
+        (["timeouts", "terminals", "next_observations"], None),
+    ],
+    ids=str,
+)
+def test_d4rl_without_timeouts(missing, lengths, container, tmp_path):
+    """A file without terminals has zeros there."""
+    with hdf5(WRITERS["d4rl"](tmp_path), "r") as file:
+        columns = {key: file[key][:] for key in file if key not in ("infos", "metadata", *missing)}
+    columns.setdefault("terminals", np.zeros(9))
+    path = tmp_path / "set"
+    if container == "npz":
+        with open(path, "wb") as target:
+            np.savez(target, **columns)
+    else:
+        with hdf5(path) as file:
+            for key, x in columns.items():
+                file[key] = x
+    if container == "npz" and "next_observations" in missing:
+        with pytest.raises(BurnishError, match=r"has terminals, but no timeouts.*terminated and truncated"):
+            read_dataset(path)
+    elif lengths is None:
+        with pytest.raises(BurnishError, match=r"neither a terminal nor timeouts, .* one episode of 9 rows; add"):
+            read_dataset(path)
+    else:
+        read = read_dataset(path)
+        assert format_of(path) == "d4rl" and [len(episode) for episode in read] == lengths
+        assert read[0].terminated == ("terminals" not in missing) and read[-1].truncated
+        following = columns.get("next_observations")
+        assert following is None or np.array_equal(read[0].obs["state"][-1], following[3].astype(np.float32))
+
+
+@pytest.mark.parametrize("missing", [["masks"], ["qpos"], ["masks", "qpos"]], ids=" ".join)
+def test_ogbench_is_known_by_its_own_columns(missing, tmp_path):
+    """Other files drop no action: a terminal of theirs stands beside one that was played."""
+    path = WRITERS["ogbench"](tmp_path)
+    without("ogbench", *missing)[1](path)
+    if len(missing) == 1:
+        assert format_of(path) == "ogbench" and [len(x) for x in read_dataset(path)] == list(LENGTHS)
+    else:
+        with pytest.raises(BurnishError, match="has terminals, but no timeouts"):
+            read_dataset(path)
+
+
+@pytest.mark.parametrize("kind", [np.bool_, np.uint8, np.int64, np.float64])
+@pytest.mark.parametrize("name", ["npz", "robomimic"])
+def test_rewards_are_numbers_of_any_type(name, kind, tmp_path):
+    path = WRITERS[name](tmp_path)
+    wanted = [episode.reward for episode in read_dataset(path)]
+    if name == "npz":
+        with np.load(path) as file:
+            columns = {key: file[key] for key in file}
+        np.savez(path, **columns | {"rewards": columns["rewards"].astype(kind)})
+    else:
+        with hdf5(path, "a") as file:
+            for demo in file["data"].values():
+                rewards = demo["rewards"][:].astype(kind)
+                del demo["rewards"]
+                demo["rewards"] = rewards[:, None]
+    assert all(torch.equal(x.reward, y) for x, y in zip(read_dataset(path), wanted, strict=True))
+
+
+@pytest.mark.parametrize("rate", [0, -20, 10**6, "20", True, [20], float("nan")])
+@pytest.mark.parametrize("name", ["robomimic", "maniskill"])
+def test_a_rate_that_is_none_is_refused(name, rate, tmp_path):
+    path = WRITERS[name](tmp_path)
+    for given, said in ((None, None), (rate, f"control_freq={rate!r}, which is no rate from above 0 to 10000 Hz")):
+        if name == "robomimic":
+            with hdf5(path, "a") as file:
+                world = json.loads(file["data"].attrs["env_args"])
+                world["env_kwargs"]["control_freq"] = given
+                file["data"].attrs["env_args"] = json.dumps(world)
+        else:
+            about = json.loads(path.with_suffix(".json").read_text())
+            about["env_info"]["env_kwargs"]["sim_config"]["control_freq"] = given
+            path.with_suffix(".json").write_text(json.dumps(about))
+        if said is None:
+            assert read_dataset(path).control_hz is None, "nothing is said"
+        else:
+            with pytest.raises(BurnishError) as caught:
+                read_dataset(path)
+            assert said in str(caught.value) and "correct it or leave it out" in str(caught.value)
 
 
 def test_robomimic_s_dones_do_not_say_how_an_episode_ended(tmp_path):
@@ -182,7 +275,7 @@ def test_episode_ends_of_a_plain_file(tmp_path):
     assert read.spec.action.dim == 1 and read.spec.control_hz == 29.97
     for rate in (0, -30.0, np.nan, [30, 30]):
         np.savez(path, observations=columns["a"], actions=columns["action"], **(ends | {"control_hz": rate}))
-        with pytest.raises(BurnishError, match=r"has control_hz=\[.*\], which is no rate"):
+        with pytest.raises(BurnishError, match=r"has control_hz=.*, which is no rate"):
             read_dataset(path)
 
 

@@ -20,7 +20,7 @@ from PIL import Image
 import lerobot_v3_reader
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec
-from burnish.policies.data.episodes import NO_ENDS, Episode, Episodes
+from burnish.policies.data.episodes import DONE_ALONE, NO_ENDS, Episode, Episodes
 from burnish.policies.data.lerobot import LeRobotWriter, read_lerobot, write_lerobot
 
 SHAPES = {
@@ -265,19 +265,45 @@ def test_a_foreign_set_is_read_as_far_as_it_goes(tmp_path):
         assert word in notes
 
 
-def test_foreign_ends_keep_their_meaning(tmp_path):
-    only_done = {"next.done": [False, False, True, False, True], "next.reward": [0.0, 0.0, 1.0, 0.0, 0.5]}
-    read = read_lerobot(write_foreign(tmp_path / "one", only_done))
-    assert [(e.terminated, e.truncated) for e in read] == [(True, False)] * 2 and read[1].reward.tolist() == [0, 0.5]
-    both = {
-        **only_done,
-        "next.truncated": [False, False, False, False, True],
-        "next.success": [False, True] + [False] * 3,
-    }
-    read = read_lerobot(write_foreign(tmp_path / "two", both))
-    assert [(e.terminated, e.truncated, e.success) for e in read] == [(True, False, True), (False, True, False)]
-    read = read_lerobot(write_foreign(tmp_path / "never", {"next.done": [False] * 5}))
-    assert [(e.terminated, e.truncated) for e in read] == [(False, True)] * 2 and NO_ENDS in read.meta["notes"]
+DONE = [False, False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("results", "ends", "note"),
+    [
+        ({"next.done": DONE}, "cc", DONE_ALONE),
+        ({"next.done": DONE, "next.success": DONE}, "tt", None),
+        ({"next.done": DONE, "next.success": [False, True, False, False, True]}, "ct", DONE_ALONE),
+        ({"next.done": DONE, "next.truncated": [False] * 4 + [True]}, "tc", None),
+        ({"next.done": DONE, "next.terminated": DONE}, "tt", None),
+        ({"next.done": [False] * 5}, "cc", NO_ENDS),
+    ],
+    ids=["done", "success", "success before the end", "truncated", "terminated", "never"],
+)
+def test_foreign_ends_keep_their_meaning(results, ends, note, tmp_path):
+    """t is terminated, and c is cut off. ``next.done`` alone may be either, unless the task is a success."""
+    read = read_lerobot(write_foreign(tmp_path / "set", {**results, "next.reward": [0.0, 0.0, 1.0, 0.0, 0.5]}))
+    assert [(e.terminated, e.truncated) for e in read] == [(end == "t", end == "c") for end in ends]
+    assert read[1].reward.tolist() == [0, 0.5]
+    assert {DONE_ALONE, NO_ENDS} & {*read.meta["notes"]} == {*[note] * bool(note)}
+
+
+def renamed_axes(folder: Path, **changes) -> Path:
+    info = json.loads((folder / "meta/info.json").read_text())
+    info["features"]["observation.image"] |= changes
+    edit_info(folder, features=info["features"])
+    return folder
+
+
+@pytest.mark.parametrize("word", ["channel", "channels"])
+def test_the_names_of_axes_say_where_the_channels_are(word, tmp_path):
+    """The picture itself is a PNG of 4 rows and 5 columns in any case."""
+    folder = write_foreign(tmp_path / "set", {})
+    read = read_lerobot(renamed_axes(folder, shape=[3, 4, 5], names=[word, "height", "width"]))
+    assert read.spec.obs.shapes["image.main"] == (3, 4, 5) and bool((read[0].obs["image.main"] == 7).all())
+    for names in (["height", "width", word], None, 5):  # the control
+        with pytest.raises(BurnishError, match=r"of shape \(3, 4, 5\); .*channels"):
+            read_lerobot(renamed_axes(folder, shape=[3, 4, 5], names=names))
 
 
 def test_our_set_without_our_key_is_foreign(folder, episodes):

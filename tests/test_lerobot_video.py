@@ -128,6 +128,50 @@ def test_it_is_refused(version, change, sentence, tmp_path):
     assert "\n" not in str(refusal.value)
 
 
+def tasks(root, *lines, **info):
+    """A set with these tasks, whose numbers the first two episodes have in their frames: 0, 0, 2, 2, 2 and 1, 1, ..."""
+    (root / "meta/tasks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    edit(**info)(root)
+    for number, indices in enumerate(([0, 0, 2, 2, 2], [1] * 7)):
+        path = root / f"data/chunk-000/episode_{number:06d}.parquet"
+        table = pq.read_table(path)
+        pq.write_table(table.set_column(table.column_names.index("task_index"), "task_index", pa.array(indices)), path)
+    return root
+
+
+FIVE = [{"task_index": i, "task": f"task {i}"} for i in range(5)]
+
+
+def test_an_episode_of_several_tasks_is_said(tmp_path):
+    """Five tasks of three episodes, as ``total_tasks`` says."""
+    read = read_lerobot(tasks(write(tmp_path / "set", "v2.1"), *FIVE, total_tasks=5))
+    assert [episode.task for episode in read] == ["task 0", "task 1", "task 0"]
+    assert [note for note in read.meta["notes"] if "several tasks" in note] == [
+        "episodes of several tasks: 1; each has that of its first frame"
+    ]
+    with pytest.raises(BurnishError, match=r"other lines than info\.json promises"):  # the control
+        read_lerobot(tasks(tmp_path / "set", *FIVE, total_tasks=4))
+
+
+def test_a_task_without_a_text_is_refused(tmp_path):
+    root = tasks(write(tmp_path / "set", "v2.1"), *FIVE[:2])
+    with pytest.raises(BurnishError, match=r"task_index=2 in episode 0, which meta/tasks.jsonl does not list"):
+        read_lerobot(root)
+    read_lerobot(root, bad := {})
+    assert list(bad) == [0], "the others can be used"
+    read = read_lerobot(tasks(root))
+    assert {episode.task for episode in read} == {""}, "the control: a set without a single task"
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_a_film_is_read_whose_shape_begins_with_its_channels(version, tmp_path):
+    root = write(tmp_path / "set", version)
+    for shape in ([3, 48, 64], [48, 64, 3]):  # the names of the second one are wrong, as its shape says
+        features(shape=shape, names=["channels", "height", "width"])(root)
+        for number, episode in enumerate(read_lerobot(root)):
+            assert shown(episode, number) < LEVELS
+
+
 def test_what_was_filled_in_is_said(tmp_path, capsys):
     data = write(tmp_path / "set", "v2.1")
     words = ["policy=flow", f"data={data}", "train.steps=1", "eval.episodes=0", f"out={tmp_path / 'bc'}"]

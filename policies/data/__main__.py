@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from omegaconf import MISSING
@@ -16,9 +17,9 @@ from ..cli.machine import say
 from ..core.errors import BurnishError
 from ..core.ranges import check_ranges
 from . import convert, info, show, stats
-from .episodes import NO_SUCCESS, Bad
+from .episodes import NO_SUCCESS, Bad, Episodes
 from .mirror import Mirror, mirrored, pairs
-from .read import read_dataset
+from .read import format_of, read_dataset
 
 GROUPS: dict[str, dict[str, dict[str, type]]] = {}
 
@@ -91,8 +92,8 @@ def data(config: DataConfig) -> int:
     """A dataset described, shown, converted, mirrored or merged with others; exit status."""
     first = config.data[0]
     if config.do is Do.info:
-        reference = None if config.reference is None else (config.reference, read_dataset(config.reference))
-        found = info.described(first, read_dataset(first), reference, config.worst, config.best)
+        reference = None if config.reference is None else (config.reference, _read(config.reference))
+        found = info.described(first, _read(first), reference, config.worst, config.best)
         _print(config.json, found, info.lines(found))
     elif config.do is Do.stats:
         found = stats.statistics_of(read_dataset(first))
@@ -104,8 +105,15 @@ def data(config: DataConfig) -> int:
     return 0
 
 
+def _read(path: str, *shown: int) -> Episodes:
+    """A set with no pictures but those of the episodes ``shown``, where its format allows it."""
+    mine = (lambda total: {*range(total)} & {*shown}) if format_of(path) == "lerobot" else None
+    return read_dataset(path, mine=mine)
+
+
 def _show(config: DataConfig) -> None:
-    episodes = read_dataset(config.data[0])
+    film = Path(config.out or "").suffix == ".mp4"
+    episodes = _read(config.data[0], *[config.episode] * film)
     if not 0 <= config.episode < len(episodes):
         raise BurnishError(f"there is no episode {config.episode}; the set has {len(episodes)}, from 0 on")
     for line in show.lines(episodes, config.episode):

@@ -164,6 +164,9 @@ def merged(sets: Mapping[str, Episodes]) -> tuple[Episodes, list[str]]:
     metas = [{key: x for key, x in each.meta.items() if key not in ("notes", "masks")} for each in sets.values()]
     if any(meta.get("env") != metas[0].get("env") for meta in metas):
         said.append("the sets are of several worlds, so the new one names none: give env=... where one is needed")
+    robots = [str(meta.get("robot_type") or "unknown") for meta in metas]
+    if len({*robots}) > 1:
+        said.append(f"not all sets name the same robot ({', '.join(dict.fromkeys(robots))}), so the new one names none")
     meta = dict(metas[0]) if all(x == metas[0] for x in metas) else _common(metas)
     for note, what in ((NO_REWARD, "rewards"), (NO_SUCCESS, "successes")):
         without = [name for name, x in sets.items() if note in x.meta.get("notes", ())]

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from ..core.errors import BurnishError, reason
+from ..core.errors import BurnishError
 from ..core.spec import UNKNOWN, EnvSpec, ObsSpec
 from ..runs.manifest import memory
 from . import lerobot_files as files
@@ -36,6 +36,7 @@ from .episodes import (
     usable,
     why_empty,
 )
+from .lerobot_tasks import Tasks
 from .lerobot_writer import LeRobotWriter, write_lerobot
 from .on_disk import PictureFiles
 
@@ -45,7 +46,7 @@ __all__ = ["LeRobotWriter", "fingerprint", "read_extra", "read_lerobot", "write_
 RESULTS, INDICES = set(layout.RESULT_FEATURES), set(layout.INDEX_FEATURES)
 PICTURES = ("image", "video")  # types of features
 Mine = Callable[[int], Collection[int]]  # the number of all episodes -> the numbers of a rank's own
-TASK, HEAD, RESULT = 1 << 12, 1 << 9, 1 << 6  # bytes in memory: of a task's words, beside pixels, of all results
+HEAD, RESULT = 1 << 9, 1 << 6  # bytes in memory: beside pixels, of all results
 
 
 def read_lerobot(path: str | Path, bad: Bad | None = None, mine: Mine | None = None) -> Episodes:
@@ -78,6 +79,7 @@ class _Reader:
         self.notes: list[str] = []
         self.picture_files: PictureFiles | None = None
         self.elsewhere: set[int] = set()  # episodes whose pictures stay unread
+        self.blind = False  # where these are all
         self.info = self._read_info()
         self.old = self.info["codebase_version"] in layout.OLDER
         self.columns = self._observation_columns()
@@ -93,11 +95,11 @@ class _Reader:
             self.notes.append(PASSED_OVER + ", ".join(ignored))
         self.shapes = self._shapes()
         self.frames, self.width = self._promised()
-        self.tasks = self._read_tasks()
+        self.tasks = Tasks(root, self.info)
         self.final_rows, self.finals = self._read_finals()
 
     def read(self, bad: Bad | None = None) -> Episodes:
-        needed = [*(x for x in self.columns.values() if not self._is_video(x)), *self.extra, "action", "task_index"]
+        needed = [*self._stored(), *self.extra, "action", "task_index"]
         needed += sorted(RESULTS & set(self.info["features"]))
         episodes = []
         for number, (row, table) in enumerate(self._episode_tables(needed)):
@@ -111,6 +113,8 @@ class _Reader:
             rate, longest = float(self.info["fps"]), max(map(len, episodes))
             spec = EnvSpec(ObsSpec(self.shapes), action_limits(episodes), rate, UNKNOWN, longest)
             meta = {"source": "lerobot", "robot_type": self.info.get("robot_type")}
+        if several := self.tasks.several:
+            self.notes.append(f"episodes of several tasks: {several}; each has that of its first frame")
         if self.notes:
             meta = {**meta, "notes": list(dict.fromkeys(self.notes))}
         return Episodes(episodes, spec, meta, layout.read_names(self.info["features"], self.columns))
@@ -151,11 +155,13 @@ class _Reader:
         shapes = {}
         for key, column in self.columns.items():
             feature = self.info["features"].get(column, {"dtype": None, "shape": [0]})
-            shape = tuple(feature["shape"])
-            if feature["dtype"] in PICTURES:
-                if len(shape) != 3 or shape[2] not in images.MODES:
-                    raise self._error(f"has the image {column!r} of shape {shape}; (height, width, 1, 3 or 4) is read")
-                shape = (shape[2], shape[0], shape[1])
+            picture = feature["dtype"] in PICTURES
+            shape = layout.picture_shape(feature) if picture else tuple(feature["shape"])
+            if shape is None:
+                raise self._error(
+                    f"has the image {column!r} of shape {tuple(feature['shape'])}; (height, width, 1, 3 or 4) is read, "
+                    "and (1, 3 or 4, height, width) where its names begin with 'channels'"
+                )
             shapes[key] = shape
         if self.spec is None:
             return shapes
@@ -181,6 +187,7 @@ class _Reader:
             rows = self._episode_rows()
             own = [rows[i] for i in self.mine(len(rows))]
             self.elsewhere = {row["episode_index"] for row in rows} - {row["episode_index"] for row in own}
+            self.blind = not own
             listed, shown = len(own), min(counts[1], sum(row["length"] for row in own))
         # Windows copy what is in memory.
         spilled = shown * unpacked > memory() // 4
@@ -199,28 +206,11 @@ class _Reader:
                 raise self._error(f"cannot be read: {error}") from error
         return counts[1], width
 
-    def _read_tasks(self) -> dict[int, str]:
-        if self.old:
-            lines = self._lines(layout.OLD_TASKS_PATH)
-            if not all(type(x.get("task_index")) is int and isinstance(x.get("task"), str) for x in lines):
-                raise self._error(f"has a {layout.OLD_TASKS_PATH} with other lines than task_index and task")
-            return {x["task_index"]: x["task"] for x in lines}
-        if not (self.root / layout.TASKS_PATH).exists():
-            return {}
-        table = self._table(layout.TASKS_PATH, None, self.info["total_episodes"], TASK)
-        if "task_index" not in table.column_names:
-            raise self._error(f"lacks the columns ['task_index'] in {layout.TASKS_PATH}")
-        # The other column is the index of a pandas frame; its name differs between LeRobot's versions.
-        names = [name for name in table.column_names if name != "task_index"]
-        if len(names) != 1:
-            raise self._error(f"has a {layout.TASKS_PATH} with columns {table.column_names}")
-        return dict(zip(table["task_index"].to_pylist(), map(str, table[names[0]].to_pylist()), strict=True))
-
     def _read_finals(self) -> tuple[dict[int, int], pa.Table | None]:
         """(episode -> row, table) of the final observations and seeds, where the set has them."""
         if self.spec is None:
             return {}, None
-        needed = ["episode_index", "seed", *self.columns.values()]
+        needed = ["episode_index", "seed", *self._stored()]
         table = self._table(layout.FINAL_OBS_PATH, needed, self.info["total_episodes"], self.width)
         return {episode: row for row, episode in enumerate(table["episode_index"].to_pylist())}, table
 
@@ -252,7 +242,8 @@ class _Reader:
 
     def _episode_rows(self) -> list[dict[str, Any]]:
         """Of each episode its number and length, and since v3.0 the places of its data and videos; by their numbers."""
-        rows = self._lines(layout.OLD_EPISODES_PATH) if self.old else self._places()
+        most = self.info["total_episodes"]
+        rows = files.read_lines(self.root, layout.OLD_EPISODES_PATH, most) if self.old else self._places()
         if any(type(row.get(name)) is not int for row in rows for name in ("episode_index", "length")):
             raise self._error("has a malformed row in meta/episodes: an index or a length is missing")
         return sorted(rows, key=lambda row: row["episode_index"])
@@ -283,6 +274,11 @@ class _Reader:
         except KeyError as error:
             raise self._error(f"has a path in info.json that asks for {error}: {template!r:.200}") from error
 
+    def _stored(self) -> list[str]:
+        """The columns of tables with the observations that are read."""
+        found = {key: column for key, column in self.columns.items() if not self._is_video(column)}
+        return [column for key, column in found.items() if not (self.blind and layout.is_image(key))]
+
     def _is_video(self, column: str) -> bool:
         return self.info["features"].get(column, {}).get("dtype") == "video"
 
@@ -293,8 +289,8 @@ class _Reader:
         results = {name: self._numbers(table, name, (), number) for name in RESULTS & set(table.column_names)}
         reward = results.get("next.reward", np.zeros(len(table), np.float32))
         ends = {name: bool(x[-1]) for name, x in results.items()}
-        truncated = ends.get("next.truncated", False)
-        terminated = ends.get("next.terminated", ends.get("next.done", False) and not truncated)
+        terminated, truncated, unsure = layout.ends_of(ends)
+        self.notes += [unsure] if unsure else []
         if not (terminated or truncated) and self.spec is None:  # of a set that we did not write
             truncated = True
             self.notes.append(NO_ENDS)
@@ -314,10 +310,14 @@ class _Reader:
             truncated=truncated,
             success=bool(results.get("next.success", np.zeros(1)).any()),
             seed=number if final is None or self.finals is None else self.finals["seed"][final].as_py(),
-            task=self.tasks.get(table["task_index"][0].as_py(), ""),
+            task=self._task(table, number),
             extra=self._extra(table, number),
             elsewhere=number in self.elsewhere,
         )
+
+    def _task(self, table: pa.Table, number: int) -> str:
+        """Empty in a set without tasks."""
+        return self.tasks.of(self._numbers(table, "task_index", (), number, np.int64), number) if self.tasks else ""
 
     def _extra(self, table: pa.Table, number: int) -> dict[str, torch.Tensor]:
         return {
@@ -382,19 +382,8 @@ class _Reader:
         except BurnishError as error:
             raise self._error(f"has {error} in {file}, episode {row['episode_index']}") from error
 
-    def _lines(self, file: str) -> list[dict[str, Any]]:
-        try:
-            return files.read_lines(self.root, file, self.info["total_episodes"])
-        except OSError as error:
-            raise self._error(f"lacks {file}") from error
-
     def _table(self, file: str | Path, needed: list[str] | None, rows: int, width: int) -> pa.Table:
-        try:
-            return files.read_table(self.root, file, needed, rows=rows, width=width)
-        except FileNotFoundError as error:
-            raise self._error(f"lacks {file}") from error
-        except (OSError, MemoryError, pa.ArrowException) as error:
-            raise self._error(f"has a damaged or truncated {file} ({reason(error)})") from error
+        return files.read_table(self.root, file, needed, rows=rows, width=width)
 
     def _error(self, what: str) -> BurnishError:
         return BurnishError(f"the dataset {self.root} {what}")

@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from string import Formatter
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..core.errors import BurnishError
+from ..core.errors import BurnishError, reason
 from ..runs.manifest import memory
 
 LARGEST_INFO = 1 << 24  # bytes; parsed it may be thirty times as large
@@ -69,9 +70,21 @@ def checked_template(root: Path, info: Mapping[str, Any], name: str, words: Sequ
     return str(template)
 
 
+@contextmanager
+def _readable(root: Path, name: str | Path) -> Iterator[None]:
+    """Errors of the system and of pyarrow say which file cannot be read."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise BurnishError(f"the dataset {root} lacks {name}") from error
+    except (OSError, MemoryError, pa.ArrowException) as error:
+        raise BurnishError(f"the dataset {root} has a damaged or truncated {name} ({reason(error)})") from error
+
+
 def read_lines(root: Path, name: str, most: int) -> list[dict[str, Any]]:
     """The objects of a file of JSON lines, at most ``most`` of them."""
-    text = regular(root, name, LARGEST_INFO).read_text(encoding="utf-8")
+    with _readable(root, name):
+        text = regular(root, name, LARGEST_INFO).read_text(encoding="utf-8")
     try:
         found = [json.loads(line) for line in text.splitlines()[: most + 1] if line.strip()]
     except (RecursionError, ValueError) as error:
@@ -87,7 +100,7 @@ def read_table(
     """The columns ``needed``, or all, of one parquet file or of one row group in it. It may have ``SLACK`` times
     ``rows`` rows, of ``width`` bytes each in memory."""
     largest = min(SLACK * rows * width + ROOM, memory() // 2)
-    with pq.ParquetFile(regular(root, name), page_checksum_verification=True) as parquet:
+    with _readable(root, name), pq.ParquetFile(regular(root, name), page_checksum_verification=True) as parquet:
         missing = sorted(set(needed or ()) - set(parquet.schema_arrow.names))
         if missing:
             raise BurnishError(f"the dataset {root} lacks the columns {missing} in {name}")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..core.errors import BurnishError
 from ..core.spec import ActionSpec, EnvSpec, ObsSpec, is_image
-from .episodes import Names
+from .episodes import DONE_ALONE, Names
 from .lerobot_images import MODES
 
 VERSION, OLDER = "v3.0", ("v2.0", "v2.1")  # written, and read too
@@ -91,6 +91,27 @@ def size_of(shape: tuple[int, ...]) -> int:
     for extent in shape:
         size *= extent
     return size
+
+
+def picture_shape(feature: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """(C, H, W) of a camera, None where it is none. Some sets write the channels first, as their ``names`` say; the
+    files of pictures are alike in both."""
+    shape, names = tuple(feature["shape"]), feature.get("names")
+    first = names[0] if isinstance(names, list) and names else None
+    if len(shape) == 3 and first in ("channel", "channels") and shape[0] in MODES:
+        return shape
+    return (shape[2], *shape[:2]) if len(shape) == 3 and shape[2] in MODES else None
+
+
+def ends_of(last: Mapping[str, bool]) -> tuple[bool, bool, str | None]:
+    """(terminated, truncated, note) of an episode by the results in its last frame. ``next.done`` alone is the end of
+    the task where that succeeds, and may be a time limit elsewhere."""
+    terminated, truncated = (last.get(f"next.{end}", False) for end in ("terminated", "truncated"))
+    if "next.terminated" in last or truncated or not last.get("next.done", False):
+        return terminated, truncated, None
+    if "next.truncated" in last or last.get("next.success", False):
+        return True, False, None
+    return False, True, DONE_ALONE
 
 
 def _taken(name: str) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..core.errors import BurnishError, did_you_mean
 from .episodes import LIMIT_TOLERANCE, NO_LIMITS, Episode, Episodes, action_limits
+from .on_disk import PictureFiles, rows_in_file
 
 ACTION = "action"
 
@@ -49,13 +50,17 @@ def mirrored(episodes: Episodes, mirror: Mirror) -> Episodes:
     for key in mirror.flip:
         if key not in pictures:
             raise BurnishError(f"the set has no picture {key!r} to turn; {did_you_mean(key, pictures)}")
+    # Pictures that memory cannot hold are turned into another file.
+    large = [key for key in {*mirror.flip} if rows_in_file([x.obs[key] for x in episodes]) is not None]
+    rows = sum(len(episode) + 1 for episode in episodes)
+    files = PictureFiles({key: episodes.spec.obs.shapes[key] for key in large}, rows) if large else None
     low, high = (torch.tensor(x) for x in (episodes.spec.action.low, episodes.spec.action.high))
     fitted = NO_LIMITS in episodes.meta.get("notes", ())  # its limits are no more than the range of these actions
     words = {x: y for a, b in pairs(mirror.words, "words") for x, y in ((a, b), (b, a))}
 
     def image(key: str, x: Tensor) -> Tensor:
         if key in mirror.flip:
-            return x.flip(-1)
+            return files.lay(key, x.flip(-1)) if files and key in large else x.flip(-1)
         return x[:, source[key]] * sign[key].to(x.dtype) if key in sign else x
 
     def turned(number: int, episode: Episode) -> Episode:

@@ -59,7 +59,7 @@ class Columns:
         """(N,) bool, all False where there is no such column."""
         found = self.row(name)
         if found is None:
-            return np.zeros(self._one("actions").shape[0], np.bool_)
+            return np.zeros(self._length(), np.bool_)
         if not np.isin(found, (0, 1)).all():
             raise refusal(self.path, f"has other values than 0 and 1 in {name!r}")
         return found != 0
@@ -76,9 +76,16 @@ class Columns:
             raise refusal(self.path, f"has no array {name!r}")
         return self.found[(name,)]
 
+    def _length(self) -> int:
+        """The number of rows."""
+        shape = self._one("actions").shape
+        if not shape:
+            raise refusal(self.path, "has a single number as 'actions', and an array of shape (N, A) is needed")
+        return shape[0]
+
     def _rows(self, column: Array) -> np.ndarray:
-        rows = self._one("actions").shape[:1]
-        if column.shape[:1] != rows:
+        rows = self._length()
+        if column.shape[:1] != (rows,):
             raise refusal(self.path, f"has {column.name!r} of shape {column.shape}, but actions of {rows} rows")
         return column.read()
 
@@ -92,11 +99,16 @@ def cut(ends: np.ndarray) -> Iterator[slice]:
 
 
 def recordings(
-    columns: Columns, terminated: np.ndarray, truncated: np.ndarray, ends: np.ndarray
+    columns: Columns, terminated: np.ndarray, truncated: np.ndarray, ends: np.ndarray, resets: bool = False
 ) -> Iterator[Recording]:
-    """The episodes between ``ends``, and the flags of how they ended."""
+    """The episodes between ``ends``, and the flags of how they ended. With ``resets`` an episode also ends where its
+    last action led elsewhere than to the next row."""
     obs, action, reward = columns.tree("observations"), columns.actions(), columns.row("rewards")
     following, success = columns.tree("next_observations"), columns.flags("success")
+    for key in obs.keys() & following.keys() if resets else ():
+        if following[key].shape == obs[key].shape:  # others are refused below
+            elsewhere = (following[key][:-1] != obs[key][1:]).any(tuple(range(1, obs[key].ndim)))
+            ends = ends | np.append(elsewhere, False)
     for part in cut(ends):
         last = part.stop - 1
         final = {key: x[last : part.stop] for key, x in following.items()}

@@ -42,7 +42,7 @@ def read(path: Path, root: Group, bad: Bad | None = None) -> Episodes:
         raise refusal(path, f"has actions of the control modes {', '.join(sorted(modes))}; keep those of one")
     source.action_mode = next(iter(modes), UNKNOWN)
     source.unit = "delta" in source.action_mode  # in such modes all of its controllers take numbers from [-1, 1]
-    source.control_hz = rate_of(json_object(kwargs.get("sim_config")).get("control_freq"))
+    source.control_hz = rate_of(path, "control_freq", json_object(kwargs.get("sim_config")).get("control_freq"))
     source.max_steps = whole(world.get("max_episode_steps"))
     source.meta |= {"env_name": world["env_id"]} if isinstance(world.get("env_id"), str) else {}
     known = ((each.get("episode_id"), seed_of(each.get("episode_seed"))) for each in played)

@@ -17,7 +17,7 @@ import numpy as np
 from ..episodes import Bad, Episodes
 from .bounds import refusal
 from .columns import Columns, recordings
-from .recording import FASTEST_HZ, Source, episodes_of, rate_of
+from .recording import Source, episodes_of, rate_of
 
 ENDS = ("terminated", "truncated", "episode_ends")
 WANTED = ("observations", "actions", "rewards", "success", "next_observations", "control_hz", *ENDS)
@@ -26,9 +26,11 @@ WANTED = ("observations", "actions", "rewards", "success", "next_observations", 
 def read(columns: Columns, bad: Bad | None = None) -> Episodes:
     """The episodes of a file, in their order."""
     if not columns.names & {*ENDS}:
-        raise refusal(
-            columns.path, f"does not say where episodes end; {' and '.join(ENDS[:2])}, or {ENDS[2]}, is needed"
-        )
+        both = " and ".join(ENDS[:2])
+        if "terminals" in columns.names:
+            said = "has terminals, but no timeouts, so nothing says where episodes were cut off"
+            raise refusal(columns.path, f"{said}; add timeouts, or write {both} instead")
+        raise refusal(columns.path, f"does not say where episodes end; {both}, or {ENDS[2]}, is needed")
     terminated, truncated = columns.flags("terminated"), columns.flags("truncated")
     ends = terminated | truncated
     if "episode_ends" in columns.names:
@@ -45,8 +47,5 @@ def _rate(columns: Columns) -> float | None:
     if found is None:
         return None
     said = np.ravel(found.read())
-    rate = rate_of(float(f"{said[0]:.6g}")) if len(said) == 1 else None  # as it was written, not as float32 has it
-    if rate is None:
-        what = f"has control_hz={said[:3].tolist()}, which is no rate from above 0 to {FASTEST_HZ:g} Hz"
-        raise refusal(columns.path, f"{what}; correct it or leave it out")
-    return rate
+    # As it was written, not as float32 has it.
+    return rate_of(columns.path, "control_hz", float(f"{said[0]:.6g}") if len(said) == 1 else said[:3].tolist())

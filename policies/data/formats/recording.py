@@ -128,9 +128,14 @@ def json_object(found: Any) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def rate_of(found: Any) -> float | None:
-    """A rate (Hz) that a file names, None where it is none."""
-    return float(found) if type(found) in (int, float) and 0 < found <= FASTEST_HZ else None
+def rate_of(path: Path, name: str, found: Any) -> float | None:
+    """The rate (Hz) that a file gives under that name, None where it gives none."""
+    if found is None:
+        return None
+    if type(found) not in (int, float) or not 0 < found <= FASTEST_HZ:
+        what = f"has {name}={found!r:.40}, which is no rate from above 0 to {FASTEST_HZ:g} Hz"
+        raise refusal(path, f"{what}; correct it or leave it out")
+    return float(found)
 
 
 def whole(found: Any) -> int | None:
@@ -196,6 +201,8 @@ def _episode(recording: Recording, obs: Leaves, layout: Layout, number: int, not
     if reward is None:
         notes.append(NO_REWARD)
         reward = np.zeros(length, np.float32)
+    if reward.shape == (length, 1):
+        reward = reward[:, 0]
     if recording.success is None:
         notes.append(NO_SUCCESS)
     if not terminated and not truncated:
@@ -204,7 +211,7 @@ def _episode(recording: Recording, obs: Leaves, layout: Layout, number: int, not
     return Episode(
         obs={key: torch.from_numpy(x) for key, x in seen.items()},
         action=torch.from_numpy(action.astype(np.float32)),
-        reward=torch.from_numpy(reward.astype(np.float32).reshape(-1) if reward.ndim == 2 else reward),
+        reward=torch.from_numpy(reward.astype(np.float32)),
         terminated=terminated,
         truncated=truncated,
         success=bool(recording.success),

@@ -30,7 +30,7 @@ def read(path: Path, root: Group, bad: Bad | None = None) -> Episodes:
     world = json_object(data.text("env_args"))
     kwargs = json_object(world.get("env_kwargs"))
     unit = world.get("type") == ROBOSUITE
-    source = Source("robomimic", unit=unit, control_hz=rate_of(kwargs.get("control_freq")))
+    source = Source("robomimic", unit=unit, control_hz=rate_of(path, "control_freq", kwargs.get("control_freq")))
     if isinstance(name := world.get("env_name"), str):
         source.meta["env_name"] = name
     if "mask" in root:
