@@ -242,3 +242,24 @@ def test_a_chunk_earns_the_discounted_bonus_of_its_ticks_and_the_weight_fades():
     paid = [0.5, 0.5 * 6 / 8, 0.5 * 4 / 8]  # an episode has three ticks, each of two worlds
     assert outcome.info["bonus"].tolist() == pytest.approx([sum(paid)] * 2)
     assert outcome.reward.tolist() == pytest.approx([sum(0.9**i * (2 + x) for i, x in enumerate(paid))] * 2)
+
+
+def test_what_has_faded_is_not_computed():
+    class Counted:
+        begun = asked = 0
+
+        def begin(self, obs, mask):
+            self.begun += 1
+
+        def __call__(self, obs, action, next_obs, active):
+            self.asked += 1
+            return torch.ones(len(action))
+
+    bonus: Any = Counted()
+    env = RewardMap(ConstantReward(2, ConstantRewardConfig(max_steps=3)), bonus=Weighted(bonus, NoveltyConfig(fade=8)))
+    paid = []
+    for _ in range(4):
+        env.reset()
+        paid += [float(env.step(torch.zeros(2, 1)).info["bonus"].sum()) for _ in range(3)]
+    assert [x > 0 for x in paid] == [True] * 4 + [False] * 8
+    assert (bonus.asked, bonus.begun) == (4, 2)

@@ -25,6 +25,7 @@ from burnish.offline.sources import Rows
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.seed import normal
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec
+from burnish.policies.core.tree import leaves
 from burnish.policies.core.types import Obs, Step
 from burnish.policies.gaussian import GaussianConfig
 from burnish.policies.nets.critic import ValueConfig
@@ -199,6 +200,17 @@ def test_a_resumed_game_equals_one_that_went_on():
         assert i < 9 or torch.equal(bonus, other.step(*given).info["bonus"])
     mine, theirs = (env.learner.state_dict() for env in (whole, other))
     assert mine["updates"] > 1 and all(map(torch.equal, mine["actor"].values(), theirs["actor"].values()))
+
+
+def test_turns_that_control_has_not_learnt_from_go_where_they_are_loaded():
+    whole, other = world(3, turn=2), world(3, turn=2)
+    whole.reset()
+    for _ in range(2):
+        whole.step(torch.zeros(3, 1), torch.tensor([True, False, False]))
+    assert whole.turns
+    other.device = torch.device("meta")
+    other.load_state_dict(copy.deepcopy(whole.state_dict()))
+    assert {x.device.type for tick in other.turns for x in leaves(tick)} == {"meta"}
 
 
 @pytest.mark.parametrize("given", [{"turn": 0}, {"free": 1.0}, {"gamma": 1.5}])

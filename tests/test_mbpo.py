@@ -1,4 +1,4 @@
-"""MBPO: imagined rows beside played ones, their depth, weights of rows, COPlanner's choice, resuming."""
+"""MBPO: imagined rows beside played ones, their depth and number, COPlanner's choice, resuming."""
 
 from __future__ import annotations
 
@@ -12,27 +12,22 @@ import torch
 from burnish.finetune.build import has, prepare
 from burnish.finetune.loops import OffPolicyConfig, planned
 from burnish.finetune.method import LoopKind
-from burnish.finetune.methods.imagine import ImagineConfig
 from burnish.finetune.methods.mbpo import DepthConfig, MBPOConfig, MBPOLoop
 from burnish.finetune.methods.rlpd import RLPDConfig
-from burnish.finetune.rollout import Rollout
 from burnish.finetune.table import METHODS, method_of
 from burnish.finetune.warmup import require_longer
 from burnish.finetune.world_model.env import Guard, GuardConfig
 from burnish.finetune.world_model.imagination import Choosing
 from burnish.finetune.world_model.model import ModelConfig
 from burnish.finetune.world_model.ticks import Ticks
-from burnish.offline.learner import Wrapping
 from burnish.offline.returns import Discount
 from burnish.offline.sac import SACConfig, soft_agent
-from burnish.offline.sources import Mapped, Rows
-from burnish.offline.td import row_weight
 from burnish.policies.controllers import controller_for
-from burnish.policies.core.chunk import ChunkEnv
+from burnish.policies.core.chunk import HistoryEnv
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import agent_spec
-from burnish.policies.core.types import Decision, Step
+from burnish.policies.core.types import Decision
 from burnish.policies.measure.evaluate import evaluate, evaluation_seeds
 from burnish.policies.nets.critic import CriticConfig
 from burnish.sim.point_reach import PointReach, PointReachConfig, Reward
@@ -130,6 +125,51 @@ def test_rollouts_stop_at_their_depth_and_at_ends():
     assert all(bool((torch.cat(known) == row).all(1).any()) for row in rows["obs"]["state"].flatten(0, 1))
 
 
+def test_what_would_be_overwritten_is_not_imagined():
+    loop = run(made(tiny(rollouts=50), num_envs=2), 12)
+    assert loop.latest["imagined/rows"] == len(loop.imagination) == 60, "of 300 rollouts that the last fit may have"
+
+
+def test_rounds_between_two_fits_begin_at_new_ticks_and_have_the_rollouts_of_each_tick():
+    chosen = tiny(refit=1000, imagine_every=2, rollouts=3, imagined_worlds=4, capacity=100_000)
+    loop = run(made(chosen, num_envs=8), 24)
+    fitted, limit = loop.ticks.all()["obs"]["state"][:16], loop.imagination.worlds.limit
+    assert (loop.fits, loop.fitted_at) == (1, 16)
+    loop.imagination.replay.added = 0
+    loop.iterate()
+    assert loop.latest["imagined/rows"] == len(loop.imagination) == 8 * 3, "each of the 8 worlds played a tick"
+    begun = everything(loop.imagination.replay)["obs"]["state"]
+    assert not all(bool((fitted == row).all(1).any()) for row in begun), "they begin where the policy has been since"
+    assert (loop.fits, loop.imagination.worlds.limit) == (1, limit), "the model is as it was, and so is its limit"
+
+
+def test_imagined_stacks_of_frames_are_those_that_a_policy_sees():
+    env = HistoryEnv(world(2), 3)
+    inner = replace(sac(warmup=10, updates_per_decision=1, batch=8), history=3)
+    loop = run(prepare(tiny(inner=inner), None, env), 40)
+    played, imagined = (everything(x)["obs"]["state"] for x in (loop.replay, loop.imagination.replay))
+    assert all(bool((played == stack).all(2).all(1).any()) for stack in imagined)
+    assert bool((imagined[:, 0] != imagined[:, 1]).any()), "they move"
+
+
+def test_without_a_warm_up_the_model_waits_for_ticks():
+    chosen = tiny(inner=sac(warmup=0, updates_per_decision=1, batch=8))
+    loop = made(chosen, 2)
+    planned(loop, 20)
+    for _ in range(3):
+        loop.iterate()
+    assert (loop.fits, len(loop.imagination), loop.real.gradient_steps) == (0, 0, 6), (
+        "what was played teaches meanwhile"
+    )
+    for _ in range(7):
+        loop.iterate()
+    assert (loop.fits, loop.real.gradient_steps) == (3, 20) and len(loop.imagination)
+    taught = made(chosen, 2)
+    taught.ticks.add(loop.ticks.all())
+    taught.iterate()
+    assert taught.fits == 1, "recordings can be fitted at once"
+
+
 def test_the_depth_grows_between_two_ticks():
     depth = DepthConfig(1, 15, begin=20, end=100)
     assert [depth.at(ticks) for ticks in (0, 20, 60, 100, 500)] == [1, 1, 8, 15, 15]
@@ -193,8 +233,10 @@ def test_it_learns_from_fewer_ticks_and_only_from_a_model_that_is_right():
     assert found < 0.5 * cost(mix=True, mislead=True)
 
 
-def test_a_resumed_run_equals_one_that_went_on():
+@pytest.mark.parametrize("every", [0, 2])
+def test_a_resumed_run_equals_one_that_went_on(every):
     chosen = tiny(depth=DepthConfig(1, 3, 10, 40), optimistic=0.1, conservative=0.1, guard=GuardConfig(Guard.weight))
+    chosen = replace(chosen, imagine_every=every)
     whole, other = made(chosen, 2), made(chosen, 2)
     run(whole, 26)
     state = copy.deepcopy(whole.state_dict())
@@ -210,101 +252,6 @@ def test_a_resumed_run_equals_one_that_went_on():
     assert all(torch.equal(mine[key], theirs[key]) for key in mine if key not in ("obs", "next_obs"))
     assert torch.equal(mine["next_obs"]["state"], theirs["next_obs"]["state"])
     assert whole.latest == other.latest
-
-
-# ---- weights of rows ----
-
-
-class Doubtful:
-    """A world of one tick at a time, which says how far it is to be believed."""
-
-    def __init__(self):
-        env = world(2)
-        self.env, self.num_envs, self.device, self.spec = env, 2, env.device, env.spec
-        self.weights = iter([[1.0, 0.2], [0.5, 0.9]])
-
-    def reset(self, mask=None, seeds=None):
-        return self.env.reset(mask, seeds)
-
-    def step(self, action, active=None) -> Step:
-        step = self.env.step(action, active)
-        return step._replace(info={**step.info, "weight": torch.tensor(next(self.weights))})
-
-
-def test_a_decision_is_believed_as_far_as_its_worst_tick():
-    env = ChunkEnv(Doubtful(), 2, 0.9)
-    env.reset()
-    outcome = env.step(torch.zeros(2, 2, 2))
-    assert outcome.weight.tolist() == pytest.approx([0.5, 0.2])
-    assert outcome._replace(info={}).weight.tolist() == [1.0, 1.0]
-    columns = {"terminated": torch.tensor([False, False]), "steps": torch.tensor([2, 1])}
-    assert row_weight({**columns, "weight": outcome.weight}, 2).tolist() == [0.5, 0.0]
-    rollout = Rollout(1, 2)
-    rollout.add({"state": torch.zeros(2, 1)}, {}, outcome)
-    assert torch.equal(rollout.batch()["weight"][0], outcome.weight)
-
-
-WEIGHED = [name for name, row in LEARNING.items() if row.weighs and row.loop is LoopKind.off_policy]
-
-
-@pytest.mark.rotating(4)
-@pytest.mark.parametrize("name", WEIGHED)
-def test_a_row_without_weight_teaches_a_critic_nothing(name):
-    env = world(4)
-    kinds = (None, "flow", "squashed")
-    bases = [None if kind is None else make_base(kind, agent_spec(env.spec, 3)) for kind in kinds]
-    base = next(x for x in reversed(bases) if has(x, METHODS[name].needs))
-    loop: Any = prepare(shrunk(METHODS[name].config()), base, env, seed=0)
-    for _ in range(5):
-        loop.iterate()
-    before = copy.deepcopy(loop.state_dict())
-
-    def taught(reward: float, weight: float) -> torch.Tensor:
-        def told(batch: dict[str, Any]) -> dict[str, Any]:
-            odd = torch.arange(len(batch["reward"])) % 2 == 1
-            given = torch.where(odd, torch.tensor(weight), torch.tensor(1.0))
-            return {**batch, "reward": torch.where(odd, torch.tensor(reward), batch["reward"]), "weight": given}
-
-        loop.load_state_dict(copy.deepcopy(before))
-        loop.learner.update(Mapped(loop.source, told))
-        core: Any = loop.learner
-        while isinstance(core, Wrapping):
-            core = core.inner
-        judge = core.value if name == "recap" else core.critic.online
-        return torch.cat([x.flatten() for x in judge.parameters()]).detach()
-
-    assert torch.allclose(taught(0.0, 0.0), taught(100.0, 0.0), atol=1e-6)
-    assert not torch.allclose(taught(0.0, 1.0), taught(100.0, 1.0), atol=1e-6)
-
-
-def test_ppo_learns_nothing_from_rows_without_weight():
-    loop: Any = prepare(shrunk(METHODS["gaussian_ppo"].config()), None, world(2), seed=0)
-    rollout = Rollout(6, 2)
-    for _ in range(6):
-        obs, _, columns, outcome = loop.decide(warm=False)
-        rollout.add(obs, columns, outcome)
-    learner, batch = loop.learner, rollout.batch()
-    weights = [learner.network, learner.value]
-
-    def moved(weight: float) -> bool:
-        before = [x.clone() for part in weights for x in part.parameters()]
-        learner.update(Rows({**batch, "weight": torch.full((6, 2), weight)}))
-        after = [x for part in weights for x in part.parameters()]
-        return any(not torch.equal(x, y) for x, y in zip(before, after, strict=True))
-
-    assert not moved(0.0) and moved(1.0)
-
-
-def test_methods_that_count_all_rows_alike_are_refused():
-    guard = GuardConfig(Guard.weight)
-    assert method_of(ImagineConfig(sac(), guard=guard)).view is METHODS["rlpd"].view
-    bare = {**METHODS.ours, "rlpd": METHODS["rlpd"].changed(weighs=False)}
-    for kind in (ImagineConfig, MBPOConfig):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(METHODS, "ours", bare)
-            with pytest.raises(BurnishError, match="inner=rlpd counts all alike; take"):
-                method_of(kind(sac(), guard=guard))
-            method_of(kind(sac(), guard=GuardConfig(Guard.cut)))
 
 
 # ---- COPlanner ----

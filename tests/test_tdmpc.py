@@ -16,6 +16,7 @@ from burnish.finetune.build import prepare
 from burnish.finetune.loops import OffPolicyConfig
 from burnish.finetune.methods.tdmpc import TDMPC, Range, TDMPCConfig, build
 from burnish.offline.replay import Replay
+from burnish.offline.returns import Discount
 from burnish.policies.build import build_policy
 from burnish.policies.cli.cli import compose, to_object
 from burnish.policies.controllers import controller_for
@@ -222,6 +223,26 @@ def test_it_is_saved_acts_alike_and_acts_by_its_prior_alone(tmp_path: Any) -> No
     assert torch.equal(going_on.policy.act(obs, generator=noise()), policy.act(obs, generator=noise()))
     with pytest.raises(BurnishError, match="plans in every step"):
         assembled(policy)
+
+
+def test_a_planner_goes_on_with_its_own_settings_and_the_discount_of_the_method(tmp_path: Any) -> None:
+    base = build(config(), None, worlds()).learner.policy
+    assert base.gamma == 0.99
+    searching = replace(AGENT, samples=64)
+    for agent, named in (
+        (searching, "samples"),
+        (replace(searching, model=LatentModelConfig(latent=32)), "samples, method.agent.model"),
+    ):
+        with pytest.raises(BurnishError, match=f"method.agent.{named}: the planner that goes on has other settings"):
+            build(TDMPCConfig(agent=agent), base, worlds())
+    usual = build(TDMPCConfig(), base, worlds()).learner.config.agent
+    assert (usual.samples, usual.model) == (AGENT.samples, MODEL), "what was not asked for is the planner's own"
+    made = build(config(discount=Discount(0.9)), base, worlds())
+    assert made.env.gamma == made.learner.policy.gamma == 0.9 and base.gamma == 0.99
+    save(made.learner.policy, tmp_path / "planner")
+    assert load(tmp_path / "planner").gamma == 0.9
+    asked = build(replace(config(), agent=replace(AGENT, gamma=0.8)), base, worlds()).learner
+    assert asked.policy.gamma == 0.8
 
 
 def test_a_run_continues_as_if_it_had_not_been_interrupted() -> None:

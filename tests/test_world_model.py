@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from imagine_lab import SMALL, TrueModel, fitted, imagined, placed, played
+from imagine_lab import SMALL, TrueModel, fitted, imagined, pendulums, placed, played
 
 from burnish.finetune.world_model.check import FEWEST, calibrate_success, examined, require_both, spearman
 from burnish.finetune.world_model.env import Guard, GuardConfig, ImaginedEnv, Starts, shortly_before_success
-from burnish.finetune.world_model.model import WorldModel
-from burnish.finetune.world_model.ticks import Tape, Ticks
+from burnish.finetune.world_model.model import Fit, WorldModel
+from burnish.finetune.world_model.ticks import Tape, Ticks, looked_at, previous
 from burnish.policies.core.chunk import HistoryEnv
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import ScaledEnv
@@ -134,6 +134,15 @@ def test_rows_outside_the_mask_stay_and_a_saved_state_goes_on(reach):
     assert torch.equal(*again) and not torch.equal(again[0], world().reset(seeds=[x + 9 for x in seeds])["state"])
 
 
+def test_a_saved_world_goes_on_where_it_is_loaded(reach):
+    _, ticks, model = reach
+    options = GuardConfig(Guard.none, verify=True)
+    world, elsewhere = imagined(model, ticks, 2, options), ImaginedEnv(model, 2, options, device="meta")
+    world.reset()
+    elsewhere.load_state_dict(world.state_dict())
+    assert {x.device.type for x in (*elsewhere._obs.values(), *elsewhere._shadow.values())} == {"meta"}
+
+
 @pytest.mark.parametrize("kind", list(Guard))
 def test_guards_act_where_the_members_disagree(reach, kind):
     _, ticks, _ = reach
@@ -193,6 +202,89 @@ def test_a_history_is_taken_apart():
     assert torch.equal(data["obs"]["state"][:2], first) and torch.equal(data["next_obs"]["state"][:2], second)
     assert data["episode"].tolist() == [0, 1, 0] and data["first"].tolist() == [True, True, False]
     assert data["action"][:, 0].tolist() == [1, 1, 0]
+
+
+def test_the_frames_behind_a_tick_are_those_of_its_episode():
+    episode = torch.tensor([0, 1, 0, 1, 0, 2])  # as two worlds are written at once
+    assert previous(episode).tolist() == [0, 1, 0, 1, 2, 5]
+    assert previous(episode[[0, 2, 4]]).tolist() == [0, 0, 1], "of a single one the first has none behind it"
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_rewards_of_what_never_happened_are_zero(ends):
+    env = ScaledEnv(LQR(1, LQRConfig()))
+    rows, no = torch.randn(20, 2), torch.zeros(20, dtype=torch.bool)
+    ticks = Ticks()
+    facts = {"reward": torch.full((20,), 3.0), "terminated": no | ends, "success": no, "first": ~no}
+    seen = {"obs": {"state": rows}, "next_obs": {"state": rows + 1}, "action": torch.rand(20, 1)}
+    ticks.add({**seen, **facts, "episode": torch.arange(20)})
+    model = WorldModel(env.spec, SMALL)
+    model.prepare(ticks)
+    assert model.rewards.tolist() == ([0, 0, 3] if ends else [3, 0, 0])
+
+
+# ---- what a fit costs ----
+
+
+def test_a_fit_is_examined_on_so_many_ticks_of_whole_episodes(lqr, monkeypatch):
+    _, ticks, model = lqr
+    held, asked = ticks.split()[1], []
+    assert looked_at(held)["episode"].shape == held["episode"].shape, "all of few"
+    monkeypatch.setattr("burnish.finetune.world_model.ticks.LOOKED_AT", 50)
+    some = looked_at(held)
+    assert 50 <= len(some["episode"]) < 50 + 20 < len(held["episode"])
+    for number in some["episode"].unique():
+        assert (some["episode"] == number).sum() == (held["episode"] == number).sum()
+    assert torch.equal(some["obs"]["state"], looked_at(held)["obs"]["state"]), "a resumed run sees the same"
+    for name in ("changes_of", "predict"):
+        told = getattr(model, name)
+        counted = lambda obs, action, *rest, told=told: asked.append(len(action)) or told(obs, action, *rest)  # noqa: E731
+        monkeypatch.setattr(model, name, counted)
+    monkeypatch.setattr("burnish.finetune.world_model.check.BEGINNINGS", 10)
+    examined(model, ticks)
+    assert asked[0] == len(some["episode"]) and max(asked[1:]) <= 10 and len(asked) == 1 + 5 + 20
+
+
+def test_the_limit_is_measured_on_so_many_ticks(lqr, monkeypatch):
+    _, ticks, model = lqr
+    whole = imagined(model, ticks, 2, GuardConfig(limit=2.0)).limit
+    doubt = model.disagreement(ticks.all()["obs"], ticks.all()["action"])
+    assert whole == pytest.approx(2 * float(doubt.amax()))
+    monkeypatch.setattr("burnish.finetune.world_model.env.MEASURED", 100)
+    some = [imagined(model, ticks, 2, GuardConfig(limit=2.0)).limit for _ in range(2)]
+    assert 0 < some[0] == some[1] <= whole
+    asked: list[int] = []
+    monkeypatch.setattr(model, "disagreement", lambda obs, action: asked.append(len(action)) or doubt)
+    world = imagined(model, ticks, 2, GuardConfig())
+    world.begin(ticks, 7.0)
+    assert asked == [100] and world.limit == 7.0, "a limit that is known is not measured"
+
+
+def test_a_twin_is_asked_once_about_each_tick():
+    env, asked = pendulums(), []
+
+    def twin(obs, action):
+        asked.append(len(action))
+        return env.known_dynamics(obs, action)
+
+    ticks, model = played(env, 25), WorldModel(env.spec, SMALL, twin=twin)
+    for count in (1, 2):
+        model.prepare(ticks)
+        Fit(model, 0).steps(ticks.split()[0], 1)
+        model.choose_elites(ticks)
+        assert asked == [8 * 25] * count
+        led = model.state_of(ticks.all()["next_obs"])
+        assert torch.allclose(model.expected_in(ticks.all()).to(led), led, atol=1e-5)
+        ticks.add({**played(env, 25, seed=count).all(), "episode": torch.arange(200) + 200 * count})
+    other = Ticks()
+    other.load_state_dict(copy.deepcopy(ticks.state_dict()))
+    model.prepare(other)
+    assert asked == [200, 200, 200] and "expected" not in ticks.state_dict()["ticks"]
+    old = Ticks()
+    old.load_state_dict({key: x for key, x in ticks.state_dict().items() if key != "expected"})
+    model.prepare(old)
+    assert asked[3:] == [600], "an older state knows nothing of it"
+    assert torch.equal(model.expected_in(other.all()), model.expected_in(old.all()))
 
 
 def test_what_cannot_be_learnt_is_refused(reach):

@@ -193,6 +193,7 @@ class AdversarialSurprise(Wrapper):
         super().load_state_dict(state)
         self.learner.load_state_dict(state["control"])
         self.density, self.played = (state[x].to(self.device, copy=True) for x in ("density", "played"))
-        self.ticks, self.turns = int(state["ticks"]), [map_tree(torch.clone, tick) for tick in state["turns"]]
+        self.ticks = int(state["ticks"])
+        self.turns = [map_tree(lambda x: x.to(self.device, copy=True), tick) for tick in state["turns"]]
         self.generator.set_state(state["generator"].cpu())
         self.observed.load_state_dict(state["observed"])

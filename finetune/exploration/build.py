@@ -47,15 +47,24 @@ SETTINGS: dict[str, type] = {name: row.config for name, row in EXPLORATIONS.item
 
 
 class Weighted:
-    """A bonus times its weight, which may fade."""
+    """A bonus times its weight, which may fade; once it has, nothing is computed."""
 
     def __init__(self, bonus: Bonus, config: ExploreConfig) -> None:
         self.bonus, self.config, self.ticks = bonus, config, 0
-        self.begin = bonus.begin
+
+    @property
+    def weight(self) -> float:
+        return self.config.weight_after(self.ticks)
+
+    def begin(self, obs: Obs, mask: Tensor) -> None:
+        if self.weight:
+            self.bonus.begin(obs, mask)
 
     def __call__(self, obs: Obs, action: Tensor, next_obs: Obs, active: Tensor) -> Tensor:
-        weight = self.config.weight_after(self.ticks)
+        weight = self.weight
         self.ticks += int(active.sum())
+        if not weight:  # it never comes back
+            return torch.zeros_like(active, dtype=torch.float32)
         return weight * self.bonus(obs, action, next_obs, active)
 
     def state_dict(self) -> dict[str, Any]:

@@ -4,8 +4,8 @@ Lehman and Stanley 2011 (novelty search, "Abandoning objectives", Evolutionary C
 distance to the k nearest in an archive. It finds the way where the reward leads into a dead end.
 
 **Departures.** The archive holds states, not one behaviour of an episode, so that a learner of values is paid where the
-new thing is. It is a uniform sample of all states so far, however many there were (Vitter 1985, algorithm R). Distances
-are root mean squares, in deviations of what was seen. A replay keeps what was paid when a state was new.
+new thing is. It is a uniform sample of all states so far, however many there were. Distances are root mean squares, in
+deviations of what was seen. A replay keeps what was paid when a state was new.
 """
 
 from __future__ import annotations
@@ -43,6 +43,16 @@ def novelty(points: Tensor, archive: Tensor, neighbours: int) -> Tensor:
     return torch.cdist(points, archive).topk(count, largest=False).values.mean(1)
 
 
+def keep_sample(archive: Tensor, rows: Tensor, seen: int, generator: torch.Generator) -> None:
+    """Some of ``rows``, which come after ``seen`` others, take places in a full ``archive``, so that it stays a uniform
+    sample (Vitter 1985, algorithm R)."""
+    so_far = seen + 1 + torch.arange(len(rows))
+    places = (torch.rand(len(rows), generator=generator, dtype=torch.float64) * so_far).long()
+    for row, place in zip(rows, places.tolist(), strict=True):
+        if place < len(archive):
+            archive[place] = row
+
+
 class Novelty:
     """The archive, and what it pays."""
 
@@ -66,11 +76,7 @@ class Novelty:
         self.observed.absorb(raw)
         room = max(0, len(self.archive) - self.seen)
         self.archive[self.seen : self.seen + len(raw[:room])] = raw[:room]
-        later, seen = raw[room:], self.seen + torch.arange(len(raw))[room:] + 1
-        places = (torch.rand(len(later), generator=self.generator, dtype=torch.float64) * seen).long()
-        for row, place in zip(later, places.tolist(), strict=True):
-            if place < len(self.archive):
-                self.archive[place] = row
+        keep_sample(self.archive, raw[room:], self.seen + len(raw[:room]), self.generator)
         self.seen += len(raw)
 
     def state_dict(self) -> dict[str, Any]:

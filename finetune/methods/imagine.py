@@ -35,7 +35,6 @@ from ...policies.best import mean
 from ...policies.cli.machine import say
 from ...policies.controllers import controller_for
 from ...policies.core import tree
-from ...policies.core.chunk import HistoryEnv
 from ...policies.core.config import from_data, to_data
 from ...policies.core.errors import BurnishError
 from ...policies.core.files import named, replace
@@ -47,7 +46,7 @@ from ..episode_statistics import EpisodeStatistics
 from ..feature_env import require_sight, without_pictures
 from ..loops import SLICE, Loop
 from ..world_model.check import calibrate_success, examined, require_both
-from ..world_model.env import Guard, GuardConfig, ImaginedEnv, Starts
+from ..world_model.env import Guard, GuardConfig, ImaginedEnv, Starts, stacked
 from ..world_model.films import Course, shoot
 from ..world_model.model import Fit, ModelConfig, WorldModel
 from ..world_model.record import EPISODES, RECORD, Record, episodes_beside, reliability
@@ -125,11 +124,6 @@ def build(
         return made
 
     return ImagineLoop(config, base, tape, inside, evaluated, shown, inner, seed)
-
-
-def stacked(env: VecEnv, history: int) -> VecEnv:
-    """``env`` with as many frames as the policy sees."""
-    return env if history == 1 else HistoryEnv(env, history)
 
 
 class Noisy:
@@ -343,8 +337,9 @@ class ImagineLoop(Learns):
         return metrics
 
     def _show_ticks(self) -> None:
-        for env in (self.imagined, self.evaluated, self.shown):
-            env.begin(self.ticks)
+        self.imagined.begin(self.ticks)
+        for env in (self.evaluated, self.shown):
+            env.begin(self.ticks, self.imagined.limit)
 
     # ---- reports and state ----
 

@@ -51,11 +51,10 @@ from ...policies.core.wrapper import known_failure
 from ..feature_env import require_sight, without_pictures
 from ..loops import OffPolicy, OffPolicyConfig
 from ..world_model.check import examined
-from ..world_model.env import Guard, GuardConfig, ImaginedEnv, Starts
+from ..world_model.env import Guard, GuardConfig, ImaginedEnv, Starts, stacked
 from ..world_model.imagination import Choosing, Greedy, Imagination
 from ..world_model.model import Fit, ModelConfig, WorldModel
 from ..world_model.ticks import Tape, Ticks
-from .imagine import stacked
 from .rlpd import RLPDConfig
 
 CANDIDATES = 5  # draws of the policy of which COPlanner takes one
@@ -87,7 +86,8 @@ class MBPOConfig:
     refit: int = 250  # real ticks between two fits of the model, each followed by new rollouts
     refit_updates: int = 250  # gradient steps of each fit but the first, which takes model.updates
     rollouts: int = 50  # imagined rollouts for each real tick
-    # real ticks between two rounds of rollouts, which the latest policy makes; 0: behind each fit alone
+    # real ticks between two rounds of rollouts, which the latest policy makes of those ticks; behind each fit there are
+    # those of all ticks since the last one. 0: there alone
     imagine_every: int = 0
     imagined_worlds: int = 500  # rollouts that are played at once
     capacity: int = 100_000  # imagined decisions that are kept, the newest
@@ -161,7 +161,6 @@ def build(
     if config.guard.kind is Guard.weight:
         weigh(learner)
     imagination = Imagination(worlds, view, acting, learner, config.capacity, derive(seed, "imagination"))
-    real.mix(imagination, 1 - config.real)
     return MBPOLoop(config, tape, real, imagination, seed)
 
 
@@ -200,21 +199,32 @@ class MBPOLoop:
         self.fit = Fit(self.model, derive(seed, "fit"))
         self.fits, self.fitted_at = 0, 0  # how often, and at how many real ticks the last time
         self.imagined_at = 0  # the same of rollouts
+        self._mix()
         self.latest: Metrics = {}
 
     def iterations(self, total: int) -> int:
         return self.real.iterations(total)
 
     def iterate(self) -> Metrics:
-        played = int(self.statistics.ticks)
-        if not self.real.warm and (not self.fits or played - self.fitted_at >= self.config.refit):
+        played, worlds = int(self.statistics.ticks), self.imagination.worlds
+        if not self.real.warm and played - self.fitted_at >= self._patience(played):
             self._refit(played)
         elif self.fits and 0 < self.config.imagine_every <= played - self.imagined_at:
-            self.latest |= self._imagine(played, self.config.imagine_every)
+            self.latest |= self._imagine(played, played - self.imagined_at, worlds.limit)
         return self.real.iterate()
 
-    def _imagine(self, played: int, ticks: int) -> Metrics:
-        """The rollouts of so many ticks."""
+    def _patience(self, played: int) -> int:
+        """Ticks that the next fit waits for: none where a warm-up or recordings come before the first one."""
+        begun = not self.fits and (self.real.config.warmup or len(self.ticks) > played)
+        return 0 if begun else self.config.refit
+
+    def _mix(self) -> None:
+        """Before the first fit nothing was imagined, and all that is learnt from was played."""
+        self.real.mix(self.imagination, 1 - self.config.real if self.fits else 0.0)
+
+    def _imagine(self, played: int, ticks: int, limit: float | None = None) -> Metrics:
+        """The rollouts of so many ticks, from all that were played so far; a ``limit`` that is given stays."""
+        self.imagination.worlds.begin(self.ticks, limit)
         depth, self.imagined_at = self.config.depth.at(played), played
         return {**self.imagination.grow(self.config.rollouts * ticks, depth), "imagined/depth": float(depth)}
 
@@ -224,11 +234,11 @@ class MBPOLoop:
         updates = config.refit_updates if self.fits else config.model.updates
         metrics = self.fit.steps(self.ticks.split()[0], updates)
         self.model.choose_elites(self.ticks)
-        self.imagination.worlds.begin(self.ticks)
         found = {f"model/{key}": x for key, x in examined(self.model, self.ticks).items()}
-        grown = self._imagine(played, config.refit)
+        grown = self._imagine(played, played - self.fitted_at if self.fits else config.refit)
         self.latest = {**metrics, **found, **grown}
         self.fits, self.fitted_at = self.fits + 1, played
+        self._mix()
         if self.fits & (self.fits - 1) == 0:  # 1, 2, 4, ...: a run may have hundreds
             say(
                 f"after {played:,} real ticks the model explains {found['model/r2']:.0%} of the changes in ticks that "
@@ -258,3 +268,4 @@ class MBPOLoop:
         self.fit.load_state_dict(state["fit"])
         self.fits, self.fitted_at, self.latest = int(state["fits"]), int(state["fitted_at"]), dict(state["latest"])
         self.imagined_at = int(state.get("imagined_at", self.fitted_at))  # older states lack it
+        self._mix()

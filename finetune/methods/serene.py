@@ -14,16 +14,17 @@ its best has not risen for ``patience`` generations.
 and stops by ``patience``, where the published rule compares medians over hundreds of generations; what it finds is
 stored if it is the best of the emitter so far, and nothing goes from it into the archive of the search. Behaviours are
 numbers that the world shows; STAX (2111.01919) learns a code of them. Each policy plays one episode, so where episodes
-begin at random the best may have been lucky.
+begin at random the best may have been lucky. Generations after the first have so many more mutants that no world idles;
+the period does not count these. Of candidates the ``CANDIDATES`` most novel stay, of rewarding behaviours a sample of
+``REWARDED``.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,10 +41,14 @@ from ...policies.core.types import Learns, Metrics, Obs, VecEnv
 from ...policies.gaussian import GaussianConfig, GaussianLoss, GaussianPolicy
 from ...policies.nets.mlp import Activation
 from ..episode_statistics import EpisodeStatistics
-from ..exploration.novelty import novelty
+from ..exploration.emitters import Emitter, Tried, apart, front, together
+from ..exploration.novelty import keep_sample, novelty
 from ..exploration.observed import ExploreConfig, Observed
 from ..world_model.ticks import newest
 from .rlpd import starting_from
+
+CANDIDATES = 300
+REWARDED = 5000
 
 
 class Selection(enum.Enum):
@@ -73,7 +78,7 @@ class SereneConfig:
     select: Selection = Selection.novelty  # policies that the search goes on with
     neighbours: int = 15  # nearest behaviours, whose mean distance is the novelty
     archived: int = 5  # mutants of each generation that the archive keeps, drawn at random
-    period: int = 1000  # episodes of search, and then of emitters, in turns
+    period: int = 1000  # episodes of search, and then of emitters, in turns; not those of worlds that would idle
     emitter: int = 6  # policies of an emitter
     bootstrap: int = 6  # generations after which a new emitter must have improved
     patience: int = 20  # generations without a better policy, after which an emitter ends
@@ -81,62 +86,6 @@ class SereneConfig:
     def __post_init__(self) -> None:
         counts = "history population offspring neighbours archived period emitter patience"
         check_ranges(self, {"[1, inf)": counts, "[2, inf)": "bootstrap", "(0, inf)": "spread sigma"})
-
-
-class Tried(NamedTuple):
-    """Policies that have played an episode."""
-
-    genome: Tensor  # (n, W) weights
-    behaviour: Tensor  # (n, B) in units of the world
-    score: Tensor  # (n,) sum of rewards
-
-    def rows(self, chosen: Any) -> Tried:
-        return Tried(*(x[chosen] for x in self))
-
-    def and_(self, other: Tried) -> Tried:
-        return Tried(*(torch.cat(pair) for pair in zip(self, other, strict=True)))
-
-
-@dataclass
-class Emitter:
-    """A few policies that evolve by their scores alone."""
-
-    members: Tried  # at first the ancestor
-    ancestor: Tensor  # (B,) its behaviour
-    sigma: float  # deviation of its mutants
-    best: float  # highest score so far
-    means: list[float] = field(default_factory=list)  # mean score of each generation
-    still: int = 0  # generations without a better policy
-
-    @property
-    def improvement(self) -> float:
-        """Of the mean of three generations, since the first three."""
-        first, last = self.means[:3], self.means[-3:]
-        return sum(last) / len(last) - sum(first) / len(first)
-
-    def go_on(self, mutants: Tried, size: int) -> Tried:
-        """The best of both; what is better than all before is returned."""
-        better = mutants.rows(mutants.score > self.best)
-        both = self.members.and_(mutants)
-        self.members = both.rows(both.score.argsort(descending=True, stable=True)[:size])
-        self.means.append(float(self.members.score.mean()))
-        self.still = 0 if len(better.score) else self.still + 1
-        self.best = max(self.best, float(self.members.score[0]))
-        return better
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**vars(self), "members": tuple(self.members), "means": list(self.means)}
-
-
-def emitter_from(state: Mapping[str, Any]) -> Emitter:
-    """The emitter of a saved state."""
-    return Emitter(**{**state, "members": Tried(*state["members"])})
-
-
-def front(points: Tensor) -> Tensor:
-    """(n, d) -> (n,) bool: the points that no other surpasses in all that counts."""
-    others = points[None] >= points[:, None]
-    return ~(others.all(-1) & (points[None] > points[:, None]).any(-1)).any(1)
 
 
 def build(
@@ -151,6 +100,12 @@ def build(
         check_compatible(agent.spec, env.spec)
     agent.config = replace(agent.config, loss=GaussianLoss.least_squares)  # without noise, as it is scored
     return SereneLoop(config, agent.eval(), env, seed)
+
+
+def shared(parents: Tensor, count: int, worlds: int) -> Tensor:
+    """The parents of at least ``count`` mutants, so many that no world idles: each as often, or once less."""
+    count = -(-count // worlds) * worlds
+    return parents[torch.arange(count, device=parents.device) * len(parents) // count]
 
 
 class SereneLoop(Learns):
@@ -169,11 +124,13 @@ class SereneLoop(Learns):
         own = parameters_to_vector(agent.trunk.parameters()).detach()
         self.nothing = Tried(own[:0].view(0, len(own)), own.new_zeros(0, len(self.observed)), own.new_zeros(0))
         self.population = self.tried = self.nothing  # of the search; and of the generation under way
-        self.archive = self.rewarded = self.nothing.behaviour  # of the search; and of what earned a reward
+        self.archive = self.rewarded = self.nothing.behaviour  # of the search; and a sample of what earned a reward
+        self.found = 0  # policies that earned a reward
         self.candidates, self.emitters = list[Emitter](), list[Emitter]()  # not tried yet, and those that improved
         self.turn: Emitter | None = None  # the emitter whose generation it is; None: the search
         self.emitting, self.spent = False, 0  # whether this period is for emitters, and how much of it is over
         self.iteration, self.best = 0, float("-inf")
+        self.counted = config.population  # episodes of this generation that count for the period
         self.asked = self._mutants(own.repeat(config.population, 1), config.spread)  # policies of this generation
 
     @property
@@ -196,7 +153,7 @@ class SereneLoop(Learns):
         if len(self.tried.score) == len(self.asked):
             generation, self.tried = self.tried, self.nothing
             self._learn(generation)
-            self.spent += len(generation.score)
+            self.spent += self.counted
             self.turn = self._next()
             self.asked = self._offspring()
         return {}
@@ -216,11 +173,14 @@ class SereneLoop(Learns):
         if config.select is Selection.novelty:
             new = self._novelty(everyone.behaviour, everyone.behaviour, self.archive, self.rewarded)
             for i in (generation.score > config.rewarding).nonzero()[:, 0].tolist():
-                apart = torch.cdist(generation.genome[i : i + 1], everyone.genome)[0]
-                sigma = float(apart[apart > 0].min()) / 3 if bool((apart > 0).any()) else config.sigma
+                away = torch.cdist(generation.genome[i : i + 1], everyone.genome)[0]
+                sigma = float(away[away > 0].min()) / 3 if bool((away > 0).any()) else config.sigma
                 one = generation.rows(slice(i, i + 1))
                 self.candidates.append(Emitter(one, one.behaviour[0], sigma, float(one.score)))
-                self.rewarded = torch.cat([self.rewarded, one.behaviour])
+                self._remember(one.behaviour)
+            if len(self.candidates) > CANDIDATES:
+                kept = self._novelty_of(self.candidates).topk(CANDIDATES).indices.sort().values
+                self.candidates = [self.candidates[i] for i in kept.tolist()]
         else:
             new = everyone.score
         drawn = torch.randperm(len(generation.score), generator=self.generator)[: config.archived]
@@ -229,13 +189,20 @@ class SereneLoop(Learns):
 
     def _emit(self, emitter: Emitter, generation: Tried) -> None:
         better = emitter.go_on(generation, self.config.emitter)
-        self.rewarded = torch.cat([self.rewarded, better.behaviour])
+        self._remember(better.behaviour)
         if len(emitter.means) == self.config.bootstrap:
             self.turn = None
             if emitter.improvement > 0:
                 self.emitters.append(emitter)
         elif len(emitter.means) > self.config.bootstrap and emitter.still >= self.config.patience:
             self.turn = None
+
+    def _remember(self, behaviour: Tensor) -> None:
+        """Of policies that earned a reward."""
+        room = max(0, REWARDED - len(self.rewarded))
+        self.rewarded = torch.cat([self.rewarded, behaviour[:room]])
+        keep_sample(self.rewarded, behaviour[room:], self.found + len(behaviour[:room]), self.generator)
+        self.found += len(behaviour)
 
     def _next(self) -> Emitter | None:
         """The emitter whose generation is next; None: the search's."""
@@ -264,10 +231,10 @@ class SereneLoop(Learns):
 
     def _offspring(self) -> Tensor:
         config, turn = self.config, self.turn
-        if turn is None:
-            return self._mutants(self.population.genome.repeat_interleave(config.offspring, 0), config.sigma)
-        count = config.offspring if turn.means else config.emitter
-        return self._mutants(turn.members.genome.repeat_interleave(count, 0), turn.sigma)
+        parents, sigma = (self.population, config.sigma) if turn is None else (turn.members, turn.sigma)
+        each = config.offspring if turn is None or turn.means else config.emitter
+        self.counted = each * len(parents.genome)
+        return self._mutants(shared(parents.genome, self.counted, self.env.num_envs), sigma)
 
     def _mutants(self, genome: Tensor, sigma: float) -> Tensor:
         return genome + sigma * torch.randn(genome.shape, generator=self.generator).to(genome)
@@ -313,25 +280,25 @@ class SereneLoop(Learns):
     # ---- reports and state ----
 
     def report(self) -> Metrics:
-        counts = {"archive": len(self.archive), "rewarded": len(self.rewarded), "emitters": len(self.emitters)}
+        counts = {"archive": len(self.archive), "rewarded": self.found, "emitters": len(self.emitters)}
         counts["emitters_untried"] = len(self.candidates)
         found = {f"serene/{name}": float(count) for name, count in counts.items()}
         best = {"serene/best": self.best} if self.statistics.decisions else {}
         return {**self.statistics.report(), **found, **best}
 
     def deliver(self, folder: Path) -> str:
-        return f"{len(self.rewarded)} policies earned a reward, the best {self.best:.4g}"
+        return f"{self.found} policies earned a reward, the best {self.best:.4g}"
 
     def state_dict(self) -> dict[str, Any]:
-        kept = ("archive", "rewarded", "asked", "emitting", "spent", "iteration")
+        kept = ("archive", "rewarded", "found", "asked", "counted", "emitting", "spent", "iteration")
         return {
             **{name: getattr(self, name) for name in kept},
             "best": self.best if self.iteration else None,
             "policy": self.policy.state_dict(),
             "population": tuple(self.population),
             "tried": tuple(self.tried),
-            "candidates": [emitter.state_dict() for emitter in self.candidates],
-            "emitters": [emitter.state_dict() for emitter in self.emitters],
+            "candidates": together(self.candidates),
+            "emitters": together(self.emitters),
             "turn": None if self.turn is None else self.turn.state_dict(),
             "observed": self.observed.state_dict(),
             "statistics": self.statistics.state_dict(),
@@ -339,17 +306,18 @@ class SereneLoop(Learns):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.archive, self.rewarded, self.asked = (state[name] for name in ("archive", "rewarded", "asked"))
-        self.emitting, self.spent, self.iteration = (
-            bool(state["emitting"]),
-            int(state["spent"]),
-            int(state["iteration"]),
-        )
+        device = self.nothing.genome.device
+        tensors = (state[name].to(device, copy=True) for name in ("archive", "rewarded", "asked"))
+        self.archive, self.rewarded, self.asked = tensors
+        self.found = int(state.get("found", len(self.rewarded)))  # older states kept all, and counted all
+        self.counted = int(state.get("counted", len(self.asked)))
+        self.emitting, self.spent = bool(state["emitting"]), int(state["spent"])
+        self.iteration = int(state["iteration"])
         self.best = float("-inf") if state["best"] is None else float(state["best"])
         self.policy.load_state_dict(state["policy"])
-        self.population, self.tried = Tried(*state["population"]), Tried(*state["tried"])
-        self.candidates, self.emitters = ([emitter_from(x) for x in state[name]] for name in ("candidates", "emitters"))
-        self.turn = None if state["turn"] is None else emitter_from(state["turn"])
+        self.population, self.tried = (Tried.loaded(state[name], device) for name in ("population", "tried"))
+        self.candidates, self.emitters = (apart(state[name], device) for name in ("candidates", "emitters"))
+        self.turn = None if state["turn"] is None else Emitter.loaded(state["turn"], device)
         self.observed.load_state_dict(state["observed"])
         self.statistics.load_state_dict(state["statistics"])
         self.generator.set_state(state["generator"].cpu())

@@ -6,7 +6,7 @@ and to know the reward and the value, whose target is the reward and the least o
 average of them) for an action of the prior. The prior climbs two critics on the states that were unrolled, divided by
 the range of their values, with a bonus for its spread. The policy that acts and is deployed plans in the
 model (`policies/planner.py`), with the noise of its last round while it learns. It starts from nothing, or goes on from
-a planner; recordings, where there are any, are half of every batch.
+a planner, which keeps its settings but the discount; recordings, where there are any, are half of every batch.
 
 There are two presets, and a setting that is given wins over both. ``method=tdmpc_cpu``, which is also ``method=tdmpc``,
 is what one core can do; ``method=tdmpc_published`` is that of the paper (5 million parameters), for a GPU:
@@ -30,7 +30,7 @@ sequences lie within episodes. The bonus is the entropy before the tanh, as in t
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -261,6 +261,17 @@ class TDMPC(Learner):
         self.planning.start = state["start"].to(self.planning.start, copy=True)
 
 
+def require_own(asked: PlannerConfig, own: PlannerConfig) -> None:
+    """Refuse settings of a planner that one which is given does not have. Its discount may be another one."""
+    usual, names = PlannerConfig(), [x.name for x in fields(own) if x.name != "gamma"]
+    strange = [x for x in names if getattr(asked, x) not in (getattr(usual, x), getattr(own, x))]
+    if strange:
+        raise BurnishError(
+            f"{', '.join(f'method.agent.{x}' for x in strange)}: the planner that goes on has other settings, which it "
+            "keeps; say these, as the preset that it was trained with does, or start from nothing, without policy.path"
+        )
+
+
 def build(
     config: TDMPCConfig, base: PlannerPolicy | None, env: VecEnv, *, seed: int = 0, device: torch.device | str = "cpu"
 ) -> Assembly:
@@ -272,8 +283,12 @@ def build(
         policy: PlannerPolicy = build_policy(agent, spec, seed=derive(seed, "agent"), device=device)
     else:
         check_compatible(base.spec, env.spec)
+        require_own(config.agent, base.config)
         policy = copy.deepcopy(base).train().requires_grad_(True)
-        config = replace(config, agent=base.config)
+        # Behind a plan stands the value of the critics, which learn with this discount.
+        policy.gamma = gamma if config.agent.gamma is None else config.agent.gamma
+        policy.config = replace(base.config, gamma=policy.gamma)
+        config = replace(config, agent=policy.config)
     normalize = config.normalize and base is None
     learner = TDMPC(policy, config, env.num_envs, normalize=normalize, seed=seed, device=device)
     return Assembly(ChunkEnv(env, 1, gamma), learner)

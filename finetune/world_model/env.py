@@ -23,14 +23,18 @@ import torch
 from torch import Tensor
 
 from ...policies.core import tree
+from ...policies.core.chunk import HistoryEnv
 from ...policies.core.clock import Clock, restored
 from ...policies.core.errors import BurnishError
 from ...policies.core.ranges import check_ranges
-from ...policies.core.types import Obs, Step
+from ...policies.core.seed import generator as named_generator
+from ...policies.core.spec import stacked_by_history
+from ...policies.core.types import Obs, Step, VecEnv
 from .model import WorldModel, ends_of
-from .ticks import Ticks
+from .ticks import Ticks, previous
 
 KEY = (5, 20)  # ticks before a success between which starts=key begins
+MEASURED = 10_000  # ticks, drawn at random of more, among which the largest disagreement is looked for
 
 
 class Guard(enum.Enum):
@@ -87,7 +91,10 @@ class ImaginedEnv:
         self.horizon = self.spec.max_steps  # may be changed later
         self.limit = float("inf")
         self._clock = Clock(num_envs, seed, device)
-        self._pool: Obs = {}  # the observations at which episodes begin
+        self._played: Obs = {}  # what was seen in real episodes
+        self._pool = torch.zeros(0, dtype=torch.int64, device=device)  # rows of it at which episodes begin
+        self._begun = self._pool  # the row at which each world began last, where it just did
+        self._before: Tensor | None = None  # the row before each row, itself where an episode began
         self._own_start = False  # world i begins at row i of them
         self._late = 0  # how many of them, the last ones, come shortly before a success
         self._obs: Obs = {}
@@ -96,36 +103,55 @@ class ImaginedEnv:
         self._seen = torch.zeros(num_envs, dtype=torch.bool, device=device)  # whether the second has had a success
         self.unknown = torch.zeros(2, dtype=torch.int64, device=device)  # ticks beyond the limit, and all
 
-    def begin(self, ticks: Ticks) -> None:
-        """Episodes begin at these ticks from now on, and the limit is that of the model as it is."""
-        self._own_start = False
-        data = ticks.all()
-        first = tree.index(data["obs"], data["first"] if self.starts is not Starts.any else slice(None))
-        late = tree.index(data["obs"], shortly_before_success(data)) if self.starts is Starts.key else {}
-        self._late = len(next(iter(late.values()))) if late else 0
-        both = {key: torch.cat([x, late[key]]) for key, x in first.items()} if late else first
-        self._pool = tree.to({key: both[key] for key in self.spec.obs.shapes}, self.device)
-        self.limit = self.guard.limit * float(self.model.disagreement(data["obs"], data["action"]).amax())
+    def begin(self, ticks: Ticks, limit: float | None = None) -> None:
+        """Episodes begin at these ticks from now on; without a ``limit`` it is that of the model as it is."""
+        self._own_start, data = False, ticks.all()
+        first = data["first"] if self.starts is not Starts.any else torch.ones_like(data["first"])
+        late = shortly_before_success(data) if self.starts is Starts.key else torch.zeros_like(first)
+        self._late = int(late.sum())
+        self._pool = torch.cat([first.nonzero()[:, 0], late.nonzero()[:, 0]]).to(self.device)
+        self._played = tree.to({key: data["obs"][key] for key in self.spec.obs.shapes}, self.device)
+        self._before = previous(data["episode"]).to(self.device)
+        self.limit = self._limit(data) if limit is None else limit
+
+    def _limit(self, data: Mapping[str, Any]) -> float:
+        """That of the model on these ticks, or on ``MEASURED`` of them, the same ones of the same number."""
+        action, rows = data["action"], slice(None)
+        if len(action) > MEASURED:
+            drawn = torch.randperm(len(action), generator=named_generator(len(action), "measured"))
+            rows: Any = drawn[:MEASURED].to(action.device)
+        return self.guard.limit * float(self.model.disagreement(tree.index(data["obs"], rows), action[rows]).amax())
 
     def begin_at(self, obs: Obs) -> None:
         """From now on each world begins at its own row of ``obs``."""
-        self._pool, self._own_start = dict(obs), True
+        self._played, self._own_start = dict(obs), True
+        self._pool = self._before = torch.arange(self.num_envs, device=self.device)
+
+    def behind(self, history: int) -> Obs:
+        """(N, history, ...): the frames that a policy saw where each world began, which it just did; oldest first."""
+        assert self._before is not None, "it has begun"
+        rows = [self._begun]
+        for _ in range(history - 1):
+            rows.append(self._before[rows[-1]])
+        back = torch.stack(rows[::-1], 1)
+        return {key: x[back] for key, x in self._played.items() if stacked_by_history(key)}
 
     def state(self) -> Tensor:
         """(N, D): the numbers that the model moves, as they are."""
         return self.model.state_of(self._obs)
 
     def reset(self, mask: Tensor | None = None, seeds: Sequence[int] | None = None) -> Obs:
-        if not self._pool:
+        if not len(self._pool):
             raise BurnishError("an imagined world begins at ticks that were played; call begin(ticks) first")
         mask = self._clock.begin(mask, seeds)
         dice = self._clock.noise("imagined start").uniform((self.num_envs, 4)).to(self.device)
-        size, members = len(next(iter(self._pool.values()))), len(self.model.elites)
+        size, members = len(self._pool), len(self.model.elites)
         row = (dice[:, 0] * (size - self._late)).long()
         if self._late:
             row = torch.where(dice[:, 3] < 0.5, size - self._late + (dice[:, 0] * self._late).long(), row)
         row = torch.arange(self.num_envs, device=row.device) if self._own_start else row.clamp(max=size - 1)
-        begun = tree.index(self._pool, row)
+        self._begun = self._pool[row]
+        begun = tree.index(self._played, self._begun)
         self._obs = tree.where(mask, begun, self._obs) if self._obs else begun
         if self.guard.verify:
             self._shadow = tree.where(mask, begun, self._shadow) if self._shadow else begun
@@ -188,7 +214,23 @@ class ImaginedEnv:
         self._clock.load_state_dict(state)
         own = {"member": self._member, "seen": self._seen, "unknown": self.unknown}
         self._member, self._seen, self.unknown = restored(own, state).values()
-        self.limit, self._obs, self._shadow = float(state["limit"]), state["obs"], state["shadow"]
+        self.limit = float(state["limit"])
+        self._obs, self._shadow = (tree.to(state[name], self.device) for name in ("obs", "shadow"))
+
+
+class ImaginedHistory(HistoryEnv):
+    """Imagined worlds with the last frames. Those of an episode that begins amid a real one are what was seen there."""
+
+    def reset(self, mask: Tensor | None = None, seeds: Sequence[int] | None = None) -> Obs:
+        obs = super().reset(mask, seeds)
+        behind = self.env.behind(self.history)  # type: ignore
+        self._frames = behind if mask is None else tree.where(mask, behind, self._frames)
+        return {**obs, **self._frames}
+
+
+def stacked(env: ImaginedEnv, history: int) -> VecEnv:
+    """``env`` with as many frames as the policy sees."""
+    return env if history == 1 else ImaginedHistory(env, history)
 
 
 def shortly_before_success(data: Mapping[str, Any]) -> Tensor:

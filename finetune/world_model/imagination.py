@@ -44,11 +44,11 @@ class Imagination:
     @torch.no_grad()
     def grow(self, rollouts: int, depth: int) -> Metrics:
         """``rollouts`` of ``depth`` decisions, each from a tick that was played. One that ends early makes room for
-        another, so there are ``rollouts`` x ``depth`` new rows, or somewhat more."""
+        another, so there are ``rollouts`` x ``depth`` new rows, or somewhat more; but no more than are kept."""
         self.worlds.horizon = depth * getattr(self.view, "execute", getattr(self.learner.policy.spec, "execute", 1))
         obs, fresh = self.view.reset(), torch.ones(self.view.num_envs, dtype=torch.bool, device=self.device)
         earned = torch.zeros((), device=self.device)
-        count = -(-rollouts // self.view.num_envs) * depth
+        count = min(-(-rollouts // self.view.num_envs) * depth, self.replay.rows)
         for _ in range(count):
             action, columns = self.actor.act(obs, warm=False, generator=self._dice, fresh=fresh)
             outcome = self.view.step(action)

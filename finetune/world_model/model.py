@@ -190,6 +190,11 @@ class WorldModel(nn.Module):
             return self.state_of(obs)
         return self.state_of(self.twin(dict(obs), action)).to(action)
 
+    def expected_in(self, data: Mapping[str, Any]) -> Tensor:
+        """(T, D): ``expected`` of recorded ticks, which may know it already."""
+        known = "expected" in data and self.twin is not None
+        return data["expected"] if known else self.expected(data["obs"], data["action"])
+
     def outcomes(self, state: Tensor, extra: Tensor, action: Tensor) -> Tensor:
         """(E, B, 3): normalised reward, and the logits of success and failure, of an action that led to ``state``."""
         return self.outcome(self._inputs(state, extra, action))
@@ -232,7 +237,9 @@ class WorldModel(nn.Module):
     def prepare(self, ticks: Ticks) -> None:
         """Scales and known functions of what was played so far, and dynamics that need no gradient. The scales of the
         first time stay, so that a model that is fitted again goes on from what it knows."""
-        data, _ = ticks.split()
+        if self.twin is not None:
+            ticks.ask(self.expected)
+        data = ticks.split()[0]
         played = self.vectors(data)
         state, after = played.state, played.after
         if not bool((self.high > self.low).any()):
@@ -256,14 +263,13 @@ class WorldModel(nn.Module):
         self.success_ends.fill_(bool(everything["terminated"][success].all()))
         groups = [everything["reward"][rows] for rows in (~success & ~failure, success, failure)]
         self.known_reward.fill_(all(bool((x == x[:1]).all()) for x in groups))
-        self.rewards.copy_(torch.stack([x[0] if len(x) else groups[0][0] * 0 for x in groups]))
+        self.rewards.copy_(torch.stack([x[:1].sum() for x in groups]))  # 0 where nothing ended so
 
     def vectors(self, data: Mapping[str, Any]) -> Vectors:
         """Ticks as the networks read them."""
         state, after = self.state_of(data["obs"]), self.state_of(data["next_obs"])
-        ends, expected = torch.stack(ends_of(data), -1).to(state), self.expected(data["obs"], data["action"])
-        extra = self._extra_of(data["obs"])
-        return Vectors(state, extra, data["action"], expected, after, data["reward"][:, None], ends)
+        ends, extra = torch.stack(ends_of(data), -1).to(state), self._extra_of(data["obs"])
+        return Vectors(state, extra, data["action"], self.expected_in(data), after, data["reward"][:, None], ends)
 
     def loss(self, data: Vectors, rows: Tensor) -> tuple[Tensor, Metrics]:
         """``rows`` (E, B) are the ticks that each member learns from."""
@@ -289,7 +295,7 @@ class WorldModel(nn.Module):
     def choose_elites(self, ticks: Ticks) -> None:
         """The members with the smallest error on ticks that none was fitted to."""
         held = ticks.split()[1]
-        change = self.changes(self.state_of(held["next_obs"]) - self.expected(held["obs"], held["action"]))
+        change = self.changes(self.state_of(held["next_obs"]) - self.expected_in(held))
         error = (self.changes_of(held["obs"], held["action"])[0] - change).square().mean((1, 2))
         self.elites.copy_(error.argsort()[: len(self.elites)].sort().values)
 

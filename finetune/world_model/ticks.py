@@ -5,7 +5,7 @@ A replay of decisions (`offline/replay.py`) has lost the ticks inside each chunk
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,21 +14,27 @@ from torch import Tensor
 
 from ...policies.core import tree
 from ...policies.core.errors import BurnishError
+from ...policies.core.seed import generator as named_generator
 from ...policies.core.spec import ActionSpec, EnvSpec, ObsSpec, require_like_actions, stacked_by_history
 from ...policies.core.types import Obs, Step, VecEnv
 from ...policies.core.wrapper import Wrapper
 from ...policies.data.episodes import Episodes, scaled_actions
 
 HELD_OUT = 5  # every fifth episode is kept for validation
+LOOKED_AT = 2_000  # ticks at which a fit is examined, where there are more
+
+Twin = Callable[[Mapping[str, Tensor], Tensor], Tensor]  # (obs, action) -> (T, D): where an action is said to lead
 
 
 class Ticks:
     """Columns (T, ...): "obs" and "next_obs" of single frames, "action" in [-1, 1], "reward", "terminated", "success",
-    "first" of an episode, and "episode", its number."""
+    "first" of an episode, and "episode", its number. Once a twin was asked also "expected", what it said (``ask``)."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
         self._pieces: list[dict[str, Any]] = []
+        self._twin: Twin | None = None
+        self._expected: Tensor | None = None  # what it said about the first ticks
         self.episodes = 0  # begun so far
         self.knows_success = False
 
@@ -45,7 +51,17 @@ class Ticks:
             raise BurnishError("no tick was played or recorded, so there is nothing to learn a model from")
         if len(self._pieces) > 1:
             self._pieces = [_joined(self._pieces)]
-        return self._pieces[0]
+        data, known = self._pieces[0], self._expected
+        return data if known is None or len(known) < len(data["reward"]) else {**data, "expected": known}
+
+    def ask(self, twin: Twin) -> None:
+        """Adds the column "expected". A twin is a simulation, so it is asked once about each tick."""
+        known = self._expected if self._twin in (None, twin) else None
+        self._twin, data = twin, self.all()
+        new = slice(0 if known is None else len(known), len(data["reward"]))
+        if new.start < new.stop:
+            said = twin(tree.index(data["obs"], new), data["action"][new])
+            self._expected = said if known is None else torch.cat([known, said])
 
     def split(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """(for fitting, held out), by whole episodes; where there are too few, both are all."""
@@ -57,12 +73,15 @@ class Ticks:
 
     def state_dict(self) -> dict[str, Any]:
         state = {"episodes": self.episodes, "knows_success": self.knows_success}
-        return {**state, "ticks": dict(self.all()) if self._pieces else None}
+        ticks = {key: x for key, x in self.all().items() if key != "expected"} if self._pieces else None
+        return {**state, "ticks": ticks, "expected": self._expected}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.episodes, self.knows_success = int(state["episodes"]), bool(state["knows_success"])
         self._pieces = []
         self.add(state["ticks"] or {"reward": ()})
+        known = state.get("expected")  # older states have none
+        self._twin, self._expected = None, None if known is None else known.to(self.device, copy=True)
 
 
 class Tape(Wrapper):
@@ -158,6 +177,26 @@ def recorded_ticks(
         found.knows_success |= episode.success
     found.episodes = len(episodes)
     return found
+
+
+def looked_at(ticks: Mapping[str, Any]) -> dict[str, Any]:
+    """Some ``LOOKED_AT`` of these ticks where there are more: whole episodes, the same ones of the same number."""
+    if (count := len(ticks["episode"])) <= LOOKED_AT:
+        return dict(ticks)
+    _, owner, lengths = ticks["episode"].unique(return_inverse=True, return_counts=True)
+    order = torch.randperm(len(lengths), generator=named_generator(count, "looked at")).to(owner.device)
+    before = lengths[order].cumsum(0) - lengths[order]
+    chosen = torch.zeros_like(lengths, dtype=torch.bool).scatter(0, order, before < LOOKED_AT)
+    return tree.index(ticks, chosen[owner])
+
+
+def previous(episode: Tensor) -> Tensor:
+    """(T,): the tick before each tick in its episode; itself where the episode began."""
+    order = episode.argsort(stable=True)
+    before = order.roll(1)
+    before = torch.where(episode[before] == episode[order], before, order)
+    before[:1] = order[:1]  # of a single episode the last tick came round
+    return torch.empty_like(order).scatter(0, order, before)
 
 
 def of_episodes(values: Tensor, ticks: Mapping[str, Any]) -> Tensor:
