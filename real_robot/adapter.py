@@ -107,6 +107,7 @@ class RobotSpec:
     mjcf: str | None = None  # a MuJoCo model, for the workspace and self-collision
     tool_site: str | None = None
     api_version: int = API_VERSION
+    stop_s: float = 0.5  # so long may `stop` and `deactivate` take together; then a watchdog takes them for hung
 
     def __post_init__(self) -> None:
         if self.api_version != API_VERSION:
@@ -114,6 +115,7 @@ class RobotSpec:
                 f"robot {self.name!r} speaks version {self.api_version} of this interface, and this is version "
                 f"{API_VERSION}; install a driver for this version"
             )
+        check_ranges(self, {"[0, inf)": "stop_s"}, f"robot {self.name!r}: ", Refused)
         least, usual, most = self.rate_hz
         if not (self.joints and self.modes and 0 < least <= usual <= most):
             raise Refused(f"robot {self.name!r} needs joints, modes and rates with 0 < least <= usual <= most")

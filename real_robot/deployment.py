@@ -196,8 +196,11 @@ def at_rest(env: RobotEnv) -> Iterator[RobotEnv]:
         yield env
     except RobotError as error:
         env.close()
-        stopped = bool(env.reports) and "stopped" in env.reports[-1].get("counts", {})
-        raise BurnishError(f"{error}; the robot was brought to rest" if stopped else str(error)) from error
+        report = env.reports[-1] if env.reports else {}
+        if "stopped" in report.get("counts", {}):
+            raise BurnishError(f"{error}; the robot was brought to rest") from error
+        watched = f"; its watchdog says: {report['why']}" if "why" in report else ""
+        raise BurnishError(f"{error}{watched}") from error
     finally:
         env.close()
 

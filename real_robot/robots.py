@@ -25,7 +25,7 @@ from ..policies.core.ranges import check_ranges
 from .adapter import Adapter, RobotSpec
 from .clock import Clock, MonotonicClock, VirtualClock, ns
 from .compatibility import require_same_joints, require_start
-from .control.link import Link, LocalLink, RobotLink
+from .control.link import Link, LocalLink, RobotLink, watch_time
 from .discovery import make_adapter, names
 from .drivers.bus import ArmConfig, ServoArm
 from .drivers.feetech import FeetechArm
@@ -87,11 +87,13 @@ class Hardware:
     joints: dict[str, str] = field(default_factory=dict)
     priority: int = 50  # priority of the control process under the real-time scheduler; 0: not asked for
     core: int | None = None  # CPU core for the control process alone; null: any
+    # seconds of silence after which the watchdog kills the control process; null: 0.1, and at least three periods of it
+    watch_s: float | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
             raise BurnishError(f"robot=plugin needs robot.name=..., which robot it is; choices: {', '.join(names())}")
-        check_ranges(self, {"[0, 99]": "priority", "[0, inf)": "core"}, "robot.")
+        check_ranges(self, {"[0, 99]": "priority", "[0, inf)": "core", "(0, inf)": "watch_s"}, "robot.")
 
 
 ROBOTS: dict[str, type] = {
@@ -142,6 +144,8 @@ def inspected(
             body.begin(seed)
             require_start(adapter.spec, body.start, seed)
         SafeRobot(adapter, with_model(safety, adapter.spec, body))  # it is asked what it would refuse, and not started
+        if hardware:
+            watch_time(robot.watch_s, safety.rate_hz)
         if moves:
             require_watchdog(adapter.spec, allowed(robot, safety))
         if hardware and isinstance(adapter, ServoArm):
@@ -176,7 +180,8 @@ def stage_for(robot: Any, body: Any, safety: Safety, realtime: bool, supervisor:
     if isinstance(robot, So101Emulated):
         return each_anew(partial(_so101_link, robot, body, safety, realtime))
     assert supervisor is not None, "hardware is inspected with a person beside it"
-    connect = partial(RobotLink, robot.name, robot.device, safety, priority=robot.priority, core=robot.core)
+    own = {"priority": robot.priority, "core": robot.core, "watch_s": robot.watch_s}
+    connect = partial(RobotLink, robot.name, robot.device, safety, **own)
     return _in_person(connect, supervisor)
 
 
@@ -256,6 +261,7 @@ def _go(link: Link, here: np.ndarray, there: np.ndarray, gripper: list[float] | 
         if share >= 1:
             break
         link.wait_until_ns(now_ns + ns(0.02))
+        link.state()  # raises where nobody moves the robot any more
     # A guard that allows less speed, or that is still blending in, comes later: until nothing moves any more.
     before, sent = here, link.state().sent
     while np.abs(sent - before).max() > STILL_RAD:

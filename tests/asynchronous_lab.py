@@ -106,6 +106,15 @@ def telling(config: Telling, seed: int) -> OffPolicy[Any]:
     torch.set_num_threads(1)
     if seed and config.trouble == "sentence":
         raise BurnishError("there is no world today")
+    if seed and config.trouble == "child":
+        for sign in (signal.SIGINT, signal.SIGTERM):
+            os.kill(os.getpid(), sign)
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        child.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(20)
+        child.kill()  # nothing, where it has ended
+        raise BurnishError(f"a child of one who heeds no signals ended by {child.wait()}")
     if seed and config.trouble == "bug":
         raise RuntimeError("an accident")
     ends = ENDS * (1 if seed else config.actors)  # the learner, of seed 0, knows the worlds of all

@@ -124,6 +124,15 @@ def test_an_actor_that_cannot_live_ends_the_run_in_a_sentence(trouble: str, live
     assert len(threads.launched) == lives and len(told) == lives - 1
 
 
+@pytest.mark.slow
+def test_what_an_actor_begins_hears_signals_though_the_actor_heeds_none():
+    """The control process of a robot is such a child, and SIGTERM tells it that the actor is gone."""
+    both = together(telling, Telling(PLAIN, trouble="child"))
+    with within(120), pytest.raises(BurnishError, match="a child of one who heeds no signals ended by -15"):
+        both.iterate()
+    both.close()
+
+
 # ---- the command ----
 
 

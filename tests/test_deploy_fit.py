@@ -153,6 +153,10 @@ FEETECH = ["robot=feetech", *ATTENDED]
         (["robot=universal", *ATTENDED], "needs address"),
         (["robot=universal", "robot.device.address=5", "dry_run=true"], "address=5"),
         (["robot=universal", "robot.device.address=x", "robot.device.model=ur9", "dry_run=true"], "choices: ur3e"),
+        (
+            [*FEETECH, "robot.device.port=/dev/null", "robot.device.calibration={arm}", "robot.watch_s=0.01"],
+            "give at least 0.030",
+        ),
         (["robot=feetech", "robot.priority=100"], "priority=100 must lie in [0, 99]"),
     ],
     ids=str,

@@ -16,7 +16,7 @@ import pytest
 from burnish.real_robot.adapter import Phase
 from burnish.real_robot.clock import VirtualClock, ns
 from burnish.real_robot.control.link import RobotLink
-from burnish.real_robot.control.loop import ORDERS, ControlLoop, Order, Plan
+from burnish.real_robot.control.loop import ORDERS, PHASES, RUNGS, ControlLoop, Order, Plan
 from burnish.real_robot.control.shared_memory import MOST, Board, blank, order_dtype, plan_dtype, state_dtype
 from burnish.real_robot.control.timing import Timing
 from burnish.real_robot.errors import Refused, RobotError
@@ -117,6 +117,41 @@ def test_a_plan_of_before_the_start_is_not_taken_up(bench):
     bench.plan([[0.5, 0.5]] * 60)
     bench.order(Order.START)
     assert bench.run(20)[-1].rung is Rung.HOLD and np.array_equal(bench.puppet.q, [0, 0])
+
+
+def test_a_start_that_is_refused_leaves_the_plan_alone(bench):
+    bench.order(Order.START)
+    bench.run(1)
+    bench.plan([[0.9, 0.9]] * 60)
+    bench.run(20)
+    bench.order(Order.START)
+    infos = bench.run(20)
+    assert {info.rung for info in infos} == {Rung.RUN} and bench.report["refused"] == 2
+    assert np.diff([info.sent[0] for info in infos]).min() > 0.005, "it goes on as it was"
+
+
+@pytest.mark.parametrize("way", ["order", "fault"])
+def test_the_device_is_stopped_after_a_sign_of_life(bench, way):
+    """How long that may take is the driver's to say; a watchdog has to know that it has begun."""
+    seen, real = [], bench.puppet._stop
+
+    def stop(kind):
+        bench.clock.advance_ns(300 * MS)
+        row = bench.report
+        seen.append((PHASES[row["phase"]], RUNGS[row["rung"]], bench.clock.now_ns() - int(row["heartbeat_ns"])))
+        real(kind)
+
+    bench.puppet._stop = stop
+    bench.order(Order.START)
+    bench.run(2)
+    if way == "fault":
+        bench.puppet.script.fails["write"] = OSError("unplugged")
+    bench.order(Order.STOP)
+    bench.run(2)
+    ((phase, rung, age_ns),) = seen
+    assert phase is Phase.STOPPING and age_ns == 300 * MS
+    assert rung is not Rung.STOPPED, "whoever waits for the stop must not be told too early"
+    assert RUNGS[bench.report["rung"]] is Rung.STOPPED
 
 
 def test_deadlines_that_are_over_are_skipped(bench):

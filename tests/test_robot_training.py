@@ -26,10 +26,12 @@ from burnish.policies.core.wrapper import continues
 from burnish.policies.flow import FlowConfig, FlowPolicy
 from burnish.policies.nets.critic import CriticConfig
 from burnish.policies.nets.denoiser import DenoiserConfig, MlpBodyConfig
+from burnish.policies.runs.checkpoint import numbered
 from burnish.real_robot.clock import VirtualClock, ns
 from burnish.real_robot.control.link import LocalLink
 from burnish.real_robot.drivers.twin import Twin, TwinConfig
 from burnish.real_robot.env import RobotEnv, each_anew
+from burnish.real_robot.errors import RobotError
 from burnish.real_robot.safety.safe_robot import Safety
 from burnish.real_robot.supervisor import NOTHING, Scripted, Supervisor, Word
 from burnish.sim.mirror import Mirror
@@ -65,7 +67,7 @@ class Listened(Twin):
 class Robot(RobotEnv):
     """A twin, which remembers its lives and their seeds."""
 
-    def __init__(self, supervisor: Supervisor | None = None, seed: int = 3) -> None:
+    def __init__(self, supervisor: Supervisor | None = None, seed: int = 3, link: type[LocalLink] = LocalLink) -> None:
         self.lives: list[Listened] = []
         self.begun: list[int] = []
         mirror = Mirror(ReachConfig(max_steps=TICKS))
@@ -74,7 +76,7 @@ class Robot(RobotEnv):
         def connect(start: np.ndarray) -> LocalLink:
             config = TwinConfig(mirror.mjcf, joints=list(mirror.joints), start=start.tolist(), **limits)
             self.lives.append(Listened(config, VirtualClock()))
-            return LocalLink(self.lives[-1], Safety(rate_hz=HZ, blend_s=0.0))
+            return link(self.lives[-1], Safety(rate_hz=HZ, blend_s=0.0))
 
         anew = each_anew(connect)
 
@@ -151,6 +153,35 @@ def test_a_run_is_interrupted_in_an_episode_and_goes_on_with_the_next(method, tm
     whole = EpisodeSeeds(3, 1)
     order = [int(whole.begin(torch.ones(1, dtype=torch.bool))[0]) for _ in range(len(first.begun + second.begun))]
     assert first.begun + second.begun == order, "an episode is missing, or was begun twice"
+
+
+class Mortal(LocalLink):
+    """A link whose control process ends by itself after so many plans."""
+
+    plans = 0
+
+    @property
+    def alive(self) -> bool:
+        return self.plans < 5
+
+    def plan(self, *given: Any, **named: Any) -> int:
+        self.plans += 1
+        return super().plan(*given, **named)
+
+    def _require_alive(self, what: str) -> None:
+        if not self.alive:
+            raise RobotError(f"it ended before it could {what} the robot")
+
+
+def test_a_run_whose_control_process_dies_ends_in_a_sentence_and_is_resumed(tmp_path):
+    words = {"method": small_rlif(warmup=6), "total": 24, "out": tmp_path / "run", "log_every": 1, "save_every": 2}
+    first = Robot(holding(), link=Mortal)
+    with pytest.raises(RobotError, match="ended before it could stop the robot"):
+        refine(None, first, **words)
+    first.close()
+    assert numbered(tmp_path / "run" / "checkpoints"), "four decisions were played, and saved after two"
+    found = refine(None, Robot(holding()), resume=True, **words)
+    assert found.finished and found.log[-1]["decisions"] == 24
 
 
 def test_what_is_saved_of_a_robot_decides_what_comes_and_cuts_what_is():

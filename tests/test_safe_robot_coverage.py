@@ -16,7 +16,7 @@ from burnish.real_robot.safety import safe_robot
 HERE, THERE = Path(__file__).resolve().parent, Path(str(safe_robot.__file__)).parent
 MODULES = ("guard", "safe_robot", "settings", "protection", "fallback", "collision", "reflex", "monitors")
 TESTS = ("guard", "safe_robot", "safe_robot_protected", "protection", "fallback", "collision", "reflex", "monitors")
-TESTS += ("hostile_requests", "outside_starts")
+TESTS += ("hostile_requests", "outside_starts", "safe_robot_refusals")
 # Long ones, and what needs a process or a policy: they go over the same lines again.
 SPARED = (
     *("deploy", "control_process", "walks", "costs", "hostile", "each_kind", "thousand", "brute", "mujoco_is"),

@@ -238,7 +238,7 @@ def test_the_guard_is_only_ever_given_a_share_of_the_speed():
         )
         real = safe._protection
         looked: Any = lambda request, speed, real=real: (seen.append(speed), real(request, speed))[1]  # noqa: E731
-        looked.__dict__.update(lost="", resting=False, reset=real.reset, longest=real.longest)
+        looked.__dict__.update(lost="", resting=False, reset=real.reset, longest=real.longest, state=real.state)
         safe._protection = looked
         safe.start()
         for _ in range(60):

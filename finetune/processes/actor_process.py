@@ -149,7 +149,8 @@ def run_actor(
 
 @contextmanager
 def signals_blocked() -> Iterator[None]:
-    """For a child that is started meanwhile, for ever. Windows blocks none: there a Ctrl-C ends both processes."""
+    """For a child that is started meanwhile, until it says `signals_unheeded`. Windows blocks none: there a Ctrl-C ends
+    both processes."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -161,13 +162,28 @@ def signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def signals_unheeded() -> None:
+    """From now on signals that were blocked do nothing here. A program that is begun hears them again: it would inherit
+    what is blocked, as well as what is ignored, but no handlers."""
+    if hasattr(signal, "pthread_sigmask"):
+        for sign in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(sign, lambda number, frame: None)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+
+
+def run_spawned(*given: Any, **named: Any) -> None:
+    """`run_actor` in a process of its own."""
+    signals_unheeded()
+    run_actor(*given, **named)
+
+
 def spawned(make: Make, config: Any, acting: ActorConfig) -> tuple[Running, Connection]:
-    """Signals are blocked in the child from its first instant: a Ctrl-C in the terminal reaches both processes, and the
+    """The child heeds no signals from its first instant: a Ctrl-C in the terminal reaches both processes, and the
     learner decides what comes of it."""
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     modules = {"modules": child_imports()}
-    process = context.Process(target=run_actor, args=(theirs, make, config, acting), kwargs=modules, name="acting")
+    process = context.Process(target=run_spawned, args=(theirs, make, config, acting), kwargs=modules, name="acting")
     with signals_blocked():
         process.start()
     theirs.close()  # the only other end is in the child, so its death is heard here

@@ -25,13 +25,15 @@ from ..errors import Refused, RobotError
 from ..safety.guard import NUMBERS, numbers
 from ..safety.safe_robot import Rung, SafeRobot, Safety
 from .loop import ORDERS, PHASES, RUNGS, ControlLoop, Order
+from .process import LOG, PLANS, READY, REPORT, STATES, Job, about, boards_of, left_by
 from .process import ORDERS as ORDERS_BOARD
-from .process import PLANS, READY, REPORT, STATES, Job, about, boards_of, left_by
 from .shared_memory import MOST, Board, blank, order_dtype, plan_dtype, release, shared_folder, state_dtype
 from .watchdog import WATCHED, Watch, on_duty
 
 LONGEST_S = 1e6  # between two rows of a plan
 PATIENCE_S = 20.0  # for the process to start, and for what an order asks to happen
+WATCH_S, WATCH_PERIODS = 0.1, 3  # a loop may be silent for so long, and for so many of its periods at least
+SAID_BYTES = 4096  # of the end of what a process has written to standard error, that are looked at
 WAIT_NS = 5_000_000
 SETTLED = 200  # reports after which nothing more is expected of an order
 
@@ -81,6 +83,11 @@ class Link(ABC):
     def wait_until_ns(self, deadline_ns: int) -> None:
         """The loop runs meanwhile."""
 
+    @property
+    def alive(self) -> bool:
+        """Whether there is a loop that may still report."""
+        return True
+
     @abstractmethod
     def _end(self) -> dict[str, Any]:
         """Bring the robot to rest; what the loop has left to say (see `control`)."""
@@ -90,11 +97,15 @@ class Link(ABC):
         """Raise where an order cannot be followed any more."""
 
     def state(self) -> Snapshot:
-        """The latest; `RobotError` where there is none."""
+        """The latest; `RobotError` where there is none, or where the loop has ended before it stopped the robot."""
+        alive = self.alive  # asked first: what is read then is its last word
         record = self._states.read()
         if record is None:
             raise RobotError("the control loop has not reported anything yet")
-        return Snapshot(record)
+        snapshot = Snapshot(record)
+        if not alive and snapshot.rung is not Rung.STOPPED:
+            self._require_alive("stop")
+        return snapshot
 
     def start(self) -> Snapshot:
         """Take hold of the robot; returns once it is held."""
@@ -191,14 +202,28 @@ class Link(ABC):
         )
 
 
-def _begun(module: str, line: str) -> subprocess.Popen[str]:
-    """A process of ours that is told what to do by one line."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", f"burnish.real_robot.control.{module}"],
-        stdin=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def watch_time(watch_s: float | None, rate_hz: float) -> float:
+    """Seconds for which a control loop of that rate may be silent; by default as few as it allows."""
+    least_s = WATCH_PERIODS / rate_hz
+    if watch_s is None:
+        return max(WATCH_S, least_s)
+    if 0 < watch_s < least_s:
+        raise Refused(
+            f"watch_s={watch_s:g} is less than {WATCH_PERIODS} periods of a control loop at {rate_hz:g} Hz, so the "
+            f"watchdog would take a loop for hung that waits for its next tick; give at least {least_s:.3f}"
+        )
+    return watch_s
+
+
+def _begun(folder: Path, module: str, line: str) -> subprocess.Popen[str]:
+    """A process of ours that is told what to do by one line; standard error goes to a file, which is never full."""
+    with (folder / f"{module}.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", f"burnish.real_robot.control.{module}"],
+            stdin=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
     assert process.stdin is not None
     process.stdin.write(line + "\n")
     process.stdin.close()
@@ -216,21 +241,24 @@ class RobotLink(Link):
         *,
         priority: int = 50,
         core: int | None = None,
-        watch_s: float = 0.1,
+        watch_s: float | None = None,
     ) -> None:
         """``watch_s`` is how long the control process may be silent before a watchdog stops the robot by another way,
-        and how long he may be; 0: nobody watches."""
+        and how long he may be; 0: nobody watches; None: a tenth of a second, and three periods of the loop where
+        those are longer."""
+        silent_s = watch_time(watch_s, safety.rate_hz)
         folder = shared_folder()
         self.clock = MonotonicClock()
-        self._process = _begun(
-            "process", Job(robot, config, safety, folder, priority, core, watch_s, os.getpid()).to_json()
-        )
+        own_s = WATCH_S if watch_s is None else watch_s  # his own silence has nothing to do with the loop's rate
+        job = Job(robot, config, safety, folder, priority, core, own_s, os.getpid())
+        self._process, self._log = _begun(folder, "process", job.to_json()), folder / LOG
         self.about = self._wait_for(folder / READY)
         super().__init__(folder, len(self.about["joints"]))
         self._watchdog = None
-        if watch_s > 0:
-            watch = Watch(folder, self.pid, self._joints, robot, config, watch_s, parent=os.getpid())
-            self._watchdog = _begun("watchdog", watch.to_json())
+        if silent_s > 0:
+            stop_s = self.about["stop_s"]
+            watch = Watch(folder, self.pid, self._joints, robot, config, silent_s, stop_s, parent=os.getpid())
+            self._watchdog = _begun(folder, "watchdog", watch.to_json())
             while not on_duty(folder):
                 if self._watchdog.poll() is not None:
                     self.close()
@@ -250,7 +278,10 @@ class RobotLink(Link):
 
     def _require_alive(self, what: str) -> None:
         if not self.alive:
-            raise RobotError(f"the control process ended before it could {what} the robot: {self._said()}")
+            said = self._said() or f"exit status {self._process.poll()}"
+            raise RobotError(
+                f"the control process ended before it could {what} the robot ({said}); look at it, then begin again"
+            )
 
     def _end(self) -> dict[str, Any]:
         if self.alive:
@@ -260,7 +291,6 @@ class RobotLink(Link):
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-        self._said()
         if self._watchdog is not None:
             try:
                 self._watchdog.wait(1.0)
@@ -288,12 +318,12 @@ class RobotLink(Link):
         return json.loads(path.read_text(encoding="utf-8"))
 
     def _said(self) -> str:
-        stream = self._process.stderr
-        if stream is None or stream.closed:
-            return ""
-        text = stream.read().strip() if not self.alive else ""
-        stream.close()
-        return text.splitlines()[-1] if text else ""
+        try:
+            said = self._log.read_bytes()[-SAID_BYTES:].decode("utf-8", "replace").split("\n")
+        except FileNotFoundError:  # the link is closed
+            said = []
+        lines = [line.strip() for line in said if line.strip()]
+        return lines[-1] if lines else ""
 
 
 class LocalLink(Link):

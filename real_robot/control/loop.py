@@ -75,6 +75,7 @@ class ControlLoop:
         """``watched`` says whether the watchdog is there; without him the robot comes to rest."""
         self._watched = watched
         self.robot, self.clock = robot, robot.clock
+        robot.stopping = self._tell_stopping
         self.timing = Timing()
         self.asked = self.changed = 0  # set-points that a plan had, and of these, those that were not sent as they were
         self._plans, self._orders, self._states = plans, orders, states
@@ -160,8 +161,9 @@ class ControlLoop:
             if order is Order.START and not self._watched():
                 raise Refused("nobody watches this process")
             if order is Order.START:
-                self._plan, self._plan_count = None, self._plans.count  # a plan of before is not taken up again
+                before = self._plans.count
                 self.robot.start()
+                self._plan, self._plan_count = None, before  # a plan of before is not taken up again
             elif order is Order.STOP:
                 self.robot.ramp("an order to stop")
             elif order is Order.RECOVER:
@@ -173,6 +175,11 @@ class ControlLoop:
         except RobotError as error:
             self._refused = self._order_seq
             self.robot.note("refused", f"{order.value}: {error}")
+
+    def _tell_stopping(self) -> None:
+        """A sign of life before the device is stopped: a watchdog gives that more time than a tick."""
+        self._row["heartbeat_ns"][0], self._row["phase"][0] = self.clock.now_ns(), PHASES.index(Phase.STOPPING)
+        self._states.write(self._report)
 
     def _tell(self, info: StepInfo | None) -> None:
         row, robot = self._row, self.robot

@@ -5,15 +5,20 @@ One JSON line on standard input says what to control:
     {"robot": "twin", "config": {...}, "safety": {"rate_hz": 100}, "folder": "...", "priority": 50, "core": null}
 
 It imports NumPy and the robot's SDK, nothing else. When it has been asked to quit, has lost its parent, or fails, the
-robot is brought to rest first. The folder keeps ``control.json``, a summary, and ``ticks.npy``, the times.
+robot is brought to rest first. The folder keeps ``control.json``, a summary, and ``ticks.npy``, the times. Its parent
+puts standard error there too (``process.log``): a driver that logs for days waits for no reader, and is cut off now and
+then.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,12 +30,13 @@ from ..discovery import make_adapter
 from ..errors import Refused, RobotError
 from ..safety.safe_robot import SafeRobot, Safety
 from .loop import ControlLoop
-from .scheduling import die_with_parent, hurry
+from .scheduling import beside, die_with_parent, heed, hurry
 from .shared_memory import Board, hold, order_dtype, plan_dtype, state_dtype
 from .watchdog import WATCH, WATCH_KIND
 
 PLANS, ORDERS, STATES = "plans", "orders", "states"
 READY, REPORT, TICKS = "ready.json", "control.json", "ticks.npy"
+LOG, LOG_BYTES = "process.log", 1 << 20
 
 
 @dataclass(frozen=True)
@@ -58,10 +64,10 @@ class Job:
 def control(job: Job) -> int:
     """The control loop of a job, run until it is told to quit; exit status."""
     leaving: list[int] = []
-    for sign in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(sign, lambda number, frame: leaving.append(number))
+    heed(lambda number, frame: leaving.append(number), signal.SIGTERM, signal.SIGINT)
     die_with_parent(parent=job.parent)
     hold(job.folder)
+    keep_short(job.folder / LOG)
     adapter = make_adapter(job.robot, job.config)
     robot = SafeRobot(adapter, job.safety)
     boards = boards_of(job.folder, robot.spec)
@@ -76,6 +82,19 @@ def control(job: Job) -> int:
         loop.timing.save(job.folder / TICKS)
         replace(job.folder / REPORT, json.dumps(said | left_by(loop)))
     return 0
+
+
+def keep_short(log: Path, every_s: float = 1.0) -> None:
+    """From now on that file begins anew once it is longer than ``LOG_BYTES``, whoever appends to it."""
+
+    def look() -> None:
+        while True:
+            with suppress(OSError):  # nobody has begun it, or the folder is gone
+                if log.stat().st_size > LOG_BYTES:
+                    os.truncate(log, 0)
+            time.sleep(every_s)
+
+    beside(look, "log")
 
 
 def watched_in(job: Job, clock: Clock) -> Callable[[], bool]:
@@ -106,6 +125,7 @@ def about(robot: SafeRobot) -> dict[str, Any]:
         "joints": [asdict(joint) for joint in robot.spec.joints],
         "rate_hz": robot.safety.rate_hz,
         "device_watchdog_s": robot.spec.device_watchdog_s,
+        "stop_s": robot.spec.stop_s,
     }
 
 

@@ -13,8 +13,10 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 _LOCK_CURRENT, _LOCK_FUTURE = 1, 2
 LOOK_S = 0.02
@@ -38,6 +40,14 @@ def hurry(priority: int = 50, core: int | None = None) -> SchedulingResult:
     return SchedulingResult(_fifo(priority), _lock(), None if core is None else _pinned(core))
 
 
+def heed(handler: Callable[[int, Any], None], *signs: signal.Signals) -> None:
+    """Signals go to ``handler``, also where the process that began this one had them blocked, which is inherited."""
+    for sign in signs:
+        signal.signal(sign, handler)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signs)
+
+
 def die_with_parent(sign: int = signal.SIGTERM, parent: int | None = None) -> bool:
     """This process gets ``sign`` when the one that began it (``parent``, or today's parent) is gone. False where the
     system cannot tell (Windows). It is the process that is watched, by a thread that sleeps: Linux's own signal
@@ -50,10 +60,15 @@ def die_with_parent(sign: int = signal.SIGTERM, parent: int | None = None) -> bo
         _outlive(began)
         os.kill(os.getpid(), sign)
 
-    before = threading.stack_size(1 << 18)  # locked with the rest of the memory
-    threading.Thread(target=watch, name="parent", daemon=True).start()
-    threading.stack_size(before)
+    beside(watch, "parent")
     return True
+
+
+def beside(call: Callable[[], None], name: str) -> None:
+    """A thread that ends with the process, with a small stack, which is locked with the rest of the memory."""
+    before = threading.stack_size(1 << 18)
+    threading.Thread(target=call, name=name, daemon=True).start()
+    threading.stack_size(before)
 
 
 def _outlive(parent: int) -> None:

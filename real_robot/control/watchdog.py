@@ -2,9 +2,10 @@
 
 A control loop can hang: in a driver, in the SDK, in the kernel. It tells its heartbeat in shared memory; when that is
 older than ``limit_s`` while the robot is active, the watchdog kills the process: what hangs cannot be asked, might come
-to life again and send something, and may hold the only port that the device has. Once it is gone, the robot's second
-channel stops the robot, if it has one (`discovery.second_channel`): the dashboard of a controller, the bus of servos.
-It does so too where the control process died in motion by itself. Then the device's own watchdog is the last layer.
+to life again and send something, and may hold the only port that the device has. While the driver stops the device it
+has ``stop_s`` more, because that takes its time. Once it is gone, the robot's second channel stops the robot, if it has
+one (`discovery.second_channel`): the dashboard of a controller, the bus of servos. It does so too where the control
+process died in motion by itself. Then the device's own watchdog is the last layer.
 
 It is watched in turn: its own heartbeat is a board, and a control loop that was told to expect it comes to rest
 without. Where the process that started both dies, the control process brings the robot to rest and ends; the watchdog
@@ -30,7 +31,7 @@ from ..clock import Clock, MonotonicClock, ns
 from ..discovery import second_channel
 from ..errors import RobotError
 from .loop import PHASES
-from .scheduling import die_with_parent, hurry
+from .scheduling import die_with_parent, heed, hurry
 from .shared_memory import Board, blank, hold, state_dtype
 
 WATCH, WATCHED = "watch", "watched.json"
@@ -50,6 +51,7 @@ class Watch:
     robot: str
     config: Mapping[str, Any]
     limit_s: float = 0.1
+    stop_s: float = 0.0  # so much longer while the driver stops the device (`RobotSpec.stop_s`)
     second_channel: bool = True  # whether it is used
     parent: int | None = None  # as in `control.Job`
 
@@ -83,11 +85,13 @@ class Watchdog:
         self._own.write(blank(WATCH_KIND, heartbeat_ns=now_ns))
         alive = _alive(self._watch.pid)
         record = self._states.read()
-        active = record is not None and PHASES[int(record["phase"][0])] in (Phase.ACTIVE, Phase.STOPPING)
+        phase = PHASES[int(record["phase"][0])] if record is not None else None
+        active = phase in (Phase.ACTIVE, Phase.STOPPING)
         if not alive:
             return self._act("it died in motion") if active else "it ended"
         silent_ns = now_ns - int(record["heartbeat_ns"][0]) if record is not None else 0
-        if active and silent_ns > ns(self._watch.limit_s):
+        limit_s = self._watch.limit_s + (self._watch.stop_s if phase is Phase.STOPPING else 0.0)
+        if active and silent_ns > ns(limit_s):
             return self._end(f"it was silent for {silent_ns / 1e9:.3f} s", active)
         if self._orphaned():
             self._orphan_ns = self._orphan_ns or now_ns
@@ -141,7 +145,7 @@ def main() -> int:
     """The program: the watch of standard input, until the control process ends or has to be stopped."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, for all of its processes: the robot still moves
     orphaned: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, frame: orphaned.append(number))
+    heed(lambda number, frame: orphaned.append(number), signal.SIGTERM)
     try:
         watch = Watch.from_json(sys.stdin.readline())
         die_with_parent(parent=watch.parent)

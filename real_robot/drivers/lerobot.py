@@ -163,7 +163,15 @@ class LeRobotBridge(Adapter):
         gripper = config.gripper and GripperSpec(config.gripper_width_m, config.gripper_speed_m_s)
         joints, rates = tuple(motor.joint for motor in config.motors), (1.0, config.rate_hz, config.rate_hz)
         super().__init__(
-            RobotSpec(config.name, joints, frozenset({Mode.JOINT_POSITION}), rates, gripper or None), clock
+            RobotSpec(
+                config.name,
+                joints,
+                frozenset({Mode.JOINT_POSITION}),
+                rates,
+                gripper or None,
+                stop_s=config.hang_s,
+            ),
+            clock,
         )
         self.config = config
         self._robot = robot

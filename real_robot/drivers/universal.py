@@ -117,7 +117,11 @@ def spec_of(config: UniversalConfig) -> RobotSpec:
     )
     watchdog_s = None if config.watchdog_hz is None else 1 / config.watchdog_hz
     modes, rates = frozenset({Mode.JOINT_POSITION}), (20.0, config.rate_hz, 500.0)
-    return RobotSpec(config.model.value, joints, modes, rates, None, watchdog_s, safe_when_unpowered=True)
+    # At most: all of it for ur-rtde's stop, half for each of three waits for the dashboard, all for the program's end.
+    stop_s = 3.5 * config.stop_s
+    return RobotSpec(
+        config.model.value, joints, modes, rates, None, watchdog_s, safe_when_unpowered=True, stop_s=stop_s
+    )
 
 
 class UniversalFault(DeviceFault):

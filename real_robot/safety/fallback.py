@@ -196,6 +196,14 @@ class Fallback:
         self._plan = self._q[None]
         self._most = self.limits.velocity
 
+    def state(self) -> tuple[Array, ...]:
+        """All that decides what is sent next; none of these arrays is ever written into."""
+        return self._q, self._v, self._a, self._asked, self._plan
+
+    def restore(self, state: tuple[Array, ...]) -> None:
+        """Put back what ``state`` gave."""
+        self._q, self._v, self._a, self._asked, self._plan = state
+
     def follow(self, q: Array) -> None:
         """The set-point that was sent differs from the last request by rounding."""
         h = self.limits.period_s

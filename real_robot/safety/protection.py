@@ -106,6 +106,18 @@ class Protection:
         self._leader.reset(q)
         return self._guard.reset(q)
 
+    def state(self) -> tuple[Any, ...]:
+        """All that decides what is sent next, but for ``lost``: what is broken stays so."""
+        return self._guard.state(), self._leader.state(), self._fallback and self._fallback.state()
+
+    def restore(self, state: tuple[Any, ...]) -> None:
+        """Put back what ``state`` gave, where the device has not taken what was sent since."""
+        guard, leader, fallback = state
+        self._guard.restore(guard)
+        self._leader.restore(leader)
+        if self._fallback is not None:
+            self._fallback.restore(fallback)
+
     def __call__(self, request: Any, speed: float = 1.0) -> Protected:
         """``speed`` in [0, 1] is the share of the velocity limits that may be used. None is the wish to be at rest."""
         if self._fallback is None:

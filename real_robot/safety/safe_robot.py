@@ -7,21 +7,25 @@
 A robot is on one rung of a ladder, and each tick decides which:
 
     RUN   as asked
-    SLOW  half of the speed limits: the control loop missed its deadlines several times in a row
+    SLOW  half of the speed limits: the control loop missed its deadlines, or was refused, several times in a row
     HOLD  a wish to be at rest, until what is missing comes back: states are too old, or nobody asks for anything
     RAMP  the same for good: braking with the guard's acceleration, then the adapter's HOLD, and out of ACTIVE
 
 RAMP is entered where states are older than ``stale_ramp_s``, requests are bad many times in a row, deadlines are missed
-many times in a row, the arm does not follow its set-points, a sensor hangs or a joint is stuck (`monitors`), the
-emergency stop or a fault is reported, or a person asks for it. The way back is a call of ``start``.
+or commands refused many times in a row, the arm does not follow its set-points, a sensor hangs or a joint is stuck
+(`monitors`), the emergency stop or a fault is reported, or a person asks for it. The way back is a call of ``start``.
 
 Below this stand the device's own watchdog, which ``start`` demands, and the supervisor's second channel; above it
 nothing is trusted. Time is only ever that of the clock: two commands are at least a period apart (less ``JITTER``),
 because the guard's promise is per command.
 
+**A command that the device refuses** was not sent: the protection is put back, and the next command continues from what
+was. Refusals in a row count as missed deadlines do (``slow_after``, ``ramp_after``); where braking is refused too, the
+device is stopped at once.
+
 Changes of a request are counted by kind (``counts``): limits of the joints (`guard.Intervention`), "jerk",
-"workspace", "floor", "apart", "looks" (`collision`), and "advised". All but the first six are also remembered in words
-(``events``), once a second at most.
+"workspace", "floor", "apart", "looks" (`collision`), "advised", and "refused". All but the first six are also
+remembered in words (``events``), once a second at most.
 
 **Departures** from a sole producer with a private token, without which no `Command` could be made: a test reads the
 source of the package instead, and finds all others that make one (tests/test_safe_robot.py). In Python a token is a
@@ -33,9 +37,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -44,6 +46,7 @@ from ..adapter import Adapter, Command, Mode, Phase, RobotSpec, RobotState, Simu
 from ..clock import SECOND, ns
 from ..errors import DeviceFault, Refused, RobotError, StaleState
 from .guard import Intervention, Limits, numbers
+from .ladder import Advisor, Event, Rung, StepInfo
 from .monitors import Monitors
 from .protection import JERK, Protection
 from .reflex import reflex_of
@@ -53,42 +56,6 @@ JITTER = 0.02  # of a period: so much nearer may two commands be
 EVENTS = 1000  # of the latest, that are remembered
 USUAL = {*(kind.value for kind in Intervention), JERK}  # interventions that are only counted
 CALLED = "stop() was called"
-
-
-class Rung(StrEnum):
-    """The rungs of the ladder, from running to stopped."""
-
-    RUN = "run"
-    SLOW = "slow"
-    HOLD = "hold"
-    RAMP = "ramp"
-    STOPPED = "stopped"
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Something that happened to the robot, in words, with its time in ns."""
-
-    t_ns: int
-    kind: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class StepInfo:
-    """The result of one step: the newest state, the set-point that was sent, and the rung."""
-
-    state: RobotState  # the newest; old if ``fresh`` is False
-    fresh: bool
-    sent: Vector  # the set-point that the device has
-    rung: Rung
-    changed: bool  # what was sent is not what was asked
-
-
-class Advisor(Protocol):
-    """A reflex: the share in [0, 1] of the speed limits that may be used, 0 to brake. It can only be more careful."""
-
-    def __call__(self, state: RobotState, request: Any) -> float: ...
 
 
 def require_watchdog(spec: RobotSpec, safety: Safety) -> None:
@@ -119,7 +86,8 @@ class SafeRobot:
         self._monitors = Monitors(adapter.spec, safety)
         self._period_ns = ns(self.limits.period_s)
         self._rung = Rung.STOPPED
-        self._bad = self._misses = self._seq = 0
+        self.stopping: Callable[[], None] = lambda: None  # called before the device is stopped, which may take its time
+        self._bad = self._misses = self._refused = self._seq = 0
         self._began_ns = self._sent_ns = self._followed_ns = self._heard_ns = 0
         self._reported_ns: dict[str, int] = {}  # when a kind of intervention was put into words last
         self._asked_once = False
@@ -142,6 +110,8 @@ class SafeRobot:
     def start(self) -> RobotState:
         """Open what is closed, take hold of the robot where it is, without a bump, and be on the rung RUN. One that is
         found a little outside its limits stays there until it is asked for something, and then goes in (`guard`)."""
+        if self._rung is not Rung.STOPPED:
+            raise Refused(f"{self.spec.name} is started already, and nothing was changed; stop it first")
         require_watchdog(self.spec, self.safety)
         if self._adapter.phase is Phase.UNCONFIGURED:
             self._adapter.configure()
@@ -161,7 +131,7 @@ class SafeRobot:
         self._monitors.begin(state, self._sent, self._adapter.strongest(), now_ns)
         self._state = state
         self._gripper = state.gripper
-        self._bad = self._misses = 0
+        self._bad = self._misses = self._refused = 0
         self._seq, self._asked_once = 0, False
         self._began_ns = self._followed_ns = self._heard_ns = now_ns
         self._rung = Rung.RUN
@@ -184,11 +154,13 @@ class SafeRobot:
             self._climb(request, late, fresh)
             self._send(*self._wish(request), gripper)
         except DeviceFault as error:
+            self.stopping()
             self._rung = Rung.STOPPED
             self.note("fault", str(error))
             self._adapter.stop(StopKind.HOLD)
             raise
-        if self._rung is Rung.RAMP and self._protection.resting:
+        given_up = self._refused >= min(self.safety.ramp_after, self._protection.longest)
+        if self._rung is Rung.RAMP and (given_up or self._protection.resting):
             self._finish(StopKind.HOLD)
         return StepInfo(self._state, fresh, self._sent.copy(), self._rung, self._changed)
 
@@ -210,7 +182,8 @@ class SafeRobot:
             return
         self.ramp(CALLED)
         if kind is StopKind.RAMP:
-            for _ in range(self._protection.longest):
+            left = self._protection.longest
+            while left > 0:
                 self.clock.sleep_until_ns(self._sent_ns + self._period_ns)
                 try:
                     self.step(None)
@@ -220,6 +193,7 @@ class SafeRobot:
                 each()
                 if self.rung is Rung.STOPPED:
                     return
+                left -= self._refused == 0  # a command that was refused brakes nothing
         self._finish(StopKind.HOLD if kind is StopKind.RAMP else kind)
 
     def close(self) -> None:
@@ -233,6 +207,7 @@ class SafeRobot:
         self.note("recover", "begun anew")
 
     def _finish(self, kind: StopKind) -> None:
+        self.stopping()  # on the rung of before: it is not stopped yet
         self._rung = Rung.STOPPED
         self._adapter.stop(kind)
         self.note("stopped", kind.value)
@@ -261,7 +236,7 @@ class SafeRobot:
         if self._rung is Rung.RAMP:
             return
         self._rung = Rung.RUN
-        if self._misses >= safety.slow_after:
+        if max(self._misses, self._refused) >= safety.slow_after:
             self._rung = Rung.SLOW
         age_ns = now_ns - state.t_ns
         if request is None or age_ns > safety.stale_hold_periods * self._period_ns:
@@ -277,6 +252,7 @@ class SafeRobot:
                 lambda: f"nobody has asked for anything in {safety.silent_ramp_s:g} s",
             ),
             (self._misses >= safety.ramp_after, lambda: f"{self._misses} deadlines in a row were missed"),
+            (self._refused >= safety.ramp_after, lambda: f"{self._refused} commands in a row were refused"),
             (self._bad >= safety.bad_in_a_row, lambda: f"{self._bad} requests in a row were no numbers"),
             (
                 now_ns - self._followed_ns > ns(safety.following_s),
@@ -336,6 +312,7 @@ class SafeRobot:
     def _send(self, request: Vector | None, speed: float, gripper: Any) -> None:
         if self._rung is Rung.RAMP:
             request = None
+        before, grip = self._protection.state(), self._gripper
         sent = self._protection(request, speed)
         self._changed = sent.changed
         if request is not None:
@@ -360,7 +337,15 @@ class SafeRobot:
             obs_seq=state.seq,
         )
         self._sent_ns = now_ns
-        self._sent = self._adapter.write(command).target
+        try:
+            self._sent = self._adapter.write(command).target
+        except Refused as error:
+            self._protection.restore(before)
+            self._gripper, self._changed = grip, True
+            self._refused += 1
+            self._intervened("refused", str(error))
+            return
+        self._refused = 0
 
     def _held(self, gripper: Any) -> float | None:
         """The gripper's channel: a fraction, no faster than the gripper is; what is no number changes nothing."""
