@@ -154,6 +154,8 @@ WRITES_ELSEWHERE: dict[str, set[str]] = {
     "real_robot.export.exporter": {"TemporaryDirectory"},
     # The memory that a robot's processes share, and an emulated port: a new folder that this user alone can enter.
     "real_robot.control.shared_memory": {"open", "ftruncate", "mkdtemp", "flock", "rmtree"},
+    "real_robot.control.link": {"open"},  # the log of a process, in that folder
+    "real_robot.control.process": {"truncate"},
     "sim.external.side_planner": {"fdopen"},  # its own standard output
     "real_robot.control.timing": {"save"},
     "real_robot.control.watchdog": {"write_text"},

@@ -131,7 +131,7 @@ sys.stdin.read()
 """
 ORPHAN = """
 import time
-from burnish.real_robot.control.scheduling import die_with_parent
+from burnish.policies.core.parent import die_with_parent
 print({call}, flush=True)
 time.sleep(60)
 """

@@ -106,7 +106,7 @@ WALLS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("sim",), ("sim", *SHARED)),
     (POLICY_SIDE, ("real_robot", *SHARED)),
     # These import the standard library alone.
-    (("real_robot",), ("real_robot", "policies.core.errors", "policies.core.files", "policies.core.ranges")),
+    (("real_robot",), ("real_robot", *(f"policies.core.{name}" for name in ("errors", "files", "parent", "ranges")))),
     (("configs",), ()),
 )
 

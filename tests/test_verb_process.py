@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from multiprocessing.connection import Connection
@@ -149,3 +154,37 @@ def test_a_child_finds_modules_where_its_parent_does(tmp_path, monkeypatch):
         child = start_verb(["doctor", "--help"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         assert child.communicate(timeout=120)[0].startswith(told) and child.returncode == (0 if told else 2)
         monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_a_child_ends_with_a_parent_that_is_killed(tmp_path):
+    """Else it would write on in a run that the next command takes for free."""
+    begun = tmp_path / "begun"
+    (tmp_path / "acme_slow.py").write_text(f"import time; open({str(begun)!r}, 'w').close(); time.sleep(600)")
+    program = "from burnish.policies.cli.verb_process import start_verb as s; c = s(['doctor']); print(c.pid); c.wait()"
+    told = {**os.environ, VARIABLE: "acme_slow", "PYTHONPATH": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-uc", program], env=told, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        try:
+            until(begun.exists)
+            assert not ended(child)  # the control
+            parent.kill()
+            until(lambda: ended(child))
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+
+
+def ended(pid: int) -> bool:
+    """It is gone, or waits for nobody to ask how it ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def until(happened: Callable[[], bool], patience_s: float = 120.0) -> None:
+    late = time.monotonic() + patience_s
+    while not happened():
+        assert time.monotonic() < late, "it does not happen"
+        time.sleep(0.05)

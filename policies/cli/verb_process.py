@@ -57,11 +57,12 @@ def child_imports() -> list[str]:
 
 
 def start_verb(words: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-    """``burnish`` with ``words`` in a process of its own, which imports the same modules from the same places.
-    ``options`` are those of ``Popen``."""
+    """``burnish`` with ``words`` in a process of its own, which imports the same modules from the same places, and ends
+    as by a SIGTERM if this one is killed. ``options`` are those of ``Popen``."""
     environment = {**os.environ, VARIABLE: ",".join(child_imports())}
     places = [str(place) for place in sys.path]
-    command = [sys.executable, "-c", f"import sys; sys.path[:] = {places}; {MAIN}", *words]
+    tied = f"from burnish.policies.core.parent import die_with_parent; die_with_parent(parent={os.getpid()})"
+    command = [sys.executable, "-c", f"import sys; sys.path[:] = {places}; {tied}; {MAIN}", *words]
     return subprocess.Popen(command, env=environment, **options)
 
 

@@ -24,13 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from ...policies.core.files import replace
+from ...policies.core.parent import beside, die_with_parent
 from ..adapter import RobotSpec
 from ..clock import Clock, ns
 from ..discovery import make_adapter
 from ..errors import Refused, RobotError
 from ..safety.safe_robot import SafeRobot, Safety
 from .loop import ControlLoop
-from .scheduling import beside, die_with_parent, heed, hurry
+from .scheduling import heed, hurry
 from .shared_memory import Board, hold, order_dtype, plan_dtype, state_dtype
 from .watchdog import WATCH, WATCH_KIND
 

@@ -26,12 +26,13 @@ from typing import Any
 import numpy as np
 
 from ...policies.core.errors import reason
+from ...policies.core.parent import die_with_parent
 from ..adapter import Phase
 from ..clock import Clock, MonotonicClock, ns
 from ..discovery import second_channel
 from ..errors import RobotError
 from .loop import PHASES
-from .scheduling import die_with_parent, heed, hurry
+from .scheduling import heed, hurry
 from .shared_memory import Board, blank, hold, state_dtype
 
 WATCH, WATCHED = "watch", "watched.json"

@@ -28,8 +28,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ...policies.core.parent import die_with_parent
 from ..clock import SECOND, Clock, MonotonicClock, ns
-from ..control.scheduling import die_with_parent
 from ..errors import Refused, RobotError
 from ..export.runtime import RowNoise, load
 
