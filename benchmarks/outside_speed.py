@@ -58,7 +58,7 @@ def registered_maniskill() -> Any:
     from mani_skill.utils.wrappers.gymnasium import CPUGymWrapper
 
     torch.set_num_threads(1)
-    settings = {"obs_mode": "state", "control_mode": "pd_ee_delta_pose", "sim_backend": "physx_cpu"}
+    settings: dict[str, Any] = {"obs_mode": "state", "control_mode": "pd_ee_delta_pose", "sim_backend": "physx_cpu"}
     return CPUGymWrapper(gymnasium.make("PushCube-v1", render_backend="none", **settings))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -262,10 +263,11 @@ def test_the_limit_is_measured_on_so_many_ticks(lqr, monkeypatch):
 
 def test_a_twin_is_asked_once_about_each_tick():
     env, asked = pendulums(), []
+    known: Any = env.known_dynamics
 
     def twin(obs, action):
         asked.append(len(action))
-        return env.known_dynamics(obs, action)
+        return known(obs, action)
 
     ticks, model = played(env, 25), WorldModel(env.spec, SMALL, twin=twin)
     for count in (1, 2):
