@@ -48,7 +48,7 @@ def registered_robosuite() -> Any:
     import robosuite
     from robosuite.wrappers import GymWrapper
 
-    env = GymWrapper(robosuite.make("Lift", robots="Panda", has_renderer=False, **NO_CAMERAS))
+    env: Any = GymWrapper(robosuite.make("Lift", robots="Panda", has_renderer=False, **NO_CAMERAS))
     env.metadata = {}  # it has None, at which gymnasium.vector stumbles
     return env
 
