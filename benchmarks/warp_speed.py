@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import os
 import statistics
+import sys
 import time
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -61,6 +63,8 @@ def main() -> None:
     parser.add_argument("--worlds", type=int, nargs="+", help="default: 1024 and 8192 on a GPU, 8 on a CPU")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, help="default: all, with --quick the first")
     chosen = parser.parse_args()
+    if find_spec("mujoco_warp") is None:
+        sys.exit("there is no mujoco-warp: pip install 'burnish[warp]'")
     device = torch.device(chosen.device)
     torch.set_num_threads(os.cpu_count() or 1)
     sizes = chosen.worlds or ([1024, 8192] if device.type == "cuda" else [8])
