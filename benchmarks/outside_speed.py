@@ -54,12 +54,11 @@ def registered_robosuite() -> Any:
 
 
 def registered_maniskill() -> Any:
-    import mani_skill.envs  # noqa: F401
     from mani_skill.utils.wrappers.gymnasium import CPUGymWrapper
 
     torch.set_num_threads(1)
     settings: dict[str, Any] = {"obs_mode": "state", "control_mode": "pd_ee_delta_pose", "sim_backend": "physx_cpu"}
-    return CPUGymWrapper(gymnasium.make("PushCube-v1", render_backend="none", **settings))
+    return CPUGymWrapper(gymnasium.make("mani_skill.envs:PushCube-v1", render_backend="none", **settings))
 
 
 NO_CAMERAS: dict[str, Any] = {"use_camera_obs": False, "has_offscreen_renderer": False}
@@ -71,8 +70,8 @@ REGISTERED: dict[str, Callable[[], Any]] = {
 }
 
 
-def bare(config: GymConfig, actions: np.ndarray, name: str) -> Ticks:
-    env = make(recipe_of(config))
+def bare(name: str, actions: np.ndarray) -> Ticks:
+    env = make(recipe_of(TASKS[name]))
     env.reset(seed=0)
 
     def play(ticks: int) -> None:
@@ -84,12 +83,12 @@ def bare(config: GymConfig, actions: np.ndarray, name: str) -> Ticks:
     return play
 
 
-def at_once(config: GymConfig, actions: np.ndarray, name: str) -> Ticks:
+def at_once(name: str, actions: np.ndarray) -> Ticks:
     """A bare loop on each core; the steps of one are counted."""
     ends = []
     for _ in range(CORES):
         here, there = CONTEXT.Pipe()
-        CONTEXT.Process(target=_loop, args=(config, actions, name, there), daemon=True).start()
+        CONTEXT.Process(target=_loop, args=(name, actions, there), daemon=True).start()
         ends.append(here)
 
     def play(ticks: int) -> None:
@@ -101,17 +100,17 @@ def at_once(config: GymConfig, actions: np.ndarray, name: str) -> Ticks:
     return play
 
 
-def _loop(config: GymConfig, actions: np.ndarray, name: str, end: Any) -> None:
+def _loop(name: str, actions: np.ndarray, end: Any) -> None:
     torch.set_num_threads(1)
-    play = bare(config, actions, name)
+    play = bare(name, actions)
     with contextlib.suppress(EOFError):  # the benchmark has ended
         while True:
             play(end.recv())
             end.send(None)
 
 
-def vector(config: GymConfig, actions: np.ndarray, name: str, kind: Any, registered: bool = False) -> Ticks:
-    env = kind([REGISTERED[name] if registered else partial(make, recipe_of(config))] * actions.shape[1])
+def vector(name: str, actions: np.ndarray, kind: Any, registered: bool = False) -> Ticks:
+    env = kind([REGISTERED[name] if registered else partial(make, recipe_of(TASKS[name]))] * actions.shape[1])
     env.reset(seed=0)
 
     def play(ticks: int) -> None:
@@ -121,8 +120,8 @@ def vector(config: GymConfig, actions: np.ndarray, name: str, kind: Any, registe
     return play
 
 
-def ours(config: GymConfig, actions: np.ndarray, name: str, processes: int | None) -> Ticks:
-    env = ExternalEnv(actions.shape[1], GymConfig(**{**vars(config), "processes": processes}))
+def ours(name: str, actions: np.ndarray, processes: int | None) -> Ticks:
+    env = ExternalEnv(actions.shape[1], GymConfig(**{**vars(TASKS[name]), "processes": processes}))
     given = torch.from_numpy(actions)
     env.reset()
 
@@ -137,7 +136,7 @@ def ours(config: GymConfig, actions: np.ndarray, name: str, processes: int | Non
 
 
 CORES, CONTEXT = len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn")
-CONTENDERS: dict[str, Callable[[GymConfig, np.ndarray, str], Ticks]] = {
+CONTENDERS: dict[str, Callable[[str, np.ndarray], Ticks]] = {
     "bare": bare,
     "limit": at_once,
     "registered": partial(vector, kind=gymnasium.vector.AsyncVectorEnv, registered=True),
@@ -150,10 +149,9 @@ BESIDE = ("async", "limit", "registered")  # of which the pool is how many times
 
 
 def measured(name: str, worlds: int, rounds: int, duration: float) -> dict[str, Any]:
-    config = TASKS[name]
-    space = make(recipe_of(config)).action_space
+    space = make(recipe_of(TASKS[name])).action_space
     actions = np.random.default_rng(0).uniform(space.low, space.high, (64, worlds, *space.shape)).astype(np.float32)
-    plays = {kind: build(config, actions, name) for kind, build in CONTENDERS.items()}
+    plays = {kind: build(name, actions) for kind, build in CONTENDERS.items()}
     ticks = {}
     for kind, play in plays.items():
         play(2)

@@ -52,7 +52,8 @@ class CheckpointConfig:
     guidance: float | None = None  # another weight of the goal
     base: str | None = None  # place of the policy that this one refines, if it has moved or is left out here
     keys: dict[str, str] = field(default_factory=dict)  # our name of an observation: that of a LeRobot checkpoint
-    stats: str | None = None  # LeRobot dataset whose statistics a LeRobot checkpoint has, in place of its own
+    # LeRobot dataset whose statistics a LeRobot checkpoint has, in place of its own
+    stats: str | None = field(default=None, metadata=LATER)
 
 
 @dataclass
@@ -61,6 +62,7 @@ class SmolVLALoadConfig(CheckpointConfig):
 
     words: str | None = None  # its tokenizer.json, which is not in the folder
     statistics: str | None = None  # group of statistics, of a model that was trained on several robots
+    stats: str | None = None  # LeRobot dataset whose statistics are taken instead; here it is as old as the others
     without: list[str] = field(default_factory=list)  # cameras of the model that are not there, such as image.camera3
     adapter: str | None = None  # folder of a low-rank adapter (PEFT) that is merged into the weights
     horizon: int | None = None  # actions of a chunk; the first ones do not depend on those that are left out

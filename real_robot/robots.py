@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..policies.core.config import LATER
 from ..policies.core.errors import BurnishError
 from ..policies.core.ranges import check_ranges
 from .adapter import Adapter, RobotSpec
@@ -88,7 +89,7 @@ class Hardware:
     priority: int = 50  # priority of the control process under the real-time scheduler; 0: not asked for
     core: int | None = None  # CPU core for the control process alone; null: any
     # seconds of silence after which the watchdog kills the control process; null: 0.1, and at least three periods of it
-    watch_s: float | None = None
+    watch_s: float | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -261,7 +262,7 @@ def _go(link: Link, here: np.ndarray, there: np.ndarray, gripper: list[float] | 
         if share >= 1:
             break
         link.wait_until_ns(now_ns + ns(0.02))
-        link.state()  # raises where nobody moves the robot any more
+        link.state()  # an error if the control process has ended
     # A guard that allows less speed, or that is still blending in, comes later: until nothing moves any more.
     before, sent = here, link.state().sent
     while np.abs(sent - before).max() > STILL_RAD:

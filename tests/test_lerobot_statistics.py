@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from test_lerobot_policies import STORED
 
-from burnish.policies.build import CheckpointConfig, loaded
+from burnish.policies.build import CheckpointConfig, SmolVLALoadConfig, loaded
+from burnish.policies.core.config import to_data
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec
 from burnish.policies.data import lerobot_statistics as statistics
@@ -77,5 +78,7 @@ def test_ends_of_actions_that_a_folder_lacks_are_said_and_can_be_taken_from_its_
     policy, _ = loaded(CheckpointConfig(str(folder), stats=str(tmp_path / "set")))
     np.testing.assert_allclose(policy.spec.action.low, low, rtol=1e-6)
     assert not caplog.text
+    # Runs that were begun before the setting came can be continued, and so can those of a SmolVLA, which always had it.
+    assert "stats" not in to_data(CheckpointConfig("a")) and "stats" in to_data(SmolVLALoadConfig("a"))
     with pytest.raises(BurnishError, match=r"policy.stats=.* is for checkpoints of LeRobot"):
         loaded(CheckpointConfig(str(tmp_path), stats=str(tmp_path / "set")))

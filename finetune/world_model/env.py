@@ -223,7 +223,8 @@ class ImaginedHistory(HistoryEnv):
 
     def reset(self, mask: Tensor | None = None, seeds: Sequence[int] | None = None) -> Obs:
         obs = super().reset(mask, seeds)
-        behind = self.env.behind(self.history)  # type: ignore
+        own: Any = self.env
+        behind = own.behind(self.history)
         self._frames = behind if mask is None else tree.where(mask, behind, self._frames)
         return {**obs, **self._frames}
 

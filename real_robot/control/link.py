@@ -243,9 +243,9 @@ class RobotLink(Link):
         core: int | None = None,
         watch_s: float | None = None,
     ) -> None:
-        """``watch_s`` is how long the control process may be silent before a watchdog stops the robot by another way,
-        and how long he may be; 0: nobody watches; None: a tenth of a second, and three periods of the loop where
-        those are longer."""
+        """The watchdog kills the control process, and stops the robot by another way, after ``watch_s`` of silence. The
+        watchdog itself may be silent for as long. With 0 there is no watchdog. None is 0.1 s, or three periods of the
+        loop where these are longer."""
         silent_s = watch_time(watch_s, safety.rate_hz)
         folder = shared_folder()
         self.clock = MonotonicClock()

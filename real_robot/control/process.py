@@ -86,11 +86,11 @@ def control(job: Job) -> int:
 
 
 def keep_short(log: Path, every_s: float = 1.0) -> None:
-    """From now on that file begins anew once it is longer than ``LOG_BYTES``, whoever appends to it."""
+    """Starts a thread that empties the file ``log`` whenever it is longer than ``LOG_BYTES``."""
 
     def look() -> None:
         while True:
-            with suppress(OSError):  # nobody has begun it, or the folder is gone
+            with suppress(OSError):  # the file is not there yet, or no more
                 if log.stat().st_size > LOG_BYTES:
                     os.truncate(log, 0)
             time.sleep(every_s)

@@ -63,4 +63,4 @@ if __name__ == "__main__":
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) != here]  # its files are no packages of theirs
     main()
-    os._exit(0)  # mplib's own end prints `terminate called` into the terminal of whoever collects
+    os._exit(0)  # without it mplib aborts at exit and prints `terminate called`
