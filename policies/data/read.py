@@ -61,9 +61,9 @@ FORMATS = (
     Format("maniskill", "HDF5", ("traj_*",), _hdf5(maniskill.read)),
     Format("d4rl", "HDF5", ("observations", "actions", "terminals"), _hdf5(d4rl.read_group, copies=2)),
     Format("d4rl", "npz", ("observations", "actions", "terminals", "timeouts"), _npz(d4rl.read)),
-    Format("d4rl", "npz", ("observations", "actions", "terminals", "next_observations"), _npz(d4rl.read)),
     Format("ogbench", "npz", ("observations", "actions", "terminals", "qpos"), _npz(ogbench.read)),
     Format("ogbench", "npz", ("observations", "actions", "terminals", "masks"), _npz(ogbench.read)),
+    Format("d4rl", "npz", ("observations", "actions", "terminals", "next_observations"), _npz(d4rl.read)),
     Format("npz", "npz", ("observations", "actions"), _npz(plain.read)),
 )
 

@@ -4,8 +4,8 @@
 
 ``terminals`` is 1 in the last row of each trajectory, which holds where the action of the row before led; its own
 action led nowhere, and is dropped (ogbench/utils.py, load_dataset). That is an end of the recording and none of the
-task, which ``masks`` say, 0 where the task is complete, in sets that have them. All worlds of OGBench with real actions
-take them from [-1, 1].
+task, which ``masks`` say, 0 where the task is complete, in sets that have them. What ``load_dataset`` returns has
+``next_observations`` in place of those rows. All worlds of OGBench with real actions take them from [-1, 1].
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Iterator
 
 from ..episodes import Bad, Episodes
 from .columns import Columns, cut
-from .recording import Recording, Source, episodes_of
+from .recording import Recording, Source, episodes_of, with_final
 
-WANTED = ("observations", "actions", "terminals", "rewards", "masks")
+WANTED = ("observations", "actions", "terminals", "rewards", "masks", "next_observations")
 
 
 def read(columns: Columns, bad: Bad | None = None) -> Episodes:
@@ -26,11 +26,15 @@ def read(columns: Columns, bad: Bad | None = None) -> Episodes:
 
     def trajectories() -> Iterator[Recording]:
         obs, reward, mask = columns.tree("observations"), columns.row("rewards"), columns.row("masks")
+        following = columns.tree("next_observations")
         for part in cut(columns.flags("terminals")):
-            acted = slice(part.start, part.stop - 1)
+            acted = part if following else slice(part.start, part.stop - 1)
             complete = [] if mask is None else mask[acted] == 0
+            seen = {key: x[part] for key, x in obs.items()}
+            if following:
+                seen = with_final(columns.path, seen, {key: x[part][-1:] for key, x in following.items()})
             yield Recording(
-                {key: x[part] for key, x in obs.items()},
+                seen,
                 action[acted],
                 None if reward is None else reward[acted],
                 terminated=any(complete[-1:]),
