@@ -25,6 +25,7 @@ def guest(tmp_path, monkeypatch):
     (tmp_path / "guest_worlds.py").write_text(
         REGISTERS.format("guest_worlds/In-v0")
         + "def made(**kwargs):\n    return gymnasium.make('Pendulum-v1', **kwargs)\n"
+        + "from gymnasium.envs.classic_control import PendulumEnv as Swing\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     yield "guest_worlds"
@@ -49,10 +50,10 @@ def test_the_command_line_imports_what_it_names(guest, config):
 @pytest.mark.parametrize(
     ("stored", "sentence"),
     [
-        ({"id": "guest_worlds/In-v0"}, "would import guest_worlds .BURNISH_IMPORT=guest_worlds"),
-        ({"id": "Pendulum-v1", "package": "guest_worlds"}, "would import guest_worlds"),
-        ({"id": "Pendulum-v1", "package": "guest_worlds.inner"}, "would import guest_worlds"),
-        ({"id": "guest_worlds:made"}, "would import guest_worlds"),
+        ({"id": "guest_worlds/In-v0"}, "would run code of guest_worlds .BURNISH_IMPORT=guest_worlds"),
+        ({"id": "Pendulum-v1", "package": "guest_worlds"}, "would run code of guest_worlds"),
+        ({"id": "Pendulum-v1", "package": "guest_worlds.inner"}, "would run code of guest_worlds"),
+        ({"id": "guest_worlds:made"}, "would run code of guest_worlds"),
     ],
 )
 def test_a_stored_world_imports_nothing(guest, stored, sentence):
@@ -65,6 +66,26 @@ def test_a_stored_world_imports_nothing(guest, stored, sentence):
 def test_a_stored_world_of_an_imported_package_is_made(guest):
     import_module(guest)
     assert world_from({"name": "gym", "config": {"id": "guest_worlds/In-v0"}}).id == "guest_worlds/In-v0"
+
+
+CALLED = ["os:abort", "torch.utils.cpp_extension:load", "metaworld.py:make", "argparse:ArgumentParser"]
+CALLED += [f"guest_worlds{name}" for name in (".py:made", ":made", ":Swing.reset", ":absent")]
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_a_stored_world_calls_nothing_but_classes_of_environments(guest, name):
+    """Of what is imported already: Python's own modules are, and a file of that name may lie in the folder."""
+    import_module(guest)
+    with pytest.raises(BurnishError, match="would run code of"):
+        world_from({"name": "gym", "config": {"id": name}})
+    assert world_from({"name": "gym", "config": {"id": "guest_worlds:Swing"}}).id == "guest_worlds:Swing"
+
+
+def test_a_stored_world_calls_what_the_user_named(guest, monkeypatch):
+    monkeypatch.setenv("BURNISH_IMPORT", guest)
+    assert world_from({"name": "gym", "config": {"id": "guest_worlds:made"}}).id == "guest_worlds:made"
+    with pytest.raises(BurnishError, match="would run code of"):
+        world_from({"name": "gym", "config": {"id": "guest_worlds.py:made"}})
 
 
 @pytest.mark.parametrize("where", [{"python": "python3"}, {"address": "127.0.0.1:1"}])

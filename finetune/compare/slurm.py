@@ -14,8 +14,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...policies.cli.verb_process import MAIN, VARIABLE, child_imports
+from ...policies.cli.verb_process import MAIN, child_imports
 from ...policies.core.errors import BurnishError
+from ...policies.core.imports import VARIABLE
 
 SLURM, SCRIPT = "slurm", "slurm.sh"
 NOTICE_S = 120  # between the signal, on which a run saves, and the end of its time

@@ -17,9 +17,10 @@ from importlib import import_module, resources
 from typing import Any, NamedTuple
 
 from ..core.errors import BurnishError, did_you_mean, plain, reason
+from ..core.imports import named_modules
 from .overrides import literal, quoted, require_literal
 from .settings_text import beside, texts
-from .verb_process import import_modules, named_modules
+from .verb_process import import_modules
 
 
 class Verb(NamedTuple):

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from ..core.errors import BurnishError, plain_text
+from ..core.imports import named_modules
 from ..core.threads import started_by_torchrun
 from ..runs.stored_world import known_elsewhere
-from .verb_process import named_modules
 
 
 def prepare_machine(device: str, threads: int, ranks: int = 1) -> torch.device:

@@ -16,8 +16,9 @@ from typing import Any
 
 from ..core import files
 from ..core.errors import BurnishError, reason
+from ..core.imports import VARIABLE
 from ..runs.interrupt import Stop
-from .verb_process import VARIABLE, child_imports
+from .verb_process import child_imports
 
 RAY = "ray"
 LOSSES = 10  # nodes that one verb may lose

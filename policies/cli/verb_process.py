@@ -17,14 +17,9 @@ from importlib import import_module
 from typing import Any
 
 from ..core.errors import BurnishError, reason
+from ..core.imports import VARIABLE, named_modules
 
-VARIABLE = "BURNISH_IMPORT"
 MAIN = "import sys; from burnish.policies.cli.cli import main; sys.exit(main())"  # a verb in a process of its own
-
-
-def named_modules() -> list[str]:
-    """The modules of the variable, separated by commas."""
-    return [name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip()]
 
 
 def import_modules(names: Iterable[str]) -> None:

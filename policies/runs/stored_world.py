@@ -3,7 +3,8 @@
 Plain settings alone: numbers within bounds, truth values, short names, short lists of these. A path is none of them.
 Of the arguments of a Gymnasium environment only those of a list may be said: ``xml_file`` would open any file, wait at
 a pipe for ever, or ask for more memory than there is. Of packages only those that are well known, or imported already,
-may be asked for; of interpreters and addresses none. The command line may say more.
+may be asked for, and of callables only those of the modules that the user named, and classes of environments that are
+imported already; of interpreters and addresses none. The command line may say more.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from ..core.errors import BurnishError
+from ..core.imports import named_modules
 
 # Of the environments of Gymnasium, Gymnasium-Robotics, ALE and Meta-World: what changes rewards, starts, physics and
 # what is observed, and names no file, no module and no other environment.
@@ -67,7 +69,8 @@ def known_elsewhere(world: Mapping[str, Any] | None, imported: Collection[str]) 
         return False
     config = world.get("config") or {}
     names = {f"env.{key}": str(config[key]) for key in ("id", "package") if config.get(key)}
-    return not any(_unasked(key, name, imported) for key, name in names.items()) and not _strange(config, "env", 0)
+    asked = any(_unasked(key, name, imported, imported) for key, name in names.items())
+    return not asked and not _strange(config, "env", 0)
 
 
 def modules_of_prefix(name: str) -> list[str]:
@@ -78,13 +81,24 @@ def modules_of_prefix(name: str) -> list[str]:
     return [module for module in spelled if module.isidentifier() and find_spec(module) is not None]
 
 
-def _unasked(key: str, value: str, imported: Collection[str]) -> str:
-    """The module that a setting of a world would import without anybody's word; empty where there is none."""
-    modules = [value] if key == "env.package" else modules_of_prefix(value)
+def _unasked(key: str, value: str, imported: Collection[str], called: Collection[str]) -> str:
+    """The module that a setting of a world would import, or whose code it would call, without anybody's word; empty
+    where there is none. ``called`` are the modules whose callables may be called."""
     if key == "env.id" and ":" in value:
-        modules = [value.partition(":")[0]]
+        module, _, attribute = value.partition(":")
+        root = module.partition(".")[0]
+        asked = root in called and not module.endswith(".py")  # which would be read as a file
+        return "" if asked or _is_environment(module, attribute) else root
+    modules = [value] if key == "env.package" else modules_of_prefix(value)
     roots = [module.partition(".")[0] for module in modules]
     return next((root for root in roots if root not in KNOWN and root not in imported), "")
+
+
+def _is_environment(module: str, attribute: str) -> bool:
+    """Whether it is a class of environments in a module that is imported already, and none of Python's own."""
+    found = vars(sys.modules[module]).get(attribute) if module in sys.modules else None
+    own = module.partition(".")[0] in sys.stdlib_module_names
+    return isinstance(found, type) and not own and hasattr(found, "reset") and hasattr(found, "step")
 
 
 def _strange(value: Any, name: str, depth: int) -> str:
@@ -103,8 +117,9 @@ def _strange(value: Any, name: str, depth: int) -> str:
     if isinstance(value, str):
         if not (_ID if name == "env.id" else _WORD).fullmatch(value):
             return f"{name}={_shown(value)}, which is no name"
-        module = _unasked(name, value, sys.modules) if name in ("env.id", "env.package") else ""
-        return module and f"{name}={value}, which would import {module} (BURNISH_IMPORT={module} imports it for you)"
+        roots = {module.partition(".")[0] for module in named_modules()}
+        module = _unasked(name, value, sys.modules, roots) if name in ("env.id", "env.package") else ""
+        return module and f"{name}={value}, which would run code of {module} (BURNISH_IMPORT={module} lets it)"
     if isinstance(value, (list, tuple)):
         if len(value) > LONGEST:
             return f"{name} of {len(value)} entries, more than {LONGEST}"

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ...policies.cli.verb_process import named_modules
 from ...policies.core.errors import BurnishError, plain
+from ...policies.core.imports import named_modules
 from ...policies.core.threads import usable_cores
 from .links import Died, Failed, InProcess, Link, Process, Remote
 from .recipes import WORLDS, maker_of
@@ -48,7 +48,7 @@ class Workers:
         config, count = self.config, share.stop - share.start
         if isinstance(config, RemoteConfig):
             if config.address is not None:
-                return Remote(config.address, count, config.success)
+                return Remote(config.address, count, config.success, config.max_steps)
             return Process(self._recipe, count, interpreter(config))
         return Process(self._recipe, count) if self._processes else InProcess(self._recipe, count)
 
