@@ -40,6 +40,37 @@ class Rounded(Passing):
         return np.array([0.7])
 
 
+class Wrapped(Rounded):
+    """Shows an integer that is no byte."""
+
+    def seen(self) -> Any:
+        return np.array([300])
+
+
+class Twins(Passing):
+    """Two keys become one name."""
+
+    observation_space = spaces.Dict({"a": spaces.Dict({"b": spaces.Box(-9, 9, (1,))}), "a.b": spaces.Box(-9, 9, (1,))})
+
+
+class One:
+    """An expert that acts by one number, whatever the world takes."""
+
+    def __init__(self, env: Any) -> None: ...
+
+    def reset(self, obs: Any, info: Any) -> None: ...
+
+    def act(self, obs: Any, info: Any) -> Any:
+        return np.array([0.5])
+
+
+class Looking(One):
+    """An expert that acts by what it sees first."""
+
+    def act(self, obs: Any, info: Any) -> Any:
+        return obs[:1]
+
+
 class Strange(Passing):
     """Has attributes of our names that mean something else, and a generator of another kind."""
 

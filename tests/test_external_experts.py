@@ -195,7 +195,14 @@ def test_an_expert_is_not_asked_once_its_episode_is_over_and_a_success_on_the_wa
     assert not found[0].success
 
 
-@pytest.mark.parametrize(("name", "sentence"), [("Rounded", r"as uint8 of shape .*not float64"), ("Strange", "")])
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("Rounded", "as uint8 of shape .*not float64"),
+        ("Wrapped", "as uint8 of shape .*not int64"),
+        ("Strange", ""),
+    ],
+)
 def test_what_a_world_declares_and_gives_must_fit_and_what_else_it_holds_is_its_own(name, sentence):
     env = make_env(GymConfig(f"odd_worlds:{name}", max_steps=3, control_hz=10, processes=0), 1)
     if sentence:

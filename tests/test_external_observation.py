@@ -8,7 +8,7 @@ from gymnasium import spaces
 
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.data.observation import Layout
-from burnish.sim.external.world_server import arrays, fields, leaves, look_up, sizes
+from burnish.sim.external.world_server import arrays, fields, leaves, read, sizes
 
 
 def seen(space, samples):
@@ -18,7 +18,8 @@ def seen(space, samples):
     memory = arrays(bytearray(sizes(placed, len(samples))[1]), placed, len(samples))
     for i, sample in enumerate(samples):
         for leaf in parts:
-            memory["obs." + ".".join(leaf["path"])][i] = look_up(sample, leaf["path"])
+            row = memory["obs." + ".".join(leaf["path"])]
+            row[i] = read(sample, leaf["path"], row.dtype, row.shape[1:])
     rows = layout.room(len(samples))
     layout.write(memory, rows)
     return layout, rows

@@ -45,8 +45,45 @@ def bare() -> gymnasium.Env:
     return gymnasium.wrappers.TimeLimit(Walk(), LIMIT)
 
 
+class Earlier(SyncVectorEnv):
+    """Begins rows in the same step, and says where they had led by other names: as Gymnasium 0.29 does, row by row; as
+    ManiSkill does, in one observation of all rows; or not at all."""
+
+    def __init__(self, num_envs: int, names: str) -> None:
+        super().__init__([bare] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+        self.names = names
+
+    def step(self, actions: Any) -> Any:
+        obs, *facts, info = super().step(actions)
+        seen, said = info.pop("final_obs", None), info.pop("final_info", None)
+        if said is not None and self.names != "none":
+            led = [{key: x[i] for key, x in obs.items()} if x is None else x for i, x in enumerate(seen)]
+            whole = {key: np.stack([x[key] for x in led]) for key in obs}
+            each = [
+                {"success": bool(x)} if there else None
+                for x, there in zip(said["success"], said["_success"], strict=True)
+            ]
+            info["final_observation"] = seen if self.names == "0.29" else whole
+            info["final_info"] = np.array(each, object) if self.names == "0.29" else said
+        return obs, *facts, info
+
+
 def rows(num_envs: int, mode: str) -> SyncVectorEnv:
+    if mode not in MODES:
+        return Earlier(num_envs, mode)
     return SyncVectorEnv([bare] * num_envs, autoreset_mode=AutoresetMode[mode])
+
+
+class Bright(SyncVectorEnv):
+    """Declares bytes, and shows pictures between 0 and 1."""
+
+    def reset(self, **given: Any) -> Any:
+        obs, info = super().reset(**given)
+        return {**obs, "picture": obs["picture"] / 255}, info
+
+
+def bright(num_envs: int) -> Bright:
+    return Bright([bare] * num_envs)
 
 
 class Deaf(SyncVectorEnv):
@@ -81,7 +118,7 @@ def episode(seed: int) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("processes", [0, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [*MODES, "0.29", "ManiSkill"])
 def test_each_row_plays_the_episodes_of_the_bare_environment(mode, processes):
     env = ExternalEnv(NUM, config("rows", kwargs={"mode": mode}, processes=processes))
     seeds, ticks, begun, ends = list(range(NUM)), [0] * NUM, NUM, {"terminated": 0, "truncated": 0}
@@ -129,6 +166,19 @@ def test_rows_that_stand_by_keep_what_they_saw_and_are_begun_before_they_go_on(m
     begun = env.reset(~some, [0, 1, 2])
     assert torch.equal(begun["state"][1], first["state"][1])
     assert not env.continues, "its episodes are not saved"
+
+
+def test_one_that_hides_where_a_row_ended_is_refused():
+    env = ExternalEnv(NUM, config("rows", kwargs={"mode": "none"}))
+    env.reset(seeds=[0, 1, 2])
+    with pytest.raises(BurnishError, match="it shows no last observation of rows that ended"):
+        for _ in range(LIMIT):
+            env.step(torch.zeros(NUM, 1))
+
+
+def test_numbers_that_the_declared_type_does_not_hold_are_refused():
+    with pytest.raises(BurnishError, match=r"declares \['picture'\] as uint8 of shape .*, not float64"):
+        ExternalEnv(NUM, config("bright")).reset()
 
 
 def test_one_that_begins_all_rows_for_one_is_refused():

@@ -91,10 +91,12 @@ class Connected:
     count: int
     _socket: socket.socket
     _given = 0  # bytes of the memory that travel with a request; none where it is shared
+    _most = server.LONGEST  # bytes of an answer
+    _waiting = False  # for an answer, which an interrupt may leave half read: it is never taken for that of a later one
 
-    def _make(self, recipe: Mapping[str, Any] | None, count: int, success: str | None = None) -> None:
+    def _make(self, count: int, **asked: Any) -> None:
         self.count = count
-        self.begin(b"m", {"recipe": recipe, "count": count, "success": success})
+        self.begin(b"m", {"count": count, **asked})
 
     def ready(self) -> None:
         self.description = checked(self.finish()[0])
@@ -111,6 +113,9 @@ class Connected:
         raise NotImplementedError
 
     def begin(self, letter: bytes, header: Mapping[str, Any] | None = None, data: bytes = b"") -> None:
+        if self._waiting:
+            raise Died("its last request was never answered, because it died or the request was interrupted")
+        self._waiting = True
         try:
             server.send(self._socket, letter, dict(header or {}), data)
         except OSError as error:
@@ -118,11 +123,12 @@ class Connected:
 
     def finish(self) -> tuple[dict[str, Any], bytes]:
         try:
-            letter, header, data = server.receive(self._socket)
+            letter, header, data = server.receive(self._socket, self._most)
         except (EOFError, OSError) as error:
             raise Died(self._how()) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise Died(f"it sent no message of ours ({plain(error, 200)})") from error
+        self._waiting = False
         if letter == b"e":
             raise Failed(f"{plain(header.get('kind', 'error'), 80)}: {plain(header.get('text', ''), 2000)}")
         return header, data
@@ -143,7 +149,7 @@ class Process(Connected):
         self._socket, theirs = socket.socketpair()
         self._file = shared_memory()
         fds = (theirs.fileno(), self._file.fileno())
-        words = [python, str(SERVER), "--socket", str(fds[0]), "--memory", str(fds[1])]
+        words = [python, str(SERVER), "--inherited", *map(str, fds)]
         try:
             # What packages print goes where our own words do not: a worker has no business on standard output.
             self._process = subprocess.Popen(words, pass_fds=fds, env=environment(), stdin=subprocess.DEVNULL, stdout=2)
@@ -153,7 +159,7 @@ class Process(Connected):
             ) from error
         finally:
             theirs.close()
-        self._make(recipe, count)
+        self._make(count, recipe=recipe)
 
     def _memory(self, given: int, size: int) -> mmap.mmap:
         return mapped(self._file, size)
@@ -178,20 +184,22 @@ class Process(Connected):
 class Remote(Connected):
     """Worlds of `world_server.py --listen` on another machine, whose key is in BURNISH_API_KEY on both."""
 
-    def __init__(self, address: str, count: int, success: str | None = None) -> None:
+    def __init__(self, address: str, count: int, success: str | None = None, max_steps: int | None = None) -> None:
         host, _, port = address.rpartition(":")
         try:
-            self._socket = socket.create_connection((host, int(port)), PATIENCE_S)
+            self._socket = socket.create_connection((host.strip("[]"), int(port)), PATIENCE_S)
         except (OSError, ValueError, OverflowError) as error:
             raise BurnishError(
                 f"env.address={address} cannot be reached ({plain(error, 200)}); start "
                 f"`python world_server.py --listen {address} --id ...` there"
             ) from error
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        server.keep(self._socket)
         try:
+            self._most = server.UNPROVEN
             self._prove(os.environ.get(server.KEY, ""))
+            self._most = server.LONGEST
             self._socket.settimeout(None)
-            self._make(None, count, success)
+            self._make(count, success=success, max_steps=max_steps)
         except BaseException:
             self.close()
             raise

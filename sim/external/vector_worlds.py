@@ -22,9 +22,10 @@ class Batch(server.Host):
         super().__init__(recipe, worlds)
         self.moving, self.ended = np.zeros((2, len(worlds)), bool)
         self.last: list[np.ndarray] = []  # what all rows show
-
-    def picture(self, i: int) -> Any:
-        return self.worlds[0].render()[i]
+        mode = str((getattr(worlds[0], "metadata", None) or {}).get("autoreset_mode", "")).upper()
+        own = type(getattr(worlds[0], "unwrapped", worlds[0])).__module__.startswith("gymnasium.")
+        # Rows that ended are not begun in the same step; Gymnasium 1.0 does not say so of its own.
+        self.waits = "NEXT" in mode or "DISABLED" in mode or (own and not mode)
 
     def answer(self, letter: bytes, header: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
         if letter in b"tpx":
@@ -37,10 +38,10 @@ class Batch(server.Host):
         else:
             self._begin(chosen)
             self.moving |= chosen
-        for row, x, leaf in zip(self.rows, self.last, self.leaves):
+        for k, (row, x) in enumerate(zip(self.rows, self.last)):
             row[chosen] = x[chosen]
-            for i, obs in finals.items():
-                row[i] = server.as_array(server.look_up(obs, leaf["path"]))
+            for i, seen in finals.items():
+                row[i] = seen[k]
         return {}, b""
 
     def _begin(self, chosen: np.ndarray) -> None:
@@ -50,7 +51,7 @@ class Batch(server.Host):
         if some and any(x[~chosen].tobytes() != y[~chosen].tobytes() for x, y in zip(self.last, before)):
             raise ValueError("it has begun worlds that it should not: its reset must heed options['reset_mask']")
 
-    def _step(self, chosen: np.ndarray, a: dict[str, np.ndarray]) -> dict[int, Any]:
+    def _step(self, chosen: np.ndarray, a: dict[str, np.ndarray]) -> dict[int, list[np.ndarray]]:
         """Of rows that the environment has begun again already: where the last step of theirs led."""
         if (late := chosen & ~self.moving).any():
             raise ValueError(f"world {late.argmax()} stood by while others moved; reset it before it acts")
@@ -63,11 +64,38 @@ class Batch(server.Host):
         self.moving &= chosen & ~self.ended
         a["reward"][chosen], a["terminated"][chosen] = reward[chosen], terminated[chosen]
         a["truncated"][chosen] = (truncated & ~terminated)[chosen]
-        for i in np.flatnonzero(chosen):
-            said = info["final_info"] if self.ended[i] and "final_info" in info else info
-            keys = [x for x in (self.success or "", *server.SUCCESS) if x in said and said.get("_" + x, chosen)[i]]
-            a["success"][i] = self._succeeded({x: said[x][i] for x in keys}, bool(terminated[i]))
-        return {i: info["final_obs"][i] for i in np.flatnonzero(chosen & self.ended).tolist() if "final_obs" in info}
+        for i in np.flatnonzero(chosen).tolist():
+            a["success"][i] = self._succeeded(self._said(info, i), bool(terminated[i]))
+        return self._finals(info, np.flatnonzero(chosen & self.ended).tolist())
+
+    def _finals(self, info: dict[str, Any], ended: list[int]) -> dict[int, list[np.ndarray]]:
+        """By the names of Gymnasium and of 0.29: an array of what each row saw, or an observation of all rows."""
+        seen = next((info[key] for key in ("final_obs", "final_observation") if key in info), None)
+        if seen is None:
+            if ended and not self.waits:
+                raise ValueError(
+                    "it shows no last observation of rows that ended (final_obs), though its metadata does not say "
+                    "autoreset_mode NEXT_STEP or DISABLED; say the mode there that it has"
+                )
+            return {}
+        if isinstance(seen, list) or (isinstance(seen, np.ndarray) and seen.dtype.kind == "O"):
+            parts = list(zip(self.leaves, self.rows))
+            return {
+                i: [server.read(seen[i], leaf["path"], row.dtype, row.shape[1:]) for leaf, row in parts] for i in ended
+            }
+        whole = self._read(seen)
+        return {i: [x[i] for x in whole] for i in ended}
+
+    def _said(self, info: dict[str, Any], i: int) -> dict[str, Any]:
+        """The info of row ``i``, of its last step where it has ended: in arrays, or a dict as Gymnasium 0.29 has it."""
+        said = info["final_info"] if self.ended[i] and info.get("final_info") is not None else info
+        if not isinstance(said, dict):
+            return said[i] or {}
+        keys = [key for key in (self.success or "", *server.SUCCESS) if key in said]
+        return {key: said[key][i] for key in keys if "_" + key not in said or said["_" + key][i]}
 
     def _look(self, obs: Any) -> None:
-        self.last = [server.as_array(server.look_up(obs, leaf["path"])).copy() for leaf in self.leaves]
+        self.last = [x.copy() for x in self._read(obs)]
+
+    def _read(self, obs: Any) -> list[np.ndarray]:
+        return [server.read(obs, leaf["path"], row.dtype, row.shape) for leaf, row in zip(self.leaves, self.rows)]

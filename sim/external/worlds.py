@@ -133,6 +133,7 @@ class ExternalEnv:
         if self.config.success_reward is not None:
             success = (reward >= self.config.success_reward).astype(np.uint8)
         live, reported = chosen & ~lost, success != UNREPORTED
+        paid = live
         won = live & reported & (success > 0)
         terminated = live & (terminated.astype(bool) | (won & self.config.end_at_success))
         late = ticks + 1 >= self.spec.max_steps
@@ -141,13 +142,13 @@ class ExternalEnv:
         self._succeeded |= won
         if self.config.reward is Reward.until_success:
             self._require_success(live & ~reported)
-            reward = -(~self._succeeded).astype(np.float64)
+            reward, paid = -(~self._succeeded).astype(np.float64), chosen
         facts = {"executed": units.astype(np.float32)}
         if (live & reported).any():
             facts["success"], self.reported = won, True
         return Step(
             self._observe(),
-            torch.from_numpy(np.where(live, reward, 0)).float().to(self.device),
+            torch.from_numpy(np.where(paid, reward, 0)).float().to(self.device),
             torch.from_numpy(terminated).to(self.device),
             torch.from_numpy(truncated).to(self.device),
             {key: torch.from_numpy(x).to(self.device) for key, x in facts.items()},
@@ -185,6 +186,7 @@ class ExternalEnv:
             **self._clock.state_dict(),
             "begun": torch.from_numpy(self._begun.copy()),
             "succeeded": torch.from_numpy(self._succeeded.copy()),
+            "ended": torch.from_numpy(self._ended.copy()),
             "played": torch.from_numpy(self._played[:, :longest].copy()),
             **{f"obs.{key}": torch.from_numpy(x.copy()) for key, x in self._rows.items()},
         }
@@ -193,7 +195,7 @@ class ExternalEnv:
         """The episodes under way are played again, and must lead to the observations that were saved; else every world
         has to be reset next, and ``continues`` is False."""
         self._clock.load_state_dict(state)
-        self.workers.lost[:] = False
+        self.workers.lost[:], self._ended[:], self._advice = False, False, None
         why = self._replayed(state) if self.continues and "begun" in state else UNSAVED
         if why is not None:
             self.continues = False
@@ -203,10 +205,9 @@ class ExternalEnv:
     def _replayed(self, state: dict[str, Any]) -> str | None:
         """Why not, where the episodes of ``state`` could not be played again."""
         seen = restored(self._tensors(), state, "obs.")
-        state = {"succeeded": torch.zeros(self.num_envs, dtype=torch.bool), **state}  # older ones lack it
-        flags = {"begun": torch.from_numpy(self._begun), "succeeded": torch.from_numpy(self._succeeded)}
-        flags = restored(flags, state)
-        self._begun, self._succeeded = flags["begun"].numpy(), flags["succeeded"].numpy()
+        flags = {name: torch.zeros(self.num_envs, dtype=torch.bool) for name in ("begun", "succeeded", "ended")}
+        flags = restored(flags, {**flags, **state})  # older ones lack the latter two
+        self._begun, self._succeeded, self._ended = (x.numpy() for x in flags.values())
         longest = int(self._clock.tick.max())
         room = torch.from_numpy(self._played[:, :longest])
         given = state.get("played")

@@ -164,6 +164,7 @@ class PlannerExpert:
         played.asked.put(True)
         told = played.told.get()
         if isinstance(told, Exception):
+            played.told.put(told)  # for the next call: the thread has ended
             raise told
         return np.array([*self._command(self._simulation, told[:-1]), told[-1]])
 
