@@ -114,6 +114,10 @@ def world_from(data: Mapping[str, Any]) -> Any:
     if not isinstance(data, Mapping):
         raise BurnishError(f"the stored world must be a name and its settings, but it is {data!r:.80}; give env=...")
     name, settings = data.get("name"), data.get("config", {})
+    if strange := sorted(map(str, data.keys() - {"name", "config"})):
+        raise BurnishError(
+            f"a stored world is a name and its settings below config, but this one says {strange[0]!r:.80} beside them"
+        )
     if not isinstance(name, str) or name not in ENVS:
         raise BurnishError(f"there is no environment {name!r:.80}; {did_you_mean(str(name)[:80], ENVS)}")
     if not isinstance(data, Named):

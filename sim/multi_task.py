@@ -20,7 +20,7 @@ from ..policies.core import tree
 from ..policies.core.clock import Clock
 from ..policies.core.errors import BurnishError
 from ..policies.core.types import Controller, Obs, Step
-from ..policies.core.wrapper import Wrapper, instructions, pictures
+from ..policies.core.wrapper import Wrapper, continues, instructions, pictures
 from ..policies.runs.stored_world import plain_world
 
 MOST = 64  # tasks
@@ -74,6 +74,11 @@ class MultiTask:
         )
         self._clock = Clock(num_envs, seed, device)
         self.task = torch.zeros(num_envs, dtype=torch.int64, device=self.device)  # the number of each row's task
+
+    @property
+    def continues(self) -> bool:
+        """Whether a state holds the episodes under way: where that of every world does."""
+        return all(continues(world) for world in self.worlds)
 
     @property
     def instructions(self) -> list[str]:

@@ -11,6 +11,7 @@ import torch
 from burnish.policies.core.config import to_data
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import ScaledEnv
+from burnish.policies.core.wrapper import continues
 from burnish.policies.measure.evaluate import evaluate, evaluation_seeds
 from burnish.sim.build import make_env, world_from
 from burnish.sim.discs import COLOURS, PHRASES, SENTENCES, DiscsConfig
@@ -94,6 +95,9 @@ def test_rows_that_are_not_chosen_stay_and_a_state_goes_on():
     other.load_state_dict(saved)
     assert other.instructions == env.instructions
     assert all(torch.equal(x, other.step(torch.ones(6, 2)).obs["state"]) for x in onward)
+    assert continues(other)
+    other.worlds[1].continues = False  # as a world says that is not deterministic
+    assert not continues(other)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +107,7 @@ def test_rows_that_are_not_chosen_stay_and_a_state_goes_on():
         ({"go": "multi_task"}, "one world for each"),
         ({"go": 3}, "one world for each"),
         ({"": "two_mode"}, "one world for each"),
+        ({"go": {"name": "two_mode", "max_steps": 9}}, "says 'max_steps' beside them"),
         ({"a\x1bb": "two_mode"}, "is no name"),
         ({"go": {"name": "gym", "config": {"kwargs": {"xml_file": "/etc/passwd"}}}}, "passwd', which is no name"),
     ],

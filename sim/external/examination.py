@@ -111,7 +111,7 @@ def restored(env: VecEnv, make: Callable[[], VecEnv], seed: int, prints: Sequenc
     for _ in range(half):
         env.step(act())
     if not continues(env):
-        return "it is registered as not deterministic"
+        return "it is not deterministic, or its simulation cannot be put back"
     fresh = make()
     assert isinstance(fresh, Saved)
     fresh.load_state_dict(env.state_dict())

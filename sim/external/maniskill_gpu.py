@@ -40,7 +40,11 @@ SEEDS = (1 << 31) - 1  # seeds here have 63 bits, NumPy's 32
 
 
 class ManiSkillEnv:
-    """``simulation`` is for tests; by default it is made of ``config``."""
+    """``simulation`` is for tests; by default it is made of ``config``. A state does not hold the episodes under way:
+    ManiSkill restores positions and speeds, but not the contacts that its physics remembers. With env.backend=cpu and
+    worker processes they go on."""
+
+    continues = False
 
     def __init__(
         self,
@@ -160,10 +164,11 @@ class ManiSkillEnv:
         return self._simulation.render().to(self.device)
 
     def state_dict(self) -> dict[str, Any]:
-        raise BurnishError(_NOT_SAVED.format(self.config.id))
+        return self._clock.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        raise BurnishError(_NOT_SAVED.format(self.config.id))
+        self._clock.load_state_dict(state)
+        self._ready[:] = False
 
     def close(self) -> None:
         self._simulation.close()
@@ -177,9 +182,3 @@ class ManiSkillEnv:
 
     def _given(self) -> Obs:
         return {key: x.to(self.device) for key, x in self._seen.items()}
-
-
-_NOT_SAVED = (
-    "the state of {} cannot be saved: ManiSkill restores positions and speeds, but not the contacts that its physics "
-    "remembers, so that an episode would not go on as it did; with env.backend=cpu and a pool of processes it can be"
-)
