@@ -1,9 +1,9 @@
 """A critic that another run has learnt, for a refinement that goes on where that run ended.
 
 The policy of a run is where the next one starts (``policy.path=RUN``), but a fresh critic has to learn first what that
-policy is worth, and misleads it meanwhile. ``critic_from=RUN`` brings the critic too, with its target: from recordings
-into the world, from a simulation into another one or onto a robot. Optimisers begin anew, with the rates that the new
-run has.
+policy is worth, and misleads it meanwhile. ``critic_from=RUN`` brings the critic too, with its target, and the value
+that some critics are learnt from (IQL's): from recordings into the world, from a simulation into another one or onto a
+robot. Optimisers begin anew, with the rates that the new run has.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..offline.critics import Critic
 from ..offline.learner import Wrapping
 from ..policies.core.errors import BurnishError
 from ..policies.runs.checkpoint import newest
 from ..policies.runs.run import CHECKPOINTS, CONFIG
+
+JUDGES = ("critic", "value")  # what learners call them
 
 
 def adopt_critic(learner: Any, run: str) -> None:
@@ -29,28 +31,37 @@ def adopt_critic(learner: Any, run: str) -> None:
         raise BurnishError(
             f"this method learns no critic that could begin as that of critic_from={run}; leave critic_from= out"
         )
-    saved = critic_state(run)
-    own = critic.state_dict()
-    for name in sorted(own.keys() | saved.keys()):
-        wanted, found = (tuple(x[name].shape) if isinstance(x.get(name), Tensor) else None for x in (own, saved))
-        if wanted != found:
-            raise BurnishError(
-                f"the critic of {run} is another one: {name} has {found or 'no value'}, here {wanted or 'none'}; give "
-                f"this run the method of that one and its settings of the critic, which stand in {Path(run) / CONFIG}"
-            )
-    critic.load_state_dict(saved)
+    if getattr(learner, "seen", None) is not None:
+        raise BurnishError(
+            f"this agent learns the scales of its observations anew, and the critic of critic_from={run} would be "
+            f"another one in them; begin with the policy of that run too: policy.path={run}"
+        )
+    judges = {name: getattr(learner, name, None) for name in JUDGES}
+    adopted = {name: (part, critic_state(run, name)) for name, part in judges.items() if isinstance(part, nn.Module)}
+    for judge, (part, saved) in adopted.items():
+        own = part.state_dict()
+        for name in sorted(own.keys() | saved.keys()):
+            wanted, found = (tuple(x[name].shape) if isinstance(x.get(name), Tensor) else None for x in (own, saved))
+            if wanted != found:
+                raise BurnishError(
+                    f"the {judge} of {run} is another one: {name} has {found or 'no value'}, here {wanted or 'none'}; "
+                    f"give this run the method of that one and its settings of the {judge}, which stand in "
+                    f"{Path(run) / CONFIG}"
+                )
+    for part, saved in adopted.values():
+        part.load_state_dict(saved)
 
 
-def critic_state(run: str) -> dict[str, Any]:
+def critic_state(run: str, name: str = "critic") -> dict[str, Any]:
     """Of the newest checkpoint in the folder of a run, of `burnish offline` or `burnish finetune`."""
     checkpoint = newest(Path(run) / CHECKPOINTS)
     if checkpoint is None:
         raise BurnishError(f"critic_from={run} has no checkpoints; give the folder of a run, out= of its command")
     state = checkpoint.children["learner"].state
     state = state.get("real", state)  # MBPO's loop holds that of the method within
-    found = state.get("learner", {}).get("critic")
+    found = state.get("learner", {}).get(name)
     if not isinstance(found, dict):
         raise BurnishError(
-            f"the method of critic_from={run} learns no critic; give a run of one that does, or leave it out"
+            f"the method of critic_from={run} learns no {name}; give a run of one that does, or leave it out"
         )
     return found

@@ -69,12 +69,21 @@ def test_what_an_offline_run_has_learnt_goes_on_in_the_world(tmp_path, capsys):
     online = ["finetune", "method=iql", f"policy.path={tmp_path}/iql", f"critic_from={tmp_path}/iql", "env=point_reach"]
     online += ["worlds=2", "total=20", "method.loop.warmup=10", "method.loop.updates_per_decision=0", *sizes[1:]]
     assert main([*online, sizes[0], f"out={tmp_path}/online"]) == 0
-    saved, kept = critic_state(str(tmp_path / "iql")), critic_state(str(tmp_path / "online"))
-    assert all(torch.equal(kept[name], saved[name]) for name in saved)
+    for judge in ("critic", "value"):  # from the value the critic is learnt, so a fresh one would undo it
+        saved, kept = critic_state(str(tmp_path / "iql"), judge), critic_state(str(tmp_path / "online"), judge)
+        assert saved and all(torch.equal(kept[name], saved[name]) for name in saved)
     capsys.readouterr()
     assert main([*online, "method.critic.hidden=[9]", f"out={tmp_path}/other"]) == 2
     said = capsys.readouterr().err
     assert "is another one: online." in said and "iql/config.yaml" in said and not (tmp_path / "other").exists()
+
+
+def test_an_agent_that_learns_its_scales_anew_is_refused(first, tmp_path):
+    """The first row that it sees would make another function of the critic."""
+    settings = {**NETWORKS, **SMALL, "critic_from": str(first), "normalize": True}
+    with pytest.raises(BurnishError, match=r"begin with the policy of that run too: policy\.path="):
+        refine(None, WORLD, method="sac", out=tmp_path / "anew", **settings)
+    refine(None, WORLD, method="sac", out=tmp_path / "plain", **settings | {"normalize": False})
 
 
 def test_what_has_no_critic_is_refused(first, tmp_path):
