@@ -37,7 +37,7 @@ from .chain import (
 )
 from .core.errors import BurnishError
 from .core.ranges import check_ranges
-from .core.seed import Generator, Noise, integers, normal, uniform
+from .core.seed import Generator, Noise, first_rows, integers, normal, uniform
 from .core.spec import PolicySpec
 from .core.tree import rows
 from .core.types import ActOptions, Condition, Normal, Obs, Prefix
@@ -185,11 +185,11 @@ class FlowPolicy(nn.Module):
         t = sample_time(self.config, (batch,), generator, action)
         d = torch.zeros_like(t)
         target = action - x_0
-        consistent = round(self.config.shortcut_share * batch) if self.config.shortcut else 0
-        if consistent:
-            # The first rows of a batch, which is in random order, train self-consistency instead.
-            t_c, d_c = self._shortcut_times(consistent, generator, action)
-            t, d = torch.cat([t_c, t[consistent:]]), torch.cat([d_c, d[consistent:]])
+        # The first rows of a batch, which is in random order, train self-consistency instead.
+        consistent = first_rows(self.config.shortcut_share, batch, generator) if self.config.shortcut else 0
+        if self.config.shortcut:
+            t_c, d_c = self._shortcut_times(batch, generator, action)
+            t, d = torch.cat([t_c[:consistent], t[consistent:]]), torch.cat([d_c[:consistent], d[consistent:]])
         x_t = torch.lerp(x_0, action, rows(t, action))
         if consistent:
             head = slice(0, consistent)

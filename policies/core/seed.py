@@ -131,6 +131,10 @@ class SharedGenerator:
         drawn = make(whole, generator=self.generator, device=self.device, **options)
         return drawn[(slice(None),) * dim + (slice(self._rank, None, self._size),)]
 
+    def first_rows(self, share: float, count: int) -> int:
+        """How many of this process's ``count`` rows are among the first ``share`` of the common batch."""
+        return len(range(self._rank, round(share * count * self._size), self._size))
+
     def get_state(self) -> Tensor:
         return self.generator.get_state()
 
@@ -154,6 +158,11 @@ class StackedGenerator:
 
 Generator = torch.Generator | SharedGenerator | StackedGenerator
 Noise = Generator | RowNoise
+
+
+def first_rows(share: float, count: int, source: Generator | None = None) -> int:
+    """How many of ``count`` rows are the first ``share`` of a batch."""
+    return source.first_rows(share, count) if isinstance(source, SharedGenerator) else round(share * count)
 
 
 def normal(
