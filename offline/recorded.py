@@ -16,7 +16,7 @@ observation belong to the action that the critic is shown; clipped, it would be 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -78,7 +78,8 @@ def label_with_base(
         )
     spec = base.spec
     episodes = with_tokens(episodes, spec)
-    one = PolicySpec(episodes.spec.obs, limits or spec.action, horizon=1, execute=1, history=spec.history)
+    like: dict[str, Any] = {key: getattr(spec, key) for key in ("history", "control_hz", "action_mode")}
+    one = PolicySpec(episodes.spec.obs, limits or spec.action, horizon=1, execute=1, **like)
     pieces = list(episodes_of(decisions(episodes, one, gamma, device=device)))
     # A base with an empty queue is asked on these.
     asked = [{key: torch.cat([x[key], last[key]])[:: spec.execute] for key in spec.obs.shapes} for x, _, last in pieces]

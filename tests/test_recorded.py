@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -115,6 +116,18 @@ def test_each_chunk_is_drawn_once() -> None:
 
 def test_everything_is_in_reach_of_a_wide_bound() -> None:
     assert label_with_base(recordings(), elementwise(1), 0.9, 2.0).beyond == 0
+
+
+@pytest.mark.parametrize("other", [{"action_mode": "velocity"}, {"control_hz": 20.0}], ids=str)
+def test_recordings_of_other_actions_are_refused(other: dict[str, Any]) -> None:
+    data = recordings()
+    data = replace(data, spec=replace(data.spec, action_mode="position", control_hz=10.0))
+    base = elementwise(1)
+    base.spec = replace(base.spec, action_mode="position", control_hz=10.0)
+    label_with_base(data, base, 0.9, 0.2)
+    base.spec = replace(base.spec, **other)
+    with pytest.raises(BurnishError, match="the recordings"):
+        label_with_base(data, base, 0.9, 0.2)
 
 
 def test_a_controller_cannot_label() -> None:
