@@ -45,7 +45,7 @@ from .imitate import ImitateConfig, ImitationLearner, imitate
 from .measure.by_instruction import lines
 from .measure.evaluate import Evaluation, compare, evaluation_seeds
 from .measure.evaluate import evaluate as run_evaluation
-from .results import compare_results
+from .results import ABOUT, compare_results
 from .runs.run import FollowingRun, Run
 from .table import POLICIES, policy_name
 from .vla.words import words_for
@@ -198,7 +198,7 @@ def evaluate(config: EvaluateConfig) -> int:
         about = {"world": world, "settings": to_data(config)}
         for stale in ("against.json", "comparison.json"):
             files.remove(out / stale)  # of an earlier call: it would pass for a result of this one
-        files.replace(out / "about.json", json.dumps(about, indent=1) + "\n")
+        files.replace(out / ABOUT, json.dumps(about, indent=1) + "\n")
     results: list[Evaluation] = []
     for name, path, policy in players:
         if config.swap_words and "tokens" not in policy.spec.obs.shapes:

@@ -3,9 +3,10 @@
 evaluation.json   of `burnish evaluate`: seeds, successes and returns
 eval_info.json    of `lerobot-eval`: "per_episode", with seeds, or since LeRobot 0.4 "per_task", without
 
-Episodes are pairs where both files name their seeds, and these are the same. LeRobot's newer file names none, though it
-plays --seed, --seed + 1, and so on: where both were called with the same --seed, ``paired=true`` says so. Ours remember
-whether the world honoured its seeds; of LeRobot's that cannot be seen, and a line says so.
+Episodes are pairs where both files name their seeds, and these are the same, and no about.json beside them says that
+the worlds were two. LeRobot's newer file names none, though it plays --seed, --seed + 1, and so on: where both were
+called with the same --seed, ``paired=true`` says so. Ours remember whether the world honoured its seeds; of LeRobot's
+that cannot be seen, and a line says so.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from typing import Any
 from .cli.machine import say
 from .core.errors import BurnishError, plain
 from .core.files import named, replace
-from .measure.evaluate import Comparison, Evaluation, compare
+from .measure.evaluate import Comparison, Evaluation, ReturnComparison, compare
 from .measure.statistics import episodes_needed, holm
 from .runs.manifest import parse
 
 MOST_EPISODES = 1_000_000
+ABOUT = "about.json"  # the world of an evaluation of ours, beside it
 _OF_LEROBOT = {"per_task", "per_episode"}  # keys of its files
 
 
@@ -71,7 +73,8 @@ def compare_results(paths: Sequence[str], paired: bool = False, out: str | None 
     if len(paths) < 2:
         raise BurnishError("results= needs at least two files: results=a/eval_info.json,b/eval_info.json")
     first, *others = [read_results(path, paired) for path in paths]
-    found = [compare(other, first) for other in others]
+    world, *worlds = [_world(Path(path)) for path in paths]
+    found = [_compared(other, first, _differ(world, its)) for other, its in zip(others, worlds, strict=True)]
     tests = [x.p_value for x in found if isinstance(x, Comparison)]
     corrected = holm(tests)
     rows = []
@@ -96,6 +99,28 @@ def compare_results(paths: Sequence[str], paired: bool = False, out: str | None 
     if out is not None:
         replace(named(out) / "comparison.json", json.dumps(rows, indent=1) + "\n")
     return 0
+
+
+def _compared(a: Evaluation, b: Evaluation, elsewhere: bool) -> Comparison | ReturnComparison:
+    """Episodes of two worlds are no pairs, whatever their seeds."""
+    if not elsewhere:
+        return compare(a, b)
+    return replace_fields(compare(replace_fields(a, repeatable=False), b), unpaired="they played in two worlds")
+
+
+def _world(path: Path) -> Mapping[str, Any]:
+    """The world of one of our own evaluations, as about.json beside it says; empty where nothing says it."""
+    about = path.with_name(ABOUT)
+    data = parse(about, json.loads) if about.is_file() else {}
+    world = data.get("world") if isinstance(data, dict) else None
+    return world if isinstance(world, dict) else {}
+
+
+def _differ(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Whether two worlds are surely two: settings that one of them lacks are of another version, and may be alike."""
+    settings = [world.get("config") for world in (a, b)]
+    one, other = [found if isinstance(found, dict) else {} for found in settings]
+    return any(x[key] != y[key] for x, y in ((a, b), (one, other)) for key in x.keys() & y.keys() - {"config"})
 
 
 def needed_for(comparison: Comparison) -> int | None:

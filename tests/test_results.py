@@ -69,6 +69,20 @@ def test_files_without_seeds_are_pairs_only_on_the_users_word(words, tmp_path, c
     assert (f"{fisher_exact((16, 20), (6, 20)):.2g}" in said) != bool(words)
 
 
+def test_episodes_of_two_worlds_are_no_pairs(tmp_path, capsys):
+    """Nor are they refused: how far a change of the world matters is a question too. What one version does not say is
+    no difference."""
+    for name, success, config in (("a", A, {"gap": 1}), ("b", B, {"gap": 2}), ("c", B, {"gap": 1, "new": 3})):
+        (tmp_path / name).mkdir()
+        ours(tmp_path / name / "evaluation.json", success)
+        world = {"name": "insert", "config": config}
+        (tmp_path / name / "about.json").write_text(json.dumps({"world": world, "settings": {}}))
+    files = ",".join(f"{tmp_path}/{name}/evaluation.json" for name in "abc")
+    assert main(["evaluate", f"results={files}"]) == 0
+    two, one = capsys.readouterr().out.split("c/evaluation.json", 1)
+    assert "not paired: they played in two worlds" in two and "two worlds" not in one and "20 paired seeds" in one
+
+
 def test_other_seeds_are_no_pairs(tmp_path, capsys):
     files = per_episode(tmp_path / "a", A), per_episode(tmp_path / "b", B, first=7)
     assert main(["evaluate", f"results={','.join(files)}"]) == 0
