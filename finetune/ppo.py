@@ -217,8 +217,9 @@ class PPO(Learner):
         self._set_rates()
         rows, before = self._prepare(batch)
         count = len(rows["advantage"])
-        if not count:
-            return before  # a person played all of it
+        if not count:  # a person played all of it, or no group tells
+            self.updates += self.comparison is not None  # it counts for schedules; a critic's warm-up goes on
+            return before
         played = batch["reward"].numel()
         size, graphed = min(self.config.minibatch, played), self.config.execution is Execution.cudagraph
         if graphed:

@@ -29,6 +29,7 @@ from ..policies.runs.training_loop import to_end
 from ..sim.build import WORLDS, origin_of
 from .dataset import decisions
 from .loop import Offline
+from .recap import RecapConfig, require_single_steps
 from .returns import Discount
 
 GROUPS: dict[str, dict[str, Mapping[str, type]]] = {
@@ -75,6 +76,8 @@ def offline(config: OfflineConfig) -> int:
     """Training of a policy by one method on recordings alone, saved, tried and delivered as a run; exit status."""
     device, name = prepare_machine(config.device, config.threads), method_name(config.method, Phase.offline)
     row = method_of(config.method, Phase.offline)
+    if isinstance(config.method, RecapConfig):
+        require_single_steps(config.n_step, "n_step")
     episodes = relabelled(recordings(config.data), config.rewards)
     policy, origin = starting_policy(config.policy, device)
     spec = policy.spec if policy is not None else episodes.policy_spec(config.chunk)

@@ -86,6 +86,12 @@ class RecapConfig:
         return self.flow
 
 
+def require_single_steps(n_step: int, name: str) -> None:
+    """Refuse a number of steps that would not be read."""
+    if n_step != 1:
+        raise BurnishError(f"{name}={n_step} is not read by recap, which sums up method.lookahead decisions; set that")
+
+
 class Recap(Learner):
     """``policy`` is trained in place."""
 

@@ -105,7 +105,8 @@ def test_the_bootstrap_is_stratified_and_covers():
 def test_a_summary_reads_what_the_runs_left_and_chooses_on_the_seeds_for_selection(tmp_path):
     evaluation([True] * 4 + [False] * 16).save(tmp_path / "evaluations" / "base.json")
     # On the seeds for selection `a` ends higher, on the others `b` does: the choice must not see those.
-    run(tmp_path, Entry("a", 0), [(0, 0, 0.2), (50, 30, 0.1), (100, 60, 0.95)], [True] * 16 + [False] * 4)
+    # It falls by updates before its first decision.
+    run(tmp_path, Entry("a", 0), [(0, 0, 0.2), (0, 30, 0.1), (100, 60, 0.95)], [True] * 16 + [False] * 4)
     run(tmp_path, Entry("a", 1), [(0, 0, 0.2), (50, 30, 0.5), (100, 60, 0.6)], [True] * 12 + [False] * 8)
     run(tmp_path, Entry("b", 0), [(0, 0, 0.2), (100, 90, 0.9)], [True] * 19 + [False])
     (tmp_path / "runs" / "b-1.failed").write_text("out of memory\n")

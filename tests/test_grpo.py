@@ -151,6 +151,7 @@ def test_equal_rewards_leave_weights_bitwise_equal():
     loop.iterate()
     assert loop.env is equal.env and loop.learner.gradient_steps > 0
     assert all(torch.equal(x, moved[key]) for key, x in loop.learner.network.state_dict().items())
+    assert loop.learner.updates == 2, "schedules count it"
 
 
 @pytest.mark.parametrize("name", ["grpo", "gaussian_ppo"])

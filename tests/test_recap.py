@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from verb_lab import refused
 
 import mdp
 from burnish.offline.recap import RecapConfig, Worse
@@ -137,6 +138,12 @@ def test_the_best_share_is_told_so_and_some_rows_are_told_nothing():
     # Their deviation is at most 0.004.
     torch.testing.assert_close(shares, torch.tensor([0.4 * 0.8, 0.6 * 0.8, 0.2]), rtol=0, atol=0.015)
     assert advantage[told == 1].min() > advantage[told == -1].max()
+
+
+@pytest.mark.parametrize(("method", "words"), [("offline", ["n_step=5"]), ("finetune", ["method.loop.n_step=5"])])
+def test_steps_that_it_does_not_sum_up_are_refused(method, words, tmp_path, capsys):
+    data = ["data=no/such/folder", "env=point_reach", f"out={tmp_path}/out"]
+    assert "is not read by recap" in refused(capsys, method, "method=recap", *data, *words)
 
 
 def lifted(seed, shuffle=False, worse=Worse.labelled):

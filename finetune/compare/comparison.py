@@ -145,8 +145,8 @@ def curve_of(folder: Path, name: str) -> list[tuple[float, float, float, float, 
     for row in read_metrics(folder):
         if key in row:
             low, high = (row.get(f"eval/{name}_{end}", row[key]) for end in ("low", "high"))
-            steps = row.get("control_steps", 0.0)
-            found[steps] = (steps, row["time/elapsed_s"], row[key], low, high)
+            # By the step of the log: updates before the first decision add none to the control steps.
+            found[row["step"]] = (row.get("control_steps", 0.0), row["time/elapsed_s"], row[key], low, high)
     return list(found.values())
 
 

@@ -30,7 +30,7 @@ from ...offline.dataset import fit_normalizers
 from ...offline.fql import FQLConfig
 from ...offline.iql import IQLConfig
 from ...offline.q_chunking import QChunkingConfig
-from ...offline.recap import RecapConfig
+from ...offline.recap import RecapConfig, require_single_steps
 from ...offline.replay import Replay
 from ...offline.returns import Discount
 from ...offline.td3_bc import TD3BCConfig
@@ -105,6 +105,10 @@ class OnlineQChunking(QChunkingConfig, Online):
 @dataclass
 class OnlineRecap(RecapConfig, Online):
     """RECAP in the world: what it plays is imitated beside the recordings."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_single_steps(self.loop.n_step, "method.loop.n_step")
 
 
 def offline_learner(
