@@ -4,8 +4,8 @@
 
 ``terminals`` is 1 in the last row of each trajectory, which holds where the action of the row before led; its own
 action led nowhere, and is dropped (ogbench/utils.py, load_dataset). That is an end of the recording and none of the
-task, which ``masks`` say, 0 where the task is complete, in sets that have them. What ``load_dataset`` returns has
-``next_observations`` in place of those rows. All worlds of OGBench with real actions take them from [-1, 1].
+task, which ``masks`` say, 0 where the task is complete, in sets that have them. A file of what ``load_dataset`` returns
+has ``next_observations`` in place of those rows. All worlds of OGBench with real actions take them from [-1, 1].
 """
 
 from __future__ import annotations
