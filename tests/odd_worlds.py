@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,25 @@ class Looking(One):
 
     def act(self, obs: Any, info: Any) -> Any:
         return obs[:1]
+
+
+class Older(Passing):
+    """Draws from the generator that NumPy shares among all, which it seeds itself, and only after its first steps."""
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        np.random.seed(seed)
+        return super().reset()
+
+    def seen(self) -> Any:
+        return np.random.uniform(size=1) if self.tick > 2 else np.zeros(1)
+
+
+class Starting(Passing):
+    """Starts a process, and succeeds where that says that it failed."""
+
+    def step(self, action: Any) -> Any:
+        obs, *rest, _ = super().step(action)
+        return obs, *rest, {"success": subprocess.run(["false"], check=False).returncode == 1}
 
 
 class Strange(Passing):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from odd_worlds import Older
 from test_world_workers import killed
 
 from burnish.policies.core.errors import BurnishError
@@ -97,3 +98,19 @@ def test_a_planner_that_failed_says_so_again(monkeypatch):
         thread.start()
         thread.join(10)
     assert list(map(str, errors)) == ["mplib failed"] * 2
+
+
+@pytest.mark.parametrize("processes", [0, 1, 2])
+def test_each_world_has_its_own_state_of_the_generator_that_all_share(processes):
+    env = ExternalEnv(2, GymConfig("odd_worlds:Older", max_steps=9, processes=processes))
+    bare, learner = Older(), np.random.get_state()[1:3]
+    bare.reset(seed=5)
+    expected = [float(bare.step(None)[0][0]) for _ in range(9)]
+    np.random.set_state(("MT19937", *learner))
+    for seeds in ([5, 6], [6, 5]):  # also where it was begun and never stepped
+        env.reset(seeds=[1, 2])
+        env.reset(seeds=seeds)
+        found = torch.stack([env.step(torch.zeros(2, 2)).obs["state"][:, 0] for _ in range(9)], 1)
+        assert torch.equal(found[seeds.index(5)], torch.tensor(expected)) and not torch.equal(found[0], found[1])
+    now = np.random.get_state()[1:3]
+    assert np.array_equal(now[0], learner[0]) and now[1] == learner[1], "the learner's is left alone"

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -187,9 +188,23 @@ def test_the_server_is_one_file_for_python_3_8_that_needs_numpy_alone():
     assert {str(name).partition(".")[0] for name in names} <= set(sys.stdlib_module_names) | {"numpy"}
 
 
+BOX = {"kind": "Box", "dtype": "f8", "shape": [1]}
+SAID: dict[str, Any] = {
+    **{"version": 1, "id": "x", "observation": [{"path": ["a"], **BOX}], "action": {**BOX, "low": [-1], "high": [1]}},
+    **{"rates": {"dt": 0.1}, "max_steps": 5, "says": {"action_mode": None, "notes": []}},
+    **{"nondeterministic": False, "render_mode": None},
+}
+
+
 @pytest.mark.parametrize(
     "said",
     [
+        *({key: x for key, x in SAID.items() if key != name} for name in SAID if name != "id"),
+        {**SAID, "rates": [1]},
+        {**SAID, "rates": {"dt": "fast"}},
+        {**SAID, "nondeterministic": "no"},
+        {**SAID, "action": {**SAID["action"], "low": [-1, -1]}},
+        {**SAID, "action": {**SAID["action"], "kind": ["Box"]}},
         {},
         {"version": 99},
         {"version": 1, "observation": [], "action": {}},
@@ -200,3 +215,4 @@ def test_the_server_is_one_file_for_python_3_8_that_needs_numpy_alone():
 def test_worlds_that_describe_themselves_in_another_form_are_refused(said):
     with pytest.raises(BurnishError, match="the worlds"):
         checked(said)
+    assert checked({**SAID, "max_steps": "many", "render_mode": 3})["max_steps"] is None, "the control"

@@ -256,10 +256,16 @@ def checked(description: dict[str, Any]) -> dict[str, Any]:
         good = good and all(_shaped(x) and all(isinstance(key, str) for key in x["path"]) for x in leaves)
         ends = [action.get("low", []), action.get("high", [])]
         good = good and all(isinstance(x, (int, float)) for end in ends for x in end)
+        good = good and all(len(end) == math.prod(action["shape"]) for end in ends if action["kind"] == "Box")
+        rates, limit, drawn = (description[name] for name in ("rates", "max_steps", "render_mode"))
+        good = good and all(isinstance(x, (int, float)) for x in rates.values())
+        good = good and type(description["nondeterministic"]) is bool
         mode, notes = description["says"]["action_mode"], description["says"]["notes"]
         if not good or not isinstance(description.get("id", ""), str):
             raise TypeError
-        # These two may be anything in a world that does not mean us.
+        # These may be anything in a world that does not mean us.
+        description["max_steps"] = limit if type(limit) in (int, float) and 0 < limit < 1 << 31 else None
+        description["render_mode"] = drawn if isinstance(drawn, str) else None
         notes = [note for note in notes if isinstance(note, str)] if isinstance(notes, list) else []
         description["says"] = {"action_mode": mode if isinstance(mode, str) else None, "notes": notes}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -271,7 +277,7 @@ def checked(description: dict[str, Any]) -> dict[str, Any]:
 
 def _shaped(part: Mapping[str, Any]) -> bool:
     shape, dtype = part["shape"], part["dtype"]
-    known = not dtype or np.dtype(dtype).kind in "biuf"
+    known = isinstance(part["kind"], str) and (not dtype or np.dtype(dtype).kind in "biuf")
     return (
         known and len(shape) <= 8 and all(type(x) is int and 0 <= x < 1 << 24 for x in shape) and len(part["kind"]) < 80
     )
