@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ..policies.core.errors import BurnishError
 from ..policies.core.normalize import Normalizer, Scaling
-from ..policies.core.spec import PolicySpec, require_like_actions, stacked_by_history
+from ..policies.core.spec import PolicySpec, require_like_actions, stacked_by_history, unlike_names
 from ..policies.core.types import Obs
 from ..policies.data.episodes import Episode, Episodes, scaled_actions, with_tokens
 from .replay import Replay
@@ -60,6 +60,7 @@ def decisions(
     if not 1 <= count <= spec.execute:
         raise BurnishError(f"phases={phases} must lie between 1 and the {spec.execute} executed steps of a decision")
     require_like_actions("the policy", spec.action_mode, "the recordings", episodes.spec.action_mode)
+    unlike_names("the policy", spec.names, "the recordings", episodes.names)
     if None not in (spec.control_hz, episodes.control_hz) and spec.control_hz != episodes.control_hz:
         raise BurnishError(
             f"the policy acts with control_hz={spec.control_hz}, but the recordings were made with "

@@ -15,8 +15,8 @@ from .build import CheckpointConfig, loaded
 from .cli.machine import say
 from .core.errors import BurnishError
 from .core.language import Letters, Spoken
-from .core.spec import PolicySpec
-from .core.wrapper import instructions
+from .core.spec import PolicySpec, unlike_names
+from .core.wrapper import feature_names, instructions
 from .data.episodes import Episodes
 from .data.lerobot import Mine
 from .data.read import read_dataset
@@ -64,4 +64,6 @@ def evaluator_of(
         world = world_for(spec, data, worlds, device)
     except BurnishError as error:
         raise BurnishError(f"{error}. To train without trying the policy, give eval.episodes=0") from error
+    if note := unlike_names("the policy", spec.names, "the environment", feature_names(world)):
+        say(f"note: {note}")
     return Evaluator(world, config, device)

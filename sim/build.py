@@ -14,8 +14,9 @@ from ..policies.core.config import from_data, to_data
 from ..policies.core.errors import BurnishError, did_you_mean
 from ..policies.core.language import Spoken
 from ..policies.core.scale import ScaledEnv
-from ..policies.core.spec import PolicySpec, check_compatible
+from ..policies.core.spec import PolicySpec, check_compatible, unlike_names
 from ..policies.core.types import VecEnv
+from ..policies.core.wrapper import feature_names
 from ..policies.runs.stored_world import plain_world
 from .discs import DiscsConfig
 from .external.maniskill import ManiSkillConfig
@@ -167,6 +168,7 @@ def observed_by(spec: PolicySpec, raw: VecEnv, swap: Sequence[str] = ()) -> VecE
     if "tokens" in spec.obs.shapes and "tokens" not in raw.spec.obs.shapes:
         env = Spoken(env, spec.words, swap)
     check_compatible(spec, env.spec)
+    unlike_names("the policy", spec.names, "the environment", feature_names(raw))
     return env
 
 

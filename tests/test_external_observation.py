@@ -56,6 +56,13 @@ def test_numbers_are_named_by_the_keys_of_the_environment():
     assert Layout(list(leaves(numbers(3))), "Test-v0").names("state") == [], "a Box alone has no key"
 
 
+def test_a_key_with_a_slash_stands_where_files_have_it():
+    flat = spaces.Dict({"arm/pos": numbers(1), "arm-goal": numbers(1)})
+    nested = spaces.Dict({"arm": spaces.Dict({"pos": numbers(1)}), "arm-goal": numbers(1)})
+    assert Layout(list(leaves(flat)), "Test-v0").names("state") == ["arm/pos", "arm-goal"]
+    assert Layout(list(leaves(nested)), "Test-v0").names("state") == ["arm.pos", "arm-goal"]
+
+
 def test_a_dict_is_sorted_into_state_goal_and_images_whatever_its_order():
     obs = in_order(PARTS)
     obs.seed(0)

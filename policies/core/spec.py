@@ -10,9 +10,10 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from .errors import BurnishError
+from .errors import BurnishError, plain
 
 T = TypeVar("T")
+Names = Mapping[str, Sequence[str]]  # observation key, or "action" -> a name for each of its numbers, where there are
 # Limits of a specification from a file. Four cameras of 1920 x 1080 pixels are 25 MB, and a chunk of 50
 # actions of 32 numbers is 6 kB. The length counts by itself: a convolution over it has as many rows of its width.
 LARGEST_OBS, LARGEST_CHUNK, LONGEST_CHUNK = 1 << 25, 1 << 20, 1 << 12  # bytes, bytes, actions
@@ -170,6 +171,7 @@ class PolicySpec:
     control_hz: float | None = None
     action_mode: str | None = None
     pixels: str | None = None
+    names: Names = field(default_factory=dict, compare=False, repr=False)  # as the recordings call the numbers
     words: Words | None = field(default=None, compare=False, repr=False)  # how ``tokens`` are made; not in ``to_dict``
 
     def __post_init__(self) -> None:
@@ -199,7 +201,8 @@ class PolicySpec:
         return replace(self, obs=ObsSpec({**self.obs.shapes, "tokens": (words.length,)}), words=words)
 
     def to_dict(self) -> dict[str, Any]:
-        return {key: x for key, x in asdict(replace(self, words=None)).items() if key != "words"}
+        left_out = {"words"} if self.names else {"words", "names"}
+        return {key: x for key, x in asdict(replace(self, words=None)).items() if key not in left_out}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> PolicySpec:
@@ -221,6 +224,8 @@ def _read(kind: type[T], data: Any) -> T:
         fields = dict(data)
         fields["obs"] = ObsSpec(fields["obs"]["shapes"])
         fields["action"] = ActionSpec(**fields["action"])
+        names = fields.get("names", {}).items()
+        fields["names"] = {str(key): tuple(map(str, each)) for key, each in names if isinstance(each, (list, tuple))}
         if fields.get("noise_shape") is not None:
             fields["noise_shape"] = tuple(int(d) for d in fields["noise_shape"])
         return kind(**fields)
@@ -294,6 +299,24 @@ def require_like_actions(ours: str, mode: str | None, theirs: str, other: str | 
             f"actions; where both words mean the same, say so: env.action_mode={mode} with env=gym, or "
             "action_mode of the entry burnish in meta/info.json of recordings"
         )
+
+
+def unlike_names(ours: str, names: Names, theirs: str, others: Names) -> str:
+    """A note on numbers that both name, each in its own words; empty where there are none. Refuse the same names in
+    another order: the numbers would be taken for each other."""
+    notes = []
+    for key in sorted(names.keys() & others.keys()):
+        mine, other = list(names[key]), list(others[key])
+        if mine == other or [f"{key}_{i}" for i in range(len(mine))] in (mine, other):  # of who has no names for them
+            continue
+        k = next((i for i, pair in enumerate(zip(mine, other, strict=False)) if pair[0] != pair[1]), 0)
+        said = f"{ours} has {plain(mine[k], 80)} as number {k} of {key}, and {theirs} {plain(other[k], 80)}"
+        if sorted(mine) == sorted(other):
+            raise BurnishError(
+                f"{said}: the same numbers in another order; arrange them alike, and learn anew"
+            )
+        notes.append(f"{said}: numbers are matched by their places")
+    return "; ".join(notes)
 
 
 def check_compatible(policy: PolicySpec, env: EnvSpec) -> None:

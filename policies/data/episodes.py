@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import enum
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,12 +26,11 @@ from ..core.errors import BurnishError
 from ..core.ranks import ALONE, Ranks
 from ..core.scale import Scale
 from ..core.seed import generator as named_generator
-from ..core.spec import ActionSpec, ChunkConfig, EnvSpec, ObsSpec, PolicySpec, is_image, stacked_by_history
+from ..core.spec import ActionSpec, ChunkConfig, EnvSpec, Names, ObsSpec, PolicySpec, is_image, stacked_by_history
 from ..core.types import Obs
 from .on_disk import rows_in_file
 
 Bad = dict[int, str]  # number of an episode that cannot be used -> the reason
-Names = Mapping[str, Sequence[str]]  # observation key, or "action" -> a name for each of its numbers, where there are
 ASSUMED_HZ = 20.0  # where nothing says how often a world is commanded
 # Notes of a reader on what the data lack, and how it was filled in.
 NO_REWARD = "there is no reward: it is zero"
@@ -132,6 +131,7 @@ class Episodes:
             control_hz=self.control_hz,
             action_mode=self.spec.action_mode,
             pixels=self.spec.pixels,
+            names={key: tuple(names) for key, names in self.names.items()},
             **to_data(chunk),
         )
 

@@ -15,8 +15,8 @@ from typing import Any
 from torch import Tensor
 
 from ..core.errors import BurnishError
-from ..core.spec import ActionSpec, EnvSpec, ObsSpec, is_image
-from .episodes import DONE_ALONE, Names
+from ..core.spec import ActionSpec, EnvSpec, Names, ObsSpec, is_image
+from .episodes import DONE_ALONE
 from .lerobot_images import MODES
 
 VERSION, OLDER = "v3.0", ("v2.0", "v2.1")  # written, and read too

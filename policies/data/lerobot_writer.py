@@ -28,12 +28,12 @@ from torch import Tensor
 
 from ..core.errors import BurnishError
 from ..core.files import named, write_new
-from ..core.spec import EnvSpec
+from ..core.spec import EnvSpec, Names
 from . import lerobot_layout as layout
 from . import lerobot_progress as progress
 from . import lerobot_sim_state as sim_state
 from . import lerobot_tables as tables
-from .episodes import Episode, Episodes, Names, check_fits
+from .episodes import Episode, Episodes, check_fits
 from .growing_folder import GrowingFolder
 
 MEGABYTE = 2**20

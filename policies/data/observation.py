@@ -55,7 +55,8 @@ class Layout:
         self._images: list[Image] = []
         self._numbers: list[Numbers] = []
         ends = {"state": 0, ENVIRONMENT_STATE: 0, "goal": 0}
-        for leaf in sorted(leaves, key=lambda leaf: leaf["path"]):
+        # The key "arm/pos" of a world stands where "pos" of "arm" would: in files they are the same.
+        for leaf in sorted(leaves, key=lambda leaf: "/".join(leaf["path"]).split("/")):
             path, shape = [str(key) for key in leaf["path"]], tuple(leaf["shape"])
             name, called = "obs." + ".".join(path), ".".join(path)
             if leaf["kind"] != "Box":
