@@ -182,9 +182,9 @@ def test_actions_that_the_world_would_clip_are_told_once(caplog):
     ScaledEnv(world, ActionSpec(low, (high[0], high[1] / 2)))  # control: narrower
     assert not caplog.messages
     for _ in range(2):
-        ScaledEnv(world, ActionSpec(low, (high[0], high[1] + 7)))
+        ScaledEnv(world, ActionSpec(low, (high[0] + 7, high[1] + 7)))
     (said,) = caplog.messages
-    assert "dimension 1 of the policy's actions reaches" in said and "clips the rest" in said
+    assert "dimension 0 of the policy's actions reaches" in said and "clips the rest (also in dimensions 1)" in said
 
 
 def test_what_the_world_says_it_executed_is_what_counts():

@@ -96,6 +96,7 @@ SUSPICIOUS = {
     "action: 1 of 200 frames are outside of the limits, in action_0": lambda s, a: [
         recorded(s, changed(a, (5, 0), value=1.5))
     ],
+    "action: action_0 reaches from": lambda s, a: [recorded(s, changed(a / 100, (5, 0), value=0.9))],
     "action: action_1 takes the values -1 and 1 alone": lambda s, a: [
         recorded(s, torch.stack([a[:, 0], a[:, 1].sign()], 1))
     ],

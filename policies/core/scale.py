@@ -83,12 +83,13 @@ class ScaledEnv(Wrapper):
 @functools.lru_cache(maxsize=64)
 def _say_clipped(policy: ActionSpec, env: ActionSpec) -> None:
     """Once in a process: which actions of the policy its environment would clip."""
-    for i, (low, high, least, most) in enumerate(zip(policy.low, policy.high, env.low, env.high, strict=True)):
-        slack = SLACK * (most - least)
-        if low < least - slack or high > most + slack:
-            _log.warning(
-                "dimension %d of the policy's actions reaches [%g, %g], but the environment takes [%g, %g] and clips "
-                "the rest; if one of them has other units, they do not fit each other",
-                *(i, low, high, least, most),
-            )
-            return
+    each = enumerate(zip(policy.low, policy.high, env.low, env.high, strict=True))
+    slack = [SLACK * (most - least) for least, most in zip(env.low, env.high, strict=True)]
+    over = [(i, *row) for i, row in each if row[0] < row[2] - slack[i] or row[1] > row[3] + slack[i]]
+    if over:
+        more = f" (also in dimensions {', '.join(str(row[0]) for row in over[1:])})" if over[1:] else ""
+        _log.warning(
+            "dimension %d of the policy's actions reaches [%g, %g], but the environment takes [%g, %g] and clips "
+            "the rest%s; if one of them has other units, they do not fit each other",
+            *(*over[0], more),
+        )

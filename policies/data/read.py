@@ -129,6 +129,8 @@ def _names(path: Path) -> tuple[str, set[str]]:
     if head.startswith(npz.SIGNATURE):
         with npz.opened(path) as arrays:
             return "npz", {key[0] for key in arrays}
+    if not head or head.startswith(npz.EMPTY):
+        raise refusal(path, "is empty")
     raise refusal(path, "is neither a folder, nor an HDF5 file, nor an npz file")
 
 

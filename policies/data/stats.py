@@ -83,6 +83,13 @@ def _of_actions(x: np.ndarray, names: Sequence[str], episodes: Episodes) -> Iter
             f"action: {outside.any(1).sum()} of {len(x)} frames are outside of the limits, in "
             f"{_count(np.any(outside, axis=0), names)}"
         )
+    low, high = np.quantile(x, (0.01, 0.99), axis=0)
+    far = np.maximum(low - x.min(0), x.max(0) - high) > TIMES * (high - low)
+    for i in np.flatnonzero(far & (high > low)).tolist():
+        yield (
+            f"action: {names[i]} reaches from {x[:, i].min():.4g} to {x[:, i].max():.4g}, where 98% of its values lie "
+            f"between {low[i]:.4g} and {high[i]:.4g}; limits that are those of the data are as wide"
+        )
     for i, name in enumerate(names):
         values = np.unique(x[:, i])
         if len(values) == 2:

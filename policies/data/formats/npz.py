@@ -16,7 +16,7 @@ from ...core.errors import BurnishError, reason
 from ...core.spec import MOST_KEYS
 from .bounds import Budget, kept_as, plain_name, refusal, regular
 
-SIGNATURE = b"PK\x03\x04"
+SIGNATURE, EMPTY = b"PK\x03\x04", b"PK\x05\x06"  # of a zip file, and of one that holds nothing
 HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 ENCRYPTED = 1  # a bit among the flags of a member
 

@@ -33,6 +33,8 @@ def read(columns: Columns, bad: Bad | None = None) -> Episodes:
         raise refusal(columns.path, f"does not say where episodes end; {both}, or {ENDS[2]}, is needed")
     terminated, truncated = columns.flags("terminated"), columns.flags("truncated")
     ends = terminated | truncated
+    if not len(ends):
+        raise refusal(columns.path, "is empty: its actions have no rows")
     if "episode_ends" in columns.names:
         stops = columns.whole("episode_ends")
         if not len(stops) or not (np.diff(stops, prepend=0) > 0).all() or stops[-1] != len(ends):
