@@ -35,9 +35,9 @@ from .core.errors import BurnishError
 from .core.execute import Execution
 from .core.graphed_policy import executed
 from .core.ranks import Ranks, joined
-from .core.spec import ChunkConfig, check_compatible
+from .core.spec import ChunkConfig, check_compatible, unlike_names
 from .core.types import VecEnv
-from .core.wrapper import description, instructions, state_names
+from .core.wrapper import description, feature_names, instructions, state_names
 from .data.episodes import share, with_tokens
 from .data.read import fingerprint
 from .evaluator import EvalConfig, in_words
@@ -133,6 +133,7 @@ def _pretrain(config: PretrainConfig, ranks: Ranks, device: torch.device) -> int
         hz = episodes.control_hz or policy.spec.control_hz or episodes.spec.control_hz
         seen = with_tokens(episodes, policy.spec).spec.obs.with_history(policy.spec.history)
         check_compatible(policy.spec, replace(episodes.spec, obs=seen, control_hz=hz))
+        unlike_names("the policy", policy.spec.names, "the recordings", episodes.names)
         env_data = env_data or known.get("env")
         settings, free = settings | {"policy_sha256": weights_of(config.policy.path)}, free | {"policy.path"}
         origin["base"] = config.policy.path
@@ -210,6 +211,8 @@ def evaluate(config: EvaluateConfig) -> int:
         unseen = sorted(set(policy.spec.inputs.shapes) - set(env.spec.obs.shapes))
         if unseen:
             say(f"note: this world gives no {', '.join(unseen)}; {path} acts without")
+        if note := unlike_names(path, policy.spec.names, "this world", feature_names(raw)):
+            say(f"note: {note}")
         controller = controller_for(policy, env.num_envs, greedy=config.eval.greedy, device=device)
         filmed = seeds[: config.videos] if name == "evaluation" else []
         video = files.below(out, "videos") if out is not None and filmed else None
