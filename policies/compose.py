@@ -100,8 +100,9 @@ class Residual(nn.Module):
         if self.per_step:
             raise BurnishError(
                 "a residual per step answers to what it sees at each control tick, so it has no chunk to give; "
-                "`burnish distill teachers=FOLDER` makes one policy of it that has, `burnish export` a bundle that "
-                "corrects each tick; in Python, play it with controller_for(policy, num_envs)"
+                "`burnish distill teachers=FOLDER` makes one policy of it that has, `burnish export` (without "
+                "method.observe and method.offset) a bundle that corrects each tick; in Python, play it with "
+                "controller_for(policy, num_envs)"
             )
         chunk = self.base.act(obs, **how)
         return _with_executed(self.spec, chunk, self.corrected(obs, self.spec.executed(chunk)), how.get("prefix"))

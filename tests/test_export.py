@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from burnish.policies.build import build_policy, describe, load_policy, saved_policy, weights_of
-from burnish.policies.compose import Residual
+from burnish.policies.compose import Greedy, Residual
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from burnish.policies.core.views import Hidden
@@ -73,6 +73,8 @@ POLICIES = {
     "residual": lambda: residual("chunk"),
     "residual_step": lambda: residual("step"),
     "residual_twice": lambda: residual("step", residual("step")),
+    "greedy_step": lambda: Greedy(residual("step")),
+    "step_on_greedy_step": lambda: residual("step", Greedy(residual("step"))),
     "steered": steered,
     "steered_least_squares": lambda: steered(None, loss=GaussianLoss.least_squares),
     "repeated": repeated,
@@ -86,7 +88,10 @@ POLICIES = {
     "unet_corrected": lambda: residual("step", made(FlowConfig(steps=1, net=SMALL_UNET))),
     "camera": lambda: made(GaussianConfig(hidden=[8], encoder=LOOKS), CAMERA),
 }
-STEPWISE = ("residual_step", "residual_twice", "residual_on_best_of", "unet_corrected")
+STEPWISE = (
+    *("residual_step", "residual_twice", "greedy_step", "step_on_greedy_step"),
+    *("residual_on_best_of", "unet_corrected"),
+)
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from burnish.policies.compose import Greedy
 from burnish.policies.controllers import controller_for
 from burnish.policies.core import seed as torch_seed
 from burnish.policies.core.scale import Scale
@@ -154,7 +155,9 @@ def test_actions_are_within_the_limits_to_the_last_bit():
 
 
 @pytest.mark.parametrize(
-    "make", [small, lambda: residual("step"), lambda: small(spec=GOALS)], ids=["flow", "step", "history"]
+    "make",
+    [small, lambda: residual("step"), lambda: Greedy(residual("step")), lambda: small(spec=GOALS)],
+    ids=["flow", "step", "greedy_step", "history"],
 )
 @pytest.mark.parametrize("greedy", [False, True])
 def test_the_controller_does_what_that_of_the_policy_side_does(make, greedy):

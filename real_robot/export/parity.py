@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from ...policies.compose import Greedy
 from ...policies.core.errors import BurnishError
 from ...policies.core.seed import RowNoise
 from ...policies.core.types import Obs
@@ -35,23 +36,23 @@ FEWER = 500  # rows with a prefix
 LONGEST_S = 60.0  # for the answers of a slow network; the report says to how many observations they belong
 
 
-def corrects(policy: Any) -> bool:
-    """Whether single actions are corrected at their time."""
-    return getattr(policy, "per_step", False)
-
-
-def planner(policy: Any) -> Any:
-    """The part that makes the chunks: the base, where every action is corrected at its time."""
-    while corrects(policy):
-        policy = policy.base
-    return policy
+def parts(policy: Any) -> tuple[Any, list[Any]]:
+    """What makes the chunks, and what corrects their actions, each at its time, the innermost first. A correction draws
+    nothing, so ``Greedy`` around one is ``Greedy`` around its base."""
+    per_step = getattr(policy, "per_step", False)
+    if not (per_step or isinstance(policy, Greedy)):
+        return policy, []
+    made, corrections = parts(policy.base)
+    if per_step:
+        return made, [*corrections, policy]
+    return (Greedy(made), corrections) if corrections else (policy, [])
 
 
 def corrected(policy: Any, obs: Obs, action: torch.Tensor) -> torch.Tensor:
-    """The action after the corrections of all residual policies, the innermost first."""
-    if corrects(policy.base):
-        action = corrected(policy.base, obs, action)
-    return policy.corrected(obs, action)
+    """The action after all corrections of single actions."""
+    for correction in parts(policy)[1]:
+        action = correction.corrected(obs, action)
+    return action
 
 
 def report(
@@ -167,10 +168,11 @@ def _chunks(
         head, noise = None if lengths is None else heads[i, : lengths[i]], runtime.RowNoise([seeds[i]], [index[i]])
         ours.append(exported.act({key: x[i] for key, x in obs.items()}, prefix=head, source=noise))
     count = len(ours)
-    theirs = answers(planner(policy))
+    acting = parts(policy)[0]
+    theirs = answers(acting)
     said = _said(np.stack(ours), theirs)
     if said["largest"] > TOLERANCE and isinstance(policy, nn.Module):
-        said["rounding"] = _said(theirs, answers(copy.deepcopy(planner(policy)).double()))["largest"]
+        said["rounding"] = _said(theirs, answers(copy.deepcopy(acting).double()))["largest"]
     return said
 
 
