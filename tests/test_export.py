@@ -16,6 +16,7 @@ from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from burnish.policies.core.views import Hidden
 from burnish.policies.data.episodes import Episode
 from burnish.policies.diffusion import Sampler
+from burnish.policies.external.policy import CallablePolicy
 from burnish.policies.flow import FlowConfig
 from burnish.policies.gaussian import GaussianConfig, GaussianLoss
 from burnish.policies.nets.denoiser import Body, DenoiserConfig
@@ -159,6 +160,16 @@ def test_a_correction_that_observes_the_queue_of_its_base_is_not_exported(observ
     with pytest.raises(BurnishError, match=r"observes the phase.* method\.observe"):
         export(ExportConfig(str(tmp_path / "b"), samples=5), made)
     assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("every", ["step", "chunk"])
+def test_what_lies_around_a_policy_of_another_library_is_not_exported(every, tmp_path):
+    """Its answer to a blank observation would be traced as a constant."""
+    inner = small()
+    made = residual(every, CallablePolicy(inner.act, SPEC))
+    for policy in (made, Greedy(made)):
+        with pytest.raises(BurnishError, match=r"base is a policy of another library, .*`burnish distill teachers="):
+            export(ExportConfig(str(tmp_path / "b"), samples=5), policy)
 
 
 class Black:

@@ -155,6 +155,12 @@ def assembled(policy: Any, *, about: Mapping[str, Any] | None = None) -> Bundle:
 def _require_modules(policy: Any) -> None:
     if not isinstance(policy, nn.Module):
         raise BurnishError(f"a {type(policy).__name__} is not made of torch modules, so it cannot be exported")
+    inside = (x for part in policy.modules() for x in vars(part).values())
+    if any(hasattr(x, "act") and not isinstance(x, nn.Module) for x in inside):
+        raise BurnishError(
+            "its base is a policy of another library, whose weights are not here, so no bundle can hold it; "
+            "`burnish distill teachers=FOLDER` makes one policy of both that can be exported"
+        )
     if (size := sum(p.nbytes for p in policy.parameters())) > (most := bundles.LIMITS[PLAN]):
         raise BurnishError(
             f"the policy has {size >> 20} MB of weights, and a bundle holds {most >> 20} MB at most; serve it instead, "
