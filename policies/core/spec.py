@@ -224,8 +224,8 @@ def _read(kind: type[T], data: Any) -> T:
         fields = dict(data)
         fields["obs"] = ObsSpec(fields["obs"]["shapes"])
         fields["action"] = ActionSpec(**fields["action"])
-        names = fields.get("names", {}).items()
-        fields["names"] = {str(key): tuple(map(str, each)) for key, each in names if isinstance(each, (list, tuple))}
+        if "names" in fields:
+            fields["names"] = {str(key): tuple(map(str, each)) for key, each in fields["names"].items()}
         if fields.get("noise_shape") is not None:
             fields["noise_shape"] = tuple(int(d) for d in fields["noise_shape"])
         return kind(**fields)
