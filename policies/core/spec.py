@@ -307,14 +307,13 @@ def unlike_names(ours: str, names: Names, theirs: str, others: Names) -> str:
     notes = []
     for key in sorted(names.keys() & others.keys()):
         mine, other = list(names[key]), list(others[key])
-        if mine == other or [f"{key}_{i}" for i in range(len(mine))] in (mine, other):  # of who has no names for them
+        nameless = [f"{key}_{i}" for i in range(len(mine))], []
+        if mine == other or mine in nameless or other in nameless:
             continue
         k = next((i for i, pair in enumerate(zip(mine, other, strict=False)) if pair[0] != pair[1]), 0)
         said = f"{ours} has {plain(mine[k], 80)} as number {k} of {key}, and {theirs} {plain(other[k], 80)}"
         if sorted(mine) == sorted(other):
-            raise BurnishError(
-                f"{said}: the same numbers in another order; arrange them alike, and learn anew"
-            )
+            raise BurnishError(f"{said}: the same numbers in another order; arrange them alike, and learn anew")
         notes.append(f"{said}: numbers are matched by their places")
     return "; ".join(notes)
 
