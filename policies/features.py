@@ -12,12 +12,12 @@ from typing import Any
 from torch import nn
 
 from .core.errors import BurnishError
+from .core.observed import FEATURES
 from .core.spec import VISION, ObsSpec
 from .core.types import Obs
 from .nets.encoder import ObsEncoder
 from .trainable import Remember
 
-FEATURES = "features"
 EMBEDDINGS, KEYS = (f"{FEATURES}.{level.value}" for level in (Remember.embeddings, Remember.keys))
 
 

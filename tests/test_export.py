@@ -19,6 +19,7 @@ from burnish.policies.diffusion import Sampler
 from burnish.policies.external.policy import CallablePolicy
 from burnish.policies.flow import FlowConfig
 from burnish.policies.gaussian import GaussianConfig, GaussianLoss
+from burnish.policies.lerobot.player import features
 from burnish.policies.nets.denoiser import Body, DenoiserConfig
 from burnish.policies.nets.encoder import EncoderConfig
 from burnish.policies.nets.mlp import Activation
@@ -27,10 +28,11 @@ from burnish.policies.nets.vision import VisionConfig
 from burnish.policies.one_step import OneStepConfig
 from burnish.policies.runs import checkpoint
 from burnish.policies.schedule import Prediction, Spacing
+from burnish.policies.vla.words import Words
 from burnish.real_robot.errors import Refused
 from burnish.real_robot.export import parity
 from burnish.real_robot.export.bundle import read
-from burnish.real_robot.export.exporter import ExportConfig, To, assembled, export, source
+from burnish.real_robot.export.exporter import ExportConfig, To, assembled, export, instructed, source
 from burnish.real_robot.export.parity import TOLERANCE, report
 from burnish.real_robot.export.runtime import ExportedPolicy, RowNoise
 from export_lab import (
@@ -141,6 +143,22 @@ def test_a_camera_is_given_as_it_is():
     obs = {key: np.zeros(shape, np.uint8 if "image" in key else "f") for key, shape in exported.schema.obs.items()}
     with pytest.raises(Refused, match="but uint8 is needed"):
         exported.act({**obs, "image.top": obs["image.top"] / 255}, greedy=True)
+
+
+def looked_at():
+    base = small(spec=replace(CAMERA, history=1), encoder=LOOKS)
+    return Residual(base, agent((1, A), {"base_action": (A,), "vision.top": (8,)}), 0.5, "step")
+
+
+@pytest.mark.parametrize(
+    ("make", "seen"),
+    [(looked_at, {"state", "image.top"}), (lambda: small(spec=SPEC.reading(Words.of(["go", "stop"]))), {"state"})],
+)
+def test_a_bundle_observes_what_a_robot_shows(make, seen):
+    """And neither what the network of the base makes of pictures, nor the tokens of its one instruction."""
+    policy = make()
+    policy = instructed(policy, "go" if policy.spec.words else None)
+    assert set(assembled(policy).schema.obs) == set(features(policy)) - {"tokens"} == seen
 
 
 @pytest.mark.parametrize("make", [lambda: best_of(best_of()), lambda: Black()])

@@ -127,7 +127,7 @@ def assembled(policy: Any, *, about: Mapping[str, Any] | None = None) -> Bundle:
     """A bundle in memory, without its report."""
     _require_modules(policy)
     _require_no_memory(policy)
-    shapes = observed(policy)
+    shapes = {key: shape for key, shape in observed(policy).items() if key != "tokens"}  # `Instructed` holds them
     noise, plan = _plan(policy, shapes)
     networks = {PLAN: plan} | ({TICK: _tick(policy, shapes)} if parts(policy)[1] else {})
     spec = policy.spec
