@@ -109,6 +109,19 @@ def test_what_has_no_chunk_to_give_is_refused_before_anybody_asks():
         PolicyServer(Residual(flow(spec), net, 0.1, "step"), ServerConfig(port=0))
 
 
+def test_a_served_refinement_is_shown_what_its_agent_sees_and_its_base_does_not():
+    seen = {"state": (3,), "environment_state": (2,)}
+    net = build_policy(
+        GaussianConfig(hidden=[8]), PolicySpec(ObsSpec({**seen, "base_action": (2, 2)}), LIMITS, 2, 2, history=2)
+    )
+    policy = Residual(flow(), net, 0.5, "chunk").eval()
+    with served(policy) as server:
+        client = RemotePolicy(RemoteConfig(server.url), replace(WORLD, obs=ObsSpec(seen).with_history(2)))
+        assert client.spec.obs.shapes == seen
+        obs = {**OBS, "environment_state": torch.randn(4, 2, 2, generator=torch.Generator().manual_seed(1))}
+        torch.testing.assert_close(client.act(obs, greedy=True), policy.act(obs, greedy=True)[:, 1:])
+
+
 # ---- the verbs ----
 
 EVALUATION = ["eval.episodes=2", "eval.worlds=2", "eval.confirm=2"]

@@ -52,9 +52,10 @@ from ...policies.core.config import to_data
 from ...policies.core.files import remove
 from ...policies.core.graphed_policy import executed
 from ...policies.core.language import unworded
+from ...policies.core.observed import observed
 from ...policies.core.scale import Scale
 from ...policies.core.seed import RowNoise
-from ...policies.core.spec import dtype_of
+from ...policies.core.spec import ObsSpec, dtype_of
 from ...policies.core.time_limit import first_act
 from ...policies.core.types import Policy
 from ...policies.wire.codec import pack
@@ -81,7 +82,8 @@ class PolicyServer:
         device: torch.device | str = "cpu",
     ) -> None:
         config = config or ServerConfig()
-        spec, policy = policy.spec, executed(policy, config.execution, device)
+        seen = ObsSpec(observed(policy)).without_history(policy.spec.history)  # by its base, and by what refines it
+        spec, policy = replace(policy.spec, obs=seen), executed(policy, config.execution, device)
         self.policy, self.config, self.device = policy, config, torch.device(device)
         # Others play a chunk from its beginning, so what lies before now stays here.
         self.spec = replace(unworded(spec), horizon=spec.horizon - spec.start, start=0)
