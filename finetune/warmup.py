@@ -1,4 +1,5 @@
-"""The warm-up of a method: decisions that are played before anything is learnt. A run that ends in it is refused."""
+"""The warm-up of a method: decisions that are played before anything is learnt, and updates before the next one. A run
+that ends in it is refused."""
 
 from __future__ import annotations
 
@@ -11,23 +12,26 @@ from .table import method_of
 
 
 class Warmup(NamedTuple):
-    """The real decisions of a warm-up, of all worlds together, and the setting that says how many."""
+    """The real decisions of a warm-up, of all worlds together, the setting that says how many, and the updates that
+    follow at once."""
 
     decisions: int
     setting: str
+    updates: int = 0
 
 
 def warmup_of(config: Any) -> Warmup:
     """The warm-up in the settings of a method: 0 for methods that have none."""
     within = isinstance(config, MBPOConfig)  # whose inner method plays the world; that of `imagine` plays a model
     playing = config.inner if within else config
-    decisions = playing.loop.warmup if method_of(playing).loop is LoopKind.off_policy else 0
-    return Warmup(decisions, f"method.{'inner.' * within}loop.warmup")
+    off = method_of(playing).loop is LoopKind.off_policy
+    decisions, updates = (playing.loop.warmup, playing.loop.initial_updates) if off else (0, 0)
+    return Warmup(decisions, f"method.{'inner.' * within}loop.warmup", 0 if within else updates)
 
 
 def require_longer(config: Any, total: int) -> None:
     """Refuse a run of ``total`` decisions in which nothing would be learnt."""
-    decisions, setting = warmup_of(config)
+    decisions, setting, _ = warmup_of(config)
     if total <= decisions:
         raise BurnishError(
             f"total={total} decisions end within the warm-up of {decisions}, so nothing would be learnt; raise total "

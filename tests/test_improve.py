@@ -3,100 +3,23 @@
 from __future__ import annotations
 
 import json
-import random
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from race_lab import Skilled, Toy, flat, played
 from verb_lab import imitating, refused
 
 from burnish.finetune.__main__ import GROUPS, FinetuneConfig
 from burnish.finetune.doctor.__main__ import steering
-from burnish.finetune.improve.race import RACE, Budget, Race, Stopped, Trained
+from burnish.finetune.improve.race import RACE, Budget, Race, Stopped
 from burnish.finetune.improve.shares import LOOKS, next_share, survivors
 from burnish.finetune.probe import Steerability
 from burnish.finetune.refinement import carry_out, refinement
 from burnish.policies.build import load_policy
 from burnish.policies.cli.cli import compose, main, to_object
 from burnish.policies.measure.evaluate import Evaluation, evaluation_seeds
-from burnish.policies.runs.interrupt import Stop
-
-
-@dataclass
-class Skilled:
-    """A policy that succeeds on a share of the seeds, on others than a policy with another name."""
-
-    name: str
-    skill: float
-    spec: Any = field(default_factory=lambda: SimpleNamespace(noise_shape=None))
-
-
-@dataclass
-class Toy:
-    """A trainer without worlds: ``curves`` tell the skill of an entrant after so many steps, an iteration is 10 steps
-    or a second of its clock, and an episode takes 0.1 s."""
-
-    curves: dict[str, Any]
-    seed: int = 0
-    played: list[tuple[str, str]] = field(default_factory=list)
-    steps: dict[str, int] = field(default_factory=dict)
-    now: float = 0.0
-    stop: Stop = field(default_factory=Stop)
-    stop_after: int = 10**6  # evaluations
-    start_s: dict[str, float] = field(default_factory=dict)  # entrant, or base -> what making its worlds takes
-
-    def train(self, entrant, enough, begin=lambda: None):
-        self.now += self.start_s.get(entrant, 0.0)
-        begin()
-        known = self.steps.get(entrant, 0)
-        if known and enough(known):
-            return Trained(Skilled(entrant, self.curves[entrant](known)), known)
-        while True:
-            self.steps[entrant] = steps = self.steps.get(entrant, 0) + 10
-            self.now += 1
-            skill = self.curves[entrant](steps)  # may raise
-            if enough(steps):
-                return Trained(Skilled(entrant, skill), steps)
-
-    def play(self, policy, stream, episodes):
-        self.played.append((stream, policy.name))
-        self.now += 0.1 * episodes
-        self.stop.requested = len(self.played) >= self.stop_after
-        seeds = evaluation_seeds(episodes, stream=stream)
-        # The luck of a seed is shared by all policies, but for a part: pairs help, and do not decide.
-        common = [random.Random(f"{self.seed} {seed}").random() for seed in seeds]
-        own = [random.Random(f"{self.seed} {seed} {policy.name}").random() for seed in seeds]
-        won = [(a if i % 2 else b) < policy.skill for i, (a, b) in enumerate(zip(common, own, strict=True))]
-        nothing = [False] * episodes
-        return Evaluation(seeds, [float(x) for x in won], [5] * episodes, won, nothing, won, won)
-
-    def save(self, policy, path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps([policy.name, policy.skill]))
-
-    def load(self, path):
-        return Skilled(*json.loads(Path(path).read_text()))
-
-
-def race(out, toy, **budget):
-    budget = Budget(**{"episodes": 64, "confirm": 256} | budget)
-    return Race(out, Skilled("base", 0.3), budget, toy, toy.stop, lambda: toy.now, toy.start_s.get("base", 0.0))
-
-
-def played(out, toy, names, **budget):
-    toy.stop.requested = False
-    found = race(out, toy, **budget)
-    found.free()
-    found.run(names)
-    found.confirm()
-    return found
-
-
-def flat(skill):
-    return lambda steps: skill
 
 
 def test_shares_add_up_and_half_of_the_budget_is_the_winners():
@@ -181,74 +104,6 @@ def test_the_confirmation_plays_the_one_choice_and_the_base_once_each(tmp_path):
     assert len(set.union(*seeds.values())) == 4 * 256
 
 
-@pytest.mark.parametrize("budget", [{"steps": 1000}, {"minutes": 8}])
-def test_the_budget_is_kept(tmp_path, budget):
-    toy = Toy({name: flat(0.3 + 0.1 * i) for i, name in enumerate("abc")})
-    found = played(tmp_path, toy, list("abc"), **budget)
-    spent = sum(share["steps"] for share in found.record.shares)
-    if "steps" in budget:
-        assert 1000 <= spent <= 1010, "an iteration may end beyond it"
-    else:
-        assert 0.7 * 8 * 60 <= toy.now <= 8 * 60 and found.record.seconds == pytest.approx(toy.now)
-
-
-def test_minutes_that_are_too_few_for_all_episodes_play_fewer(tmp_path):
-    """256 episodes take 26 s here, and seven times that is more than a minute."""
-    toy = Toy({"a": flat(0.9)})
-    found = played(tmp_path, toy, ["a"], minutes=1)
-    assert toy.now <= 60 and found.record.chosen == "a" and found.record.delivered is True
-
-
-def test_an_entrant_plays_for_its_share_however_long_it_takes_to_start(tmp_path):
-    """All play 10 steps a second. An entrant that starts slowly plays no less than one that does not."""
-    curves = {"quick": flat(0.4), "slow": flat(0.7), "other": flat(0.5)}
-    toy = Toy(curves, start_s={"base": 5.0, "slow": 9.0})
-    found = played(tmp_path, toy, list(curves), minutes=5)
-    first = {share["entrant"]: share for share in reversed(found.record.shares)}
-    assert first["slow"]["steps"] >= first["quick"]["steps"] > 50 and first["slow"]["start_s"] == pytest.approx(9)
-    assert first["slow"]["seconds"] == pytest.approx(first["slow"]["steps"] / 10)
-    looks = [share["steps"] for share in found.record.shares if share["entrant"] == "slow"][-LOOKS:]
-    assert min(looks) >= 50, "starts and evaluations come out of the total"
-    assert toy.now <= 5 * 60 and found.record.chosen == "slow" and found.record.delivered is True
-
-
-def test_evaluations_leave_a_small_budget_its_training(tmp_path):
-    """64 episodes take 6.4 s, those of the race less; all starts and evaluations are paid before shares are cut."""
-    curves = {"a": flat(0.9), "b": flat(0.2), "c": flat(0.4)}
-    toy = Toy(curves, start_s={"base": 1.0, "a": 1.0, "b": 1.0, "c": 1.0})
-    found = played(tmp_path, toy, list(curves), minutes=1.5)
-    trained = [share["seconds"] for share in found.record.shares]
-    assert len(trained) == sum(survivors(3)[:-1]) + LOOKS and toy.now <= 90
-
-
-def test_entrants_that_would_not_learn_within_their_share_are_dropped_before_anything_is_played(tmp_path):
-    """Of 1000 steps one of three plays 100 before it can be beaten, one of two 250, and one alone all."""
-    toy = Toy({name: flat(0.6) for name in "abc"})
-    found = race(tmp_path, toy, steps=1000)
-    assert found.plan({"a": 99, "b": 99, "c": 99}) == ["a", "b", "c"] and found.record.dropped == {}
-    found = race(tmp_path / "two", toy, steps=1000)
-    found.free()
-    assert found.plan({"a": 0, "b": 100, "c": 249}) == ["a", "b"]
-    assert race(tmp_path / "two", toy, steps=1000).plan({"a": 0, "b": 100, "c": 249}) == ["a", "b"], (
-        "it is written down"
-    )
-    assert "its warm-up takes 249 steps and its first share is 100; raise steps" in found.record.dropped["c"]
-    assert race(tmp_path / "one", toy, steps=1000).plan({"a": 250, "b": 300}) == ["a"]
-    assert race(tmp_path / "none", toy, steps=1000).plan({"a": 1000}) == []
-
-
-def test_minutes_of_a_warm_up_are_told_by_the_speed_of_the_base(tmp_path):
-    """An episode of 5 steps takes 0.1 s, so a learner's 1000 steps take 40 s."""
-    toy = Toy({"a": flat(0.6), "b": flat(0.6)})
-    for minutes, kept in ((5, ["a"]), (20, ["a", "b"])):
-        found = race(tmp_path / str(minutes), toy, minutes=minutes)
-        found.free()
-        assert found.plan({"a": 0, "b": 1000}) == kept
-        assert all(
-            "its warm-up takes 40 s and its first share is" in why for why in (found.record.dropped or {}).values()
-        )
-
-
 @pytest.mark.parametrize("after", [1, 2, 4, 7, 9])
 def test_a_race_that_was_stopped_ends_as_if_it_had_not_been(tmp_path, after):
     curves = {"a": lambda steps: 0.3 + steps / 5000, "b": flat(0.4), "c": flat(0.2)}
@@ -293,6 +148,19 @@ def test_a_policy_is_improved_from_the_command_line(flow, tmp_path, capsys):
     assert main(["improve", *words, "resume=true"]) == 0
     assert json.loads((out / RACE).read_text())["shares"] == json.loads(before)["shares"]
     assert main(["improve", *words, "seed=3", "resume=true"]) == 2 and "another seed" in capsys.readouterr().err
+
+
+STUDIOUS = (
+    "defaults: [override /method: residual_td3]\nworlds: 2\nmethod: {loop: {warmup: 8, initial_updates: 100_000}}\n"
+)
+
+
+def test_initial_updates_that_take_longer_than_a_share_are_told_before_anything_is_trained(flow, tmp_path, capsys):
+    (tmp_path / "studious.yaml").write_text(STUDIOUS)
+    words = [f"policy.path={flow}", *SMALL, f"methods={tmp_path}/studious.yaml", "minutes=0.2", f"out={tmp_path}/x"]
+    assert main(["improve", *words]) == 0
+    assert "studious is not raced: its warm-up and its initial updates take " in capsys.readouterr().out
+    assert json.loads((tmp_path / "x" / RACE).read_text())["shares"] == []
 
 
 LAZY = (

@@ -185,7 +185,7 @@ def compared(config: CompareConfig, settings: Callable[[Sequence[str]], Any]) ->
 def _require_useful(entrant: Entrant, method: Any, base: Any, budget: int) -> None:
     """Refuse a method that cannot refine the base, or that would not learn within the budget."""
     require(method, base)
-    decisions, setting = warmup_of(method)
+    decisions, setting, _ = warmup_of(method)
     if entrant.decisions <= decisions:
         raise BurnishError(
             f"budget={budget} control steps are {entrant.decisions} decisions of {entrant.label} and end within "

@@ -33,22 +33,24 @@ from ...policies.runs.interrupt import interruptible
 from ...policies.runs.run import CONFIG, METRICS, read_metrics
 from ...sim.build import WORLDS, origin_of, world_for
 from ..__main__ import GROUPS as FINETUNE
-from ..build import decision_ticks, has
+from ..build import decision_ticks, has, prepare
 from ..compare.claim import claim, owned, require_room
 from ..compare.comparison import BASE, RUNS
 from ..compare.entrants import entrant, settled
 from ..compare.free_baselines import BASE_GREEDY
 from ..fit import Fit, compatibility
+from ..loops import OffPolicy
 from ..refinement import FinetuneConfig, carry_out, refinement
 from ..table import method_name, method_of
 from ..warmup import warmup_of
-from .race import CANDIDATES, EVALUATIONS, OF_GREEDY, Budget, Race, Stopped, Trained, table
+from .race import CANDIDATES, EVALUATIONS, OF_GREEDY, Budget, Preparation, Race, Stopped, Trained, table
 
 GROUPS: dict[str, dict[str, Mapping[str, type]]] = {"improve": {"policy": ACTING, "env": WORLDS}}
 POLICY, PAGE = "policy", "improve.md"
 SETTINGS = "improve"  # the experiments whose settings entrants have
 HORIZONS = (20, 200)  # least and largest 1 / (1 - gamma), in control ticks
 EVER = 1_000_000  # decisions that no run reaches within minutes
+PROBED = 5  # updates that are timed
 
 
 @dataclass
@@ -93,7 +95,7 @@ def improve(config: ImproveConfig) -> int:
     start_s = time.monotonic() - began
     _claim(config, base)
     with interruptible() as stop, owned(out):
-        budget = Budget(config.steps, config.minutes, config.eval.episodes, config.eval.confirm)
+        budget = Budget(config.steps, config.minutes, config.eval.episodes, config.eval.confirm, config.eval.worlds)
         race = Race(out, base, budget, trainer, stop, start_s=start_s)
         try:
             free = race.free()
@@ -101,7 +103,7 @@ def improve(config: ImproveConfig) -> int:
             for fit in fits:
                 if not fit.fits:
                     say(f"{fit.method} does not fit: {fit.reason}")
-            race.run(race.plan({fit.method: trainer.warmups[fit.method] for fit in fits if fit.fits}))
+            race.run(race.plan({fit.method: trainer.before(fit.method) for fit in fits if fit.fits}))
             chosen, start = race.confirm()
         except Stopped:
             say(f"{out}: stopped; the same command with resume=true goes on")
@@ -125,6 +127,7 @@ class OfWorlds:
         self.config, self.base, self.origin, self.device = config, base, origin, device
         self.settings: dict[str, FinetuneConfig] = {}
         self.warmups: dict[str, int] = {}  # control steps
+        self.updates: dict[str, int] = {}  # that follow the warm-up
         self.own_discount: set[str] = set()  # entrants whose file says it
         self.starts: dict[str, Any] = {}
         self._worlds: dict[Any, VecEnv] = {}
@@ -141,7 +144,8 @@ class OfWorlds:
             ticks = decision_ticks(made.method, base.spec.execute)
             if any(word.startswith("method.discount") for word in chosen.words):
                 self.own_discount.add(label)
-            self.warmups[label] = warmup_of(made.method).decisions * ticks
+            decisions, _, self.updates[label] = warmup_of(made.method)
+            self.warmups[label] = decisions * ticks
 
     def require_budget(self) -> None:
         """Refuse steps within which no method that may fit would learn."""
@@ -173,6 +177,27 @@ class OfWorlds:
             self.starts[name].origin = self.origin
         return self.fits(self._world(self.base).reset())
 
+    def before(self, name: str) -> Preparation:
+        """A few initial updates are timed, on a few decisions in the worlds of the base: they cost no control steps,
+        but minutes. One that breaks here breaks in its share."""
+        count, settings = self.updates[name] if self.config.minutes else 0, self.settings[name]
+        try:
+            loop = count and prepare(
+                settings.method, self.starts[name], self._world(self.base), probe=False, device=self.device
+            )
+            if not isinstance(loop, OffPolicy):
+                return Preparation(self.warmups[name])
+            for _ in range(1 + loop.config.n_step):
+                loop.advance()
+            loop.learn(1)
+            began = time.monotonic()
+            loop.learn(PROBED)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+        except Exception:
+            return Preparation(self.warmups[name])
+        return Preparation(self.warmups[name], count * (time.monotonic() - began) / PROBED)
+
     def open(self) -> None:
         """The worlds of the base are made, as every entrant makes its own; those that it cannot act in are refused."""
         self._world(self.base).reset()
@@ -183,11 +208,18 @@ class OfWorlds:
         logged = read_metrics(folder) if (folder / METRICS).is_file() else []
         steps = int(max((row.get("control_steps", 0) for row in logged), default=0))
         if steps and enough(steps):  # stopped between the end of a share and its evaluation
-            return Trained(self.load(folder), steps)
+            return Trained(self.load(folder), steps, self._learnt(entrant, logged[-1].get("gradient_steps")))
         work, loop = refinement(settings, self.starts[entrant], tried=False)
         work.origin = {**work.origin, "base": self.origin["base"]}
         status = carry_out(settings, work, loop, begin=begin, pause=lambda: enough(int(loop.statistics.ticks)))
-        return None if status else Trained(loop.learner.policy, int(loop.statistics.ticks))
+        if status:
+            return None
+        learnt = self._learnt(entrant, getattr(loop, "gradient_steps", None))
+        return Trained(loop.learner.policy, int(loop.statistics.ticks), learnt)
+
+    def _learnt(self, entrant: str, updates: float | None) -> bool:
+        """Whether an entrant with so many updates, where they are counted, is beyond the initial ones."""
+        return updates is None or updates > self.updates[entrant]
 
     def play(self, policy: Any, stream: str, episodes: int) -> Evaluation:
         env = self._world(policy)
@@ -262,7 +294,7 @@ def _end(race: Race, name: str) -> str:
     chosen, free = race.choose(), name in (BASE, BASE_GREEDY)
     if chosen == name or (chosen == f"{name}{OF_GREEDY}" and not free):
         return f"chosen{' from noise 0' if chosen != name else ''}"
-    return "free" if free else "beaten"
+    return "free" if free else "beaten" if name in race.best() else "has not learnt to act yet"
 
 
 if __name__ == "__main__":

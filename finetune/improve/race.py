@@ -34,7 +34,7 @@ from ...policies.runs.interrupt import Stop
 from ...policies.runs.manifest import parse
 from ..compare.comparison import BASE, GREEDY
 from ..compare.free_baselines import BASE_GREEDY
-from .shares import LOOKS, next_share, survivors, unbeaten
+from .shares import LOOKS, Share, next_share, survivors, unbeaten
 
 RACE, EVALUATIONS, CANDIDATES = "race.json", "evaluations", "candidates"
 OF_GREEDY = f"_{GREEDY}"  # ends the name of a policy that plays another one from noise 0
@@ -46,10 +46,20 @@ MOST = 0.3  # share of the minutes that the last evaluations, or all others toge
 
 
 class Trained(NamedTuple):
-    """An entrant after its share: its policy, and the control steps that it has played in all."""
+    """An entrant after its share: its policy, the control steps that it has played in all, and whether it has got
+    beyond its warm-up and its initial updates."""
 
     policy: Any
     steps: int
+    learnt: bool = True
+
+
+class Preparation(NamedTuple):
+    """An entrant plays the control steps of its warm-up, then makes updates that take ``seconds``; only then it learns
+    to act."""
+
+    steps: int
+    seconds: float = 0.0
 
 
 class Trainer(Protocol):
@@ -79,6 +89,7 @@ class Budget:
     minutes: float = 0.0
     episodes: int = 64  # of each evaluation on the way
     confirm: int = 256  # of the playoff and of the confirmation
+    worlds: int = 1  # that an evaluation plays at once
 
 
 @dataclass
@@ -86,14 +97,15 @@ class Record:
     """The events of a race, as race.json holds them."""
 
     seconds: float = 0.0  # of all sittings
-    # entrant, its steps, the seconds in which it played and learnt, those of its start and saving, score
+    # entrant, its steps, the seconds in which it played and learnt, those of its start and saving, score, learnt
     shares: list[dict[str, Any]] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     lost: dict[str, int] = field(default_factory=dict)  # steps of those that failed, in the share in which they did
-    dropped: dict[str, str] | None = None  # those who would not learn within their share; None: not planned yet
+    dropped: dict[str, str] | None = None  # those who were not tried, and why; None: not planned yet
+    raced: bool = False  # no shares are to come
     start_s: float = 0.0  # of making the worlds of the base
     evaluation_steps: int = 0
-    episode_s: float = 0.0  # of an episode, in the latest evaluation
+    episode_s: float = 0.0  # that an episode adds to an evaluation, by the latest one (`Race.cost`)
     step_s: float = 0.0  # and of a step
     chosen: str | None = None  # by the playoff
     delivered: bool | None = None  # whether the confirmation has confirmed it
@@ -120,6 +132,7 @@ class Race:
         self._clock, self._began, self._before = clock, clock() - start_s, self.record.seconds
         self.record.start_s = start_s
         self.entrants: list[str] = []
+        self.looks, self.plays = LOOKS, PLAYS  # shares of the winner alone; and last evaluations that are to come
 
     # ---- its parts, in their order ----
 
@@ -128,51 +141,70 @@ class Race:
         names = [BASE, BASE_GREEDY] if has_noise(self.base) else [BASE]
         return {name: mean(self.evaluated(name, "select")) for name in names}
 
-    def plan(self, warmups: Mapping[str, int]) -> list[str]:
-        """Of entrants with warm-ups of so many control steps those who learn before they can be beaten. The others are
-        dropped, the longest warm-up first, because what they leave makes the shares of those who stay larger."""
+    def plan(self, before: Mapping[str, Preparation]) -> list[str]:
+        """Of entrants those who learn before they can be beaten, each of which does something ``before`` it learns. The
+        others are dropped, the slowest first, because what they leave makes the shares of those who stay larger."""
         if self.record.dropped is None and not self.record.shares:
-            self.record.dropped, self.entrants = {}, list(warmups)
+            self.record.dropped, self.entrants = {}, list(before)
             while self.entrants:
-                slowest = max(reversed(self.entrants), key=lambda name: warmups[name])
-                if not (why := self._why_useless(warmups[slowest])):
+                slowest = max(reversed(self.entrants), key=lambda name: self._amount_of(before[name]))
+                if not (why := self._why_useless(before[slowest])):
                     break
                 self.entrants.remove(slowest)
                 self.record.dropped[slowest] = why
                 say(f"{slowest} is not raced: {why}")
             self._write()
-        return [name for name in warmups if name not in (self.record.dropped or ())]
+        return [name for name in before if name not in (self.record.dropped or ())]
 
-    def _why_useless(self, warmup: int) -> str:
+    def _amount_of(self, before: Preparation) -> float:
+        """In the unit of the budget."""
+        return LEARNER * before.steps * self.record.step_s + before.seconds if self.budget.minutes else before.steps
+
+    def _why_useless(self, before: Preparation) -> str:
         """Why one of the present entrants would not learn, if so."""
-        count, timed = len(self.entrants), bool(self.budget.minutes)
-        share = unbeaten(count) * self.left(sum(survivors(count)[:-1]) + LOOKS)
-        cost = LEARNER * warmup * self.record.step_s if timed else warmup
+        first, amount = self._next(self.entrants)
+        assert first is not None, "nothing has been played"
+        share, cost = unbeaten(len(self.entrants)) * amount / first.part, self._amount_of(before)
         if share > cost:
             return ""
         if share <= 0:
             return "the evaluations and starts leave it no time to learn; raise minutes"
-        unit, setting = ("s", "minutes") if timed else ("steps", "steps")
-        lengths = f"its warm-up takes {cost:,.0f} {unit} and its first share is {share:,.0f}"
-        return f"{lengths}; raise {setting}, or lower method.loop.warmup in a file of methods="
+        unit, setting = ("s", "minutes") if self.budget.minutes else ("steps", "steps")
+        also = (" and its initial updates take", " and method.loop.initial_updates")
+        verb, settings = also if before.seconds and self.budget.minutes else (" takes", "")
+        lengths = f"its warm-up{verb} {cost:,.0f} {unit} and its first share is {share:,.0f}"
+        return f"{lengths}; raise {setting}, or lower method.loop.warmup{settings} in a file of methods="
 
     def run(self, entrants: Sequence[str]) -> None:
-        """All shares, until the budget is spent."""
+        """All shares, until the budget is spent. Entrants that got none are named."""
         self.entrants = list(entrants)
-        while self.record.chosen is None and self._share():
+        if self.record.raced or self.record.chosen is not None:
+            return
+        while self._share():
             pass
+        why = f"the budget was spent before its first share; raise {'minutes' if self.budget.minutes else 'steps'}"
+        if self._won():
+            why = "another one succeeded in all episodes before its first share"
+        untried = [name for name in entrants if name not in self.record.failed and name not in self.scores()]
+        self.record.raced, self.record.dropped = True, (self.record.dropped or {}) | dict.fromkeys(untried, why)
+        for name in untried:
+            say(f"{name} was not tried: {why}")
+        self._write()
 
     def choose(self) -> str:
         """The playoff: the name of the one choice."""
         if self.record.chosen is None:
-            found = {name: mean(self.evaluated(name, "playoff")) for name in self.contenders()}
+            names = self.contenders()
+            self.plays = len(names) + 4  # the proof has twice its part: without one all was in vain
+            found = {name: mean(self.evaluated(name, "playoff")) for name in names}
             self.record.chosen = max(found, key=lambda name: found[name])
             self._write()
         return self.record.chosen
 
     def confirm(self) -> tuple[Evaluation, Evaluation]:
         """The choice and the base on fresh seeds, which decide whether the choice is delivered."""
-        chosen, base = (self.evaluated(name, "confirm") for name in (self.choose(), BASE))
+        name, self.plays = self.choose(), 2
+        chosen, base = (self.evaluated(each, "confirm") for each in (name, BASE))
         if self.record.delivered is None:
             self.record.delivered = difference(chosen, base, 1 - ERROR)[1] > 0
             self._write()
@@ -188,7 +220,7 @@ class Race:
 
     def contenders(self) -> list[str]:
         """The best on the seeds for selection, best first, and the first of them from noise 0."""
-        scores = self.free() | {name: max(x) for name, x in self.scores().items()}
+        scores = self.free() | self.best()
         scores.pop(BASE)
         names = sorted(scores, key=lambda name: -scores[name])[:CONTENDERS]
         greedy = f"{names[0]}{OF_GREEDY}" if names and has_noise(self.policy(names[0])) else None
@@ -201,18 +233,21 @@ class Race:
             found.setdefault(share["entrant"], []).append(share["score"])
         return found
 
+    def best(self) -> dict[str, float]:
+        """Entrant -> its best score, of those that have learnt: until then it is the base under another name."""
+        found: dict[str, float] = {}
+        for share in self.record.shares:
+            if share.get("learnt", True):
+                found[share["entrant"]] = max(share["score"], found.get(share["entrant"], float("-inf")))
+        return found
+
     # ---- one share ----
 
     def _share(self) -> bool:
-        running = [name for name in self.entrants if name not in self.record.failed]
-        scores = self.scores()
-        share = next_share(running, scores)
-        if share is None or max((x[-1] for x in scores.values()), default=0.0) >= self._perfect():
+        share, amount = self._next([name for name in self.entrants if name not in self.record.failed])
+        if share is None or amount <= 0 or self._won():
             return False
         name, timed = share.entrant, bool(self.budget.minutes)
-        amount = self.left(share.coming, share.alive) * share.part
-        if amount <= 0:
-            return False
         played, started = sum(x["steps"] for x in self.record.shares if x["entrant"] == name), self._clock()
         began: float | None = None
         seconds, reached = 0.0, played  # in which it has played and learnt; and its steps, when it last asked
@@ -238,21 +273,37 @@ class Race:
             self._halt()
         assert trained is not None, "a halt raises"
         spent = {"seconds": seconds, "start_s": self._clock() - started - seconds}
-        number = len(scores.get(name, ()))
+        number = len(self.scores().get(name, ()))
         evaluation = self.evaluated(f"{name}-{number}", "select", trained.policy)
-        score, best = mean(evaluation), max(scores.get(name, [float("-inf")]))
-        if score >= best:
+        score, learnt = mean(evaluation), trained.learnt
+        if learnt and score >= self.best().get(name, float("-inf")):
             self.trainer.save(trained.policy, self.out / CANDIDATES / name)
-        self.record.shares.append({"entrant": name, "steps": trained.steps - played, **spent, "score": score})
+        row = {"entrant": name, "steps": trained.steps - played, **spent, "score": score, "learnt": learnt}
+        self.record.shares.append(row)
         self._write()
         left = max(0.0, self.left(share.coming - 1, share.alive))
         said = f"{left / 60:.1f} minutes of training left" if timed else f"{left:,.0f} steps left"
         say(f"{name}: {trained.steps:,} steps, {in_words(evaluation)}; {said}")
         return True
 
-    def _perfect(self) -> float:
-        """A score beyond which these seeds show nothing: all episodes succeed. Returns know no such number."""
-        return float("inf") if self.evaluated(BASE, "select").success is None else 1.0
+    def _next(self, running: Sequence[str]) -> tuple[Share | None, float]:
+        """The next share and its amount. Minutes that would leave it less than its start and evaluation take are cut
+        into fewer shares of the winner."""
+        scores, found, amount = self.scores(), None, 0.0
+        for looks in range(LOOKS, 0, -1):
+            share = next_share(running, scores, looks)
+            if share is None:
+                break
+            found, self.looks = share, looks
+            amount = share.part * self.left(share.coming, share.alive)
+            if not self.budget.minutes or amount >= self._besides(share.alive):
+                break
+        return found, amount
+
+    def _won(self) -> bool:
+        """Whether these seeds show nothing more: all episodes of one succeed. Returns know no such number."""
+        latest = max((x[-1] for x in self.scores().values()), default=0.0)
+        return latest >= 1 and self.evaluated(BASE, "select").success is not None
 
     # ---- budget ----
 
@@ -260,12 +311,20 @@ class Race:
         """Control steps, or seconds of training: without those of the evaluations to come, and of the starts and
         savings of so many ``shares`` of those who are ``alive``."""
         if self.budget.minutes:
-            episodes = RESERVE * PLAYS * self.episodes("confirm") + shares * self.episodes("select")
-            latest = {x["entrant"]: x.get("start_s", 0.0) for x in self.record.shares}
-            starts = [latest.get(name, self.record.start_s) for name in alive or [BASE]]
-            others = shares * statistics.mean(starts) + episodes * self.record.episode_s
+            others = RESERVE * PLAYS * self.cost(self.episodes("confirm")) + shares * self._besides(alive)
             return 60 * self.budget.minutes - self.seconds() - others
         return self.budget.steps - self.trained_steps()
+
+    def _besides(self, alive: Sequence[str]) -> float:
+        """Seconds of a share in which nothing is learnt: start, saving and evaluation."""
+        latest = {x["entrant"]: x.get("start_s", 0.0) for x in self.record.shares}
+        starts = [latest.get(name, self.record.start_s) for name in alive or [BASE]]
+        return statistics.mean(starts) + self.cost(self.episodes("select"))
+
+    def cost(self, episodes: int) -> float:
+        """Seconds of an evaluation: of its episodes, and of half as many as there are worlds, because worlds wait for
+        the last ones."""
+        return self.record.episode_s * (episodes + self.budget.worlds / 2)
 
     def trained_steps(self) -> int:
         """Of all entrants."""
@@ -276,13 +335,18 @@ class Race:
         return self._before + self._clock() - self._began
 
     def episodes(self, stream: str) -> int:
-        """Fewer than were asked for, where they would take most of the minutes; at least 2."""
+        """Fewer than were asked for, where they would take most of the minutes; at least 2. The last evaluations may
+        take all that the race has left."""
         asked = self.budget.episodes if stream == "select" else self.budget.confirm
-        if not self.budget.minutes or not self.record.episode_s:
+        count, total = len(self.entrants), 60 * self.budget.minutes
+        if not total or not self.record.episode_s or (stream == "select" and not count):
             return asked
-        count = len(self.entrants)
-        plays = sum(survivors(count)[:-1]) + LOOKS if stream == "select" and count else RESERVE * PLAYS
-        return max(2, min(asked, int(MOST * 60 * self.budget.minutes / (self.record.episode_s * plays))))
+        if stream == "select":
+            seconds = MOST * total / (sum(survivors(count)[:-1]) + self.looks)
+        else:
+            left = total - self.seconds() if self.record.raced else 0.0
+            seconds = max(left / self.plays, MOST * total / PLAYS) / RESERVE
+        return max(2, min(asked, int(seconds / self.record.episode_s - self.budget.worlds / 2)))
 
     # ---- evaluations, and what is written ----
 
@@ -298,7 +362,8 @@ class Race:
         began = self._clock()
         found = self.trainer.play(self.policy(name) if policy is None else policy, stream, count)
         took = self._clock() - began
-        self.record.episode_s, self.record.step_s = took / count, took / sum(found.lengths)
+        self.record.episode_s = took / (count + self.budget.worlds / 2)
+        self.record.step_s = took / sum(found.lengths)
         found.save(path)
         self.record.evaluation_steps += sum(found.lengths)
         self._write()

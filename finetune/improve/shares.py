@@ -3,7 +3,7 @@
 All entrants play a share, the better half of them another one, and so on until one is left: that is half of the budget.
 The other half is the winner's, in ``LOOKS`` shares, because a policy that was better on the way is found only if it is
 tried there. Shares are cut from what is left, so that an entrant that overran its share costs the later ones and not
-the budget.
+the budget. Where shares would be shorter than what each costs besides, the caller asks for fewer.
 
 **Departures.** Published halving gives each round the same; here the winner gets half, because curves that have only
 begun say little about their ends, and what the losers have learnt is lost.
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-LOOKS = 5  # shares of the winner alone
+LOOKS = 5  # shares of the winner alone, at most
 
 
 class Share(NamedTuple):
@@ -26,9 +26,10 @@ class Share(NamedTuple):
     alive: list[str]  # entrants that have not been beaten
 
 
-def next_share(entrants: Sequence[str], scores: Mapping[str, Sequence[float]]) -> Share | None:
+def next_share(entrants: Sequence[str], scores: Mapping[str, Sequence[float]], winners: int = LOOKS) -> Share | None:
     """``scores`` has one number for each share that an entrant has played, the latest one last; ``entrants`` are those
-    that have not failed, the preferred ones first. None: everything has been played."""
+    that have not failed, the preferred ones first; so many shares are the ``winners``. None: everything has been
+    played."""
     if not entrants:
         return None
     rounds = survivors(len(entrants))
@@ -38,12 +39,12 @@ def next_share(entrants: Sequence[str], scores: Mapping[str, Sequence[float]]) -
         if number:
             # Python's sort is stable: of equals the preferred one stays.
             alive = sorted(alive, key=lambda name: -scores[name][number - 1])[:count]
-        looks, weight = (LOOKS, 1 / LOOKS) if count == 1 else (1, 1 / sum(rounds[:-1]))
+        looks, weight = (winners, 1 / winners) if count == 1 else (1, 1 / sum(rounds[:-1]))
         due = [name for name in alive for _ in range(number + looks - max(number, len(scores.get(name, ()))))]
         coming = coming or (due[0] if due else "")
         left += [weight] * len(due)
         if due and count > 1:  # those who stay are not known yet, only how many
-            left += [weight] * sum(n for n in rounds[number + 1 : -1]) + [1 / LOOKS] * LOOKS
+            left += [weight] * sum(n for n in rounds[number + 1 : -1]) + [1 / winners] * winners
             break
     return Share(coming, left[0] / sum(left), len(left), alive) if left else None
 
