@@ -117,10 +117,16 @@ class FinetuneConfig:
 
 
 def refinement(
-    config: FinetuneConfig, base: Any = None, env: VecEnv | None = None, *, tried: bool = True
+    config: FinetuneConfig,
+    base: Any = None,
+    env: VecEnv | None = None,
+    *,
+    tried: bool = True,
+    tell: Callable[[str], None] = say,
 ) -> tuple[Improvement, Loop[Any]]:
     """The improvement, ready to start, and the loop in it. A program hands in ``base`` and ``env`` where settings can
-    name none, and may try the policies itself (``tried=False``)."""
+    name none, and may try the policies itself (``tried=False``), and ``tell`` what is
+    said before the start."""
     if config.seeds > 1:
         raise BurnishError(f"seeds={config.seeds} are several runs, and this is one; use `burnish finetune`")
     ranks = sharing()
@@ -134,7 +140,7 @@ def refinement(
         require_rewards(name, row, recordings=config.data is not None)
     base, world, spec, env = scene(config, device, config.seed, base, env)
     if line := description(env):
-        say(line)
+        tell(line)
     require_longer(config.method, config.total)
     prior = None
     if config.data is not None:
@@ -148,7 +154,7 @@ def refinement(
         prior, sentence = prior_data(
             config.method, base, env, data, limits=spec.action, seed=config.seed, device=device
         )
-        say(sentence)
+        tell(sentence)
     if base is None and prior is None and row.learner:
         raise BurnishError(
             f"method={name} begins with recordings or with a policy, and neither was given; name recordings, "
@@ -172,7 +178,7 @@ def refinement(
         adopt_critic(learner, config.critic_from)
     training = loop if config.processes == 1 else in_processes(config, loop)
     if sentence := learner.describe():
-        say(sentence)
+        tell(sentence)
     work = Improvement(
         training=training,
         learner=learner,

@@ -40,7 +40,7 @@ from .core.types import VecEnv
 from .core.wrapper import description, feature_names, instructions, state_names
 from .data.episodes import share, with_tokens
 from .data.read import fingerprint
-from .evaluator import EvalConfig, in_words
+from .evaluator import EvalConfig, in_words, unreported
 from .imitate import ImitateConfig, ImitationLearner, imitate
 from .measure.by_instruction import lines
 from .measure.evaluate import Evaluation, compare, evaluation_seeds
@@ -218,8 +218,8 @@ def evaluate(config: EvaluateConfig) -> int:
         video = files.below(out, "videos") if out is not None and filmed else None
         results.append(run_evaluation(env, controller, seeds, video=video, video_seeds=filmed))
         say(f"{path}{', with swapped words' if config.swap_words else ''}: {in_words(results[-1])}")
-        if results[-1].success is None and (read_from := getattr(raw, "success_from", None)):
-            say(f"note: no step reported {read_from()}; env.success=KEY names another key of its info")
+        if note := unreported(raw, results[-1]):
+            say(note)
         for line in lines(results[-1]):
             say(line)
         if out is not None:

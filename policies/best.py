@@ -108,8 +108,9 @@ class Best:
         found = "; ".join(
             f"the {name} (step {steps[name]:,}) {_versus(played[name], played['start'], confidence)}" for name in steps
         )
-        evidence = f"on {len(played['start'].seeds)} fresh seeds the start has {mean(played['start']):.4g}, {found}"
-        if unpaired := why_unpaired(played["last"], played["start"]):
+        start = played["start"]
+        evidence = f"on {len(start.seeds)} fresh seeds the start has {criterion(start)} {mean(start):.4g}, {found}"
+        if unpaired := why_unpaired(played["last"], start):
             evidence += f" (not paired: {unpaired})"
         if chosen is not None:
             return f"best: {self.path}, of step {steps[chosen]:,}: {evidence}"
@@ -126,6 +127,11 @@ class Best:
         config = describe(policy, self._origin)
         options: dict[str, Any] = {"metrics": facts, "elsewhere": self._left_out, "overwrite": path.exists()}
         save(path, config=config, state=policy.state_dict(), **options)
+
+
+def criterion(evaluation: Evaluation) -> str:
+    """The quantity that is compared: "success", or "return" where the world reports no success."""
+    return "return" if evaluation.success is None else "success"
 
 
 def mean(evaluation: Evaluation) -> float:

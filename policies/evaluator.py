@@ -14,6 +14,7 @@ from .controllers import controller_for
 from .core.errors import BurnishError
 from .core.ranges import check_ranges
 from .core.types import VecEnv
+from .core.wrapper import success_from
 from .measure.evaluate import Evaluation, evaluate, evaluation_seeds
 from .sharding import placed
 
@@ -41,7 +42,7 @@ class Evaluator:
 
     def __init__(self, env: VecEnv, config: EvalConfig, device: torch.device) -> None:
         self.best: Best | None = None
-        self._env, self._config, self._device = env, config, device
+        self._env, self._config, self._device, self._noted = env, config, device, False
         # Not the seeds on which `burnish evaluate` reports: a selection must not choose the seeds of its own result.
         self._seeds = evaluation_seeds(config.episodes, stream="select")
 
@@ -60,12 +61,21 @@ class Evaluator:
         """``start``: it is the one that the training begins with."""
         evaluation = self._play(policy, self._seeds)
         say(f"step {step}, on seeds kept for selection: {in_words(evaluation)}")
+        if not self._noted and (note := unreported(self._env, evaluation)):
+            say(note)
+        self._noted = True
         if self.best is not None:
             if start:
                 self.best.begin(evaluation)
             else:
                 self.best.offer(policy, step, evaluation)
         return {f"eval/{key}": value for key, value in evaluation.summary().items()}
+
+
+def unreported(env: VecEnv, result: Evaluation) -> str:
+    """A note for a world of others whose steps said nothing of success; empty where one did."""
+    source = "" if result.success is not None else success_from(env)
+    return source and f"note: no step reported {source}; env.success=KEY names another key of its info"
 
 
 def in_words(result: Evaluation) -> str:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...policies.best import BEST, Best
+from ...policies.best import BEST, Best, criterion
 from ...policies.core.errors import plain
 from ...policies.measure.by_instruction import by_instruction
 from ...policies.measure.evaluate import Comparison, Evaluation, compare, why_unpaired
@@ -119,11 +119,6 @@ def _evaluations(method: str, finished: Sequence[Mapping[str, Any]], out: Path) 
 def _by(name: str) -> Any:
     """The highest first, and behind all of them those without a number."""
     return lambda row: (row[name] is None, -(row[name] or 0.0))
-
-
-def criterion(evaluation: Evaluation) -> str:
-    """The quantity that is compared: "success", or "return" where the world reports no success."""
-    return "return" if evaluation.success is None else "success"
 
 
 def own(*runs: Evaluation) -> dict[str, float]:

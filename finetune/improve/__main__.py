@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ...policies.acting import acting_policy
-from ...policies.best import ERROR, difference
+from ...policies.best import ERROR, criterion, difference
 from ...policies.build import ACTING, describe, identity_of, load_policy, where_of
 from ...policies.cli.cli import compose, main, to_object
 from ...policies.cli.machine import prepare_machine, say, say_delivered
@@ -25,7 +25,7 @@ from ...policies.core.config import to_data
 from ...policies.core.errors import BurnishError
 from ...policies.core.ranges import check_ranges
 from ...policies.core.types import Obs, VecEnv
-from ...policies.evaluator import EvalConfig, in_words
+from ...policies.evaluator import EvalConfig, in_words, unreported
 from ...policies.external.table import EXTERNAL_KINDS
 from ...policies.measure.evaluate import Evaluation, evaluate, evaluation_seeds, why_unpaired
 from ...policies.runs.checkpoint import save
@@ -43,7 +43,7 @@ from ..loops import OffPolicy
 from ..refinement import FinetuneConfig, carry_out, refinement
 from ..table import method_name, method_of
 from ..warmup import warmup_of
-from .race import CANDIDATES, EVALUATIONS, OF_GREEDY, Budget, Preparation, Race, Stopped, Trained, table
+from .race import CANDIDATES, EVALUATIONS, OF_GREEDY, RACE, Budget, Preparation, Race, Stopped, Trained, table
 
 GROUPS: dict[str, dict[str, Mapping[str, type]]] = {"improve": {"policy": ACTING, "env": WORLDS}}
 POLICY, PAGE = "policy", "improve.md"
@@ -98,8 +98,11 @@ def improve(config: ImproveConfig) -> int:
         budget = Budget(config.steps, config.minutes, config.eval.episodes, config.eval.confirm, config.eval.worlds)
         race = Race(out, base, budget, trainer, stop, start_s=start_s)
         try:
+            start = race.evaluated(BASE, "select")
+            if not race.record.shares:
+                _require_success(config, world, start)
             free = race.free()
-            fits = trainer.enter(race.evaluated(BASE, "select"), free)
+            fits = trainer.enter(start, free)
             for fit in fits:
                 if not fit.fits:
                     say(f"{fit.method} does not fit: {fit.reason}")
@@ -131,6 +134,7 @@ class OfWorlds:
         self.own_discount: set[str] = set()  # entrants whose file says it
         self.starts: dict[str, Any] = {}
         self._worlds: dict[Any, VecEnv] = {}
+        self._said: set[str] = set()  # lines that each share would repeat
         own = {"policy": None, "env": config.env, "seed": config.seed, "resume": True, "device": config.device}
         for name in config.methods:
             chosen = entrant(name, SETTINGS, config.steps or EVER, base.spec.execute)
@@ -209,7 +213,7 @@ class OfWorlds:
         steps = int(max((row.get("control_steps", 0) for row in logged), default=0))
         if steps and enough(steps):  # stopped between the end of a share and its evaluation
             return Trained(self.load(folder), steps, self._learnt(entrant, logged[-1].get("gradient_steps")))
-        work, loop = refinement(settings, self.starts[entrant], tried=False)
+        work, loop = refinement(settings, self.starts[entrant], tried=False, tell=self._tell)
         work.origin = {**work.origin, "base": self.origin["base"]}
         status = carry_out(settings, work, loop, begin=begin, pause=lambda: enough(int(loop.statistics.ticks)))
         if status:
@@ -224,7 +228,14 @@ class OfWorlds:
     def play(self, policy: Any, stream: str, episodes: int) -> Evaluation:
         env = self._world(policy)
         controller = controller_for(policy, env.num_envs, device=self.device)
-        return evaluate(env, controller, evaluation_seeds(episodes, stream=stream, base=self.config.seed))
+        found = evaluate(env, controller, evaluation_seeds(episodes, stream=stream, base=self.config.seed))
+        self._tell(unreported(env, found))
+        return found
+
+    def _tell(self, line: str) -> None:
+        if line and line not in self._said:
+            say(line)
+        self._said.add(line)
 
     def save(self, policy: Any, path: Path) -> None:
         save(path, config=describe(policy, self.origin), state=policy.state_dict(), overwrite=path.exists())
@@ -262,9 +273,22 @@ def _claim(config: ImproveConfig, base: Any) -> None:
     claim(out / CONFIG, to_data(config) | {"identity": to_data(identity_of(config.policy, base))}, {}, free)
 
 
+def _require_success(config: ImproveConfig, world: Mapping[str, Any], start: Evaluation) -> None:
+    """Refuse a key of success that was named and that the base's episodes never reported; the folder is free again."""
+    key = (world.get("config") or {}).get("success")
+    if key is None or start.success is not None:
+        return
+    for name in (f"{EVALUATIONS}/select-{BASE}.json", RACE):
+        files.remove(Path(config.out) / name)
+    raise BurnishError(
+        f"no step of {len(start.seeds)} episodes of the base reported env.success={key}, so nothing says which "
+        "succeed; name another key of its info, or env.success=null to race for returns"
+    )
+
+
 def page(race: Race, fits: list[Fit], chosen: Evaluation, start: Evaluation) -> str:
     """A table of all that played, the evidence, and the cost."""
-    rows = []
+    rows, way = [], f"{criterion(start)} on the way"
     free, scores, steps = race.free(), race.scores(), {}
     for share in race.record.shares:
         steps[share["entrant"]] = steps.get(share["entrant"], 0) + share["steps"]
@@ -272,12 +296,12 @@ def page(race: Race, fits: list[Fit], chosen: Evaluation, start: Evaluation) -> 
     best = {**free, **{name: max(x) for name, x in scores.items() if name not in failed or name == winner}}
     for name in sorted(best, key=lambda name: -best[name]):
         row = {"policy": name, "steps": f"{steps.get(name, 0):,}"}
-        row["on the way"] = " ".join(f"{x:.4g}" for x in scores.get(name, [free.get(name, 0.0)]))
+        row[way] = " ".join(f"{x:.4g}" for x in scores.get(name, [free.get(name, 0.0)]))
         rows.append(row | {"end": _end(race, name)})
     out = {fit.method: fit.reason for fit in fits if not fit.fits} | (race.record.dropped or {}) | failed
     for name, why in out.items():
         lost = race.record.lost.get(name, 0)
-        rows.append({"policy": name, "steps": f"{lost:,}", "on the way": "", "end": f"out: {why}"})
+        rows.append({"policy": name, "steps": f"{lost:,}", way: "", "end": f"out: {why}"})
     found, low, high = difference(chosen, start, 1 - ERROR)
     unpaired = why_unpaired(chosen, start)
     evidence = (

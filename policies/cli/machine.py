@@ -41,11 +41,20 @@ def prepare_machine(device: str, threads: int, ranks: int = 1) -> torch.device:
 
 
 def say_delivered(path: Any, world: Mapping[str, Any] | None, *words: str) -> None:
-    """A policy's place, and the command that tries it: with ``env=...`` where its file alone cannot make ``world``."""
+    """A policy's place, and the command that tries it, which names ``world`` where its file alone cannot make it."""
     roots = [name.partition(".")[0] for name in named_modules()]
-    where = [] if known_elsewhere(world, roots) else ["env=..."]
+    where = [] if known_elsewhere(world, roots) else _named(world)
     command = shlex.join(["burnish", "evaluate", f"policy.path={path}", *words, *where])
     say(f"policy: {path}  ({command})")
+
+
+def _named(world: Mapping[str, Any] | None) -> list[str]:
+    """Words of a command line; ``env=...`` where they are not known, or more than names and numbers."""
+    settings = {key: x for key, x in ((world or {}).get("config") or {}).items() if x is not None}
+    if world is None or not all(isinstance(x, (str, int, float)) for x in settings.values()):
+        return ["env=..."]
+    said = {key: str(x).lower() if isinstance(x, bool) else x for key, x in settings.items()}
+    return [f"env={world['name']}", *(f"env.{key}={x}" for key, x in said.items())]
 
 
 def say(line: str) -> None:

@@ -85,6 +85,12 @@ def description(env: Any) -> str:
     return "" if describe is None else describe()
 
 
+def success_from(env: Any) -> str:
+    """The setting or key by which the world behind ``env`` knows a success; empty where it need not be told."""
+    say: Any = getattr(_innermost(env), "success_from", None)
+    return "" if say is None else say()
+
+
 def _innermost(env: Any) -> Any:
     while hasattr(env, "env"):
         env = env.env
