@@ -227,7 +227,8 @@ class ConditionalUNet(nn.Module):
 
     def forward(self, x: Tensor, index: Tensor, cond: Tensor) -> Tensor:
         x = x.transpose(1, 2)
-        cond = torch.cat([self.diffusion_step_encoder(index), cond], 1)
+        embedding, *layers = self.diffusion_step_encoder
+        cond = torch.cat([nn.Sequential(*layers)(embedding(index).to(x)), cond], 1)
         skips = []
         for level in self.down_modules:
             first, second, shrink = level.children()
