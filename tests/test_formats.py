@@ -348,6 +348,9 @@ def test_a_verb_takes_a_file(tmp_path, capsys):
     assert "hold no rewards" in capsys.readouterr().err
 
 
+NO_ROWS = np.zeros((0, 1))
+
+
 def saved(path, **arrays):
     with path.open("wb") as file:  # a path would become one that ends in .npz
         np.savez(file, **arrays)
@@ -360,8 +363,8 @@ def saved(path, **arrays):
         (lambda path: path.mkdir(), "is of no format that is read here: a folder dataset holds meta/info.json"),
         (lambda path: path.write_text("hello"), "is neither a folder, nor an HDF5 file, nor an npz file"),
         (lambda path: path.write_bytes(b""), "is empty"),
-        (lambda path: saved(path), "is empty"),
-        (lambda path: saved(path, observations=np.zeros((0, 1)), actions=np.zeros((0, 1)), episode_ends=[]), "is empty"),
+        (saved, "is empty"),
+        (lambda path: saved(path, observations=NO_ROWS, actions=NO_ROWS, episode_ends=[]), "is empty"),
         (os.mkfifo, "is no file"),
         (lambda path: path.symlink_to("/dev/zero"), "is no file"),
         (lambda path: hdf5(path).close(), "is of no format that is read here: a HDF5 dataset holds"),
