@@ -17,7 +17,7 @@ from ..policies.core.scale import ScaledEnv
 from ..policies.core.spec import PolicySpec, check_compatible, unlike_names
 from ..policies.core.types import VecEnv
 from ..policies.core.wrapper import feature_names
-from ..policies.runs.stored_world import plain_world
+from ..policies.runs.stored_world import Named, plain_world
 from .discs import DiscsConfig
 from .external.maniskill import ManiSkillConfig
 from .external.settings import GymConfig, RemoteConfig
@@ -98,11 +98,6 @@ def env_config(name_or_config: Any) -> Any:
     if name_or_config not in ENVS:
         raise BurnishError(f"there is no environment {name_or_config!r}; {did_you_mean(name_or_config, ENVS)}")
     return ENVS[name_or_config].config()
-
-
-class Named(dict[str, Any]):
-    """A world that the user named, as the plain data that datasets and checkpoints remember. It may say what a stored
-    one may not; anything that was read from a file is no ``Named``."""
 
 
 def named(config: Any) -> Named:

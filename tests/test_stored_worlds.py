@@ -25,6 +25,7 @@ from burnish.sim.build import ENVS, Named, make_env, named, origin_of, world_for
 from burnish.sim.external.settings import GymConfig
 
 HOPPER = "Hopper-v5"
+PUSH = {"name": "gym", "config": {"id": "pytest/Push-v0"}}
 SAY_IT = "say it yourself, for example env=gym"
 
 
@@ -179,12 +180,14 @@ def test_the_name_of_a_stored_world_is_joined_to_no_path(planted, tmp_path, caps
 @pytest.mark.parametrize(
     ("world", "imports", "named"),
     [
-        ({"name": "two_mode", "config": {}}, "", False),
-        (stored(width=64), "", False),
-        (None, "", True),
-        (stored(xml_file="my.xml"), "", True),
-        ({"name": "gym", "config": {"id": "pytest/Push-v0"}}, "", True),  # imported in this process alone
-        ({"name": "gym", "config": {"id": "pytest/Push-v0"}}, "pytest", False),
+        ({"name": "two_mode", "config": {}}, "", ""),
+        (stored(width=64), "", ""),
+        (None, "", " env=..."),
+        (stored(xml_file="my.xml"), "", " env=..."),
+        (Named(stored(xml_file="my.xml")), "", " env=..."),
+        (PUSH, "", " env=..."),  # imported in this process alone
+        (Named(PUSH), "", " env=gym env.id=pytest/Push-v0"),
+        (PUSH, "pytest", ""),
     ],
 )
 def test_the_command_that_a_verb_prints_names_the_world_where_the_file_may_not(
@@ -192,5 +195,5 @@ def test_the_command_that_a_verb_prints_names_the_world_where_the_file_may_not(
 ):
     monkeypatch.setenv("BURNISH_IMPORT", imports)
     say_delivered("my policy", world, "against=runs/bc")
-    command = "burnish evaluate 'policy.path=my policy' against=runs/bc" + " env=..." * named
+    command = "burnish evaluate 'policy.path=my policy' against=runs/bc" + named
     assert capsys.readouterr().out == f"policy: my policy  ({command})\n"

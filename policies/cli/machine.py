@@ -12,7 +12,7 @@ import torch
 from ..core.errors import BurnishError, plain_text
 from ..core.imports import named_modules
 from ..core.threads import started_by_torchrun
-from ..runs.stored_world import known_elsewhere
+from ..runs.stored_world import Named, known_elsewhere
 
 
 def prepare_machine(device: str, threads: int, ranks: int = 1) -> torch.device:
@@ -49,9 +49,10 @@ def say_delivered(path: Any, world: Mapping[str, Any] | None, *words: str) -> No
 
 
 def _named(world: Mapping[str, Any] | None) -> list[str]:
-    """Words of a command line; ``env=...`` where they are not known, or more than names and numbers."""
+    """The user's own words; ``env=...`` where a file says them, who may lie, or where they are more than names and
+    numbers."""
     settings = {key: x for key, x in ((world or {}).get("config") or {}).items() if x is not None}
-    if world is None or not all(isinstance(x, (str, int, float)) for x in settings.values()):
+    if not isinstance(world, Named) or not all(isinstance(x, (str, int, float)) for x in settings.values()):
         return ["env=..."]
     said = {key: str(x).lower() if isinstance(x, bool) else x for key, x in settings.items()}
     return [f"env={world['name']}", *(f"env.{key}={x}" for key, x in said.items())]

@@ -53,6 +53,11 @@ _WORD, _ID = (
 )
 
 
+class Named(dict[str, Any]):
+    """A world that the user named, as the plain data that datasets and checkpoints remember. It may say what a stored
+    one may not; anything that was read from a file is no ``Named``."""
+
+
 def plain_world(settings: Any, where: str) -> None:
     """Refuse settings of a world that are not plain; ``where`` names in the sentence who says so."""
     found = _strange(settings, "env", 0)
