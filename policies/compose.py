@@ -223,6 +223,8 @@ class GreedyConfig:
 class Greedy(nn.Module):
     """It draws nothing, so there is nothing in it to steer or to train; its actions can be corrected."""
 
+    always_greedy = True
+
     def __init__(self, base: Policy) -> None:
         super().__init__()
         self.base, self.config = base, GreedyConfig()

@@ -111,7 +111,7 @@ CASES: dict[str, tuple[str, bool, dict[str, Any]]] = {
         False,
         {
             "chunk": CHUNK,
-            "loop": LOOP,
+            "loop": {**LOOP, "n_step": 1},
             "head_start": 2,
             "value": {"hidden": [8]},
             "flow": {"net": {"mlp": {"hidden": [16]}}},

@@ -34,7 +34,7 @@ from ..errors import RobotError
 from . import bundle as bundles
 from .bundle import PLAN, TICK, Bundle, NoiseInput, Schema
 from .network import folded
-from .parity import corrected, parts, recorded, report
+from .parity import corrected, planner_and_corrections, recorded, report
 from .runtime import BASE_ACTION, GOAL_GIVEN, PREFIX, PREFIX_KNOWN, ExportedPolicy, load
 
 
@@ -105,7 +105,7 @@ def instructed(policy: Any, instruction: str | None) -> Any:
         )
     if instruction is not None and not reads:
         raise BurnishError(f"instruction={instruction!r:.80}: the policy reads none; leave it out")
-    if reads and parts(policy)[1]:
+    if reads and planner_and_corrections(policy)[1]:
         raise BurnishError(
             "the policy reads instructions and corrects single actions, which no bundle can; play it as it is, burnish "
             "deploy policy.path=FOLDER, or make one policy of it that has chunks, burnish distill teachers=FOLDER"
@@ -129,7 +129,7 @@ def assembled(policy: Any, *, about: Mapping[str, Any] | None = None) -> Bundle:
     _require_no_memory(policy)
     shapes = {key: shape for key, shape in observed(policy).items() if key != "tokens"}  # `Instructed` holds them
     noise, plan = _plan(policy, shapes)
-    networks = {PLAN: plan} | ({TICK: _tick(policy, shapes)} if parts(policy)[1] else {})
+    networks = {PLAN: plan} | ({TICK: _tick(policy, shapes)} if planner_and_corrections(policy)[1] else {})
     spec = policy.spec
     schema = Schema(
         obs={key: tuple(shape) for key, shape in sorted(shapes.items())},
@@ -174,7 +174,7 @@ def _require_no_memory(policy: Any) -> None:
             "a planner plans in every step, from where its last plan ended, which no network of a bundle can; let the "
             "robot ask it as a policy server: burnish serve"
         )
-    corrections = parts(policy)[1]
+    corrections = planner_and_corrections(policy)[1]
     shown = [x.name for correction in corrections for x in correction.observe]
     if shown:
         raise BurnishError(
@@ -227,7 +227,7 @@ def _obs(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _plan(policy: Any, shapes: Mapping[str, tuple[int, ...]]) -> tuple[list[NoiseInput], bytes]:
     """The network that makes chunks, of one row, and the noise that it reads."""
-    acting, blank, noise = parts(policy)[0], _blank(shapes), list[NoiseInput]()
+    acting, blank, noise = planner_and_corrections(policy)[0], _blank(shapes), list[NoiseInput]()
     spec: PolicySpec = policy.spec
     try:
         with torch.no_grad(), first_act():

@@ -19,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from ...policies.compose import Greedy
 from ...policies.core.errors import BurnishError
 from ...policies.core.seed import RowNoise
 from ...policies.core.types import Obs
@@ -36,21 +35,21 @@ FEWER = 500  # rows with a prefix
 LONGEST_S = 60.0  # for the answers of a slow network; the report says to how many observations they belong
 
 
-def parts(policy: Any) -> tuple[Any, list[Any]]:
-    """What makes the chunks, and what corrects their actions, each at its time, the innermost first. A correction draws
-    nothing, so ``Greedy`` around one is ``Greedy`` around its base."""
+def planner_and_corrections(policy: Any) -> tuple[Any, list[Any]]:
+    """The policy that makes the chunks, and those that correct their actions, each at its time, the innermost first. A
+    correction draws nothing, so ``Greedy`` around one is ``Greedy`` around its base."""
     per_step = getattr(policy, "per_step", False)
-    if not (per_step or isinstance(policy, Greedy)):
+    if not (per_step or getattr(policy, "always_greedy", False)):
         return policy, []
-    made, corrections = parts(policy.base)
+    made, corrections = planner_and_corrections(policy.base)
     if per_step:
         return made, [*corrections, policy]
-    return (Greedy(made), corrections) if corrections else (policy, [])
+    return (type(policy)(made), corrections) if corrections else (policy, [])
 
 
 def corrected(policy: Any, obs: Obs, action: torch.Tensor) -> torch.Tensor:
     """The action after all corrections of single actions."""
-    for correction in parts(policy)[1]:
+    for correction in planner_and_corrections(policy)[1]:
         action = correction.corrected(obs, action)
     return action
 
@@ -168,7 +167,7 @@ def _chunks(
         head, noise = None if lengths is None else heads[i, : lengths[i]], runtime.RowNoise([seeds[i]], [index[i]])
         ours.append(exported.act({key: x[i] for key, x in obs.items()}, prefix=head, source=noise))
     count = len(ours)
-    acting = parts(policy)[0]
+    acting = planner_and_corrections(policy)[0]
     theirs = answers(acting)
     said = _said(np.stack(ours), theirs)
     if said["largest"] > TOLERANCE and isinstance(policy, nn.Module):
