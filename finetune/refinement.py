@@ -125,8 +125,8 @@ def refinement(
     tell: Callable[[str], None] = say,
 ) -> tuple[Improvement, Loop[Any]]:
     """The improvement, ready to start, and the loop in it. A program hands in ``base`` and ``env`` where settings can
-    name none, and may try the policies itself (``tried=False``), and ``tell`` what is
-    said before the start."""
+    name none, and may try the policies itself (``tried=False``). ``tell`` is given the lines that are said before the
+    start."""
     if config.seeds > 1:
         raise BurnishError(f"seeds={config.seeds} are several runs, and this is one; use `burnish finetune`")
     ranks = sharing()

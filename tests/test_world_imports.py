@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from burnish.policies.core.errors import BurnishError
+from burnish.policies.runs.stored_world import known_elsewhere
 from burnish.sim.build import Named, world_from
 from burnish.sim.external.settings import GymConfig
 from burnish.sim.external.worlds import ExternalEnv
@@ -78,7 +79,9 @@ def test_a_stored_world_calls_nothing_but_classes_of_environments(guest, name):
     import_module(guest)
     with pytest.raises(BurnishError, match="would run code of"):
         world_from({"name": "gym", "config": {"id": name}})
-    assert world_from({"name": "gym", "config": {"id": "guest_worlds:Swing"}}).id == "guest_worlds:Swing"
+    swing = {"name": "gym", "config": {"id": "guest_worlds:Swing"}}
+    assert world_from(swing).id == "guest_worlds:Swing"
+    assert not known_elsewhere(swing, []) and known_elsewhere(swing, [guest]), "it is imported in this process alone"
 
 
 def test_a_stored_world_calls_what_the_user_named(guest, monkeypatch):

@@ -22,7 +22,7 @@ from ...policies.compose import Greedy
 from ...policies.controllers import controller_for
 from ...policies.core import files
 from ...policies.core.config import to_data
-from ...policies.core.errors import BurnishError
+from ...policies.core.errors import BurnishError, reason
 from ...policies.core.ranges import check_ranges
 from ...policies.core.types import Obs, VecEnv
 from ...policies.evaluator import EvalConfig, in_words, unreported
@@ -198,7 +198,8 @@ class OfWorlds:
             loop.learn(PROBED)
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
-        except Exception:
+        except Exception as error:  # of anybody's world or method
+            say(f"{name}: its updates could not be timed ({reason(error)})")
             return Preparation(self.warmups[name])
         return Preparation(self.warmups[name], count * (time.monotonic() - began) / PROBED)
 

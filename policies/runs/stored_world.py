@@ -90,17 +90,17 @@ def _unasked(key: str, value: str, imported: Collection[str], called: Collection
     """The module that a setting of a world would import, or whose code it would call, without anybody's word; empty
     where there is none. ``called`` are the modules whose callables may be called."""
     if key == "env.id" and ":" in value:
-        module, _, attribute = value.partition(":")
+        module = value.partition(":")[0]
         root = module.partition(".")[0]
-        asked = root in called and not module.endswith(".py")  # which would be read as a file
-        return "" if asked or _is_environment(module, attribute) else root
+        return "" if root in called and not module.endswith(".py") else root  # which would be read as a file
     modules = [value] if key == "env.package" else modules_of_prefix(value)
     roots = [module.partition(".")[0] for module in modules]
     return next((root for root in roots if root not in KNOWN and root not in imported), "")
 
 
-def _is_environment(module: str, attribute: str) -> bool:
-    """Whether it is a class of environments in a module that is imported already, and none of Python's own."""
+def _is_environment(name: str) -> bool:
+    """Whether it is a class of environments in a module that this process has imported, and none of Python's own."""
+    module, _, attribute = name.partition(":")
     found = vars(sys.modules[module]).get(attribute) if module in sys.modules else None
     own = module.partition(".")[0] in sys.stdlib_module_names
     return isinstance(found, type) and not own and hasattr(found, "reset") and hasattr(found, "step")
@@ -122,6 +122,8 @@ def _strange(value: Any, name: str, depth: int) -> str:
     if isinstance(value, str):
         if not (_ID if name == "env.id" else _WORD).fullmatch(value):
             return f"{name}={_shown(value)}, which is no name"
+        if name == "env.id" and _is_environment(value):
+            return ""
         roots = {module.partition(".")[0] for module in named_modules()}
         module = _unasked(name, value, sys.modules, roots) if name in ("env.id", "env.package") else ""
         return module and f"{name}={value}, which would run code of {module} (BURNISH_IMPORT={module} lets it)"
