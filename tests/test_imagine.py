@@ -59,6 +59,22 @@ class Knowing(Wrapper):
         return known
 
 
+class Coin(Wrapper):
+    """The same world, whose episodes end after five ticks: half of them, by what nobody sees, with success."""
+
+    left = torch.tensor(0)
+
+    def reset(self, mask=None, seeds=None):
+        self.left = torch.full((self.num_envs,), 5) if mask is None else torch.where(mask, 5, self.left)
+        return self.env.reset(mask, seeds)
+
+    def step(self, action, active=None):
+        step = self.env.step(action, active)
+        self.left = self.left - 1
+        heads = torch.rand(self.num_envs) < 0.5
+        return step._replace(terminated=self.left == 0, info={**step.info, "success": (self.left == 0) & heads})
+
+
 class Halfway:
     """A base that goes to the goal, too slowly to be there in time unless it begins near."""
 
@@ -190,6 +206,19 @@ def test_a_model_that_flatters_is_not_trusted(capsys):
     assert not loop.trusted and "it is not trusted" in capsys.readouterr().out
     after = loop.inner.state_dict()["learner"]
     assert str(before) == str(after), "something was refined in it"
+
+
+def test_a_model_that_takes_failures_for_successes_is_not_trusted(capsys):
+    """Where success is learnt its threshold is fitted until imagined and real success agree, whatever the model is."""
+    for hidden in (False, True):
+        env = Coin(world()) if hidden else world()
+        loop = made(config(collect=192, gap=0.2), Halfway(env), env, seed=3)
+        planned(loop, 2 * 192 * TASK.max_steps)
+        while loop.iteration < sum(loop.phases[:2]):
+            loop.iterate()
+        assert abs(loop.latest["imagined/before"] - loop.score) < 0.2
+        assert loop.trusted != hidden, loop.latest
+    assert "of the episodes that failed: it is not trusted" in capsys.readouterr().out
 
 
 def test_a_report_shows_imagined_beside_real(tmp_path, monkeypatch):

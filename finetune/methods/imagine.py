@@ -10,9 +10,11 @@ stands beside a real one. ``total`` counts real decisions, those of trials inclu
 what the run ends with.
 
 A model is trusted while what it imagines is at most ``gap`` above what is real, for the policy that was just tried: if
-not, nothing is refined in that round, and its ticks are more to fit. (Where success is learnt, its threshold is fitted
-to that score, so only known outcomes can fail.) A refined policy that is no better than the one before, where the model
-promised more than ``gap`` above that, was led astray: the inner method begins anew in the model that has seen it fail.
+not, nothing is refined in that round, and its ticks are more to fit. Where success is learnt, its threshold is fitted
+to that score, and a wrong model gets a wrong threshold: there it must not see a success in more than ``gap`` of the
+real episodes that failed (`world_model/check.py`). A refined policy that is no better than the one before, where the
+model promised more than ``gap`` above that, was led astray: the inner method begins anew in the model that has seen it
+fail.
 
 **Departures.** DiWA collects nothing and takes play data (here data=, with one round); its model is recurrent. LIFT
 plays without noise; here ``greedy`` is a choice, as a base whose draws differ needs. Both pretrain otherwise.
@@ -45,7 +47,7 @@ from ...policies.measure.evaluate import evaluate, evaluation_seeds
 from ..episode_statistics import EpisodeStatistics
 from ..feature_env import require_sight, without_pictures
 from ..loops import SLICE, Loop
-from ..world_model.check import calibrate_success, examined, require_both
+from ..world_model.check import calibrate_success, examined, flatters, require_both
 from ..world_model.env import Guard, GuardConfig, ImaginedEnv, Starts, stacked
 from ..world_model.films import Course, shoot
 from ..world_model.model import Fit, ModelConfig, WorldModel
@@ -320,19 +322,21 @@ class ImagineLoop(Learns):
             if self.ticks.knows_success and self.model.known is None:
                 self.record.reliability = reliability(self.model, self.ticks)
             self._show_ticks()
-            found, real = examined(self.model, self.ticks), float(self.score or 0.0)
+            real = float(self.score or 0.0)
             if self.ticks.knows_success and self.model.known is None:
                 world = stacked(self.evaluated, self.tape.history)
                 seeds = evaluation_seeds(EVALUATION_WORLDS, stream="calibrate", base=self.iteration)
                 calibrate_success(self.evaluated, world, self._acting(world), real, seeds)
-            imagined = self._imagine()
-            self.trusted = not self._too_far(imagined - real)
+            found, imagined = examined(self.model, self.ticks), self._imagine()
+            flattered = self.ticks.knows_success and flatters(self.model, self.ticks, self.config.gap)
+            self.trusted = not (flattered or self._too_far(imagined - real))
             self.latest |= {f"model/{key}": x for key, x in found.items()}
             self.latest |= {"imagined/before": imagined, "imagined/trusted": float(self.trusted)}
             doubt = "" if self.trusted else ": it is not trusted, and nothing is refined before more was played"
+            alarms = f", and so have {found['false_alarms']:.0%} of the episodes that failed" if flattered else ""
             say(
                 f"the model explains {found['r2']:.0%} of the changes in ticks that it was not fitted to; the policy "
-                f"that has {real:.3g} in the world has {imagined:.3g} in it{doubt}"
+                f"that has {real:.3g} in the world has {imagined:.3g} in it{alarms}{doubt}"
             )
         return metrics
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from ...policies.core.errors import BurnishError
 from ...policies.core.tree import index, where
 from ...policies.core.types import Controller, VecEnv
+from ...policies.measure.statistics import wilson
 from .env import ImaginedEnv
 from .model import WorldModel, disagreement, ends_of, threshold
 from .ticks import Ticks, looked_at, of_episodes
@@ -37,8 +38,6 @@ def examined(model: WorldModel, ticks: Ticks) -> dict[str, float]:
     moves = varies > 1e-8
     explained = 1 - error.square().mean(0) / varies.clamp(min=1e-8)
     off = (means - change).abs() / log_std.exp()
-    believed = model.scores_of(held)[:, 0] > model.thresholds[0]
-    really, imagined = (of_episodes(x, held) > 0 for x in (ends_of(held)[0], believed))
     found = {
         "ticks": float(len(ticks)),
         "r2": float(explained[moves].mean()) if bool(moves.any()) else 0.0,
@@ -48,9 +47,24 @@ def examined(model: WorldModel, ticks: Ticks) -> dict[str, float]:
         **{f"ahead_{k}": ahead(model, held, k) for k in AHEAD},
     }
     if ticks.knows_success:
-        found["recall"] = float(imagined[really].float().mean()) if bool(really.any()) else 0.0
-        found["false_alarms"] = float(imagined[~really].float().mean()) if bool((~really).any()) else 0.0
+        (seen, successes), (alarms, failures) = successes_seen(model, held)
+        found |= {"recall": seen / max(successes, 1), "false_alarms": alarms / max(failures, 1)}
     return found
+
+
+@torch.no_grad()
+def successes_seen(model: WorldModel, ticks: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """In how many of the successful episodes the model sees a success, and in how many of those that failed."""
+    believed = model.scores_of(ticks)[:, 0] > model.thresholds[0]
+    really, seen = (of_episodes(x, ticks) > 0 for x in (ends_of(ticks)[0], believed))
+    return [(int((seen & kind).sum()), int(kind.sum())) for kind in (really, ~really)]
+
+
+def flatters(model: WorldModel, ticks: Ticks, limit: float) -> bool:
+    """Whether the model sees a success in more than ``limit`` of the episodes that failed, beyond doubt (the lower end
+    of Wilson's interval, one-sided 95 %). Held-out ones: of those that it was fitted to it has learnt the end."""
+    alarms, failures = successes_seen(model, ticks.split()[1])[1]
+    return failures > 0 and wilson(alarms, failures, 0.9)[0] > limit
 
 
 @torch.no_grad()
