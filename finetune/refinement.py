@@ -109,6 +109,11 @@ class FinetuneConfig:
                 f"seeds={self.seeds} learn together in one process, which tells no tracker; leave processes= and "
                 "track= out, or take seeds=1"
             )
+        if self.processes > 1 and self.explore is not None:
+            raise BurnishError(
+                f"explore=... learns from the worlds of one process alone, and processes={self.processes} are several; "
+                "take processes=1, or leave explore= out"
+            )
         if self.processes > 1 and self.worlds % (self.processes - 1):
             raise BurnishError(
                 f"worlds={self.worlds} does not divide among the {self.processes - 1} acting processes of "

@@ -228,6 +228,12 @@ def test_recordings_and_worlds_without_numbers_are_refused(capsys):
         Novelty(NoveltyConfig(), blind, 2, CPU, seed=0)
 
 
+def test_several_processes_are_refused():
+    """Each would know of what it saw alone, and forget it with every resume."""
+    with pytest.raises(BurnishError, match=r"one process alone, and processes=3 are several; take processes=1"):
+        FinetuneConfig(method=ONLINE["rlpd"](), explore=NoveltyConfig(), processes=3)
+
+
 def test_a_chunk_earns_the_discounted_bonus_of_its_ticks_and_the_weight_fades():
     class One:
         begin = staticmethod(lambda obs, mask: None)
