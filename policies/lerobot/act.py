@@ -2,7 +2,8 @@
 
 A chunk is regressed from the observation and a latent z. As published, z is 0 when the policy acts: so it is here
 unless ``noise=`` gives another, which is how a method that steers by noise reaches it. Its actions are not bounded:
-they are clipped to the limits of the specification, the smallest and largest action of its data.
+they are clipped to the limits of the specification, the smallest and largest action of its data. Dropout is for
+``bc_loss`` alone: in training mode too, the policy acts without it.
 """
 
 from __future__ import annotations
@@ -73,7 +74,12 @@ class LeRobotACT(nn.Module):
         self.spec = replace(spec, noise_shape=(1, config.latent) if config.vae else None)
         self.inputs = Inputs(spec, config.features)
         self.action_scaling = FeatureScaling(config.action, (spec.action.dim,))
-        self.model = ACT(self.inputs, spec.chunk_shape, config)
+        self.model = ACT(self.inputs, spec.chunk_shape, config).eval()
+
+    def train(self, mode: bool = True) -> LeRobotACT:
+        super().train(mode)
+        self.model.eval()  # but inside the loss
+        return self
 
     def act(
         self,
@@ -117,16 +123,21 @@ class LeRobotACT(nn.Module):
 
     @contextmanager
     def _dropping(self, action: Tensor, generator: Generator | None) -> Iterator[None]:
-        """Dropout draws from the generators of torch itself: seeded here, so that a run repeats and resumes exactly. A
-        CUDA graph, which cannot, goes on with them as they are."""
-        drops = self.training and self.config.dropout > 0 and generator is not None
-        if not drops or (action.is_cuda and torch.cuda.is_current_stream_capturing()):
-            yield
-            return
-        seed = integers(0, 1 << 62, (len(action),), generator)[0]  # a number for each row, so that ranks draw alike
-        with torch.random.fork_rng([action.device] if action.device.type == "cuda" else []):
-            torch.manual_seed(int(seed))
-            yield
+        """In training mode the model drops out meanwhile. Dropout draws from the generators of torch itself: seeded
+        here, so that a run repeats and resumes exactly. A CUDA graph, which cannot, goes on with them as they are."""
+        drops = self.training and self.config.dropout > 0
+        seeded = drops and generator is not None
+        self.model.train(drops)
+        try:
+            if not seeded or (action.is_cuda and torch.cuda.is_current_stream_capturing()):
+                yield
+                return
+            seed = integers(0, 1 << 62, (len(action),), generator)[0]  # a number for each row: ranks draw alike
+            with torch.random.fork_rng([action.device] if action.device.type == "cuda" else []):
+                torch.manual_seed(int(seed))
+                yield
+        finally:
+            self.model.eval()
 
     def _loss(self, obs: Obs, action: Tensor, mask: Tensor | None, generator: Generator | None) -> Tensor:
         parts = self.inputs(obs, self.model.action_head.weight.dtype)
