@@ -21,13 +21,14 @@ from safetensors.torch import load, save
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..policies.core.chunk import DecisionEnv
 from ..policies.core.errors import BurnishError
 from ..policies.core.ranks import Ranks, sharing
 from ..policies.core.tree import to
 from ..policies.core.types import Outcome
 from ..policies.runs.state_codec import decode, encode, separate
 from .episode_statistics import EpisodeStatistics
-from .loops import DecisionEnv, L, OnPolicy
+from .loops import L, OnPolicy
 from .method import LoopKind
 from .table import METHODS, ONLINE, method_name, method_of
 

@@ -8,7 +8,6 @@ cut there, and the next one begins.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from pathlib import Path
@@ -20,12 +19,12 @@ from torch import Tensor
 from ..offline.replay import Replay
 from ..offline.sources import Mixture, Rows, ahead
 from ..offline.storage import Place
+from ..policies.core.chunk import DecisionEnv
 from ..policies.core.config import LATER
 from ..policies.core.ranges import check_ranges
 from ..policies.core.seed import generator as named_generator
-from ..policies.core.spec import EnvSpec
 from ..policies.core.tree import index, map_tree, to
-from ..policies.core.types import Learner, Learns, Memory, Metrics, Obs, Outcome, Saved, Source
+from ..policies.core.types import Learner, Learns, Memory, Metrics, Obs, Outcome, Source
 from ..policies.core.wrapper import continues
 from ..policies.improve import Training
 from ..policies.runs.stopwatch import Stopwatch
@@ -33,19 +32,6 @@ from .diagnostics import q_against_return
 from .episode_statistics import EpisodeStatistics
 from .people.intervened_rows import InterventionUse, as_executed
 from .rollout import Rollout
-
-
-class DecisionEnv(Saved, Protocol):
-    """``ChunkEnv``, ``BaseEnv``, or anything else that plays a decision and says what came of it."""
-
-    num_envs: int
-    device: torch.device
-    spec: EnvSpec
-
-    def reset(self, seeds: Sequence[int] | None = None) -> Obs: ...
-
-    def step(self, action: Tensor, /) -> Outcome: ...
-
 
 L = TypeVar("L", bound=Learner)
 View = TypeVar("View", bound=DecisionEnv)
@@ -177,6 +163,13 @@ class OnPolicy(_Interaction[L]):
     def iterations(self, total: int) -> int:
         """The number of iterations until ``total`` decisions of all worlds together."""
         return -(-total // self.decisions_per_iteration)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        learner: Any = self.learner
+        scale = getattr(getattr(learner, "ppo", learner), "scale", None)
+        if self.obs is None and scale is not None:
+            scale.abandon()
 
     def iterate(self) -> Metrics:
         if self.learner.afresh and self.obs is not None:

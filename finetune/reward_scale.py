@@ -31,6 +31,10 @@ class RewardScale:
         deviation = (self._moments[2] / self._moments[0]).sqrt()
         return (reward / deviation.clamp(min=1e-8)).to(reward).clamp(-clip, clip)
 
+    def abandon(self) -> None:
+        """The episodes in progress will not be continued; new ones begin at nothing."""
+        self._running = torch.zeros_like(self._running)
+
     def state_dict(self) -> dict[str, Tensor]:
         return {"running": self._running, "moments": self._moments}
 

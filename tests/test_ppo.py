@@ -324,6 +324,19 @@ def test_a_resumed_run_ends_in_the_same_bits(kind, tmp_path):
     assert leaves(whole.state_dict()) != leaves(first.state_dict())
 
 
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_what_abandoned_episodes_earned_is_no_part_of_the_next_ones(goes_on):
+    """14 decisions of the script end in the middle of an episode. A robot begins a new one after loading."""
+    first, second = loop_of("gaussian"), loop_of("gaussian")
+    for _ in range(2):
+        first.iterate()
+    earned = first.learner.scale.state_dict()["running"]
+    assert earned.any()
+    second.env.env.continues = goes_on
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    assert torch.equal(second.learner.scale.state_dict()["running"], earned * goes_on)
+
+
 def leaves(state, name=""):
     """Every tensor and number by its place, as comparable plain data."""
     if isinstance(state, torch.Tensor):

@@ -273,6 +273,24 @@ def test_the_global_generators_are_left_alone():
     assert torch.equal(torch.rand(2), expected[0]) and np.array_equal(np.random.rand(2), expected[1])
 
 
+def test_each_seed_has_a_noise_of_its_own_on_a_gpu_too(monkeypatch):
+    """A generator of the CPU stands for that of the GPU; two slices are one stream, and nobody else draws from it."""
+    from burnish.finetune.baselines.training import Randomness
+
+    stand_in = torch.Generator().manual_seed(5)
+    monkeypatch.setattr(torch.cuda, "default_generators", (stand_in,))
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    outside, drawn = stand_in.get_state(), {}
+    for seed in (1, 2):
+        apart, drawn[seed] = Randomness(seed, "cuda:0"), []
+        for _ in range(2):
+            with apart.at_work():
+                drawn[seed].append(torch.rand(3, generator=stand_in))
+            assert torch.equal(stand_in.get_state(), outside)
+    for seed, parts in drawn.items():
+        assert torch.equal(torch.cat(parts), torch.rand(6, generator=torch.Generator().manual_seed(seed)))
+
+
 def test_callbacks_of_sb3_are_called_as_ever(tmp_path):
     from stable_baselines3 import SAC
     from stable_baselines3.common import callbacks

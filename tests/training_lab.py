@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from burnish.finetune.loops import DecisionEnv, OffPolicy, OffPolicyConfig, OnPolicy, planned
+from burnish.finetune.loops import OffPolicy, OffPolicyConfig, OnPolicy, planned
 from burnish.offline.loop import Hook, Offline, repeat
 from burnish.offline.replay import Replay
 from burnish.policies.build import load_policy
+from burnish.policies.core.chunk import DecisionEnv
 from burnish.policies.core.types import Learner, Metrics
 
 

@@ -180,7 +180,7 @@ def build(
     statistics = EpisodeStatistics(env.num_envs, env.device)
     made = prepare_view(config, base, training.Noted(env, statistics), samples, seed)
     spec = agent_spec(made.view.spec, 1, made.history)
-    randomness = training.Randomness(derive(seed, "sb3"))
+    randomness = training.Randomness(derive(seed, "sb3"), device)
     with randomness.at_work():
         encoder = ObsEncoder(spec, EncoderConfig())
         adopt_normalizers(encoder, base)

@@ -20,13 +20,14 @@ import torch
 from stable_baselines3.common.logger import KVWriter, Logger
 from torch import Tensor
 
+from ...policies.core.chunk import DecisionEnv
 from ...policies.core.errors import BurnishError
 from ...policies.core.files import replacing
 from ...policies.core.seed import derive
 from ...policies.core.types import Learns, Metrics, Outcome, Step, VecEnv
 from ...policies.core.wrapper import Wrapper
 from ...policies.gaussian import GaussianPolicy
-from ..loops import DecisionEnv, EpisodeStatistics
+from ..episode_statistics import EpisodeStatistics
 from .actor import copy_actor
 
 
@@ -52,24 +53,35 @@ class Noted(Wrapper):
 
 
 class Randomness:
-    """The generators of torch (CPU) and NumPy that SB3 draws from, apart from all other draws of the process."""
+    """The generators of torch (CPU, and that of a CUDA ``device``) and NumPy that SB3 draws from, apart from all other
+    draws of the process."""
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self.torch = torch.Generator().manual_seed(seed).get_state()
+    def __init__(self, seed: int, device: torch.device | str = "cpu") -> None:
+        self.seed, self.device = seed, torch.device(device)
+        self.shared = [torch.default_generator]
+        if self.device.type == "cuda":
+            torch.cuda.init()  # before which there are none
+            index = torch.cuda.current_device() if self.device.index is None else self.device.index
+            self.shared.append(torch.cuda.default_generators[index])
+        self.torch = [torch.Generator(x.device).manual_seed(seed).get_state() for x in self.shared]
         self.numpy = np.random.RandomState(seed % 2**32).get_state()
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        outside = np.random.get_state()
-        with torch.random.fork_rng(devices=[]):
-            torch.set_rng_state(self.torch)
-            np.random.set_state(self.numpy)
-            try:
-                yield
-            finally:
-                self.torch, self.numpy = torch.get_rng_state(), np.random.get_state()
-                np.random.set_state(outside)
+        outside, numpy = self._swapped(self.torch), np.random.get_state()
+        np.random.set_state(self.numpy)
+        try:
+            yield
+        finally:
+            self.torch, self.numpy = self._swapped(outside), np.random.get_state()
+            np.random.set_state(numpy)
+
+    def _swapped(self, states: list[Tensor]) -> list[Tensor]:
+        """Give the generators of torch these states, and return those that they had."""
+        had = [x.get_state() for x in self.shared]
+        for source, state in zip(self.shared, states, strict=True):
+            source.set_state(state)
+        return had
 
 
 class Numbers(KVWriter):
@@ -184,7 +196,7 @@ class Training(Learns):
         self.statistics.abandon()
         self.env.load_state_dict(state["env"])
         model._last_obs = None  # a reset begins the next slice
-        self.randomness = Randomness(derive(self.randomness.seed, "resumed", model.num_timesteps))
+        self.randomness = Randomness(derive(self.randomness.seed, "resumed", model.num_timesteps), model.device)
         model.action_space.seed(derive(self.randomness.seed, "warm-up") % 2**32)
 
 

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ...offline.actor_critic import ActorCritic
 from ...offline.replay import Batch, Replay
+from ...policies.core.chunk import DecisionEnv
 from ...policies.core.seed import generator as named_generator
 from ...policies.core.tree import index
 from ...policies.core.types import Actor, Decision, Learner, Metrics, Obs
-from ..loops import DecisionEnv
 from .env import ImaginedEnv
 from .ticks import newest
 

@@ -26,17 +26,22 @@ from .types import Obs, Outcome, Saved, Step, VecEnv
 from .wrapper import Wrapper
 
 
-class Chunked(Saved, Protocol):
-    """``ChunkEnv``, or a view of it that shows other observations."""
+class DecisionEnv(Saved, Protocol):
+    """``ChunkEnv``, ``BaseEnv``, or anything else that plays a decision and says what came of it."""
 
     num_envs: int
     device: torch.device
     spec: EnvSpec
-    execute: int
 
     def reset(self, seeds: Sequence[int] | None = None) -> Obs: ...
 
-    def step(self, chunk: Tensor, /) -> Outcome: ...
+    def step(self, action: Tensor, /) -> Outcome: ...
+
+
+class Chunked(DecisionEnv, Protocol):
+    """``ChunkEnv``, or a view of it that shows other observations."""
+
+    execute: int
 
 
 class ChunkEnv:
