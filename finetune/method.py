@@ -107,7 +107,8 @@ class Method:
     interventions: InterventionUse = InterventionUse.left_out
     loop: LoopKind = LoopKind.off_policy
     view: View = View.chunk
-    weighs: bool = False  # its losses count a row as much as an imagined world says (guard=weight)
+    # its critic, or its PPO, counts a row as much as an imagined world says (guard=weight; `world_model/env.py`)
+    weighs: bool = False
     varies: Callable[[Any, Method], Method] | None = None  # (settings, row) -> row: facts that depend on the settings
 
     @property

@@ -7,9 +7,11 @@ paired; the matrix products behind them round otherwise for another number of wo
 **Guards** act where the members disagree more than ``limit`` times as much as anywhere in the data: ``cut``
 truncates there (NEUBAY), so that values behind it are bootstrapped; ``halt`` terminates and pays minus ``penalty``
 (MOReL, 2005.05951); ``penalty`` pays minus ``penalty`` times the disagreement at every tick (MOPO, 2005.13239), in
-units of that limit; ``weight`` lets a row count 1 / (1 + (disagreement / limit)^2) in every loss, an inverse
-variance (WIMLE, 2602.14351). ``verify`` counts a success only where a second member, with other noise and the same
-actions, has one too (RAW-Dream, 2605.12334).
+units of that limit; ``weight`` lets a row count 1 / (1 + (disagreement / limit)^2), an inverse variance (WIMLE,
+2602.14351): in the losses of critics and values, in the surrogate of PPO, and in what IQL (``awr``) and RECAP imitate.
+Other losses of actors, which climb a critic or imitate, and further terms of PPO count all rows alike. ``verify``
+counts a success only where a second member, with other noise and the same actions, has one too (RAW-Dream,
+2605.12334).
 """
 
 from __future__ import annotations
