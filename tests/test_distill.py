@@ -8,12 +8,27 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from distill_lab import LINE, as_teacher, fresh, law, modes, recorded, spec_of, states, successes, teacher, trained
+from distill_lab import (
+    LINE,
+    as_teacher,
+    fresh,
+    law,
+    modes,
+    recorded,
+    spec_of,
+    states,
+    successes,
+    teacher,
+    trained,
+    training,
+)
 from verb_lab import refused
 
+from burnish.finetune.methods.distill import Distillation
 from burnish.finetune.people.teachers import Keep, Relabelled, StudentChunk, record, require_rounds, scenes, shared_spec
 from burnish.finetune.people.teachers import student_spec as spec_for
 from burnish.policies.build import build_policy, load_policy
@@ -21,6 +36,7 @@ from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import Scale
 from burnish.policies.core.spec import agent_spec
+from burnish.policies.data.episodes import Episode, Episodes
 from burnish.policies.data.lerobot import read_lerobot
 from burnish.policies.flow import FlowConfig
 from burnish.policies.gaussian import GaussianConfig
@@ -144,6 +160,36 @@ def test_a_round_teaches_what_the_student_meets(tmp_path):
         errors = [float((student.act(seen)[:, 0] - wavering(seen)).abs().mean()) for student in students]
     # Over 20 seeds 0.106 to 0.240 with the round, and 0.355 to 0.848 without.
     assert errors[1] < 0.3 < errors[0]
+
+
+def test_what_was_kept_for_validation_is_never_trained_on():
+    """By where episodes begin: of each set a quarter is kept apart, and a resumed learner has the same parts."""
+
+    def played(number: int) -> Episodes:
+        begins = [torch.full((3, 1), 10.0 * number + i) for i in range(4)]
+        ends: Any = (torch.zeros(2), False, True, False, 0)
+        return Episodes([Episode({"state": x, "goal": x}, x[1:] / 100, *ends) for x in begins], world)
+
+    def parts(learner: Distillation) -> list[set[float]]:
+        both: Any = learner.learner.windows, learner.learner.valid
+        return [set(x.columns["state"].flatten().tolist()) for x in both]
+
+    def made() -> Distillation:
+        options: Any = {"rounds": 2, "relabelled": lambda number, student: played(number)}
+        return Distillation(fresh(), played(0), training(2, batch=4, valid_fraction=0.25), **options)
+
+    world = make_env(LINE, 1).spec
+    learner = made()
+    kept: set[float] = set()
+    for number in range(3):
+        learner.update()
+        trained_on, valid = parts(learner)
+        assert kept <= valid and len(valid) == number + 1 and not trained_on & valid
+        kept = valid
+        learner.update()
+    resumed = made()
+    resumed.load_state_dict(learner.state_dict())
+    assert parts(resumed) == parts(learner)
 
 
 PIXELS = replace(LINE, dim=2, image=True)

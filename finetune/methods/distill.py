@@ -113,6 +113,7 @@ class Distillation:
         self.rounds, self.round, self._relabelled = rounds, 0, relabelled
         self.config = replace(train, steps=train.steps * (rounds + 1))  # what is to be trained in all
         self._asked, self._seed = asked, seed
+        self._parts = self._split(episodes)
         self.learner = self._learner(fit)
 
     @property
@@ -141,23 +142,30 @@ class Distillation:
     def _enter(self, number: int, student: Any) -> None:
         assert self._relabelled is not None, "rounds need a player"
         more = self._relabelled(number, student)
-        self.episodes = Episodes([*self.episodes, *more], self.episodes.spec, self.episodes.meta)
         self.round = number
+        self.episodes = _joined(self.episodes, more)
+        self._parts = [_joined(*pair) for pair in zip(self._parts, self._split(more), strict=True)]
+
+    def _split(self, episodes: Episodes) -> list[Episodes]:
+        """For training and for validation: each round's own, so that what was kept for validation stays so."""
+        fraction = self.train.valid_fraction if self.round == 0 or len(episodes) > 1 else 0.0
+        return [*episodes.split(fraction, derive(self._seed, "round", self.round))]
 
     def _learner(self, fit: bool) -> ImitationLearner:
-        student, config = self.policy, self.train
-        seed = derive(self._seed, "round", self.round)
-        learner = ImitationLearner(student, self.episodes, config, fit=fit, seed=seed, device=self.device)
+        seed, train, valid = derive(self._seed, "round", self.round), *self._parts
+        config = replace(self.train, valid_fraction=0.0)  # they are apart already
+        learner: Any = ImitationLearner(self.policy, train, config, fit=fit, seed=seed, device=self.device)
         if self._asked is not None:
-            # An agent above the base may see more than the base, so the windows hold everything that was recorded.
-            everything = replace(student.spec, obs=self.episodes.spec.obs)
-            parts = [part for part in self.episodes.split(config.valid_fraction, seed) if len(part)]
-            windows: list[Any] = [
-                Asked(Windows(part, everything, config.pad).to(self.device), self._asked) for part in parts
-            ]
-            learner.windows = windows[0]
-            learner.valid = windows[1] if len(windows) > 1 else None
+            learner.windows = self._windows(train)
+        learner.valid = self._windows(valid) if len(valid) else None
         return learner
+
+    def _windows(self, part: Episodes) -> Any:
+        spec, asked = self.policy.spec, self._asked
+        if asked is not None:  # an agent above the base may see more than the base, so all that was recorded is there
+            spec = replace(spec, obs=self.episodes.spec.obs)
+        windows = Windows(part, spec, self.train.pad).to(self.device)
+        return windows if asked is None else Asked(windows, asked)
 
     def state_dict(self) -> dict[str, Any]:
         return {"round": self.round, "learner": self.learner.state_dict()}
@@ -168,3 +176,7 @@ class Distillation:
         if self.round:
             self.learner = self._learner(fit=False)
         self.learner.load_state_dict(state["learner"])
+
+
+def _joined(old: Episodes, new: Episodes) -> Episodes:
+    return replace(old, episodes=[*old, *new])
