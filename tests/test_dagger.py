@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from burnish.finetune.__main__ import GROUPS, FinetuneConfig
 from burnish.finetune.build import prepare
 from burnish.finetune.loops import OffPolicy, OffPolicyConfig
 from burnish.finetune.people.dagger import DAgger, DAggerConfig, build, corrected, corrected_around
@@ -20,7 +21,7 @@ from burnish.offline.imitation import imitation_chunk
 from burnish.offline.replay import Replay
 from burnish.offline.sources import Rows
 from burnish.policies.build import build_policy, load_policy
-from burnish.policies.cli.cli import main
+from burnish.policies.cli.cli import compose, main, to_object
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import PolicySpec
@@ -186,6 +187,29 @@ def test_every_batch_is_of_the_union() -> None:
     # Recordings are 8 ticks in 2 phases: 7 or 8 decisions an episode. What was played in the world is in the replay.
     helped = int(loop.replay.latest()["intervened"][..., 0].sum())
     assert len(loop.prior) == helped + len(recorded()) and helped > 0  # pyright: ignore
+
+
+def test_recordings_alone_teach_before_anything_is_played() -> None:
+    """60 updates are two iterations, one of 50 and one of 10; then it plays."""
+    loop = started(tiny(), student(), prior=recorded(), pretrain_updates=60)
+    loop.source, batches = heard(loop.source)
+    metrics = [loop.iterate() for _ in range(2)]
+    assert len(batches) == 60 and len(loop.replay) == 0
+    assert all(batch["intervened"][:, 0].all() for batch in batches)
+    assert metrics[-1]["intervened"] == 0  # of no ticks
+    run(loop, 8)
+    assert len(loop.replay) == 8
+
+
+@pytest.mark.parametrize(("norm", "clips"), [("null", False), ("1e-3", True)])
+def test_gradients_are_clipped_only_where_a_norm_is_given(norm: str, clips: bool) -> None:
+    """By the words of the command line. The rounding of a norm is far below one percent of it."""
+    words = ["method=dagger", f"method.max_grad_norm={norm}"]
+    config = to_object(compose("finetune", FinetuneConfig, GROUPS["finetune"], words)).method
+    learner, batch = DAgger(student(), config), batch_of([[True, True]] * 4, [2] * 4)
+    learner._descent(batch["obs"], *corrected(batch, False), {})
+    gradient = torch.cat([p.grad.flatten() for p in learner.student.parameters() if p.grad is not None])
+    assert (float(gradient.norm()) <= 1.01e-3) == clips
 
 
 def test_relabelling_asks_the_expert_about_what_the_policy_sees() -> None:

@@ -57,7 +57,7 @@ class DAggerConfig:
     relabel: bool = False  # ask the expert about every decision, not only keep what it did
     lr: float = 3e-4  # learning rate of the student
     tau: float = 0.005  # share by which the average of the weights follows, at every update; 1: there is none
-    max_grad_norm: float = 1.0  # gradients are clipped to this norm; null: not clipped
+    max_grad_norm: float | None = 1.0  # gradients are clipped to this norm; null: not clipped
     discount: Discount = field(default_factory=Discount)  # discount that is stored; imitation does not read it
     # amounts that are played, stored and learnt
     loop: OffPolicyConfig = field(

@@ -221,7 +221,7 @@ def supervisor_of(env: Any) -> Any:
 
 
 class Supervised(Outcome):
-    """An outcome that also says who acted; learners store these facts like any other (``outcome_columns``)."""
+    """An outcome that also says who acted; learners store these facts like any other (``Learner.columns``)."""
 
     __slots__ = ()
 
@@ -305,7 +305,7 @@ class Demonstrations:
         """Of the latest ticks, those that the expert played."""
         self._look()
         helped, ticks = self._latest.sum(0)
-        return helped / ticks
+        return helped / ticks.clamp(min=1)  # none in pretraining
 
     def sample(self, batch: int, *, n_step: int = 1, sequence: int = 1, around: tuple[int, int] = ALONE) -> Batch:
         """Like ``Replay.sample``. Before the first demonstration, it is what the policy did itself."""
@@ -314,11 +314,13 @@ class Demonstrations:
         if count + len(found) == 0:
             return self.replay.sample(batch, **options)
         picked = torch.randint(count + len(found), (batch,), generator=self.generator, device=self.device)
-        fresh = self.replay.gather(found[picked[picked >= count] - count], **options)
-        if self.recordings is None:
-            return fresh
-        chosen = picked[picked < count].to(self.recordings.device)
-        return joined(_as_intervention(self.recordings.gather(chosen, **options)), fresh)
+        parts = []
+        if self.recordings is not None:
+            chosen = picked[picked < count].to(self.recordings.device)
+            parts.append(_as_intervention(self.recordings.gather(chosen, **options)))
+        if len(self.replay):  # else there is nothing to gather from, as in pretraining
+            parts.append(self.replay.gather(found[picked[picked >= count] - count], **options))
+        return joined(*parts) if len(parts) > 1 else parts[0]
 
     @property
     def _recorded(self) -> int:

@@ -3,7 +3,7 @@
 Luo et al. 2023 (RLIF, arXiv 2311.12996), algorithm 2: RLPD (``rlpd.py``) with reward -1 for the decision before an
 intervention and 0 everywhere else; the task's own reward is never read. Nothing is imitated, so the agent may become
 better than the people who intervene, as long as these know *when* to. Half of each batch is recordings, at reward 0,
-and what the interveners played (``intervention.Demonstrations``). Critics are those of RLPD, without entropy in the
+and what the interveners played (``interventions.Demonstrations``). Critics are those of RLPD, without entropy in the
 target; five updates per decision.
 
     who played       action that the critic is shown      reward
