@@ -4,7 +4,7 @@ slow check in `mutant_checks.py`."""
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ from burnish.finetune.ppo import PPOConfig
 from burnish.finetune.refinement import FinetuneConfig, refinement
 from burnish.offline.sources import Rows
 from burnish.policies.core.errors import BurnishError
+from burnish.policies.core.execute import Execution
 from burnish.policies.core.seed import normal
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec
 from burnish.policies.core.tree import leaves
@@ -211,6 +212,13 @@ def test_turns_that_control_has_not_learnt_from_go_where_they_are_loaded():
     other.device = torch.device("meta")
     other.load_state_dict(copy.deepcopy(whole.state_dict()))
     assert {x.device.type for tick in other.turns for x in leaves(tick)} == {"meta"}
+
+
+@pytest.mark.parametrize("given", [{"scale_reward": True}, {"execution": Execution.cudagraph}])
+def test_what_needs_the_same_number_of_turns_each_time_is_refused(given):
+    """Where episodes end differently, more turns than there are worlds come together before Control learns."""
+    with pytest.raises(BurnishError, match=f"explore.ppo.{next(iter(given))}="):
+        settings(ppo=replace(PPO, **given))
 
 
 @pytest.mark.parametrize("given", [{"turn": 0}, {"free": 1.0}, {"gamma": 1.5}])

@@ -29,6 +29,8 @@ from torch import Tensor
 from ...offline.critics import adopt_normalizers
 from ...offline.sources import Rows
 from ...policies.build import build_policy
+from ...policies.core.errors import BurnishError
+from ...policies.core.execute import Execution
 from ...policies.core.ranges import check_ranges
 from ...policies.core.scale import Scale
 from ...policies.core.seed import derive
@@ -64,6 +66,11 @@ class AdversarialSurpriseConfig(ExploreConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ranges(self, {"[1, inf)": "turn", "[0, 1)": "free", "[0, 1]": "gamma"}, "explore.")
+        if self.ppo.scale_reward or self.ppo.execution is Execution.cudagraph:
+            raise BurnishError(
+                "Control learns from as many turns as have come together, and explore.ppo.scale_reward=true and "
+                "explore.ppo.execution=cudagraph need the same number each time; leave both out"
+            )
 
 
 def surprise(density: Tensor, x: Tensor) -> Tensor:
