@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from verb_lab import refused
 
-from burnish.finetune.compare.compare import waiting_runs
-from burnish.finetune.compare.slurm import array_script
+from burnish.finetune.compare.slurm import array_script, waiting_runs
 from burnish.policies.cli.cli import main
 from burnish.policies.cli.executors import Processes, executor
+from burnish.policies.core import files
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.runs.interrupt import Stop
 
@@ -236,23 +236,27 @@ def test_an_array_job_gives_the_comparison_of_one_machine(words, tmp_path, capsy
 
 @pytest.mark.slow
 @pytest.mark.sim
-def test_a_comparison_on_ray_loses_a_node_and_nothing_else(words, tmp_path, monkeypatch, here):
+@pytest.mark.parametrize("shared", ["folders", "storage"])
+def test_a_comparison_on_ray_loses_a_node_and_nothing_else(words, tmp_path, monkeypatch, here, shared):
     """Two nodes with a core each. One is killed when both runs have saved and none has ended."""
     ray = pytest.importorskip("ray")
     cluster_utils = pytest.importorskip("ray.cluster_utils")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     words = [*words, "budget=12000"]
     assert main([*words, f"out={tmp_path}/local"]) == 0
-    out = tmp_path / "ray"
+    out = played = tmp_path / "ray"
+    if shared == "storage":
+        played = tmp_path / "home"
+        played.mkdir()
+        monkeypatch.setenv("HOME", str(played))
+        words = [*words, f"storage=file://{tmp_path}/kept"]
     node = {"object_store_memory": 10**8, "include_dashboard": False}
     cluster = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **node})
     try:
         nodes = [cluster.add_node(num_cpus=1, **node) for _ in range(2)]
 
         def kill() -> None:
-            while len(list(out.glob("runs/*/checkpoints"))) < 2 or not all(
-                any(run.glob("0*")) for run in out.glob("runs/*/checkpoints")
-            ):
+            while sum(any(saved.glob("0*")) for saved in played.glob("**/runs/*/checkpoints")) < 2:
                 time.sleep(0.01)
             cluster.remove_node(nodes[1], allow_graceful=False)
 
@@ -267,3 +271,68 @@ def test_a_comparison_on_ray_loses_a_node_and_nothing_else(words, tmp_path, monk
     sittings = sorted(len(list((out / f"runs/steady-{seed}/tensorboard").iterdir())) for seed in (0, 1))
     assert sittings == [1, 2], "one run was lost, and went on from its checkpoint"
     assert runs_of(out) == runs_of(tmp_path / "local")
+
+
+NODE = """import json, sys
+from burnish.policies.cli import ray_tasks, storage
+storage.SEND_S = 0.05
+words, keys, *rest = json.loads(sys.argv[1])
+sys.exit(ray_tasks.play_away(words, {int(n): key for n, key in keys.items()}, *rest))
+"""
+
+
+class Nodes:
+    """A stand-in of Ray: each task is a process in a home and a working folder of its own. The first that refines is
+    killed once its first checkpoint was sent, and played again on another node, as Ray does it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.played, self.killed = folder, list[str](), False
+
+    def play(self, *given: Any) -> int:
+        self.played.append(given[0][0])
+        process = self.start(given)
+        if given[0][0] == "finetune" and not self.killed:
+            (number,) = (n for n, word in enumerate(given[0]) if word.startswith("out="))
+            listed = self.folder / f"storage/folders/{given[1][number]}.json"
+            while not (listed.exists() and "checkpoints/" in listed.read_text()):
+                assert process.poll() is None, "it ended before it was killed"
+                time.sleep(0.01)
+            process.kill()
+            process.wait()
+            self.killed = True
+            process = self.start(given)
+        return process.wait()
+
+    def start(self, given: Any) -> subprocess.Popen[Any]:
+        home = self.folder / f"node-{len(list(self.folder.glob('node-*')))}"
+        home.mkdir(parents=True)
+        command = [sys.executable, "-c", NODE, json.dumps(given)]
+        return subprocess.Popen(command, cwd=home, env={**os.environ, "HOME": str(home)})
+
+    def module(self) -> Any:
+        ray = stand_in(None)
+        ray.remote = lambda **options: lambda play: SimpleNamespace(remote=self.play)
+        ray.get = lambda status: status
+        return ray
+
+
+@pytest.mark.slow
+@pytest.mark.sim
+def test_nodes_that_share_a_storage_alone_give_the_comparison_of_one_machine(words, tmp_path, monkeypatch):
+    words = [*words, "budget=4000"]
+    assert main([*words, f"out={tmp_path}/local"]) == 0
+    nodes = Nodes(tmp_path / "nodes")
+    monkeypatch.setitem(sys.modules, "ray", nodes.module())
+    monkeypatch.chdir(tmp_path)
+    command = [*words, "on=ray", f"storage=file://{nodes.folder}/storage", "out=far", "jobs=1"]
+    assert main(command) == 0
+    assert nodes.killed and nodes.played.count("finetune") == 2
+    assert runs_of(Path("far")) == runs_of(Path("local"))
+    sittings = sorted(len(list(Path(f"far/runs/steady-{seed}/tensorboard").iterdir())) for seed in (0, 1))
+    assert sittings == [1, 2], "one run was lost, and went on from its checkpoint"
+    before = runs_of(Path("far"))
+    nodes.played.clear()
+    files.remove(Path("far"))
+    assert main([*command, "resume=true"]) == 0
+    assert nodes.played == [], "all that has ended is in the storage"
+    assert runs_of(Path("far")) == before

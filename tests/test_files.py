@@ -149,6 +149,7 @@ WRITES_ELSEWHERE: dict[str, set[str]] = {
     "policies.runs.checkpoint": {"save_file"},
     "policies.runs.run": {"SummaryWriter"},
     "policies.measure.video": {"open"},
+    "policies.cli.storage": {"makedirs", "open"},  # of a storage elsewhere, whose names come from hashes and keys
     "policies.data.lerobot_tables": {"ParquetWriter", "write_table"},
     "policies.data.lerobot_writer": {"write_table"},
     "real_robot.export.exporter": {"TemporaryDirectory"},

@@ -1,4 +1,4 @@
-"""The folder of a comparison or of a race: free, or what it was begun as."""
+"""The folder of a comparison or of a race: free, or what it was begun as, or fetched from where it is kept."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from typing import Any
 
 import yaml
 
+from ...policies.cli.ray_tasks import key_of
+from ...policies.cli.storage import Storage
 from ...policies.core import files
 from ...policies.core.config import differences
 from ...policies.core.errors import BurnishError
 from ...policies.runs.manifest import parse, plain_yaml
 from ...policies.runs.run import CONFIG, LOCK
-from .comparison import EVALUATIONS
+from .comparison import EVALUATIONS, RUNS
+
+OWN = 2  # levels of the folder that the comparison itself writes; below them are its runs, which nodes send
 
 
 def settings_of(path: Path) -> Mapping[str, Any]:
@@ -57,3 +61,18 @@ def owned(out: Path) -> Iterator[None]:
         files.named(out) / LOCK, f"another process is writing {out}; wait for it, or choose another out=..."
     ):
         yield
+
+
+def keep(out: Path, storage: str) -> None:
+    """Sends the comparison's own files to the storage, where its nodes have sent its runs."""
+    Storage(storage).send(out, key_of(out), deep=OWN)
+
+
+def restore(out: Path, storage: str) -> None:
+    """The folder as it is kept in the storage, where it is missing here."""
+    if (out / CONFIG).exists():
+        return
+    kept, own = Storage(storage), key_of(out)
+    kept.fetch(own, out)
+    for key in kept.keys(f"{own}/{RUNS}/"):
+        kept.fetch(key, out / key.removeprefix(f"{own}/"))

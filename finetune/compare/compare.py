@@ -44,7 +44,7 @@ from ...policies.runs.run import CONFIG
 from ..build import require
 from ..warmup import warmup_of
 from . import free_baselines
-from .claim import claim, owned, require_room, settings_of
+from .claim import claim, keep, owned, require_room, restore, settings_of
 from .comparison import (
     BASE,
     COMPARISON,
@@ -60,12 +60,25 @@ from .comparison import (
 )
 from .entrants import Entrant, entrant, settled, world_words
 from .free_baselines import BASE_GREEDY
-from .slurm import SCRIPT, SLURM, array_script
+from .slurm import SCRIPT, SLURM, array_script, waiting_runs
 
 PLAN = ".plan"  # how long a free baseline is trained
 VIDEOS = "videos"
 ABOUT = "about.json"  # the world that was evaluated in; older comparisons have none
-CHANGEABLE = {"methods", "entrants", "seeds", "on", "jobs", "videos", "goal", "out", "resume", "base", "data"}
+CHANGEABLE = {
+    "methods",
+    "entrants",
+    "seeds",
+    "on",
+    "storage",
+    "jobs",
+    "videos",
+    "goal",
+    "out",
+    "resume",
+    "base",
+    "data",
+}
 
 
 @dataclass
@@ -88,6 +101,7 @@ class CompareConfig:
     goal: float = 0.9  # success of which the time is told
     videos: int = 3  # seeds on which the base and each method's best run are filmed
     on: str = LOCAL  # machines of the runs: local, ray, ray:HOST:PORT, or slurm, which writes an array script
+    storage: str | None = None  # with on=ray: s3://bucket/name or alike, for nodes that share no folders
     jobs: int = 0  # runs at a time; 0: one per core, and on a cluster as many as it takes
     device: str = "cpu"  # device of the networks: cpu, cuda, cuda:1
     out: str = "runs/compare"  # folder of all runs and of the comparison
@@ -101,6 +115,8 @@ class CompareConfig:
         check_ranges(self, {"[1, inf)": positive, "[0, inf)": "seed videos jobs"})
         if self.on != SLURM and not names_place(self.on):
             raise BurnishError(f"on={self.on} is no place for runs; take local, ray, ray:HOST:PORT or slurm")
+        if self.storage is not None and self.on in (LOCAL, SLURM):
+            raise BurnishError(f"storage={self.storage} is for on=ray; the runs of on={self.on} write to out= alone")
         if self.on != LOCAL and ":" in self.device:
             raise BurnishError(f"device={self.device}: a task of on={self.on} sees one GPU alone; take device=cuda")
         if self.videos > self.episodes:
@@ -133,6 +149,8 @@ def compared(config: CompareConfig, settings: Callable[[Sequence[str]], Any]) ->
     free = [Entry(name, config.seed) for name in free_baselines.NAMES if config.data is not None or name == BASE_GREEDY]
     with interruptible() as stop, ExitStack() as held:
         player = Player(config, out, stop, len(entries) + len(free))
+        if config.storage is not None and config.resume:
+            restore(out, config.storage)
         if config.only is None:
             _claim(config, chosen)
             held.enter_context(owned(out))
@@ -175,6 +193,8 @@ def compared(config: CompareConfig, settings: Callable[[Sequence[str]], Any]) ->
         found["command"] = shlex.join(["burnish", "compare", *_words(config)])
         found["burnish"] = version("burnish")
         files.replace(out / COMPARISON, json.dumps(found, indent=1) + "\n")
+        if config.storage is not None:
+            keep(out, config.storage)
         best = {row["method"]: str(out / row["folder"]) for row in found["methods"] if row["runs"]}
         player.film({BASE: config.base, **best})
     lines = f"{table(found)}\n\n{verdict(found)}\n{out / COMPARISON}  (burnish report compare={out})\n"
@@ -200,19 +220,6 @@ def play_alone(plays: Mapping[str, Callable[[], None]], only: str, out: Path, st
         raise BurnishError(f"only={only} is no run of a comparison in {out}; there are {', '.join(plays)}")
     plays[only]()
     return 130 if stop.requested else int((out / RUNS / f"{only}.failed").exists())
-
-
-def waiting_runs(out: Path, first: Sequence[str], later: Sequence[str]) -> list[str]:
-    """The runs that can be played now and have neither ended nor failed; ``later`` ones need a run that has ended."""
-
-    def state(name: str) -> str:
-        ended = (out / EVALUATIONS / f"{name}.json").exists()
-        return "ended" if ended else "failed" if (out / RUNS / f"{name}.failed").exists() else "waiting"
-
-    waiting = [name for name in first if state(name) == "waiting"]
-    if waiting or not any(state(name) == "ended" for name in first if name != BASE):
-        return waiting
-    return [name for name in later if state(name) == "waiting"]
 
 
 def _words(config: CompareConfig) -> list[str]:
@@ -251,7 +258,7 @@ class Player:
     def __init__(self, config: CompareConfig, out: Path, stop: Stop, total: int) -> None:
         self.config, self.out, self.stop, self.total = config, out, stop, total
         self.ended, self.played, self.began = 0, 0, time.perf_counter()
-        self.executor = executor(LOCAL if config.on == SLURM else config.on, config.device)
+        self.executor = executor(LOCAL if config.on == SLURM else config.on, config.device, config.storage)
         self.common = [f"device={config.device}", "threads=1"]
         self.world = world_words(config.world)
 
@@ -383,4 +390,6 @@ class Player:
         self.ended, self.played = self.ended + 1, self.played + 1
         minutes = (time.perf_counter() - self.began) / 60
         left = minutes / self.played * (self.total - self.ended)
+        if self.config.storage is not None:
+            keep(self.out, self.config.storage)
         sys.stderr.write(f"{entry.name} {how} ({self.ended} of {self.total}; about {left:.0f} minutes left)\n")

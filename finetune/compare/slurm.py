@@ -17,6 +17,7 @@ from pathlib import Path
 from ...policies.cli.verb_process import MAIN, child_imports
 from ...policies.core.errors import BurnishError
 from ...policies.core.imports import VARIABLE
+from .comparison import BASE, EVALUATIONS, RUNS
 
 SLURM, SCRIPT = "slurm", "slurm.sh"
 NOTICE_S = 120  # between the signal, on which a run saves, and the end of its time
@@ -49,3 +50,16 @@ def array_script(names: Sequence[str], words: Sequence[str], out: Path, gpu: boo
         f'exec {shlex.join([sys.executable, "-c", MAIN, "compare", *words])} only="${{runs[$SLURM_ARRAY_TASK_ID]}}"',
     ]
     return "\n".join(lines) + "\n"
+
+
+def waiting_runs(out: Path, first: Sequence[str], later: Sequence[str]) -> list[str]:
+    """The runs that can be played now and have neither ended nor failed; ``later`` ones need a run that has ended."""
+
+    def state(name: str) -> str:
+        ended = (out / EVALUATIONS / f"{name}.json").exists()
+        return "ended" if ended else "failed" if (out / RUNS / f"{name}.failed").exists() else "waiting"
+
+    waiting = [name for name in first if state(name) == "waiting"]
+    if waiting or not any(state(name) == "ended" for name in first if name != BASE):
+        return waiting
+    return [name for name in later if state(name) == "waiting"]

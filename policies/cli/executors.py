@@ -56,9 +56,9 @@ def names_place(on: str) -> bool:
     return on == LOCAL or on.partition(":")[0] == RAY
 
 
-def executor(on: str, device: str = "cpu") -> Executor:
+def executor(on: str, device: str = "cpu", storage: str | None = None) -> Executor:
     """The one that a setting ``on=local``, ``on=ray`` or ``on=ray:ADDRESS`` names, for verbs of one thread and perhaps
-    a GPU."""
+    a GPU. The nodes of Ray share all folders, or else a ``storage``."""
     if on == LOCAL:
         return Processes()
-    return RayTasks(address_of(on), gpus=0 if device == "cpu" else 1)
+    return RayTasks(address_of(on), gpus=0 if device == "cpu" else 1, storage=storage)

@@ -1,15 +1,18 @@
-"""Verbs as tasks of a Ray cluster whose nodes share the folders that the words name, under the same paths.
+"""Verbs as tasks of a Ray cluster whose nodes share the folders that the words name, under the same paths, or a storage
+(`storage.py`), into which those folders are sent and from which each node fetches its own.
 
 A task is a process of its own on some node, with one core and perhaps a GPU. If its node is lost, Ray starts it again
-on another: a run is told ``resume=true``, so it goes on from its last checkpoint in the shared folder.
+on another: a run is told ``resume=true``, so it goes on from its last checkpoint in the shared folder or storage.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,9 +21,19 @@ from ..core import files
 from ..core.errors import BurnishError, reason
 from ..core.imports import VARIABLE
 from ..runs.interrupt import Stop
+from ..runs.run import CHECKPOINTS
+from .storage import Storage
 from .verb_process import child_imports
 
 RAY = "ray"
+OUT = "out="
+PATHS = (
+    "out",
+    "data",
+    "critic_from",
+    "against",
+    *(f"policy.{name}" for name in ("path", "base", "words", "stats", "adapter")),
+)
 LOSSES = 10  # nodes that one verb may lose
 WAIT_S = 1.0  # between two looks whether a stop is wanted
 
@@ -48,40 +61,95 @@ def address_of(on: str) -> str | None:
 class RayTasks:
     """The executor of ``on=ray``; ``address`` as in ``connected``."""
 
-    def __init__(self, address: str | None = None, gpus: int = 0) -> None:
+    def __init__(self, address: str | None = None, gpus: int = 0, storage: str | None = None) -> None:
         self._ray = ray = connected(address)
+        self._storage = storage
         # Each call has a process of its own, which ends with it.
-        self._task = ray.remote(num_cpus=1, num_gpus=gpus, max_calls=1, max_retries=LOSSES)(play_here)
+        shared = play_here if storage is None else play_away
+        self._task = ray.remote(num_cpus=1, num_gpus=gpus, max_calls=1, max_retries=LOSSES)(shared)
 
     def jobs(self, count: int) -> int:
         """All: those that find no core wait, and a node that joins takes some."""
         return max(1, count)
 
     def play(self, words: Sequence[str], log: Path, stop: Stop) -> int:
-        ray = self._ray
-        places = [str(place) for place in sys.path]
-        waiting = [self._task.remote(list(words), str(log), os.getcwd(), child_imports(), places)]
-        stopped = False
-        while not ray.wait(waiting, timeout=WAIT_S)[0]:
+        modules, places = child_imports(), [str(place) for place in sys.path]
+        if self._storage is None:
+            return self._ended([list(words), str(log), os.getcwd(), modules, places], stop)
+        storage, named = Storage(self._storage), named_paths(words)
+        keys = {number: key_of(path) for number, path in named.items()}
+        for number, path in named.items():
+            if path.exists():
+                storage.send(path, keys[number])
+        status = self._ended([list(words), keys, key_of(log), modules, places, self._storage], stop)
+        storage.fetch(key_of(log), log)
+        for number, path in named.items():
+            if words[number].startswith(OUT):
+                storage.fetch(keys[number], path)
+        return status
+
+    def _ended(self, given: Sequence[Any], stop: Stop) -> int:
+        """The exit status of the task, of which ``given`` are the words and the rest, once it has ended."""
+        ray, task, stopped = self._ray, self._task.remote(*given), False
+        while not ray.wait([task], timeout=WAIT_S)[0]:
             if stop.requested and not stopped:
-                ray.cancel(waiting[0])
+                ray.cancel(task)
                 stopped = True
         try:
-            return ray.get(waiting[0])
+            return ray.get(task)
         except ray.exceptions.TaskCancelledError:
             return 130
         except ray.exceptions.RayError as error:
-            raise BurnishError(f"Ray has lost `burnish {words[0]}`: {reason(error)}") from error
+            raise BurnishError(f"Ray has lost `burnish {given[0][0]}`: {reason(error)}") from error
+
+
+def named_paths(words: Sequence[str]) -> dict[int, Path]:
+    """The files and folders that words of a verb name, by the number of the word."""
+    said = enumerate(word.partition("=") for word in words)
+    return {number: Path(value) for number, (name, _, value) in said if name in PATHS and value and "://" not in value}
+
+
+def key_of(path: Path) -> str:
+    """The name of a path in the storage: as it is seen from the working folder, if it lies in there."""
+    path, here = Path(os.path.abspath(path)), Path.cwd()
+    return path.relative_to(here if path.is_relative_to(here) else path.anchor).as_posix()
 
 
 def play_here(words: Sequence[str], log: str, folder: str, modules: Sequence[str], places: Sequence[str]) -> int:
     """The task itself, on whichever node: one verb, with its output in ``log``; exit status."""
     enter(folder)
+    return _played(words, Path(log), modules, places)
+
+
+def play_away(
+    words: list[str], keys: dict[int, str], log: str, modules: Sequence[str], places: Sequence[str], address: str
+) -> int:
+    """The same on a node that shares the storage at ``address`` alone. ``keys`` name there what the words name."""
+    storage, made = Storage(address), list[Path]()
+    cache = files.below(files.named(Path.home() / ".cache"), "burnish", "storage")
+    home = files.below(cache, hashlib.sha256(address.encode()).hexdigest()[:12])
+    with ExitStack() as held:
+        for number, key in keys.items():
+            storage.fetch(key, home / key)
+            if words[number].startswith(OUT):
+                made.append(home / key)
+                held.enter_context(storage.sending(home / key, key, CHECKPOINTS))
+            words[number] = f"{words[number].partition('=')[0]}={home / key}"
+        try:
+            status = _played(words, home / log, modules, places)
+        finally:
+            storage.send(home / log, log)
+    for path in made:  # the storage has it
+        files.remove(path)
+    return status
+
+
+def _played(words: Sequence[str], log: Path, modules: Sequence[str], places: Sequence[str]) -> int:
     find(places)
     os.environ[VARIABLE] = ",".join(modules)
     from .cli import main
 
-    with files.fresh(files.named(Path(log).parent) / Path(log).name) as file:
+    with files.fresh(files.named(log.parent) / log.name) as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
         sys.stdout = sys.stderr = file

@@ -1,0 +1,97 @@
+"""Folders in a storage. `test_executors.py` plays a comparison whose nodes share nothing else."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from verb_lab import refused
+
+from burnish.policies.cli.ray_tasks import key_of, named_paths
+from burnish.policies.cli.storage import Storage
+from burnish.policies.core import files
+from burnish.policies.core.errors import BurnishError
+
+
+def content(folder: Path) -> dict[str, str]:
+    return {x.relative_to(folder).as_posix(): x.read_text() for x in folder.rglob("*") if x.is_file()}
+
+
+@pytest.fixture
+def made(tmp_path) -> Path:
+    files.write_folder(tmp_path / "made", {"a": "one", "deep/b": "two", "deep/er/c": "one"})
+    return tmp_path / "made"
+
+
+def test_a_folder_arrives_as_it_was_sent_last(made, tmp_path):
+    storage, there = Storage(f"file://{tmp_path}/kept"), tmp_path / "there"
+    assert not storage.fetch("run", there)
+    storage.send(made, "run")
+    assert storage.fetch("run", there) and content(there) == content(made)
+    kept = [x for x in (tmp_path / "kept/files").rglob("*") if x.is_file()]
+    assert len(kept) == 2, "equal content is kept once"
+    times = [x.stat().st_mtime_ns for x in kept]
+    files.remove(made / "deep/er")
+    (made / "a").write_text("three")
+    (made / "link").symlink_to("/etc/hostname")
+    (there / "stale").write_text("of an earlier time")
+    storage.send(made, "run")
+    assert storage.fetch("run", there) and content(there) == {"a": "three", "deep/b": "two"}
+    assert not (there / "deep/er").exists(), "an empty folder could pass for a checkpoint"
+    assert [x.stat().st_mtime_ns for x in kept] == times, "what is there is not sent again"
+    storage.send(made, "flat", deep=1)
+    storage.send(made / "a", "flat/file")
+    assert storage.fetch("flat", tmp_path / "flat") and content(tmp_path / "flat") == {"a": "three"}
+    assert storage.fetch("flat/file", tmp_path / "one") and (tmp_path / "one").read_text() == "three"
+    assert storage.keys("flat/") == ["flat/file"] and storage.keys("other/") == []
+
+
+def test_while_a_folder_is_sent_readers_find_a_whole_one(made, tmp_path, monkeypatch):
+    monkeypatch.setattr("burnish.policies.cli.storage.SEND_S", 0.01)
+    storage, reader = Storage(f"file://{tmp_path}/kept"), Storage(f"file://{tmp_path}/kept")
+    with storage.sending(made, "run", "checkpoints"):
+        files.write_folder(made / ".scratch", {"x": "y"})
+        files.new(made / "checkpoints")
+        files.move(made / ".scratch", made / "checkpoints/1")
+        until = time.monotonic() + 20
+        while not (reader.fetch("run", tmp_path / "there") and (tmp_path / "there/checkpoints/1/x").exists()):
+            assert time.monotonic() < until, "a new checkpoint was not sent"
+            time.sleep(0.01)
+        (made / "a").write_text("later")
+    assert reader.fetch("run", tmp_path / "there") and (tmp_path / "there/a").read_text() == "later"
+
+
+def test_what_is_damaged_or_leads_outside_is_refused(made, tmp_path, capsys):
+    storage = Storage(f"file://{tmp_path}/kept")
+    storage.send(made, "run")
+    listed = tmp_path / "kept/folders/run.json"
+    listed.write_text(json.dumps({"../planted": json.loads(listed.read_text())["a"]}))
+    with pytest.raises(BurnishError, match="outside of its folder"):
+        storage.fetch("run", tmp_path / "there")
+    assert not (tmp_path / "planted").exists()
+    storage.send(made, "run")
+    for file in (tmp_path / "kept/files").rglob("*"):
+        if file.is_file():
+            file.write_text("other")
+    with pytest.raises(BurnishError, match="is damaged in file://"):
+        storage.fetch("run", tmp_path / "there")
+    assert content(tmp_path / "there") == {}
+    with pytest.raises(BurnishError, match="storage=moon://x cannot be used"):
+        Storage("moon://x")
+    (tmp_path / "kept/folders/run.json").unlink()
+    files.remove(tmp_path / "kept/folders")
+    (tmp_path / "kept/folders").write_text("no folder")
+    with pytest.raises(BurnishError, match="cannot be read or written"):
+        storage.send(made, "run")
+    said = refused(capsys, "compare", "base=x", "methods=dsrl", "storage=s3://x", f"out={tmp_path}/out")
+    assert "storage=s3://x is for on=ray" in said
+
+
+def test_words_name_what_is_sent(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["finetune", "policy.path=bc", "device=cpu", "out=../runs/x", "data=", "policy.base=ws://host:1"]
+    assert named_paths(words) == {1: Path("bc"), 3: Path("../runs/x")}
+    assert key_of(Path("bc")) == key_of(tmp_path / "bc") == "bc"
+    assert key_of(Path("../runs/x")) == (tmp_path.parent / "runs/x").as_posix().lstrip("/")
