@@ -90,8 +90,8 @@ def test_a_name_leads_to_a_policy_for_this_world(package):
     [
         ("toward", "did you mean 'towards'"),
         ("script", "no installed package announces"),
-        ("acme_policies:towards", "no installed package announces"),
-        ("os:system", "no installed package announces"),
+        ("acme_policies:towards", "that the user has not named; say BURNISH_IMPORT=acme_policies"),
+        ("os:system", "that the user has not named"),
         ("broken", "which is broken"),
         ("twice", "is ambiguous: it is acme_policies:Wrong and acme_policies:towards"),
         ("nothing", "which is no policy"),
@@ -101,6 +101,19 @@ def test_a_name_leads_to_a_policy_for_this_world(package):
 def test_other_names_are_refused(package, name, sentence):
     with pytest.raises(BurnishError, match=sentence):
         InstalledPolicy(CallableConfig(name), WORLD)
+
+
+def test_a_callable_of_a_module_that_the_user_names(package, monkeypatch):
+    monkeypatch.setenv("BURNISH_IMPORT", "acme_policies,lost_module")
+    torch.testing.assert_close(
+        InstalledPolicy(CallableConfig("acme_policies:towards"), WORLD).act(OBS), torch.full((3, 4, 2), 0.4)
+    )
+    for name in ("os:system", "acme_policies.deeper:towards"):
+        with pytest.raises(BurnishError, match="that the user has not named"):
+            InstalledPolicy(CallableConfig(name), WORLD)
+    for name in ("acme_policies:absent", "lost_module:make"):
+        with pytest.raises(BurnishError, match=f"policy.name={name} cannot be imported"):
+            InstalledPolicy(CallableConfig(name), WORLD)
 
 
 def test_answers_are_checked(package):

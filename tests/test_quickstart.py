@@ -88,6 +88,7 @@ def test_other_settings_do_not_touch_what_was_begun(tmp_path, typed):
     [
         (["budget=0"], "budget=0 must be at least 1"),
         (["methods=dsrrl"], "methods=dsrrl is neither an experiment of insert"),
+        (["methods=sparse/dsrrl"], "methods=sparse/dsrrl is neither an experiment of sparse"),
         (["episodes=2"], "videos=3 are filmed of the first of episodes=2"),
     ],
 )

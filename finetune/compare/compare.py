@@ -101,7 +101,7 @@ class CompareConfig:
     goal: float = 0.9  # success of which the time is told
     videos: int = 3  # seeds on which the base and each method's best run are filmed
     on: str = LOCAL  # machines of the runs: local, ray, ray:HOST:PORT, or slurm, which writes an array script
-    storage: str | None = None  # with on=ray: s3://bucket/name or alike, for nodes that share no folders
+    storage: str | None = None  # address for nodes of Ray that share no folders: s3://bucket/name, or another of fsspec
     jobs: int = 0  # runs at a time; 0: one per core, and on a cluster as many as it takes
     device: str = "cpu"  # device of the networks: cpu, cuda, cuda:1
     out: str = "runs/compare"  # folder of all runs and of the comparison

@@ -20,6 +20,7 @@ from ..people.intervened_rows import InterventionUse
 from ..table import METHODS, ONLINE
 
 Made = TypeVar("Made")
+ANYWHERE = ("improve", "sparse")  # folders of experiments that fit any task with a success
 
 
 class Entrant(NamedTuple):
@@ -32,20 +33,22 @@ class Entrant(NamedTuple):
 
 
 def entrant(name: str, task: str | None, budget: int, execute: int) -> Entrant:
-    """The command and label behind a name: an experiment of the task, a method, or a YAML file."""
-    experiments, path = _experiments(task), Path(name)
-    if name in experiments:
-        text, words, label = experiments[name], [f"experiment={task}/{name}"], name
+    """The command and label behind a name: an experiment of the task, or of another as ``TASK/NAME``, a method, or a
+    YAML file."""
+    other, _, last = name.rpartition("/")
+    task, path = other or task, Path(name)
+    experiments = _experiments(task)
+    if last in experiments:
+        text, words, label = experiments[last], [f"experiment={task}/{last}"], name.replace("/", "_")
     elif name in ONLINE:
         text, words, label = f"defaults: [override /method: {name}]", [f"method={name}"], name
     elif path.suffix in (".yaml", ".yml") and path.is_file():
         text, label = path.read_text(encoding="utf-8"), path.stem
         words = _said(_parsed(text, name), name)
     else:
-        raise BurnishError(
-            f"methods={name} is neither an experiment of {task}, nor a method, nor a YAML file; "
-            f"{did_you_mean(name, {*experiments, *ONLINE})}"
-        )
+        fits = [f"{folder}/{name}" for folder in ANYWHERE if name in _experiments(folder)]
+        near = f"there is {' and '.join(fits)}" if fits else did_you_mean(name, {*experiments, *ONLINE})
+        raise BurnishError(f"methods={name} is neither an experiment of {task}, nor a method, nor a YAML file; {near}")
     data = _parsed(text, name)
     method = next((word.removeprefix("method=") for word in _said(data, name) if word.startswith("method=")), None)
     if method is None or method not in ONLINE:

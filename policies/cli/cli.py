@@ -87,6 +87,7 @@ VERBS: dict[str, Verb] = {
 
 # Nodes of the schema are stored beside the YAML choices under this ending, and never shown.
 SCHEMA = "_schema"
+MANY = 40  # settings that a sentence still lists
 
 
 # Hydra's store -> (group, name) -> the dataclass that it has; storing one takes milliseconds, and there are dozens.
@@ -344,6 +345,10 @@ def _sentence(
     while cause is not None and not isinstance(cause, errors.OmegaConfBaseException):
         cause = cause.__cause__
     key = getattr(cause, "full_key", None) or _key_of(error, overrides)
+    if "No match in the defaults list" in str(error):
+        in_file = key == "env" and "world" in dict(_fields(schema, ""))
+        how = "write it into a file, world=FILE, which `burnish doctor env=...` prints" if in_file else "leave it out"
+        return f"there is no choice of {key} here; {how}"
     if isinstance(cause, (errors.ConfigKeyError, errors.ConfigAttributeError)) or "not in struct" in str(error):
         return f"there is no setting {key!r}; {_nearest(key, schema, groups, overrides)}"
     if isinstance(cause, errors.ValidationError):
@@ -370,7 +375,8 @@ def _nearest(key: str, schema: type, groups: Mapping[str, Mapping[str, type]], o
         group, _, name = key.partition(".")
         having = [kind for kind, x in groups.get(group, {}).items() if name in dict(_fields(x, ""))]
         return f"choose {group}=... first ({'|'.join(having or choices(groups).get(group, []))})"
-    return did_you_mean(key, known)
+    tail = did_you_mean(key, known)
+    return tail if tail.count(",") < MANY else f"none of the {len(known)} settings is like it; --help lists them"
 
 
 def _fields(schema: type, path: str) -> list[tuple[str, Any]]:

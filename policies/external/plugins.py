@@ -3,19 +3,22 @@
     [project.entry-points."burnish.policies"]
     my_policy = "my_package.policies:make"        # make(world: EnvSpec) -> Policy
 
-A configuration or a checkpoint can only choose among what is installed here; it names no module and no function. The
-policy behind the name is a black box: it acts, and its weights are neither read nor saved.
+A name ``module:callable`` leads to one of the user's own modules, those that BURNISH_IMPORT names. So a configuration
+or a checkpoint can only choose among what is installed or was named here. The policy behind the name is a black box: it
+acts, and its weights are neither read nor saved.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from torch import Tensor
 
 from ..core.errors import BurnishError, did_you_mean, reason
+from ..core.imports import named_modules
 from ..core.seed import Noise
 from ..core.spec import EnvSpec, PolicySpec
 from ..core.types import Obs, Policy, Prefix
@@ -28,7 +31,7 @@ GROUP = "burnish.policies"
 class CallableConfig:
     """Settings of `policy=callable`: the name of an installed policy."""
 
-    name: str  # name of an entry point of the group burnish.policies
+    name: str  # an entry point of the group burnish.policies, or module:callable of a module that BURNISH_IMPORT names
 
 
 class InstalledPolicy:
@@ -36,7 +39,7 @@ class InstalledPolicy:
 
     def __init__(self, config: CallableConfig, world: EnvSpec) -> None:
         self.config, self.world = config, world
-        make = loaded(GROUP, config.name, "policy.name", "a policy")
+        make = _named_by_user(config.name) or loaded(GROUP, config.name, "policy.name", "a policy")
         try:
             self._policy: Policy = make(world)
         except BurnishError:
@@ -68,6 +71,22 @@ class InstalledPolicy:
         except Exception as error:
             raise BurnishError(f"policy.name={self.config.name} failed to act ({_named(error)}); mend it") from error
         return checked(answer, (len(first), *self.spec.chunk_shape), first.device).clamp(-1, 1)
+
+
+def _named_by_user(name: str) -> Any:
+    """The callable of ``module:callable``, None for another name."""
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        return None
+    if module not in named_modules():
+        raise BurnishError(
+            f"policy.name={name} leads to a module that the user has not named; say BURNISH_IMPORT={module} before the "
+            "command, and PYTHONPATH=. where it lies in this folder"
+        )
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise BurnishError(f"policy.name={name} cannot be imported: {reason(error)}") from error
 
 
 def _named(error: Exception) -> str:

@@ -65,6 +65,8 @@ def read_manifest(folder: Path, files: Sequence[str]) -> tuple[dict[str, Any], l
         lacks = "there is no such folder"
         if folder.exists():
             lacks = "it is a file, and one of another library is not read here; docs/checkpoint.md says how to bring it"
+            if folder.suffix == ".onnx":
+                lacks = "it is a model, which is read by policy=onnx"
         raise BurnishError(f"{folder} is not a checkpoint: {lacks}")
     path = folder / MANIFEST
     if not os.path.lexists(path):

@@ -8,6 +8,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -160,6 +161,12 @@ class Workers:
     def _not_made(self, error: Exception) -> str:
         config = self.config
         given = f" with env.kwargs={config.kwargs}" if config.kwargs else ""
+        module = config.id.partition(":")[0]
+        if "ModuleNotFoundError" in str(error) and Path(f"{module.partition('.')[0]}.py").is_file():
+            return (
+                f"env.id={config.id} cannot be made, since {module} lies in this folder, where Python does not look; "
+                "say PYTHONPATH=. before the command"
+            )
         return (
             f"env.id={config.id} cannot be made{given} ({plain(error, 1000).rstrip('.')}); correct it, install what is "
             "missing, or name the package that registers it: env.package=..."
