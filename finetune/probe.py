@@ -3,8 +3,7 @@
 A latent method cannot leave the support of its base: if the noise hardly moves the action, or if the base draws noise
 of its own besides, there is nothing to choose. For a few observations the base is asked with many noises, and every
 question is asked twice, so that the spread of its actions splits (law of total variance) into what the noise explains
-and what is hidden: Var[a | s] = Var_w E[a | s, w] + E_w Var[a | s, w]. The sensitivity to a coordinate is the change
-when that coordinate alone is drawn again (Jansen 1999, the total effect of a variable).
+and what is hidden: Var[a | s] = Var_w E[a | s, w] + E_w Var[a | s, w].
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from ..policies.core.types import Obs, Policy
 
 IGNORED = 1e-4  # spread in units of the action range: less than the rounding of bfloat16 networks is no steering
 HIDDEN = 0.5  # share of the variance beyond which the base's own noise drowns the agent's
+ROWS = 8  # observations of which a base is asked
 FAINT = 0.1  # share of the range of the actions that a correction of the usual bound, 0.1, reaches
 
 
@@ -30,11 +30,10 @@ class Steerability:
     """Of executed actions, means over observations; the action range is 2."""
 
     std: Tensor  # (n, A): standard deviation over noise from N(0, I): what the base does by itself
-    reach: Tensor  # (n, A): share of the action range between the extremes over N(0, I)
-    reach_bound: Tensor  # (n, A): the same over noise uniform in [-bound, bound]: what an agent can ask for
+    # (n, A): share of the action range between the extremes over noise uniform in [-bound, bound]: what an agent can
+    # ask for
+    reach_bound: Tensor
     hidden: float  # share of the variance that the noise does not explain
-    sensitivity: Tensor  # (D',): root mean square change of the actions when one of the probed coordinates is redrawn
-    coordinates: Tensor  # (D',): which coordinates these are
     bound: float
 
     @property
@@ -57,17 +56,12 @@ class Steerability:
         own = (
             "same noise, same action" if self.deterministic else f"{self.hidden:.0%} of its spread is noise of its own"
         )
-        idle = int((self.sensitivity < IGNORED).sum())
-        silent = f"; {idle} of {len(self.sensitivity)} coordinates do nothing" if idle else ""
-        return f"{where}; {can}; {own}{silent}"
+        return f"{where}; {can}; {own}"
 
 
 @torch.no_grad()
-def probe(
-    base: Policy, obs: Obs, *, draws: int = 16, bound: float = 1.5, coordinates: int = 0, seed: int = 0
-) -> Steerability:
-    """Two calls of 2 * ``draws`` rows per observation, and with ``coordinates`` > 0 a third with so many rows per
-    observation; give it few observations if the base is slow."""
+def probe(base: Policy, obs: Obs, *, draws: int = 16, bound: float = 1.5, seed: int = 0) -> Steerability:
+    """Two calls of 2 * ``draws`` rows per observation; give it few observations if the base is slow."""
     shape = _noise_shape(base)
     count, device = len(next(iter(obs.values()))), next(iter(obs.values())).device
     source = named_generator(seed, "probe", device=device)
@@ -79,35 +73,12 @@ def probe(
     # About the mean of each observation, with its one lost degree of freedom.
     variance = first.unflatten(1, (2, draws)).var(2).mean()
     spread, box = first[:, :draws], first[:, draws:]
-    size = normal[0, 0].numel()
-    chosen = torch.linspace(0, size - 1, min(coordinates, size), device=device).round().long()
     return Steerability(
         std=spread.std(1).mean(0),
-        reach=_range(spread),
-        reach_bound=_range(box),
+        reach_bound=((box.amax(1) - box.amin(1)) / 2).mean(0),
         hidden=float((own / variance).clamp(max=1)) if float(variance) > 0 else 0.0,
-        sensitivity=_sensitivity(base, obs, normal[:, 0], spread[:, 0], chosen, source),
-        coordinates=chosen,
         bound=bound,
     )
-
-
-def _range(actions: Tensor) -> Tensor:
-    """(B, M, n, A) -> (n, A)."""
-    return ((actions.amax(1) - actions.amin(1)) / 2).mean(0)
-
-
-def _sensitivity(
-    base: Policy, obs: Obs, noise: Tensor, action: Tensor, chosen: Tensor, source: torch.Generator
-) -> Tensor:
-    """(D',) from one noise per observation, in which each of the chosen coordinates is drawn again by itself."""
-    if len(chosen) == 0:
-        return torch.zeros(0)
-    many = noise.flatten(1)[:, None].repeat(1, len(chosen), 1)
-    fresh = torch.randn(len(noise), len(chosen), generator=source, device=noise.device)
-    many[:, torch.arange(len(chosen)), chosen] = fresh
-    moved = _ask(base, obs, many.unflatten(2, noise.shape[1:]), source)
-    return (moved - action[:, None]).square().mean((0, 2, 3)).sqrt()
 
 
 def _ask(base: Policy, obs: Obs, noise: Tensor, source: torch.Generator) -> Tensor:
@@ -135,13 +106,11 @@ def require_noise(base: Any, method: str = "a latent method") -> None:
         )
 
 
-def require_steerable(
-    base: Any, samples: Obs, *, method: str = "a latent method", bound: float = 1.5, rows: int = 8, seed: int = 0
-) -> Steerability:
-    """Probe at most ``rows`` of ``samples``, and refuse a base that ignores its noise or drowns it in noise of its
+def require_steerable(base: Any, samples: Obs, *, method: str = "a latent method", bound: float = 1.5) -> Steerability:
+    """Probe at most ``ROWS`` of ``samples``, and refuse a base that ignores its noise or drowns it in noise of its
     own."""
     require_noise(base, method)
-    found = probe(base, index(samples, slice(0, rows)), bound=bound, seed=seed)
+    found = probe(base, index(samples, slice(0, ROWS)), bound=bound)
     if found.steerable:
         return found
     if found.hidden >= HIDDEN:

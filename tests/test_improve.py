@@ -252,7 +252,7 @@ def test_noise_that_reaches_less_than_a_correction_is_called_faint():
     ones = torch.ones(2, 3)
 
     def said(reach):
-        return steering(Steerability(ones / 100, ones, reach * ones, 0.0, ones[:, 0], torch.arange(2), 1.5), "a guess")
+        return steering(Steerability(ones / 100, reach * ones, 0.0, 1.5), "a guess")
 
     assert said(0.3).startswith("It can be steered by its noise: ")
     assert said(0.01).startswith("Its noise steers it faintly")

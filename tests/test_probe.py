@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -32,7 +31,7 @@ def mixed(own: float, spec=SPEC):
 def test_a_linear_base_is_measured_as_it_is():
     weights = torch.tensor([[0.2], [0.05]])
     base = CallablePolicy(lambda obs, noise: obs["state"][:, None] * 0.1 + weights * noise, SPEC)
-    found = probe(base, OBS, draws=400, bound=1.5, coordinates=2)
+    found = probe(base, OBS, draws=400, bound=1.5)
     # Relative standard error of a standard deviation from 6 * 400 draws: 1 / sqrt(2 * 2400) = 1.4 %; five of them.
     torch.testing.assert_close(found.std, weights, rtol=0.07, atol=0)
     # Uniform noise within the bound moves an action by 2 * 1.5 * weight, of a range of 2, at most and almost.
@@ -48,16 +47,6 @@ def test_a_method_of_noise_is_not_raced_where_noise_reaches_less_than_a_correcti
 
     # Noise within 1.5 reaches 1.5 * weight of half the range at most, and almost; a correction reaches 0.1.
     assert raced(0.08).raced and not raced(0.06).raced and raced(0.06).fits and "faintly" in raced(0.06).reason
-
-
-def test_the_sensitivity_to_a_coordinate_is_its_total_effect():
-    base = CallablePolicy(lambda obs, noise: noise * torch.tensor([[0.1], [0.0]]), SPEC)
-    obs = {"state": torch.zeros(2000, 1)}
-    found = probe(base, obs, draws=2, coordinates=2)
-    # a_0 = 0.1 w_0: redrawing w_0 changes it by 0.1 * N(0, 2), the mean over two actions halves the square.
-    expected = 0.1 * math.sqrt(2 / 2)
-    assert abs(float(found.sensitivity[0]) / expected - 1) < 0.08  # 5 / sqrt(2 * 2000)
-    assert float(found.sensitivity[1]) == 0 and "1 of 2 coordinates do nothing" in found.sentence()
 
 
 @pytest.mark.parametrize("own", [0.5, 1.0, 2.0])
@@ -107,9 +96,6 @@ def test_a_probe_asks_little_and_leaves_the_global_generator_alone():
     require_steerable(base, {"state": torch.zeros(100, 1)})
     assert torch.equal(torch.rand(2), expected)
     assert asked == [8 * 32, 8 * 32], "eight observations, twice the same questions"
-    asked.clear()
-    probe(base, OBS, draws=4, coordinates=2)
-    assert asked == [6 * 8, 6 * 8, 6 * 2]
 
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.needs is Needs.noise])

@@ -25,7 +25,7 @@ from ...policies.core.views import BaseEnv
 from ...policies.features import read_alone, require_features
 from ...policies.gaussian import GaussianConfig, GaussianPolicy
 from ...policies.trainable import Remember
-from ..diagnostics import sampled
+from ..diagnostics import distance, sampled
 from ..feature_env import FeatureEnv
 from ..probe import Steerability, require_noise, require_steerable
 from .dsrl_aliased import AliasedLearner
@@ -102,18 +102,16 @@ class LatentLearner(Wrapping):
         agent, device = self.agent, next(iter(obs.values())).device
         mean = agent.act(obs, greedy=True)[:, 0]
         drawn = agent.act(obs, generator=torch.Generator(device).manual_seed(0))[:, 0]
-        latent, residual = self._bounds
+        (latent, residual), zero = self._bounds, mean.new_zeros(())
         metrics: Metrics = {
             "latent/saturation": saturation(mean[:, : self._latent_dim]),
-            "latent/shift": _size(latent * mean[:, : self._latent_dim]),  # 0 in the base
-            "latent/size": _size(latent * drawn[:, : self._latent_dim]),  # 1 in the base
+            "latent/shift": distance(latent * mean[:, : self._latent_dim], zero),  # 0 in the base
+            "latent/size": distance(latent * drawn[:, : self._latent_dim], zero),  # 1 in the base
         }
         if residual:
             correction = mean[:, self._latent_dim :]
-            metrics |= {"residual/saturation": saturation(correction), "base_distance": _size(residual * correction)}
+            metrics |= {
+                "residual/saturation": saturation(correction),
+                "base_distance": distance(residual * correction, zero),
+            }
         return metrics
-
-
-def _size(x: Tensor) -> Tensor:
-    """Root mean square per coordinate."""
-    return x.square().mean().sqrt()
