@@ -1,8 +1,5 @@
-"""The table of methods: a method of ours joins by one row here, one of another package by an entry point (`method.py`).
-
-A base is asked for what a method uses and for nothing else, so a server of another's policy is refined by every method
-that only needs actions.
-"""
+"""The table of methods: a method of ours joins by one row here, one of another package by an entry point
+(`method.py`)."""
 
 from __future__ import annotations
 
