@@ -118,6 +118,11 @@ class PPOConfig:
             raise BurnishError(
                 f"ppo.advantage_quantiles={ends} must be two numbers in [0, 1], the lower first, or null"
             )
+        if ends is not None and self.normalize is Normalize.none:
+            raise BurnishError(
+                f"ppo.advantage_quantiles={ends} limits advantages as they are normalised, which ppo.normalize=none "
+                "does not; leave one of them out"
+            )
 
 
 class PPO(Learner):
@@ -142,7 +147,6 @@ class PPO(Learner):
         clip: Tensor | None = None,
         auxiliary: Mapping[str, tuple[float, Auxiliary]] | None = None,
         watch: Watch = lambda rows: {},
-        value: ValueNet | None = None,
         observed: ObsSpec | None = None,
         normalize: bool = False,
         seed: int = 0,
@@ -155,12 +159,10 @@ class PPO(Learner):
             )
         self.device = torch.device(device)
         self.actor: Actor = executed_actor(PPOActor(actor), config.execution, self.device)
-        if value is None:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(derive(seed, "value"))
-                spec = actor.spec if observed is None else replace(actor.spec, obs=observed)
-                value = ValueNet(spec, config.value)
-        self.value = value.to(device)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive(seed, "value"))
+            spec = actor.spec if observed is None else replace(actor.spec, obs=observed)
+            self.value = ValueNet(spec, config.value).to(device)
         factors = torch.ones_like(actor.coordinates)
         self.weight = (factors if weight is None else weight).to(device)
         self.clip = (config.clip * factors if clip is None else clip).to(device)

@@ -42,6 +42,7 @@ WORLD = PointReachConfig(max_steps=7, noise=0.2, goal_in_state=True, radius=0.4)
 LOOP = OnPolicyConfig(decisions_per_update=7)
 # 28 rows in four minibatches of 7: the two ranks have 4 and 3 of each.
 PPO = PPOConfig(epochs=2, minibatch=8, scale_reward=True, value=ValueConfig(hidden=[16]))
+UNSCALED = replace(PPO, scale_reward=False)
 SMALL = GaussianConfig(hidden=[16])
 METHODS: dict[str, Any] = {
     "gaussian_ppo": GaussianPPOConfig(SMALL, ppo=replace(PPO, target_kl=0.001), loop=LOOP),  # which stops some updates
@@ -50,7 +51,7 @@ METHODS: dict[str, Any] = {
     "reinflow": ReinFlowConfig(ppo=PPO, loop=LOOP),
     "flow_sde": FlowSDEConfig(ppo=PPO, loop=LOOP),
     # so long that worlds of the two ranks play different numbers of episodes, after which both go on with the same
-    "grpo": GRPOConfig(GaussianPPOConfig(SMALL, ppo=PPO), group=2, loop=OnPolicyConfig(21)),
+    "grpo": GRPOConfig(GaussianPPOConfig(SMALL, ppo=UNSCALED), group=2, loop=OnPolicyConfig(21)),
     "rpd": RPDConfig(agent=SMALL, ppo=PPO, loop=LOOP),
 }
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from burnish.finetune.method import Phase
+from burnish.finetune.methods.grpo import GRPOConfig
 from burnish.finetune.table import LOOPS
 from burnish.finetune.table import METHODS as TABLE
 from burnish.policies.build import build_policy
@@ -142,6 +143,9 @@ def shrunk(config: Any) -> Any:
             changes[field.name] = small[field.name]
         elif dataclasses.is_dataclass(value):
             changes[field.name] = shrunk(value)
+    if isinstance(config, GRPOConfig):  # it has no critic that could be warmed up
+        usual = type(config.inner)().ppo.critic_warmup
+        changes["inner"].ppo = replace(changes["inner"].ppo, critic_warmup=usual)
     return replace(config, **changes)
 
 

@@ -212,6 +212,7 @@ def test_every_method_of_ppo_learns_by_comparison(name):
     """Chains, Gaussians, corrections, students: weights move where episodes of a group were paid differently."""
     env = seam_env(SeamWorld(4))
     inner = shrunk(ONLINE[name](**({"trained_steps": 2} if name == "dppo" else {})))
+    inner.ppo = replace(inner.ppo, critic_warmup=ONLINE[name]().ppo.critic_warmup)
     config = GRPOConfig(inner=inner, group=2)
     config.loop.decisions_per_update = 12
     loop = prepare(config, make_base(INNER.get(name, "flow"), seam_spec(env)), env, seed=3)

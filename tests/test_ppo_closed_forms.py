@@ -3,6 +3,8 @@ policy gradient of a linear-Gaussian problem with chunks that are cut short by b
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -187,7 +189,8 @@ def estimates(damage, groups=12, worlds=5000):
     )
     for group in range(groups):
         actor = linear_gaussian()
-        learner = PPO(actor, actor, ppo, num_envs=worlds, value=Known())
+        learner: Any = PPO(actor, actor, ppo, num_envs=worlds)
+        learner.value = Known()
         env = ChunkEnv(Push(worlds, seed=group), EXECUTE, 1.0)
         batch = collect(learner.actor, env, 2, torch.Generator().manual_seed(1000 + group))
         assert batch["steps"][1].eq(1).all() and batch["ended"][1].all()
@@ -219,7 +222,8 @@ def test_the_update_of_ppo_follows_the_exact_policy_gradient():
 @pytest.mark.usefixtures("float64")
 def test_the_exact_return_is_that_of_simulation():
     actor, env = linear_gaussian(), ChunkEnv(Push(200_000, 7), EXECUTE, 1.0)
-    learner = PPO(actor, actor, PPOConfig(), num_envs=env.num_envs, value=Known())
+    learner: Any = PPO(actor, actor, PPOConfig(), num_envs=env.num_envs)
+    learner.value = Known()
     batch = collect(learner.actor, env, 2, torch.Generator().manual_seed(8))
     tail = torch.zeros(2 * env.num_envs)
     tail[batch["bootstrap"]["rows"]] = Known()(batch["bootstrap"]["obs"]).detach()

@@ -154,6 +154,12 @@ class DenoisingActor(nn.Module):
         return torch.cat([density[:, :-1].sum((2, 3)), last[:, None]], 1)
 
 
+def has_eta(policy: Any) -> bool:
+    """Whether a part of it is sampled by DDIM, whose share of injected noise can be chosen."""
+    parts = policy.modules() if isinstance(policy, nn.Module) else ()
+    return any(isinstance(x, DiffusionPolicy) and x.config.sampler is Sampler.ddim for x in parts)
+
+
 def _with_eta(policy: Any, eta: float) -> Any:
     """DDIM with another share of injected noise; other policies as they are."""
     for part in policy.modules():

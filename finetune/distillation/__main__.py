@@ -30,6 +30,7 @@ from ...policies.runs.run import Run
 from ...policies.table import POLICIES
 from ...sim.build import WORLDS, origin_of, world_for
 from ...sim.collect import stream
+from ..method import require_usual
 from ..methods.distill import Distillation, innermost, student_of
 from ..people.teachers import (
     Keep,
@@ -81,6 +82,9 @@ class DistillConfig:
             raise BurnishError(f"teachers={self.teachers} must name at least one policy, and none twice")
         if self.consolidate and (len(self.teachers) > 1 or self.rounds or self.policy is not None):
             raise BurnishError("consolidate=true trains the base of one teacher; leave out policy=, rounds= and others")
+        require_usual(
+            self.eval, EvalConfig(), "confirm", "by `burnish distill`, which delivers its last student", "eval."
+        )
         fresh = not self.consolidate and not isinstance(self.policy, CheckpointConfig)
         if not fresh and (self.keys or self.chunk != StudentChunk()):
             raise BurnishError("keys= and chunk= are of a fresh student; one that was trained before keeps its own")

@@ -39,10 +39,11 @@ from ...policies.core.types import ChainPolicy, Obs, VecEnv
 from ...policies.nets.critic import ValueConfig
 from ...policies.nets.mlp import Activation
 from ...policies.trainable import TrainableConfig
-from ..actors.denoising import DenoisingActor
+from ..actors.denoising import DenoisingActor, has_eta
 from ..diagnostics import distance_to_base, sampled
 from ..feature_env import feature_view
 from ..loops import Assembly, OnPolicyConfig
+from ..method import require_usual
 from ..ppo import PPO, PPOConfig
 from ..surrogate import Reduction, clip_schedule, denoising_weight
 
@@ -106,6 +107,8 @@ def imitation_loss(
 
 def build(config: DPPOConfig, base: Any, env: VecEnv, *, seed: int = 0, device: torch.device | str = "cpu") -> Assembly:
     """``base`` is a chain policy: flow, or diffusion sampled by ddpm or ddim. It is left alone."""
+    if not has_eta(base):
+        require_usual(config, DPPOConfig(), "eta", "unless the base is a diffusion that is sampled by ddim")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "lora"))
         actor = DenoisingActor(

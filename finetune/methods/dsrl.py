@@ -73,10 +73,14 @@ class DSRLConfig:
     distil_every: int = 2  # aliased: critic updates per step of the latent critic
     discount: Discount = field(default_factory=lambda: Discount(0.99, Per.chunk))  # discount of later rewards
     loop: OffPolicyConfig = field(default_factory=latent_loop)  # amounts that are played, stored and learnt
-    sac: SACConfig = field(default_factory=latent_sac)  # the SAC that learns, with algorithm=sac
+    sac: SACConfig = field(default_factory=latent_sac)  # the SAC of the agent and its critics, with both variants
 
     def __post_init__(self) -> None:
         check_ranges(self, {"(0, inf)": "bound", "[1, inf)": "distil_every"})
+        if self.variant is Variant.sac and self.distil_every != 2:
+            raise BurnishError(
+                f"distil_every={self.distil_every} is of variant=aliased, and variant=sac distils nothing; leave it out"
+            )
         if self.variant is Variant.aliased and self.features:
             raise BurnishError(
                 "variant=aliased asks its base in every update, and features=true keeps nothing that the base could "

@@ -34,6 +34,7 @@ from ...policies.trainable import TrainableConfig, shared, trainable
 from ...policies.vla.bins import BinsPolicy, Factor
 from ..diagnostics import distance_to_base, sampled
 from ..loops import Assembly, OnPolicyConfig
+from ..method import require_usual
 from ..ppo import PPO, PPOConfig
 
 
@@ -82,6 +83,11 @@ def build(
     config: GaussianPPOConfig, base: Any, env: VecEnv, *, seed: int = 0, device: torch.device | str = "cpu"
 ) -> Assembly:
     """The PPO of a Gaussian policy, fresh where no base is given; another kind of base is refused."""
+    tokens = isinstance(base, BinsPolicy)
+    if base is None or tokens:
+        require_usual(config, GaussianPPOConfig(), "std", "unless a Gaussian base is refined")
+    if not tokens:
+        require_usual(config, GaussianPPOConfig(), "temperature factor", "unless a base of tokens is refined")
     if base is None:
         actor = build_policy(config.agent, agent_spec(env.spec, config.execute), seed=seed, device=device)
     elif isinstance(base, GaussianPolicy):
@@ -90,7 +96,7 @@ def build(
         actor.raw_std.requires_grad_(not actor.config.state_dependent_std)  # else the head has a bias for it
         if config.std is not None:
             explore_from(actor, config.std)
-    elif isinstance(base, BinsPolicy):
+    elif tokens:
         check_compatible(base.spec, env.spec)
         actor = trainable(base, TrainableConfig()).to(device)
         temperature = base.config.temperature if config.temperature is None else config.temperature
@@ -108,7 +114,7 @@ def build(
     policy = actor
     if base is not None:
         frozen = shared(base).to(device)
-        if isinstance(base, BinsPolicy):
+        if tokens:
             policy = shared(actor)
             policy.config = base.config  # deployed at its own temperature
         else:  # with the spread that exploration begins with

@@ -37,17 +37,20 @@ from ...policies.core.tree import check
 from ...policies.core.types import Obs, VecEnv
 from ...policies.core.wrapper import Wrapper, repeatable
 from ..loops import Assembly, OnPolicyConfig
-from ..method import Named, resolved
+from ..method import Named, require_usual, resolved
 from ..ppo import PPO, Normalize
 from .gaussian_ppo import GaussianPPOConfig
+
+# Settings of PPO about advantages and their critic.
+UNREAD = "normalize advantage_quantiles scale_reward reward_clip lam value_clip value_coef critic_lr critic_warmup"
 
 
 @dataclass
 class GRPOConfig:
     """Settings of GRPO: what is trained, the groups, and rewards."""
 
-    # method of PPO that says what is trained, with its settings; null: gaussian_ppo. Its loop, discount and critic are
-    # not used
+    # method of PPO that says what is trained, with its settings; null: gaussian_ppo. Its loop, discount and network of
+    # the critic are not used, and what its ppo says about advantages and the critic is refused
     inner: Any = None
     group: int = 8  # episodes that begin alike and are compared; divides the number of worlds
     deviation: bool = True  # advantages are divided by the deviation of their group, which makes 7 of 8 as loud as 4
@@ -130,6 +133,9 @@ def build(
             "method=grpo compares episodes that begin alike, and no seed lays out the same scene of a robot again; "
             "take method=residual_td3, say"
         )
+    usual = type(config.inner)().ppo
+    why = "by method=grpo, which compares episodes and has no critic"
+    require_usual(config.inner.ppo, usual, UNREAD, why, "method.inner.ppo.")
     ppo = replace(config.inner.ppo, normalize=Normalize.none, critic_warmup=0, scale_reward=False)
     settings = replace(config.inner, ppo=ppo, discount=config.discount)
     grouped = Grouped(env, config.group, derive(seed, "groups"))

@@ -105,6 +105,12 @@ class MBPOConfig:
         self.inner = usual if self.inner is None else self.inner
         if isinstance(self.inner, str):
             raise BurnishError(f"method.inner={self.inner!r} is not a method; see `burnish finetune --help`")
+        share = getattr(getattr(self.inner, "loop", None), "prior_share", None)
+        if share != getattr(getattr(type(self.inner)(), "loop", None), "prior_share", None):
+            raise BurnishError(
+                f"method.inner.loop.prior_share={share} is not read by mbpo, where 1 - method.real of each batch is "
+                "imagined; set method.real"
+            )
         least_1 = "refit refit_updates rollouts imagined_worlds capacity"
         ranges = {"[1, inf)": least_1, "[0, 1]": "real", "[0, inf)": "imagine_every optimistic conservative"}
         check_ranges(self, ranges)
