@@ -59,8 +59,7 @@ docs: venv ## the documentation in site/, where a warning is an error
 # An old build/lib would put deleted modules into the wheel. The tests are copied out of the tree, where nothing but the
 # wheel can be imported as `burnish` (tests/conftest.py checks it). What a wheel can lack are modules and files beside
 # them (configurations, models of robots, templates of pages) and packages that it did not ask for: these tests need all.
-SMOKE := modules cli build offline_build experiments envs frozen plugins collect finetune_cli compare quickstart report \
-	report_parts report_pooled tracking serving api readme doctor threads
+SMOKE := modules cli build experiments envs frozen plugins collect quickstart report report_parts api readme
 wheel-smoke: venv ## build the sdist, from it the wheel, install it into a fresh venv elsewhere, run there the tests that use all that it holds
 	rm -rf build dist
 	$(BIN)/python -m build -o dist . >/dev/null
