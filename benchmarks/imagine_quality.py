@@ -33,7 +33,6 @@ from measure import machine, publish, results_of, run_options, table
 from refine_runs import timed
 
 from burnish.policies.build import load_policy
-from burnish.policies.cli.verb_process import MAIN
 from burnish.policies.controllers import controller_for
 from burnish.policies.measure.evaluate import evaluate, evaluation_seeds
 from burnish.policies.runs.run import read_metrics
@@ -67,7 +66,7 @@ def played(variant: str, seed: int, kept: Path, quick: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         out, log = Path(folder) / "run", Path(folder) / "log"
         with log.open("w", encoding="utf-8") as file:
-            status, spent = timed([sys.executable, "-c", MAIN, *command(variant, seed, out, quick)], file)
+            status, spent = timed(command(variant, seed, out, quick), file)
         if status:
             sys.stderr.write(f"{kept.stem} ended with status {status}: {log.read_text()[-300:]}\n")
             return

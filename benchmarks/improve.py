@@ -31,7 +31,7 @@ import torch
 from measure import RESULTS, embed, machine, markdown, page, publish, results_of, run_options, table
 from refine_bases import RUNS, base_folder, configured, fingerprint
 from refine_quality import SUITE
-from refine_runs import MAIN, timed, valid_runs
+from refine_runs import timed, valid_runs
 from refine_settings import BUDGET, TASKS
 
 from burnish.finetune.improve.race import RACE
@@ -78,7 +78,7 @@ def _changed(env: Any) -> list[str]:
 def play(case: Case) -> None:
     case.folder.parent.mkdir(parents=True, exist_ok=True)
     with case.folder.with_suffix(".log").open("a", encoding="utf-8") as log:
-        status, spent = timed([sys.executable, "-c", MAIN, *case.command()], log)
+        status, spent = timed(case.command(), log)
     if status:
         sys.stderr.write(f"{case.task} {case.seed} ended with status {status}; see {log.name}\n")
         return

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,6 @@ from refine_bases import HERE, fingerprint_of
 from refine_runs import timed
 from refine_settings import Task
 
-from burnish.policies.cli.verb_process import MAIN
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.runs.run import find_policy
 
@@ -91,7 +89,7 @@ def _verb(words: Sequence[str], out: Path) -> float:
     begun.parent.mkdir(parents=True, exist_ok=True)
     log = out.with_name(out.name + ".log")
     with log.open("w", encoding="utf-8") as file:
-        status, spent = timed([sys.executable, "-c", MAIN, *words, f"seed={SEED}", f"out={begun}"], file)
+        status, spent = timed([*words, f"seed={SEED}", f"out={begun}"], file)
     if status:
         raise BurnishError(f"burnish {words[0]} for {out.name} ended with status {status}: {log.read_text()[-500:]}")
     begun.rename(out)

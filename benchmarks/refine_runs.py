@@ -34,7 +34,7 @@ from burnish.policies.best import Best
 from burnish.policies.build import load_policy
 from burnish.policies.cli.executors import LOCAL, names_place
 from burnish.policies.cli.ray_tasks import LOSSES, address_of, connected, enter
-from burnish.policies.cli.verb_process import MAIN, start_verb
+from burnish.policies.cli.verb_process import start_verb
 from burnish.policies.controllers import controller_for
 from burnish.policies.core.config import to_data
 from burnish.policies.core.errors import BurnishError, reason
@@ -215,7 +215,7 @@ def play(case: Case, player: Player) -> None:
     """The run, from wherever an earlier one was stopped. Its output goes into its folder; processor time adds up."""
     case.folder.parent.mkdir(parents=True, exist_ok=True)
     log = case.folder.with_suffix(".log")
-    status, spent = player([sys.executable, "-c", MAIN, *case.command()], log)
+    status, spent = player(case.command(), log)
     clock = case.folder.with_suffix(".seconds")
     earlier = json.loads(clock.read_text()) if clock.exists() else {"cpu_s": 0.0, "wall_s": 0.0}
     clock.write_text(json.dumps({name: earlier[name] + spent[name] for name in spent}))
@@ -224,9 +224,10 @@ def play(case: Case, player: Player) -> None:
 
 
 def timed(words: Sequence[str], output: Any) -> tuple[int, dict[str, float]]:
-    """The exit status of a command and the seconds that it took, of its child processes too."""
+    """The exit status of `burnish` with ``words`` and the seconds that it took, of its child processes too. It ends
+    with this process, which else would not count its time."""
     began = time.monotonic()
-    process = subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT)
+    process = start_verb(words, stdout=output, stderr=subprocess.STDOUT)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     spent = {"cpu_s": usage.ru_utime + usage.ru_stime, "wall_s": time.monotonic() - began}
