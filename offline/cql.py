@@ -171,10 +171,13 @@ class CQL(CriticLearner):
         length = min(int(before[ended].max()) + 1, replay.filled)
         recent = replay.latest(length, ("reward", "discount", "ended"))
         tail = torch.full_like(recent["reward"], self.worst)
-        if self.config.behind_cut is not BehindCut.worst:
-            tail = recent["reward"] if self.config.behind_cut is BehindCut.last else torch.zeros_like(tail)
+        gamma = torch.full_like(tail, self.discount)
+        if self.config.behind_cut is BehindCut.last:
+            tail, gamma = recent["reward"], recent["discount"]  # at a cut that of its ticks, which may be fewer
+        elif self.config.behind_cut is BehindCut.nothing:
+            tail = torch.zeros_like(tail)
         # Without a discount what follows for ever has no finite worth, unless it is nothing.
-        tail = torch.where(tail == 0, tail, tail / (1 - self.discount) if self.discount < 1 else UNKNOWN)
+        tail = torch.where(tail == 0, tail, torch.where(gamma < 1, tail / (1 - gamma), UNKNOWN))
         earned = returns_to_go(recent["reward"], recent["discount"], recent["ended"], tail)
         for world in ended.nonzero()[:, 0].tolist():
             count = min(int(before[world]) + 1, length)

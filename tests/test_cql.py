@@ -12,6 +12,8 @@ import torch
 
 import mdp
 from burnish.offline.cql import CQL
+from burnish.offline.dataset import BehindCut
+from burnish.offline.replay import Replay
 from burnish.offline.sac import SAC, SACConfig
 from burnish.offline.sources import Rows
 from burnish.offline.td import calibrated, cql_gap, uniform_log_density
@@ -146,6 +148,21 @@ def test_calibration_needs_the_returns_of_the_data():
     with pytest.raises(BurnishError, match=r"decisions\(returns=BehindCut.worst\)"):
         made("cal_ql").update(Rows(batch))
     made("cql").update(Rows(batch))
+
+
+@pytest.mark.parametrize("behind_cut", [BehindCut.worst, BehindCut.last])
+@pytest.mark.parametrize("last_steps", [1, 2, 3])
+def test_a_chunk_that_a_cut_made_shorter_goes_on_at_the_same_rate(behind_cut, last_steps):
+    """-1 per tick for ever is -10 with gamma 0.9, as `decisions` says of recordings; decisions have three ticks."""
+    learner, replay = made("cal_ql", CHUNKED, behind_cut=behind_cut), Replay(8)
+    learner.discount, obs = 0.9**3, {"state": torch.zeros(1, 3)}
+    for steps, ended in ((3, False), (3, False), (last_steps, True)):
+        spent = torch.tensor([0.9**steps])
+        columns = {"action": torch.zeros(1, 3, 2), "reward": (spent - 1) / 0.1, "discount": spent}
+        columns |= {"ended": torch.tensor([ended]), "terminated": torch.tensor([False]), "steps": torch.tensor([steps])}
+        replay.add(obs, {**columns, "return_to_go": torch.tensor([-math.inf])}, obs)
+        learner.stored(replay)
+    torch.testing.assert_close(replay.latest()["return_to_go"][:, 0], torch.full((3,), -10.0))
 
 
 def test_a_floor_stops_lowering_the_gap():
