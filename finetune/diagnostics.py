@@ -15,18 +15,17 @@ from ..policies.core.types import Learns, Metrics, Obs, Policy
 
 
 @torch.no_grad()
-def q_against_return(learner: Learns, replay: Replay, rows: int = 512) -> Metrics:
+def q_against_return(learner: Learns, replay: Replay) -> Metrics:
     """The critic's opinion of the latest decisions beside what really came of them.
 
-    Of the newest ``rows`` decisions those count whose episode is over. Behind a truncation the return is continued by
-    the critic itself, once, at the cut; behind a termination there is nothing. Episodes that were cut off in mid-chunk
-    are left out, since no critic of chunks learns what such a chunk is worth; so is what the replay leaves out. A soft
-    critic adds entropy, the return does not. A learner without ``q_values`` has no such
-    diagnostic.
+    Of the newest 512 decisions those count whose episode is over. Behind a truncation the return is continued by the
+    critic itself, once, at the cut; behind a termination there is nothing. Episodes that were cut off in mid-chunk are
+    left out, since no critic of chunks learns what such a chunk is worth; so is what the replay leaves out. A soft
+    critic adds entropy, the return does not. A learner without ``q_values`` has no such diagnostic.
     """
     if len(replay) == 0:
         return {}
-    recent = replay.latest(-(-rows // replay.num_envs))
+    recent = replay.latest(-(-512 // replay.num_envs))
     shape = recent["ended"].shape
     flat: dict[str, Any] = {key: x.flatten(0, 1) for key, x in recent.items() if isinstance(x, Tensor)}
     flat["obs"] = map_tree(lambda x: x.flatten(0, 1), recent["obs"])
@@ -37,7 +36,7 @@ def q_against_return(learner: Learns, replay: Replay, rows: int = 512) -> Metric
     cut = recent["ended"] & (recent["discount"] > 0)
     # (Q - r) / d at a cut is what the critic takes to follow, without asking an actor what it would do there.
     follows = torch.where(cut, (q - recent["reward"]) / recent["discount"].clamp(min=1e-9), torch.zeros_like(q))
-    inside = cut & (recent["steps"] < recent["action"].shape[-2])
+    inside = cut & (recent["steps"] < recent.get("executed", recent["action"]).shape[-2])
     follows = follows.masked_fill(inside, math.nan)  # which spreads over the whole episode, and no further
     earned = returns_to_go(recent["reward"], recent["discount"], recent["ended"], follows)
     over = (recent["ended"].flip(0).cumsum(0).flip(0) > 0) & earned.isfinite() & replay.learnable(len(earned))
@@ -57,10 +56,10 @@ def distance(a: Tensor, b: Tensor) -> Tensor:
     return (a - b).square().mean().sqrt()
 
 
-def sampled(obs: Obs, rows: int = 128) -> Obs:
-    """At most ``rows`` of the observations, evenly spread: enough for a number that is only looked at."""
+def sampled(obs: Obs) -> Obs:
+    """At most 128 of the observations, evenly spread: enough for a number that is only looked at."""
     count = len(next(iter(obs.values())))
-    return index(obs, torch.arange(0, count, max(1, count // rows))[:rows])
+    return index(obs, torch.arange(0, count, max(1, count // 128))[:128])
 
 
 @torch.no_grad()

@@ -62,6 +62,6 @@ def spread(q: Tensor) -> Tensor:
     return q.std(0, correction=0).mean() if len(q) > 1 else torch.zeros((), device=q.device)
 
 
-def saturation(action: Tensor, limit: float = 0.95) -> Tensor:
+def saturation(action: Tensor) -> Tensor:
     """The share of coordinates at the border of [-1, 1]: near 1 an agent wants more than its bound allows."""
-    return (action.abs() > limit).float().mean()
+    return (action.abs() > 0.95).float().mean()

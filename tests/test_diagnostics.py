@@ -28,18 +28,19 @@ class Critic:
         return self.value(batch["obs"]["left"][:, 0])
 
 
-def filled(*, terminated: bool, last_steps: int = CHUNK, unfinished: int = 0) -> Replay:
-    """Two episodes of LENGTH decisions in one world; ``left`` counts the decisions to the end, this one included."""
+def filled(*, terminated: bool, last_steps: int = CHUNK, unfinished: int = 0, latent: bool = False) -> Replay:
+    """Two episodes of LENGTH decisions in one world; ``left`` counts the decisions to the end, this one included. With
+    ``latent`` the action is a noise, which the chunk that was executed stands beside."""
     replay = Replay(64)
     for _ in range(2):
         for t in range(LENGTH):
-            add(replay, LENGTH - t, ended=t == LENGTH - 1, terminated=terminated, last_steps=last_steps)
+            add(replay, LENGTH - t, ended=t == LENGTH - 1, terminated=terminated, last_steps=last_steps, latent=latent)
     for _ in range(unfinished):
         add(replay, 99, ended=False, terminated=False, last_steps=CHUNK)
     return replay
 
 
-def add(replay, left, *, ended, terminated, last_steps):
+def add(replay, left, *, ended, terminated, last_steps, latent=False):
     over = torch.tensor([ended and terminated])
     columns = {
         "action": torch.zeros(1, CHUNK, 1),
@@ -49,6 +50,8 @@ def add(replay, left, *, ended, terminated, last_steps):
         "terminated": over,
         "steps": torch.tensor([last_steps if ended else CHUNK]),
     }
+    if latent:
+        columns |= {"action": torch.zeros(1, 1, 3), "executed": columns["action"]}
     replay.add({"left": torch.tensor([[float(left)]])}, columns, {"left": torch.tensor([[left - 1.0]])})
 
 
@@ -76,8 +79,9 @@ def test_a_cut_is_continued_by_the_critic_and_an_end_is_not():
 
 
 def test_episodes_cut_in_mid_chunk_say_nothing_and_those_that_end_there_do():
-    assert q_against_return(Critic(for_ever), filled(terminated=False, last_steps=1)) == {}
-    assert "q/error" in q_against_return(Critic(finite), filled(terminated=True, last_steps=1))
+    for latent in (False, True):
+        assert q_against_return(Critic(for_ever), filled(terminated=False, last_steps=1, latent=latent)) == {}
+        assert "q/error" in q_against_return(Critic(finite), filled(terminated=True, last_steps=1, latent=latent))
 
 
 def test_nothing_is_said_before_an_episode_is_over():
