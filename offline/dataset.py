@@ -42,23 +42,15 @@ def decisions(
     spec: PolicySpec,
     gamma: float,
     *,
-    phases: int | None = None,
     returns: BehindCut | None = None,
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> Replay:
-    """A full replay (one world) of all decisions. ``gamma`` is per control tick.
-
-    ``phases`` 1 keeps the decisions that start at tick 0 only; None takes all n. ``reward`` maps the rewards of a
-    recording (T,) before anything is summed (a shift or scale). ``returns`` adds the column ``return_to_go``, and says
-    what stands in it for what follows a truncation.
-    """
+    """A full replay (one world) of all decisions. ``gamma`` is per control tick. ``returns`` adds the column
+    ``return_to_go``, and says what stands in it for what follows a truncation."""
     if len(episodes) == 0:
         raise BurnishError("there are no episodes to learn from")
     episodes = with_tokens(episodes, spec)
-    count = spec.execute if phases is None else phases
-    if not 1 <= count <= spec.execute:
-        raise BurnishError(f"phases={phases} must lie between 1 and the {spec.execute} executed steps of a decision")
     require_like_actions("the policy", spec.action_mode, "the recordings", episodes.spec.action_mode)
     unlike_names("the policy", spec.names, "the recordings", episodes.names)
     if None not in (spec.control_hz, episodes.control_hz) and spec.control_hz != episodes.control_hz:
@@ -72,7 +64,7 @@ def decisions(
     pieces = [
         _phase(episode, spec, gamma, start, played, earned, tail)
         for episode, played, earned, tail in zip(episodes, actions, rewards, tails, strict=True)
-        for start in range(min(count, len(episode)))
+        for start in range(min(spec.execute, len(episode)))
     ]
     replay = Replay(sum(len(columns["reward"]) for _, columns, _ in pieces), seed=seed, device=device)
     for obs, columns, final in pieces:

@@ -107,8 +107,8 @@ def test_what_lies_behind_an_end_is_masked() -> None:
     for sign in (1.0, -1.0):
         episodes = recorded((5, 9))
         episodes.episodes[1].action *= sign
-        replay = decisions(episodes, EIGHT, 0.9, phases=1)
-        batch = replay.gather(torch.tensor([0, 1]), around=neighbours(EIGHT))  # ticks 0 to 3, and 4
+        replay = decisions(episodes, EIGHT, 0.9)
+        batch = replay.gather(torch.tensor([0, 4]), around=neighbours(EIGHT))  # ticks 0 to 3, and 3 to 4
         assert batch["ended"].tolist() == [False, True]
         for padded in losses:
             if padded:
@@ -117,7 +117,7 @@ def test_what_lies_behind_an_end_is_masked() -> None:
             chunk, mask = lesson(EIGHT, batch)
             noise = torch.Generator().manual_seed(1)
             losses[padded].append(policy.bc_loss(batch["obs"], chunk, mask=mask, generator=noise))
-            assert mask.sum(1).tolist() == ([8, 8] if padded else [5, 1])
+            assert mask.sum(1).tolist() == ([8, 8] if padded else [5, 2])
     assert torch.equal(*losses[False])
     assert not torch.equal(*losses[True])
 
