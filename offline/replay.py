@@ -11,13 +11,13 @@ and sequences stop at ``ended`` and at the newest row, per world, also where the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..policies.core.errors import BurnishError, did_you_mean
+from ..policies.core.errors import BurnishError
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.tree import Tree, assign, index, leaves, map_tree, where
 from ..policies.core.types import Obs, Outcome
@@ -27,8 +27,6 @@ from .returns import n_step as sum_of
 from .storage import Place, places, take
 
 BASE = ("action", "reward", "discount", "ended", "terminated", "steps")
-FIXED = ("discount", "ended", "terminated", "steps")
-RELABELLED = 4096  # decisions at a time
 Batch = dict[str, Any]  # columns (B, ...), and "obs" and "next_obs", each an Obs
 FIRST = 256  # rows that are allocated at once; then they are doubled until the capacity is reached
 SEGMENT = 1 << 25  # bytes of the rows that are saved in one file
@@ -269,21 +267,6 @@ class Replay:
         """(T, N), in the order of ``latest``: all but what was left out."""
         order = self._order(rows)
         return torch.ones_like(self._final_at[order], dtype=torch.bool) if self._void is None else ~self._void[order]
-
-    def relabel(self, column: str, fn: Callable[[Batch], Tensor]) -> None:
-        """Replace a column of every decision: ``fn`` maps decisions, as ``gather`` returns them, to their new values;
-        rewards by a model that has learnt since, for example. How episodes ended cannot be changed."""
-        if column not in self._columns or column in FIXED:
-            known = did_you_mean(column, sorted(self._columns.keys() - set(FIXED)))
-            raise BurnishError(f"there is no column {column!r} to relabel; {known}")
-        stored = self._columns[column]
-        for flat in torch.arange(len(self), device=self.device).split(RELABELLED):
-            new = fn(self.gather(flat))
-            row, world = self._row(flat // self.num_envs), flat % self.num_envs
-            if new.shape != (len(flat), *stored.shape[2:]):
-                shapes = f"{tuple(new.shape)}, where {(len(flat), *stored.shape[2:])} was asked for"
-                raise BurnishError(f"relabelling {column!r} gave values of shape {shapes}")
-            stored[row.to(stored.device), world.to(stored.device)] = new.to(stored)
 
     def fill_in(self, column: str, world: int, values: Tensor) -> None:
         """Replace a column of the newest ``len(values)`` decisions of one world."""

@@ -44,26 +44,6 @@ def test_memory_is_taken_as_it_is_needed():
     assert replay.latest()["obs"]["image.top"][:, 0, 0, 0, 0].tolist() == [row % 251 for row in range(FIRST + 2)]
 
 
-def test_a_column_is_relabelled_as_a_whole(monkeypatch):
-    """In a ring that has gone around, in slices that do not divide it; sums over decisions see the new rewards."""
-    monkeypatch.setattr(replays, "RELABELLED", 7)
-    replay = Replay(40, 2)
-    for row in range(27):
-        replay.add(*a_row(1, pictures(row)))
-    replay.relabel("reward", lambda batch: batch["next_obs"]["image.top"].flatten(1).float().mean(1))
-    rows = replay.latest()
-    shown = rows["obs"]["image.top"].flatten(2).float().mean(2)
-    assert torch.equal(rows["reward"][:-1], shown[1:]), "where a decision led is what the next row shows"
-    two = replay.gather(torch.arange(4), n_step=2)
-    assert torch.equal(two["reward"], (rows["reward"][:2] + rows["reward"][1:3]).flatten())
-    with pytest.raises(BurnishError, match="no column 'rewards' to relabel; did you mean 'reward'"):
-        replay.relabel("rewards", lambda batch: batch["reward"])
-    with pytest.raises(BurnishError, match="no column 'ended'"):
-        replay.relabel("ended", lambda batch: batch["ended"])
-    with pytest.raises(BurnishError, match=r"of shape \(7, 1\), where \(7,\) was asked for"):
-        replay.relabel("reward", lambda batch: batch["reward"][:, None])
-
-
 def test_pictures_that_memory_cannot_hold_are_kept_in_a_file(monkeypatch, tmp_path):
     """A ring that has gone around, beside one in memory; nothing of the file is left, by name, while it is used."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
