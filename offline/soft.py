@@ -62,15 +62,11 @@ def soft_value(q: Tensor, log_prob: Tensor, alpha: Tensor) -> Tensor:
     return q - alpha * log_prob
 
 
-def soft_actor_loss(q: Tensor, log_prob: Tensor, alpha: Tensor) -> Tensor:
-    """The mean of alpha log pi - Q over a batch, which the actor minimises."""
-    return -soft_value(q, log_prob, alpha).mean()
-
-
 def soft_losses(q: Tensor, log_prob: Tensor, temperature: Temperature) -> tuple[Tensor, Metrics]:
-    """The loss of an actor that climbs ``q``, plus that of the temperature, which the same step moves to its target."""
+    """The loss of an actor that climbs ``q``, which is the mean of alpha log pi - Q over a batch, plus that of the
+    temperature, which the same step moves to its target."""
     alpha = temperature()
-    loss = soft_actor_loss(q, log_prob, alpha)
+    loss = -soft_value(q, log_prob, alpha).mean()
     metrics: Metrics = {"actor_loss": loss.detach(), "entropy": -log_prob.detach().mean(), "alpha": alpha}
     return loss + temperature.loss(log_prob), metrics
 

@@ -50,8 +50,14 @@ def _with_executed(spec: PolicySpec, chunk: Tensor, executed: Tensor, prefix: Pr
     return with_prefix(whole, committed(prefix))
 
 
-def _corrected(action: Tensor, correction: Tensor, bound: float) -> Tensor:
+def corrected(action: Tensor, correction: Tensor, bound: float) -> Tensor:
+    """The action plus the bounded correction, clipped to [-1, 1]."""
     return (action + bound * correction.reshape(action.shape)).clamp(-1, 1)
+
+
+def picked(candidates: Tensor, choice: Tensor) -> Tensor:
+    """(B, M, ...), (B,) -> (B, ...): of each row the one that was chosen."""
+    return candidates[torch.arange(len(choice), device=choice.device), choice]
 
 
 class Every(Enum):
@@ -109,7 +115,7 @@ class Residual(nn.Module):
 
     def corrected(self, obs: Obs, action: Tensor) -> Tensor:
         """``action`` is the base's: (B, A) per step, (B, n, A) per chunk."""
-        return _corrected(action, self.correction(obs, action), self.config.bound)
+        return corrected(action, self.correction(obs, action), self.config.bound)
 
     def correction(self, obs: Obs, action: Tensor) -> Tensor:
         """Of that action, in units of the bound: the net's, or the offset that it has moved."""
@@ -171,7 +177,7 @@ class ResidualController:
     @torch.no_grad()
     def _corrected(self, obs: Obs, action: Tensor) -> tuple[Tensor, Tensor]:
         correction = self.policy.correction(obs, action)
-        return _corrected(action, correction, self.policy.config.bound), correction
+        return corrected(action, correction, self.policy.config.bound), correction
 
     def state_dict(self) -> dict[str, Any]:
         return {"base": self.base.state_dict()} | ({"offset": self._offset} if self.policy.offset else {})
@@ -291,7 +297,7 @@ class Steered(nn.Module):
         chunk = self.base.act(obs, noise=w, prefix=prefix, greedy=greedy, generator=generator)
         if self.config.residual_bound is None:
             return chunk
-        executed = _corrected(self.spec.executed(chunk), choice[:, self._size :], self.config.residual_bound)
+        executed = corrected(self.spec.executed(chunk), choice[:, self._size :], self.config.residual_bound)
         return _with_executed(self.spec, chunk, executed, prefix)
 
 
@@ -315,7 +321,8 @@ class BestOfConfig:
 class BestOf(nn.Module):
     """``count`` draws of the base, and an edited version of each; the highest minimum over the critic's members wins.
 
-    ``edit`` acts on ``BaseEnv(residual=)``. ``greedy`` considers the base's greedy chunk alone, and its mean edit.
+    ``edit`` observes the executed draw too, as ``base_action``. ``greedy`` considers the base's greedy chunk alone, and
+    its mean edit.
     """
 
     def __init__(
@@ -348,9 +355,12 @@ class BestOf(nn.Module):
             raise BurnishError("the best of several draws has no single noise to start from; leave noise= out")
         obs = featured(obs, self.base, self.critic.spec.obs)
         chunks = self.candidates(obs, prefix=prefix, greedy=greedy, generator=generator)
+        return picked(chunks, self.best(obs, chunks))
+
+    def best(self, obs: Obs, chunks: Tensor) -> Tensor:
+        """(B, M, H, A) -> (B,): the chunk whose executed slice the critic prefers."""
         executed = chunks[:, :, self.spec.start : self.spec.start + self.spec.execute]
-        best = self.critic(obs, executed).amin(0).argmax(1)
-        return chunks[torch.arange(len(best), device=best.device), best]
+        return self.critic(obs, executed).amin(0).argmax(1)
 
     def candidates(
         self, obs: Obs, *, prefix: Prefix | None = None, greedy: bool = False, generator: Noise | None = None
@@ -365,7 +375,7 @@ class BestOf(nn.Module):
         executed = self.spec.executed(drawn)
         many = map_tree(lambda x: x.repeat_interleave(count, 0), obs)
         change = self.edit.act({**many, "base_action": executed}, greedy=greedy, generator=source)
-        edited = _with_executed(self.spec, drawn, _corrected(executed, change, self.config.edit_bound), fixed)
+        edited = _with_executed(self.spec, drawn, corrected(executed, change, self.config.edit_bound), fixed)
         return torch.cat([x.unflatten(0, (batch, count)) for x in (drawn, edited)], 1)
 
 

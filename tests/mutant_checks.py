@@ -215,11 +215,6 @@ def check_clip(clip_each):
             same(p.grad[learner], g[learner] * min(1.0, 2 / (norm + 1e-6)))
 
 
-def check_actor_loss(soft_actor_loss):
-    loss = soft_actor_loss(torch.tensor([2.0, 4.0]), torch.tensor([-1.0, 3.0]), torch.tensor(0.5))
-    same(loss, ((0.5 * -1 - 2) + (0.5 * 3 - 4)) / 2)
-
-
 def check_temperature(loss):
     """Entropy 1.5, target 2: alpha must rise, by (target - entropy) per unit of its logarithm."""
     temperature = soft.Temperature(0.7, 2.0)
@@ -374,7 +369,6 @@ CHECKS: dict[str, Callable[[Any], None]] = {
     "calibrated": check_calibrated,
     "cql_gap": check_cql_gap,
     "soft_value": check_soft_value,
-    "soft_actor_loss": check_actor_loss,
     "soft_losses": check_losses,
     "clip_each": check_clip,
     "Temperature.loss": check_temperature,

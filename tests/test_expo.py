@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from burnish.finetune.loops import OffPolicy, OffPolicyConfig
-from burnish.finetune.methods.expo import EXPO, EXPOConfig, Select, build, edited
+from burnish.finetune.methods.expo import EXPO, EXPOConfig, Select, build
 from burnish.offline.dataset import decisions
 from burnish.offline.replay import Replay
 from burnish.offline.sac import soft_agent
 from burnish.offline.sources import Rows
 from burnish.policies.build import build_policy
-from burnish.policies.compose import BestOf
+from burnish.policies.compose import BestOf, corrected
 from burnish.policies.core.chunk import ChunkEnv
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.data.episodes import Episode, Episodes
@@ -174,7 +174,7 @@ def test_the_edit_loss_equals_a_slow_loop() -> None:
     with torch.no_grad():
         draw = learner.edit.draw({**batch["obs"], "base_action": batch["executed"]}, generator=learner.noise)
     learner.noise.set_state(state)
-    metrics = learner._actor_step(batch["obs"], batch["executed"], batch["steps"])
+    metrics = learner._actor_step(batch["obs"], batch["executed"], batch["steps"], {})
     total = 0.0
     for i in range(12):
         one = {"state": batch["obs"]["state"][i : i + 1]}
@@ -236,7 +236,7 @@ def test_who_is_trained_by_what() -> None:
 
     # The critic does not feel the actor's step, the base neither the critic nor the edit: only what it imitates.
     critic = weights(learner.critic)
-    learner._actor_step(batch["obs"], batch["executed"], batch["steps"])
+    learner._actor_step(batch["obs"], batch["executed"], batch["steps"], {})
     assert torch.equal(weights(learner.critic), critic)
     rich = {**batch, "reward": 100 * batch["reward"]}
     poor, wealthy = learner_of(tiny(actor_every=1)), learner_of(tiny(actor_every=1))
@@ -292,7 +292,7 @@ def test_a_tiny_edit_is_the_best_of_n() -> None:
 def test_the_scale_of_the_entropy_is_named() -> None:
     batch, shift = batch_of(), 2 * torch.tensor(0.5).log()
     plain, scaled = (learner_of(tiny(scaled_entropy=flag, entropy_per_dim=-1.0)) for flag in (False, True))
-    ours, theirs = (x._actor_step(batch["obs"], batch["executed"], batch["steps"]) for x in (plain, scaled))
+    ours, theirs = (x._actor_step(batch["obs"], batch["executed"], batch["steps"], {}) for x in (plain, scaled))
     assert float(theirs["entropy"] - ours["entropy"]) == pytest.approx(float(shift), abs=1e-5)
     assert torch.equal(weights(plain.edit), weights(scaled.edit)), "a constant has no gradient"
 
@@ -339,7 +339,7 @@ def test_refusals() -> None:
 
 
 def test_the_sum_stays_in_range() -> None:
-    assert edited(torch.tensor([0.9, -0.9]), torch.tensor([1.0, -1.0]), 0.5).tolist() == [1.0, -1.0]
+    assert corrected(torch.tensor([0.9, -0.9]), torch.tensor([1.0, -1.0]), 0.5).tolist() == [1.0, -1.0]
 
 
 @pytest.mark.slow

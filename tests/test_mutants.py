@@ -83,7 +83,7 @@ MUTANTS = [
     Mutant(td, "cql_gap", "temperature * spread - q_data", "spread - q_data"),
     Mutant(td, "cql_gap", "temperature * spread - q_data", "temperature * spread + q_data"),
     Mutant(soft, "soft_value", "q - alpha", "q + alpha"),
-    Mutant(soft, "soft_actor_loss", "return -soft_value", "return soft_value"),
+    Mutant(soft, "soft_losses", "loss = -soft_value", "loss = soft_value"),
     Mutant(soft, "soft_losses", "loss + temp", "loss - temp"),
     Mutant(soft, "soft_losses", ".detach().mean()", ".detach().sum()"),
     Mutant(descent, "clip_each", "limit / (norm", "limit / (norm.mean().expand_as(norm)"),

@@ -39,11 +39,11 @@ from ...offline.imitation import imitation_chunk, neighbours, played_around
 from ...offline.learner import CriticLearner, columns_of
 from ...offline.returns import Discount
 from ...offline.sac import soft_agent
-from ...offline.soft import Temperature, polyak, soft_actor_loss
+from ...offline.soft import Temperature, polyak, soft_step
 from ...offline.td import pessimistic, row_weight, td_target
 from ...policies.build import build_policy
 from ...policies.chain import draws
-from ...policies.compose import BestOf
+from ...policies.compose import BestOf, corrected, picked
 from ...policies.core.chunk import ChunkEnv
 from ...policies.core.errors import BurnishError
 from ...policies.core.execute import Execution, execution
@@ -131,7 +131,7 @@ class EXPOActor:
             return Decision(self.base.spec.executed(self.base.act(obs, generator=generator)), {})
         candidates = self.propose(self.base, obs, generator)
         values = self.judge.values(self.judge.encode(obs), candidates)
-        return Decision(pick(candidates, self.choose(values, generator)), {})
+        return Decision(picked(candidates, self.choose(values, generator)), {})
 
     def propose(self, base: Any, obs: Obs, generator: torch.Generator) -> Tensor:
         """(B, 2N, n, A): N chunks of ``base``, then their edits."""
@@ -139,7 +139,7 @@ class EXPOActor:
         wide = map_tree(lambda x: x.repeat_interleave(count, 0), obs)
         proposed = base.spec.executed(draws(base, obs, count, generator=generator))
         edit = self.edit.draw({**wide, "base_action": proposed}, generator=generator).action
-        both = torch.stack([proposed, edited(proposed, edit, self.config.edit_bound)])
+        both = torch.stack([proposed, corrected(proposed, edit, self.config.edit_bound)])
         return both.unflatten(1, (-1, count)).transpose(0, 1).flatten(1, 2)
 
     def choose(self, values: Tensor, generator: torch.Generator) -> Tensor:
@@ -149,16 +149,6 @@ class EXPOActor:
     def state_dict(self) -> dict[str, Any]:
         parts = {"base": self.base, "edit": self.edit, "judge": self.judge}
         return {name: part.state_dict() for name, part in parts.items()}
-
-
-def edited(base_action: Tensor, edit: Tensor, bound: float) -> Tensor:
-    """The base's action plus the bounded edit, clipped to [-1, 1]."""
-    return (base_action + bound * edit).clamp(-1, 1)
-
-
-def pick(candidates: Tensor, choice: Tensor) -> Tensor:
-    """(B, M, n, A), (B,) -> (B, n, A)."""
-    return candidates[torch.arange(len(choice), device=choice.device), choice]
 
 
 class EXPO(CriticLearner):
@@ -222,7 +212,7 @@ class EXPO(CriticLearner):
         opinions = values
         if actor.judge is not critic.target:
             opinions = actor.judge.values(actor.judge.encode(next_obs), candidates)
-        best = pick(values.movedim(0, -1), actor.choose(opinions, self.noise))  # (B, E)
+        best = picked(values.movedim(0, -1), actor.choose(opinions, self.noise))  # (B, E)
         return td_target(columns["reward"], columns["discount"], pessimistic(best.T, subset, self.noise))
 
     def _critic_step(self, obs: Obs, next_obs: Obs, columns: dict[str, Tensor]) -> Metrics:
@@ -235,24 +225,22 @@ class EXPO(CriticLearner):
         q = q.detach()
         return {"critic_loss": loss.detach(), "q": q.mean(), "q/spread": spread(q), "target": target.mean()}
 
-    def _actor_step(self, obs: Obs, action: Tensor, steps: Tensor, around: dict[str, Tensor] | None = None) -> Metrics:
+    def _actor_step(self, obs: Obs, action: Tensor, steps: Tensor, around: dict[str, Tensor]) -> Metrics:
         # The edit climbs the critic, which it does not teach: gradients go to the edit and the temperature alone.
         draw = self.edit.draw({**obs, "base_action": action}, generator=self.noise)
         log_prob = draw.log_prob[:, 0] - self.log_scale
-        better = edited(action, draw.action, self.config.edit_bound)
-        alpha = self.temperature()
-        edit_loss = soft_actor_loss(self.critic.online(obs, better).mean(0), log_prob, alpha)
-        descend(self.edit_optimizer, edit_loss + self.temperature.loss(log_prob), self.config.max_grad_norm)
+        better = corrected(action, draw.action, self.config.edit_bound)
+        q, limit = self.critic.online(obs, better).mean(0), self.config.max_grad_norm
+        metrics = soft_step(q, log_prob, self.temperature, self.edit_optimizer, limit)
         # The base imitates whatever was played, recordings and its own chosen chunks alike.
         chunk, mask = imitation_chunk(self.base.spec, action, steps, around)
         base_loss = self.base.bc_loss(obs, chunk, mask=mask, generator=self.noise).mean()
-        descend(self.base_optimizer, base_loss, self.config.max_grad_norm)
+        descend(self.base_optimizer, base_loss, limit)
         polyak(self.proposer.parameters(), self.base.parameters(), self.config.base_tau)
         return {
-            "edit_loss": edit_loss.detach(),
+            "edit_loss": metrics.pop("actor_loss"),
             "base_loss": base_loss.detach(),
-            "entropy": -log_prob.detach().mean(),
-            "alpha": alpha,
+            **metrics,
             "saturation": saturation(draw.action.detach()),
             "base_distance": distance(better.detach(), action),
         }
