@@ -40,7 +40,7 @@ class Wrapping(Learner):
 
     def __init__(self, inner: Learner) -> None:
         self.inner, self.actor, self.policy, self.columns = inner, inner.actor, inner.policy, inner.columns
-        self.entropy_bonus = inner.entropy_bonus
+        self.entropy_bonus, self.afresh = inner.entropy_bonus, inner.afresh
 
     def update(self, source: Source) -> Metrics:
         batch = source.sample()
@@ -51,11 +51,17 @@ class Wrapping(Learner):
         """More metrics of an update on ``batch``."""
         return {}
 
+    def plan(self, updates: int) -> None:
+        self.inner.plan(updates)
+
     def describe(self) -> str:
         return self.inner.describe()
 
     def observe(self, obs: Obs) -> None:
         self.inner.observe(obs)
+
+    def stored(self, replay: Decisions) -> None:
+        self.inner.stored(replay)
 
     def prior(self, replay: Decisions, recordings: Decisions | None) -> Memory | None:
         return self.inner.prior(replay, recordings)
@@ -92,7 +98,7 @@ class CriticLearner(Learner):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         restore(self._parts(), state)
-        self.updates = int(state["updates"])
+        self.updates = int(state.get("updates", 0))  # older states of Q-chunking do not say it
 
 
 class JointLearner(CriticLearner):

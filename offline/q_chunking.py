@@ -9,10 +9,11 @@ this is the best of n (BFN).
 
 Order. Both losses are taken at the parameters before the update and stepped together; then the target critic follows.
 
-**Departures.** The best draw at s' is chosen by the members' minimum, as the deployed policy chooses; targets take the
-same minimum over the target critic (published: the mean of two, the minimum for some tasks: ``heads``). Rows whose
-chunk a truncation cut short train no critic, and the flow by what was played of them. The published critic has layer
-norm and four layers of 512 with GELU, as here.
+As published, targets take the mean of the two target critics (the minimum for some tasks: ``heads``), and critics have
+layer norm and four layers of 512 with GELU.
+
+**Departures.** The best draw at s' is chosen by the members' minimum, as the deployed policy chooses. Rows whose chunk
+a truncation cut short train no critic, and the flow by what was played of them.
 """
 
 from __future__ import annotations
@@ -23,14 +24,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..policies.compose import BestOf
+from ..policies.compose import BestOf, picked
 from ..policies.core.execute import Execution
 from ..policies.core.graphed_policy import executed_actor
 from ..policies.core.ranges import check_ranges
 from ..policies.core.types import Metrics, Obs
 from ..policies.flow import FlowConfig
 from ..policies.nets.critic import CriticConfig
-from ..policies.runs.module_state import restore, state_of
 from .actors import PolicyActor, trainable_imitator
 from .critics import adopt_normalizers, spread
 from .descent import adam, descend
@@ -81,13 +81,9 @@ class QChunking(JointLearner):
     def target(self, next_obs: Obs, columns: dict[str, Tensor]) -> Tensor:
         """(B,): reward + discount * target critic of the best draw at ``next_obs``."""
         draws = self.policy.candidates(next_obs, generator=self.noise)  # (B, M, H, A)
-        spec = self.flow.spec
-        executed = draws[:, :, spec.start : spec.start + spec.execute]
-        best = self.critic.online(next_obs, executed).amin(0).argmax(1)
-        chosen = executed[torch.arange(len(best), device=best.device), best]
-        return td_target(
-            columns["reward"], columns["discount"], self.config.heads(self.critic.target(next_obs, chosen))
-        )
+        chosen = self.flow.spec.executed(picked(draws, self.policy.best(next_obs, draws)))
+        value = self.config.heads(self.critic.target(next_obs, chosen))
+        return td_target(columns["reward"], columns["discount"], value)
 
     def _descend(self, obs: Obs, next_obs: Obs, columns: dict[str, Tensor], around: dict[str, Tensor]) -> Metrics:
         spec, online, action = self.flow.spec, self.critic.online, columns["action"]
@@ -106,12 +102,6 @@ class QChunking(JointLearner):
             "q": q.mean(),
             "q/spread": spread(q),
         }
-
-    def state_dict(self) -> dict[str, Any]:  # nothing here depends on the number of updates
-        return state_of(self._parts())
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        restore(self._parts(), state)
 
 
 def build(config: QChunkingConfig, policy: Any, *, seed: int = 0, device: torch.device | str = "cpu") -> QChunking:
