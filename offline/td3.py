@@ -26,12 +26,12 @@ from ..policies.core.ranges import check_ranges
 from ..policies.core.seed import normal
 from ..policies.core.types import Metrics, Obs
 from ..policies.gaussian import GaussianConfig, GaussianLoss, GaussianPolicy
-from ..policies.nets.critic import CriticConfig
+from ..policies.nets.critic import CriticConfig, QEnsemble
 from ..policies.nets.encoder import require_shift
 from ..policies.nets.mlp import Activation
 from .actor_critic import ActorCritic, AgentActor
 from .critics import saturation
-from .soft import Warm, polyak, smoothed
+from .soft import ActionTransform, Warm, polyak, smoothed, unchanged
 from .td import pessimistic, td_target
 
 
@@ -47,7 +47,7 @@ class TD3Config:
 
     lr: float = 3e-4  # learning rate of the critic
     actor_lr: float = 3e-4  # learning rate of the actor
-    tau: float = 0.005  # share by which target networks follow, at every update
+    tau: float = 0.005  # share by which target networks follow, each time that they do (delay_targets)
     explore_std: float = 0.1  # deviation of the noise that is played, in units of the agent's action
     target_std: float = 0.2  # deviation of the noise on target actions
     target_clip: float = 0.5  # limit of that noise
@@ -68,6 +68,25 @@ class TD3Config:
             raise BurnishError("agent.squash=false: TD3 needs an actor that is bounded by tanh")
         least = {"[0, inf)": "explore_std target_std target_clip subset critic_warmup", "[1, inf)": "actor_every"}
         check_ranges(self, {"(0, inf)": "lr actor_lr", "(0, 1]": "tau", **least})
+
+
+@torch.no_grad()
+def smoothed_target(
+    agent: GaussianPolicy,
+    critic: QEnsemble,
+    next_obs: Obs,
+    columns: dict[str, Tensor],
+    config: Any,
+    generator: torch.Generator,
+    subset: int = 0,
+    transform: ActionTransform = unchanged,
+) -> Tensor:
+    """(B,): reward + discount * the pessimistic value of the agent's action with clipped noise, both of the targets."""
+    action = agent.spec.executed(agent.act(next_obs, greedy=True))
+    noise = normal(action.shape, generator, device=action.device, dtype=action.dtype)
+    action = smoothed(action, noise, config.target_std, config.target_clip)
+    value = pessimistic(critic(next_obs, transform(next_obs, action)), subset, generator)
+    return td_target(columns["reward"], columns["discount"], value)
 
 
 class TD3Actor(AgentActor):
@@ -107,13 +126,8 @@ class TD3(ActorCritic):
             self.critic.follow(self.config.tau)
 
     def _target(self, next_obs: Obs, columns: dict[str, Tensor]) -> Tensor:
-        config = self.config
-        with torch.no_grad():
-            action = self.agent.spec.executed(self.target_agent.act(next_obs, greedy=True))
-            noise = normal(action.shape, self.noise, device=action.device, dtype=action.dtype)
-            action = smoothed(action, noise, config.target_std, config.target_clip)
-            q = self.critic.target(next_obs, self.transform(next_obs, action))
-            return td_target(columns["reward"], columns["discount"], pessimistic(q, config.subset, self.noise))
+        options = self.config, self.noise, self.config.subset, self.transform
+        return smoothed_target(self.target_agent, self.critic.target, next_obs, columns, *options)
 
     def _actor_loss(self, obs: Obs) -> tuple[Tensor, Metrics]:
         action = self.agent.spec.executed(self.agent.act(obs, greedy=True))

@@ -22,7 +22,6 @@ from torch import Tensor
 from ..policies.core.execute import Execution, execution
 from ..policies.core.graphed_policy import executed_actor
 from ..policies.core.ranges import check_ranges
-from ..policies.core.seed import normal
 from ..policies.core.types import Metrics, Obs, Source
 from ..policies.gaussian import GaussianConfig, GaussianPolicy
 from ..policies.nets.critic import CriticConfig
@@ -31,9 +30,9 @@ from .critics import adopt_normalizers, spread
 from .descent import adam, descend
 from .imitation import imitation_chunk, neighbours, played_around
 from .learner import CriticLearner, columns_of
-from .soft import polyak, q_scale, smoothed
-from .td import pessimistic, row_weight, td_target
-from .td3 import TD3Actor, deterministic_agent
+from .soft import polyak, q_scale
+from .td import row_weight
+from .td3 import TD3Actor, deterministic_agent, smoothed_target
 
 
 @dataclass
@@ -43,7 +42,7 @@ class TD3BCConfig:
     alpha: float = 2.5  # weight of Q, whose scale is divided out; 0 imitates
     lr: float = 3e-4  # learning rate of the critic
     actor_lr: float = 3e-4  # learning rate of the policy
-    tau: float = 0.005  # share by which target networks follow, at every update
+    tau: float = 0.005  # share by which target networks follow, at every update of the actor
     target_std: float = 0.2  # deviation of the noise on target actions
     target_clip: float = 0.5  # limit of that noise
     explore_std: float = 0.1  # deviation of the noise that is played when learning goes on in the world
@@ -95,12 +94,7 @@ class TD3BC(CriticLearner):
         return metrics
 
     def _target(self, next_obs: Obs, columns: dict[str, Tensor]) -> Tensor:
-        with torch.no_grad():
-            action = self.policy.spec.executed(self.target_policy.act(next_obs, greedy=True))
-            noise = normal(action.shape, self.noise, device=action.device, dtype=action.dtype)
-            action = smoothed(action, noise, self.config.target_std, self.config.target_clip)
-            value = pessimistic(self.critic.target(next_obs, action))
-            return td_target(columns["reward"], columns["discount"], value)
+        return smoothed_target(self.target_policy, self.critic.target, next_obs, columns, self.config, self.noise)
 
     def _critic_step(self, obs: Obs, next_obs: Obs, columns: dict[str, Tensor]) -> Metrics:
         target = self._target(next_obs, columns)
@@ -111,7 +105,7 @@ class TD3BC(CriticLearner):
         q = q.detach()
         return {"critic_loss": loss.detach(), "q": q.mean(), "q/spread": spread(q), "target": target.mean()}
 
-    def _actor_step(self, obs: Obs, action: Tensor, steps: Tensor, around: dict[str, Tensor] | None = None) -> Metrics:
+    def _actor_step(self, obs: Obs, action: Tensor, steps: Tensor, around: dict[str, Tensor]) -> Metrics:
         spec = self.policy.spec
         chosen = self.policy.act(obs, greedy=True)
         q = self.critic.online(obs, spec.executed(chosen))[0]

@@ -52,7 +52,7 @@ def test_scaling_all_rewards_changes_the_critic_but_not_how_far_the_actor_goes()
         learner, batch = made("td3_bc", actor_every=1, alpha=alpha), a_batch()
         for parameter in learner.critic.online.net.layers[-1].parameters():
             parameter.data *= scale
-        learner._step_actor(batch["obs"], batch["action"], batch["steps"])
+        learner._step_actor(batch["obs"], batch["action"], batch["steps"], {})
         return torch.cat([p.grad.flatten() for p in learner.trained if p.grad is not None])
 
     torch.testing.assert_close(gradient(1000.0, 2.5), gradient(1.0, 2.5), rtol=1e-4, atol=1e-6)
@@ -68,7 +68,7 @@ def test_delayed_updates_and_who_moves_whom():
     assert all(same(before[name], getattr(learner, name)) for name in parts) and same(target, learner.critic.target)
     assert not same(online, learner.critic.online)
     online = copy.deepcopy(learner.critic.online)
-    learner._step_actor(batch["obs"], batch["action"], batch["steps"])
+    learner._step_actor(batch["obs"], batch["action"], batch["steps"], {})
     assert same(online, learner.critic.online) and not same(before["policy"], learner.policy)
     learner.update(Rows(batch))
     assert not same(before["target_policy"], learner.target_policy) and not same(target, learner.critic.target)
