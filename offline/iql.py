@@ -87,6 +87,11 @@ class IQLConfig:
         if not (self.actor_lr > 0 or self.frozen):
             raise BurnishError(f"actor_lr={self.actor_lr} must be a positive number, or 0 with extraction=best_of_n")
         check_ranges(self, {"(0, inf)": "lr", "(0, 1]": "tau", "[1, inf)": "count weight_cap"})
+        unread = "beta weight_cap" if self.extraction is Extraction.best_of_n else "count"
+        for name in [*unread.split(), *(["decay_steps"] if self.frozen else [])]:
+            if (value := getattr(self, name)) != getattr(IQLConfig, name):
+                way = f"extraction={self.extraction.value} and actor_lr={self.actor_lr}"
+                raise BurnishError(f"{name}={value} is not read with {way}; leave {name} out")
 
     @property
     def frozen(self) -> bool:

@@ -201,6 +201,16 @@ def test_nothing_to_keep_is_refused():
         replace(CONFIGS["iql"], actor_lr=0.0)
 
 
+UNREAD = [("iql", "count", 8), ("iql_best", "beta", 10.0), ("iql_best", "weight_cap", 50.0)]
+
+
+@pytest.mark.parametrize(("way", "name", "value"), [*UNREAD, ("frozen", "decay_steps", 100)])
+def test_what_an_extraction_does_not_read_is_refused(way, name, value):
+    config = replace(CONFIGS["iql_best"], actor_lr=0.0) if way == "frozen" else CONFIGS[way]
+    with pytest.raises(BurnishError, match=f"{name}={value} is not read with extraction=.*; leave {name} out"):
+        replace(config, **{name: value})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["iql", "iql_best"])
 def test_it_finds_the_best_policy_that_the_data_supports(name):
