@@ -67,7 +67,7 @@ _NORMS: dict[Norm, Callable[[int], nn.Module]] = {
 
 
 class _Block(nn.Module):
-    """Two convolutions of 3 x 3, or with ``wide`` > 1 one between two of 1 x 1, around which the input is carried."""
+    """Two convolutions of 3 x 3, or as a ``bottleneck`` one between two of 1 x 1, around which the input is carried."""
 
     def __init__(self, before: int, width: int, stride: int, dilation: int, bottleneck: bool, norm: Norm) -> None:
         super().__init__()
