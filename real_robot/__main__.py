@@ -338,8 +338,8 @@ def _body(config: RobotVerb, acting: ActionSource | None) -> Iterator[tuple[Any,
                 f"{learnt.action.dim}, which are taken to be {1 / seeing.spec.control_hz:.3f} s apart"
             )
         if acting is not None:
-            for name in require_fit(acting, seeing.spec):
-                say(f"note: {acting.where} does not say its {name}, so it was not compared with the robot's")
+            for note in require_fit(acting, seeing):
+                say(f"note: {note}")
         yield with_instruction(seeing, config.instruction), world
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,6 +50,24 @@ def test_the_loop_of_the_documentation_plays_a_bundle(tmp_path, monkeypatch):
     said = {"state": OBS["state"]}
     exec(compile(program, "robots.md", "exec"), said)
     assert said["action"].shape == (2,)
+    joints = said["joints"]
+    for order in (joints, joints[::-1]):
+        write(named({"action": order}), tmp_path / "other" / "runs" / "bundle")
+        monkeypatch.chdir(tmp_path / "other")
+        with nullcontext() if order == joints else pytest.raises(SystemExit, match="in another order"):
+            exec(compile(program, "robots.md", "exec"), said)
+        shutil.rmtree(tmp_path / "other")
+
+
+def named(names):
+    return by_hand(schema=replace(by_hand().schema, names=names))
+
+
+def test_a_bundle_keeps_the_names_of_its_numbers(tmp_path):
+    names = {"state": ("x", "y", "z"), "action": ("a", "b")}
+    assert read(write(named(names), tmp_path / "named")).schema.names == names
+    schema = json.loads((write(by_hand(), tmp_path / "bare") / POLICY).read_bytes())["schema"]
+    assert "names" not in schema, "older versions read those without"
 
 
 def test_a_folder_that_is_there_stays_as_it_is(tmp_path):
@@ -136,6 +156,8 @@ HOSTILE = {
     "another_version": (lambda f: edit(f, lambda d: d.update(version=3)), "export the policy again"),
     "unknown_key": (lambda f: edit(f, lambda d: d.update(hook="os.system")), "must hold"),
     "unknown_schema": (schema(teleport=True), "should hold"),
+    "names_of_nothing": (schema(names=["a"]), "must be an object"),
+    "names_that_are_none": (schema(names={"action": [1, 2]}), "must be a list of words"),
     "wrong_chunk": (schema(horizon=3), "reads 'prefix' as"),
     "limits_swapped": (schema(low=[2.0, 0.0]), "need low < high"),
     "noise_nobody_draws": (schema(noise_shape=[7]), "its network reads none such"),

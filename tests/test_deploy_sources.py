@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,13 +29,14 @@ from burnish.real_robot.inference import action_sources as acting
 from burnish.real_robot.inference.action_sources import BundleConfig, StillWorld, exported
 from burnish.real_robot.safety.safe_robot import Safety
 from burnish.real_robot.shadow import LOST, Log, ShadowEnv, summary, watch
+from burnish.sim import arm
 from burnish.sim.build import make_env
 from burnish.sim.mirror import Mirror
 from burnish.sim.tasks.insert import InsertConfig
 from openpi_lab import Drop, openpi
 from person_lab import refused
 from robot_lab import Puppet
-from server_lab import served
+from server_lab import flow, served
 
 pytestmark = [pytest.mark.sim, pytest.mark.real_time]
 BASE = Path(__file__).resolve().parents[1] / "benchmarks" / "bases" / "insert"
@@ -176,6 +178,33 @@ def test_a_policy_of_another_robot_is_refused(spec, sentence, capfd):
 )
 def test_what_cannot_act_is_one_sentence(words, sentence, bundle, quick, capfd):
     assert sentence in refused(capfd, *(word.format(bundle=bundle) for word in words))
+
+
+JOINTS = tuple(f"{name}.pos" for name in arm.JOINTS)
+
+
+@pytest.mark.parametrize("kind", ["bundle", "remote"])
+@pytest.mark.parametrize("names", [JOINTS, (JOINTS[5], *JOINTS[1:5], JOINTS[0]), ()], ids=["same", "swapped", "none"])
+def test_a_joint_is_not_taken_for_another(kind, names, tmp_path, quick, capfd):
+    """Shapes, limits and rate fit, so nothing else would tell."""
+    called = {"state": names, "action": names} if names else {}
+    limits = ActionSpec((-1.5,) * 6, (1.5,) * 6)
+    known = PolicySpec(ObsSpec({"state": (6,)}), limits, 4, 2, control_hz=30, action_mode="joint_target", names=called)
+    words = [f"policy={kind}", "env=joints", "env.max_steps=4", "realtime=false", "dry_run=true"]
+    with ExitStack() as stack:
+        if kind == "bundle":
+            export(ExportConfig(str(tmp_path / "bundle"), samples=2), flow(known))
+            words.append(f"policy.path={tmp_path / 'bundle'}")
+        else:
+            words.append(f"policy.url={stack.enter_context(served(flow(known))).url}")
+        if names not in (JOINTS, ()):
+            said = refused(capfd, *words)
+            assert "gripper.pos as number 0 of action" in said and "shoulder_pan.pos: the same numbers in" in said
+            return
+        capfd.readouterr()
+        assert main(["deploy", *words]) == 0
+    note = "does not say its names of action and state, so this was not compared"
+    assert (note in capfd.readouterr().out) == (names == ())
 
 
 def test_a_server_has_to_be_told_the_world(capfd):

@@ -26,7 +26,8 @@ def spec_from_server(data: Any, keys: Mapping[str, str], where: str) -> PolicySp
     unknown = sorted(set(names.values()) - set(theirs))
     if unknown:
         raise BurnishError(f"policy.keys names {unknown}, but {where} wants {sorted(theirs)}")
-    return replace(spec, obs=ObsSpec({ours: theirs[name] for ours, name in names.items()}))
+    called = {ours: spec.names[name] for ours, name in {**names, "action": "action"}.items() if name in spec.names}
+    return replace(spec, obs=ObsSpec({ours: theirs[name] for ours, name in names.items()}), names=called)
 
 
 def wanted(keys: Mapping[str, str], world: EnvSpec) -> list[str]:

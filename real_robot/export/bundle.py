@@ -53,6 +53,7 @@ class Schema:
     control_hz: float | None = None
     action_mode: str | None = None  # what the numbers of an action mean
     pixels: str | None = None  # how the cameras of training were drawn
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # observation or "action": of its numbers
 
     def __post_init__(self) -> None:
         for name, least in (("horizon", 1), ("execute", 1), ("start", 0), ("history", 1)):
@@ -90,6 +91,7 @@ class Schema:
             "low": _numbers(given["low"], "low"),
             "high": _numbers(given["high"], "high"),
         }
+        changes["names"] = {key: _words(x, key) for key, x in _object(given.get("names", {}), "schema.names").items()}
         if given.get("noise_shape") is not None:
             changes["noise_shape"] = _shape(given["noise_shape"], "noise_shape")
         if given.get("control_hz") is not None:
@@ -158,7 +160,7 @@ def write(bundle: Bundle, folder: Path | str) -> Path:
         "format": "burnish policy",
         "version": VERSION,
         "about": bundle.about,
-        "schema": asdict(bundle.schema),
+        "schema": {key: x for key, x in asdict(bundle.schema).items() if x or key != "names"},  # as in older ones
         "noise": [asdict(noise) for noise in bundle.noise],
         "files": {name: _sha256(content) for name, content in files.items()},
     }
@@ -266,6 +268,12 @@ def _object(data: Any, name: str) -> dict[str, Any]:
 def _shape(data: Any, name: str) -> tuple[int, ...]:
     if not isinstance(data, list | tuple) or len(data) > 8 or not all(type(n) is int and 0 <= n < 2**40 for n in data):
         raise Refused(f"{name[:60]!r} of the bundle has no sensible shape or offsets: {str(data)[:60]}")
+    return tuple(data)
+
+
+def _words(data: Any, name: str) -> tuple[str, ...]:
+    if not isinstance(data, list | tuple) or not all(isinstance(x, str) for x in data):
+        raise Refused(f"the names of {name[:60]!r} in the bundle must be a list of words, not {str(data)[:60]}")
     return tuple(data)
 
 

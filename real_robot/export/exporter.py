@@ -144,6 +144,7 @@ def assembled(policy: Any, *, about: Mapping[str, Any] | None = None) -> Bundle:
         control_hz=spec.control_hz,
         action_mode=spec.action_mode,
         pixels=spec.pixels,
+        names={key: tuple(names) for key, names in spec.names.items()},
     )
     said = to_data({"class": type(policy).__name__, "exported_by": manifest.burnish_version(), **(about or {})})
     try:

@@ -28,8 +28,17 @@ from torch import Tensor
 from ...policies.core.chunk import HistoryEnv
 from ...policies.core.errors import BurnishError
 from ...policies.core.ranges import check_ranges
-from ...policies.core.spec import ActionSpec, EnvSpec, ObsSpec, PolicySpec, check_compatible, says_nothing
+from ...policies.core.spec import (
+    ActionSpec,
+    EnvSpec,
+    ObsSpec,
+    PolicySpec,
+    check_compatible,
+    says_nothing,
+    unlike_names,
+)
 from ...policies.core.types import Controller, Obs, Step, VecEnv
+from ...policies.core.wrapper import feature_names
 from ...policies.wire.server_spec import sent
 from ..clock import SECOND, Clock, MonotonicClock, ns
 from ..env import Body, observed
@@ -148,18 +157,20 @@ def spec_of(schema: Schema) -> PolicySpec:
         control_hz=schema.control_hz,
         action_mode=schema.action_mode,
         pixels=schema.pixels,
+        names=schema.names,
     )
 
 
-def require_fit(acting: ActionSource, body: EnvSpec) -> list[str]:
-    """Refuse what was made for another robot or another rate. Returns what the policy does not say, so that nobody
-    could compare it."""
-    spec = acting.spec
+def require_fit(acting: ActionSource, body: Body) -> list[str]:
+    """Refuse what was made for another robot, another rate or another order of its numbers. Returns notes: what the
+    policy does not say, so that nobody could compare it, and what it names in other words."""
+    spec, given, names = acting.spec, body.spec, feature_names(body)
     try:
-        check_compatible(spec, replace(body, obs=body.obs.with_history(spec.history)))
+        check_compatible(spec, replace(given, obs=given.obs.with_history(spec.history)))
+        note = unlike_names("the policy", spec.names, "the environment", names)
     except BurnishError as error:
         raise BurnishError(f"{acting.where} does not fit this robot: {error}") from error
-    rows = zip(spec.action.low, spec.action.high, body.action.low, body.action.high, strict=True)
+    rows = zip(spec.action.low, spec.action.high, given.action.low, given.action.high, strict=True)
     for i, (low, high, least, most) in enumerate(rows):
         slack = RANGE_TOLERANCE * (most - least)
         if low < least - slack or high > most + slack:
@@ -168,7 +179,11 @@ def require_fit(acting: ActionSource, body: EnvSpec) -> list[str]:
                 f"and that of the robot in [{least:g}, {most:g}]; units or limits are others"
             )
     stated = {"control_hz": spec.control_hz is not None, "action_mode": not says_nothing(spec.action_mode)}
-    return [name for name, known in stated.items() if not known]
+    unsaid = [name for name, known in stated.items() if not known]
+    if lacking := sorted((names.keys() & {*spec.obs.shapes, "action"}) - spec.names.keys()):
+        unsaid.append(f"names of {' and '.join(lacking)}")
+    notes = [f"{acting.where} does not say its {x}, so this was not compared with the robot's" for x in unsaid]
+    return [*notes, note] if note else notes
 
 
 def inference_ms(acting: ActionSource, body: Body, seed: int) -> dict[str, float]:
