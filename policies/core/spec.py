@@ -200,6 +200,17 @@ class PolicySpec:
         """Of a policy that reads instructions too."""
         return replace(self, obs=ObsSpec({**self.obs.shapes, "tokens": (words.length,)}), words=words)
 
+    def completed(self, other: PolicySpec) -> PolicySpec:
+        """A specification in which ``other`` says what this one leaves open of rate, actions, pictures and names."""
+        mine, theirs = self.action_mode, other.action_mode
+        return replace(
+            self,
+            control_hz=self.control_hz or other.control_hz,
+            action_mode=theirs if not mine or (says_nothing(mine) and not says_nothing(theirs)) else mine,
+            pixels=self.pixels or other.pixels,
+            names={k: x for k, x in other.names.items() if k in (*self.obs.shapes, "action")} | dict(self.names),
+        )
+
     def to_dict(self) -> dict[str, Any]:
         left_out = {"words"} if self.names else {"words", "names"}
         return {key: x for key, x in asdict(replace(self, words=None)).items() if key not in left_out}
