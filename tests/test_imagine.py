@@ -216,7 +216,7 @@ def test_a_model_that_takes_failures_for_successes_is_not_trusted(capsys):
         planned(loop, 2 * 192 * TASK.max_steps)
         while loop.iteration < sum(loop.phases[:2]):
             loop.iterate()
-        assert abs(loop.latest["imagined/before"] - loop.score) < 0.2
+        assert loop.score is not None and abs(loop.latest["imagined/before"] - loop.score) < 0.2
         assert loop.trusted != hidden, loop.latest
     assert "of the episodes that failed: it is not trusted" in capsys.readouterr().out
 

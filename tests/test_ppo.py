@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -332,7 +333,8 @@ def test_what_abandoned_episodes_earned_is_no_part_of_the_next_ones(goes_on):
         first.iterate()
     earned = first.learner.scale.state_dict()["running"]
     assert earned.any()
-    second.env.env.continues = goes_on
+    world: Any = second.env
+    world.env.continues = goes_on
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     assert torch.equal(second.learner.scale.state_dict()["running"], earned * goes_on)
 
