@@ -50,9 +50,9 @@ from .deployment import (
     at_rest,
     first_step,
     in_sentences,
-    kept,
     name_of,
     require_quick,
+    told,
     write_json,
 )
 from .env import RobotEnv, with_instruction
@@ -202,11 +202,11 @@ def _deployed(
         beside = evaluate(simulated, acting.make(simulated.num_envs), seeds)
         say(f"in simulation, the same episodes: {in_words(beside)}")
         found["simulation"] = beside.summary()
-    say(kept(env.reports))
+    status = told(env.reports)
     if config.record is not None:
         say(f"recorded: {config.record}")
     write_json(config.out, "deploy.json", {**found, "seeds": seeds, "world": world})
-    return 0
+    return status
 
 
 def _ahead(config: DeployConfig, acting: ActionSource, env: RobotEnv, body: Any, seed: int) -> RealtimeChunking:
@@ -281,7 +281,7 @@ def record(config: RecordConfig) -> int:
             play(seen, controller, seeds[begun:], begin, lambda: stop.requested)
             totals = writer.totals()
     say(f"{out}: {totals['episodes']} episodes, {totals['frames']} frames, {totals['successes']} successful")
-    say(kept(env.reports))
+    told(env.reports)
     if totals["episodes"] < len(seeds):
         say(f"stopped after {totals['episodes']} of {len(seeds)} episodes; continue with resume=true")
         return 130

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..policies.cli.machine import say
 from ..policies.core.errors import BurnishError
 from ..policies.core.files import replace as write
 from ..policies.core.ranges import check_ranges
@@ -235,8 +236,9 @@ def first_step(
     return here, *parted(body, asked)
 
 
-def kept(reports: Sequence[Mapping[str, Any]]) -> str:
-    """Counts of the guard and the loop, over all episodes."""
+def told(reports: Sequence[Mapping[str, Any]]) -> int:
+    """Says what the guard and the loop have counted over all episodes; exit status: 1 if the robot was brought to rest
+    within one of them."""
     counts: dict[str, int] = {}
     for report in reports:
         for kind, count in report.get("counts", {}).items():
@@ -251,11 +253,11 @@ def kept(reports: Sequence[Mapping[str, Any]]) -> str:
         sum(report.get("setpoints", {}).get(name, 0) for report in reports) for name in ("asked", "changed")
     )
     share = f"{changed / asked:.0%} of {asked} set-points were changed" if asked else "no set-point was asked for"
-    reasons = [x["text"] for r in reports for x in r.get("events", []) if x["kind"] == "ramp" and x["text"] != CALLED]
-    stops = "".join(f"; it stopped, because {why}" for why in dict.fromkeys(reasons))
-    return (
-        f"the control loop: {ticks} ticks, {misses} deadlines missed; {share}; the guard and the ladder: {words}{stops}"
-    )
+    events = [event for report in reports for event in report.get("events", [])]
+    reasons = dict.fromkeys(x["text"] for x in events if x["kind"] == "ramp" and x["text"] != CALLED)
+    why = "".join(f"; it stopped, because {reason}" for reason in reasons)
+    say(f"the control loop: {ticks} ticks, {misses} deadlines missed; {share}; the guard and the ladder: {words}{why}")
+    return int(bool(reasons))
 
 
 def require_quick(realtime: bool, body: Any, inference: Mapping[str, float]) -> None:

@@ -19,9 +19,9 @@ from burnish.policies.cli.cli import main
 from burnish.real_robot.clock import ns
 from burnish.real_robot.compatibility import stricter
 from burnish.real_robot.control.link import LocalLink
-from burnish.real_robot.deployment import kept
+from burnish.real_robot.deployment import told
 from burnish.real_robot.safety.guard import Limits
-from burnish.real_robot.safety.safe_robot import Safety
+from burnish.real_robot.safety.safe_robot import CALLED, Safety
 from robot_lab import spec, twin
 
 pytestmark = [pytest.mark.sim, pytest.mark.real_time]
@@ -107,7 +107,7 @@ def test_what_makes_a_robot_stricter():
     assert "refine with" not in said(lower=-0.8) and "jerk of every joint 800 rad/s^3" in said(jerk=800.0)
 
 
-def test_the_summary_says_how_much_was_changed():
+def test_the_summary_says_how_much_was_changed(capsys):
     """A robot that is gentler changes more; what is asked is counted, and not that nothing is asked for."""
     shares = {}
     for velocity in (4.0, 0.05):
@@ -118,9 +118,13 @@ def test_the_summary_says_how_much_was_changed():
             left = link.close()
         assert 15 <= left["setpoints"]["asked"] <= 21 < left["timing"]["ticks"]
         shares[velocity] = left["setpoints"]["changed"] / left["setpoints"]["asked"]
-        assert f"{shares[velocity]:.0%} of {left['setpoints']['asked']} set-points were changed" in kept([left])
+        said = f"{shares[velocity]:.0%} of {left['setpoints']['asked']} set-points were changed"
+        assert told([left]) == 0 and said in capsys.readouterr().out
     assert shares[0.05] > 0.8 > shares[4.0]
-    assert "no set-point was asked for" in kept([])
+    assert told([]) == 0 and "no set-point was asked for" in capsys.readouterr().out
+    reports = [{"events": [{"kind": "ramp", "text": text}]} for text in (CALLED, "it is late", "it is late")]
+    assert told(reports) == 1 and capsys.readouterr().out.count("it stopped, because it is late") == 1
+    assert told(reports[:1]) == 0, "its own program has stopped it, at the end of an episode"
 
 
 @pytest.mark.parametrize(

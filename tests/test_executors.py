@@ -319,7 +319,7 @@ class Nodes:
 @pytest.mark.slow
 @pytest.mark.sim
 def test_nodes_that_share_a_storage_alone_give_the_comparison_of_one_machine(words, tmp_path, monkeypatch):
-    words = [*words, "budget=4000"]
+    words = [*words, "budget=1600"]
     assert main([*words, f"out={tmp_path}/local"]) == 0
     nodes = Nodes(tmp_path / "nodes")
     monkeypatch.setitem(sys.modules, "ray", nodes.module())

@@ -33,10 +33,12 @@ from burnish.sim import view
 
 pytestmark = pytest.mark.sim
 BASE = Path(__file__).resolve().parents[1] / "benchmarks" / "bases" / "insert"
-EVALUATION = ["eval.episodes=2", "eval.worlds=2", "eval.confirm=2"]
+PLAYED = ["eval.episodes=2", "eval.worlds=2"]
+EVALUATION = [*PLAYED, "eval.confirm=2"]
 RUN = ["worlds=2", "total=16", "log_every=4", "save_every=8", "eval_every=8", *EVALUATION]
 LOOP = ["method.loop.warmup=8", "method.loop.batch=8", "method.loop.updates_per_decision=0.5"]
-FLOW = ["policy=flow", "policy.steps=2", "policy.net.mlp.hidden=[8]", "train.batch=8", *EVALUATION]
+NET = ["policy=flow", "policy.steps=2", "policy.net.mlp.hidden=[8]", "train.batch=8"]
+FLOW = [*NET, *EVALUATION]
 REFINED = ["finetune", "method=dsrl", "policy.path={lab}/bc", *RUN, *LOOP, *SAC]
 FEW = ["budget=40", "episodes=2", "evaluations=1", "evaluation_episodes=2", "worlds=2", "videos=1", "jobs=1"]
 COMPARED = ["compare", "base={lab}/bc", "methods={lab}/steady.yaml", "seeds=1", *FEW]
@@ -109,7 +111,8 @@ PLAYS = {
             "worlds=2",
             "keep=all",
             "rounds=1",
-            *FLOW,
+            *NET,
+            *PLAYED,
             "train.steps=2",
             "train.save_every=1",
             "chunk.horizon=4",
@@ -129,7 +132,7 @@ PLAYS = {
             "train.batch=8",
             "train.steps=2",
             "train.save_every=1",
-            *EVALUATION,
+            *PLAYED,
             "out={out}",
         ],
         ["resume=true"],
