@@ -13,19 +13,22 @@ from ..offline.returns import returns_to_go
 from ..policies.core.tree import index, map_tree
 from ..policies.core.types import Learns, Metrics, Obs, Policy
 
+DECISIONS = 512  # whose returns are held against the critic
+SAMPLED = 128  # observations on which a number is computed that is only looked at
+
 
 @torch.no_grad()
 def q_against_return(learner: Learns, replay: Replay) -> Metrics:
     """The critic's opinion of the latest decisions beside what really came of them.
 
-    Of the newest 512 decisions those count whose episode is over. Behind a truncation the return is continued by the
+    Of the newest ``DECISIONS`` those count whose episode is over. Behind a truncation the return is continued by the
     critic itself, once, at the cut; behind a termination there is nothing. Episodes that were cut off in mid-chunk are
     left out, since no critic of chunks learns what such a chunk is worth; so is what the replay leaves out. A soft
     critic adds entropy, the return does not. A learner without ``q_values`` has no such diagnostic.
     """
     if len(replay) == 0:
         return {}
-    recent = replay.latest(-(-512 // replay.num_envs))
+    recent = replay.latest(-(-DECISIONS // replay.num_envs))
     shape = recent["ended"].shape
     flat: dict[str, Any] = {key: x.flatten(0, 1) for key, x in recent.items() if isinstance(x, Tensor)}
     flat["obs"] = map_tree(lambda x: x.flatten(0, 1), recent["obs"])
@@ -57,9 +60,9 @@ def distance(a: Tensor, b: Tensor) -> Tensor:
 
 
 def sampled(obs: Obs) -> Obs:
-    """At most 128 of the observations, evenly spread: enough for a number that is only looked at."""
+    """At most ``SAMPLED`` of the observations, evenly spread: enough for a number that is only looked at."""
     count = len(next(iter(obs.values())))
-    return index(obs, torch.arange(0, count, max(1, count // 128))[:128])
+    return index(obs, torch.arange(0, count, max(1, count // SAMPLED))[:SAMPLED])
 
 
 @torch.no_grad()

@@ -146,6 +146,7 @@ class _Interaction(Generic[L]):
         self.fresh = fresh.to(self.env.device, copy=True)
         if self.obs is None:
             self.statistics.abandon()
+            self.learner.abandon()
 
 
 class OnPolicy(_Interaction[L]):
@@ -163,13 +164,6 @@ class OnPolicy(_Interaction[L]):
     def iterations(self, total: int) -> int:
         """The number of iterations until ``total`` decisions of all worlds together."""
         return -(-total // self.decisions_per_iteration)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        learner: Any = self.learner
-        scale = getattr(getattr(learner, "ppo", learner), "scale", None)
-        if self.obs is None and scale is not None:
-            scale.abandon()
 
     def iterate(self) -> Metrics:
         if self.learner.afresh and self.obs is not None:

@@ -17,7 +17,6 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from ..offline.dataset import BehindCut
-from ..policies.core.errors import BurnishError
 from ..policies.core.types import Learner
 from .loops import Assembly, Loop
 from .people.intervened_rows import InterventionUse
@@ -126,13 +125,6 @@ class Method:
 
     def changed(self, **facts: Any) -> Method:
         return replace(self, **facts)
-
-
-def require_usual(config: Any, usual: Any, names: str, why: str, prefix: str = "method.") -> None:
-    """Refuse settings that differ from ``usual`` and that nothing would read."""
-    for name in names.split():
-        if (value := getattr(config, name)) != getattr(usual, name):
-            raise BurnishError(f"{prefix}{name}={getattr(value, 'value', value)} is not read {why}; leave it out")
 
 
 def resolved(build: Named[Made]) -> Callable[..., Made]:

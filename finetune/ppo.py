@@ -383,6 +383,10 @@ class PPO(Learner):
         parts = {"actor": self.network, "value": self.value, "optimizer": self.optimizer, "rows": self.rows}
         return parts | {name: x for name, x in (("scale", self.scale), ("seen", self.seen)) if x is not None}
 
+    def abandon(self) -> None:
+        if self.scale is not None:
+            self.scale.abandon()
+
     def state_dict(self) -> dict[str, Any]:
         return {**state_of(self._parts()), "updates": self.updates, "gradient_steps": self.gradient_steps}
 

@@ -34,7 +34,7 @@ from ..policies.compose import BestOf
 from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution
 from ..policies.core.graphed_policy import executed_actor
-from ..policies.core.ranges import check_ranges
+from ..policies.core.ranges import check_ranges, require_usual
 from ..policies.core.seed import derive
 from ..policies.core.types import Metrics, Obs, Source
 from ..policies.flow import FlowConfig
@@ -88,10 +88,8 @@ class IQLConfig:
             raise BurnishError(f"actor_lr={self.actor_lr} must be a positive number, or 0 with extraction=best_of_n")
         check_ranges(self, {"(0, inf)": "lr", "(0, 1]": "tau", "[1, inf)": "count weight_cap"})
         unread = "beta weight_cap" if self.extraction is Extraction.best_of_n else "count"
-        for name in [*unread.split(), *(["decay_steps"] if self.frozen else [])]:
-            if (value := getattr(self, name)) != getattr(IQLConfig, name):
-                way = f"extraction={self.extraction.value} and actor_lr={self.actor_lr}"
-                raise BurnishError(f"{name}={value} is not read with {way}; leave {name} out")
+        way = f"with extraction={self.extraction.value} and actor_lr={self.actor_lr}"
+        require_usual(self, IQLConfig, f"{unread} decay_steps" if self.frozen else unread, way, "")
 
     @property
     def frozen(self) -> bool:

@@ -63,6 +63,9 @@ class Wrapping(Learner):
     def stored(self, replay: Decisions) -> None:
         self.inner.stored(replay)
 
+    def abandon(self) -> None:
+        self.inner.abandon()
+
     def prior(self, replay: Decisions, recordings: Decisions | None) -> Memory | None:
         return self.inner.prior(replay, recordings)
 

@@ -48,11 +48,11 @@ from .deployment import (
     RobotVerb,
     ahead,
     at_rest,
+    conclude,
     first_step,
     in_sentences,
     name_of,
     require_quick,
-    told,
     write_json,
 )
 from .env import RobotEnv, with_instruction
@@ -202,7 +202,7 @@ def _deployed(
         beside = evaluate(simulated, acting.make(simulated.num_envs), seeds)
         say(f"in simulation, the same episodes: {in_words(beside)}")
         found["simulation"] = beside.summary()
-    status = told(env.reports)
+    status = conclude(env.reports)
     if config.record is not None:
         say(f"recorded: {config.record}")
     write_json(config.out, "deploy.json", {**found, "seeds": seeds, "world": world})
@@ -281,7 +281,7 @@ def record(config: RecordConfig) -> int:
             play(seen, controller, seeds[begun:], begin, lambda: stop.requested)
             totals = writer.totals()
     say(f"{out}: {totals['episodes']} episodes, {totals['frames']} frames, {totals['successes']} successful")
-    told(env.reports)
+    conclude(env.reports)
     if totals["episodes"] < len(seeds):
         say(f"stopped after {totals['episodes']} of {len(seeds)} episodes; continue with resume=true")
         return 130

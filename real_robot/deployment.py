@@ -236,7 +236,7 @@ def first_step(
     return here, *parted(body, asked)
 
 
-def told(reports: Sequence[Mapping[str, Any]]) -> int:
+def conclude(reports: Sequence[Mapping[str, Any]]) -> int:
     """Says what the guard and the loop have counted over all episodes; exit status: 1 if the robot was brought to rest
     within one of them."""
     counts: dict[str, int] = {}

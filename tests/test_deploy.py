@@ -19,7 +19,7 @@ from burnish.policies.cli.cli import main
 from burnish.real_robot.clock import ns
 from burnish.real_robot.compatibility import stricter
 from burnish.real_robot.control.link import LocalLink
-from burnish.real_robot.deployment import told
+from burnish.real_robot.deployment import conclude
 from burnish.real_robot.safety.guard import Limits
 from burnish.real_robot.safety.safe_robot import CALLED, Safety
 from robot_lab import spec, twin
@@ -119,12 +119,12 @@ def test_the_summary_says_how_much_was_changed(capsys):
         assert 15 <= left["setpoints"]["asked"] <= 21 < left["timing"]["ticks"]
         shares[velocity] = left["setpoints"]["changed"] / left["setpoints"]["asked"]
         said = f"{shares[velocity]:.0%} of {left['setpoints']['asked']} set-points were changed"
-        assert told([left]) == 0 and said in capsys.readouterr().out
+        assert conclude([left]) == 0 and said in capsys.readouterr().out
     assert shares[0.05] > 0.8 > shares[4.0]
-    assert told([]) == 0 and "no set-point was asked for" in capsys.readouterr().out
+    assert conclude([]) == 0 and "no set-point was asked for" in capsys.readouterr().out
     reports = [{"events": [{"kind": "ramp", "text": text}]} for text in (CALLED, "it is late", "it is late")]
-    assert told(reports) == 1 and capsys.readouterr().out.count("it stopped, because it is late") == 1
-    assert told(reports[:1]) == 0, "its own program has stopped it, at the end of an episode"
+    assert conclude(reports) == 1 and capsys.readouterr().out.count("it stopped, because it is late") == 1
+    assert conclude(reports[:1]) == 0, "its own program has stopped it, at the end of an episode"
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,7 @@ UNREAD = [("iql", "count", 8), ("iql_best", "beta", 10.0), ("iql_best", "weight_
 @pytest.mark.parametrize(("way", "name", "value"), [*UNREAD, ("frozen", "decay_steps", 100)])
 def test_what_an_extraction_does_not_read_is_refused(way, name, value):
     config = replace(CONFIGS["iql_best"], actor_lr=0.0) if way == "frozen" else CONFIGS[way]
-    with pytest.raises(BurnishError, match=f"{name}={value} is not read with extraction=.*; leave {name} out"):
+    with pytest.raises(BurnishError, match=f"{name}={value} is not read with extraction=.*; leave it out"):
         replace(config, **{name: value})
 
 

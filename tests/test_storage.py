@@ -91,7 +91,11 @@ def test_what_is_damaged_or_leads_outside_is_refused(made, tmp_path, capsys):
 
 def test_words_name_what_is_sent(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    for name in ("bc", "cpu"):
+        (tmp_path / name).mkdir()
     words = ["finetune", "policy.path=bc", "device=cpu", "out=../runs/x", "data=", "policy.base=ws://host:1"]
+    words += ["policy.stats=owner/name"]
     assert named_paths(words) == {1: Path("bc"), 3: Path("../runs/x")}
+    assert named_paths(["evaluate", "policy.path=owner/name"]) == {}, "a name on a hub is none here"
     assert key_of(Path("bc")) == key_of(tmp_path / "bc") == "bc"
     assert key_of(Path("../runs/x")) == (tmp_path.parent / "runs/x").as_posix().lstrip("/")

@@ -95,3 +95,18 @@ def test_a_stored_world_calls_what_the_user_named(guest, monkeypatch):
 def test_a_stored_world_starts_and_reaches_nothing(where):
     with pytest.raises(BurnishError, match="files start and reach nothing"):
         world_from({"name": "remote", "config": {"id": "Pendulum-v1", **where}})
+
+
+def test_a_module_of_this_folder_is_told_from_one_that_is_missing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "slot_task.py").write_text("import no_such_package\n")
+
+    def refusal() -> str:
+        with pytest.raises(BurnishError) as caught:
+            ExternalEnv(1, GymConfig(id="slot_task:make", processes=0))
+        return str(caught.value)
+
+    assert "say PYTHONPATH=. before the command" in refusal()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "No module named 'no_such_package'" in refusal() and "PYTHONPATH" not in refusal()
+    sys.modules.pop("slot_task", None)

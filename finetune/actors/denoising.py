@@ -154,18 +154,17 @@ class DenoisingActor(nn.Module):
         return torch.cat([density[:, :-1].sum((2, 3)), last[:, None]], 1)
 
 
-def has_eta(policy: Any) -> bool:
-    """Whether a part of it is sampled by DDIM, whose share of injected noise can be chosen."""
+def sampled_by_ddim(policy: Any) -> list[DiffusionPolicy]:
+    """The parts of a policy whose share of injected noise, eta, can be chosen."""
     parts = policy.modules() if isinstance(policy, nn.Module) else ()
-    return any(isinstance(x, DiffusionPolicy) and x.config.sampler is Sampler.ddim for x in parts)
+    return [x for x in parts if isinstance(x, DiffusionPolicy) and x.config.sampler is Sampler.ddim]
 
 
 def _with_eta(policy: Any, eta: float) -> Any:
     """DDIM with another share of injected noise; other policies as they are."""
-    for part in policy.modules():
-        if isinstance(part, DiffusionPolicy) and part.config.sampler is Sampler.ddim:
-            part.config = replace(part.config, eta=eta)
-            part.num_steps = part.config.steps  # which tabulates the chain anew
+    for part in sampled_by_ddim(policy):
+        part.config = replace(part.config, eta=eta)
+        part.num_steps = part.config.steps  # which tabulates the chain anew
     return policy
 
 

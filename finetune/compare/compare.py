@@ -65,19 +65,8 @@ from .slurm import SCRIPT, SLURM, array_script, waiting_runs
 PLAN = ".plan"  # how long a free baseline is trained
 VIDEOS = "videos"
 ABOUT = "about.json"  # the world that was evaluated in; older comparisons have none
-CHANGEABLE = {
-    "methods",
-    "entrants",
-    "seeds",
-    "on",
-    "storage",
-    "jobs",
-    "videos",
-    "goal",
-    "out",
-    "resume",
-    "base",
-    "data",
+MUTABLE = {
+    *["methods", "entrants", "seeds", "on", "storage", "jobs", "videos", "goal", "out", "resume", "base", "data"]
 }
 
 
@@ -249,7 +238,7 @@ def _claim(config: CompareConfig, chosen: Mapping[str, Entrant]) -> None:
                 "file another name, or choose another out=..."
             )
     mine["entrants"] = {**before, **{label: each.words for label, each in chosen.items()}}
-    claim(path, mine, to_data(CompareConfig("-", ["-"])), CHANGEABLE | (set() if learnt else {"data_sha256"}))
+    claim(path, mine, to_data(CompareConfig("-", ["-"])), MUTABLE | (set() if learnt else {"data_sha256"}))
 
 
 class Player:

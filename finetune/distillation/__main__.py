@@ -17,7 +17,7 @@ from ...policies.cli.machine import prepare_machine, say, say_delivered
 from ...policies.controllers import controller_for
 from ...policies.core.config import to_data
 from ...policies.core.errors import BurnishError
-from ...policies.core.ranges import check_ranges
+from ...policies.core.ranges import check_ranges, require_usual
 from ...policies.core.scale import ScaledEnv
 from ...policies.data.episodes import Episodes
 from ...policies.data.read import read_dataset
@@ -30,7 +30,6 @@ from ...policies.runs.run import Run
 from ...policies.table import POLICIES
 from ...sim.build import WORLDS, origin_of, world_for
 from ...sim.collect import stream
-from ..method import require_usual
 from ..methods.distill import Distillation, innermost, student_of
 from ..people.teachers import (
     Keep,

@@ -33,17 +33,16 @@ from ...policies.core.chunk import ChunkEnv
 from ...policies.core.config import LATER
 from ...policies.core.errors import BurnishError
 from ...policies.core.execute import Execution
-from ...policies.core.ranges import check_ranges
+from ...policies.core.ranges import check_ranges, require_usual
 from ...policies.core.seed import Noise, derive
 from ...policies.core.types import ChainPolicy, Obs, VecEnv
 from ...policies.nets.critic import ValueConfig
 from ...policies.nets.mlp import Activation
 from ...policies.trainable import TrainableConfig
-from ..actors.denoising import DenoisingActor, has_eta
+from ..actors.denoising import DenoisingActor, sampled_by_ddim
 from ..diagnostics import distance_to_base, sampled
 from ..feature_env import feature_view
 from ..loops import Assembly, OnPolicyConfig
-from ..method import require_usual
 from ..ppo import PPO, PPOConfig
 from ..surrogate import Reduction, clip_schedule, denoising_weight
 
@@ -107,7 +106,7 @@ def imitation_loss(
 
 def build(config: DPPOConfig, base: Any, env: VecEnv, *, seed: int = 0, device: torch.device | str = "cpu") -> Assembly:
     """``base`` is a chain policy: flow, or diffusion sampled by ddpm or ddim. It is left alone."""
-    if not has_eta(base):
+    if not sampled_by_ddim(base):
         require_usual(config, DPPOConfig(), "eta", "unless the base is a diffusion that is sampled by ddim")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "lora"))

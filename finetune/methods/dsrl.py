@@ -32,7 +32,7 @@ from ...policies.compose import Steered
 from ...policies.core.config import LATER
 from ...policies.core.errors import BurnishError
 from ...policies.core.execute import Execution
-from ...policies.core.ranges import check_ranges
+from ...policies.core.ranges import check_ranges, require_usual
 from ...policies.core.types import Obs, VecEnv
 from ...policies.nets.critic import CriticConfig
 from ...policies.nets.mlp import Activation
@@ -77,10 +77,8 @@ class DSRLConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, {"(0, inf)": "bound", "[1, inf)": "distil_every"})
-        if self.variant is Variant.sac and self.distil_every != 2:
-            raise BurnishError(
-                f"distil_every={self.distil_every} is of variant=aliased, and variant=sac distils nothing; leave it out"
-            )
+        if self.variant is Variant.sac:
+            require_usual(self, DSRLConfig, "distil_every", "by variant=sac, which distils nothing", "")
         if self.variant is Variant.aliased and self.features:
             raise BurnishError(
                 "variant=aliased asks its base in every update, and features=true keeps nothing that the base could "

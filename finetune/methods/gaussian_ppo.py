@@ -26,7 +26,7 @@ from ...offline.returns import Discount
 from ...policies.build import build_policy
 from ...policies.core.chunk import ChunkEnv
 from ...policies.core.errors import BurnishError
-from ...policies.core.ranges import check_ranges
+from ...policies.core.ranges import check_ranges, require_usual
 from ...policies.core.spec import agent_spec, check_compatible
 from ...policies.core.types import Obs, VecEnv
 from ...policies.gaussian import GaussianConfig, GaussianPolicy
@@ -34,7 +34,6 @@ from ...policies.trainable import TrainableConfig, shared, trainable
 from ...policies.vla.bins import BinsPolicy, Factor
 from ..diagnostics import distance_to_base, sampled
 from ..loops import Assembly, OnPolicyConfig
-from ..method import require_usual
 from ..ppo import PPO, PPOConfig
 
 

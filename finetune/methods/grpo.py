@@ -30,14 +30,14 @@ from torch import Tensor
 from ...offline.replay import Batch
 from ...offline.returns import Discount, returns_to_go
 from ...policies.core.errors import BurnishError
-from ...policies.core.ranges import check_ranges
+from ...policies.core.ranges import check_ranges, require_usual
 from ...policies.core.ranks import sharing
 from ...policies.core.seed import EpisodeSeeds, derive
 from ...policies.core.tree import check
 from ...policies.core.types import Obs, VecEnv
 from ...policies.core.wrapper import Wrapper, repeatable
 from ..loops import Assembly, OnPolicyConfig
-from ..method import Named, require_usual, resolved
+from ..method import Named, resolved
 from ..ppo import PPO, Normalize
 from .gaussian_ppo import GaussianPPOConfig
 

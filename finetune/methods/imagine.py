@@ -319,16 +319,17 @@ class ImagineLoop(Learns):
         if part == parts - 1:
             self.model.choose_elites(self.ticks)
             self.model.calibrate(self.ticks)
-            if self.ticks.knows_success and self.model.known is None:
+            learnt = self.ticks.knows_success and self.model.known is None
+            if learnt:
                 self.record.reliability = reliability(self.model, self.ticks)
             self._show_ticks()
             real = float(self.score or 0.0)
-            if self.ticks.knows_success and self.model.known is None:
+            if learnt:
                 world = stacked(self.evaluated, self.tape.history)
                 seeds = evaluation_seeds(EVALUATION_WORLDS, stream="calibrate", base=self.iteration)
                 calibrate_success(self.evaluated, world, self._acting(world), real, seeds)
             found, imagined = examined(self.model, self.ticks), self._imagine()
-            flattered = self.ticks.knows_success and flatters(self.model, self.ticks, self.config.gap)
+            flattered = learnt and flatters(self.model, self.ticks, self.config.gap)
             self.trusted = not (flattered or self._too_far(imagined - real))
             self.latest |= {f"model/{key}": x for key, x in found.items()}
             self.latest |= {"imagined/before": imagined, "imagined/trusted": float(self.trusted)}

@@ -43,7 +43,7 @@ from ...offline.learner import Wrapping, weigh
 from ...offline.sac import SACConfig
 from ...policies.cli.machine import say
 from ...policies.core.errors import BurnishError
-from ...policies.core.ranges import check_ranges
+from ...policies.core.ranges import check_ranges, require_usual
 from ...policies.core.seed import derive
 from ...policies.core.types import KnownDynamics, Learner, Metrics, Obs, VecEnv
 from ...policies.core.views import BaseEnv
@@ -105,12 +105,9 @@ class MBPOConfig:
         self.inner = usual if self.inner is None else self.inner
         if isinstance(self.inner, str):
             raise BurnishError(f"method.inner={self.inner!r} is not a method; see `burnish finetune --help`")
-        share = getattr(getattr(self.inner, "loop", None), "prior_share", None)
-        if share != getattr(getattr(type(self.inner)(), "loop", None), "prior_share", None):
-            raise BurnishError(
-                f"method.inner.loop.prior_share={share} is not read by mbpo, where 1 - method.real of each batch is "
-                "imagined; set method.real"
-            )
+        if isinstance(loop := getattr(self.inner, "loop", None), OffPolicyConfig):
+            why, place = "by mbpo, where method.real is the share that was played", "method.inner.loop."
+            require_usual(loop, type(self.inner)().loop, "prior_share", why, place)
         least_1 = "refit refit_updates rollouts imagined_worlds capacity"
         ranges = {"[1, inf)": least_1, "[0, 1]": "real", "[0, inf)": "imagine_every optimistic conservative"}
         check_ranges(self, ranges)

@@ -79,7 +79,7 @@ class RayTasks:
         storage, named = Storage(self._storage), named_paths(words)
         keys = {number: key_of(path) for number, path in named.items()}
         for number, path in named.items():
-            if path.exists():
+            if path.exists():  # as all do but a fresh out=
                 storage.send(path, keys[number])
         status = self._ended([list(words), keys, key_of(log), modules, places, self._storage], stop)
         storage.fetch(key_of(log), log)
@@ -104,9 +104,11 @@ class RayTasks:
 
 
 def named_paths(words: Sequence[str]) -> dict[int, Path]:
-    """The files and folders that words of a verb name, by the number of the word."""
-    said = enumerate(word.partition("=") for word in words)
-    return {number: Path(value) for number, (name, _, value) in said if name in PATHS and value and "://" not in value}
+    """The files and folders that words of a verb name, by the number of the word: those that are here, and ``out``. A
+    name on a hub, or an address, stays as it is."""
+    said = [(number, *word.partition("=")[::2]) for number, word in enumerate(words)]
+    named = [(number, name, Path(value)) for number, name, value in said if name in PATHS and value]
+    return {number: path for number, name, path in named if name == "out" or path.exists()}
 
 
 def key_of(path: Path) -> str:
@@ -129,16 +131,14 @@ def play_away(
     cache = files.below(files.named(Path.home() / ".cache"), "burnish", "storage")
     home = files.below(cache, hashlib.sha256(address.encode()).hexdigest()[:12])
     with ExitStack() as held:
+        held.callback(lambda: storage.send(home / log, log))  # when no other thread sends any more
         for number, key in keys.items():
             storage.fetch(key, home / key)
             if words[number].startswith(OUT):
                 made.append(home / key)
                 held.enter_context(storage.sending(home / key, key, CHECKPOINTS))
             words[number] = f"{words[number].partition('=')[0]}={home / key}"
-        try:
-            status = _played(words, home / log, modules, places)
-        finally:
-            storage.send(home / log, log)
+        status = _played(words, home / log, modules, places)
     for path in made:  # the storage has it
         files.remove(path)
     return status

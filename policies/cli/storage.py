@@ -2,8 +2,7 @@
 `fsspec` knows the protocols.
 
 A file is kept under the hash of its content (``files/``), so what is there already is not sent again. A folder is a
-list of names and hashes (``folders/``), which is written last: whoever reads it gets a whole folder, as it was at one
-moment.
+list of names and hashes (``folders/``). The list is written after its files, so a reader finds all of them.
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ TRIES = 5  # of sending a folder whose files are removed meanwhile
 
 
 class Storage:
-    """``url`` as fsspec reads it; a key is a path with slashes."""
+    """``url`` as fsspec reads it; a key is a path with slashes. One thread at a time: what is written between the begin
+    and the end of a transaction belongs to it, whoever writes it."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -79,11 +79,12 @@ class Storage:
 
     def keys(self, below: str) -> list[str]:
         """All keys, of those under which something was sent, that begin with ``below``."""
+        start = f"{self._root}/folders/"
         try:
-            found = self._remote.find(f"{self._root}/folders/{below}")
+            found = self._remote.find(f"{start}{below}")
         except Exception as error:
             raise self._failed(error) from error
-        return sorted(name[name.index(f"folders/{below}") + 8 :].removesuffix(".json") for name in found)
+        return sorted(name.removeprefix(start).removesuffix(".json") for name in found)
 
     @contextmanager
     def sending(self, folder: Path, key: str, parts: str) -> Iterator[None]:

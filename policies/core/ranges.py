@@ -28,6 +28,13 @@ def check_ranges(
                 raise refusal(f"{prefix}{name}={value} {_must(interval)}{semicolon}{why}")
 
 
+def require_usual(config: Any, usual: Any, names: str, why: str, prefix: str = "method.") -> None:
+    """Refuse settings that differ from ``usual`` and that nothing would read."""
+    for name in names.split():
+        if (value := getattr(config, name)) != getattr(usual, name):
+            raise BurnishError(f"{prefix}{name}={getattr(value, 'value', value)} is not read {why}; leave it out")
+
+
 def _inside(x: float, interval: str) -> bool:
     opened, low, high, closed = _parts(interval)
     above = low <= x if opened == "[" else low < x  # a NaN is neither

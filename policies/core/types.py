@@ -359,6 +359,9 @@ class Learner(Learns, Protocol):
     def stored(self, replay: Decisions) -> None:
         """Called after each row of decisions was stored; a column that is known only later is filled here."""
 
+    def abandon(self) -> None:
+        """Called where the episodes in progress will not be continued; a sum that runs along them begins anew."""
+
     def prior(self, replay: Decisions, recordings: Decisions | None) -> Memory | None:
         """The memory that the prior share of each batch comes from; ``recordings`` is None where there are none."""
         return recordings

@@ -162,8 +162,8 @@ def spec_of(schema: Schema) -> PolicySpec:
 
 
 def require_fit(acting: ActionSource, body: Body) -> list[str]:
-    """Refuse what was made for another robot, another rate or another order of its numbers. Returns notes: what the
-    policy does not say, so that nobody could compare it, and what it names in other words."""
+    """Refuse what was made for another robot, another rate or another order of its numbers. Returns notes on
+    facts that the policy does not state, which were not compared, and on numbers that it calls by other names."""
     spec, given, names = acting.spec, body.spec, feature_names(body)
     try:
         check_compatible(spec, replace(given, obs=given.obs.with_history(spec.history)))

@@ -162,7 +162,8 @@ class Workers:
         config = self.config
         given = f" with env.kwargs={config.kwargs}" if config.kwargs else ""
         module = config.id.partition(":")[0]
-        if "ModuleNotFoundError" in str(error) and Path(f"{module.partition('.')[0]}.py").is_file():
+        root = module.partition(".")[0]
+        if f"No module named {root!r}" in str(error) and Path(f"{root}.py").is_file():
             return (
                 f"env.id={config.id} cannot be made, since {module} lies in this folder, where Python does not look; "
                 "say PYTHONPATH=. before the command"
