@@ -1,7 +1,7 @@
 """Twelve public tasks of five other packages: what refinement makes of an imperfect base, beside what is free.
 
     python benchmarks/public_tasks.py [--quick] [--tasks ...] [--methods ...] [--seeds 0 1 2] [--budget 150000]
-                                      [--jobs 2] [--on ray] [--search --trials 3] [--bases] [--report]
+                                      [--jobs 2] [--on ray [--storage URL]] [--search --trials 3] [--bases] [--report]
 
 A run is `burnish finetune policy.path=BASE experiment=TASK/METHOD seed=SEED`, in a process of its own with one thread,
 and leaves one JSON file in `results/public_tasks/`; runs that are there are not repeated, and one that was killed goes
@@ -269,7 +269,7 @@ def run(suite: Suite, chosen: argparse.Namespace, results: Path) -> None:
         and (method in methods_of(task) or (method in TRAINED_FREE and trial is None and seed in FREE_SEEDS))
     ]
     if not chosen.bases:
-        play_all(cases, chosen.jobs, chosen.on)
+        play_all(cases, chosen.jobs, chosen.on, chosen.storage)
 
 
 def planned(chosen: argparse.Namespace, results: Path) -> list[tuple[int, int | None, Path]]:

@@ -121,7 +121,7 @@ def main() -> None:
     if without and not chosen.report:
         parser.error(f"no base of {', '.join(without)} yet; --bases --tasks {' '.join(without)} makes it")
     if not chosen.report:
-        play_all(cases, chosen.jobs, chosen.on)
+        play_all(cases, chosen.jobs, chosen.on, chosen.storage)
     if not chosen.search:
         publish_tables(results, valid_runs(SUITE, results), quick=chosen.quick, embedded=chosen.out == RESULTS)
 

@@ -1,8 +1,8 @@
 """The runs of `refine_quality.py` and `public_tasks.py`: what is played, with which settings, and what is kept of it.
 
-A run is one verb in a process of its own with one thread, here or on a node of a Ray cluster that shares the folders.
-It leaves one JSON file in the results of its suite; one that was killed goes on from its last checkpoint. Its policies
-are examined, here, on seeds of the suite's own stream, which are used for no training, tuning or choice.
+A run is one verb in a process of its own with one thread, here or on a node of a Ray cluster that shares the folders,
+or a storage. It leaves one JSON file in the results of its suite; one that was killed goes on from its last checkpoint.
+Its policies are examined, here, on seeds of the suite's own stream, which are used for no training, tuning or choice.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from burnish.finetune.compare.free_baselines import UNTRIED, free_baseline, prob
 from burnish.policies.best import Best
 from burnish.policies.build import load_policy
 from burnish.policies.cli.executors import LOCAL, names_place
-from burnish.policies.cli.ray_tasks import LOSSES, address_of, connected, enter
-from burnish.policies.cli.verb_process import start_verb
+from burnish.policies.cli.ray_tasks import LOSSES, address_of, connected, enter, key_of, play_away, stored
+from burnish.policies.cli.verb_process import child_imports, start_verb
 from burnish.policies.controllers import controller_for
 from burnish.policies.core.config import to_data
 from burnish.policies.core.errors import BurnishError, reason
@@ -245,17 +245,30 @@ def played_there(words: Sequence[str], log: Path, folder: str) -> tuple[int, dic
     return played_here(words, log)
 
 
-def player(on: str) -> Player:
+def played_away(*given: Any) -> tuple[int, dict[str, float]]:
+    """On a node that shares a storage alone."""
+    before = os.times()
+    status = play_away(*given)
+    spent = [now - then for now, then in zip(os.times(), before, strict=True)]  # of this process and its children
+    return status, {"cpu_s": sum(spent[:4]), "wall_s": spent[4]}
+
+
+def player(on: str, storage: str | None = None) -> Player:
     """Where runs are played. One whose node is lost begins again on another, from its last checkpoint; the time that
     the lost node had spent on it is not counted."""
     if on == LOCAL:
         return played_here
     ray = connected(address_of(on))
-    task = ray.remote(num_cpus=1, max_calls=1, max_retries=LOSSES)(played_there)
+    shared = played_there if storage is None else played_away
+    task = ray.remote(num_cpus=1, max_calls=1, max_retries=LOSSES)(shared)
 
     def play_on_ray(words: Sequence[str], log: Path) -> tuple[int, dict[str, float]]:
         try:
-            return ray.get(task.remote(list(words), log.absolute(), os.getcwd()))
+            if storage is None:
+                return ray.get(task.remote(list(words), log.absolute(), os.getcwd()))
+            with stored(words, log, storage) as keys:
+                places = [str(place) for place in sys.path]
+                return ray.get(task.remote(list(words), keys, key_of(log), child_imports(), places, storage))
         except ray.exceptions.RayError as error:
             raise BurnishError(f"Ray has lost the run of {log.stem}: {reason(error)}") from error
 
@@ -266,6 +279,7 @@ def add_place(parser: argparse.ArgumentParser) -> None:
     """The options that say where runs are played."""
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on one core (default: %(default)s)")
     parser.add_argument("--on", default=LOCAL, metavar="PLACE", help="local, ray or ray:ADDRESS (default: %(default)s)")
+    parser.add_argument("--storage", metavar="URL", help="for nodes of Ray that share no folders, as fsspec reads it")
 
 
 def compared_settings(case: Case) -> dict[str, Any]:
@@ -321,11 +335,13 @@ def _last_step(case: Case) -> int | None:
     return None if confirmed is None else confirmed["steps"]["last"]
 
 
-def play_all(cases: Sequence[Case], jobs: int, on: str = LOCAL) -> None:
+def play_all(cases: Sequence[Case], jobs: int, on: str = LOCAL, storage: str | None = None) -> None:
     """The runs that are not there yet: first those of the methods, then those that last as long."""
     if not names_place(on):
         raise BurnishError(f"--on={on} is no place for runs; take local, ray or ray:ADDRESS")
-    where = player(on)
+    if storage is not None and on == LOCAL:
+        raise BurnishError(f"--storage={storage} is for --on=ray; runs of this machine write to its folders alone")
+    where = player(on, storage)
     left = [case for case in cases if not case.result.exists()]
     for case in {(case.task, case.base): case for case in left}.values():
         if case.trial is None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
@@ -204,6 +206,8 @@ def test_a_run_is_played_where_it_is_told(benchmark, tmp_path, monkeypatch):
         status, spent = runs.player(on)(words, log)
         assert status == 2 and 0 < spent["cpu_s"] <= 60 and "burnish report: " in log.read_text()
     assert asked["address"] == "node:6379" and asked["num_cpus"] == 1 and asked["max_retries"] > 0
+    with pytest.raises(BurnishError, match="--storage=s3://x is for --on=ray"):
+        runs.play_all([], 1, "local", "s3://x")
 
     def get(found):
         raise lost("its node died")
@@ -213,6 +217,33 @@ def test_a_run_is_played_where_it_is_told(benchmark, tmp_path, monkeypatch):
         runs.player("ray")(words, Path("there"))
     with pytest.raises(BurnishError, match="--on=moon is no place for runs"):
         runs.play_all([], 1, "moon")
+
+
+def test_a_node_that_shares_a_storage_alone_counts_its_time(benchmark, tmp_path, monkeypatch):
+    """A node is a process in a home and a working folder of its own."""
+    runs, home = import_module("refine_runs"), tmp_path / "home"
+    home.mkdir()
+
+    def travelled(*given):
+        code = f"""import json, sys; sys.path.insert(0, {str(Path(runs.__file__).parent)!r}); import refine_runs
+words, keys, *rest = json.loads(sys.argv[1])
+found = refine_runs.played_away(words, {{int(n): key for n, key in keys.items()}}, *rest)
+open("found", "w").write(json.dumps(found))"""
+        command = [sys.executable, "-c", code, json.dumps(given)]
+        subprocess.run(command, cwd=home, env={**os.environ, "HOME": str(home)}, check=True)
+        return json.loads((home / "found").read_text())
+
+    ray = SimpleNamespace(remote=lambda **options: lambda play: SimpleNamespace(remote=travelled))
+    ray.get, ray.exceptions = (lambda found: found), SimpleNamespace(RayError=OSError)
+    monkeypatch.setattr(runs, "connected", lambda address: ray)
+    monkeypatch.chdir(tmp_path)
+    play = runs.player("ray", f"file://{tmp_path}/kept")
+    words = ["collect", "env=reach", "expert=clean", "episodes=2", "out=made"]
+    status, spent = play(words, Path("made.log"))
+    assert status == 0 and 0.2 < spent["cpu_s"] < 120 and spent["wall_s"] > 0
+    assert "2 successful" in Path("made.log").read_text() and any(Path("made").iterdir())
+    status, _ = play(words, Path("again.log"))
+    assert status == 2 and "made" in Path("again.log").read_text(), "what is there goes to the node, which refuses it"
 
 
 def test_committed_bases_are_of_today_s_recipes(benchmark):

@@ -11,8 +11,8 @@ import hashlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -76,17 +76,8 @@ class RayTasks:
         modules, places = child_imports(), [str(place) for place in sys.path]
         if self._storage is None:
             return self._ended([list(words), str(log), os.getcwd(), modules, places], stop)
-        storage, named = Storage(self._storage), named_paths(words)
-        keys = {number: key_of(path) for number, path in named.items()}
-        for number, path in named.items():
-            if path.exists():  # as all do but a fresh out=
-                storage.send(path, keys[number])
-        status = self._ended([list(words), keys, key_of(log), modules, places, self._storage], stop)
-        storage.fetch(key_of(log), log)
-        for number, path in named.items():
-            if words[number].startswith(OUT):
-                storage.fetch(keys[number], path)
-        return status
+        with stored(words, log, self._storage) as keys:
+            return self._ended([list(words), keys, key_of(log), modules, places, self._storage], stop)
 
     def _ended(self, given: Sequence[Any], stop: Stop) -> int:
         """The exit status of the task, of which ``given`` are the words and the rest, once it has ended."""
@@ -101,6 +92,22 @@ class RayTasks:
             return 130
         except ray.exceptions.RayError as error:
             raise BurnishError(f"Ray has lost `burnish {given[0][0]}`: {reason(error)}") from error
+
+
+@contextmanager
+def stored(words: Sequence[str], log: Path, address: str) -> Iterator[dict[int, str]]:
+    """The folders that ``words`` name lie in the storage at ``address``, under the keys for `play_away`; what it has
+    made is fetched in the end."""
+    storage, named = Storage(address), named_paths(words)
+    keys = {number: key_of(path) for number, path in named.items()}
+    for number, path in named.items():
+        if path.exists():  # as all do but a fresh out=
+            storage.send(path, keys[number])
+    yield keys
+    storage.fetch(key_of(log), log)
+    for number, path in named.items():
+        if words[number].startswith(OUT):
+            storage.fetch(keys[number], path)
 
 
 def named_paths(words: Sequence[str]) -> dict[int, Path]:
