@@ -13,7 +13,7 @@ from ..finetune.diagnostics import q_against_return
 from ..finetune.method import Phase, resolved
 from ..finetune.methods.offline_to_online import offline_learner
 from ..finetune.table import OFFLINE, method_name, method_of
-from ..policies.acting import evaluator_of, recordings, starting_policy
+from ..policies.acting import complete, evaluator_of, recordings, starting_policy
 from ..policies.build import SAVED, identity_of
 from ..policies.cli.cli import main
 from ..policies.cli.machine import prepare_machine
@@ -80,7 +80,7 @@ def offline(config: OfflineConfig) -> int:
         require_single_steps(config.n_step, "n_step")
     episodes = relabelled(recordings(config.data), config.rewards)
     policy, origin = starting_policy(config.policy, device)
-    spec = policy.spec if policy is not None else episodes.policy_spec(config.chunk)
+    spec = episodes.policy_spec(config.chunk) if policy is None else complete(policy, episodes)
     world = origin_of(config.env) or episodes.meta.get("env") or origin.get("env")
     replay = decisions(
         episodes,

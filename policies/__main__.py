@@ -15,7 +15,7 @@ from omegaconf import MISSING
 
 from ..offline.actors import trainable_imitator
 from ..sim.build import WORLDS, origin_of, raw_world, seen_by
-from .acting import acting_policy, evaluator_of, recordings
+from .acting import acting_policy, complete, evaluator_of, recordings
 from .best import Best
 from .build import (
     ACTING,
@@ -134,8 +134,7 @@ def _pretrain(config: PretrainConfig, ranks: Ranks, device: torch.device) -> int
         seen = with_tokens(episodes, policy.spec).spec.obs.with_history(policy.spec.history)
         check_compatible(policy.spec, replace(episodes.spec, obs=seen, control_hz=hz))
         unlike_names("the policy", policy.spec.names, "the recordings", episodes.names)
-        for part in (policy, getattr(policy, "base", policy)):  # `Advised` is saved as its base
-            part.spec = part.spec.completed(episodes.policy_spec(ChunkConfig()))
+        complete(policy, episodes)
         env_data = env_data or known.get("env")
         settings, free = settings | {"policy_sha256": weights_of(config.policy.path)}, free | {"policy.path"}
         origin["base"] = config.policy.path

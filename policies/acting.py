@@ -15,7 +15,7 @@ from .build import CheckpointConfig, loaded
 from .cli.machine import say
 from .core.errors import BurnishError
 from .core.language import Letters, Spoken
-from .core.spec import PolicySpec, unlike_names
+from .core.spec import ChunkConfig, PolicySpec, unlike_names
 from .core.wrapper import feature_names, instructions
 from .data.episodes import Episodes
 from .data.lerobot import Mine
@@ -40,6 +40,14 @@ def acting_policy(chosen: Any, device: torch.device, env: Any) -> tuple[Any, dic
 def starting_policy(chosen: Any, device: torch.device, env: Any = None) -> tuple[Any, dict[str, Any]]:
     """The policy of ``policy=...`` and its origin; nothing where none was chosen."""
     return (None, {}) if chosen is None else acting_policy(chosen, device, env)
+
+
+def complete(policy: Any, episodes: Episodes) -> PolicySpec:
+    """The specification of ``policy``, in which recordings say from now on what it left open of rate, actions, pictures
+    and names."""
+    for part in (policy, getattr(policy, "base", policy)):  # `Advised` is saved as its base
+        part.spec = part.spec.completed(episodes.policy_spec(ChunkConfig()))
+    return policy.spec
 
 
 def recordings(path: str, mine: Mine | None = None) -> Episodes:

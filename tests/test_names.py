@@ -88,8 +88,16 @@ def arms(tmp_path):
     return tmp_path
 
 
-def test_imitation_that_goes_on_learns_what_the_recordings_say(arms, capsys):
-    words = ["pretrain", "train.steps=1", "train.batch=4", "eval.episodes=0"]
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["pretrain", "train.steps=1", "train.batch=4"],
+        ["offline", "method=iql", "steps=1", "batch=4"],
+    ],
+    ids=["pretrain", "offline"],
+)
+def test_training_that_goes_on_learns_what_the_recordings_say(arms, capsys, words):
+    words = [*words, "eval.episodes=0"]
     assert main([*words, f"policy.path={STORED / 'act'}", f"data={arms}/right", f"out={arms}/run"]) == 0
     spec = load_policy(arms / "run")[0].spec
     assert (spec.control_hz, spec.action_mode) == (30.0, "joint_target")
