@@ -25,6 +25,7 @@ from ..policies.core.execute import Execution, with_execution
 from ..policies.core.ranges import check_ranges
 from ..policies.core.ranks import sharing
 from ..policies.core.rewards import RewardConfig
+from ..policies.core.scale import ScaledEnv, narrower
 from ..policies.core.seed import derive
 from ..policies.core.spec import PolicySpec, agent_spec
 from ..policies.core.types import Controller, VecEnv
@@ -144,7 +145,7 @@ def refinement(
     if config.explore is not None:
         require_rewards(name, row, recordings=config.data is not None)
     base, world, spec, env = scene(config, device, config.seed, base, env)
-    if line := description(env):
+    for line in filter(None, (description(env), narrower(spec.action, env.env.spec.action))):
         tell(line)
     require_longer(config.method, config.total)
     prior = None
@@ -228,7 +229,7 @@ def carry_out(
 
 def scene(
     config: FinetuneConfig, device: torch.device, seed: int, base: Any = None, env: VecEnv | None = None
-) -> tuple[Any, dict[str, Any] | None, PolicySpec, VecEnv]:
+) -> tuple[Any, dict[str, Any] | None, PolicySpec, ScaledEnv]:
     """The base, which world it acts in, as what, and that world; ``seed`` decides the episodes."""
     origin = getattr(base, "origin", {})
     if base is None:

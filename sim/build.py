@@ -167,6 +167,6 @@ def observed_by(spec: PolicySpec, raw: VecEnv, swap: Sequence[str] = ()) -> VecE
     return env
 
 
-def seen_by(spec: PolicySpec, raw: VecEnv, swap: Sequence[str] = ()) -> VecEnv:
+def seen_by(spec: PolicySpec, raw: VecEnv, swap: Sequence[str] = ()) -> ScaledEnv:
     """As ``observed_by``, its actions scaled."""
     return ScaledEnv(observed_by(spec, raw, swap), spec.action)

@@ -9,7 +9,7 @@ import torch
 
 from burnish.policies.core.chunk import ChunkEnv, HistoryEnv
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.scale import Scale, ScaledEnv
+from burnish.policies.core.scale import Scale, ScaledEnv, narrower
 from burnish.policies.core.spec import ActionSpec
 from burnish.sim.build import make_env
 from burnish.sim.point_reach import PointReachConfig
@@ -185,6 +185,13 @@ def test_actions_that_the_world_would_clip_are_told_once(caplog):
         ScaledEnv(world, ActionSpec(low, (high[0] + 7, high[1] + 7)))
     (said,) = caplog.messages
     assert "dimension 0 of the policy's actions reaches" in said and "clips the rest (also in dimensions 1)" in said
+
+
+def test_limits_within_those_of_the_world_are_a_note():
+    world = ActionSpec((-1.0, -1.0, 0.0), (1.0, 1.0, 1.0))
+    assert narrower(world, world) == narrower(ActionSpec((-9.0,) * 3, (9.0,) * 3), world) == ""
+    said = narrower(ActionSpec((-1.0, -0.5, 0.0), (1.0, 0.5, 0.2)), world)
+    assert "takes [-1, 1] in dimension 1 of actions" in said and "[-0.5, 0.5] (also in dimensions 2)" in said
 
 
 def test_what_the_world_says_it_executed_is_what_counts():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import pytest
 from verb_lab import imitating, refused
@@ -14,6 +15,7 @@ from burnish.finetune.refinement import refinement
 from burnish.finetune.table import METHODS, OFFLINE, ONLINE, method_of
 from burnish.policies.build import load_policy
 from burnish.policies.cli.cli import main
+from burnish.policies.core.spec import ActionSpec
 from burnish.policies.runs.run import read_metrics
 from burnish.sim.build import make_env
 
@@ -143,6 +145,17 @@ def test_a_base_is_probed_and_recordings_are_summed_up_in_a_sentence_each(lab, t
     assert "probe of the base: the noise moves an action by" in out and "prior data: 72 decisions\n" in out
     assert main([*words_of(lab, "residual_td3"), f"out={tmp_path}/corrected"]) == 0
     assert "% of their coordinates lie further than bound=0.1 from the base" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_limits_of_a_base_within_those_of_its_world_are_told(lab, share):
+    base, told = load_policy(lab / "flow")[0], list[str]()
+    limits = base.spec.action
+    narrow = ActionSpec(*(tuple(share * x for x in side) for side in (limits.low, limits.high)))
+    base.spec = replace(base.spec, action=narrow)
+    config, _ = api._configured("point_reach", "residual_ppo", {"total": 100})
+    refinement(config, base, tried=False, tell=told.append)
+    assert ("[-0.5, 0.5] (also in dimensions 1)" in "".join(told)) == (share < 1)
 
 
 @pytest.mark.parametrize("shift", [0, 100])  # without a shift nothing is earned: each tick costs its distance

@@ -7,6 +7,7 @@ import logging
 import math
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -80,16 +81,34 @@ class ScaledEnv(Wrapper):
         return step._replace(info={**step.info, "executed": executed})
 
 
+def narrower(policy: ActionSpec, env: ActionSpec) -> str:
+    """A note on the actions of its environment that a policy cannot ask for; empty where there are none."""
+    short = _beyond(env, policy)
+    if not short:
+        return ""
+    return (
+        "note: the environment takes [{1:g}, {2:g}] in dimension {0} of actions, and the policy commands "
+        "[{3:g}, {4:g}]{5}: its limits, mostly those of its recordings, bound what refines it too"
+    ).format(*short[0], _further(short))
+
+
 @functools.lru_cache(maxsize=64)
 def _say_clipped(policy: ActionSpec, env: ActionSpec) -> None:
     """Once in a process: which actions of the policy its environment would clip."""
-    each = enumerate(zip(policy.low, policy.high, env.low, env.high, strict=True))
-    slack = [SLACK * (most - least) for least, most in zip(env.low, env.high, strict=True)]
-    over = [(i, *row) for i, row in each if row[0] < row[2] - slack[i] or row[1] > row[3] + slack[i]]
-    if over:
-        more = f" (also in dimensions {', '.join(str(row[0]) for row in over[1:])})" if over[1:] else ""
+    if over := _beyond(policy, env):
         _log.warning(
             "dimension %d of the policy's actions reaches [%g, %g], but the environment takes [%g, %g] and clips "
             "the rest%s; if one of them has other units, they do not fit each other",
-            *(*over[0], more),
+            *(*over[0], _further(over)),
         )
+
+
+def _beyond(wide: ActionSpec, other: ActionSpec) -> list[tuple[int, float, float, float, float]]:
+    """(dimension, its limits in ``wide``, its limits in ``other``) where the former reach further."""
+    rows = enumerate(zip(wide.low, wide.high, other.low, other.high, strict=True))
+    slack = SLACK * np.subtract(other.high, other.low)
+    return [(i, *row) for i, row in rows if row[0] < row[2] - slack[i] or row[1] > row[3] + slack[i]]
+
+
+def _further(rows: list[tuple[int, float, float, float, float]]) -> str:
+    return f" (also in dimensions {', '.join(str(row[0]) for row in rows[1:])})" if rows[1:] else ""
