@@ -59,12 +59,13 @@ docs: venv ## the documentation in site/, where a warning is an error
 # An old build/lib would put deleted modules into the wheel. The tests are copied out of the tree, where nothing but the
 # wheel can be imported as `burnish` (tests/conftest.py checks it). What a wheel can lack are modules and files beside
 # them (configurations, models of robots, templates of pages) and packages that it did not ask for: these tests need all.
+# To remove an environment of gigabytes takes minutes on some disks, and nobody waits for it.
 SMOKE := modules cli build experiments envs frozen plugins collect quickstart report report_parts api readme
 wheel-smoke: venv ## build the sdist, from it the wheel, install it into a fresh venv elsewhere, run there the tests that use all that it holds
 	rm -rf build dist
 	$(BIN)/python -m build -o dist . >/dev/null
 	set -e; \
-	away=$$(mktemp -d); trap 'rm -rf "$$away"' EXIT; \
+	away=$$(mktemp -d); trap 'rm -rf "$$away" >/dev/null 2>&1 &' EXIT; \
 	$(PYTHON) -m venv $$away/venv; \
 	$$away/venv/bin/python -m pip install -q -c constraints.txt $(TORCH); \
 	$$away/venv/bin/python -m pip install -q -c constraints.txt "$$(echo $$PWD/dist/burnish-*.whl)[test]"; \
