@@ -198,6 +198,30 @@ def test_only_the_same_configuration_continues_a_set(change, words, tmp_path, wh
     assert tree(tmp_path / "set") == whole[2] and len(list(tmp_path.iterdir())) == 1
 
 
+def in_files_of_its_own(root: Path) -> None:
+    """As LeRobot appends: a further file of ``meta/episodes``; our own tables lack its episode."""
+    listed = root / "meta/episodes/chunk-000/file-000.parquet"
+    table = pq.read_table(listed)
+    pq.write_table(table.slice(2), listed.with_name("file-001.parquet"))
+    pq.write_table(table.slice(0, 2), listed)
+
+
+def without_a_final(root: Path) -> None:
+    place = root / "meta/final_obs.parquet"
+    pq.write_table(pq.read_table(place).slice(0, 2), place)
+
+
+@pytest.mark.parametrize("append", [in_files_of_its_own, without_a_final])
+def test_what_another_program_has_extended_is_not_continued(append, tmp_path):
+    list(grown(tmp_path / "set", EPISODES[:3]))
+    Writer(tmp_path / "set", SPEC, META, resume=True).abort()  # the control
+    append(tmp_path / "set")
+    left = tree(tmp_path / "set")
+    with pytest.raises(BurnishError, match="another program has added"):
+        Writer(tmp_path / "set", SPEC, META, resume=True)
+    assert tree(tmp_path / "set") == left and len(read_lerobot(tmp_path / "set")) == 3
+
+
 def test_what_cannot_be_continued_is_one_sentence(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(BurnishError, match="no dataset that could be continued"):

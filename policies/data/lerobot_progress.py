@@ -101,6 +101,12 @@ def recorded_seeds(root: Path, info: Mapping[str, Any]) -> list[int]:
         raise BurnishError(f"{root} holds no dataset that could be continued ({reason(error)})") from error
     if "burnish" not in found:
         raise BurnishError(f"{root} was not written by Burnish, so it cannot be continued; choose another path")
+    listed = set(root.glob("meta/episodes/*/*.parquet"))
+    if listed != {root / layout.EPISODES_PATH} or len(seeds) != found.get("total_episodes"):
+        raise BurnishError(
+            f"{root} has episodes that another program has added or taken away, so it cannot be continued; choose "
+            "another path"
+        )
     kept, mine = found["burnish"], info["burnish"]["meta"]
     meta = {key: x for key, x in dict(kept.get("meta") or {}).items() if key != "notes" or key in mine}
     known = {**found, "burnish": {key: x for key, x in kept.items() if key != "sim_state"} | {"meta": meta}}
