@@ -339,6 +339,14 @@ def rewrite(path: Path, drop: str) -> None:
     pq.write_table(pq.read_table(path).drop_columns([drop]), path)
 
 
+def make_ragged(path: Path) -> None:
+    """As many numbers as before, of which one is in another row."""
+    table = pq.read_table(path)
+    rows = table["action"].to_pylist()
+    rows[-2:] = [rows[-2][:1], [*rows[-2][1:], *rows[-1]]]
+    pq.write_table(table.set_column(table.column_names.index("action"), "action", pa.array(rows)), path)
+
+
 def shorten(path: Path) -> None:
     pq.write_table(pq.read_table(path).slice(0, 20), path)
 
@@ -363,6 +371,7 @@ MALFORMED = {
     "flipped bit": (lambda f: flip(f / DATA), "damaged or truncated"),
     "empty data": (lambda f: (f / DATA).write_bytes(b""), "damaged or truncated"),
     "missing rows": (lambda f: shorten(f / DATA), "has 4 rows of episode 4 in .* says 9"),
+    "rows of other lengths": (lambda f: make_ragged(f / DATA), "another shape than .* in 'action' of episode 4"),
     "missing column": (lambda f: rewrite(f / DATA, "action"), r"lacks the columns \['action'\]"),
     "truncated episodes": (lambda f: truncate(f / EPISODES), "damaged or truncated"),
     "no episodes": (lambda f: (f / EPISODES).unlink(), "promises 5 episodes"),

@@ -21,6 +21,7 @@ from ..runs.manifest import memory
 from . import lerobot_files as files
 from . import lerobot_images as images
 from . import lerobot_layout as layout
+from . import lerobot_tables as tables
 from . import lerobot_video as video
 from .episodes import (
     NO_ENDS,
@@ -120,8 +121,8 @@ class _Reader:
         return Episodes(episodes, spec, meta, layout.read_names(self.info["features"], self.columns))
 
     def read_extra(self) -> list[dict[str, torch.Tensor]]:
-        tables = self._episode_tables(list(self.extra)) if self.extra else ()
-        return [self._extra(table, row["episode_index"]) for row, table in tables]
+        found = self._episode_tables(list(self.extra)) if self.extra else ()
+        return [self._extra(table, row["episode_index"]) for row, table in found]
 
     # The folder's description of itself.
 
@@ -348,16 +349,11 @@ class _Reader:
     def _numbers(
         self, table: pa.Table, name: str, shape: tuple[int, ...], number: int, kind: type = np.float32
     ) -> np.ndarray:
-        """(T, *shape), whether the column is plain, a list or a list of lists."""
-        array: Any = table[name].combine_chunks()
-        while isinstance(array.type, pa.ListType | pa.LargeListType | pa.FixedSizeListType):
-            array = array.flatten()
-        if array.null_count or len(array) != len(table) * layout.size_of(shape):
-            raise self._error(f"has missing values or another shape than {shape} in {name!r} of episode {number}")
+        """(T, *shape)"""
         try:
-            return array.to_numpy(zero_copy_only=False).astype(kind).reshape(len(table), *shape)
-        except (TypeError, ValueError) as error:  # pyarrow's own errors derive from them
-            raise self._error(f"has values in {name!r} of episode {number} that are not numbers: {error}") from error
+            return tables.numbers_of(table[name], shape, kind)
+        except BurnishError as error:
+            raise self._error(f"has {error} in {name!r} of episode {number}") from error
 
     def _images(self, table: pa.Table, name: str, shape: tuple[int, ...], number: int) -> np.ndarray:
         try:

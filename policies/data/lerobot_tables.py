@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ..core.errors import BurnishError
 from ..core.files import named
 from . import lerobot_images as images
 from . import lerobot_layout as layout
@@ -151,6 +152,20 @@ def vector_of(column: pa.ChunkedArray, rows: int) -> np.ndarray:
     array: Any = column.combine_chunks()
     flat = array.flatten() if pa.types.is_fixed_size_list(array.type) else array
     return flat.to_numpy(zero_copy_only=False).reshape(rows, -1)
+
+
+def numbers_of(column: pa.ChunkedArray, shape: tuple[int, ...], kind: type = np.float32) -> np.ndarray:
+    """A column of anybody's, whether it is plain, of lists or of lists of lists -> (T, *shape)."""
+    array, alike = cast(Any, column.combine_chunks()), True
+    while isinstance(array.type, pa.ListType | pa.LargeListType | pa.FixedSizeListType):
+        alike &= len(pc.call_function("list_value_length", [array]).unique()) < 2  # else numbers change rows
+        array = array.flatten()
+    if not alike or array.null_count or len(array) != len(column) * layout.size_of(shape):
+        raise BurnishError(f"missing values or another shape than {shape}")
+    try:
+        return array.to_numpy(zero_copy_only=False).astype(kind).reshape(len(column), *shape)
+    except (TypeError, ValueError) as error:  # pyarrow's own errors derive from them
+        raise BurnishError(f"values that are not numbers ({error})") from error
 
 
 class Growing:
