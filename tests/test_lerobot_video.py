@@ -84,7 +84,6 @@ NEW = {
     "a path with an attribute": (edit(video_path="{video_key.__class__}.mp4"), "malformed video_path"),
     "a path that asks for what is not there": (edit(video_path="{episode_index}.mp4"), "asks for"),
     "another size": (features(shape=[32, 64, 3]), "instead of"),
-    "one colour": (features(shape=[48, 64, 1]), "three colours"),
     "a bomb": (features(shape=[100_000, 100_000, 3]), "memory"),
     "a time that is no frame's": (listed(from_timestamp=0.537), "no frame at 0.5370 s"),
     "a time behind the end": (listed(from_timestamp=60.0), "no frame at"),
@@ -126,6 +125,24 @@ def test_it_is_refused(version, change, sentence, tmp_path):
     with pytest.raises(BurnishError, match=sentence) as refusal:
         read_lerobot(root)
     assert "\n" not in str(refusal.value)
+
+
+DEPTH = {
+    "as LeRobot says it": {"info": {"is_depth_map": True}},
+    "as it was said before": {"info": {"video.is_depth_map": True}},
+    "as it was said first": {"video_info": {"video.is_depth_map": True}},
+    "as images": {"dtype": "image", "shape": [48, 64, 1], "info": {"is_depth_map": True}},
+    "by its shape alone": {"shape": [48, 64, 1]},
+}
+
+
+@pytest.mark.parametrize("change", DEPTH.values(), ids=DEPTH)
+def test_a_camera_that_sees_no_colours_is_passed_over_and_said(change, tmp_path):
+    root = write(tmp_path / "set", "v3.0")
+    assert set(read_lerobot(root).spec.obs.shapes) == {"state", "image.top"}  # the control
+    features(**change)(root)
+    read = read_lerobot(root)
+    assert set(read.spec.obs.shapes) == {"state"} and f"columns passed over: {CAMERA}" in read.meta["notes"]
 
 
 def tasks(root, *lines, **info):

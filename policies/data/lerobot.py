@@ -141,7 +141,7 @@ class _Reader:
         """Observation key -> column."""
         columns = {}
         for name, feature in self.info["features"].items():
-            if name.startswith("observation.") and feature["dtype"] != "string":
+            if name.startswith("observation.") and layout.is_readable(feature):
                 key = layout.key_of(name, feature["dtype"] in PICTURES)
                 if key in columns:
                     raise self._error(f"has two columns, {columns[key]!r} and {name!r}, that would both become {key!r}")
@@ -149,7 +149,7 @@ class _Reader:
         if "action" not in self.info["features"]:
             raise self._error("has no 'action' feature")
         if not columns:
-            raise self._error("has no 'observation.*' feature")
+            raise self._error("has no 'observation.*' feature that is read here")
         return columns
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:

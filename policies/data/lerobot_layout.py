@@ -103,6 +103,14 @@ def picture_shape(feature: Mapping[str, Any]) -> tuple[int, ...] | None:
     return (shape[2], *shape[:2]) if len(shape) == 3 and shape[2] in MODES else None
 
 
+def is_readable(feature: Mapping[str, Any]) -> bool:
+    """Neither text nor a map of depths, nor a film that is not in colours."""
+    about = [x for name in ("info", "video_info") if isinstance(x := feature.get(name), dict)]
+    if feature["dtype"] == "string" or any(x.get("is_depth_map") or x.get("video.is_depth_map") for x in about):
+        return False
+    return feature["dtype"] != "video" or (picture_shape(feature) or (3,))[0] == 3
+
+
 def ends_of(last: Mapping[str, bool]) -> tuple[bool, bool, str | None]:
     """(terminated, truncated, note) of an episode by the results in its last frame. ``next.done`` alone is the end of
     the task where that succeeds, and may be a time limit elsewhere."""
