@@ -102,6 +102,16 @@ def test_a_disk_without_room_is_said(folder, small, monkeypatch):
         read_lerobot(folder)
 
 
+def test_a_part_of_such_a_set_can_be_taken(folder, small, monkeypatch, tmp_path):
+    monkeypatch.setattr(on_disk.shutil, "disk_usage", lambda _: namedtuple("usage", "free")(0))
+    for words in ([], [f"episodes=0:{EPISODES}"]):  # the control
+        assert main(["data", "convert", str(folder), f"out={tmp_path}/whole", *words]) == 2
+    assert main(["data", "convert", str(folder), f"out={tmp_path}/part", "episodes=3"]) == 0
+    assert main(["data", "convert", str(folder), f"out={tmp_path}/numbers", "keys=state"]) == 0
+    assert_same(read_lerobot(tmp_path / "part"), Episodes([episode(3)], SPEC))
+    assert len(read_lerobot(tmp_path / "numbers")) == EPISODES
+
+
 def test_a_file_that_cannot_be_mapped_is_said(folder, small, monkeypatch):
     def full(*_, **__):
         raise RuntimeError("unable to mmap 1 bytes from file </tmp/x>: Cannot allocate memory (12)")
@@ -146,6 +156,8 @@ def test_the_mirror_image_of_pictures_on_the_disk_is_there_too(folder, request):
         (["show"], 0),
         (["show", "out=e.svg"], 0),
         (["show", "episode=3", "out=e.mp4"], STEPS + 1),
+        (["convert", "out=some", "episodes=3:5"], 2 * (STEPS + 1)),
+        (["convert", "out=numbers", "keys=state"], 0),
         (["stats"], EPISODES * (STEPS + 1)),  # which looks for pictures that repeat others
     ],
     ids=str,

@@ -192,7 +192,7 @@ def test_a_set_larger_than_memory_is_refused(name, tmp_path, monkeypatch):
     monkeypatch.setattr(bounds, "memory", lambda: 1 << 16)
     read_dataset(path)  # the control
     monkeypatch.setattr(bounds, "memory", lambda: 200)
-    assert "more than half of the" in refused(path) and "train on a part of it" in refused(path)
+    assert "more than half of the" in refused(path) and "a part of it as a file of its own" in refused(path)
 
 
 @pytest.mark.parametrize("name", ["robomimic", "minari", "maniskill", "d4rl", "ogbench", "npz"])

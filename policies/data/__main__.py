@@ -125,7 +125,7 @@ def _show(config: DataConfig) -> None:
 def _write(config: DataConfig, out: str) -> None:
     notes: list[str] = []
     bad: Bad | None = {} if config.drop_bad else None
-    sets = {path: convert.read_whole(path, bad) for path in config.data}
+    sets = {path: convert.read_whole(path, bad, config.episodes, config.keys) for path in config.data}
     if config.do is Do.merge:
         if len(sets) < len(config.data):
             raise BurnishError("a set stands there twice; name each one once")

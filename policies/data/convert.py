@@ -18,17 +18,18 @@ from ..core.spec import ActionSpec, EnvSpec, ObsSpec, dtype_of, require_like_act
 from ..runs.run import progress_bar
 from . import lerobot_files, lerobot_sim_state
 from .episodes import NO_LIMITS, NO_RATE, NO_REWARD, NO_SUCCESS, Bad, Episodes, scaled_actions
-from .lerobot import LeRobotWriter
+from .lerobot import LeRobotWriter, read_lerobot
 from .lerobot_layout import extra_features
 from .read import format_of, read_dataset
 
 
-def read_whole(path: str, bad: Bad | None = None) -> Episodes:
+def read_whole(path: str, bad: Bad | None = None, numbers: Sequence[str] = (), keys: Sequence[str] = ()) -> Episodes:
     """A dataset with all that it holds: simulator states, and the kind of the robot in its ``meta``. Episodes that
-    cannot be used go into ``bad`` where it is given."""
-    found = read_dataset(path, bad)
+    cannot be used go into ``bad`` where it is given. Pictures that ``selected`` with these ``numbers`` and ``keys``
+    leaves out stay unread, where the format allows it."""
     if format_of(path) != "lerobot":
-        return found
+        return read_dataset(path, bad)
+    found = read_lerobot(path, bad, (lambda total: _chosen(numbers, total)) if numbers else None, keys)
     if robot := lerobot_files.read_info(Path(path)).get("robot_type"):
         found.meta.setdefault("robot_type", str(robot))
     if lerobot_sim_state.kept_in(path):
@@ -67,7 +68,7 @@ def selected(
     observations ``keys``, or all. Those of the numbers ``bad`` are missing in ``episodes``, and keep their numbers."""
     total = len(episodes) + len(bad)
     there = dict(zip((number for number in range(total) if number not in bad), episodes, strict=True))
-    chosen = dict.fromkeys(number for word in numbers or ":" for number in _range(word, total))
+    chosen = _chosen(numbers, total)
     found = {number: there[number] for number in chosen if number in there and (there[number].success or not success)}
     if not found:
         unknown = success and NO_SUCCESS in episodes.meta.get("notes", ())
@@ -124,6 +125,10 @@ def at_rate(episodes: Episodes, hz: float) -> Episodes:
     notes = [note for note in episodes.meta.get("notes", ()) if note != NO_RATE]
     spec = replace(episodes.spec, control_hz=hz).checked()
     return replace(episodes, spec=spec, meta={**episodes.meta, "notes": notes})
+
+
+def _chosen(numbers: Sequence[str], total: int) -> list[int]:
+    return list(dict.fromkeys(number for word in numbers or ":" for number in _range(word, total)))
 
 
 def _range(word: str, most: int) -> range:

@@ -50,12 +50,15 @@ Mine = Callable[[int], Collection[int]]  # the number of all episodes -> the num
 HEAD, RESULT = 1 << 9, 1 << 6  # bytes in memory: beside pixels, of all results
 
 
-def read_lerobot(path: str | Path, bad: Bad | None = None, mine: Mine | None = None) -> Episodes:
+def read_lerobot(
+    path: str | Path, bad: Bad | None = None, mine: Mine | None = None, keys: Collection[str] = ()
+) -> Episodes:
     """The episodes of a LeRobotDataset folder, in memory. Those that cannot be used go into ``bad``, if given. Pictures
-    of those that are not ``mine`` stay unread (``Episode.elsewhere``)."""
+    of those that are not ``mine`` stay unread (``Episode.elsewhere``), as do others than ``keys``, where these are
+    given: they are black."""
     if not Path(path).is_dir():
         raise BurnishError(f"there is no dataset at {path}; `burnish collect` makes one")
-    return _Reader(Path(path), mine).read(bad)
+    return _Reader(Path(path), mine, keys).read(bad)
 
 
 def read_extra(path: str | Path) -> list[dict[str, torch.Tensor]]:
@@ -75,12 +78,11 @@ def fingerprint(data: str | Path) -> str:
 class _Reader:
     """One pass over one folder; the fields are what ``meta/`` says."""
 
-    def __init__(self, root: Path, mine: Mine | None = None) -> None:
+    def __init__(self, root: Path, mine: Mine | None = None, keys: Collection[str] = ()) -> None:
         self.root, self.mine = root, mine
         self.notes: list[str] = []
         self.picture_files: PictureFiles | None = None
         self.elsewhere: set[int] = set()  # episodes whose pictures stay unread
-        self.blind = False  # where these are all
         self.info = self._read_info()
         self.old = self.info["codebase_version"] in layout.OLDER
         self.columns = self._observation_columns()
@@ -95,6 +97,7 @@ class _Reader:
         if ignored := sorted(set(self.info["features"]) - known):
             self.notes.append(PASSED_OVER + ", ".join(ignored))
         self.shapes = self._shapes()
+        self.unread = {key for key in self.shapes if keys and key not in keys and layout.is_image(key)}
         self.frames, self.width = self._promised()
         self.tasks = Tasks(root, self.info)
         self.final_rows, self.finals = self._read_finals()
@@ -177,18 +180,19 @@ class _Reader:
         counts = [self.info[name] for name in ("total_episodes", "total_frames")]
         if any(type(count) is not int for count in counts) or not 0 <= counts[0] <= counts[1]:
             raise self._error(f"promises {counts[0]!r:.40} episodes of {counts[1]!r:.40} frames in meta/info.json")
-        sizes = [layout.size_of(shape) * (1 if layout.is_image(key) else 4) for key, shape in self.shapes.items()]
+        seen = {key: shape for key, shape in self.shapes.items() if key not in self.unread}
+        sizes = [layout.size_of(shape) * (1 if layout.is_image(key) else 4) for key, shape in seen.items()]
         sizes += [size * np.dtype(kind).itemsize for kind, size in self.extra.values()]
         action = 4 * layout.size_of(tuple(self.info["features"]["action"]["shape"]))
-        width = sum(sizes) + action + RESULT + HEAD * sum(map(layout.is_image, self.shapes))
-        pictures = {key: shape for key, shape in self.shapes.items() if layout.is_image(key)}
+        width = sum(sizes) + action + RESULT + HEAD * sum(map(layout.is_image, seen))
+        pictures = {key: shape for key, shape in seen.items() if layout.is_image(key)}
         unpacked = sum(map(layout.size_of, pictures.values()))
         listed, shown = counts  # episodes and frames with pictures that are read
         if self.mine is not None:
             rows = self._episode_rows()
             own = [rows[i] for i in self.mine(len(rows))]
             self.elsewhere = {row["episode_index"] for row in rows} - {row["episode_index"] for row in own}
-            self.blind = not own
+            self.unread |= set() if own else {key for key in self.shapes if layout.is_image(key)}
             listed, shown = len(own), min(counts[1], sum(row["length"] for row in own))
         # Windows copy what is in memory.
         spilled = shown * unpacked > memory() // 4
@@ -198,7 +202,7 @@ class _Reader:
             # A file is read beside the episodes that were made of others.
             raise self._error(
                 f"promises {counts[1]} frames of {kept} bytes, more than half of the {memory() / 2**30:.3g} GiB "
-                "of memory that there are; train on a part of it"
+                "of memory that there are; take a machine with more, or divide the set with lerobot-edit-dataset"
             )
         if spilled:
             try:
@@ -278,7 +282,7 @@ class _Reader:
     def _stored(self) -> list[str]:
         """The columns of tables with the observations that are read."""
         found = {key: column for key, column in self.columns.items() if not self._is_video(column)}
-        return [column for key, column in found.items() if not (self.blind and layout.is_image(key))]
+        return [column for key, column in found.items() if key not in self.unread]
 
     def _is_video(self, column: str) -> bool:
         return self.info["features"].get(column, {}).get("dtype") == "video"
@@ -329,7 +333,7 @@ class _Reader:
     def _observations(self, key: str, table: pa.Table, final: int | None, row: Mapping[str, Any]) -> torch.Tensor:
         """(T + 1, ...): the rows of the data file, and the final observation or the last one again."""
         column, shape, number = self.columns[key], self.shapes[key], row["episode_index"]
-        if layout.is_image(key) and number in self.elsewhere:
+        if key in self.unread or (layout.is_image(key) and number in self.elsewhere):
             return torch.zeros((), dtype=torch.uint8).expand(len(table) + 1, *shape)  # takes no memory
         if self._is_video(column):
             frames = torch.from_numpy(self._video(column, shape, row))

@@ -75,5 +75,5 @@ class Budget:
             raise refusal(
                 self._path,
                 f"promises more than {self._taken:.3g} bytes, more than half of the {memory() / 2**30:.3g} GiB of "
-                "memory that there are; train on a part of it",
+                "memory that there are; take a machine with more, or write a part of it as a file of its own",
             )
