@@ -183,8 +183,6 @@ def refinement(
     if config.critic_from is not None:
         adopt_critic(learner, config.critic_from)
     training = loop if config.processes == 1 else in_processes(config, loop)
-    if sentence := learner.describe():
-        tell(sentence)
     work = Improvement(
         training=training,
         learner=learner,
@@ -204,6 +202,8 @@ def refinement(
         partial=config.partial,
         ranks=ranks,
     )
+    if sentence := learner.describe():  # of what is planned too
+        tell(sentence)
     return work, loop
 
 

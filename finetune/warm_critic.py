@@ -19,7 +19,7 @@ from ..policies.core.errors import BurnishError
 from ..policies.runs.checkpoint import newest
 from ..policies.runs.run import CHECKPOINTS, CONFIG
 
-JUDGES = ("critic", "value")  # what learners call them
+JUDGES = ("critic", "value", "latent_critic")  # what learners call them
 
 
 def adopt_critic(learner: Any, run: str) -> None:
@@ -58,7 +58,7 @@ def critic_state(run: str, name: str = "critic") -> dict[str, Any]:
     if checkpoint is None:
         raise BurnishError(f"critic_from={run} has no checkpoints; give the folder of a run, out= of its command")
     state = checkpoint.children["learner"].state
-    state = state.get("real", state)  # MBPO's loop holds that of the method within
+    state = state.get("real", state.get("inner", state))  # loops of MBPO and imagine hold that of the method within
     found = state.get("learner", {}).get(name)
     if not isinstance(found, dict):
         raise BurnishError(

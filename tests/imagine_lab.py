@@ -13,9 +13,11 @@ from burnish.finetune.world_model.ticks import Tape, Ticks
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec
 from burnish.policies.core.types import Obs, Step, VecEnv
-from burnish.sim.point_reach import PointReach, PointReachConfig
+from burnish.sim.point_reach import PointReach, PointReachConfig, Reward
 from burnish.sim.torch_world import TorchWorld
 
+# A radius (m) so wide that random play succeeds in a third of its episodes.
+REACHING = PointReachConfig(reward=Reward.sparse, goal_in_state=True, radius=0.5, max_steps=25)
 SMALL = ModelConfig(members=3, hidden=[64, 64], updates=600)
 
 

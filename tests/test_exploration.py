@@ -57,6 +57,8 @@ def test_novelty_is_the_mean_distance_to_the_nearest():
     assert novelty(torch.tensor([[0.0], [4.0]]), archive, 2).tolist() == [0.5, 3.5]
     assert novelty(torch.tensor([[7.0]]), archive, 99).tolist() == [pytest.approx((7 + 6 + 3) / 3)]
     assert novelty(torch.ones(2, 1), archive[:0], 3).tolist() == [0, 0], "nothing was seen that it could differ from"
+    assert novelty(archive, archive, 1, own=True).tolist() == [1, 1, 9], "none is its own neighbour"
+    assert novelty(archive[:1], archive[:1], 1, own=True).tolist() == [0]
 
 
 def test_the_archive_is_a_uniform_sample_of_what_was_seen_while_active():

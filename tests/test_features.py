@@ -78,7 +78,7 @@ def test_a_policy_of_pictures_is_refined_in_imagination(name, monkeypatch, tmp_p
     outer = ImagineConfig(inner, **small, model=ModelConfig(members=2, hidden=[16], updates=5))
     loop: Any = prepare(outer, base, env, seed=1)
     before = [x.clone() for x in loop.learner.policy.state_dict().values()]
-    monkeypatch.setattr("burnish.finetune.methods.imagine.require_both", lambda ticks: None)
+    monkeypatch.setattr("burnish.finetune.methods.imagine.lacking", lambda ticks: "")
     for _ in range(planned(loop, 2 * 4 * WORLD.max_steps)):
         loop.iterate()
     assert loop.ticks.all()["obs"].keys() == {"state", "vision.top"}

@@ -308,3 +308,8 @@ def test_what_makes_no_sense_is_refused():
     flow = make_base("flow", agent_spec(env.spec, 3))
     with pytest.raises(BurnishError, match="compare single actions of the world"):
         prepare(tiny(inner=shrunk(METHODS["dsrl"].config()), optimistic=1.0), flow, env)
+    cut = GuardConfig(Guard.cut)
+    with pytest.raises(BurnishError, match="these end after one tick anyway"):
+        prepare(tiny(depth=DepthConfig(), guard=cut), None, env)
+    prepare(tiny(depth=DepthConfig(last=2, end=9), guard=cut), None, env)
+    prepare(tiny(inner=shrunk(METHODS["dsrl"].config()), depth=DepthConfig(), guard=cut), flow, env)

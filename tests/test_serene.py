@@ -132,7 +132,7 @@ def test_what_is_delivered_is_the_best_that_was_scored():
 @pytest.mark.parametrize("worlds", [7, 64])
 def test_no_world_idles(worlds):
     """A generation of the search has at least 40 mutants, one of an emitter at least 6."""
-    config = replace(SMALL, rewarding=0.0, period=100, bootstrap=2)
+    config = replace(SMALL, rewarding=0.0, period=100, bootstrap=4)
     loop = loop_of(config, worlds=worlds)
     emitting, first = 0, -(-20 // worlds)  # iterations of the first population
     for _ in range(count := loop.iterations(40 * worlds * 30)):
@@ -175,7 +175,7 @@ def test_a_base_is_where_the_search_begins():
 
 
 def test_a_resumed_search_equals_one_that_went_on():
-    config = replace(SMALL, rewarding=0.3, period=30, population=5, emitter=4, bootstrap=2, patience=2)
+    config = replace(SMALL, rewarding=0.3, period=30, population=5, emitter=4, bootstrap=4, patience=2)
     whole, other = loop_of(config, worlds=7), loop_of(config, worlds=7)
     while whole.turn is None or not whole.turn.means or not len(whole.tried.score):
         whole.iterate()
@@ -191,7 +191,7 @@ def test_a_resumed_search_equals_one_that_went_on():
 
 @pytest.mark.parametrize("older", [False, True])
 def test_a_saved_search_goes_on_where_it_is_loaded(older):
-    config = replace(SMALL, rewarding=0.3, period=30, population=5, emitter=4, bootstrap=2, patience=2)
+    config = replace(SMALL, rewarding=0.3, period=30, population=5, emitter=4, bootstrap=4, patience=2)
     loop, other = loop_of(config, worlds=7), loop_of(config, worlds=7)
     while loop.turn is None or not len(loop.tried.score):
         loop.iterate()
@@ -307,7 +307,7 @@ def test_what_makes_no_sense_is_refused():
     with pytest.raises(BurnishError, match=r"method.numbers=\[2\] must be places from 0 to 1"):
         loop_of(replace(SMALL, numbers=[2]))
     with pytest.raises(BurnishError, match="bootstrap"):
-        SereneConfig(bootstrap=1)
+        SereneConfig(bootstrap=3)
     with pytest.raises(BurnishError, match="looks for what is new by itself"):
         require_rewards("serene", METHODS["serene"], recordings=False)
     with pytest.raises(BurnishError, match=r"method.inner=serene does not learn in imagined worlds"):

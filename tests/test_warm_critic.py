@@ -9,11 +9,16 @@ import pytest
 import torch
 
 from burnish.finetune import refine
+from burnish.finetune.build import prepare
+from burnish.finetune.methods.dsrl import DSRLConfig, Variant
 from burnish.finetune.warm_critic import adopt_critic, critic_state
 from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
+from burnish.policies.core.scale import ScaledEnv
+from burnish.policies.core.spec import agent_spec
 from burnish.policies.runs.run import CHECKPOINTS
-from burnish.sim.point_reach import PointReachConfig, Reward
+from burnish.sim.point_reach import PointReach, PointReachConfig, Reward
+from seam import make_base, shrunk
 
 WORLD = PointReachConfig(reward=Reward.distance, goal_in_state=True, max_steps=10)
 SMALL: dict[str, Any] = {
@@ -76,6 +81,20 @@ def test_what_an_offline_run_has_learnt_goes_on_in_the_world(tmp_path, capsys):
     assert main([*online, "method.critic.hidden=[9]", f"out={tmp_path}/other"]) == 2
     said = capsys.readouterr().err
     assert "is another one: online." in said and "iql/config.yaml" in said and not (tmp_path / "other").exists()
+
+
+def test_both_critics_of_aliased_noise_are_brought(monkeypatch):
+    env = ScaledEnv(PointReach(2))
+    base = make_base("flow", agent_spec(env.spec))
+    one, other = (
+        prepare(shrunk(DSRLConfig(variant=Variant.aliased)), base, env, seed=seed, probe=False).learner.inner
+        for seed in (0, 1)
+    )
+    monkeypatch.setattr("burnish.finetune.warm_critic.critic_state", lambda run, name: one.state_dict()[name])
+    adopt_critic(other, "run")
+    for name in ("critic", "latent_critic"):
+        saved, kept = one.state_dict()[name], getattr(other, name).state_dict()
+        assert all(torch.equal(kept[key], x) for key, x in saved.items()), name
 
 
 def test_an_agent_that_learns_its_scales_anew_is_refused(first, tmp_path):

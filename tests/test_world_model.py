@@ -9,22 +9,20 @@ from typing import Any
 
 import pytest
 import torch
-from imagine_lab import SMALL, TrueModel, fitted, imagined, pendulums, placed, played
+from imagine_lab import REACHING, SMALL, TrueModel, fitted, imagined, pendulums, placed, played
 
-from burnish.finetune.world_model.check import FEWEST, calibrate_success, examined, require_both, spearman
+from burnish.finetune.world_model.check import FEWEST, calibrate_success, examined, lacking, spearman
 from burnish.finetune.world_model.env import Guard, GuardConfig, ImaginedEnv, Starts, shortly_before_success
 from burnish.finetune.world_model.model import Fit, WorldModel
+from burnish.finetune.world_model.sindy import SINDyConfig
 from burnish.finetune.world_model.ticks import Tape, Ticks, looked_at, previous
 from burnish.policies.core.chunk import HistoryEnv
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import ObsSpec
 from burnish.policies.measure.evaluate import evaluate, evaluation_seeds
-from burnish.sim.point_reach import PointReach, PointReachConfig, Reward
+from burnish.sim.point_reach import PointReach
 from burnish.sim.toy import LQR, ConstantReward, LQRConfig, lqr_matrices
-
-# A radius (m) so wide that random play succeeds in a third of its episodes.
-REACHING = PointReachConfig(reward=Reward.sparse, goal_in_state=True, radius=0.5, max_steps=25)
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +146,8 @@ def test_a_saved_world_goes_on_where_it_is_loaded(reach):
 @pytest.mark.parametrize("kind", list(Guard))
 def test_guards_act_where_the_members_disagree(reach, kind):
     _, ticks, _ = reach
-    world = imagined(TrueModel(REACHING, doubt=2.0), ticks, 64, GuardConfig(kind, penalty=0.5), starts=Starts.any)
+    paid = {"penalty": 0.5} if kind in (Guard.halt, Guard.penalty) else {}
+    world = imagined(TrueModel(REACHING, doubt=2.0), ticks, 64, GuardConfig(kind, **paid), starts=Starts.any)
     world.limit = 1.0
     lost = world.reset()["state"][:, 0] < 0
     step = world.step(torch.zeros(64, 2))
@@ -298,12 +297,16 @@ def test_what_cannot_be_learnt_is_refused(reach):
     pictures = ObsSpec({"image.top": (3, 8, 8), "state": (4,)})
     with pytest.raises(BurnishError, match="the policy sees image"):
         WorldModel(type(env.spec)(**{**env.spec.__dict__, "obs": pictures}), SMALL)
-    require_both(ticks)
+    assert not lacking(ticks)
     never = Ticks()
     never.add({**ticks.all(), "success": torch.zeros(len(ticks), dtype=torch.bool)})
     never.knows_success = True
-    with pytest.raises(BurnishError, match=f"0 with success: a model needs at least {FEWEST} of each"):
-        require_both(never)
+    assert f"0 succeeded: a model needs at least {FEWEST} successes" in lacking(never)
+    for kind in (Guard.cut, Guard.none, Guard.weight):
+        with pytest.raises(BurnishError, match=rf"guard\.penalty=2\.0 is not read with guard\.kind={kind.value}"):
+            GuardConfig(kind, penalty=2.0)
+    with pytest.raises(BurnishError, match=r"model\.sindy is not read with model\.kind=ensemble"):
+        replace(SMALL, sindy=SINDyConfig(degree=3))
     with pytest.raises(BurnishError, match="no tick was played"):
         Ticks().all()
     with pytest.raises(BurnishError, match="call begin"):

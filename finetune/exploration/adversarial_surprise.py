@@ -153,7 +153,8 @@ class AdversarialSurprise(Wrapper):
             x = self.observed.scaled(raw) * len(self.observed) ** 0.5
             found = torch.where(counts, surprise(self.density, x), 0.0)
             self.density, total = with_seen(self.density, x, counts), total + found
-            terminated, before, shown = active & step.terminated, shown, self._shown(obs, tick + 1)
+            # Behind the last tick the next turn begins.
+            terminated, before, shown = active & step.terminated, shown, self._shown(obs, (tick + 1) % self.config.turn)
             ended = active & (step.terminated | step.truncated)
             outcome = Outcome(
                 shown,

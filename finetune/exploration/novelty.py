@@ -35,12 +35,13 @@ class NoveltyConfig(ExploreConfig):
         check_ranges(self, {"[1, inf)": "neighbours archive"}, "explore.")
 
 
-def novelty(points: Tensor, archive: Tensor, neighbours: int) -> Tensor:
-    """(N, D), (M, D) -> (N,): the mean distance to the nearest of the archive, 0 where that is empty."""
-    count = min(neighbours, len(archive))
-    if not count:
+def novelty(points: Tensor, archive: Tensor, neighbours: int, own: bool = False) -> Tensor:
+    """(N, D), (M, D) -> (N,): the mean distance to the nearest of the archive, 0 where that is empty. Where it holds
+    the points themselves (``own``), none is its own neighbour."""
+    count = min(neighbours + own, len(archive))
+    if count <= own:
         return points.new_zeros(len(points))
-    return torch.cdist(points, archive).topk(count, largest=False).values.mean(1)
+    return torch.cdist(points, archive).topk(count, largest=False).values[:, int(own) :].mean(1)
 
 
 def keep_sample(archive: Tensor, rows: Tensor, seen: int, generator: torch.Generator) -> None:

@@ -16,6 +16,8 @@ real episodes that failed (`world_model/check.py`). A refined policy that is no 
 model promised more than ``gap`` above that, was led astray: the inner method begins anew in the model that has seen it
 fail.
 
+An inner method with a replay keeps what earlier models imagined, unless it begins anew.
+
 **Departures.** DiWA collects nothing and takes play data (here data=, with one round); its model is recurrent. LIFT
 plays without noise; here ``greedy`` is a choice, as a base whose draws differ needs. Both pretrain otherwise.
 """
@@ -30,7 +32,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ...offline.learner import weigh
 from ...policies.best import mean
@@ -47,12 +48,12 @@ from ...policies.measure.evaluate import evaluate, evaluation_seeds
 from ..episode_statistics import EpisodeStatistics
 from ..feature_env import require_sight, without_pictures
 from ..loops import SLICE, Loop
-from ..world_model.check import calibrate_success, examined, flatters, require_both
+from ..world_model.check import calibrate_success, examined, flatters, lacking
 from ..world_model.env import Guard, GuardConfig, ImaginedEnv, Starts, stacked
 from ..world_model.films import Course, shoot
 from ..world_model.model import Fit, ModelConfig, WorldModel
 from ..world_model.record import EPISODES, RECORD, Record, episodes_beside, reliability
-from ..world_model.ticks import Tape, Ticks
+from ..world_model.ticks import Noisy, Tape, Ticks
 from .dsrl import DSRLConfig
 
 EVALUATION_WORLDS = 128  # imagined worlds in which the model and the policy are examined
@@ -70,7 +71,8 @@ class ImagineConfig:
     noise: float = 0.0
     imagined: int = 20_000  # imagined decisions of each round
     imagined_worlds: int = 16  # imagined worlds that are stepped at once
-    starts: Starts = Starts.first  # beginning of imagined episodes: where real ones began, anywhere, or near a success
+    # beginning of imagined episodes: where real ones began, anywhere, or near a success, once there was one
+    starts: Starts = Starts.first
     horizon: int = 0  # ticks until an imagined episode is truncated; 0: those of the world
     # rewards and ends are those that the world computes from what it shows, where it can, and no predictions
     known_outcome: bool = False
@@ -128,18 +130,6 @@ def build(
     return ImagineLoop(config, base, tape, inside, evaluated, shown, inner, seed)
 
 
-class Noisy:
-    """``acting`` with a Gaussian noise on its actions."""
-
-    def __init__(self, acting: Controller, std: float, seed: int) -> None:
-        self.reset, self._acting, self._std = acting.reset, acting, std
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def step(self, obs: Obs) -> Tensor:
-        action = self._acting.step(obs)
-        return action + self._std * torch.randn(action.shape, generator=self._generator).to(action)
-
-
 class ImagineLoop(Learns):
     """An iteration is one real episode of every world, or a slice of a fit, or one iteration of the inner method. It
     is its own learner, with the policy of the inner one."""
@@ -173,6 +163,7 @@ class ImagineLoop(Learns):
         self.score: float | None = None  # real score of the present policy
         self.start: float | None = None  # and of the one of the first trial
         self.trusted = True
+        self.fitted = False  # whether there is a model
         self.best: tuple[float, dict[str, Any]] | None = None  # score of a refined policy's trial, and its weights
         self.latest: Metrics = {}
 
@@ -261,7 +252,7 @@ class ImagineLoop(Learns):
         seeds = [derive(self.seed, "trial", self.iteration, world) for world in range(self.tape.num_envs)]
         begun = self.ticks.episodes  # of which the first is that of the first world
         found = evaluate(self.tape, acting, seeds)
-        if part == 0 and self.iteration:  # there is a model
+        if part == 0 and self.fitted:
             which, world = range(self.shown.num_envs), stacked(self.shown, self.tape.history)
             given = self.ticks, [begun + i for i in which], [seeds[i] for i in which]
             beside = episodes_beside(self.shown, world, self._acting(world), *given)
@@ -312,9 +303,15 @@ class ImagineLoop(Learns):
 
     def _fit(self, part: int, parts: int) -> Metrics:
         if part == 0:
-            if self.model.known is None:
-                require_both(self.ticks)
-            self.model.prepare(self.ticks)
+            lacks = "" if self.model.known is not None else lacking(self.ticks)
+            self.trusted = not lacks
+            if lacks:
+                say(lacks)
+            else:
+                self.model.prepare(self.ticks)
+                self.fitted = True
+        if not self.trusted:
+            return {}
         metrics = self.fit.steps(self.ticks.split()[0], min(SLICE, self.config.model.updates - part * SLICE))
         if part == parts - 1:
             self.model.choose_elites(self.ticks)
@@ -374,6 +371,7 @@ class ImagineLoop(Learns):
             "score": self.score,
             "start": self.start,
             "trusted": self.trusted,
+            "fitted": self.fitted,
             "best": None if self.best is None else {"score": self.best[0], "weights": self.best[1]},
             "latest": {key: float(x) for key, x in self.latest.items()},
             "record": to_data(self.record),
@@ -393,6 +391,7 @@ class ImagineLoop(Learns):
         self.statistics.load_state_dict(state["statistics"])
         self.iteration, self.promised, self.trusted = int(state["iteration"]), state["promised"], bool(state["trusted"])
         self.score, self.start = state["score"], state["start"]
+        self.fitted = bool(state.get("fitted", self.iteration >= self.phases[0]))  # older states had one from then on
         self.scores, self.refined = list(state["scores"]), bool(state["refined"])
         self.best = None if state["best"] is None else (float(state["best"]["score"]), state["best"]["weights"])
         self.latest = dict(state["latest"])

@@ -164,6 +164,11 @@ def build(
     if config.guard.kind is Guard.weight:
         weigh(learner)
     imagination = Imagination(worlds, view, acting, learner, config.capacity, derive(seed, "imagination"))
+    if config.guard.kind is Guard.cut and imagination.ticks * max(config.depth.first, config.depth.last) == 1:
+        raise BurnishError(
+            "guard.kind=cut ends rollouts where the model does not know, and these end after one tick anyway; take "
+            "guard.kind=weight or halt, or a larger depth.last"
+        )
     return MBPOLoop(config, tape, real, imagination, seed)
 
 

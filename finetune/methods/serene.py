@@ -85,7 +85,7 @@ class SereneConfig:
 
     def __post_init__(self) -> None:
         counts = "history population offspring neighbours archived period emitter patience"
-        check_ranges(self, {"[1, inf)": counts, "[2, inf)": "bootstrap", "(0, inf)": "spread sigma"})
+        check_ranges(self, {"[1, inf)": counts, "[4, inf)": "bootstrap", "(0, inf)": "spread sigma"})
 
 
 def build(
@@ -227,7 +227,7 @@ class SereneLoop(Learns):
 
     def _novelty(self, behaviour: Tensor, *others: Tensor) -> Tensor:
         points, beside = self.observed.scaled(behaviour), self.observed.scaled(torch.cat(others))
-        return novelty(points, beside, self.config.neighbours)
+        return novelty(points, beside, self.config.neighbours, own=True)
 
     def _offspring(self) -> Tensor:
         config, turn = self.config, self.turn

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...policies.core.errors import BurnishError
 from ...policies.core.tree import index, where
 from ...policies.core.types import Controller, VecEnv
 from ...policies.measure.statistics import wilson
@@ -85,16 +84,18 @@ def calibrate_success(
     env.model.thresholds[0] = max(threshold(highest, real), LEAST)
 
 
-def require_both(ticks: Ticks) -> None:
-    """Refuse data from which no model can learn what a success is."""
+def lacking(ticks: Ticks) -> str:
+    """A sentence where no model can learn from this what a success is, else nothing."""
     data = ticks.all()
     succeeded = of_episodes(ends_of(data)[0], data) > 0
     won, lost = int(succeeded.sum()), int((~succeeded).sum())
-    if ticks.knows_success and min(won, lost) < FEWEST:
-        raise BurnishError(
-            f"{won + lost} episodes were played, {won} with success: a model needs at least {FEWEST} of each kind "
-            "to tell a success from a failure; raise method.collect, or give recordings: data=FOLDER"
-        )
+    if not ticks.knows_success or min(won, lost) >= FEWEST:
+        return ""
+    return (
+        f"of {won + lost} episodes {won} succeeded: a model needs at least {FEWEST} successes and {FEWEST} failures to "
+        "tell them apart, so nothing is refined before more was played; a higher method.collect, or recordings "
+        "(data=FOLDER), bring more"
+    )
 
 
 def ahead(model: WorldModel, data: dict[str, Any], ticks: int) -> float:

@@ -11,7 +11,7 @@ units of that limit; ``weight`` lets a row count 1 / (1 + (disagreement / limit)
 2602.14351): in the losses of critics and values, in the surrogate of PPO, and in what IQL (``awr``) and RECAP imitate.
 Other losses of actors, which climb a critic or imitate, and further terms of PPO count all rows alike. ``verify``
 counts a success only where a second member, with other noise and the same actions, has one too (RAW-Dream,
-2605.12334).
+2605.12334); where it has none, a tick pays what that member says.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ...policies.core import tree
 from ...policies.core.chunk import HistoryEnv
 from ...policies.core.clock import Clock, restored
 from ...policies.core.errors import BurnishError
-from ...policies.core.ranges import check_ranges
+from ...policies.core.ranges import check_ranges, require_usual
 from ...policies.core.seed import generator as named_generator
 from ...policies.core.spec import stacked_by_history
 from ...policies.core.types import Obs, Step, VecEnv
@@ -68,6 +68,8 @@ class GuardConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, {"(0, inf)": "limit", "[0, inf)": "penalty"}, "guard.")
+        if self.kind not in (Guard.halt, Guard.penalty):
+            require_usual(self, GuardConfig, "penalty", f"with guard.kind={self.kind.value}", "guard.")
 
 
 class ImaginedEnv:
@@ -102,12 +104,14 @@ class ImaginedEnv:
         self._obs: Obs = {}
         self._shadow: Obs = {}  # the same episodes as a second member sees them
         self._member = torch.zeros(2, num_envs, dtype=torch.int64, device=device)
-        self._seen = torch.zeros(num_envs, dtype=torch.bool, device=device)  # whether the second has had a success
+        self._seen = torch.zeros(num_envs, device=device)  # the highest score of success that the second has had
+        self._knows_success = model.known is not None
         self.unknown = torch.zeros(2, dtype=torch.int64, device=device)  # ticks beyond the limit, and all
 
     def begin(self, ticks: Ticks, limit: float | None = None) -> None:
         """Episodes begin at these ticks from now on; without a ``limit`` it is that of the model as it is."""
         self._own_start, data = False, ticks.all()
+        self._knows_success = ticks.knows_success or self.model.known is not None
         first = data["first"] if self.starts is not Starts.any else torch.ones_like(data["first"])
         late = shortly_before_success(data) if self.starts is Starts.key else torch.zeros_like(first)
         self._late = int(late.sum())
@@ -160,7 +164,7 @@ class ImaginedEnv:
         own = (dice[:, 1] * members).long()
         other = (own + 1 + (dice[:, 2] * (members - 1)).long()) % members
         self._member = torch.where(mask, self.model.elites[torch.stack([own, other])], self._member)
-        self._seen = self._seen & ~mask
+        self._seen = self._seen.masked_fill(mask, 0.0)
         return dict(self._obs)
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
@@ -171,14 +175,15 @@ class ImaginedEnv:
         # The first half is the same whether or not a second one is drawn.
         noise = self._clock.noise("imagined tick").normal((self.num_envs, dim * (1 + self.guard.verify))).to(action)
         here = self.model.predict(self._obs, action, self._member[0], noise[:, :dim])
-        success, reward = here.success, here.reward
+        success, reward, score = here.success, here.reward, here.score[:, 0]
         if self.guard.verify:
             there = self.model.predict(self._shadow, action, self._member[1], noise[:, dim:])
             self._shadow = tree.where(active, there.next_obs, self._shadow)
-            self._seen = self._seen | (active & there.success)
-            success = here.success & self._seen
-            unpaid = here.success & ~success & self.model.known_reward
-            reward = torch.where(unpaid, self.model.rewards[0], reward)
+            self._seen = torch.where(active, torch.maximum(self._seen, there.score[:, 0]), self._seen)
+            score = torch.minimum(score, self._seen)
+            success = here.success & (self._seen > self.model.thresholds[0])
+            instead = torch.where(self.model.known_reward, self.model.rewards[0], there.reward)
+            reward = torch.where(here.success & ~success, instead, reward)
         self._obs = here.next_obs if everyone else tree.where(active, here.next_obs, self._obs)
         terminated = here.failure | (success & self.model.success_ends)
         beyond = (here.uncertainty > self.limit) & ~terminated
@@ -190,7 +195,9 @@ class ImaginedEnv:
             terminated, reward = terminated | beyond, torch.where(beyond, -self.guard.penalty, reward)
         elif self.guard.kind is Guard.penalty:
             reward = reward - self.guard.penalty * here.uncertainty / self.limit
-        info = {"success": success, "executed": action, "score": here.score[:, 0]}
+        info = {"executed": action, "score": score}
+        if self._knows_success:
+            info["success"] = success
         if self.guard.kind is Guard.weight:
             info["weight"] = 1 / (1 + (here.uncertainty / self.limit).square())
         return Step(dict(self._obs), reward.float(), terminated, truncated & ~terminated, info)

@@ -41,11 +41,16 @@ class Imagination:
     def sample(self, batch: int, **options: Any) -> Batch:
         return self.replay.sample(batch, **options)
 
+    @property
+    def ticks(self) -> int:
+        """Of each decision."""
+        return getattr(self.view, "execute", getattr(self.learner.policy.spec, "execute", 1))
+
     @torch.no_grad()
     def grow(self, rollouts: int, depth: int) -> Metrics:
         """``rollouts`` of ``depth`` decisions, each from a tick that was played. One that ends early makes room for
         another, so there are ``rollouts`` x ``depth`` new rows, or somewhat more; but no more than are kept."""
-        self.worlds.horizon = depth * getattr(self.view, "execute", getattr(self.learner.policy.spec, "execute", 1))
+        self.worlds.horizon = depth * self.ticks
         obs, fresh = self.view.reset(), torch.ones(self.view.num_envs, dtype=torch.bool, device=self.device)
         earned = torch.zeros((), device=self.device)
         count = min(-(-rollouts // self.view.num_envs) * depth, self.replay.rows)

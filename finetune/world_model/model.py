@@ -8,9 +8,10 @@ action led. Goals and other observations that an episode keeps are copied.
 **Hybrid.** With a ``twin``, a simulation of the world that says where an action leads from what is seen, members
 predict what the twin leaves unexplained: o' = twin(o, a) + g(o, a).
 
-**Ends.** The thresholds of success and failure count *episodes*: as many have one as really had one, first of those
-held out (``calibrate``), then of those that are imagined of the policy just tried (`check.py`). A threshold per tick
-would turn a false alarm of 1 % into one in half of all episodes.
+**Ends.** The threshold of success counts *episodes*: as many have one as really had one, first of those held out
+(``calibrate``), then of those that are imagined of the policy just tried (`check.py`). A threshold per tick would turn
+a false alarm of 1 % into one in half of all episodes. That of failure counts ticks: where every episode fails, as those
+of a robot that learns to walk, episodes say nothing about it.
 
 **Rewards** that are a function of success and failure in all data (success or nothing, a cost per tick) are that
 function; others are predicted. Where a world says what a tick pays and how it ends by what it shows (``known``), so
@@ -79,6 +80,8 @@ class ModelConfig:
             raise BurnishError(
                 f"model.elites={self.elites} must be 0, or from 2 to the {self.members} members of the ensemble"
             )
+        if self.kind is not Kind.sindy and self.sindy != SINDyConfig():
+            raise BurnishError(f"model.sindy is not read with model.kind={self.kind.value}; leave its settings out")
 
 
 class Prediction(NamedTuple):
@@ -282,14 +285,16 @@ class WorldModel(nn.Module):
 
     @torch.no_grad()
     def calibrate(self, ticks: Ticks) -> None:
-        """As many episodes with an imagined success, and failure, as really had one; known ends are what they are."""
+        """As many episodes with an imagined success, and ticks with a failure, as really had one; known ends are what
+        they are."""
         if self.known is not None:
             return
         held = ticks.split()[1]
         score = self.scores_of(held)
-        for kind, happened in enumerate(ends_of(held)):
-            share = float(of_episodes(happened, held).mean())
-            self.thresholds[kind] = threshold(of_episodes(score[:, kind], held), share)
+        success, failure = ends_of(held)
+        share = float(of_episodes(success, held).mean())
+        self.thresholds[0] = threshold(of_episodes(score[:, 0], held), share)
+        self.thresholds[1] = threshold(score[:, 1], float(failure.float().mean()))
 
     @torch.no_grad()
     def choose_elites(self, ticks: Ticks) -> None:
@@ -342,7 +347,7 @@ def disagreement(mean: Tensor) -> Tensor:
 
 
 def threshold(highest: Tensor, share: float) -> float:
-    """The score that ``share`` of the episodes exceed; ``highest`` (episodes,) is the highest of each."""
+    """The score that ``share`` of the episodes exceed; ``highest`` (episodes,) is the highest of each. Or of ticks."""
     ranked = torch.cat([highest.new_ones(1), highest.sort(descending=True).values, highest.new_zeros(1)])
     count = round(share * len(highest))
     return float((ranked[count] + ranked[count + 1]) / 2)

@@ -82,7 +82,8 @@ def episodes_beside(
     while bool(active.any()):
         step = world.step(controller.step(obs), active)
         states.append(env.state())
-        obs, lengths, won = where(active, step.obs, obs), lengths + active, won | (active & step.info["success"])
+        won = won | (active & step.info.get("success", torch.zeros_like(won)))
+        obs, lengths = where(active, step.obs, obs), lengths + active
         active = active & ~(step.terminated | step.truncated)
     played = [torch.cat([model.state_of(x["obs"])[:1], model.state_of(x["next_obs"])]) for x in real]
     moved = torch.cat(played).std(0, correction=0) / model.states.scale

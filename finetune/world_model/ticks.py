@@ -16,11 +16,12 @@ from ...policies.core import tree
 from ...policies.core.errors import BurnishError
 from ...policies.core.seed import generator as named_generator
 from ...policies.core.spec import ActionSpec, EnvSpec, ObsSpec, require_like_actions, stacked_by_history
-from ...policies.core.types import Obs, Step, VecEnv
+from ...policies.core.types import Controller, Obs, Step, VecEnv
 from ...policies.core.wrapper import Wrapper
 from ...policies.data.episodes import Episodes, scaled_actions
 
-HELD_OUT = 5  # every fifth episode is kept for validation
+HELD_OUT = 5  # every fifth part is kept for validation
+PART, MOST_PARTS = 100, 2**20  # ticks of a part of an episode that nobody judges as a whole, and its parts
 LOOKED_AT = 2_000  # ticks at which a fit is examined, where there are more
 
 Twin = Callable[[Mapping[str, Tensor], Tensor], Tensor]  # (obs, action) -> (T, D): where an action is said to lead
@@ -64,11 +65,14 @@ class Ticks:
             self._expected = said if known is None else torch.cat([known, said])
 
     def split(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(for fitting, held out), by whole episodes; where there are too few, both are all."""
+        """(for fitting, held out), by whole episodes, or by parts of them in a world that knows no success, where one
+        episode may be all that was played for long; where there are too few, both are all."""
         ticks = self.all()
-        held = ticks["episode"] % HELD_OUT == HELD_OUT - 1
+        part = torch.zeros_like(ticks["episode"]) if self.knows_success else tick_of(ticks["episode"]) // PART
+        held = (ticks["episode"] + part) % HELD_OUT == HELD_OUT - 1
         if not bool(held.any()):
             return ticks, ticks
+        ticks = {**ticks, "episode": ticks["episode"] * MOST_PARTS + part}
         return tree.index(ticks, ~held), tree.index(ticks, held)
 
     def state_dict(self) -> dict[str, Any]:
@@ -140,6 +144,18 @@ class Tape(Wrapper):
         return tree.map_tree(torch.clone, newest(obs, self.history))
 
 
+class Noisy:
+    """``acting`` with a Gaussian noise on its actions."""
+
+    def __init__(self, acting: Controller, std: float, seed: int) -> None:
+        self.reset, self._acting, self._std = acting.reset, acting, std
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def step(self, obs: Obs) -> Tensor:
+        action = self._acting.step(obs)
+        return action + self._std * torch.randn(action.shape, generator=self._generator).to(action)
+
+
 def newest(obs: Obs, history: int) -> Obs:
     """The last frame of observations that hold ``history`` of them."""
     return {k: x[:, -1] if history > 1 and stacked_by_history(k) else x for k, x in obs.items()}
@@ -197,6 +213,14 @@ def previous(episode: Tensor) -> Tensor:
     before = torch.where(episode[before] == episode[order], before, order)
     before[:1] = order[:1]  # of a single episode the last tick came round
     return torch.empty_like(order).scatter(0, order, before)
+
+
+def tick_of(episode: Tensor) -> Tensor:
+    """(T,): the ticks of its episode before each tick."""
+    order = episode.argsort(stable=True)
+    place = torch.arange(len(order), device=order.device)
+    begins = torch.cat([place[:1] == 0, episode[order][1:] != episode[order][:-1]])
+    return torch.empty_like(order).scatter(0, order, place - torch.where(begins, place, 0).cummax(0).values)
 
 
 def of_episodes(values: Tensor, ticks: Mapping[str, Any]) -> Tensor:
