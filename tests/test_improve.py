@@ -13,10 +13,11 @@ from verb_lab import imitating, refused
 
 from burnish.finetune.__main__ import GROUPS, FinetuneConfig
 from burnish.finetune.doctor.__main__ import steering
-from burnish.finetune.improve.race import RACE, Budget, Race, Stopped
+from burnish.finetune.improve.race import EVALUATIONS, RACE, Budget, Race, Stopped
 from burnish.finetune.improve.shares import LOOKS, next_share, survivors
 from burnish.finetune.probe import Steerability
 from burnish.finetune.refinement import carry_out, refinement
+from burnish.policies.best import mean
 from burnish.policies.build import load_policy
 from burnish.policies.cli.cli import compose, main, to_object
 from burnish.policies.measure.evaluate import Evaluation, evaluation_seeds
@@ -116,6 +117,24 @@ def test_a_race_that_was_stopped_ends_as_if_it_had_not_been(tmp_path, after):
     assert told == [{key: x for key, x in share.items() if key != "seconds"} for share in whole.record.shares]
     assert (again.record.chosen, again.record.delivered) == (whole.record.chosen, whole.record.delivered)
     assert json.loads((tmp_path / "cut" / RACE).read_text())["chosen"] == whole.record.chosen
+
+
+def test_a_share_that_was_lost_as_it_ended_is_scored_anew(tmp_path, monkeypatch):
+    """Killed between the evaluation and the record. By minutes the next sitting trains the entrant on."""
+    toy, alone = Toy({"a": lambda steps: 0.2 + steps / 500}), ["a"]
+
+    def killed(policy, path):
+        raise SystemExit
+
+    with monkeypatch.context() as patched:
+        patched.setattr(toy, "save", killed)
+        with pytest.raises(SystemExit):
+            played(tmp_path, toy, alone, minutes=2)
+    (left,) = (tmp_path / EVALUATIONS).glob("select-a-*.json")
+    before = mean(Evaluation.load(left))
+    found = played(tmp_path, toy, alone, minutes=2)
+    share = found.record.shares[0]
+    assert share["score"] == mean(Evaluation.load(left)) > before, "the score is that of the policy that was trained on"
 
 
 # ---- the verbs ----

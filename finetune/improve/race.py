@@ -248,6 +248,9 @@ class Race:
         if share is None or amount <= 0 or self._won():
             return False
         name, timed = share.entrant, bool(self.budget.minutes)
+        number = len(self.scores().get(name, ()))
+        # Of a share that was stopped before it was written down: by minutes it trains on, into another policy.
+        files.remove(self.out / EVALUATIONS / f"select-{name}-{number}.json")
         played, started = sum(x["steps"] for x in self.record.shares if x["entrant"] == name), self._clock()
         began: float | None = None
         seconds, reached = 0.0, played  # in which it has played and learnt; and its steps, when it last asked
@@ -273,7 +276,6 @@ class Race:
             self._halt()
         assert trained is not None, "a halt raises"
         spent = {"seconds": seconds, "start_s": self._clock() - started - seconds}
-        number = len(self.scores().get(name, ()))
         evaluation = self.evaluated(f"{name}-{number}", "select", trained.policy)
         score, learnt = mean(evaluation), trained.learnt
         if learnt and score >= self.best().get(name, float("-inf")):
