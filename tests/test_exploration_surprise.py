@@ -153,6 +153,14 @@ def test_they_take_turns_within_an_episode_and_the_last_tick_of_a_turn_is_paid()
     assert env.played.tolist() == [0, 0]
 
 
+def test_behind_the_last_tick_of_control_the_next_turn_begins():
+    """Its value there is bootstrapped, and it learns of no time at which a turn is over."""
+    env = world(2, turn=4)
+    env._turn(env.reset(), torch.tensor([True, False]))
+    times = [(float(x["obs"]["turn"][0, 0]), float(x["outcome"]["obs"]["turn"][0, 0])) for x in env.turns]
+    assert times == [(0.0, 0.25), (0.25, 0.5), (0.5, 0.75), (0.75, 0.0)]
+
+
 def test_worlds_have_turns_of_their_own_and_those_that_rest_are_not_touched():
     env = world(2, turn=2)
     env.reset()
