@@ -236,7 +236,7 @@ MINARI: dict[str, tuple[Change, str]] = {
         lambda path: [(path / "data/main_data.hdf5").unlink(), (path / "data/main_data.hdf5").mkdir()], "is no file"
     ),
     "no picture": (frame(b"no picture"), "no readable image in row 1"),
-    "another picture": (frame(format_lab.jpeg(np.zeros((60, 50, 3), np.uint8))), "no readable image in row 1"),
+    "another picture": (frame(format_lab.jpeg(np.zeros((60, 50, 3), np.uint8))), "instead of (5, 6) pixels"),
     "a picture that is too long": (frame(bytes(1 << 17)), "an image of 131072 bytes instead of"),
     "one column is missing": (in_data(in_file(lambda f: f.__delitem__("episode_1/rewards"))), "has no 'rewards'"),
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import numpy as np
@@ -9,9 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from lerobot_sets import CAMERA, colour, encode, write
+from PIL import Image
 
 from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
+from burnish.policies.data import lerobot_images
 from burnish.policies.data.lerobot import read_lerobot
 
 LENGTHS = (5, 7, 6)
@@ -143,6 +146,19 @@ def test_a_camera_that_sees_no_colours_is_passed_over_and_said(change, tmp_path)
     features(**change)(root)
     read = read_lerobot(root)
     assert set(read.spec.obs.shapes) == {"state"} and f"columns passed over: {CAMERA}" in read.meta["notes"]
+
+
+def test_a_picture_of_16_bits_is_refused():
+    """As 8 bits all depths from a quarter of a metre on would be white."""
+
+    def cell(kind):
+        file = io.BytesIO()
+        Image.fromarray(np.full((4, 5), 200, kind)).save(file, "PNG")
+        return {"bytes": file.getvalue()}
+
+    assert (lerobot_images.decode([cell(np.uint8)], (1, 4, 5)) == 200).all()  # the control
+    with pytest.raises(BurnishError, match="more than 8 bits a channel"):
+        lerobot_images.decode([cell(np.uint16)], (1, 4, 5))
 
 
 def tasks(root, *lines, **info):

@@ -23,6 +23,7 @@ from ..core.errors import BurnishError
 
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # channels -> Pillow's mode
 _COLOUR_TYPES = {1: 0, 3: 2, 4: 6}  # channels -> PNG's number
+DEEP = ("I", "F")  # how the names of modes of 16 and 32 bits begin, of which 8 bits would show white
 FORMATS = ("PNG", "JPEG")
 HEAD = 1 << 16  # bytes that a file may have beside its pixels: times, colour profiles
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -59,7 +60,11 @@ def decode(cells: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray:
                 image = Image.open(io.BytesIO(data or b""), formats=FORMATS)
             if image.size != size:  # before a pixel is unpacked
                 raise BurnishError(f"{image.size} instead of {size} pixels in row {row}")
+            if image.mode.startswith(DEEP):
+                raise BurnishError(f"an image of more than 8 bits a channel, as of depths, in row {row}")
             pixels = np.asarray(image if image.mode == mode else image.convert(mode))
+        except BurnishError:
+            raise
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise BurnishError(f"no readable image in row {row}") from error
         frames[row] = pixels if shape[0] == 1 else pixels.transpose(2, 0, 1)
