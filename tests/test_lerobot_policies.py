@@ -211,7 +211,7 @@ REFUSED = {
     ),
     "two outputs": (settings(output_features={}), "one vector 'action'"),
     "a step that changes numbers": (processor(1, registry_name="delta_action_processor"), "delta_action_processor"),
-    "a renamed observation": (processor(0, config={"rename_map": {"a": "b"}}), "renames"),
+    "a renamed observation": (processor(0, config={"rename_map": ["observation.state"]}), "malformed rename_map"),
     "half precision": (processor(2, config={"float_dtype": "float16"}), "float16"),
     "a file elsewhere": (processor(3, state_file="../model.safetensors"), "names no file"),
     "no statistics": (without_processors, "needs its statistic"),

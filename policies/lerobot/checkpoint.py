@@ -161,7 +161,7 @@ def given_of(folder: Path, settings: dict[str, Any], keys: Mapping[str, str]) ->
     outputs = features(folder, settings, "output_features")
     if list(outputs) != ["action"] or len(outputs["action"][1]) != 1:
         raise BurnishError(f"{folder} gives {sorted(outputs)!r:.200}, but one vector 'action' is needed")
-    statistics = statistics_in(folder, settings, state)
+    statistics = statistics_in(folder, settings, state, keys.values())
     mode = _mode(folder, mapping.get("ACTION", "IDENTITY"))
     return Given(folder, settings, inputs, shapes, mode, outputs["action"][1][0], statistics, state)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import BurnishError
+from ..data.lerobot_layout import key_of
 from ..runs.checkpoint import check_header
 from ..runs.manifest import parse
 from . import hub
@@ -56,14 +57,14 @@ def is_weight(name: str) -> bool:
 
 
 def statistics_in(
-    folder: Path, settings: Mapping[str, Any], state: Mapping[str, Tensor]
+    folder: Path, settings: Mapping[str, Any], state: Mapping[str, Tensor], named: Collection[str]
 ) -> dict[str, dict[str, Tensor]]:
-    """By feature and statistic: of the processors, or of the buffers that the model held before LeRobot 0.4."""
+    """By feature and statistic: of the processors, or of the buffers that the model held before LeRobot 0.4. Inputs
+    that a processor renames must be ``named``."""
     found: dict[str, dict[str, Tensor]] = {}
-    mapping = settings["normalization_mapping"]
     if (folder / BEFORE).is_file() or (folder / BEHIND).is_file():
         for file in (BEFORE, BEHIND):
-            for name, x in _processor(folder, file, mapping).items():
+            for name, x in _processor(folder, file, settings, named).items():
                 feature, _, statistic = name.rpartition(".")
                 found.setdefault(feature, {})[statistic] = x
         return found
@@ -80,9 +81,9 @@ def statistics_in(
     return found
 
 
-def _processor(folder: Path, file: str, mapping: Mapping[str, Any]) -> dict[str, Tensor]:
+def _processor(folder: Path, file: str, settings: Mapping[str, Any], named: Collection[str]) -> dict[str, Tensor]:
     """The statistics of a processor; one with a step that changes numbers in another way is refused."""
-    steps = read_json(folder / file).get("steps")
+    mapping, steps = settings["normalization_mapping"], read_json(folder / file).get("steps")
     if not isinstance(steps, list):
         raise BurnishError(f"{folder / file} lists no steps")
     found: dict[str, Tensor] = {}
@@ -98,9 +99,8 @@ def _processor(folder: Path, file: str, mapping: Mapping[str, Any]) -> dict[str,
         config = step.get("config") or {}
         if not isinstance(config, Mapping) or not isinstance(config.get("norm_map", {}), Mapping):
             raise BurnishError(f"{folder / file} has a malformed step {name!r}: {config!r:.200}")
-        if name == "rename_observations_processor" and config.get("rename_map"):
-            known = f"{config['rename_map']!r:.200}"
-            raise BurnishError(f"{folder / file} renames observations ({known}); use policy.keys=... instead")
+        if name == "rename_observations_processor" and (renames := config.get("rename_map")):
+            _require_named(folder / file, renames, settings["input_features"], named)
         if config.get("float_dtype") not in (None, "float32"):
             raise BurnishError(f"{folder / file} computes in {config['float_dtype']!r:.40}; only float32 is read")
         if name == NORMALISER[file]:
@@ -113,6 +113,22 @@ def _processor(folder: Path, file: str, mapping: Mapping[str, Any]) -> dict[str,
                 raise BurnishError(f"{folder / file} names no file of statistics (state_file={kept!r:.80})")
             found |= tensors_of(folder / kept)
     return found
+
+
+def _require_named(file: Path, renames: Any, inputs: Mapping[str, Any], named: Collection[str]) -> None:
+    """Refuse a map of names of a robot to ``inputs``, unless ``named`` says of each what it is called here."""
+    if not isinstance(renames, Mapping) or not all(isinstance(x, str) for x in renames.values()):
+        raise BurnishError(f"{file} has a malformed rename_map: {renames!r:.200}")
+    unsaid = {
+        key_of(str(theirs), image=inputs[name]["type"] == "VISUAL"): name
+        for theirs, name in renames.items()
+        if name in inputs and not {name, key_of(name, image=True), key_of(name, image=False)} & {*named}
+    }
+    if unsaid:
+        said = ", ".join(f"{key}: {name}" for key, name in unsaid.items())
+        raise BurnishError(
+            f"{file} renames observations; say what they are called in this world, as in 'policy.keys={{{said:.300}}}'"
+        )
 
 
 def statistics_of_dataset(folder: Path, features: Sequence[str]) -> dict[str, dict[str, Tensor]]:
