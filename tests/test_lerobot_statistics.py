@@ -59,7 +59,8 @@ def test_quantiles_from_a_histogram_interpolate_between_ranks():
         np.testing.assert_allclose(found[name].reshape(-1), expected, rtol=0, atol=1e-12)
 
 
-def test_ends_of_actions_that_a_folder_lacks_are_said_and_can_be_taken_from_its_dataset(tmp_path, caplog):
+def without_ends(tmp_path):
+    """A policy that does not know the ends of its actions; its statistics, which are in the dataset ``set`` beside."""
     folder, numbers = shutil.copytree(STORED / "act", tmp_path / "act"), {}
     for file in folder.glob("policy_*.safetensors"):
         numbers |= load_file(file)
@@ -70,6 +71,22 @@ def test_ends_of_actions_that_a_folder_lacks_are_said_and_can_be_taken_from_its_
         stats.setdefault(feature, {})[statistic] = x.tolist()
     (tmp_path / "set" / "meta").mkdir(parents=True)
     (tmp_path / "set" / "meta" / "stats.json").write_text(json.dumps(stats))
+    return folder, numbers
+
+
+def test_ends_of_actions_that_are_not_normalised_are_asked_for(tmp_path):
+    folder, numbers = without_ends(tmp_path)
+    loaded(CheckpointConfig(str(folder)))  # the control
+    for file in folder.glob("*.json"):
+        file.write_text(file.read_text().replace('"ACTION": "MEAN_STD"', '"ACTION": "IDENTITY"'))
+    with pytest.raises(BurnishError, match=r"does not normalise its actions, .*policy\.stats=FOLDER"):
+        loaded(CheckpointConfig(str(folder)))
+    policy, _ = loaded(CheckpointConfig(str(folder), stats=str(tmp_path / "set")))
+    np.testing.assert_allclose(policy.spec.action.low, numbers["action.min"].flatten(), rtol=1e-6)
+
+
+def test_ends_of_actions_that_a_folder_lacks_are_said_and_can_be_taken_from_its_dataset(tmp_path, caplog):
+    folder, numbers = without_ends(tmp_path)
     mean, std, low = (numbers[f"action.{name}"].flatten() for name in ("mean", "std", "min"))
     policy, _ = loaded(CheckpointConfig(str(folder)))
     np.testing.assert_allclose(policy.spec.action.low, mean - 3 * std, rtol=1e-6)

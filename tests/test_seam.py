@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import cache
 
 import numpy as np
 import pytest
@@ -104,11 +105,15 @@ class Lab:
         return ear.complaints
 
 
+@cache
+def a_base(kind):
+    return make_base(kind, seam_spec(seam_env(SeamWorld(1))))
+
+
 def bases_of(name):
     """The kinds of base that a method takes, by what it says that it needs; None where it does without."""
     needs = METHODS[name].needs
-    world = seam_env(SeamWorld(1))
-    kinds = [kind for kind in BASES if has(make_base(kind, seam_spec(world)), needs)]
+    kinds = [kind for kind in BASES if has(a_base(kind), needs)]
     return [*kinds, None] if has(None, needs) else kinds
 
 

@@ -215,10 +215,16 @@ def _mode(folder: Path, name: Any) -> Normalization:
 
 def limits_of(given: Given, bounded: bool) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """The actions that -1 and 1 stand for. Of a policy whose normalised actions are ``bounded`` by -1 and 1, these;
-    else the smallest and largest action of the data, or where that is not known some deviations around the mean."""
+    else the smallest and largest action of the data, or where that is not known some deviations around the mean.
+    Actions that are not normalised are refused then."""
     mode = given.action
     if not bounded and {"min", "max"} <= given.statistics.get("action", {}).keys():
         mode = Normalization.min_max
+    if mode is Normalization.identity and not bounded:
+        raise BurnishError(
+            f"{given.path} does not normalise its actions, and knows no smallest and largest one, so nothing says "
+            "where they end; name the dataset that it was trained on: policy.stats=FOLDER"
+        )
     if mode is Normalization.identity:
         return (-1.0,) * given.dim, (1.0,) * given.dim
     first, second = given.scaling(mode, "action", (given.dim,)).values()
