@@ -43,7 +43,7 @@ def _lerobot(path: Path, data: Mapping[str, Any], paired: bool) -> Evaluation:
         if "per_episode" in data:
             rows = [(x["seed"], x["success"], x["sum_reward"]) for x in data["per_episode"]]
         else:
-            lists = [x["metrics"] for x in data["per_task"]]
+            lists = [x["metrics"] for x in sorted(data["per_task"], key=_task)]
             rows = [(None, *row) for x in lists for row in zip(x["successes"], x["sum_rewards"], strict=True)]
         if not 1 <= len(rows) <= MOST_EPISODES:
             raise ValueError(f"{len(rows)} episodes")
@@ -54,12 +54,16 @@ def _lerobot(path: Path, data: Mapping[str, Any], paired: bool) -> Evaluation:
             raise ValueError("a seed stands there twice")
         success = [_truth(x) for _, x, _ in rows]
         returns = [float(x) for _, _, x in rows]
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise BurnishError(
             f"{path} is no eval_info.json of LeRobot that can be read: {plain(repr(error), 200)}"
         ) from error
     blank = [False] * len(rows)
     return Evaluation(seeds, returns, [0] * len(rows), blank, blank, success, None, named_seeds or paired)
+
+
+def _task(x: Mapping[str, Any]) -> tuple[str, str]:
+    return str(x.get("task_group")), str(x.get("task_id"))
 
 
 def _truth(x: Any) -> bool:
@@ -74,7 +78,16 @@ def compare_results(paths: Sequence[str], paired: bool = False, out: str | None 
         raise BurnishError("results= needs at least two files: results=a/eval_info.json,b/eval_info.json")
     first, *others = [read_results(path, paired) for path in paths]
     world, *worlds = [_world(Path(path)) for path in paths]
-    found = [_compared(other, first, _differ(world, its)) for other, its in zip(others, worlds, strict=True)]
+    task, *tasks = [_tasks(Path(path)) for path in paths]
+    apart = [
+        "they played in two worlds"
+        if _differ(world, its)
+        else "they played other tasks"
+        if played and task and played != task
+        else ""
+        for its, played in zip(worlds, tasks, strict=True)
+    ]
+    found = [_compared(other, first, why) for other, why in zip(others, apart, strict=True)]
     tests = [x.p_value for x in found if isinstance(x, Comparison)]
     corrected = holm(tests)
     rows = []
@@ -101,11 +114,17 @@ def compare_results(paths: Sequence[str], paired: bool = False, out: str | None 
     return 0
 
 
-def _compared(a: Evaluation, b: Evaluation, elsewhere: bool) -> Comparison | ReturnComparison:
-    """Episodes of two worlds are no pairs, whatever their seeds."""
-    if not elsewhere:
+def _compared(a: Evaluation, b: Evaluation, apart: str) -> Comparison | ReturnComparison:
+    """Episodes of two worlds or of other tasks, as ``apart`` says, are no pairs, whatever their seeds."""
+    if not apart:
         return compare(a, b)
-    return replace_fields(compare(replace_fields(a, repeatable=False), b), unpaired="they played in two worlds")
+    return replace_fields(compare(replace_fields(a, repeatable=False), b), unpaired=apart)
+
+
+def _tasks(path: Path) -> list[tuple[str, str, int]]:
+    """Each task of a file of LeRobot's that lists them, and the number of its episodes."""
+    listed = parse(path, json.loads).get("per_task", ())
+    return sorted((*_task(x), len(x["metrics"]["successes"])) for x in listed)
 
 
 def _world(path: Path) -> Mapping[str, Any]:

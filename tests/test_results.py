@@ -69,6 +69,29 @@ def test_files_without_seeds_are_pairs_only_on_the_users_word(words, tmp_path, c
     assert (f"{fisher_exact((16, 20), (6, 20)):.2g}" in said) != bool(words)
 
 
+def reordered(path, change):
+    data = json.loads(path.read_text())
+    change(data["per_task"])
+    path.write_text(json.dumps(data))
+
+
+def test_episodes_of_one_task_are_pairs_wherever_it_stands_in_the_file(tmp_path):
+    per_task(tmp_path / "a", A)
+    found = read_results(tmp_path / "a", paired=True)
+    reordered(tmp_path / "a", list.reverse)
+    assert read_results(tmp_path / "a", paired=True) == found
+
+
+@pytest.mark.parametrize(("name", "value"), [("task_group", "h"), ("task_id", 7)])
+def test_episodes_of_other_tasks_are_no_pairs(name, value, tmp_path, capsys):
+    words = ["evaluate", f"results={per_task(tmp_path / 'a', A)},{per_task(tmp_path / 'b', B)}", "paired=true"]
+    assert main(words) == 0 and "20 paired seeds" in capsys.readouterr().out  # the control
+    reordered(tmp_path / "b", lambda tasks: tasks[1].update({name: value}))
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "paired seeds" not in said and "they played other tasks" in said
+
+
 def test_episodes_of_two_worlds_are_no_pairs(tmp_path, capsys):
     """Nor are they refused: how far a change of the world matters is a question too. What one version does not say is
     no difference."""
