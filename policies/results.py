@@ -77,16 +77,7 @@ def compare_results(paths: Sequence[str], paired: bool = False, out: str | None 
     if len(paths) < 2:
         raise BurnishError("results= needs at least two files: results=a/eval_info.json,b/eval_info.json")
     first, *others = [read_results(path, paired) for path in paths]
-    world, *worlds = [_world(Path(path)) for path in paths]
-    task, *tasks = [_tasks(Path(path)) for path in paths]
-    apart = [
-        "they played in two worlds"
-        if _differ(world, its)
-        else "they played other tasks"
-        if played and task and played != task
-        else ""
-        for its, played in zip(worlds, tasks, strict=True)
-    ]
+    apart = [_apart(Path(path), Path(paths[0])) for path in paths[1:]]
     found = [_compared(other, first, why) for other, why in zip(others, apart, strict=True)]
     tests = [x.p_value for x in found if isinstance(x, Comparison)]
     corrected = holm(tests)
@@ -115,15 +106,24 @@ def compare_results(paths: Sequence[str], paired: bool = False, out: str | None 
 
 
 def _compared(a: Evaluation, b: Evaluation, apart: str) -> Comparison | ReturnComparison:
-    """Episodes of two worlds or of other tasks, as ``apart`` says, are no pairs, whatever their seeds."""
+    """Episodes of two worlds, or of other tasks, are no pairs; ``apart`` says so."""
     if not apart:
         return compare(a, b)
     return replace_fields(compare(replace_fields(a, repeatable=False), b), unpaired=apart)
 
 
+def _apart(a: Path, b: Path) -> str:
+    """The reason why their episodes are no pairs, whatever their seeds; empty where nothing says so."""
+    if _differ(_world(a), _world(b)):
+        return "they played in two worlds"
+    one, two = _tasks(a), _tasks(b)
+    return "they played other tasks" if one and two and one != two else ""
+
+
 def _tasks(path: Path) -> list[tuple[str, str, int]]:
-    """Each task of a file of LeRobot's that lists them, and the number of its episodes."""
-    listed = parse(path, json.loads).get("per_task", ())
+    """Each task of a file of LeRobot's that names no seeds, and the number of its episodes."""
+    data = parse(path, json.loads)
+    listed = () if "per_episode" in data else data.get("per_task", ())
     return sorted((*_task(x), len(x["metrics"]["successes"])) for x in listed)
 
 
