@@ -86,6 +86,15 @@ def test_minari_s_pictures_are_those_that_it_packed(tmp_path):
     assert np.array_equal(read[1].obs["goal"], (wanted["a"] + 1).astype(np.float32))
 
 
+def test_a_file_of_minari_s_is_the_one_that_is_named(tmp_path):
+    whole = WRITERS["minari"](tmp_path) / "data" / "main_data.hdf5"
+    part = whole.with_name("subset.hdf5")
+    part.write_bytes(whole.read_bytes())
+    with hdf5(part, "r+") as file:
+        del file["episode_0"], file["episode_2"]
+    assert [len(read_dataset(path)) for path in (whole, part)] == [3, 1]
+
+
 def test_names_in_the_masks_of_robomimic_become_numbers_of_episodes(tmp_path):
     read = read_dataset(WRITERS["robomimic"](tmp_path))
     assert read.meta["masks"] == {"train": [0, 2], "valid": [1]}

@@ -56,7 +56,7 @@ def _npz(read: Callable[[Columns, Bad | None], Episodes]) -> Callable[[Path, Bad
 FORMATS = (
     Format("lerobot", "folder", (INFO,), lerobot.read_lerobot),
     Format("minari", "folder", (minari.METADATA,), minari.read),
-    Format("minari", "HDF5", ("episode_*",), lambda path, bad: minari.read(path.parent, bad)),
+    Format("minari", "HDF5", ("episode_*",), lambda path, bad: minari.read(path.parent, bad, path)),
     Format("robomimic", "HDF5", ("data/demo_*",), _hdf5(robomimic.read)),
     Format("maniskill", "HDF5", ("traj_*",), _hdf5(maniskill.read)),
     Format("d4rl", "HDF5", ("observations", "actions", "terminals"), _hdf5(d4rl.read_group, copies=2)),

@@ -32,8 +32,8 @@ def place_of(path: Path) -> Path | None:
     return next((folder for folder in (path, path / "data") if (folder / METADATA).is_file()), None)
 
 
-def read(path: Path, bad: Bad | None = None) -> Episodes:
-    """The episodes of a folder, in the order of their numbers."""
+def read(path: Path, bad: Bad | None = None, file: Path | None = None) -> Episodes:
+    """The episodes of a folder, in the order of their numbers; those of ``file`` in it, where that is named."""
     folder = place_of(path) or path
     about = parse(folder / METADATA, json.loads)
     if not isinstance(about, dict) or about.get("data_format", "hdf5") != "hdf5":
@@ -46,7 +46,7 @@ def read(path: Path, bad: Bad | None = None) -> Episodes:
     pictures = dict(_pictures(json_object(about.get("observation_space")), ()))
     with naming(path):
         require_obs(ObsSpec({".".join(key): shape for key, shape in pictures.items()}), 1)
-    with hdf5.opened(folder / DATA) as root:
+    with hdf5.opened(file or folder / DATA) as root:
         return episodes_of(path, source, _recordings(root, pictures), bad)
 
 
