@@ -186,6 +186,15 @@ def test_an_episode_of_several_tasks_is_said(tmp_path):
         read_lerobot(tasks(tmp_path / "set", *FIVE, total_tasks=4))
 
 
+@pytest.mark.parametrize("mark", ["\u2028", "\x85"])
+def test_a_mark_in_a_task_ends_no_line(mark, tmp_path):
+    root = tasks(write(tmp_path / "set", "v2.1"), *FIVE[:3])
+    assert read_lerobot(root)[0].task == "task 0"  # the control
+    path = root / "meta/tasks.jsonl"
+    path.write_text(path.read_text().replace("task 0", f"task{mark}0"), encoding="utf-8")
+    assert read_lerobot(root)[0].task == f"task{mark}0"
+
+
 def test_a_task_without_a_text_is_refused(tmp_path):
     root = tasks(write(tmp_path / "set", "v2.1"), *FIVE[:2])
     with pytest.raises(BurnishError, match=r"task_index=2 in episode 0, which meta/tasks.jsonl does not list"):

@@ -86,7 +86,7 @@ def read_lines(root: Path, name: str, most: int) -> list[dict[str, Any]]:
     with _readable(root, name):
         text = regular(root, name, LARGEST_INFO).read_text(encoding="utf-8")
     try:
-        found = [json.loads(line) for line in text.splitlines()[: most + 1] if line.strip()]
+        found = [json.loads(line) for line in text.split("\n")[: most + 1] if line.strip()]
     except (RecursionError, ValueError) as error:
         raise BurnishError(f"the dataset {root} has a {name} that is not JSON: {error}") from None
     if len(found) > most or not all(isinstance(each, dict) for each in found):
