@@ -99,6 +99,9 @@ def test_names_in_the_masks_of_robomimic_become_numbers_of_episodes(tmp_path):
     read = read_dataset(WRITERS["robomimic"](tmp_path))
     assert read.meta["masks"] == {"train": [0, 2], "valid": [1]}
     assert merged({"a": read, "b": read})[0].meta["masks"] == {"train": [0, 2, 3, 5], "valid": [1, 4]}
+    with hdf5(tmp_path / "low_dim.hdf5", "r+") as file:  # the lists still name the demos that are gone
+        del file["data/demo_10"], file["data/demo_11"]
+    assert read_dataset(tmp_path / "low_dim.hdf5").meta["masks"] == {"train": [0], "valid": []}
 
 
 def test_ogbench_itself_reads_the_same_transitions(tmp_path, require):

@@ -25,6 +25,7 @@ from .heaps import check_heaps
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 GZIP, FILTERS = 1, {1: "gzip", 2: "shuffle", 3: "fletcher32"}  # numbers of filters that are part of HDF5
 LARGEST_TEXT = 1 << 24  # bytes of an attribute
+MOST_WORDS = 100_000  # in a list, each of up to a kilobyte
 CHECKSUM = 4  # bytes that fletcher32 adds to a chunk
 REWRITE = "rewrite it with `h5repack -f GZIP=4`"
 
@@ -170,9 +171,9 @@ class Array:
         self._check_chunks()
         return Packed(self._node)
 
-    def words(self, most: int) -> list[str]:
+    def words(self) -> list[str]:
         """An array of text, row by row: what is stored once may be named by many rows."""
-        if not self.of_text or len(self.shape) != 1 or self.shape[0] > most or self.dtype.itemsize > 1 << 10:
+        if not self.of_text or len(self.shape) != 1 or self.shape[0] > MOST_WORDS or self.dtype.itemsize > 1 << 10:
             raise self._refusal("instead of a list of names")
         check_heaps(self._path)
         self._check_chunks()

@@ -35,7 +35,7 @@ def read(path: Path, root: Group, bad: Bad | None = None) -> Episodes:
         source.meta["env_name"] = name
     if "mask" in root:
         place = {name: position for position, name in enumerate(demos.values())}
-        lists = ((name, root.group("mask").array(name).words(len(demos))) for name in root.group("mask"))
+        lists = ((name, root.group("mask").array(name).words()) for name in root.group("mask"))
         source.meta["masks"] = {name: sorted(place[x] for x in {*words} if x in place) for name, words in lists}
     return episodes_of(path, source, _recordings(path, data, list(demos.values()), source.notes), bad)
 
