@@ -63,6 +63,7 @@ FORMATS = (
     Format("d4rl", "npz", ("observations", "actions", "terminals", "timeouts"), _npz(d4rl.read)),
     Format("ogbench", "npz", ("observations", "actions", "terminals", "qpos"), _npz(ogbench.read)),
     Format("ogbench", "npz", ("observations", "actions", "terminals", "masks"), _npz(ogbench.read)),
+    Format("ogbench", "npz", ("observations", "actions", "terminals", "valids"), _npz(ogbench.read)),
     Format("d4rl", "npz", ("observations", "actions", "terminals", "next_observations"), _npz(d4rl.read)),
     Format("npz", "npz", ("observations", "actions"), _npz(plain.read)),
 )
