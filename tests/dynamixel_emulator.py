@@ -5,8 +5,9 @@ where silicon is: a packet with a bad CRC is ignored, a header inside a payload 
 packet, EEPROM is locked while torque is on, and a bus watchdog that has run out keeps goals read-only until cleared.
 
 **Departures.** Time-based and reversed drive modes, indirect addresses, bulk and fast instructions are left out: their
-registers refuse, their instructions are answered with an error. A servo counts only packets that concern it as a sign
-of life of the computer; the e-manual leaves that open.
+registers refuse, their instructions are answered with an error. Homing offsets hold in every mode, also those that
+silicon ignores in mode 3. A servo counts only packets that concern it as a sign of life of the computer; the e-manual
+leaves that open.
 """
 
 from __future__ import annotations

@@ -231,8 +231,7 @@ def test_activation_moves_nothing_and_arms_the_watchdog_before_torque():
     assert rig.chain.motion(rig.clock.now_ns())[0] == START
     assert np.allclose(CALIBRATION.ticks(state.q), START[:5]) and state.gripper == 0
     assert [servo.get(GOAL) for servo in rig.chain.servos] == START
-    first = order.index(TORQUE)
-    assert WATCHDOG in order[:first] and GOAL in order[:first]
+    assert {WATCHDOG, GOAL} <= set(order[: order.index(TORQUE)])
     assert [servo.get(WATCHDOG) for servo in rig.chain.servos] == [5] * 6
     # The control: with the goal that was left over, torque alone moves the arm.
     other = Rig("dynamixel")
@@ -312,8 +311,10 @@ def test_a_late_answer_is_not_taken_for_another_register():
     ("overrides", "says"),
     [
         ({0: 9999}, "model"),
-        ({11: 1}, "mode"),
-        ({20: 7}, "offset"),
+        ({10: 4}, "drive mode 4"),
+        ({11: 1}, "operating mode 1"),
+        ({20: -1024}, "was calibrated with 0"),
+        ({20: 1025}, "mode 3 ignores"),
         ({48: 3000}, "allows"),
         ({70: 4}, "shut itself down"),
     ],

@@ -33,11 +33,13 @@ from .servos import ANSWER_S, CALM_S, Reading, Register, Servos, agreed, insist
 RPM = 0.229 * 2 * math.pi / 60  # rad/s
 RPM2 = 214.577 * 2 * math.pi / 3600  # rad/s^2
 
-RETURN_DELAY, MODE, HOMING_OFFSET, MAX_POSITION, MIN_POSITION = (9, 1), (11, 1), (20, 4), (48, 4), (52, 4)
+RETURN_DELAY, DRIVE_MODE, MODE, HOMING_OFFSET = (9, 1), (10, 1), (11, 1), (20, 4)
+MAX_POSITION, MIN_POSITION = (48, 4), (52, 4)
 TORQUE, HARDWARE_ERROR, WATCHDOG = (64, 1), (70, 1), (98, 1)
 PROFILE_ACCELERATION, PROFILE_VELOCITY, GOAL_POSITION = (108, 4), (112, 4), (116, 4)
 BLOCK, BLOCK_SIZE = 120, 16
 POSITION_MODE = 3
+MOST_OFFSET = 1024  # ticks, either way; ROBOTIS's manual: in position mode a larger one is ignored
 WATCHDOG_UNIT_S = 0.02
 TICK_PERIOD_MS = 32768
 BOOT_S = 0.5  # until a servo that reboots surely listens
@@ -110,6 +112,16 @@ class DynamixelServos(Servos):
             if mode != POSITION_MODE:
                 raise DeviceFault(
                     f"servo {i} is in operating mode {mode}; set register 11 to {POSITION_MODE}, position"
+                )
+            if drive_mode := self._get(i, DRIVE_MODE):
+                raise DeviceFault(
+                    f"servo {i} has drive mode {drive_mode}, and other directions or profiles than this driver means; "
+                    "set register 10 to 0, and calibrate it anew"
+                )
+            if abs(found) > MOST_OFFSET:
+                raise DeviceFault(
+                    f"servo {i} has homing offset {found}, which operating mode {POSITION_MODE} ignores beyond "
+                    f"+-{MOST_OFFSET}, so its zero would be wrong; set register 20 to 0, and calibrate it in that mode"
                 )
             if found != offset:
                 raise DeviceFault(f"servo {i} has homing offset {found}, and was calibrated with {offset}")
