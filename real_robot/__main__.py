@@ -265,10 +265,10 @@ def record(config: RecordConfig) -> int:
             note = _inspected(config, acting, body, seeds)
             stage = stage_for(config.robot, body, config.safety, config.realtime, supervisor)
             env = stack.enter_context(at_rest(RobotEnv(body, stage, supervisor=supervisor)))
-            tape = recording(env, config.out, about, name_of(config.robot), seeds, resume=config.resume)
+            robot, stopped = name_of(config.robot), lambda: stop.requested
+            tape = recording(env, config.out, about, robot, seeds, resume=config.resume, stopped=stopped)
             taped, writer = stack.enter_context(tape)
-            begun = len(writer.seeds)
-            if begun == len(seeds):
+            if (begun := len(writer.seeds)) == len(seeds):
                 say(f"{out} has its {begun} episodes already; nothing is recorded")
                 return 0
             say(NOT_SAFETY_RATED)
@@ -278,7 +278,7 @@ def record(config: RecordConfig) -> int:
             if acting is not None:
                 require_quick(config.realtime, body, _inference_time(acting, body, seeds[0]))
                 seen, controller = acting.view(taped), acting.make(1)
-            play(seen, controller, seeds[begun:], begin, lambda: stop.requested)
+            play(seen, controller, seeds[begun:], begin, stopped)
             totals = writer.totals()
     say(f"{out}: {totals['episodes']} episodes, {totals['frames']} frames, {totals['successes']} successful")
     conclude(env.reports)

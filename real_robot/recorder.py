@@ -41,11 +41,12 @@ def columns(dim: int) -> dict[str, Tensor]:
 
 
 class Recorded(Wrapper):
-    """One robot, whose episodes go to a writer as they end; one that is cut short by a reset is forgotten."""
+    """One robot, whose episodes go to a writer as they end; one that is cut short by a reset is forgotten, and so is one
+    that ends when it is ``stopped()``: Ctrl-C reaches the robot's control process too, and may have ended it."""
 
-    def __init__(self, env: VecEnv, writer: LeRobotWriter) -> None:
+    def __init__(self, env: VecEnv, writer: LeRobotWriter, stopped: Callable[[], bool] = lambda: False) -> None:
         super().__init__(env)
-        self._writer, self._seed = writer, 0
+        self._writer, self._stopped, self._seed = writer, stopped, 0
         self._obs: list[Obs] = []
         self._rows: dict[str, list[Tensor]] = {}
 
@@ -70,7 +71,7 @@ class Recorded(Wrapper):
         }
         for name, x in facts.items():
             self._rows.setdefault(name, []).append(x[0].detach().clone())
-        if bool(step.terminated | step.truncated):
+        if bool(step.terminated | step.truncated) and not self._stopped():
             self._keep(bool(step.terminated), bool(step.truncated))
         return step
 
@@ -94,7 +95,14 @@ class Recorded(Wrapper):
 
 @contextmanager
 def recording(
-    env: VecEnv, out: str, meta: Mapping[str, Any], robot: str, seeds: Sequence[int], *, resume: bool = False
+    env: VecEnv,
+    out: str,
+    meta: Mapping[str, Any],
+    robot: str,
+    seeds: Sequence[int],
+    *,
+    resume: bool = False,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[Recorded, LeRobotWriter]]:
     """However it ends, the episodes that had ended before are in the set at ``out``."""
     if Path(out).exists() and not resume:
@@ -112,7 +120,7 @@ def recording(
             )
         if writer.seeds != list(seeds[:begun]):
             raise BurnishError(f"{out} holds episodes of other seeds, so it cannot be continued; use another folder")
-        yield Recorded(env, writer), writer
+        yield Recorded(env, writer, stopped), writer
     finally:
         if writer.seeds:
             writer.finish()
@@ -126,23 +134,21 @@ def play(
     seeds: Sequence[int],
     begin: Callable[[int], None],
     stopped: Callable[[], bool],
-) -> int:
-    """One episode per seed, as long as nobody wants to stop; returns how many were played to their ends. ``begin`` is
-    told each seed first."""
+) -> None:
+    """One episode per seed, as long as nobody wants to stop. ``begin`` is told each seed first, and may wait long."""
     everyone = torch.ones(1, dtype=torch.bool)
-    for played, seed in enumerate(seeds):
+    for seed in seeds:
+        if stopped():
+            return
         begin(seed)
         if stopped():
-            return played
+            return
         obs = env.reset(None, [seed])
         controller.reset(everyone, [seed])
         ended = False
-        while not ended:
-            if stopped():
-                return played
+        while not ended and not stopped():
             step = env.step(controller.step(obs))
             obs, ended = step.obs, bool(step.terminated | step.truncated)
-    return len(seeds)
 
 
 class HoldPosition:

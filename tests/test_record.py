@@ -23,6 +23,7 @@ from burnish.policies.core.types import Step
 from burnish.policies.data.episodes import Episode
 from burnish.policies.data.lerobot import LeRobotWriter, read_lerobot
 from burnish.policies.data.lerobot_sim_state import read_sim_states
+from burnish.real_robot.env import RobotEnv
 from burnish.real_robot.recorder import Demonstrator, Recorded, columns, read_beside, recording
 from burnish.real_robot.supervisor import Keyboard
 
@@ -106,6 +107,25 @@ def test_ctrl_c_costs_the_running_episode_and_no_other(kind, whole, tmp_path, mo
     assert [path.name for path in tmp_path.iterdir()] == ["set"]
     assert main([*EXPERT, "episodes=4", f"out={tmp_path / 'set'}", "resume=true"]) == 0
     assert tree(tmp_path / "set") == tree(whole)
+
+
+def test_ctrl_c_that_stops_the_robot_first_leaves_no_fragment(whole, tmp_path, monkeypatch):
+    """A terminal tells the control process as well: within one tick the robot stops and the episode ends."""
+    step, begin, first = RobotEnv.step, Demonstrator.begin, len(read_lerobot(whole)[0])
+    ticks, begun = [], []
+
+    def stopping(self, action, active=None):
+        ticks.append(1)
+        if len(ticks) == first + 3:
+            signal.raise_signal(signal.SIGINT)
+            self.link.stop()
+        return step(self, action, active)
+
+    monkeypatch.setattr(RobotEnv, "step", stopping)
+    monkeypatch.setattr(Demonstrator, "begin", lambda self, seed: begun.append(seed) or begin(self, seed))
+    assert main([*EXPERT, "episodes=4", f"out={tmp_path / 'set'}"]) == 130
+    (episode,) = read_lerobot(tmp_path / "set")
+    assert episode.success and len(begun) == 2
 
 
 class Typed(Keyboard):
