@@ -41,9 +41,13 @@ class Advised(nn.Module):
         self.base, self.config = base, AdvisedConfig(guidance)
         shapes = base.spec.obs.shapes
         self.spec = replace(base.spec, obs=ObsSpec({key: shapes[key] for key in shapes if key != ADVANTAGE}))
-        self._words: Tensor | None = None
-        if ADVANTAGE not in shapes:
-            self._words = _words(base)
+        self.speaks = ADVANTAGE not in shapes  # the advantage is told in words
+        self._sentences: Tensor | None = None
+        if self.speaks and base.spec.words is None:
+            raise BurnishError(
+                f"a {type(base).__name__} cannot be told the advantage: it has no encoder of ours and reads no words; "
+                "take a flow, diffusion, gaussian or vision-language-action policy"
+            )
         net = getattr(base, "net", None)
         if isinstance(net, Denoiser) and ADVANTAGE in shapes:
             if base.config.net.guidance != 1:
@@ -68,10 +72,16 @@ class Advised(nn.Module):
         """The observation of the base."""
         first = next(iter(obs.values()))
         advantage = obs.get(ADVANTAGE, torch.ones(len(first), 1, device=first.device))
-        if self._words is None:
+        if not self.speaks:
             return {**obs, ADVANTAGE: advantage}
         rest = {key: x for key, x in obs.items() if key != ADVANTAGE}
-        return {**rest, "tokens": _said(obs["tokens"], advantage, self._words.to(first.device))}
+        return {**rest, "tokens": _said(obs["tokens"], advantage, self.sentences().to(first.device))}
+
+    def sentences(self) -> Tensor:
+        """Of both advantages (`_sentences`). They are asked for late: a policy that is loaded has no tokenizer yet."""
+        if self._sentences is None:
+            self._sentences = _sentences(self.base)
+        return self._sentences
 
 
 def advised(base: Any, guidance: float = 1.0) -> Advised:
@@ -81,7 +91,10 @@ def advised(base: Any, guidance: float = 1.0) -> Advised:
     encoders = [part for part in base.modules() if isinstance(part, ObsEncoder)]
     if len(encoders) == 1 and ADVANTAGE not in base.spec.obs.shapes:
         base = _wider(base, encoders[0])
-    return Advised(base, guidance)
+    made = Advised(base, guidance)
+    if made.speaks:
+        made.sentences()  # or a refusal
+    return made
 
 
 def _wider(base: Any, encoder: ObsEncoder) -> Any:
@@ -117,13 +130,8 @@ def _place(policy: nn.Module) -> int:
     return next(part.place(ADVANTAGE) for part in policy.modules() if isinstance(part, ObsEncoder))
 
 
-def _words(base: Any) -> Tensor:
+def _sentences(base: Any) -> Tensor:
     """(2, k): the tokens of both sentences, -1 behind the end of the shorter, without those that begin every text."""
-    if base.spec.words is None:
-        raise BurnishError(
-            f"a {type(base).__name__} cannot be told the advantage: it has no encoder of ours and reads no words; take "
-            "a flow, diffusion, gaussian or vision-language-action policy"
-        )
     found = base.spec.words.ids([POSITIVE, NEGATIVE, ""])
     begun = int((found == found[0]).all(0).cumprod(0).sum())
     found = found[:2, begun:]

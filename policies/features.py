@@ -25,6 +25,11 @@ def require_features(policy: Any, setting: str) -> Any:
     """The model in ``policy`` that has ``features``: its own, or that of its base."""
     found: Any = policy
     while not hasattr(found, "features") and hasattr(found, "base"):
+        if getattr(found, "speaks", False):
+            raise BurnishError(
+                f"{setting} remembers what a model makes of its plain instruction, and this policy tells its model the "
+                "advantage behind that; leave it out"
+            )
         found = found.base
     if hasattr(found, "features"):
         return found

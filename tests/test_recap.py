@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from verb_lab import refused
 
 import mdp
+from burnish.finetune.api import load, save
 from burnish.offline.recap import RecapConfig, Worse
 from burnish.policies.advised import Advised, advised
 from burnish.policies.build import build_policy
@@ -18,6 +20,7 @@ from burnish.policies.core.language import NEGATIVE, POSITIVE
 from burnish.policies.core.seed import generator
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
 from burnish.policies.diffusion import DiffusionConfig
+from burnish.policies.features import require_features
 from burnish.policies.flow import FlowConfig
 from burnish.policies.gaussian import GaussianConfig
 from burnish.policies.nets.critic import ValueConfig
@@ -112,6 +115,27 @@ def test_a_model_that_reads_is_told_in_words():
     assert torch.equal(told.with_advantage({"tokens": tokens})["tokens"][0], wanted[0]), "who acts is told the best"
     full = words.ids(["reach the red disc the red disc the red disc"])  # the end of the instruction gives way
     assert torch.equal(told.with_advantage({"tokens": full})["tokens"][0, -3:], words.ids([POSITIVE])[0, :3])
+
+
+def test_a_model_that_is_told_in_words_is_saved_and_acts_as_before(tmp_path):
+    told = Advised(vla(words := Words.of(["reach the red disc"]))).eval()
+    save(told, tmp_path / "told")
+    loaded = load(tmp_path / "told")
+    obs = {"image.front": torch.zeros(2, 3, 16, 16, dtype=torch.uint8), "state": torch.zeros(2, 3)}
+    obs["tokens"] = words.ids(["reach the red disc", "reach it"])
+    one, two = (policy.act(obs, generator=generator(0, "act")) for policy in (told, loaded))
+    assert torch.equal(one, two) and not torch.equal(one, told.base.act(obs, generator=generator(0, "act")))
+    with pytest.raises(BurnishError, match=r"features=true remembers .* plain instruction"):
+        require_features(loaded, "features=true")
+    assert require_features(loaded.base, "features=true") is loaded.base
+
+
+@pytest.mark.parametrize("text", ["go", "go\n"])
+def test_an_instruction_ends_with_one_line_break(monkeypatch, text):
+    words = Words.of(["go"])
+    lines = SimpleNamespace(encode=lambda line: SimpleNamespace(ids=[int(x == "\n") for x in line]))
+    monkeypatch.setattr(words, "_tokenizer", lambda: lines)
+    assert words.ids([text])[0].tolist() == [0, 0, 1, -1] and words.ids([text], end="")[0].tolist() == [0, 0, -1, -1]
 
 
 def test_who_cannot_be_told_is_refused():

@@ -9,7 +9,6 @@ imported here alone. Its bytes are a buffer, so the checkpoint of a policy holds
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,7 +102,7 @@ class Words(nn.Module):
         longest = max(map(len, texts), default=0)
         if longest > LONGEST:
             raise BurnishError(f"an instruction of {longest} characters is longer than the {LONGEST} allowed")
-        lines = [re.sub(r"\n*\Z", end, text) for text in texts]
+        lines = [text.rstrip("\n") + end for text in texts]
         rows = [self._tokenizer().encode(line).ids for line in lines]  # few and short: threads would cost more
         if (largest := max((max(row, default=-1) for row in rows), default=-1)) >= self.vocabulary:
             raise BurnishError(f"a tokenizer said to know {self.vocabulary} tokens gives the number {largest}")
