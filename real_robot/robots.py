@@ -26,7 +26,7 @@ from ..policies.core.ranges import check_ranges
 from .adapter import Adapter, RobotSpec
 from .clock import Clock, MonotonicClock, VirtualClock, ns
 from .compatibility import require_same_joints, require_start
-from .control.link import Link, LocalLink, RobotLink, watch_time
+from .control.link import Link, LocalLink, RobotLink, Snapshot, watch_time
 from .discovery import make_adapter, names
 from .drivers.bus import ArmConfig, ServoArm
 from .drivers.feetech import FeetechArm
@@ -36,13 +36,14 @@ from .emulators.line import Loopback
 from .emulators.pty import PtyProcess
 from .emulators.so101 import calibration, so101
 from .env import Body, Stage, each_anew, joined, parted
-from .errors import Refused
-from .safety.safe_robot import SafeRobot, Safety, require_watchdog
+from .errors import Refused, RobotError
+from .safety.safe_robot import Rung, SafeRobot, Safety, require_watchdog
 from .settings import settings
 from .supervisor import Supervisor
 
 TOOL = "tcp"  # site of a body's model
 SETTLE_S, STILL_RAD = 0.15, 1e-3
+LOOK_S = 0.02  # between two looks at a robot, and at the person beside it, on the way to where an episode begins
 GENTLE = 0.2  # of the velocity limits, on the way to where an episode begins
 
 
@@ -242,7 +243,7 @@ def _in_person(connect: Callable[[], Link], supervisor: Supervisor) -> Stage:
         try:
             state = link.start()
             body.see(*joined(body, state.q, state.qd, state.gripper))
-            _go(link, state.q, *parted(body, body.where))
+            _go(link, state.q, *parted(body, body.where), lambda: supervisor.poll(body.observe()).stop)
         except BaseException:
             link.close()
             raise
@@ -251,7 +252,10 @@ def _in_person(connect: Callable[[], Link], supervisor: Supervisor) -> Stage:
     return stage
 
 
-def _go(link: Link, here: np.ndarray, there: np.ndarray, gripper: list[float] | None) -> None:
+def _go(
+    link: Link, here: np.ndarray, there: np.ndarray, gripper: list[float] | None, stops: Callable[[], bool]
+) -> None:
+    """``stops`` is whether the person has stopped the robot since it was asked last."""
     velocity = np.array([joint["velocity"] for joint in link.about["joints"]])
     seconds = float((np.abs(there - here) / (GENTLE * velocity)).max())
     began_ns = link.clock.now_ns()
@@ -261,11 +265,26 @@ def _go(link: Link, here: np.ndarray, there: np.ndarray, gripper: list[float] | 
         link.plan((here + share * (there - here))[None], 0.2, gripper=gripper)
         if share >= 1:
             break
-        link.wait_until_ns(now_ns + ns(0.02))
-        link.state()  # an error if the control process has ended
+        _going(link, LOOK_S, stops)
     # A guard that allows less speed, or that is still blending in, comes later: until nothing moves any more.
     before, sent = here, link.state().sent
     while np.abs(sent - before).max() > STILL_RAD:
         link.plan(there[None], 2 * SETTLE_S, gripper=gripper)
-        link.wait_until_ns(link.clock.now_ns() + ns(SETTLE_S))
-        before, sent = sent, link.state().sent
+        before, sent = sent, _going(link, SETTLE_S, stops).sent
+
+
+def _going(link: Link, seconds: float, stops: Callable[[], bool]) -> Snapshot:
+    """The state after so many seconds of the way; an error as soon as the robot is not driven any more."""
+    until_ns = link.clock.now_ns() + ns(seconds)
+    while True:
+        link.wait_until_ns(min(link.clock.now_ns() + ns(LOOK_S), until_ns))
+        if stops():
+            link.stop()
+            raise RobotError("the person stopped the robot on its way to the start; look at it, then begin again")
+        state = link.state()
+        if state.rung in (Rung.RAMP, Rung.STOPPED):
+            events = link.close().get("events", [])  # the state's note is of the last event, and that is the rest
+            why = next((event["text"] for event in events if event["kind"] in ("ramp", "fault")), state.note)
+            raise RobotError(f"the robot came to rest on its way to the start: {why}; look at it, then begin again")
+        if link.clock.now_ns() >= until_ns:
+            return state

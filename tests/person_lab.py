@@ -34,6 +34,7 @@ class Place:
         self.asked: list[tuple[str, np.ndarray]] = []  # what, and where the arm was then
         self.went: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # from, to, and where the arm is afterwards
         self.keys: dict[int, str] = {}  # tick -> what is pressed
+        self.going = False  # the arm is on its way to an episode's start
         calibration(self.body.mjcf).save(folder / "arm.json")
         if measured is not None:
             (folder / "arm.json").write_text(json.dumps(measured))
@@ -80,8 +81,9 @@ class Person(Keyboard):
         self._tick = 0
 
     def poll(self, obs):
-        os.write(self.place.pressed, self.place.keys.get(self._tick, "").encode())
-        self._tick += 1
+        if not self.place.going:
+            os.write(self.place.pressed, self.place.keys.get(self._tick, "").encode())
+            self._tick += 1
         return super().poll(obs)
 
 
@@ -103,8 +105,10 @@ def someone(folder: Path, monkeypatch: Any, measured: Any = None) -> Iterator[Pl
             time.sleep(0.1)
         go = robots._go
 
-        def gone(link, here, there, gripper):
-            go(link, here, there, gripper)
+        def gone(link, here, there, gripper, stops):
+            place.going = True
+            go(link, here, there, gripper, stops)
+            place.going = False
             place.went.append((here, there, bus.truth()))
 
         monkeypatch.setattr(robots, "_go", gone)

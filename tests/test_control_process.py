@@ -140,7 +140,7 @@ def test_a_robot_that_dies_on_its_way_to_an_episode_is_waited_for_no_longer():
         began_ns = link.clock.now_ns()
         link.ends_ns = began_ns + ns(0.3)
         with pytest.raises(RobotError, match="ended before it could stop"):
-            _go(link, np.zeros(2), np.array([0.9, 0.9]), None)
+            _go(link, np.zeros(2), np.array([0.9, 0.9]), None, lambda: False)
         assert link.clock.now_ns() - began_ns < ns(0.4), "the whole way takes two seconds"
 
 

@@ -14,20 +14,23 @@ import torch
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec, check_compatible
 from burnish.real_robot.adapter import GripperSpec, JointSpec, Mode, RobotSpec
+from burnish.real_robot.clock import ns
+from burnish.real_robot.control.link import LocalLink
 from burnish.real_robot.drivers.calibration import Calibration
 from burnish.real_robot.env import RobotEnv
-from burnish.real_robot.errors import Refused
+from burnish.real_robot.errors import Refused, RobotError
 from burnish.real_robot.gripper_channel import GripperChannel, with_gripper_channel
 from burnish.real_robot.joints import Joints, JointsConfig, Units
-from burnish.real_robot.robots import TwinRobot, stage_for
+from burnish.real_robot.robots import TwinRobot, _in_person, stage_for
 from burnish.real_robot.robots import spec_of as spec_of_robot
-from burnish.real_robot.safety.safe_robot import Safety
+from burnish.real_robot.safety.safe_robot import Rung, Safety
 from burnish.real_robot.supervisor import Word
 from burnish.sim.build import make_env
 from burnish.sim.desk import ActionMode
 from burnish.sim.mirror import EmptyDesk, Mirror
 from burnish.sim.tasks.insert import InsertConfig
 from burnish.sim.tasks.reach import ReachConfig
+from robot_lab import Puppet
 
 LEROBOTS = {
     "shoulder_pan": {"id": 1, "drive_mode": 0, "homing_offset": -1470, "range_min": 758, "range_max": 3292},
@@ -146,6 +149,55 @@ def test_where_an_episode_begins():
     body = Joints(JointsConfig(units=Units.deg, start=[10.0, 20.0, 50.0]), robot)
     body.see(here, np.zeros(3))
     assert body.where == pytest.approx([math.radians(10), math.radians(20), 0.5]) and body.start.shape == (2,)
+
+
+class OnTheWay(LocalLink):
+    """Something happens at a time of the way to an episode's start, which takes two seconds."""
+
+    def __init__(self, at_s: float, happens) -> None:
+        super().__init__(Puppet(), Safety(start_gap_rad=2.0))
+        self.at_ns, self.happens, self.late_ns, self.ended = self.clock.now_ns() + ns(at_s), happens, 0, None
+
+    def wait_until_ns(self, deadline_ns: int) -> None:
+        super().wait_until_ns(deadline_ns)
+        if self.clock.now_ns() >= self.at_ns:
+            self.happens(self)
+
+    def close(self):
+        if self.ended is None:
+            self.ended, self.late_ns = self.state(), self.clock.now_ns() - self.at_ns
+        return super().close()
+
+
+class Alert:
+    """Has pressed the space key from a moment on."""
+
+    stop = False
+
+    def poll(self, obs):
+        return Word(stop=self.stop)
+
+    def ready(self, what: str) -> None: ...
+
+
+def came_to_rest(link: OnTheWay, person: Alert, said: str) -> None:
+    body = Joints(JointsConfig(start=[0.9, 0.9]), link.loop.robot.spec)
+    with pytest.raises(RobotError, match=said):
+        _in_person(lambda: link, person)(body, 0)
+    assert link.ended is not None and link.ended.rung is not Rung.RUN and link.late_ns < ns(0.5)
+
+
+@pytest.mark.parametrize("at_s", [0.5, 2.3], ids=["moving", "settling"])
+def test_the_space_key_stops_the_arm_on_its_way_to_the_start(at_s):
+    person = Alert()
+    link = OnTheWay(at_s, lambda link: setattr(person, "stop", True))
+    came_to_rest(link, person, "the person stopped the robot on its way")
+    assert link.ended.rung is Rung.STOPPED and (at_s > 1 or link.ended.q.max() < 0.5)
+
+
+def test_an_arm_that_comes_to_rest_on_its_way_to_the_start_is_noticed():
+    link = OnTheWay(0.5, lambda link: setattr(link.loop.robot._adapter.script, "estop", True))
+    came_to_rest(link, Alert(), "on its way to the start: the emergency stop is pressed; look at it")
 
 
 class Pressed:
