@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from burnish.real_robot.adapter import Phase
+from burnish.real_robot.adapter import JointSpec, Phase
 from burnish.real_robot.clock import ns
 from burnish.real_robot.control import link as link_module
 from burnish.real_robot.control.link import LocalLink, RobotLink
 from burnish.real_robot.control.shared_memory import PREFIX, Board, hold, order_dtype, release, shared_folder
 from burnish.real_robot.errors import Refused
 from burnish.real_robot.safety.safe_robot import Rung, Safety
-from robot_lab import ARM, LIMITS, Puppet
+from robot_lab import ARM, LIMITS, Puppet, spec
 
 pytestmark = pytest.mark.real_time
 
@@ -138,6 +138,18 @@ def test_a_folder_of_a_link_is_gone_when_it_is_closed_or_could_not_begin(monkeyp
     with pytest.raises(Refused, match="no robot"):
         RobotLink("no such robot", {}, Safety())
     assert len(made) == 2 and not any(folder.exists() for folder in made)
+
+
+def test_a_stop_is_waited_for_as_long_as_the_robot_brakes():
+    """From 0.75 rad/s with 0.3 rad/s^2 that is 2.5 s, 250 periods."""
+    weak = spec(joints=tuple(JointSpec(f"j{i}", -3.0, 3.0, 2.0, 0.3) for i in range(2)))
+    with LocalLink(Puppet(robot=weak), Safety(blend_s=0.0, start_gap_rad=4.0)) as link:
+        link.start()
+        link.plan(np.full((1, 2), 2.9), 3.0)
+        link.wait_until_ns(link.clock.now_ns() + ns(2.5))
+        began_ns = link.clock.now_ns()
+        assert link.stop().rung is Rung.STOPPED
+        assert ns(2.4) < link.clock.now_ns() - began_ns < ns(2.6)
 
 
 class Raises:

@@ -35,7 +35,7 @@ PATIENCE_S = 20.0  # for the process to start, and for what an order asks to hap
 WATCH_S, WATCH_PERIODS = 0.1, 3  # a loop may be silent for so long, and for so many of its periods at least
 SAID_BYTES = 4096  # of the end of what a process has written to standard error, that are looked at
 WAIT_NS = 5_000_000
-SETTLED = 200  # reports after which nothing more is expected of an order
+SETTLED = 200  # reports after which nothing more is expected of an order, but of a robot that brakes
 
 
 class Snapshot:
@@ -193,6 +193,8 @@ class Link(ABC):
                     break
                 if reached(snapshot):
                     return snapshot
+                if order is Order.STOP and snapshot.rung is Rung.RAMP:
+                    begun = self._states.count  # it brakes as it should, however long that takes
                 followed = self._states.count - begun
             self.wait_until_ns(self.clock.now_ns() + WAIT_NS)
         found = self.state()
