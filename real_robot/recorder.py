@@ -41,8 +41,8 @@ def columns(dim: int) -> dict[str, Tensor]:
 
 
 class Recorded(Wrapper):
-    """One robot, whose episodes go to a writer as they end. One that is cut short by a reset is forgotten; so is one that
-    ends once ``stopped()``: Ctrl-C reaches the robot's control process too, and may have ended it."""
+    """One robot, whose episodes go to a writer as they end. One that is cut short by a reset is forgotten, and so is
+    one that ends once ``stopped()``: Ctrl-C reaches the robot's control process too, and may have ended it."""
 
     def __init__(self, env: VecEnv, writer: LeRobotWriter, stopped: Callable[[], bool] = lambda: False) -> None:
         super().__init__(env)
