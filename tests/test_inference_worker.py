@@ -115,6 +115,31 @@ def test_a_server_answers_as_its_policy_does(require):
         assert not np.allclose(predictor(obs, None, 3, 5), here[start:], atol=1e-3), "the noise is not sent along"
 
 
+def test_a_server_is_told_that_an_episode_begins(require, monkeypatch):
+    """Once, and also where the first request of the episode was lost."""
+    require("websockets")
+    from burnish.real_robot.inference.action_sources import ServedConfig
+    from burnish.real_robot.inference.client import PolicyClient, PolicyUnavailable
+    from burnish.real_robot.inference.predictors import ClientPredictor
+    from server_lab import served
+
+    def lost(self):
+        raise PolicyUnavailable("the server does not answer")
+
+    policy, told = small(), []
+    policy.reset = lambda: told.append(1)
+    with served(policy) as server:
+        predictor, obs = ClientPredictor(ServedConfig(server.url)), {"state": np.full(3, 0.5, np.float32)}
+        for decision, times in ((0, 1), (1, 1), (0, 2), (1, 2)):
+            predictor(obs, None, 3, decision)
+            assert len(told) == times
+        with monkeypatch.context() as patch, pytest.raises(PolicyUnavailable):
+            patch.setattr(PolicyClient, "reset", lost)
+            predictor(obs, None, 4, 0)
+        predictor(obs, None, 4, 1)
+        assert len(told) == 3
+
+
 def test_a_process_that_dies_is_one_sentence():
     inference = SubprocessWorker(dying)
     inference.ask(InferenceRequest({"state": np.zeros(1)}, None, 0, 0))

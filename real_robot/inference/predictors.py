@@ -71,10 +71,15 @@ class ClientPredictor:
         self.facts = facts_of(spec, continues=False)
         low, high = np.array(spec.action.low), np.array(spec.action.high)
         self._middle, self._half = (low + high) / 2, (high - low) / 2
+        self._begins = False  # an episode has begun, and the server has not confirmed yet that it knows
 
     def __call__(
         self, obs: Mapping[str, NDArray[Any]], prefix: Chunk | Pulling | None, seed: int, decision: int
     ) -> NDArray[Any]:
+        self._begins |= decision == 0
+        if self._begins:
+            self._client.reset()
+            self._begins = False
         raw = {key: sent(key, obs[key]) for key in self._client.spec.obs.shapes}
         actions = self._client.act(raw, **self._drawn(RowNoise([seed], [decision])))
         return np.clip((actions - self._middle) / self._half, -1, 1)
