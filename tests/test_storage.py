@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from verb_lab import refused
 
-from burnish.policies.cli.ray_tasks import key_of, named_paths
+from burnish.policies.cli.ray_tasks import _turn, key_of, named_paths
 from burnish.policies.cli.storage import Storage
 from burnish.policies.core import files
 from burnish.policies.core.errors import BurnishError
@@ -89,13 +90,31 @@ def test_what_is_damaged_or_leads_outside_is_refused(made, tmp_path, capsys):
     assert "storage=s3://x is for on=ray" in said
 
 
+def test_tasks_of_a_node_fetch_one_after_another(tmp_path):
+    order, begun = [], threading.Event()
+
+    def other() -> None:
+        begun.set()
+        with _turn(tmp_path / "turn"):
+            order.append("other")
+
+    thread = threading.Thread(target=other)
+    with _turn(tmp_path / "turn"):
+        thread.start()
+        begun.wait(5)
+        time.sleep(0.3)
+        order.append("first")
+    thread.join(5)
+    assert order == ["first", "other"]
+
+
 def test_words_name_what_is_sent(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("bc", "cpu"):
         (tmp_path / name).mkdir()
     words = ["finetune", "policy.path=bc", "device=cpu", "out=../runs/x", "data=", "policy.base=ws://host:1"]
-    words += ["policy.stats=owner/name"]
-    assert named_paths(words) == {1: Path("bc"), 3: Path("../runs/x")}
+    words += ["policy.stats=owner/name", 'critic_from="bc"']  # the latter as a file of settings says it
+    assert named_paths(words) == {1: Path("bc"), 3: Path("../runs/x"), 7: Path("bc")}
     assert named_paths(["evaluate", "policy.path=owner/name"]) == {}, "a name on a hub is none here"
     assert key_of(Path("bc")) == key_of(tmp_path / "bc") == "bc"
     assert key_of(Path("../runs/x")) == (tmp_path.parent / "runs/x").as_posix().lstrip("/")

@@ -8,8 +8,10 @@ on another: a run is told ``resume=true``, so it goes on from its last checkpoin
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -114,7 +116,8 @@ def named_paths(words: Sequence[str]) -> dict[int, Path]:
     """The files and folders that words of a verb name, by the number of the word: those that are here, and ``out``. A
     name on a hub, or an address, stays as it is."""
     said = [(number, *word.partition("=")[::2]) for number, word in enumerate(words)]
-    named = [(number, name, Path(value)) for number, name, value in said if name in PATHS and value]
+    said = [(number, name, json.loads(x) if x.startswith('"') else x) for number, name, x in said if name in PATHS]
+    named = [(number, name, Path(value)) for number, name, value in said if value]
     return {number: path for number, name, path in named if name == "out" or path.exists()}
 
 
@@ -139,8 +142,10 @@ def play_away(
     home = files.below(cache, hashlib.sha256(address.encode()).hexdigest()[:12])
     with ExitStack() as held:
         held.callback(lambda: storage.send(home / log, log))  # when no other thread sends any more
+        with _turn(home / ".fetching"):
+            for key in keys.values():
+                storage.fetch(key, home / key)
         for number, key in keys.items():
-            storage.fetch(key, home / key)
             if words[number].startswith(OUT):
                 made.append(home / key)
                 held.enter_context(storage.sending(home / key, key, CHECKPOINTS))
@@ -149,6 +154,21 @@ def play_away(
     for path in made:  # the storage has it
         files.remove(path)
     return status
+
+
+@contextmanager
+def _turn(path: Path) -> Iterator[None]:
+    """The tasks of a node fetch what they share one after another."""
+    descriptor = None
+    while descriptor is None:
+        try:
+            descriptor = files.lock(path, "another task fetches")
+        except BurnishError:
+            time.sleep(WAIT_S / 10)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _played(words: Sequence[str], log: Path, modules: Sequence[str], places: Sequence[str]) -> int:
