@@ -152,10 +152,13 @@ class RobotEnv:
         self._next_ns += self._period_ns
         link.wait_until_ns(self._next_ns)
         snapshot = link.state()
+        held = snapshot.phase is Phase.ACTIVE and snapshot.rung not in (Rung.RAMP, Rung.STOPPED)
+        if not held:  # it follows nobody any more: what is executed is to stay where it was sent
+            self._follow(snapshot, snapshot.sent)
+            executed = np.clip(self.body.holding()[0], spec.action.low, spec.action.high)
         verdict = self._judge(snapshot, executed)
         self._see(snapshot)
         self._tick += 1
-        held = snapshot.phase is Phase.ACTIVE and snapshot.rung is not Rung.STOPPED
         terminated = torch.as_tensor(np.asarray(verdict.terminated))
         over = self._tick >= spec.max_steps or not held
         ends = over or bool(terminated) or word.success is not None
@@ -165,7 +168,7 @@ class RobotEnv:
             "executed": torch.from_numpy(executed[None].astype(np.float32)),
             "intervened": torch.tensor([taken]),
             "called": torch.tensor([not taken and self._word.action is not None]),
-            "held": torch.tensor([held]),  # False: the robot was stopped, by whatever stops it
+            "held": torch.tensor([held]),  # False: the robot is at rest or brakes, by whatever stops it
         }
         reward = torch.as_tensor(np.asarray(verdict.reward), dtype=torch.float32)
         if verdict.success is not None:
@@ -202,7 +205,10 @@ class RobotEnv:
         now, joints = self.link.state(), self.link.about["joints"]
         braking = np.array([joint["acceleration"] for joint in joints])
         rest = now.sent + now.qd * np.abs(now.qd) / (2 * braking)
-        self.body.follow(joined(self.body, rest, now.qd, now.gripper)[0])
+        self._follow(now, rest)
+
+    def _follow(self, now: Snapshot, q: np.ndarray) -> None:
+        self.body.follow(joined(self.body, q, now.qd, now.gripper)[0])
 
     def _goes(self, moved: np.ndarray) -> np.ndarray:
         """The action in [-1, 1] that moves the robot so far from where it was sent last. Where a number says where to

@@ -28,6 +28,7 @@ from burnish.real_robot.supervisor import NOTHING, Gamepad, Keyboard, Scripted, 
 from burnish.sim import arm
 from burnish.sim.build import make_env
 from burnish.sim.collect import collect
+from burnish.sim.desk import ActionMode
 from burnish.sim.experts import make_expert
 from burnish.sim.mirror import Mirror
 from burnish.sim.randomize import RandomizeConfig
@@ -183,6 +184,29 @@ def test_a_robot_that_is_stopped_ends_the_episode():
     assert not bool(steps[-1].info["held"]) and real.link.state().rung is Rung.STOPPED
     real.reset(seeds=[2])
     assert real.link.state().phase is Phase.ACTIVE, "the next episode begins anew"
+    real.close()
+
+
+@pytest.mark.parametrize("how", ["space", "fault"])
+def test_the_row_of_a_stop_says_that_the_arm_was_to_stay(how):
+    """The episode ends where the robot begins to brake, and nothing is kept of a request that was not played."""
+    person = Scripted(lambda obs, tick: Word(stop=how == "space" and tick == 3))
+    real = robot(ReachConfig(action=ActionMode.joint_target), supervisor=person, velocity=1.0, acceleration=2.0)
+    real.reset(seeds=[1])
+    want = torch.tensor([real.spec.action.high]).float().clone()
+    want[0, 1:] = torch.from_numpy(real.link.state().sent[1:]).float()
+    want[0, 0] = real.link.state().sent[0] + 0.4
+    for tick in range(4):
+        if how == "fault" and tick == 3:
+            real.link.loop.robot.ramp("a fault")  # type: ignore[attr-defined]
+        step = real.step(want)
+        assert bool(step.truncated) == (not step.info["held"]) == (tick == 3)
+        assert tick == 3 or torch.allclose(step.info["executed"], want)
+    now = real.link.state()
+    assert now.rung is (Rung.STOPPED if how == "space" else Rung.RAMP)
+    assert torch.equal(step.info["requested"], want)
+    assert step.info["executed"][0].numpy() == pytest.approx(now.sent, abs=1e-6)
+    assert abs(now.sent[0] - float(want[0, 0])) > 0.1
     real.close()
 
 
