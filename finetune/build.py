@@ -207,6 +207,11 @@ def prior_data(
     those of the actuators behind ``env``; by default the base's, or else the recording's."""
     require(config, base)
     kind, row = recorded_by(config), method_of(config)
+    if getattr(config, "features", False):
+        raise BurnishError(
+            "with method.features=true an agent learns from what the base makes of pictures, and recordings hold the "
+            "pictures; leave data or method.features out"
+        )
     if kind is Recorded.ticks:
         seen = env.spec.obs.without_history(frames(config, base))
         actions = limits or (episodes.spec.action if base is None else base.spec.action)

@@ -14,7 +14,7 @@ from test_vla import CLOSE, close, observed, vla
 from burnish.finetune.actors.denoising import DenoisingActor
 from burnish.finetune.actors.noisy_flow import NoiseConfig, NoisyFlowActor
 from burnish.finetune.actors.sde_flow import SDEConfig, SDEFlowActor
-from burnish.finetune.build import prepare
+from burnish.finetune.build import prepare, prior_data
 from burnish.finetune.feature_env import FeatureEnv
 from burnish.finetune.loops import OffPolicyConfig, OnPolicyConfig
 from burnish.finetune.methods.dsrl import Variant
@@ -30,6 +30,7 @@ from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.seed import RowNoise
 from burnish.policies.core.spec import ChunkConfig, chunk_spec
 from burnish.policies.core.tree import index
+from burnish.policies.data.episodes import Episodes
 from burnish.policies.external.remote import RemoteConfig, RemotePolicy
 from burnish.policies.flow import FlowConfig
 from burnish.policies.runs.checkpoint import save
@@ -255,6 +256,9 @@ def test_refusals():
         env = ScaledEnv(make_env("point_reach", 4))
         blind = build_policy(FlowConfig(), chunk_spec(env.spec, ChunkConfig(4, 2)))
         prepare(METHODS["dsrl"].config(features=True), blind, env, probe=False)
+    corrected: Any = METHODS["residual_td3"].config(features=True)  # before a single decision is played
+    with pytest.raises(BurnishError, match=r"recordings hold the pictures; leave data or method\.features out"):
+        prior_data(corrected, blind, env, Episodes([], make_env(DiscsConfig(), 1).spec))
     with pytest.raises(BurnishError, match=r"variant=aliased .* features=true"):
         METHODS["dsrl"].config(features=True, variant=Variant.aliased)
     config: Any = METHODS["flow_sde"].config(train=TrainableConfig(remember=Remember.keys))
