@@ -172,8 +172,8 @@ def _require_modules(policy: Any) -> None:
 def _require_no_memory(policy: Any) -> None:
     if any(hasattr(part, "search") for part in policy.modules()):
         raise BurnishError(
-            "a planner plans in every step, from where its last plan ended, which no network of a bundle can; take it as "
-            "it is, burnish deploy policy.path=..., or by burnish serve, which plans each answer anew"
+            "a planner plans in every step, from where its last plan ended, which no network of a bundle can; take it "
+            "as it is, burnish deploy policy.path=..., or by burnish serve, which plans each answer anew"
         )
     corrections = planner_and_corrections(policy)[1]
     shown = [x.name for correction in corrections for x in correction.observe]
