@@ -245,6 +245,7 @@ def check_novelty(novelty):
     same(novelty(points, archive, 2), [2.0, 4.0])
     same(novelty(points, archive, 9), [(4 + 50) / 3, (5 + 3 + 45) / 3])
     same(novelty(points, archive[:0], 2), [0.0, 0.0])
+    same(novelty(archive, archive, 1, own=True), novelty(archive, archive, 2) * 2)
 
 
 def check_gain(gain):

@@ -64,6 +64,10 @@ class Coin(Wrapper):
 
     left = torch.tensor(0)
 
+    def __init__(self, env):
+        super().__init__(env)
+        self.dice = torch.Generator().manual_seed(0)
+
     def reset(self, mask=None, seeds=None):
         self.left = torch.full((self.num_envs,), 5) if mask is None else torch.where(mask, 5, self.left)
         return self.env.reset(mask, seeds)
@@ -71,7 +75,7 @@ class Coin(Wrapper):
     def step(self, action, active=None):
         step = self.env.step(action, active)
         self.left = self.left - 1
-        heads = torch.rand(self.num_envs) < 0.5
+        heads = torch.rand(self.num_envs, generator=self.dice) < 0.5
         return step._replace(terminated=self.left == 0, info={**step.info, "success": (self.left == 0) & heads})
 
 
@@ -209,11 +213,13 @@ def test_a_model_that_flatters_is_not_trusted(capsys):
 
 
 def test_a_model_that_takes_failures_for_successes_is_not_trusted(capsys):
-    """Where success is learnt its threshold is fitted until imagined and real success agree, whatever the model is."""
-    for hidden in (False, True):
+    """Where success is learnt its threshold is fitted until imagined and real success agree, whatever the model is. Of
+    the coin it saw a success in 24 to 36 % of 87 to 106 held-out failures, on six seeds. With a fifth of these episodes
+    two of four seeds do not tell that from the 15 % that may be."""
+    for hidden, episodes in ((False, 192), (True, 960)):
         env = Coin(world()) if hidden else world()
-        loop = made(config(collect=192, gap=0.2), Halfway(env), env, seed=3)
-        planned(loop, 2 * 192 * TASK.max_steps)
+        loop = made(config(collect=episodes), Halfway(env), env, seed=3)
+        planned(loop, 2 * episodes * TASK.max_steps)
         while loop.iteration < sum(loop.phases[:2]):
             loop.iterate()
         assert loop.score is not None and abs(loop.latest["imagined/before"] - loop.score) < 0.2
