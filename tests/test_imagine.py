@@ -214,8 +214,8 @@ def test_a_model_that_flatters_is_not_trusted(capsys):
 
 def test_a_model_that_takes_failures_for_successes_is_not_trusted(capsys):
     """Where success is learnt its threshold is fitted until imagined and real success agree, whatever the model is. Of
-    the coin it saw a success in 24 to 36 % of 87 to 106 held-out failures, on six seeds. With a fifth of these episodes
-    two of four seeds do not tell that from the 15 % that may be."""
+    the coin it saw a success in 24 to 36 % of 87 to 106 held-out failures, on six seeds. With 192 episodes and a gap
+    of .2 two of four seeds could not tell."""
     for hidden, episodes in ((False, 192), (True, 960)):
         env = Coin(world()) if hidden else world()
         loop = made(config(collect=episodes), Halfway(env), env, seed=3)
