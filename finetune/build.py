@@ -207,17 +207,17 @@ def prior_data(
     those of the actuators behind ``env``; by default the base's, or else the recording's."""
     require(config, base)
     kind, row = recorded_by(config), method_of(config)
-    if getattr(config, "features", False):
-        raise BurnishError(
-            "with method.features=true an agent learns from what the base makes of pictures, and recordings hold the "
-            "pictures; leave data or method.features out"
-        )
     if kind is Recorded.ticks:
         seen = env.spec.obs.without_history(frames(config, base))
         actions = limits or (episodes.spec.action if base is None else base.spec.action)
         found = recorded_ticks(episodes, actions, seen, env.spec.action_mode, device)
         return Prior(found, f"prior data: {len(found)} ticks of {len(episodes)} episodes, for the model of the world")
     if kind is Recorded.corrections:
+        if config.features:
+            raise BurnishError(
+                "with method.features=true an agent learns from what the base makes of pictures, and recordings hold "
+                "the pictures; leave data or method.features out"
+            )
         if config.offset.half_life:
             raise BurnishError(
                 f"method.offset.half_life={config.offset.half_life} lets corrections last, and recordings are not told "

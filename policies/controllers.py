@@ -155,3 +155,15 @@ def controller_for(
 def _same_rows(a: Obs, b: Obs) -> Tensor:
     """(N,): the worlds whose observations agree in every bit that the policy can see."""
     return torch.stack([(a[key] == b[key]).flatten(1).all(1) for key in b]).all(0)
+
+
+class Noisy:
+    """``acting`` with a Gaussian noise on its actions."""
+
+    def __init__(self, acting: Controller, std: float, seed: int) -> None:
+        self.reset, self._acting, self._std = acting.reset, acting, std
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def step(self, obs: Obs) -> Tensor:
+        action = self._acting.step(obs)
+        return action + self._std * torch.randn(action.shape, generator=self._generator).to(action)

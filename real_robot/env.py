@@ -153,7 +153,7 @@ class RobotEnv:
         link.wait_until_ns(self._next_ns)
         snapshot = link.state()
         held = snapshot.phase is Phase.ACTIVE and snapshot.rung not in (Rung.RAMP, Rung.STOPPED)
-        if not held:  # it follows nobody any more: what is executed is to stay where it was sent
+        if not held:  # the robot ignores requests: the executed action is to stay where it was sent
             self._follow(snapshot, snapshot.sent)
             executed = np.clip(self.body.holding()[0], spec.action.low, spec.action.high)
         verdict = self._judge(snapshot, executed)

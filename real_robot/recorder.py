@@ -135,7 +135,7 @@ def play(
     begin: Callable[[int], None],
     stopped: Callable[[], bool],
 ) -> None:
-    """One episode per seed, as long as nobody wants to stop. ``begin`` is told each seed first, and may wait long."""
+    """Plays one episode per seed until ``stopped()``. ``begin`` is told each seed first, and may wait long."""
     everyone = torch.ones(1, dtype=torch.bool)
     for seed in seeds:
         if stopped():

@@ -7,6 +7,7 @@ import os
 import struct
 import time
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -193,12 +194,13 @@ def test_the_row_of_a_stop_says_that_the_arm_was_to_stay(how):
     person = Scripted(lambda obs, tick: Word(stop=how == "space" and tick == 3))
     real = robot(ReachConfig(action=ActionMode.joint_target), supervisor=person, velocity=1.0, acceleration=2.0)
     real.reset(seeds=[1])
+    link: Any = real.link  # within this process
     want = torch.tensor([real.spec.action.high]).float().clone()
     want[0, 1:] = torch.from_numpy(real.link.state().sent[1:]).float()
     want[0, 0] = real.link.state().sent[0] + 0.4
     for tick in range(4):
         if how == "fault" and tick == 3:
-            real.link.loop.robot.ramp("a fault")  # type: ignore[attr-defined]
+            link.loop.robot.ramp("a fault")
         step = real.step(want)
         assert bool(step.truncated) == (not step.info["held"]) == (tick == 3)
         assert tick == 3 or torch.allclose(step.info["executed"], want)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from verb_lab import refused
 
-from burnish.policies.cli.ray_tasks import _turn, key_of, named_paths
+from burnish.policies.cli.ray_tasks import key_of, named_paths
 from burnish.policies.cli.storage import Storage
 from burnish.policies.core import files
 from burnish.policies.core.errors import BurnishError
@@ -90,16 +90,16 @@ def test_what_is_damaged_or_leads_outside_is_refused(made, tmp_path, capsys):
     assert "storage=s3://x is for on=ray" in said
 
 
-def test_tasks_of_a_node_fetch_one_after_another(tmp_path):
+def test_a_lock_without_a_refusal_is_waited_for(tmp_path):
     order, begun = [], threading.Event()
 
     def other() -> None:
         begun.set()
-        with _turn(tmp_path / "turn"):
+        with files.locked(tmp_path / "turn"):
             order.append("other")
 
     thread = threading.Thread(target=other)
-    with _turn(tmp_path / "turn"):
+    with files.locked(tmp_path / "turn"):
         thread.start()
         begun.wait(5)
         time.sleep(0.3)

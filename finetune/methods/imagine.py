@@ -36,7 +36,7 @@ import torch
 from ...offline.learner import weigh
 from ...policies.best import mean
 from ...policies.cli.machine import say
-from ...policies.controllers import controller_for
+from ...policies.controllers import Noisy, controller_for
 from ...policies.core import tree
 from ...policies.core.config import from_data, to_data
 from ...policies.core.errors import BurnishError
@@ -53,7 +53,7 @@ from ..world_model.env import Guard, GuardConfig, ImaginedEnv, Starts, stacked
 from ..world_model.films import Course, shoot
 from ..world_model.model import Fit, ModelConfig, WorldModel
 from ..world_model.record import EPISODES, RECORD, Record, episodes_beside, reliability
-from ..world_model.ticks import Noisy, Tape, Ticks
+from ..world_model.ticks import Tape, Ticks
 from .dsrl import DSRLConfig
 
 EVALUATION_WORLDS = 128  # imagined worlds in which the model and the policy are examined
@@ -163,7 +163,6 @@ class ImagineLoop(Learns):
         self.score: float | None = None  # real score of the present policy
         self.start: float | None = None  # and of the one of the first trial
         self.trusted = True
-        self.fitted = False  # whether there is a model
         self.best: tuple[float, dict[str, Any]] | None = None  # score of a refined policy's trial, and its weights
         self.latest: Metrics = {}
 
@@ -252,7 +251,7 @@ class ImagineLoop(Learns):
         seeds = [derive(self.seed, "trial", self.iteration, world) for world in range(self.tape.num_envs)]
         begun = self.ticks.episodes  # of which the first is that of the first world
         found = evaluate(self.tape, acting, seeds)
-        if part == 0 and self.fitted:
+        if part == 0 and self.model.prepared:
             which, world = range(self.shown.num_envs), stacked(self.shown, self.tape.history)
             given = self.ticks, [begun + i for i in which], [seeds[i] for i in which]
             beside = episodes_beside(self.shown, world, self._acting(world), *given)
@@ -309,7 +308,6 @@ class ImagineLoop(Learns):
                 say(lacks)
             else:
                 self.model.prepare(self.ticks)
-                self.fitted = True
         if not self.trusted:
             return {}
         metrics = self.fit.steps(self.ticks.split()[0], min(SLICE, self.config.model.updates - part * SLICE))
@@ -371,7 +369,6 @@ class ImagineLoop(Learns):
             "score": self.score,
             "start": self.start,
             "trusted": self.trusted,
-            "fitted": self.fitted,
             "best": None if self.best is None else {"score": self.best[0], "weights": self.best[1]},
             "latest": {key: float(x) for key, x in self.latest.items()},
             "record": to_data(self.record),
@@ -391,7 +388,6 @@ class ImagineLoop(Learns):
         self.statistics.load_state_dict(state["statistics"])
         self.iteration, self.promised, self.trusted = int(state["iteration"]), state["promised"], bool(state["trusted"])
         self.score, self.start = state["score"], state["start"]
-        self.fitted = bool(state.get("fitted", self.iteration >= self.phases[0]))  # older states had one from then on
         self.scores, self.refined = list(state["scores"]), bool(state["refined"])
         self.best = None if state["best"] is None else (float(state["best"]["score"]), state["best"]["weights"])
         self.latest = dict(state["latest"])

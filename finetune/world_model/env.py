@@ -11,7 +11,8 @@ units of that limit; ``weight`` lets a row count 1 / (1 + (disagreement / limit)
 2602.14351): in the losses of critics and values, in the surrogate of PPO, and in what IQL (``awr``) and RECAP imitate.
 Other losses of actors, which climb a critic or imitate, and further terms of PPO count all rows alike. ``verify``
 counts a success only where a second member, with other noise and the same actions, has one too (RAW-Dream,
-2605.12334); where it has none, a tick pays what that member says.
+2605.12334); a success that it denies pays as a tick without one, by the known reward of such
+ticks or by what that member says.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Imagination:
 
     @property
     def ticks(self) -> int:
-        """Of each decision."""
+        """Control ticks of each decision."""
         return getattr(self.view, "execute", getattr(self.learner.policy.spec, "execute", 1))
 
     @torch.no_grad()

@@ -237,6 +237,11 @@ class WorldModel(nn.Module):
 
     # ---- fitting ----
 
+    @property
+    def prepared(self) -> bool:
+        """Whether it knows the scales of what was played."""
+        return bool((self.high > self.low).any())
+
     def prepare(self, ticks: Ticks) -> None:
         """Scales and known functions of what was played so far, and dynamics that need no gradient. The scales of the
         first time stay, so that a model that is fitted again goes on from what it knows."""
@@ -245,7 +250,7 @@ class WorldModel(nn.Module):
         data = ticks.split()[0]
         played = self.vectors(data)
         state, after = played.state, played.after
-        if not bool((self.high > self.low).any()):
+        if not self.prepared:
             self.states.fit(torch.cat([state, after]), Scaling.standard, STILL)
             if self.kept:
                 self.extras.fit(played.extra, Scaling.standard, STILL)
@@ -347,7 +352,7 @@ def disagreement(mean: Tensor) -> Tensor:
 
 
 def threshold(highest: Tensor, share: float) -> float:
-    """The score that ``share`` of the episodes exceed; ``highest`` (episodes,) is the highest of each. Or of ticks."""
+    """The score that ``share`` of the episodes, or ticks, exceed; ``highest`` (n,) is the highest of each."""
     ranked = torch.cat([highest.new_ones(1), highest.sort(descending=True).values, highest.new_zeros(1)])
     count = round(share * len(highest))
     return float((ranked[count] + ranked[count + 1]) / 2)

@@ -16,12 +16,13 @@ from ...policies.core import tree
 from ...policies.core.errors import BurnishError
 from ...policies.core.seed import generator as named_generator
 from ...policies.core.spec import ActionSpec, EnvSpec, ObsSpec, require_like_actions, stacked_by_history
-from ...policies.core.types import Controller, Obs, Step, VecEnv
+from ...policies.core.types import Obs, Step, VecEnv
 from ...policies.core.wrapper import Wrapper
 from ...policies.data.episodes import Episodes, scaled_actions
 
 HELD_OUT = 5  # every fifth part is kept for validation
-PART, MOST_PARTS = 100, 2**20  # ticks of a part of an episode that nobody judges as a whole, and its parts
+PART = 100  # ticks of a part, where episodes are held out in parts
+MOST_PARTS = 2**20  # parts of an episode
 LOOKED_AT = 2_000  # ticks at which a fit is examined, where there are more
 
 Twin = Callable[[Mapping[str, Tensor], Tensor], Tensor]  # (obs, action) -> (T, D): where an action is said to lead
@@ -142,18 +143,6 @@ class Tape(Wrapper):
 
     def _frame(self, obs: Obs) -> Obs:
         return tree.map_tree(torch.clone, newest(obs, self.history))
-
-
-class Noisy:
-    """``acting`` with a Gaussian noise on its actions."""
-
-    def __init__(self, acting: Controller, std: float, seed: int) -> None:
-        self.reset, self._acting, self._std = acting.reset, acting, std
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def step(self, obs: Obs) -> Tensor:
-        action = self._acting.step(obs)
-        return action + self._std * torch.randn(action.shape, generator=self._generator).to(action)
 
 
 def newest(obs: Obs, history: int) -> Obs:

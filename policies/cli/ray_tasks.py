@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import sys
-import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -142,7 +141,7 @@ def play_away(
     home = files.below(cache, hashlib.sha256(address.encode()).hexdigest()[:12])
     with ExitStack() as held:
         held.callback(lambda: storage.send(home / log, log))  # when no other thread sends any more
-        with _turn(home / ".fetching"):
+        with files.locked(home / ".fetching"):  # tasks of a node share these folders
             for key in keys.values():
                 storage.fetch(key, home / key)
         for number, key in keys.items():
@@ -154,21 +153,6 @@ def play_away(
     for path in made:  # the storage has it
         files.remove(path)
     return status
-
-
-@contextmanager
-def _turn(path: Path) -> Iterator[None]:
-    """The tasks of a node fetch what they share one after another."""
-    descriptor = None
-    while descriptor is None:
-        try:
-            descriptor = files.lock(path, "another task fetches")
-        except BurnishError:
-            time.sleep(WAIT_S / 10)
-    try:
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _played(words: Sequence[str], log: Path, modules: Sequence[str], places: Sequence[str]) -> int:

@@ -29,8 +29,8 @@ TRIES = 5  # of sending a folder whose files are removed meanwhile
 
 
 class Storage:
-    """``url`` as fsspec reads it; a key is a path with slashes. One thread at a time: what is written between the begin
-    and the end of a transaction belongs to it, whoever writes it."""
+    """``url`` as fsspec reads it; a key is a path with slashes. One thread at a time uses it: a transaction
+    takes in whatever any thread writes meanwhile."""
 
     def __init__(self, url: str) -> None:
         self._url = url

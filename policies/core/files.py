@@ -157,9 +157,9 @@ def growing(path: Path) -> TextIO:
 
 
 @contextmanager
-def locked(path: Path, taken: str) -> Iterator[None]:
-    """``taken`` is what is said if another process holds it. The kernel frees a lock with its process, however that
-    ends; the file stays, and is never changed."""
+def locked(path: Path, taken: str | None = None) -> Iterator[None]:
+    """``taken`` is what is said if another process holds it; without that, its end is waited for. The kernel frees a
+    lock with its process, however that ends; the file stays, and is never changed."""
     descriptor = lock(path, taken)
     try:
         yield
@@ -167,15 +167,15 @@ def locked(path: Path, taken: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-def lock(path: Path, taken: str) -> int:
+def lock(path: Path, taken: str | None) -> int:
     """A descriptor that holds the lock until it is closed. A file system that knows no locks counts as free."""
     from filelock import lock_descriptor
 
     descriptor = _opened(path, os.O_RDWR)
     free = True
     with suppress(OSError):
-        free = lock_descriptor(descriptor, blocking=False)
-    if not free:
+        free = lock_descriptor(descriptor, blocking=taken is None)
+    if taken is not None and not free:
         os.close(descriptor)
         raise BurnishError(taken)
     return descriptor

@@ -7,7 +7,6 @@ import logging
 import math
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -106,8 +105,7 @@ def _say_clipped(policy: ActionSpec, env: ActionSpec) -> None:
 def _beyond(wide: ActionSpec, other: ActionSpec) -> list[tuple[int, float, float, float, float]]:
     """(dimension, its limits in ``wide``, its limits in ``other``) where the former reach further."""
     rows = enumerate(zip(wide.low, wide.high, other.low, other.high, strict=True))
-    slack = SLACK * np.subtract(other.high, other.low)
-    return [(i, *row) for i, row in rows if row[0] < row[2] - slack[i] or row[1] > row[3] + slack[i]]
+    return [(i, a, b, low, high) for i, (a, b, low, high) in rows if max(low - a, b - high) > SLACK * (high - low)]
 
 
 def _further(rows: list[tuple[int, float, float, float, float]]) -> str:
