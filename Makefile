@@ -11,9 +11,11 @@ TORCH := $(shell grep "^torch==" constraints.txt)
 MUJOCO_NEXT := mujoco==4.0.0
 LOWEST := $(shell grep -v "^\#" constraints-lowest.txt)
 FOLDERS := policies sim finetune offline real_robot configs
+# Python compiles what it imports; to compile all of it takes longer than to install it.
+INSTALL := -m pip install -q --no-compile
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help venv dev quickstart test soak lint docs wheel-smoke test-lowest test-mujoco-next clean
+.PHONY: help venv dev quickstart test soak lint docs wheel-venv wheel-smoke test-lowest test-mujoco-next clean
 
 help: ## this list
 	@grep -h -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -22,9 +24,9 @@ help: ## this list
 # torch goes first and alone: were it one wish among many, pip might fetch gigabytes of CUDA packages for it.
 $(VENV)/stamp: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -c constraints.txt $(TORCH)
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
-	$(BIN)/python -m pip install -q --no-deps -c constraints.txt metaworld robosuite
+	$(BIN)/python $(INSTALL) -c constraints.txt $(TORCH)
+	$(BIN)/python $(INSTALL) -c constraints.txt -e '.[dev]'
+	$(BIN)/python $(INSTALL) --no-deps -c constraints.txt metaworld robosuite
 	touch $@
 
 venv: $(VENV)/stamp ## the tested set of packages in .venv, and Burnish as links to this tree
@@ -56,23 +58,33 @@ lint: venv dev ## ruff and pyright
 docs: venv ## the documentation in site/, where a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+# What the wheel asks for, without Burnish: made from a copy of the tree, because `make venv` may write into it meanwhile.
+WHEEL := $(VENV)/wheel
+$(WHEEL)/stamp: pyproject.toml constraints.txt
+	rm -rf $(WHEEL)
+	$(PYTHON) -m venv $(WHEEL)
+	$(WHEEL)/bin/python $(INSTALL) -c constraints.txt $(TORCH)
+	set -e; copy=$$(mktemp -d); trap 'rm -rf "$$copy"' EXIT; cp -r pyproject.toml README.md LICENSE $(FOLDERS) $$copy; \
+	$(WHEEL)/bin/python $(INSTALL) -c constraints.txt "$$copy[test]"
+	touch $@
+
+wheel-venv: $(WHEEL)/stamp
+
 # An old build/lib would put deleted modules into the wheel. The tests are copied out of the tree, where nothing but the
 # wheel can be imported as `burnish` (tests/conftest.py checks it). What a wheel can lack are modules and files beside
 # them (configurations, models of robots, templates of pages) and packages that it did not ask for: these tests need all.
-# To remove an environment of gigabytes takes minutes on some disks, and nobody waits for it.
 SMOKE := modules cli build experiments envs frozen plugins collect quickstart report report_parts api readme
-wheel-smoke: venv ## build the sdist, from it the wheel, install it into a fresh venv elsewhere, run there the tests that use all that it holds
+wheel-smoke: venv wheel-venv ## build the sdist, from it the wheel, install it into an environment of its own, run there the tests that use all that it holds
 	rm -rf build dist
 	$(BIN)/python -m build -o dist . >/dev/null
+	$(WHEEL)/bin/python -m pip uninstall -q -y burnish
+	$(WHEEL)/bin/python $(INSTALL) -c constraints.txt "$$(echo $$PWD/dist/burnish-*.whl)[test]"
 	set -e; \
-	away=$$(mktemp -d); trap 'rm -rf "$$away" >/dev/null 2>&1 &' EXIT; \
-	$(PYTHON) -m venv $$away/venv; \
-	$$away/venv/bin/python -m pip install -q -c constraints.txt $(TORCH); \
-	$$away/venv/bin/python -m pip install -q -c constraints.txt "$$(echo $$PWD/dist/burnish-*.whl)[test]"; \
+	away=$$(mktemp -d); trap 'rm -rf "$$away"' EXIT; \
 	cp -r tests benchmarks docs pyproject.toml README.md $$away; \
-	cd $$away; \
-	venv/bin/burnish --help >/dev/null; \
-	BURNISH_WHEEL=1 venv/bin/python -m pytest -n 2 -rs -m 'not slow' $(SMOKE:%=tests/test_%.py)
+	python=$$PWD/$(WHEEL)/bin; cd $$away; \
+	$$python/burnish --help >/dev/null; \
+	BURNISH_WHEEL=1 $$python/python -m pytest -n 2 -rs -m 'not slow' $(SMOKE:%=tests/test_%.py)
 
 # $(call thin,FOLDER,NAME==VERSION ...,OPTIONS): a thin venv on top of the first, which has all packages from there but
 # those that it hides by its own, installed with these options of pip.
@@ -81,7 +93,7 @@ define thin
 	$(BIN)/python -m venv --without-pip $(1)
 	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 		> "$$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
-	$(BIN)/python -m pip --python $(1)/bin/python install -q $(3) $(2)
+	$(BIN)/python -m pip --python $(1)/bin/python install -q --no-compile $(3) $(2)
 	$(1)/bin/python -c 'import sys, importlib.metadata as m; \
 		assert all(m.version(name) == version for name, _, version in (x.partition("==") for x in sys.argv[1:]))' $(2)
 endef
