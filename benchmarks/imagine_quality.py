@@ -15,6 +15,12 @@ favours it. Evaluations before and after a run count for neither. **Success** is
 seeds. ``insert_fewer_steps`` is the median over the seeds of dsrl's ticks over the median of imagine's; a run that
 never reaches the level counts as all its ticks.
 
+**push and pick_place**, where the question is what so many real ticks can give by any means, and whether an imagined
+world helps: `imagine` with 20,000, trials counted, and the best residual method in the world itself with 20,000 and
+100,000, which is tried only when it has ended. The residual begins from the base at noise 0, which is better on both
+tasks. Its settings are those of `burnish improve`, with as many updates as two seeds (101, 102) wanted that are not
+among those here. ``push_20k`` and its like are the mean success over the seeds, of the better one of these variants.
+
 A run leaves one JSON file in `results/imagine_quality/`; runs that are there are not repeated.
 """
 
@@ -25,6 +31,7 @@ import statistics
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,41 +39,79 @@ import torch
 from measure import machine, publish, results_of, run_options, table
 from refine_runs import timed
 
-from burnish.policies.build import load_policy
+from burnish.policies.build import describe, load_policy
+from burnish.policies.compose import Greedy
 from burnish.policies.controllers import controller_for
 from burnish.policies.measure.evaluate import evaluate, evaluation_seeds
+from burnish.policies.runs.checkpoint import save
 from burnish.policies.runs.run import read_metrics
 from burnish.sim.build import world_for
 
 BASES = Path(__file__).resolve().parent / "bases"
 LEVEL, EPISODES = 0.95, 400
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A run of `burnish finetune`."""
+
+    task: str
+    words: list[str]
+    less: list[str] | None = None  # further words, of the short run of ``--quick``; null: it is left out there
+    seeds: int = 5
+    greedy: bool = False  # begin from the base at noise 0
+
+
 IMAGINE = ["experiment=insert/imagine"]
+SHORT = ["total=1500", "method.imagined=200", "method.inner.loop.warmup=64", "method.model.updates=20"]
+SAC = ["env=push", "env.reward=dense", "experiment=improve/residual_sac", "method.loop.updates_per_decision=0.5"]
+PPO = ["env=pick_place", "env.reward=dense", "experiment=improve/residual_ppo", "method.loop.decisions_per_update=96"]
+FEWER = ["total=1600", "method.loop.warmup=800", "method.loop.initial_updates=20"]
+DREAM = ["method=imagine", "method.inner=dsrl", "method.known_outcome=true", "method.imagined=10000", "total=5000"]
 VARIANTS = {
-    "imagine": IMAGINE,
+    "imagine": Variant("insert", IMAGINE, SHORT, seeds=15),
     # One round of as many imagined decisions, and nothing that could notice.
-    "unguarded": [*IMAGINE, "total=1440", "method.imagined=40000", "method.gap=2", "method.guard.kind=none"],
-    "dsrl": ["experiment=insert/dsrl", "eval_every=750"],
+    "unguarded": Variant(
+        "insert",
+        [*IMAGINE, "total=1440", "method.imagined=40000", "method.gap=2", "method.guard.kind=none"],
+        SHORT,
+    ),
+    "dsrl": Variant("insert", ["experiment=insert/dsrl", "eval_every=750"], ["total=1500"]),
+    "push_imagine_20k": Variant("push", ["env=push", *DREAM], seeds=3),
+    "push_residual_20k": Variant("push", [*SAC, "total=20000"], FEWER, seeds=3, greedy=True),
+    "push_residual_100k": Variant("push", [*SAC, "total=100000"], seeds=3, greedy=True),
+    "pick_place_residual_20k": Variant("pick_place", [*PPO, "total=20000"], seeds=3, greedy=True),
+    "pick_place_residual_100k": Variant("pick_place", [*PPO, "total=100000"], seeds=3, greedy=True),
 }
-LESS = {
-    "imagine": ["total=1500", "method.imagined=200", "method.inner.loop.warmup=64", "method.model.updates=20"],
-    "unguarded": ["total=1500", "method.imagined=200", "method.inner.loop.warmup=64", "method.model.updates=20"],
-    "dsrl": ["total=1500"],
-}
 
 
-def command(variant: str, seed: int, out: Path, quick: bool) -> list[str]:
-    words = ["finetune", f"policy.path={BASES / 'insert'}", *VARIANTS[variant], f"seed={seed}", f"out={out}"]
-    words += ["threads=1", "log_every=16", "eval.worlds=50", "eval.episodes=100", "eval.confirm=100"]
-    few = ["eval.episodes=16", "eval.confirm=16", "eval_every=0"]
-    return [*words, *LESS[variant], *few] if quick else words
+def command(variant: Variant, base: Path, seed: int, out: Path, quick: bool) -> list[str]:
+    words = ["finetune", f"policy.path={base}", *variant.words, f"seed={seed}", f"out={out}"]
+    words += ["threads=1", "log_every=16", "eval.worlds=50"]
+    tried = variant.task == "insert"
+    words += ["eval.episodes=100", "eval.confirm=100"] if tried else ["eval.episodes=0", "eval_every=0"]
+    few = ["eval.episodes=16", "eval.confirm=16", "eval_every=0"] if tried else []
+    return [*words, *(variant.less or []), *few] if quick else words
 
 
-def played(variant: str, seed: int, kept: Path, quick: bool) -> None:
+def start_of(variant: Variant, folder: Path) -> Path:
+    """The base, or what makes it act from noise 0, kept in ``folder``."""
+    base = BASES / variant.task
+    if not variant.greedy:
+        return base
+    policy, origin = load_policy(base)
+    greedy = Greedy(policy)
+    return save(folder / "greedy", config=describe(greedy, origin), state=greedy.state_dict())
+
+
+def played(name: str, seed: int, kept: Path, quick: bool) -> None:
     """One run, written to ``kept``."""
+    variant = VARIANTS[name]
     with tempfile.TemporaryDirectory() as folder:
         out, log = Path(folder) / "run", Path(folder) / "log"
         with log.open("w", encoding="utf-8") as file:
-            status, spent = timed(command(variant, seed, out, quick), file)
+            base = start_of(variant, Path(folder))
+            status, spent = timed(command(variant, base, seed, out, quick), file)
         if status:
             sys.stderr.write(f"{kept.stem} ended with status {status}: {log.read_text()[-300:]}\n")
             return
@@ -75,13 +120,13 @@ def played(variant: str, seed: int, kept: Path, quick: bool) -> None:
         seeds = evaluation_seeds(32 if quick else EPISODES, stream="imagine_quality", base=seed)
         last = evaluate(env, controller_for(policy, 50), seeds).summary()
         rows = read_metrics(out)
-    tried = "eval/success_rate" if variant == "dsrl" else "real/score"
+    tried = "eval/success_rate" if name == "dsrl" else "real/score"
     curve = [(row["control_steps"], row[tried]) for row in rows if tried in row and row.get("control_steps")]
     curve = [point for i, point in enumerate(curve) if i == 0 or point[1] != curve[i - 1][1]]
     imagined = [(row["control_steps"], row["imagined/promised"]) for row in rows if "imagined/promised" in row]
     reached = [steps for steps, score in curve if score >= LEVEL]
     found = {
-        "variant": variant,
+        "variant": name,
         "seed": seed,
         "reached": min(reached, default=None),
         "ticks": max(row.get("control_steps", 0) for row in rows),
@@ -101,24 +146,31 @@ def main() -> None:
     parser = run_options(__doc__, range(15))
     chosen = parser.parse_args()
     results = results_of("imagine_quality", chosen)
+    names = [x for x, variant in VARIANTS.items() if variant.less is not None or not chosen.quick]
     seeds = chosen.seeds[:1] if chosen.quick else chosen.seeds
-    # The control and the method in the world itself need no more seeds than tell them from it.
-    cases = [(v, s) for s in seeds for v in VARIANTS if v == "imagine" or s < 5]
+    cases = [(name, seed) for seed in seeds for name in names if seed < VARIANTS[name].seeds]
     if not chosen.report:
         left = [(v, s, kept) for v, s in cases if not (kept := results / f"{v}-{s}.json").exists()]
         with ThreadPoolExecutor(chosen.jobs) as pool:
             list(pool.map(lambda case: played(case[0], case[1], case[2], chosen.quick), left))
     files = [results / f"{v}-{s}.json" for v, s in sorted(cases)]
     rows: list[dict[str, Any]] = [json.loads(kept.read_text(encoding="utf-8")) for kept in files if kept.exists()]
-    ticks = {v: [row["reached"] or row["ticks"] for row in rows if row["variant"] == v] for v in VARIANTS}
-    success = {v: [row["success"] for row in rows if row["variant"] == v] for v in VARIANTS}
-    result: dict[str, float] = {f"insert_{v}": statistics.median(x) if x else -1 for v, x in success.items()}
-    both = ticks["dsrl"] and ticks["imagine"]
-    fewer = statistics.median(ticks["dsrl"]) / statistics.median(ticks["imagine"]) if both else -1
+    ticks, success = (
+        {v: [value(row) for row in rows if row["variant"] == v] for v in VARIANTS}
+        for value in (lambda row: row["reached"] or row["ticks"], lambda row: row["success"])
+    )
+    insert = [v for v, variant in VARIANTS.items() if variant.task == "insert"]
+    result: dict[str, float] = {f"insert_{v}": statistics.median(success[v]) if success[v] else -1 for v in insert}
+    real, imagined = ticks["dsrl"], ticks["imagine"]
+    result["insert_fewer_steps"] = statistics.median(real) / statistics.median(imagined) if real and imagined else -1
+    for key in ("push_20k", "push_100k", "pick_place_20k", "pick_place_100k"):
+        task, _, steps = key.rpartition("_")
+        means = [statistics.mean(x) for v, x in success.items() if x and v.startswith(task) and v.endswith(steps)]
+        result[key] = max(means, default=-1)
     columns = {"variant": "", "seed": "", "reached": "", "ticks": "", "success": ".3f", "low": ".3f", "high": ".3f"}
     columns |= {"promised": "", "minutes": ".1f"}
     report = {"machine": machine(torch.device("cpu")), "quick": chosen.quick, "rows": rows}
-    publish(results.with_suffix(".json"), report, table(rows, columns), {**result, "insert_fewer_steps": fewer})
+    publish(results.with_suffix(".json"), report, table(rows, columns), result)
 
 
 if __name__ == "__main__":

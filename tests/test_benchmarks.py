@@ -61,7 +61,10 @@ KEYS = {
         "reinflow_over_dppo",
         "reinflow_over_dppo_4",
     },
-    "imagine_quality": {f"insert_{what}" for what in ("imagine", "unguarded", "dsrl", "fewer_steps")},
+    "imagine_quality": {
+        *(f"insert_{what}" for what in ("imagine", "unguarded", "dsrl", "fewer_steps")),
+        *(f"{task}_{steps}" for task in ("push", "pick_place") for steps in ("20k", "100k")),
+    },
     "imagine_speed": {"imagined_over_bare", "imagined_over_raw", "fit_s"},
     "improve": {"improve_median_change", "improve_regret"},
     "outside_speed": {"pool_over_async", "pool_over_limit", "pool_over_registered", "pusht"},
