@@ -1,6 +1,6 @@
 """Refinement in a learned world against refinement in the world itself: how many real control ticks a success takes.
 
-    python benchmarks/imagine_quality.py [--quick] [--seeds 0 1 2] [--jobs 1] [--report]
+    python benchmarks/imagine_quality.py [--quick] [--variants ...] [--seeds 0 1 2] [--jobs 1] [--report]
 
 From one frozen base, with the settings of the shipped experiments:
 
@@ -144,13 +144,15 @@ def played(name: str, seed: int, kept: Path, quick: bool) -> None:
 
 def main() -> None:
     parser = run_options(__doc__, range(15))
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="default: all")
     chosen = parser.parse_args()
     results = results_of("imagine_quality", chosen)
     names = [x for x, variant in VARIANTS.items() if variant.less is not None or not chosen.quick]
     seeds = chosen.seeds[:1] if chosen.quick else chosen.seeds
     cases = [(name, seed) for seed in seeds for name in names if seed < VARIANTS[name].seeds]
     if not chosen.report:
-        left = [(v, s, kept) for v, s in cases if not (kept := results / f"{v}-{s}.json").exists()]
+        played_now = [case for case in cases if case[0] in chosen.variants]
+        left = [(v, s, kept) for v, s in played_now if not (kept := results / f"{v}-{s}.json").exists()]
         with ThreadPoolExecutor(chosen.jobs) as pool:
             list(pool.map(lambda case: played(case[0], case[1], case[2], chosen.quick), left))
     files = [results / f"{v}-{s}.json" for v, s in sorted(cases)]
