@@ -33,7 +33,7 @@ from ..policies.core.execute import Execution, execution
 from ..policies.core.graphed_policy import executed_actor
 from ..policies.core.normalize import Running
 from ..policies.core.ranges import check_ranges
-from ..policies.core.ranks import sharing
+from ..policies.core.ranks import sharing, whole
 from ..policies.core.seed import derive
 from ..policies.core.seed import generator as named_generator
 from ..policies.core.spec import ObsSpec
@@ -46,6 +46,7 @@ from . import surrogate
 from .actors.drawing import Network, PPOActor
 from .reward_scale import RewardScale
 from .rollout import flat
+from .sharded_actor import shared_out
 from .surrogate import Reduction, clip_fraction, clipped_surrogate, divisor, effective_clip, gae, kl_k3
 
 # A further loss per row: (obs of the minibatch, the minibatch) -> (B,). Its mean is added, weighted by the method.
@@ -97,6 +98,8 @@ class PPOConfig:
     advantage_quantiles: list[float] | None = None  # normalised advantages are limited to these two of theirs
     image_shift: float = 0.0  # largest random shift of each row's images, as a share of their shorter side
     critic_warmup: int = 0  # first updates that train the critic alone
+    # each of several ranks holds its share of the policy, its gradients and moments (FSDP2), in place of all
+    shard: bool = field(default=False, metadata=LATER)
     value: ValueConfig = field(default_factory=ValueConfig)  # the value network
     execution: Execution = Execution.eager  # execution of an update: eager, or compiled, or CUDA graphs
 
@@ -152,12 +155,10 @@ class PPO(Learner):
         seed: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.network, self.policy, self.config, self.ranks = actor, policy, config, sharing()
-        if self.ranks.size > 1 and config.execution is not Execution.eager:
-            raise BurnishError(
-                f"ppo.execution={config.execution.value} records the update of one process; several ranks take eager"
-            )
+        self.network, self.config, self.ranks = actor, config, sharing()
         self.device = torch.device(device)
+        self.shares = shared_out(actor, policy, config, self.device, seen_as_features=observed is not None)
+        self.policy = self.shares.policy
         self.actor: Actor = executed_actor(PPOActor(actor), config.execution, self.device)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(seed, "value"))
@@ -213,6 +214,7 @@ class PPO(Learner):
         metrics = self._learn(batch)
         if self.seen is not None:
             self.seen.absorb(batch["obs"])
+        self.shares.publish()
         return metrics
 
     def _learn(self, batch: Batch) -> Metrics:
@@ -252,7 +254,7 @@ class PPO(Learner):
         found: Metrics = {
             **metrics,
             **before,
-            **self.watch(rows),
+            **({} if self.shares.divided else self.watch(rows)),
             "lr": self.rates[0].clone(),
             "kl_stopped": float(stopped),
         }
@@ -319,26 +321,27 @@ class PPO(Learner):
         self.optimizer.zero_grad(set_to_none=True)
         if self.config.normalize is Normalize.minibatch:
             rows = rows | {"advantage": surrogate.normalized(rows["advantage"], self.config.advantage_quantiles)}
-        count: float = len(rows["advantage"])
+        count = len(rows["advantage"])
         rank, size = self.ranks.rank, self.ranks.size
-        if rank >= count:  # without a row, a rank adds one that counts nothing
-            rank, count = 0, math.inf
-        own = index(rows, slice(rank, None, size)) if size > 1 else rows
-        metrics: Metrics = {}
-        for start in range(0, len(own["advantage"]), self.slice):
+        own, metrics = index(rows, slice(rank, None, size)) if size > 1 else rows, Metrics()
+        for start in range(0, -(-count // size), self.slice):  # as many passes on each rank
             part = index(own, slice(start, start + self.slice)) if self.slice < len(own["advantage"]) else own
             share = len(part["advantage"]) / count
+            if not share:  # without a row, a rank adds one that counts nothing
+                part = index(rows, slice(0, 1))
             loss, found = self._loss(part, train_actor)
             (share * loss).backward()
             metrics = {name: metrics.get(name, 0.0) + share * x for name, x in found.items()}
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        self.shares.add_up_gradients()
+        groups = self.optimizer.param_groups[int(self.shares.divided) :]
+        parameters = [p for group in groups for p in group["params"]]
         summed: list[Any] = [*(p.grad for p in parameters if p.grad is not None), *metrics.values()]
         self.ranks.add_up(summed)
         limit = self.config.max_grad_norm
         if self.comparison is None:
             metrics["grad_norm/critic"] = nn.utils.clip_grad_norm_(self.value.parameters(), limit)
         if train_actor:
-            metrics["grad_norm/actor"] = nn.utils.clip_grad_norm_(self.actor_parameters, limit)
+            metrics["grad_norm/actor"] = whole(nn.utils.clip_grad_norm_(self.actor_parameters, limit))
         self.optimizer.step()
         return metrics
 
@@ -388,9 +391,11 @@ class PPO(Learner):
             self.scale.abandon()
 
     def state_dict(self) -> dict[str, Any]:
-        return {**state_of(self._parts()), "updates": self.updates, "gradient_steps": self.gradient_steps}
+        state = self.shares.state_of_one(state_of(self._parts()))
+        return {**state, "updates": self.updates, "gradient_steps": self.gradient_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         state = {"gradient_steps": 0, **state}  # older states do not count them
-        restore(self._parts(), state)
+        restore(self._parts(), self.shares.own_part(state))
+        self.shares.publish()
         self.updates, self.gradient_steps = int(state["updates"]), int(state["gradient_steps"])

@@ -49,6 +49,7 @@ from .people.intervened_rows import InterventionUse
 from .people.interventions import supervisor_of
 from .processes.asynchronous import Asynchronous, AsynchronousConfig
 from .processes.ray_actors import RayActors
+from .sharded_actor import home
 from .table import METHODS, ONLINE, method_name, method_of
 from .warm_critic import adopt_critic
 from .warmup import require_longer
@@ -233,7 +234,7 @@ def scene(
     """The base, which world it acts in, as what, and that world; ``seed`` decides the episodes."""
     origin = getattr(base, "origin", {})
     if base is None:
-        base, origin = starting_policy(config.policy, device, config.env)
+        base, origin = starting_policy(config.policy, home(config.method, device), config.env)
     require(config.method, base)
     world = None if env is not None else origin_of(config.env) or origin.get("env")
     if base is not None:

@@ -33,22 +33,29 @@ UNUSED = "lm_head"  # kept to be written again; as a block that never computes i
 def sharded(policy: nn.Module, ranks: Ranks, device: torch.device) -> Any:
     """A copy of ``policy`` for its loss alone, which lies on ``device`` and is shared by the ``ranks``. ``policy``
     itself, which lies on the CPU, stays whole on the first of them and loses its numbers on the others."""
+    made = copy.deepcopy(policy)
+    if not ranks.first:
+        policy.to("meta")
+    divide(made, ranks, device, "bc_loss")
+    return made
+
+
+def divide(network: nn.Module, ranks: Ranks, device: torch.device, *asked: str) -> None:
+    """In place: each of the ``ranks`` keeps its share, on ``device``. ``asked`` are the methods that compute."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     # The keys of a layer are views, of which nothing is changed in place.
     warnings.filterwarnings("ignore", r"FSDP2-wrapped module \(\w+\) returned a view tensor")
-    made, mesh = copy.deepcopy(policy), init_device_mesh(device.type, (ranks.size,))
-    if not ranks.first:
-        policy.to("meta")
-    for name, part in [*made.named_modules()]:
+    mesh: Any = init_device_mesh(device.type, (ranks.size,))
+    for name, part in [*network.named_modules()]:
         if isinstance(part, BLOCKS) or name.rpartition(".")[2] == UNUSED:
             fully_shard(part, mesh=mesh)
         if isinstance(part, Layer):
             register_fsdp_forward_method(part, "mapped")
-    fully_shard(made, mesh=mesh)
-    register_fsdp_forward_method(made, "bc_loss")
-    return made
+    fully_shard(network, mesh=mesh)
+    for name in asked:
+        register_fsdp_forward_method(network, name)
 
 
 def gathered(tree: Any, ranks: Ranks) -> Any:
@@ -64,16 +71,17 @@ def shares(state: Mapping[str, Any], policy: nn.Module) -> dict[str, Any]:
     """This rank's part of the whole ``state`` of a learner (`imitate.py`) of a sharded ``policy``."""
     named, parameters = policy.state_dict(), [*policy.parameters()]
     optimizer, ema = state["optimizer"], state["ema"]
-    moments = {i: {name: _share(x, parameters[i]) for name, x in row.items()} for i, row in optimizer["state"].items()}
+    rows = optimizer["state"].items()
+    moments = {i: {name: share_of(x, parameters[i]) for name, x in row.items()} for i, row in rows}
     return {
         **state,
-        "policy": {name: _share(x, named.get(name)) for name, x in state["policy"].items()},
-        "ema": {**ema, "parameters": {name: _share(x, named.get(name)) for name, x in ema["parameters"].items()}},
+        "policy": {name: share_of(x, named.get(name)) for name, x in state["policy"].items()},
+        "ema": {**ema, "parameters": {name: share_of(x, named.get(name)) for name, x in ema["parameters"].items()}},
         "optimizer": {**optimizer, "state": moments},
     }
 
 
-def _share(x: Tensor, like: Any) -> Tensor:
+def share_of(x: Tensor, like: Any) -> Tensor:
     """The part of ``x`` that this rank has of ``like``, in memory of its own."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 

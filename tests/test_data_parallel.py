@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from data_parallel_lab import APART, METHODS, WORLD, base, loop_of, state
+from data_parallel_lab import APART, METHODS, SHARES, WORLD, base, bytes_held, loop_of, state
 from safetensors.torch import load_file
 from test_ranks import ROUNDING, TORCHRUN
 
@@ -23,6 +23,8 @@ from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.execute import Execution
 from burnish.policies.core.ranks import ALONE, Ranks
 from burnish.policies.core.seed import EpisodeSeeds
+from burnish.policies.trainable import Remember, TrainableConfig
+from burnish.sim.discs import DiscsConfig
 from burnish.sim.external.settings import GymConfig
 from burnish.sim.external.worlds import ExternalEnv
 
@@ -38,6 +40,10 @@ def test_two_ranks_end_in_the_state_of_one_process(tmp_path):
     both = [load_file(str(tmp_path / f"{rank}.safetensors")) for rank in (0, 1)]
     alone = {name: x for kind in METHODS for name, x in state(kind).items()}
     assert both[0].keys() == both[1].keys()
+    here, there = (int(x.pop("held")) for x in both)
+    whole = int(bytes_held("vla_shares"))
+    # The first dimension of a tensor is divided, so the first rank may have a row more than the other.
+    assert here >= there and whole <= here + there <= 1.05 * whole and here <= 0.56 * whole, (here, there, whole)
     apart = {name.removeprefix("apart/") for name in both[0] if name.startswith("apart/")}
     assert {name for name in both[0] if not name.startswith("apart/")} == alone.keys()
     for name, x in alone.items():
@@ -124,6 +130,22 @@ REFUSED = {
     "an odd world": ({"worlds": 3}, "worlds=3 does not divide among 2 ranks"),
     "fresh chains": ({"method": replace(METHODS["dppo"], bc_coef=0.1)}, "method.bc_coef=0.1 draws chains"),
     "many answers": ({"method": replace(METHODS["rpd"], distance=Distance.kl)}, "method.distance=kl asks the teacher"),
+    "shares of a correction": (
+        {"method": replace(METHODS["residual_ppo"], ppo=SHARES)},
+        "ppo.shard=true divides a policy that is trained itself, such as a flow, and a Residual is none",
+    ),
+    "shares of a half": ({"method": replace(METHODS["dppo"], ppo=SHARES)}, "take method.trained_steps=3"),
+    "shares of what looks": (
+        {
+            "method": replace(METHODS["vla_shares"], train=TrainableConfig(remember=Remember.keys)),
+            "env": DiscsConfig(),
+        },
+        "ppo.shard=true divides the network that train.remember=... looks with",
+    ),
+    "shares of an anchor": (
+        {"method": replace(METHODS["reinflow_shares"], anchor=0.1)},
+        "method.anchor=0.1 asks the whole base in every update",
+    ),
     "a recording": (
         {"method": replace(METHODS["dppo"], ppo=replace(METHODS["dppo"].ppo, execution=Execution.cudagraph))},
         "ppo.execution=cudagraph records the update of one process",
@@ -136,7 +158,7 @@ def test_what_cannot_be_shared_is_refused(case):
     changes, words = REFUSED[case]
     config = replace(FinetuneConfig(method=METHODS["dppo"], env=WORLD, worlds=4), **changes)
     with pytest.raises(BurnishError, match=words), Ranks(0, 2).own_worlds():
-        refinement(config, base("dppo"), tried=False)
+        refinement(config, base("dppo" if config.env is WORLD else "vla_shares"), tried=False)
 
 
 def test_another_verb_names_the_two_that_can_be_shared(monkeypatch, capsys):

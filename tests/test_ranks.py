@@ -27,7 +27,12 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 # Sums over 16 rows in two parts differ in their last digit. An update at a rate of 1e-3 moves a weight by 1e-3.
 ROUNDING = 1e-5
 # A verb and more of its settings -> iterations between two checkpoints, and all of a run
-RUNS = {"pretrain": (100, 2000), "pretrain train.shard=true": (50, 600), "finetune": (4, 100)}
+RUNS = {
+    "pretrain": (100, 2000),
+    "pretrain train.shard=true": (50, 600),
+    "finetune method=gaussian_ppo method.agent.hidden=[16]": (4, 100),
+    "finetune method=flow_sde method.ppo.shard=true policy.path=BASE": (4, 100),
+}
 
 
 # ---- draws ----
@@ -95,8 +100,14 @@ def test_a_rank_dies_and_any_number_of_ranks_goes_on(case, tmp_path):
         words = [verb, "policy=flow", "policy.net.mlp.hidden=[16]", f"data={tmp_path}/data", "train.batch=16"]
         words += [f"train.steps={total}", f"train.save_every={every}"]
     else:  # an iteration is 8 decisions in 4 worlds
-        words = [verb, "method=gaussian_ppo", "env=point_reach", "env.noise=0.2", "method.agent.hidden=[16]"]
-        words += ["worlds=4", "method.loop.decisions_per_update=8", f"total={32 * total}", f"save_every={32 * every}"]
+        if "policy.path=BASE" in more:
+            more[-1] = f"policy.path={tmp_path}/base"
+            world = ["env=point_reach", "env.noise=0.2"]
+            assert main(["collect", *world, "expert=noisy", "episodes=8", f"out={tmp_path}/data"]) == 0
+            words = ["pretrain", "policy=flow", "policy.net.mlp.hidden=[16]", f"data={tmp_path}/data", "train.steps=20"]
+            assert main([*words, "train.batch=16", "eval.episodes=0", f"out={tmp_path}/base"]) == 0
+        words = [verb, "env=point_reach", "env.noise=0.2", "worlds=4", "method.loop.decisions_per_update=8"]
+        words += [f"total={32 * total}", f"save_every={32 * every}"]
     words += ["eval.episodes=2", "eval.confirm=2", *more]
     assert main([*words, f"out={tmp_path}/whole"]) == 0
     words += [f"out={tmp_path}/run", "resume=true"]

@@ -44,6 +44,7 @@ from ..diagnostics import distance_to_base, sampled
 from ..feature_env import feature_view
 from ..loops import Assembly, OnPolicyConfig
 from ..ppo import PPO, PPOConfig
+from ..sharded_actor import home
 from ..surrogate import Reduction, clip_schedule, denoising_weight
 
 
@@ -119,7 +120,7 @@ def build(config: DPPOConfig, base: Any, env: VecEnv, *, seed: int = 0, device: 
             noise_clip=config.noise_clip,
             density_clamp=config.density_clamp,
             train=config.train,
-        ).to(device)
+        ).to(home(config, device))
     execute, count, top = base.spec.execute, config.trained_steps, config.ppo.clip
     view, observed = feature_view(ChunkEnv(env, execute, config.discount.per_step(execute)), base, config)
     learner = PPO(

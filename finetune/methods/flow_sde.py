@@ -31,6 +31,7 @@ from ..diagnostics import distance_to_base, sampled
 from ..feature_env import feature_view
 from ..loops import Assembly, OnPolicyConfig
 from ..ppo import PPO, PPOConfig
+from ..sharded_actor import home
 
 
 def _ppo() -> PPOConfig:
@@ -54,11 +55,11 @@ def build(
     """The learner of Flow-SDE on a flow policy."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "lora"))
-        actor = SDEFlowActor(base, config.noise, config.train).to(device)
+        actor = SDEFlowActor(base, config.noise, config.train).to(home(config, device))
     check_compatible(actor.spec, env.spec)
     chunks = ChunkEnv(env, actor.spec.execute, config.discount.per_step(actor.spec.execute))
     view, observed = feature_view(chunks, base, config)
-    frozen = shared(base).to(device)
+    frozen = shared(base).to(home(config, device))
     learner = PPO(
         actor,
         actor.flow,

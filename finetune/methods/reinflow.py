@@ -31,6 +31,7 @@ from ...offline.returns import Discount, Per
 from ...policies.chain import sample_chain
 from ...policies.core.chunk import ChunkEnv
 from ...policies.core.config import LATER
+from ...policies.core.errors import BurnishError
 from ...policies.core.ranges import check_ranges
 from ...policies.core.seed import derive
 from ...policies.core.spec import check_compatible
@@ -44,6 +45,7 @@ from ..diagnostics import distance_to_base, sampled
 from ..feature_env import feature_view
 from ..loops import Assembly, OnPolicyConfig
 from ..ppo import PPO, Auxiliary, PPOConfig
+from ..sharded_actor import divides, home
 from ..surrogate import Reduction
 
 
@@ -119,15 +121,20 @@ def build(
     """The learner of ReinFlow on a flow policy."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(seed, "noise net"))
-        actor = NoisyFlowActor(base, config.noise, config.train).to(device)
+        actor = NoisyFlowActor(base, config.noise, config.train).to(home(config, device))
     check_compatible(actor.spec, env.spec)
     chunks = ChunkEnv(env, actor.spec.execute, config.discount.per_step(actor.spec.execute))
     view, observed = feature_view(chunks, base, config)
-    frozen = shared(base).to(device)
+    frozen = shared(base).to(home(config, device))
     auxiliary: dict[str, tuple[float, Auxiliary]] = {}
     if config.entropy:
         auxiliary["entropy"] = (-config.entropy, lambda obs, rows: actor.entropy_rate(obs))
     if config.anchor:
+        if divides(config.ppo):
+            raise BurnishError(
+                f"method.anchor={config.anchor} asks the whole base in every update, of which ppo.shard=true leaves "
+                "shares; leave one of them out"
+            )
         auxiliary["anchor"] = (config.anchor, anchored(actor.flow, frozen))
     ppo = PPO(
         actor,

@@ -1,0 +1,133 @@
+"""A policy that PPO trains and of which each rank holds its share: parameters, gradients and moments (`sharding.py`).
+
+The worlds of a rank are played, and its rows are learnt, by layers that are gathered when they compute. The first rank
+keeps the whole policy besides, in the memory of the CPU, with what each update has made of it: it is tried and saved.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ..policies.core.errors import BurnishError
+from ..policies.core.execute import Execution
+from ..policies.core.ranks import sharing, whole
+from ..policies.sharding import divide, gathered, share_of
+
+if TYPE_CHECKING:
+    from .ppo import PPOConfig
+
+ASKED = ("draw", "log_prob", "entropy_rate")  # what a loop and an update ask of an actor
+
+
+def divides(config: PPOConfig) -> bool:
+    """Whether each of several ranks holds a share of what is made now."""
+    return config.shard and sharing().size > 1
+
+
+def home(method: Any, device: torch.device | str) -> torch.device:
+    """Where the base of ``method`` lies, and an actor until it is divided."""
+    ppo = getattr(getattr(method, "inner", method), "ppo", None)
+    return torch.device("cpu" if ppo is not None and divides(ppo) else device)
+
+
+class WholeActor:
+    """Each rank holds all of an actor. ``policy`` is what is deployed."""
+
+    divided = False
+
+    def __init__(self, policy: Any) -> None:
+        self.policy = policy
+
+    def add_up_gradients(self) -> None:
+        """Of an actor that is divided, behind the way back; of a whole one the learner does it."""
+
+    def publish(self) -> None:
+        """After an update, ``policy`` has the numbers that came of it."""
+
+    def state_of_one(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The state of a learner as one process has it."""
+        return state
+
+    def own_part(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """This rank's part of it."""
+        return state
+
+
+class ShardedActor(WholeActor):
+    """``actor`` is divided in place. ``policy`` becomes a copy, whole on the first rank, whose fixed numbers are the
+    base's own."""
+
+    divided = True
+
+    def __init__(self, actor: Any, policy: Any, device: torch.device) -> None:
+        names = {p.data_ptr(): name for name, p in actor.named_parameters() if p.requires_grad}
+        trained = [names.get(p.data_ptr()) for p in policy.parameters()]
+        fixed = {id(p): p for p, name in zip(policy.parameters(), trained, strict=True) if name is None}
+        super().__init__(copy.deepcopy(policy, fixed))
+        self.actor, self.ranks = actor, sharing()
+        if not self.ranks.first:
+            self.policy.to("meta")
+        pairs = zip(trained, self.policy.parameters(), strict=True)
+        self._pairs = [(name, p) for name, p in pairs if name is not None]
+        divide(actor, self.ranks, device, *(name for name in ASKED if hasattr(actor, name)))
+
+    def add_up_gradients(self) -> None:
+        """They are the mean of all ranks; rows count by their share of the whole minibatch."""
+        for p in self.actor.parameters():
+            if p.grad is not None:
+                p.grad *= self.ranks.size
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """All ranks take part."""
+        parameters = dict(self.actor.named_parameters())
+        for name, kept in self._pairs:
+            found = whole(parameters[name])
+            if self.ranks.first:
+                kept.copy_(found)
+
+    def state_of_one(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """The first rank has it."""
+        return {**state, **{part: gathered(state[part], self.ranks) for part in ("actor", "optimizer")}}
+
+    def own_part(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        named, optimizer = self.actor.state_dict(), state["optimizer"]
+        trained = [p for p in self.actor.parameters() if p.requires_grad]  # the optimiser's first; then the critic's
+        moments = {
+            i: {key: share_of(x, trained[i]) if i < len(trained) else x for key, x in row.items()}
+            for i, row in optimizer["state"].items()
+        }
+        actor = {name: share_of(x, named.get(name)) for name, x in state["actor"].items()}
+        return {**state, "actor": actor, "optimizer": {**optimizer, "state": moments}}
+
+
+def shared_out(
+    actor: Any, policy: Any, config: PPOConfig, device: torch.device, *, seen_as_features: bool
+) -> WholeActor:
+    """``actor``, of which each rank keeps its share where the settings want it."""
+    if sharing().size > 1 and config.execution is not Execution.eager:
+        raise BurnishError(
+            f"ppo.execution={config.execution.value} records the update of one process; several ranks take eager"
+        )
+    if not divides(config):
+        return WholeActor(policy)
+    if not isinstance(policy, nn.Module) or not hasattr(policy, "transition"):
+        raise BurnishError(
+            f"ppo.shard=true divides a policy that is trained itself, such as a flow, and a {type(policy).__name__} is "
+            "none; leave it out"
+        )
+    if seen_as_features:
+        raise BurnishError(
+            "ppo.shard=true divides the network that train.remember=... looks with; leave one of them out"
+        )
+    if getattr(actor, "switch", 0):
+        raise BurnishError(
+            f"ppo.shard=true divides what is trained, and the first {actor.switch} steps of the chain are played by "
+            f"the base, which each rank would hold whole; take method.trained_steps={actor.num_steps}"
+        )
+    return ShardedActor(actor, policy, device)
