@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from verb_lab import refused
 
-from burnish.policies.cli.ray_tasks import key_of, named_paths
+from burnish.policies.cli.ray_tasks import key_of, named_paths, stored
 from burnish.policies.cli.storage import Storage
 from burnish.policies.core import files
 from burnish.policies.core.errors import BurnishError
@@ -118,3 +118,16 @@ def test_words_name_what_is_sent(tmp_path, monkeypatch):
     assert named_paths(["evaluate", "policy.path=owner/name"]) == {}, "a name on a hub is none here"
     assert key_of(Path("bc")) == key_of(tmp_path / "bc") == "bc"
     assert key_of(Path("../runs/x")) == (tmp_path.parent / "runs/x").as_posix().lstrip("/")
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_of_a_run_the_later_checkpoint_counts_here_or_there(ahead, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    url, run = f"file://{tmp_path}/kept", tmp_path / "run"
+    files.write_folder(run, {"checkpoints/00000400/x": "sent", "checkpoints/00000200/x": "sent"})
+    Storage(url).send(run, "run")
+    files.remove(run)
+    files.write_folder(run, {f"checkpoints/00000{'200' if ahead else '600'}/x": "here"})
+    with stored(["finetune", "out=run"], tmp_path / "log", url) as keys:
+        assert Storage(url).fetch(keys[1], tmp_path / "node")
+    assert set(content(tmp_path / "node").values()) == {"sent" if ahead else "here"}

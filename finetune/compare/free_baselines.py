@@ -56,7 +56,8 @@ def probe(
 ) -> float:
     """Updates per second of a training, on this machine as busy as it is now. ``play`` runs a command; ``words`` are
     those of the run to come, except for its ``out``, which is ``folder``."""
-    play([*free_baseline(name, base=base, data=data, steps=PROBE, log_every=PROBE // 2), *words, f"out={folder}"])
+    often = free_baseline(name, base=base, data=data, steps=PROBE, log_every=PROBE // 2)
+    play([*often, *words, f"out={folder}", "resume=true"])  # on another node, where the first one is lost
     rows = read_metrics(folder) if (folder / METRICS).is_file() else []
     times = {row["step"]: net_s(row) for row in rows if "time/elapsed_s" in row}
     half = times.get(PROBE, 0.0) - times.get(PROBE // 2, 0.0)

@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 from ..core import files
 from ..core.errors import BurnishError, reason
 from ..core.imports import VARIABLE
+from ..runs.checkpoint import numbered
 from ..runs.interrupt import Stop
 from ..runs.run import CHECKPOINTS
 from .storage import Storage
@@ -102,13 +103,21 @@ def stored(words: Sequence[str], log: Path, address: str) -> Iterator[dict[int, 
     storage, named = Storage(address), named_paths(words)
     keys = {number: key_of(path) for number, path in named.items()}
     for number, path in named.items():
-        if path.exists():  # as all do but a fresh out=
+        # All exist but a fresh out=; and where this machine was lost, nodes may have sent more of a run than it has.
+        if path.exists() and not (words[number].startswith(OUT) and _ahead(storage.listed(keys[number]), path)):
             storage.send(path, keys[number])
     yield keys
     storage.fetch(key_of(log), log)
     for number, path in named.items():
         if words[number].startswith(OUT):
             storage.fetch(keys[number], path)
+
+
+def _ahead(listed: Iterable[str] | None, path: Path) -> bool:
+    """Whether the names in a storage hold a later checkpoint than the folder of a run."""
+    kept = [name.split("/")[1] for name in listed or () if name.startswith(f"{CHECKPOINTS}/")]
+    here = [int(x.name) for x in numbered(path / CHECKPOINTS)]
+    return max((int(x) for x in kept if x.isdecimal()), default=0) > max(here, default=0)
 
 
 def named_paths(words: Sequence[str]) -> dict[int, Path]:

@@ -54,14 +54,19 @@ class Storage:
             except Exception as error:  # each protocol has its own
                 raise self._failed(error) from error
 
-    def fetch(self, key: str, path: Path) -> bool:
-        """``path`` is made what was sent last under ``key``, and what else lies there goes; False if nothing was."""
+    def listed(self, key: str) -> dict[str, str] | None:
+        """Name and hash of each file of what was sent last under ``key``; nothing if nothing was."""
         try:
-            listed = json.loads(self._remote.cat_file(f"{self._root}/folders/{key}.json"))
+            return json.loads(self._remote.cat_file(f"{self._root}/folders/{key}.json"))
         except FileNotFoundError:
-            return False
+            return None
         except Exception as error:
             raise self._failed(error) from error
+
+    def fetch(self, key: str, path: Path) -> bool:
+        """``path`` is made what was sent last under ``key``, and what else lies there goes; False if nothing was."""
+        if (listed := self.listed(key)) is None:
+            return False
         places = {name: PurePosixPath(name).parts for name in listed}  # of a file itself: no parts
         if outside := [name for name, parts in places.items() if ".." in parts or name.startswith("/")]:
             raise BurnishError(f"the list of {key} in {self._url} names {outside[0]}, which is outside of its folder")
