@@ -333,8 +333,7 @@ class PPO(Learner):
             (share * loss).backward()
             metrics = {name: metrics.get(name, 0.0) + share * x for name, x in found.items()}
         self.shares.add_up_gradients()
-        groups = self.optimizer.param_groups[int(self.shares.divided) :]
-        parameters = [p for group in groups for p in group["params"]]
+        parameters = [p for group in self.optimizer.param_groups[int(self.shares.divided) :] for p in group["params"]]
         summed: list[Any] = [*(p.grad for p in parameters if p.grad is not None), *metrics.values()]
         self.ranks.add_up(summed)
         limit = self.config.max_grad_norm
