@@ -52,6 +52,7 @@ from .processes.ray_actors import RayActors
 from .sharded_actor import home
 from .table import METHODS, ONLINE, method_name, method_of
 from .warm_critic import adopt_critic
+from .warm_model import adopt_model
 from .warmup import require_longer
 
 
@@ -73,6 +74,8 @@ class FinetuneConfig:
     pretrain_updates: int = field(default=0, metadata=LATER)
     # folder of a run whose critic this one begins with; its method and its critic's sizes are those of that run
     critic_from: str | None = field(default=None, metadata=LATER)
+    # folder of a run of imagine or mbpo whose model of the world, with its ticks, this one begins with
+    model_from: str | None = field(default=None, metadata=LATER)
     # changes to the rewards of the world, for the learner, and to those of the recordings
     rewards: RewardConfig = field(default_factory=RewardConfig, metadata=LATER)
     # a part of the reward for what is new, in the worlds that are learnt in
@@ -183,6 +186,8 @@ def refinement(
     learner = loop.learner
     if config.critic_from is not None:
         adopt_critic(learner, config.critic_from)
+    if config.model_from is not None:
+        adopt_model(loop, config.model_from)
     training = loop if config.processes == 1 else in_processes(config, loop)
     work = Improvement(
         training=training,

@@ -8,6 +8,7 @@ robot. Optimisers begin anew, with the rates that the new run has.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,25 +40,33 @@ def adopt_critic(learner: Any, run: str) -> None:
     judges = {name: getattr(learner, name, None) for name in JUDGES}
     adopted = {name: (part, critic_state(run, name)) for name, part in judges.items() if isinstance(part, nn.Module)}
     for judge, (part, saved) in adopted.items():
-        own = part.state_dict()
-        for name in sorted(own.keys() | saved.keys()):
-            wanted, found = (tuple(x[name].shape) if isinstance(x.get(name), Tensor) else None for x in (own, saved))
-            if wanted != found:
-                raise BurnishError(
-                    f"the {judge} of {run} is another one: {name} has {found or 'no value'}, here {wanted or 'none'}; "
-                    f"give this run the method of that one and its settings of the {judge}, which stand in "
-                    f"{Path(run) / CONFIG}"
-                )
+        require_like(judge, part.state_dict(), saved, run)
     for part, saved in adopted.values():
         part.load_state_dict(saved)
 
 
-def critic_state(run: str, name: str = "critic") -> dict[str, Any]:
-    """Of the newest checkpoint in the folder of a run, of `burnish offline` or `burnish finetune`."""
+def require_like(part: str, own: Mapping[str, Any], saved: Mapping[str, Any], run: str) -> None:
+    """The states of a ``part`` of two runs have the same tensors, or one sentence says which differ."""
+    for name in sorted(own.keys() | saved.keys()):
+        wanted, found = (tuple(x[name].shape) if isinstance(x.get(name), Tensor) else None for x in (own, saved))
+        if wanted != found:
+            raise BurnishError(
+                f"the {part} of {run} is another one: {name} has {found or 'no value'}, here {wanted or 'none'}; give "
+                f"this run the method of that one and its settings of the {part}, which stand in {Path(run) / CONFIG}"
+            )
+
+
+def learner_of(setting: str, run: str) -> dict[str, Any]:
+    """What the newest checkpoint holds of the learner, in the folder of a run that a ``setting`` names."""
     checkpoint = newest(Path(run) / CHECKPOINTS)
     if checkpoint is None:
-        raise BurnishError(f"critic_from={run} has no checkpoints; give the folder of a run, out= of its command")
-    state = checkpoint.children["learner"].state
+        raise BurnishError(f"{setting}={run} has no checkpoints; give the folder of a run, out= of its command")
+    return checkpoint.children["learner"].state
+
+
+def critic_state(run: str, name: str = "critic") -> dict[str, Any]:
+    """Of a run of `burnish offline` or `burnish finetune`."""
+    state = learner_of("critic_from", run)
     state = state.get("real", state.get("inner", state))  # loops of MBPO and imagine hold that of the method within
     found = state.get("learner", {}).get(name)
     if not isinstance(found, dict):

@@ -95,8 +95,8 @@ def improve(
 
     settings = to_data(config) | {"identity": to_data(work.identity)}
     # Other threads may round otherwise, and files may be moved; a run that was moved is still the same run.
-    free = {"resume", "threads", "out", "data", "critic_from", "track", "on", "policy.path", "policy.base"}
-    free |= {"method.ppo.shard", "method.inner.ppo.shard"}  # what each rank holds; the numbers stay the same
+    free = {"resume", "threads", "out", "data", "critic_from", "model_from", "track", "on"}
+    free |= {"policy.path", "policy.base", "method.ppo.shard", "method.inner.ppo.shard"}  # shares change no number
     free |= {f"policy.{name}" for kind in EXTERNAL_KINDS.values() for name in kind.free}
     options: dict[str, Any] = {"resume": config.resume, "changeable": free, "trackers": config.track}
     options["ranks"] = work.ranks

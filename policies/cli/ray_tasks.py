@@ -33,6 +33,7 @@ PATHS = (
     "out",
     "data",
     "critic_from",
+    "model_from",
     "against",
     *(f"policy.{name}" for name in ("path", "base", "words", "stats", "adapter")),
 )
