@@ -57,7 +57,7 @@ def require_like(part: str, own: Mapping[str, Any], saved: Mapping[str, Any], ru
 
 
 def learner_of(setting: str, run: str) -> dict[str, Any]:
-    """What the newest checkpoint holds of the learner, in the folder of a run that a ``setting`` names."""
+    """The state of the learner in the newest checkpoint of a run that a ``setting`` names."""
     checkpoint = newest(Path(run) / CHECKPOINTS)
     if checkpoint is None:
         raise BurnishError(f"{setting}={run} has no checkpoints; give the folder of a run, out= of its command")

@@ -15,10 +15,9 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
-
-import fsspec
 
 from ..core import files
 from ..core.errors import BurnishError, reason
@@ -34,6 +33,10 @@ class Storage:
 
     def __init__(self, url: str) -> None:
         self._url = url
+        try:
+            fsspec: Any = import_module("fsspec")
+        except ImportError as error:
+            raise BurnishError("storage=... needs fsspec; pip install 'burnish[ray]'") from error
         try:
             self._remote, self._root = fsspec.core.url_to_fs(url, use_listings_cache=False)
         except (ImportError, ValueError) as error:
