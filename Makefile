@@ -43,7 +43,7 @@ quickstart: venv ## a robot that fails, refined until it does not: a few minutes
 # clock run alone, when the others are through.
 test: venv ## all tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -rs --durations=25 -m 'not real_time'
-	$(BIN)/python -m pytest -rs --durations=10 -m real_time
+	$(BIN)/python -m pytest -rs --durations=10 -m real_time $$(grep -l real_time tests/test_*.py)
 
 # PARTS="guard attack" chooses, PARTS=turn takes a short one, each run another; each part says what it shows, how far it has come, and in the end whether it held.
 soak: venv ## the long versions of the tests that have one: a night (PARTS=... chooses some)

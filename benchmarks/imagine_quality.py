@@ -30,13 +30,14 @@ import json
 import statistics
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from measure import machine, publish, results_of, run_options, table
+from measure import RESULTS, embed, machine, markdown, page, publish, results_of, run_options, table
 from refine_runs import timed
 
 from burnish.policies.build import describe, load_policy
@@ -48,7 +49,10 @@ from burnish.policies.runs.run import read_metrics
 from burnish.sim.build import world_for
 
 BASES = Path(__file__).resolve().parent / "bases"
+DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "methods" / "imagine.md"
 LEVEL, EPISODES = 0.95, 400
+SUMMARY = {"task": "", "variant": "", "runs": "d", "ticks": ",.0f", "success": ".3f", "worst": ".3f"}
+SUMMARY |= {"promised": ".3f", "reached": "", "reached_after": ",.0f", "minutes": ".1f"}
 
 
 @dataclass(frozen=True)
@@ -174,6 +178,39 @@ def main() -> None:
     columns |= {"promised": "", "minutes": ".1f"}
     report = {"machine": machine(torch.device("cpu")), "quick": chosen.quick, "rows": rows}
     publish(results.with_suffix(".json"), report, table(rows, columns), result)
+    page(results, text := markdown(summary(rows), SUMMARY))
+    if results.parent == RESULTS and not chosen.quick:
+        embed(DOCUMENT, "imagine_quality", text)
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each variant, and those of what needs no episodes, from the committed runs of `refine_quality.py`."""
+    found = []
+    for task in ("insert", "push", "pick_place"):
+        for name, variant in VARIANTS.items():
+            runs = [row for row in rows if row["variant"] == name and variant.task == task]
+            if runs:
+                reached = [run["reached"] for run in runs if run["reached"]]
+                promised = [run["promised"] for run in runs if run["promised"] is not None]
+                means = {"success": [run["success"] for run in runs], "minutes": [run["minutes"] for run in runs]}
+                found.append(
+                    {"task": task, "variant": name, "runs": len(runs)}
+                    | {key: statistics.mean(x) for key, x in means.items()}
+                    | {"worst": min(means["success"]), "ticks": statistics.median(run["ticks"] for run in runs)}
+                    | {"promised": statistics.mean(promised) if promised else None, "reached": len(reached)}
+                    | {"reached_after": statistics.median(reached) if reached else None}
+                )
+        place = RESULTS / "refine_quality" / task
+        free = {name: [place / f"{name}.json"] for name in ("base", "base_greedy")}
+        free |= {name: sorted(place.glob(f"{name}-[0-9].json")) for name in ("more_imitation", "iql", "best_of_n")}
+        for name, paths in free.items():
+            each = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+            scores = [statistics.mean(x["last"] if "last" in x else x["success"]) for x in each]
+            if scores:
+                nothing = dict.fromkeys(("promised", "reached", "reached_after", "minutes"))
+                row = {"success": statistics.mean(scores), "worst": min(scores), "ticks": 0, "runs": len(scores)}
+                found.append({"task": task, "variant": name, **nothing, **row})
+    return found
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from soak import SOAK, TURN, in_turn, say
 
 torch.set_num_threads(1)  # Two pytest workers share two cores; more threads would only wait for each other.
 
-SLOW = 8  # Of the slow tests one case in so many is played, or fewer if they say so.
+SLOW = 12  # Of the slow tests one case in so many is played, or fewer if they say so.
 SHARE = int(os.environ.get("BURNISH_SHARE", "1"))  # One file in so many is played.
 Require = Callable[..., Any]
 
