@@ -71,7 +71,14 @@ SHORT = ["total=1500", "method.imagined=200", "method.inner.loop.warmup=64", "me
 SAC = ["env=push", "env.reward=dense", "experiment=improve/residual_sac", "method.loop.updates_per_decision=0.5"]
 PPO = ["env=pick_place", "env.reward=dense", "experiment=improve/residual_ppo", "method.loop.decisions_per_update=96"]
 FEWER = ["total=1600", "method.loop.warmup=800", "method.loop.initial_updates=20"]
-DREAM = ["method=imagine", "method.inner=dsrl", "method.known_outcome=true", "method.imagined=10000", "total=5000"]
+DREAM = [
+    "method=imagine",
+    "method.inner=dsrl",
+    "method.known_outcome=true",
+    "method.collect=32",
+    "method.imagined=5000",
+    "total=8960",
+]
 VARIANTS = {
     "imagine": Variant("insert", IMAGINE, SHORT, seeds=15),
     # One round of as many imagined decisions, and nothing that could notice.
