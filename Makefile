@@ -23,6 +23,7 @@ help: ## this list
 # The stamp is younger than what it was made from, so a second `make` installs nothing.
 # torch goes first and alone: were it one wish among many, pip might fetch gigabytes of CUDA packages for it.
 $(VENV)/stamp: pyproject.toml constraints.txt
+	mkdir -p $(VENV)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(INSTALL) -c constraints.txt $(TORCH)
 	$(BIN)/python $(INSTALL) -c constraints.txt -e '.[dev]'
@@ -62,6 +63,7 @@ docs: venv ## the documentation in site/, where a warning is an error
 WHEEL := $(VENV)/wheel
 $(WHEEL)/stamp: pyproject.toml constraints.txt
 	rm -rf $(WHEEL)
+	mkdir -p $(VENV)
 	$(PYTHON) -m venv $(WHEEL)
 	$(WHEEL)/bin/python $(INSTALL) -c constraints.txt $(TORCH)
 	set -e; copy=$$(mktemp -d); trap 'rm -rf "$$copy"' EXIT; cp -r pyproject.toml README.md LICENSE $(FOLDERS) $$copy; \
@@ -82,7 +84,7 @@ wheel-smoke: venv wheel-venv ## build the sdist, from it the wheel, install it i
 	set -e; \
 	away=$$(mktemp -d); trap 'rm -rf "$$away"' EXIT; \
 	cp -r tests benchmarks docs pyproject.toml README.md $$away; \
-	python=$$PWD/$(WHEEL)/bin; cd $$away; \
+	python=$(abspath $(WHEEL))/bin; cd $$away; \
 	$$python/burnish --help >/dev/null; \
 	BURNISH_WHEEL=1 $$python/python -m pytest -n 2 -rs -m 'not slow' $(SMOKE:%=tests/test_%.py)
 

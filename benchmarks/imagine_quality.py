@@ -198,13 +198,17 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             runs = [row for row in rows if row["variant"] == name and variant.task == task]
             if runs:
                 reached = [run["reached"] for run in runs if run["reached"]]
+                tried = any(run["curve"] for run in runs)
                 promised = [run["promised"] for run in runs if run["promised"] is not None]
                 means = {"success": [run["success"] for run in runs], "minutes": [run["minutes"] for run in runs]}
                 found.append(
                     {"task": task, "variant": name, "runs": len(runs)}
                     | {key: statistics.mean(x) for key, x in means.items()}
                     | {"worst": min(means["success"]), "ticks": statistics.median(run["ticks"] for run in runs)}
-                    | {"promised": statistics.mean(promised) if promised else None, "reached": len(reached)}
+                    | {
+                        "promised": statistics.mean(promised) if promised else None,
+                        "reached": len(reached) if tried else None,
+                    }
                     | {"reached_after": statistics.median(reached) if reached else None}
                 )
         place = RESULTS / "refine_quality" / task

@@ -325,7 +325,7 @@ class PPO(Learner):
         rank, size = self.ranks.rank, self.ranks.size
         own, metrics = index(rows, slice(rank, None, size)) if size > 1 else rows, Metrics()
         for start in range(0, -(-count // size), self.slice):  # as many passes on each rank
-            part = index(own, slice(start, start + self.slice)) if self.slice < len(own["advantage"]) else own
+            part = index(own, slice(start, start + self.slice))
             share = len(part["advantage"]) / count
             if not share:  # without a row, a rank adds one that counts nothing
                 part = index(rows, slice(0, 1))

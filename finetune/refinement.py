@@ -34,7 +34,8 @@ from ..policies.data.read import fingerprint
 from ..policies.evaluator import EvalConfig
 from ..policies.external.reward_models import relabelled, rewarded
 from ..policies.improve import Improvement, improve
-from ..policies.runs.run import METRICS, OnLog, read_metrics
+from ..policies.runs.checkpoint import newest
+from ..policies.runs.run import CHECKPOINTS, METRICS, OnLog, read_metrics
 from ..policies.runs.training_loop import to_end
 from ..sim.build import make_env, origin_of, raw_world, seen_by, world_from
 from ..sim.experts import make_expert
@@ -184,10 +185,11 @@ def refinement(
         device=device,
     )
     learner = loop.learner
-    if config.critic_from is not None:
+    resumed = config.resume and newest(Path(config.out) / CHECKPOINTS) is not None  # it has what it began with
+    if config.critic_from is not None and not resumed:
         adopt_critic(learner, config.critic_from)
-    if config.model_from is not None:
-        adopt_model(loop, config.model_from)
+    if config.model_from is not None and not resumed:
+        adopt_model(loop, config.model_from, config, world, spec.action)
     training = loop if config.processes == 1 else in_processes(config, loop)
     work = Improvement(
         training=training,

@@ -65,15 +65,16 @@ class ShardedActor(WholeActor):
     divided = True
 
     def __init__(self, actor: Any, policy: Any, device: torch.device) -> None:
-        names = {p.data_ptr(): name for name, p in actor.named_parameters() if p.requires_grad}
-        trained = [names.get(p.data_ptr()) for p in policy.parameters()]
-        fixed = {id(p): p for p, name in zip(policy.parameters(), trained, strict=True) if name is None}
+        trained = {p.data_ptr() for p in actor.parameters() if p.requires_grad}
+        # Parameters of its own, on the base's numbers: those of the actor move to the device when it is divided.
+        fixed = {id(p): nn.Parameter(p.detach(), False) for p in policy.parameters() if p.data_ptr() not in trained}
+        names = {p.data_ptr(): name for name, p in actor.named_parameters()}
+        known = [names.get(p.data_ptr()) for p in policy.parameters()]
         super().__init__(copy.deepcopy(policy, fixed))
         self.actor, self.ranks = actor, sharing()
         if not self.ranks.first:
             self.policy.to("meta")
-        pairs = zip(trained, self.policy.parameters(), strict=True)
-        self._pairs = [(name, p) for name, p in pairs if name is not None]
+        self._kept = {name: p for name, p in zip(known, self.policy.parameters(), strict=True) if name is not None}
         divide(actor, self.ranks, device, *(name for name in ASKED if hasattr(actor, name)))
 
     def add_up_gradients(self) -> None:
@@ -85,15 +86,18 @@ class ShardedActor(WholeActor):
     @torch.no_grad()
     def publish(self) -> None:
         """All ranks take part."""
-        parameters = dict(self.actor.named_parameters())
-        for name, kept in self._pairs:
-            found = whole(parameters[name])
-            if self.ranks.first:
-                kept.copy_(found)
+        for name, shared in self.actor.named_parameters():
+            if name in self._kept and shared.requires_grad:
+                found = whole(shared)
+                if self.ranks.first:
+                    self._kept[name].copy_(found)
 
     def state_of_one(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """The first rank has it."""
-        return {**state, **{part: gathered(state[part], self.ranks) for part in ("actor", "optimizer")}}
+        """The first rank has it. What its policy holds is that very memory, so that a checkpoint has it once."""
+        kept = {name: p.detach() for name, p in self._kept.items()}
+        other = {name: x for name, x in state["actor"].items() if name not in kept}
+        actor = {**state["actor"], **gathered(other, self.ranks), **kept}
+        return {**state, "actor": actor, "optimizer": gathered(state["optimizer"], self.ranks)}
 
     def own_part(self, state: Mapping[str, Any]) -> dict[str, Any]:
         named, optimizer = self.actor.state_dict(), state["optimizer"]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..offline.critics import Critic
 from ..offline.learner import Wrapping
 from ..policies.core.errors import BurnishError
-from ..policies.runs.checkpoint import newest
+from ..policies.runs.checkpoint import Checkpoint, newest
 from ..policies.runs.run import CHECKPOINTS, CONFIG
 
 JUDGES = ("critic", "value", "latent_critic")  # what learners call them
@@ -56,17 +56,17 @@ def require_like(part: str, own: Mapping[str, Any], saved: Mapping[str, Any], ru
             )
 
 
-def learner_of(setting: str, run: str) -> dict[str, Any]:
-    """The state of the learner in the newest checkpoint of a run that a ``setting`` names."""
+def newest_of(setting: str, run: str) -> Checkpoint:
+    """The newest checkpoint of a run that a ``setting`` names."""
     checkpoint = newest(Path(run) / CHECKPOINTS)
     if checkpoint is None:
         raise BurnishError(f"{setting}={run} has no checkpoints; give the folder of a run, out= of its command")
-    return checkpoint.children["learner"].state
+    return checkpoint
 
 
 def critic_state(run: str, name: str = "critic") -> dict[str, Any]:
     """Of a run of `burnish offline` or `burnish finetune`."""
-    state = learner_of("critic_from", run)
+    state = newest_of("critic_from", run).children["learner"].state
     state = state.get("real", state.get("inner", state))  # loops of MBPO and imagine hold that of the method within
     found = state.get("learner", {}).get(name)
     if not isinstance(found, dict):

@@ -13,11 +13,13 @@ from data_parallel_lab import APART, METHODS, SHARES, WORLD, base, bytes_held, l
 from safetensors.torch import load_file
 from test_ranks import ROUNDING, TORCHRUN
 
+from burnish.finetune.actors.noisy_flow import NoiseConfig, NoisyFlowActor
 from burnish.finetune.data_parallel import interleaved
 from burnish.finetune.exploration.novelty import NoveltyConfig
 from burnish.finetune.methods.dsrl import DSRLConfig
 from burnish.finetune.methods.rpd import Distance
 from burnish.finetune.refinement import FinetuneConfig, refinement
+from burnish.finetune.sharded_actor import ShardedActor
 from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.execute import Execution
@@ -71,15 +73,17 @@ def test_a_rank_has_every_second_world_with_its_seeds():
     assert not torch.equal(EpisodeSeeds(0, 3).begin(torch.ones(3, dtype=torch.bool)), drawn[1]), "outside: alone again"
 
 
-@pytest.mark.parametrize("minibatch", [2, 9])
-def test_the_gradients_of_the_ranks_add_up_to_those_of_one_process(minibatch, monkeypatch):
-    """Of three ranks: one has no row of a minibatch of two, and of 28 rows in minibatches of 7 they have 3, 2 and 2."""
+@pytest.mark.parametrize(("minibatch", "slices"), [(2, 4096), (9, 4096), (9, 2)])
+def test_the_gradients_of_the_ranks_add_up_to_those_of_one_process(minibatch, slices, monkeypatch):
+    """Of three ranks: one has no row of a minibatch of two, and of 28 rows in minibatches of 7 they have 3, 2 and 2. In
+    slices of 2 the first one passes twice, and the others have nothing for the second pass."""
     sums: list[list[torch.Tensor]] = []
     monkeypatch.setattr(Ranks, "add_up", lambda self, tensors: sums.append([x.clone() for x in tensors]))
     first = []
     for ranks in (ALONE, *(Ranks(rank, 3) for rank in range(3))):
         loop: Any = loop_of("gaussian_ppo")
         loop.learner.ranks, loop.learner.config = ranks, replace(loop.learner.config, minibatch=minibatch)
+        loop.learner.slice = slices
         sums.clear()
         loop.iterate()
         first.append(sums[0])
@@ -120,6 +124,21 @@ def test_a_gymnasium_world_goes_on_from_its_share_of_a_state_in_which_another_pl
     action = torch.full((2, 1), 0.5)
     here, there = alone.step(action[:1]), both.step(action)
     assert alone.continues and torch.equal(here.obs["state"], there.obs["state"][:1])
+
+
+def test_the_whole_policy_has_parameters_of_its_own_on_the_numbers_of_the_base(monkeypatch):
+    """Those of the actor move to another device when it is divided, and a base would come along."""
+    monkeypatch.setattr("burnish.finetune.sharded_actor.divide", lambda *given: None)
+    policy = base("vla_shares")
+    actor = NoisyFlowActor(policy, NoiseConfig())
+    kept = ShardedActor(actor, actor.flow, torch.device("cpu")).policy
+    assert not {id(p) for p in kept.parameters()} & {id(p) for x in (actor, policy) for p in x.parameters()}
+    places = {p.data_ptr() for p in policy.parameters()}
+    named, fixed = (
+        dict(kept.named_parameters()),
+        {name for name, p in actor.flow.named_parameters() if not p.requires_grad},
+    )
+    assert fixed and all((named[name].data_ptr() in places) is (name in fixed) for name in named)
 
 
 # ---- refusals ----

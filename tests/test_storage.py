@@ -120,14 +120,18 @@ def test_words_name_what_is_sent(tmp_path, monkeypatch):
     assert key_of(Path("../runs/x")) == (tmp_path.parent / "runs/x").as_posix().lstrip("/")
 
 
-@pytest.mark.parametrize("ahead", [True, False])
-def test_of_a_run_the_later_checkpoint_counts_here_or_there(ahead, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("here", "settings", "counts"), [("200", "a", "sent"), ("600", "a", "here"), ("200", "b", "here")]
+)
+def test_of_a_run_the_later_checkpoint_counts_here_or_there(here, settings, counts, tmp_path, monkeypatch):
+    """Of the same run: one with other settings in the same folder is another."""
     monkeypatch.chdir(tmp_path)
     url, run = f"file://{tmp_path}/kept", tmp_path / "run"
-    files.write_folder(run, {"checkpoints/00000400/x": "sent", "checkpoints/00000200/x": "sent"})
+    files.write_folder(run, {"checkpoints/00000400/x": "sent", "checkpoints/00000200/x": "sent", "config.yaml": "a"})
     Storage(url).send(run, "run")
     files.remove(run)
-    files.write_folder(run, {f"checkpoints/00000{'200' if ahead else '600'}/x": "here"})
+    files.write_folder(run, {f"checkpoints/00000{here}/x": "here", "config.yaml": settings})
     with stored(["finetune", "out=run"], tmp_path / "log", url) as keys:
         assert Storage(url).fetch(keys[1], tmp_path / "node")
-    assert set(content(tmp_path / "node").values()) == {"sent" if ahead else "here"}
+    found = content(tmp_path / "node")
+    assert found.pop("config.yaml") == settings and set(found.values()) == {counts}

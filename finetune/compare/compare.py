@@ -18,6 +18,7 @@ last policy of each run, and of the one that it delivers (`policies/best.py`).
 from __future__ import annotations
 
 import json
+import secrets
 import shlex
 import sys
 import time
@@ -291,8 +292,10 @@ class Player:
         """The number of updates of a baseline. It is found once: a run that is resumed must not become another one."""
         path, config = (self.out / entry.folder).with_suffix(PLAN), self.config
         if not path.exists():
-            scratch = path.with_name(f".{entry.name}")
-            files.remove(scratch)
+            # A name of its own, since a storage may hold the probe of an earlier call.
+            scratch = path.with_name(f".{entry.name}-{secrets.token_hex(4)}")
+            for left in path.parent.glob(f".{entry.name}-*"):
+                files.remove(left)
             play = partial(self._burnish, log=path.with_suffix(".log"))
             where = {"base": config.base, "data": config.data or ""}
             rate = free_baselines.probe(entry.method, play, scratch, **where, words=words)

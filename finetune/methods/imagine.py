@@ -317,7 +317,7 @@ class ImagineLoop(Learns):
             learnt = self.ticks.knows_success and self.model.known is None
             if learnt:
                 self.record.reliability = reliability(self.model, self.ticks)
-            self._show_ticks()
+            self.show_ticks()
             real = float(self.score or 0.0)
             if learnt:
                 world = stacked(self.evaluated, self.tape.history)
@@ -336,7 +336,8 @@ class ImagineLoop(Learns):
             )
         return metrics
 
-    def _show_ticks(self) -> None:
+    def show_ticks(self) -> None:
+        """To the imagined worlds: where episodes begin, and what is known there."""
         self.imagined.begin(self.ticks)
         for env in (self.evaluated, self.shown):
             env.begin(self.ticks, self.imagined.limit)
@@ -381,7 +382,7 @@ class ImagineLoop(Learns):
         self.model.load_state_dict(state["model"])
         self.ticks.load_state_dict(state["ticks"])
         if len(self.ticks):
-            self._show_ticks()
+            self.show_ticks()
         self.inner.load_state_dict(state["inner"])
         self.fit.load_state_dict(state["fit"])
         self.tape.load_state_dict(state["tape"])

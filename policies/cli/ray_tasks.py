@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -23,8 +23,8 @@ from ..core.errors import BurnishError, reason
 from ..core.imports import VARIABLE
 from ..runs.checkpoint import numbered
 from ..runs.interrupt import Stop
-from ..runs.run import CHECKPOINTS
-from .storage import Storage
+from ..runs.run import CHECKPOINTS, CONFIG
+from .storage import Storage, sha256_of
 from .verb_process import child_imports
 
 RAY = "ray"
@@ -114,9 +114,12 @@ def stored(words: Sequence[str], log: Path, address: str) -> Iterator[dict[int, 
             storage.fetch(keys[number], path)
 
 
-def _ahead(listed: Iterable[str] | None, path: Path) -> bool:
-    """Whether the names in a storage hold a later checkpoint than the folder of a run."""
-    kept = [name.split("/")[1] for name in listed or () if name.startswith(f"{CHECKPOINTS}/")]
+def _ahead(listed: Mapping[str, str] | None, path: Path) -> bool:
+    """Whether a storage lists a later checkpoint of the run in a folder: of the one with these very settings."""
+    settings = path / CONFIG
+    if listed is None or not settings.is_file() or listed.get(CONFIG) != sha256_of(settings):
+        return False
+    kept = [name.split("/")[1] for name in listed if name.startswith(f"{CHECKPOINTS}/")]
     here = [int(x.name) for x in numbered(path / CHECKPOINTS)]
     return max((int(x) for x in kept if x.isdecimal()), default=0) > max(here, default=0)
 

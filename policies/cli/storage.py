@@ -78,11 +78,11 @@ class Storage:
         for folder, inner, names in os.walk(path):
             for other in {Path(folder) / name for name in [*inner, *names]} - kept:
                 files.remove(other)
-        for name, digest in listed.items():
+        for name, wanted in listed.items():
             folder = files.below(path, *places[name][:-1]) if places[name] else files.named(path.parent)
             target = path.joinpath(*places[name])
-            if not (target.is_file() and _digest(target) == digest):
-                self._fetch_file(digest, folder / target.name)
+            if not (target.is_file() and sha256_of(target) == wanted):
+                self._fetch_file(wanted, folder / target.name)
         return True
 
     def keys(self, below: str) -> list[str]:
@@ -144,7 +144,7 @@ class Storage:
             self._remote.get_file(f"{self._root}/{_place(digest)}", str(scratch))
         except Exception as error:
             raise self._failed(error) from error
-        if _digest(scratch) != digest:
+        if sha256_of(scratch) != digest:
             files.remove(scratch)
             raise BurnishError(f"{path.name} is damaged in {self._url}: its content is not that which was sent")
         files.move(scratch, path)
@@ -168,7 +168,7 @@ def _place(digest: str) -> str:
     return f"files/{digest[:2]}/{digest}"
 
 
-def _digest(path: Path) -> str:
+def sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
