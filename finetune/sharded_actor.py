@@ -93,7 +93,7 @@ class ShardedActor(WholeActor):
                     self._kept[name].copy_(found)
 
     def state_of_one(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """The first rank has it. What its policy holds is that very memory, so that a checkpoint has it once."""
+        """The first rank has it, in the memory of its policy, so that a checkpoint has both once."""
         kept = {name: p.detach() for name, p in self._kept.items()}
         other = {name: x for name, x in state["actor"].items() if name not in kept}
         actor = {**state["actor"], **gathered(other, self.ranks), **kept}
