@@ -18,8 +18,9 @@ never reaches the level counts as all its ticks.
 **push and pick_place**, where the question is what so many real ticks can give by any means, and whether an imagined
 world helps: `imagine` with 20,000, trials counted, and the best residual method in the world itself with 20,000 and
 100,000, which is tried only when it has ended. The residual begins from the base at noise 0, which is better on both
-tasks. Its settings are those of `burnish improve`, with as many updates as two seeds (101, 102) wanted that are not
-among those here. ``push_20k`` and its like are the mean success over the seeds, of the better one of these variants.
+tasks. Its settings are those of `burnish improve`, with the number of updates that did better, of two tried, on a seed
+that is not among those here (101). ``push_20k`` and its like are the mean success over the seeds, of the better one of
+these variants.
 
 A run leaves one JSON file in `results/imagine_quality/`; runs that are there are not repeated.
 """

@@ -16,7 +16,7 @@ from torch import nn
 from ..policies.core.errors import BurnishError
 from ..policies.core.execute import Execution
 from ..policies.core.ranks import sharing, whole
-from ..policies.sharding import divide, gathered, share_of
+from ..policies.sharding import divide, gathered, share_of, shares_of_moments
 
 if TYPE_CHECKING:
     from .ppo import PPOConfig
@@ -100,14 +100,9 @@ class ShardedActor(WholeActor):
         return {**state, "actor": actor, "optimizer": gathered(state["optimizer"], self.ranks)}
 
     def own_part(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        named, optimizer = self.actor.state_dict(), state["optimizer"]
-        trained = [p for p in self.actor.parameters() if p.requires_grad]  # the optimiser's first; then the critic's
-        moments = {
-            i: {key: share_of(x, trained[i]) if i < len(trained) else x for key, x in row.items()}
-            for i, row in optimizer["state"].items()
-        }
+        named, trained = self.actor.state_dict(), [p for p in self.actor.parameters() if p.requires_grad]
         actor = {name: share_of(x, named.get(name)) for name, x in state["actor"].items()}
-        return {**state, "actor": actor, "optimizer": {**optimizer, "state": moments}}
+        return {**state, "actor": actor, "optimizer": shares_of_moments(state["optimizer"], trained)}
 
 
 def shared_out(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -71,14 +71,19 @@ def shares(state: Mapping[str, Any], policy: nn.Module) -> dict[str, Any]:
     """This rank's part of the whole ``state`` of a learner (`imitate.py`) of a sharded ``policy``."""
     named, parameters = policy.state_dict(), [*policy.parameters()]
     optimizer, ema = state["optimizer"], state["ema"]
-    rows = optimizer["state"].items()
-    moments = {i: {name: share_of(x, parameters[i]) for name, x in row.items()} for i, row in rows}
     return {
         **state,
         "policy": {name: share_of(x, named.get(name)) for name, x in state["policy"].items()},
         "ema": {**ema, "parameters": {name: share_of(x, named.get(name)) for name, x in ema["parameters"].items()}},
-        "optimizer": {**optimizer, "state": moments},
+        "optimizer": shares_of_moments(optimizer, parameters),
     }
+
+
+def shares_of_moments(optimizer: Mapping[str, Any], parameters: Sequence[Tensor]) -> dict[str, Any]:
+    """The state of an optimiser whose first parameters are these; those of others stay whole."""
+    like = dict(enumerate(parameters))
+    rows = optimizer["state"].items()
+    return {**optimizer, "state": {i: {name: share_of(x, like.get(i)) for name, x in row.items()} for i, row in rows}}
 
 
 def share_of(x: Tensor, like: Any) -> Tensor:
