@@ -37,11 +37,16 @@ def test_the_noise_is_that_of_the_policy_side(seeds, index):
 
 PROBE = """
 import sys, time
-begin = time.process_time()
-import burnish.real_robot.export.runtime as runtime
-imported_s = time.process_time() - begin
-import json
+def used():
+    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    peak = int(status["VmHWM"].split()[0]) / 1024  # the rusage of a child begins with that of its parent
+    return time.process_time(), peak
+begin, _ = used()
 import numpy as np
+numpy_s, numpy_mib = used()
+import burnish.real_robot.export.runtime as runtime
+imported_s, _ = used()
+import json
 policy = runtime.load(sys.argv[1])
 controller = runtime.ChunkController(policy, seed=1)
 controller.reset(7)
@@ -49,21 +54,22 @@ for i in range(20):
     action = controller.step({"state": np.full(48, 0.1 * i)})
 names = [name for name in sys.modules if name.split(".")[0] in ("torch", "onnx", "safetensors", "scipy")]
 ours = sorted(name for name in sys.modules if name.startswith("burnish."))
-status = dict(line.split(":", 1) for line in open("/proc/self/status"))
-peak = int(status["VmHWM"].split()[0]) / 1024  # the rusage of a child begins with that of its parent
-print(json.dumps({"s": imported_s, "mib": peak, "foreign": names, "ours": ours, "action": action.tolist()}))
+cost = {"s": imported_s - begin, "numpy_s": numpy_s - begin, "mib": used()[1] - numpy_mib}
+print(json.dumps(cost | {"foreign": names, "ours": ours, "action": action.tolist()}))
 """
 
 
 def test_it_runs_without_torch_fast_and_small(tmp_path):
-    """Imported within 0.3 s, of the process's own time, and the best of three, because others compute on this machine
-    too. Measured: 63 MB in all, of which NumPy and Python have 25, onnxruntime 19 and its session 11."""
+    """Measured against NumPy, because machines and the memory that their systems count differ, and the best of three,
+    because others compute here too. Importing takes 1.1 times what NumPy alone takes (.19 s in all; mujoco would make
+    it 1.7). Onnxruntime adds 19 MB, its session 12 and our own code 4."""
     write(assembled(one_step_flow()), tmp_path / "b")
     words = [sys.executable, "-c", PROBE, str(tmp_path / "b")]
     said = [json.loads(subprocess.run(words, check=True, capture_output=True, cwd=tmp_path).stdout) for _ in range(3)]
     assert said[0]["foreign"] == [] and all(name.startswith("burnish.real_robot") for name in said[0]["ours"])
     assert np.isfinite(said[0]["action"]).all() and said[0]["action"] == said[1]["action"]
-    assert min(x["s"] for x in said) <= 0.3 and min(x["mib"] for x in said) <= 66
+    assert min(x["s"] for x in said) <= 1.5 * min(x["numpy_s"] for x in said)
+    assert min(x["mib"] for x in said) <= 40
 
 
 def test_a_chunk_is_made_within_100_microseconds():

@@ -169,6 +169,7 @@ def _place(digest: str) -> str:
 
 
 def sha256_of(path: Path) -> str:
+    """The digest of a file's bytes, by which a storage names it."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
