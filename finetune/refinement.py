@@ -191,11 +191,12 @@ def refinement(
     if config.model_from is not None and not resumed:
         adopt_model(loop, config.model_from, config, world, spec.action)
     training = loop if config.processes == 1 else in_processes(config, loop)
+    tries = tried and ranks.first
     work = Improvement(
         training=training,
         learner=learner,
         base=base,
-        evaluator=evaluator_of(world, learner.policy.spec, config.eval, device) if tried and ranks.first else None,
+        evaluator=evaluator_of(world, learner.policy.spec, config.eval, device, quiet=True) if tries else None,
         origin={"env": world, "method": name, "base": None if config.policy is None else where_of(config.policy)},
         identity={
             "method": name,
@@ -258,15 +259,20 @@ def scene(
     return base, world, spec, seen_by(spec, raw)
 
 
+TWINS = 64  # simulations under a model, whose imagined worlds ask for many ticks at once
+
+
 def twin_of(config: FinetuneConfig, spec: PolicySpec, device: torch.device) -> VecEnv | None:
     """The simulation that a model stands on, as the policy sees it."""
-    twin = None if explores_by_twin(config) else raw_twin(config, device)
+    twin = None if explores_by_twin(config) else raw_twin(config, device, TWINS)
     return None if twin is None else seen_by(spec, twin)
 
 
-def raw_twin(config: FinetuneConfig, device: torch.device) -> VecEnv | None:
-    """The twin in units of its actuators."""
-    return None if config.twin is None else raw_world(origin_of(config.twin), config.worlds, device, config.seed)
+def raw_twin(config: FinetuneConfig, device: torch.device, worlds: int = 0) -> VecEnv | None:
+    """The twin in units of its actuators, as ``worlds`` at once, or as many as are refined in."""
+    if config.twin is None:
+        return None
+    return raw_world(origin_of(config.twin), max(config.worlds, worlds), device, config.seed)
 
 
 def explores_by_twin(config: FinetuneConfig) -> bool:

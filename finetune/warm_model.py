@@ -23,6 +23,9 @@ from ..policies.runs.run import CONFIG
 from .warm_critic import newest_of, require_like
 from .world_model.model import WorldModel
 
+# Settings of a world that change no tick of an episode that begins alike: where it is simulated, and how long it lasts.
+FREE = ("backend", "max_steps", "randomize", "processes", "restart", "python", "address", "vector", "image_size")
+
 
 def adopt_model(
     loop: Any, run: str, settings: Any, world: Mapping[str, Any] | None = None, limits: ActionSpec | None = None
@@ -55,9 +58,13 @@ def adopt_model(
     policy, kept = checkpoint.children["policy"].config, parse(Path(run) / CONFIG, plain_yaml)
     usual = {"rewards": to_data(type(settings.rewards)()), "twin": None}  # where an older run does not say it
     other = [name for name, x in usual.items() if kept.get(name, x) != to_data(getattr(settings, name))]
-    there = ((policy.get("origin") or {}).get("env") or {}).get("name")
-    if world is not None and there not in (None, world["name"]):
-        other.append(f"env ({there})")
+    there = (policy.get("origin") or {}).get("env")
+    if world is not None and there and there["name"] != world["name"]:
+        other.append(f"env ({there['name']})")
+    elif world is not None and there:
+        theirs, ours = there.get("config", {}), world.get("config", {})
+        changed = {key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key)}
+        other += sorted(f"env.{key}" for key in changed.difference(FREE))
     action = to_data(model.spec.action if limits is None else limits)
     if any(policy["spec"]["action"][end] != action[end] for end in ("low", "high")):
         other.append("limits of actions")

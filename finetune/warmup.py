@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from ..policies.core.errors import BurnishError
 from .method import LoopKind
+from .methods.imagine import ImagineConfig
 from .methods.mbpo import MBPOConfig
 from .table import method_of
 
@@ -31,6 +32,14 @@ def warmup_of(config: Any) -> Warmup:
 
 def require_longer(config: Any, total: int) -> None:
     """Refuse a run of ``total`` decisions in which nothing would be learnt."""
+    if isinstance(config, ImagineConfig):
+        decisions, setting, _ = warmup_of(config.inner)
+        setting = setting.replace("method.", "method.inner.", 1)
+        if config.imagined <= decisions:
+            raise BurnishError(
+                f"method.imagined={config.imagined} decisions of a round end within the warm-up of {decisions}, so a "
+                f"policy that learnt nothing would be tried; raise method.imagined or lower {setting}"
+            )
     decisions, setting, _ = warmup_of(config)
     if total <= decisions:
         raise BurnishError(

@@ -197,8 +197,10 @@ def test_what_is_held_against_trials_begins_and_ends_as_they_do():
     env = world()
     loop = made(config(starts=Starts.key, horizon=3), Halfway(env), env)
     assert (loop.imagined.starts, loop.imagined.horizon) == (Starts.key, 3)
+    assert loop.imagined.guard.kind is Guard.cut
     for env in (loop.evaluated, loop.shown):
         assert (env.starts, env.horizon) == (Starts.first, loop.tape.spec.max_steps)
+        assert env.guard.kind is Guard.none, "an episode that a guard cuts off is no whole one"
 
 
 def test_a_model_that_flatters_is_not_trusted(capsys):
@@ -207,7 +209,9 @@ def test_a_model_that_flatters_is_not_trusted(capsys):
     loop._imagine = lambda: 1.0
     before = copy.deepcopy(loop.inner.state_dict()["learner"])
     run(loop, 2 * 48 * TASK.max_steps)
-    assert not loop.trusted and "it is not trusted" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert not loop.trusted and "it is not trusted" in told
+    assert "nothing refined was as good as the base" in told, "what learnt nothing would be taken for a result"
     after = loop.inner.state_dict()["learner"]
     assert str(before) == str(after), "something was refined in it"
 

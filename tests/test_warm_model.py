@@ -22,6 +22,7 @@ from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.rewards import RewardConfig
 from burnish.policies.core.spec import agent_spec
 from burnish.sim.build import make_env
+from burnish.sim.point_reach import Reward
 from seam import make_base
 
 __all__ = ["first"]
@@ -75,6 +76,9 @@ def test_numbers_that_mean_something_else_are_refused(played, monkeypatch):
     given: dict[str, Any] = {"model_from": str(played)}
     with pytest.raises(BurnishError, match=r"was learnt with other rewards; restore them"):
         begun(MBPOConfig(model=SIZE), rewards=RewardConfig(shift=-1.0), **given)
+    with pytest.raises(BurnishError, match=r"was learnt with other env.reward; restore them"):
+        begun(MBPOConfig(model=SIZE), replace(WORLD, reward=Reward.sparse), **given)
+    begun(MBPOConfig(model=SIZE), replace(WORLD, max_steps=WORLD.max_steps + 1), **given)
     with pytest.raises(BurnishError, match=r"is another one|of another world"):
         begun(MBPOConfig(model=SIZE), replace(WORLD, goal_in_state=False), **given)
     checkpoint = newest_of("model_from", str(played))

@@ -112,12 +112,15 @@ def build(
         )
     model = WorldModel(tape.single_frames, config.model, seed=derive(seed, "model"), known=known, twin=twin).to(device)
 
-    def imagined(worlds: int, name: str, **options: Any) -> ImaginedEnv:
-        return ImaginedEnv(model, worlds, config.guard, seed=derive(seed, name), device=device, **options)
+    def imagined(worlds: int, name: str, guard: GuardConfig, **options: Any) -> ImaginedEnv:
+        return ImaginedEnv(model, worlds, guard, seed=derive(seed, name), device=device, **options)
 
-    inside = imagined(config.imagined_worlds, "imagined", starts=config.starts, horizon=config.horizon or None)
-    # Held against trials, and so begun and played to the end as those are.
-    evaluated, shown = imagined(EVALUATION_WORLDS, "evaluated"), imagined(min(EPISODES, env.num_envs), "shown")
+    begins: dict[str, Any] = {"starts": config.starts, "horizon": config.horizon}
+    inside = imagined(config.imagined_worlds, "imagined", config.guard, **begins)
+    # Held against trials, and so begun, paid and played to the end as those are: no guard cuts them off.
+    whole = GuardConfig(Guard.none, verify=config.guard.verify)
+    shown = imagined(min(EPISODES, env.num_envs), "shown", whole)
+    evaluated = imagined(EVALUATION_WORLDS, "evaluated", whole)
 
     def inner(attempt: int) -> Loop[Any]:
         given: dict[str, Any] = {"probe": samples is not None and attempt == 0, "samples": samples}
@@ -212,9 +215,8 @@ class ImagineLoop(Learns):
         self.inner.learner.plan(self.rounds * self.phases[2])
 
     def describe(self) -> str:
-        inner = self.inner.learner.describe()
         plan = f"imagined worlds: {self.rounds} rounds, each of {self.config.collect} real episodes"
-        return f"{inner}. {plan}" if inner else plan
+        return ". ".join(filter(None, [self.inner.learner.describe(), plan]))
 
     # ---- a run ----
 
@@ -289,6 +291,8 @@ class ImagineLoop(Learns):
         if last and self.best is not None and (real < self.best[0] or not self.refined):
             self.policy.load_state_dict(self.best[1])
             words += f"; the policy of an earlier trial, with {self.best[0]:.3g}, is kept"
+        if last and self.base is not None and (self.best is None or self.best[0] < self.start):
+            words += f"; nothing refined was as good as the base, with {self.start:.3g} in the first trial: keep that"
         self.promised, self.latest["real/score"] = None, real
         say(words)
 

@@ -99,7 +99,7 @@ def lacking(ticks: Ticks) -> str:
 
 
 def ahead(model: WorldModel, data: dict[str, Any], ticks: int) -> float:
-    """Root mean square error after so many ticks of recorded actions, by the mean of the first member, in deviations
+    """Root mean square error after so many ticks of recorded actions, by the mean of the first elite, in deviations
     of the state. 0 where no episode is so long."""
     order = data["episode"].argsort(stable=True)
     row: dict[str, Any] = index(data, order)
@@ -109,7 +109,7 @@ def ahead(model: WorldModel, data: dict[str, Any], ticks: int) -> float:
     if not len(start):
         return 0.0
     start = start[:: -(-len(start) // BEGINNINGS)]
-    obs, still = index(row["obs"], start), torch.zeros_like(start)
+    obs, still = index(row["obs"], start), model.elites[0].expand_as(start)
     for k in range(ticks):
         noise = torch.zeros(len(start), sum(model.sizes), device=start.device)
         obs = model.predict(obs, row["action"][start + k], still, noise).next_obs

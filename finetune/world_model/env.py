@@ -37,6 +37,7 @@ from .model import WorldModel, ends_of
 from .ticks import Ticks, previous
 
 KEY = (5, 20)  # ticks before a success between which starts=key begins
+LEAST = 1e-9  # disagreement, by which a guard may divide
 MEASURED = 10_000  # ticks, drawn at random of more, among which the largest disagreement is looked for
 
 
@@ -75,7 +76,7 @@ class GuardConfig:
 
 class ImaginedEnv:
     """N worlds of ``model``. ``begin`` gives it the ticks that episodes begin at, before its first reset; ``horizon``
-    is the number of ticks after which an episode is truncated, by default that of the world."""
+    is the number of ticks after which an episode is truncated; 0: as many as in the world."""
 
     continues = True
 
@@ -86,7 +87,7 @@ class ImaginedEnv:
         guard: GuardConfig,
         *,
         starts: Starts = Starts.first,
-        horizon: int | None = None,
+        horizon: int = 0,
         seed: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -127,7 +128,8 @@ class ImaginedEnv:
         if len(action) > MEASURED:
             drawn = torch.randperm(len(action), generator=named_generator(len(action), "measured"))
             rows: Any = drawn[:MEASURED].to(action.device)
-        return self.guard.limit * float(self.model.disagreement(tree.index(data["obs"], rows), action[rows]).amax())
+        found = float(self.model.disagreement(tree.index(data["obs"], rows), action[rows]).amax())
+        return self.guard.limit * max(found, LEAST)
 
     def begin_at(self, obs: Obs) -> None:
         """From now on each world begins at its own row of ``obs``."""

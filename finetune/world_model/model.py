@@ -19,7 +19,8 @@ does its model, and there is nothing to calibrate; or it says at least where epi
 
 **Departures.** A number's likelihood is weighted by its variance to the power of 1/2 (beta-NLL, Seitzer et al. 2022,
 2203.09168): plain likelihood gives up on what is hard to predict. No early stopping: a fixed number of updates, all
-members on all data in other orders. Worlds follow any member, unless ``elites`` asks for the best.
+members on all data in other orders. Worlds follow any member, unless ``elites`` asks for the best. Rewards are
+predicted from the action and where it led, so one that is a difference of states is fitted as well as that place tells.
 """
 
 from __future__ import annotations
@@ -244,13 +245,18 @@ class WorldModel(nn.Module):
 
     def prepare(self, ticks: Ticks) -> None:
         """Scales and known functions of what was played so far, and dynamics that need no gradient. The scales of the
-        first time stay, so that a model that is fitted again goes on from what it knows."""
+        first time stay, so that a model that is fitted again goes on from what it knows; a number that was constant
+        then gets one once it moves."""
         if self.twin is not None:
             ticks.ask(self.expected)
         data = ticks.split()[0]
         played = self.vectors(data)
         state, after = played.state, played.after
-        if not self.prepared:
+        if self.prepared:
+            _scale_what_moves_now(self.states, torch.cat([state, after]))
+            _scale_what_moves_now(self.extras, played.extra)
+            _scale_what_moves_now(self.changes, after - played.expected)
+        else:
             self.states.fit(torch.cat([state, after]), Scaling.standard, STILL)
             if self.kept:
                 self.extras.fit(played.extra, Scaling.standard, STILL)
@@ -335,6 +341,11 @@ class Fit:
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
+        if not all(bool(torch.isfinite(x).all()) for x in self.model.parameters()):
+            raise BurnishError(
+                "the model of the world is no longer finite after a fit; lower its lr, or look for outliers in what "
+                "the world shows"
+            )
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
@@ -343,6 +354,17 @@ class Fit:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.optimizer.load_state_dict(state["optimizer"])
         self.generator.set_state(state["generator"].cpu())
+
+
+def _scale_what_moves_now(scaler: Affine, data: Tensor) -> None:
+    """Numbers that were constant when ``scaler`` was fitted, and so kept their unit, are scaled by ``data``."""
+    if not scaler.scale.numel():
+        return
+    fresh = Affine(scaler.scale.shape).to(scaler.scale)
+    fresh.fit(data, Scaling.standard, STILL)
+    moves = (scaler.scale == 1) & (fresh.scale != 1)
+    scaler.shift.copy_(torch.where(moves, fresh.shift, scaler.shift))
+    scaler.scale.copy_(torch.where(moves, fresh.scale, scaler.scale))
 
 
 def disagreement(mean: Tensor) -> Tensor:
