@@ -16,7 +16,7 @@ from .cli.machine import say
 from .core.errors import BurnishError
 from .core.language import Letters, Spoken
 from .core.spec import ChunkConfig, PolicySpec, unlike_names
-from .core.wrapper import feature_names, instructions
+from .core.wrapper import description, feature_names, instructions
 from .data.episodes import Episodes
 from .data.lerobot import Mine
 from .data.read import read_dataset
@@ -59,9 +59,9 @@ def recordings(path: str, mine: Mine | None = None) -> Episodes:
 
 
 def evaluator_of(
-    data: Mapping[str, Any] | None, spec: PolicySpec, config: EvalConfig, device: torch.device
+    data: Mapping[str, Any] | None, spec: PolicySpec, config: EvalConfig, device: torch.device, quiet: bool = False
 ) -> Evaluator | None:
-    """None where no world is known, or none is wanted."""
+    """None where no world is known, or none is wanted. A line says what world it is, unless it is ``quiet``."""
     if config.episodes == 0:
         say("eval.episodes=0: the policy is not tried, so nothing is known of its success, and no best/ is chosen")
         return None
@@ -72,6 +72,8 @@ def evaluator_of(
         world = world_for(spec, data, worlds, device)
     except BurnishError as error:
         raise BurnishError(f"{error}. To train without trying the policy, give eval.episodes=0") from error
+    if not quiet and (line := description(world)):
+        say(line)
     if note := unlike_names("the policy", spec.names, "the environment", feature_names(world)):
         say(f"note: {note}")
     return Evaluator(world, config, device)

@@ -33,7 +33,7 @@ from .build import ENVS, make_env, named, observed_by, world_from
 from .collect import stream
 from .experts import make_expert
 from .experts.hosted import Errors
-from .external.maniskill import ManiSkillConfig
+from .external.maniskill import Backend, ManiSkillConfig
 from .external.settings import GymConfig
 from .two_mode import TwoModeConfig
 from .view import ViewConfig, watch
@@ -170,7 +170,8 @@ def _scene(config: CollectConfig) -> Scene:
     worlds, limits = min(config.worlds, config.episodes), None
     if config.policy is None:
         world, made_by = config.env or TwoModeConfig(), {"expert": config.expert or "clean"}
-        raw = env = make_env(world, worlds)
+        beside = isinstance(world, ManiSkillConfig) and world.backend is Backend.auto  # where its expert can stand
+        raw = env = make_env(replace(world, backend=Backend.cpu) if beside else world, worlds)
         if line := description(raw):
             sys.stdout.write(f"{line}\n")
         errors = None if config.errors == Errors() else config.errors

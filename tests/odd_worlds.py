@@ -105,6 +105,48 @@ class Strange(Passing):
         return obs, self.rng.random(), *rest
 
 
+class Unlucky(Passing):
+    """Draws when it is made, as Meta-World draws its goals."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn = np.random.uniform(size=1)
+
+    def seen(self) -> Any:
+        return self.drawn
+
+
+class Silent(Passing):
+    """Cannot be made, and does not say why."""
+
+    def __init__(self) -> None:
+        raise AssertionError
+
+
+class Ancient:
+    """An environment of the old Gym."""
+
+    observation_space, action_space, metadata = Passing.observation_space, Passing.action_space, {"render.modes": []}
+
+    def __init__(self) -> None:
+        self._max_episode_steps = 7
+        self.unwrapped = self
+
+    def seed(self, seed: Any = None) -> Any:
+        self.rng = np.random.RandomState(seed)
+
+    def reset(self) -> Any:
+        return self.rng.uniform(size=1)
+
+    def step(self, action: Any) -> Any:
+        return np.ones(1), 1.0, True, {"TimeLimit.truncated": True}
+
+    def render(self, mode: str = "human") -> Any:
+        return np.zeros((4, 4, 3), np.uint8) if mode == "rgb_array" else None
+
+    def close(self) -> None: ...
+
+
 class Leaving(Passing):
     """Leaves a file when it is closed."""
 
@@ -114,3 +156,6 @@ class Leaving(Passing):
 
     def close(self) -> None:
         self.file.touch()
+
+
+gymnasium.register("Odd-v0", entry_point="odd_worlds:Passing", max_episode_steps=11)

@@ -307,8 +307,8 @@ def require_like_actions(ours: str, mode: str | None, theirs: str, other: str | 
     if not (says_nothing(mode) or says_nothing(other) or mode == other):
         raise BurnishError(
             f"{ours} acts with action_mode={mode}, but {theirs} with action_mode={other}, so equal numbers are other "
-            f"actions; where both words mean the same, say so: env.action_mode={mode} with env=gym, or "
-            "action_mode of the entry burnish in meta/info.json of recordings"
+            f"actions; where both words mean the same, say so: env.action_mode={mode} with env=gym or env=remote, or "
+            "action_mode of the entry burnish in meta/info.json of recordings; env=maniskill has env.control_mode"
         )
 
 

@@ -224,13 +224,13 @@ def _play(
 
 
 def _begin(env: VecEnv, everyone: Tensor, world_seeds: Sequence[int]) -> tuple[Obs, bool]:
-    """The first observations, and whether the same seeds give them twice, bit for bit."""
+    """The first observations, and whether the same seeds give them twice, bit for bit, whatever world has a seed."""
     if not repeatable(env):
         return env.reset(everyone, world_seeds), False
-    first = tree.map_tree(torch.clone, env.reset(everyone, world_seeds))
-    again = env.reset(everyone, world_seeds)
+    turned = tree.map_tree(torch.clone, env.reset(everyone, [*world_seeds[1:], world_seeds[0]]))
+    obs = env.reset(everyone, world_seeds)
     # NaN would count as unequal, but an episode that begins with one is refused anyway.
-    return again, all(torch.equal(x, first[key]) for key, x in again.items())
+    return obs, all(torch.equal(x, turned[key].roll(1, 0)) for key, x in obs.items())
 
 
 @dataclass(frozen=True)

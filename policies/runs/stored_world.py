@@ -49,7 +49,7 @@ LARGEST_OF = {"max_steps": 100_000, "control_hz": 10_000, "image_size": 1024, "w
 LONGEST, DEEPEST = 16, 4  # entries of a list; mappings and lists within each other
 _WORD, _ID = (
     re.compile(r"[A-Za-z0-9_][A-Za-z0-9_ .:+-]{0,79}"),
-    re.compile(r"[A-Za-z0-9_.-]{1,60}([/:][A-Za-z0-9_.-]{1,60})?"),
+    re.compile(r"[A-Za-z0-9_.-]{1,128}([/:][A-Za-z0-9_.-]{1,128})?"),
 )
 
 

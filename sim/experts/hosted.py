@@ -22,9 +22,11 @@ from ...policies.core.ranges import check_ranges
 from ...policies.core.scale import Scale
 from ...policies.core.seed import normal
 from ...policies.core.types import Obs
+from ..external import experts
+from ..external.settings import RemoteConfig
 from ..external.worlds import ExternalEnv
 
-USUAL = "burnish.sim.external.experts:make"  # chooses by the package of the environment
+USUAL = f"{experts.__name__}:make"  # chooses by the package of the environment
 WAVES = 64  # of which the bias is the sum: enough that it looks alike in all directions
 
 
@@ -75,7 +77,10 @@ def hosted_expert(env: ExternalEnv, name: str, errors: Errors | None = None, see
             f"{env.config.id} has no expert {name!r}; {did_you_mean(name, LEVELS)}, or name your own: module:callable"
         )
     level = "clean" if ":" in name else name
-    said = env.workers.take_on(name if ":" in name else USUAL)
+    config, usual = env.config, USUAL
+    if isinstance(config, RemoteConfig) and config.address is None:  # a Python that may not have us: by the path
+        usual = f"{experts.__file__}:make"
+    said = env.workers.take_on(name if ":" in name else usual)
     changes = (said.get("levels") or {}).get(level, {})
     return HostedExpert(env, errors or replace(LEVELS[level], **changes), said.get("still"), seed)
 
@@ -93,7 +98,7 @@ class HostedExpert:
         still = still or [0.0 if low == -high else float("nan") for low, high in limits]
         self._still = self._scale.to_unit(torch.tensor(still, dtype=torch.float32))
         shapes = env.spec.obs.shapes
-        self._keys = [key for key in ("state", "goal") if key in shapes]
+        self._keys = [key for key in ("state", "environment_state", "goal") if key in shapes]
         self._bias = Bias(sum(shapes[key][0] for key in self._keys), dim, errors.scale, seed)
         self._clock = Clock(n, seed)
         self._state = {"pause": torch.zeros(n, dtype=torch.int64), "last": torch.zeros(n, dim)}

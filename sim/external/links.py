@@ -130,7 +130,8 @@ class Connected:
             raise Died(f"it sent no message of ours ({plain(error, 200)})") from error
         self._waiting = False
         if letter == b"e":
-            raise Failed(f"{plain(header.get('kind', 'error'), 80)}: {plain(header.get('text', ''), 2000)}")
+            text = plain(header.get("text") or "", 2000)
+            raise Failed(plain(header.get("kind", "error"), 80) + (f": {text}" if text else ""))
         return header, data
 
     def _how(self) -> str:
@@ -141,18 +142,21 @@ class Connected:
 
 
 class Process(Connected):
-    """A worker in ``python``, by default in this one."""
+    """A worker in ``python``, by default in this one; one ``apart`` inherits no paths of modules."""
 
-    def __init__(self, recipe: Mapping[str, Any], count: int, python: str = sys.executable) -> None:
+    def __init__(
+        self, recipe: Mapping[str, Any], count: int, python: str = sys.executable, apart: bool = False
+    ) -> None:
         if os.name != "posix":
             raise BurnishError("Windows hands no socket to a process; set env.processes=0, or serve the environment")
         self._socket, theirs = socket.socketpair()
         self._file = shared_memory()
         fds = (theirs.fileno(), self._file.fileno())
         words = [python, str(SERVER), "--inherited", *map(str, fds)]
+        given = environment(apart)
         try:
             # What packages print goes where our own words do not: a worker has no business on standard output.
-            self._process = subprocess.Popen(words, pass_fds=fds, env=environment(), stdin=subprocess.DEVNULL, stdout=2)
+            self._process = subprocess.Popen(words, pass_fds=fds, env=given, stdin=subprocess.DEVNULL, stdout=2)
         except OSError as error:
             raise BurnishError(
                 f"{python} cannot be started: {error.strerror}; name an interpreter of Python"

@@ -87,7 +87,16 @@ class ManiSkillEnv:
         action = ActionSpec(tuple(box.low.tolist()), tuple(box.high.tolist()))
         hz, limit = float(self._simulation.control_freq), config.limit(registered)
         self.spec = EnvSpec(ObsSpec(shapes), action, hz, mode, limit)
-        self.notes = [config.about_limit(registered)]
+        self._about = config.about_limit(registered)
+
+    def describe(self) -> str:
+        """For the first line of a run."""
+        where = f"{self.num_envs} worlds in one simulation on {self._own}, {self.spec.control_hz:g} Hz"
+        return f"{self._about}; {where}, success by {self.success_from()}"
+
+    def success_from(self) -> str:
+        """The key by which a step says that it is a success."""
+        return "success in its info"
 
     def reset(self, mask: Tensor | None = None, seeds: Sequence[int] | None = None) -> Obs:
         mask = self._clock.begin(mask, seeds)

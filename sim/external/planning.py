@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from . import side_planner
 from .recipes import WORLDS
+from .settings import environment
 
 RECIPE = "maniskill-planner"
 
@@ -24,7 +25,8 @@ RECIPE = "maniskill-planner"
 def service() -> subprocess.Popen[str]:
     """The process that plans for all worlds of this one; it ends with it."""
     words = [WORLDS.python(RECIPE), side_planner.__file__]
-    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    apart = environment(apart=True)
+    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=apart)
 
 
 def ask(request: dict[str, Any]) -> dict[str, Any]:

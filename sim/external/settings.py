@@ -113,10 +113,12 @@ def packages_of(config: GymConfig) -> list[str]:
     return modules_of_prefix(config.id)[:1]
 
 
-def environment() -> dict[str, str]:
-    """Of a worker: one thread each, because there is a worker a core."""
+def environment(apart: bool = False) -> dict[str, str]:
+    """Of a worker: one thread each, because there is a worker a core. The Python of a recipe stands ``apart``: it was
+    made without what leads ours to other modules, as ROS does."""
     threads = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LP_NUM_THREADS")
-    return {**dict.fromkeys(threads, "1"), **os.environ}
+    elsewhere = ("PYTHONPATH", "PYTHONHOME") if apart else ()
+    return {**dict.fromkeys(threads, "1"), **{key: x for key, x in os.environ.items() if key not in elsewhere}}
 
 
 @dataclass

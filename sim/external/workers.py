@@ -50,7 +50,7 @@ class Workers:
         if isinstance(config, RemoteConfig):
             if config.address is not None:
                 return Remote(config.address, count, config.success, config.max_steps)
-            return Process(self._recipe, count, interpreter(config))
+            return Process(self._recipe, count, interpreter(config), apart=config.name is not None)
         return Process(self._recipe, count) if self._processes else InProcess(self._recipe, count)
 
     def where(self) -> str:

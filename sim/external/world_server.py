@@ -29,6 +29,7 @@ import math
 import mmap
 import os
 import random
+import re
 import runpy
 import signal
 import socket
@@ -63,12 +64,24 @@ def installed(name: str) -> Any:
 
 
 def make(recipe: dict[str, Any], count: int = 0) -> Any:
-    """One environment: of a callable, of an entry point, or registered; with ``count`` one of `gymnasium.vector`."""
+    """One environment, or with ``count`` one of `gymnasium.vector`. All that are made of a recipe draw the same while
+    they are made, so that equal seeds are equal episodes (Meta-World's constructor draws the goals)."""
+    with contextlib.ExitStack() as after:
+        after.callback(dice, dice(seeded(0)))
+        world = _made(recipe, count)
+    if "gym" not in sys.modules or not hasattr(world, "seed"):
+        return world
+    return runpy.run_path(os.path.join(HERE, "old_gym.py"))["modern"](world, recipe.get("max_steps"))
+
+
+def _made(recipe: dict[str, Any], count: int) -> Any:
+    """Of a callable, of an entry point, or registered."""
     sys.path.extend(path for path in recipe.get("paths") or () if path not in sys.path)
     for package in recipe.get("packages") or ():
         importlib.import_module(package)
     name, kwargs = recipe["id"], {**(recipe.get("kwargs") or {}), **({"num_envs": count} if count else {})}
-    if (made := load(name) if ":" in name else installed(name)) is not None:
+    called = re.fullmatch(r".+:[\w.]+", name)  # and no module:Name-v0, which Gymnasium itself knows
+    if (made := load(name) if called else installed(name)) is not None:
         return made(**kwargs)
     if not importlib.util.find_spec("gymnasium"):
         return importlib.import_module("gym").make(name, **kwargs)
@@ -106,6 +119,11 @@ def read(obs: Any, path: list[str], dtype: np.dtype, shape: tuple[int, ...]) -> 
     if value.shape != shape or (found is not value and kinds != "ff" and np.any(found != value)):
         raise ValueError(f"it declares {path} as {dtype} of shape {shape}, not {value.dtype} of shape {value.shape}")
     return found
+
+
+def seeded(seed: int) -> Any:
+    """The states of the two generators of `dice`, begun on ``seed``."""
+    return np.random.RandomState(seed).get_state(), random.Random(seed).getstate()
 
 
 def dice(new: Any) -> Any:
@@ -158,7 +176,7 @@ class Host:
         for source in map(vars(getattr(world, "unwrapped", world)).get, GENERATORS):
             if isinstance(source, np.random.Generator):  # others may hold the same one
                 source.bit_generator.state = type(source.bit_generator)(seed).state
-        self.shared[i] = (np.random.RandomState(seed).get_state(), random.Random(seed).getstate()), self.shared[i][1]
+        self.shared[i] = seeded(seed), self.shared[i][1]
         found = self._alone(i, functools.partial(world.reset, seed=seed), always=True)
         self._see(i, *(found if isinstance(found, tuple) else (found, {})))
         if self.experts:
@@ -388,10 +406,10 @@ def main() -> None:
                 listener.close()  # the port is free when the server has ended
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # an environment may start processes
                 keep(connection)
-                connection.settimeout(10)
+                signal.alarm(10)  # ends it, whatever came until then
                 with contextlib.suppress(EOFError, OSError, ValueError, RecursionError):
                     prove(connection, key)
-                    connection.settimeout(None)
+                    signal.alarm(0)
                     serve(connection, recipe=recipe, most=chosen.most)
                 return
 

@@ -9,6 +9,8 @@ Python that holds the environment.
 from __future__ import annotations
 
 import importlib
+import os
+import runpy
 from typing import Any, Protocol
 
 import numpy as np
@@ -49,4 +51,7 @@ def make(env: Any, seed: int = 0) -> Expert:
     package = package_of(env)
     if package not in FILES:
         raise LookupError(f"no expert for environments of {package}; there are experts for {', '.join(FILES)}")
-    return importlib.import_module(f".{FILES[package]}", __package__).make(env, seed)
+    if __package__:
+        return importlib.import_module(f".{FILES[package]}", __package__).make(env, seed)
+    beside = os.path.join(os.path.dirname(os.path.abspath(__file__)), FILES[package] + ".py")  # run by its path
+    return runpy.run_path(beside)["make"](env, seed)
