@@ -8,6 +8,7 @@ not used, because it exits with status 1 and prints tracebacks for a misspelt ke
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import sys
 import typing
@@ -171,6 +172,9 @@ def compose(verb: str, schema: type, groups: Mapping[str, Mapping[str, type]], o
     from omegaconf import errors
 
     known = _REGISTERED.setdefault(store := ConfigStore.instance(), {})
+    store.__dict__["__deepcopy__"] = lambda _: (
+        store
+    )  # Hydra copies for each command all that it holds, and changes none
     for group, kinds in {None: {verb: schema}, **groups}.items():
         for name, kind in kinds.items():
             if known.get((group, name)) is kind:
@@ -272,8 +276,6 @@ def usage(verb: str, composed: Any, groups: Mapping[str, Mapping[str, type]]) ->
 def choices(groups: Mapping[str, Mapping[str, type]]) -> dict[str, list[str]]:
     """Group -> names of its YAML files; in a group of the verb only those that stand on one of its dataclasses, and
     behind them those of other packages."""
-    from ..runs.manifest import plain_yaml
-
     found: dict[str, list[str]] = {}
     for folder in resources.files("burnish.configs").iterdir():
         if not folder.is_dir():
@@ -289,7 +291,7 @@ def choices(groups: Mapping[str, Mapping[str, type]]) -> dict[str, list[str]]:
 
         def root(name: str, texts: Mapping[str, str] = texts) -> str:
             while name in texts:
-                name = str(plain_yaml(texts[name])["defaults"][0])
+                name = _first_default(texts[name])
             return name.removesuffix(SCHEMA)
 
         kinds = groups.get(folder.name)
@@ -302,6 +304,14 @@ def choices(groups: Mapping[str, Mapping[str, type]]) -> dict[str, list[str]]:
         if names:
             found[folder.name] = names
     return found
+
+
+@functools.cache
+def _first_default(text: str) -> str:
+    """The file on which the YAML file with this text stands."""
+    from ..runs.manifest import plain_yaml
+
+    return str(plain_yaml(text)["defaults"][0])
 
 
 def _leaves(node: Any, path: str) -> list[tuple[str, str, str]]:
