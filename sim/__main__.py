@@ -54,7 +54,7 @@ class CollectConfig:
     """Settings of `burnish collect`: a world, an expert or a policy, and the number of episodes."""
 
     env: Any = None  # world; two_mode by default; with a policy, the one that it was trained for
-    # level of the expert: clean by default; noisy, clumsy, where an arm acts multi_modal; or module:callable
+    # level of the expert: clean by default; noisy, clumsy, for arms multi_modal; or module:callable, or an entry point
     expert: str | None = None
     # errors of an expert in worlds of other packages, instead of its level's
     errors: Errors = field(default_factory=Errors)

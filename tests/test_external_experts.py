@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from burnish.policies.data.lerobot import read_lerobot
 from burnish.sim.__main__ import GROUPS, CollectConfig
 from burnish.sim.build import make_env
 from burnish.sim.collect import collect
-from burnish.sim.experts import make_expert
+from burnish.sim.experts import hosted, make_expert
 from burnish.sim.experts.hosted import LEVELS, Bias, Errors
 from burnish.sim.external import experts
 from burnish.sim.external.planning import RECIPE
@@ -91,6 +92,17 @@ def test_an_expert_is_chosen_by_the_package_of_the_environment():
     with pytest.raises(BurnishError, match="no expert for environments of gymnasium; there are experts for metaworld"):
         config = GymConfig(processes=0)
         make_expert(config, 1, env=make_env(config, 1))
+
+
+def test_an_installed_package_announces_its_expert(monkeypatch):
+    config = GymConfig("odd_worlds:Passing", max_steps=5, control_hz=10.0, processes=0)
+    env = make_env(config, 1)
+    with pytest.raises(BurnishError, match="has no expert 'theirs'"):
+        make_expert(config, 1, "theirs", env=env)
+    monkeypatch.setattr(hosted, "entry_points", lambda group: [EntryPoint("theirs", "odd_worlds:Looking", group)])
+    expert = make_expert(config, 1, "theirs", env=env)
+    env.reset(seeds=[1])
+    assert isinstance(expert, hosted.HostedExpert) and env.workers.links[0]._host.experts
 
 
 # ---- Errors, on an expert in a world that only counts ----

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import entry_points
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from ..external.settings import RemoteConfig
 from ..external.worlds import ExternalEnv
 
 USUAL = f"{experts.__name__}:make"  # chooses by the package of the environment
+GROUP = "burnish.experts"  # of entry points, by which installed packages announce experts
 WAVES = 64  # of which the bias is the sum: enough that it looks alike in all directions
 
 
@@ -70,12 +72,14 @@ class Bias:
 
 
 def hosted_expert(env: ExternalEnv, name: str, errors: Errors | None = None, seed: int = 0) -> HostedExpert:
-    """``name`` is a level of the expert that Burnish has for the package, or ``module:callable``. ``errors`` take the
-    place of those of the level."""
+    """``name`` is a level of the expert that Burnish has for the package, an entry point of `GROUP`, or
+    ``module:callable``. ``errors`` take the place of those of the level."""
     if ":" not in name and name not in LEVELS:
-        raise BurnishError(
-            f"{env.config.id} has no expert {name!r}; {did_you_mean(name, LEVELS)}, or name your own: module:callable"
-        )
+        offered = {entry.name: entry.value for entry in entry_points(group=GROUP)}
+        if name not in offered:
+            near = did_you_mean(name, [*LEVELS, *offered])
+            raise BurnishError(f"{env.config.id} has no expert {name!r}; {near}, or name your own: module:callable")
+        name = offered[name]
     level = "clean" if ":" in name else name
     config, usual = env.config, USUAL
     if isinstance(config, RemoteConfig) and config.address is None:  # a Python that may not have us: by the path
