@@ -4,15 +4,18 @@
 
 A run is `burnish improve policy.path=BASE env=... steps=100000 seed=SEED` with its defaults, in a process of its own
 with one thread. It leaves one JSON file in `results/improve/`; runs that are there are not repeated, and one that was
-killed goes on from its last share. The fixed methods are the committed runs of `refine_quality.py`, each with the
-settings that won a search on its task, which `improve` does not have.
+killed goes on from its last share. The fixed methods are the committed runs of `refine_quality.py`. Where ``searched``
+says so, each has the settings that won a search on its task, which `improve` does not have; elsewhere it has those of
+its experiment. Runs that played more than the budget, but for their last round, are left out.
 
 The policies that runs deliver are compared, on the seeds of the stream "refine_quality", which were used for no
 training, tuning or choice. The best fixed method of a task is the one with the highest mean there, so luck speaks for
-it. Steps of training are equal; those of evaluation stand beside them, because a race plays more of them.
+it; a task without any has a dash. Steps of training are equal; those of evaluation stand beside them, because a race
+plays more of them.
 
-RESULT: ``improve_median_change``, the median over tasks of the mean of `improve` less that of the best fixed method;
-``improve_regret``, by how much the best fixed method is better in the worst task (0 where it is better in none).
+RESULT, over the tasks with a fixed method: ``improve_median_change``, the median of the mean of `improve` less that of
+the best fixed method; ``improve_regret``, by how much the best fixed method is better in the worst task (0 where it is
+better in none).
 """
 
 from __future__ import annotations
@@ -40,8 +43,10 @@ from burnish.policies.measure.evaluate import Evaluation
 from burnish.sim.build import env_name
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "improve.md"
-COLUMNS = {"task": "", "base": ".3f", "best_fixed": "", "fixed": ".3f", "improve": ".3f", "worst": ".3f"}
-COLUMNS |= {"change": "+.3f", "runs": "d", "chosen": "", "steps": ",.0f", "evaluation_steps": ",.0f", "minutes": ".1f"}
+ROUND = 0.05  # of the budget, that a run may play beyond it: it ends with a whole round of its worlds
+COLUMNS = {"task": "", "base": ".3f", "searched": "", "best_fixed": "", "fixed": ".3f", "improve": ".3f"}
+COLUMNS |= {"worst": ".3f", "change": "+.3f", "runs": "d", "chosen": "", "steps": ",.0f"}
+COLUMNS |= {"evaluation_steps": ",.0f", "minutes": ".1f"}
 
 
 @dataclass(frozen=True)
@@ -112,32 +117,34 @@ def fixed() -> dict[str, dict[str, float]]:
     """Task -> method -> mean of what its runs from the first base delivered."""
     scores: dict[str, dict[str, list[float]]] = {}
     for run in valid_runs(SUITE, RESULTS / SUITE.name):
-        if run["base"] == fingerprint(run["task"]) and run["budget"] == BUDGET:
+        within = run["budget"] == BUDGET and run["steps"] <= (1 + ROUND) * BUDGET
+        if run["base"] == fingerprint(run["task"]) and within:
             methods = scores.setdefault(run["task"], {})
             methods.setdefault(run["method"], []).append(statistics.mean(run["delivered"]))
     return {task: {name: statistics.mean(x) for name, x in methods.items()} for task, methods in scores.items()}
 
 
 def rows(results: Path) -> list[dict[str, Any]]:
-    """One for each task that both have runs of."""
+    """One for each task that `improve` has runs of."""
     found, known = [], fixed()
     for task in TASKS:
         runs = [json.loads(path.read_text()) for path in sorted((results / task).glob("*.json"))]
         runs = [run for run in runs if run["base"] == fingerprint(task)]
-        if not runs or task not in known:
+        if not runs:
             continue
         means = [statistics.mean(run["delivered"]) for run in runs]
-        best = max(known[task], key=lambda name: known[task][name])
+        best, score = max(known.get(task, {}).items(), key=lambda method: method[1], default=(None, None))
         base = SUITE.scores(task, Evaluation.load(RESULTS / SUITE.name / task / "base.json"))
         found.append(
             {
                 "task": task,
                 "base": statistics.mean(base),
+                "searched": "yes" if (RESULTS / SUITE.name / "search" / task).is_dir() else "no",
                 "best_fixed": best,
-                "fixed": known[task][best],
+                "fixed": score,
                 "improve": statistics.mean(means),
                 "worst": min(means),
-                "change": statistics.mean(means) - known[task][best],
+                "change": None if score is None else statistics.mean(means) - score,
                 "runs": len(runs),
                 "chosen": " ".join(run["chosen"] for run in runs),
                 "steps": statistics.mean(sum(run["steps"].values()) for run in runs),
@@ -150,7 +157,7 @@ def rows(results: Path) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = run_options(__doc__)
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(fixed()), help="default: all with fixed runs")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="default: all")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     results = results_of("improve", chosen)
@@ -168,7 +175,7 @@ def main() -> None:
 
 def publish_rows(results: Path, found: Sequence[dict[str, Any]], quick: bool) -> None:
     """The table on the screen, in its files, and in the document where these are the committed ones."""
-    changes = [row["change"] for row in found]
+    changes = [row["change"] for row in found if row["change"] is not None]
     result = {
         "improve_median_change": statistics.median(changes) if changes else -1.0,
         "improve_regret": max(0.0, -min(changes)) if changes else -1.0,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING as ABSENT
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ from .build import (
     SAVED,
     CheckpointConfig,
     build_policy,
-    load_policy,
     weights_of,
     where_of,
 )
@@ -30,8 +30,8 @@ from .cli.cli import main
 from .cli.machine import prepare_machine, say, say_delivered
 from .controllers import controller_for
 from .core import files
-from .core.config import to_data
-from .core.errors import BurnishError
+from .core.config import from_data, to_data
+from .core.errors import BurnishError, did_you_mean
 from .core.execute import Execution
 from .core.graphed_policy import executed
 from .core.ranks import Ranks, joined
@@ -98,7 +98,9 @@ class EvaluateConfig:
     policy: Any = None  # policy to evaluate: policy=checkpoint policy.path=FOLDER, or another kind
     env: Any = None  # world; by default the one that the policy was trained for
     eval: EvalConfig = field(default_factory=EvalConfig)  # settings of the evaluation
-    against: str | None = None  # another policy's folder: paired comparison on the same seeds
+    # another policy, for a paired comparison on the same seeds: its folder, or settings like those of policy=..., as in
+    # {path: FOLDER, keys: {image.front: image.top}} or {policy: remote, url: ws://localhost:8000}
+    against: Any = None
     results: list[str] = field(default_factory=list)  # finished evaluations to compare instead, ours or LeRobot's
     swap_words: bool = False  # a control: each episode is told another instruction than the one that counts
     paired: bool = False  # the episodes of results that name no seeds were played with the same ones
@@ -193,7 +195,8 @@ def evaluate(config: EvaluateConfig) -> int:
     # Everything is loaded and checked before anything is played.
     entries = [("evaluation", where_of(chosen), acting_policy(chosen, device, config.env))]
     if config.against is not None:
-        entries.append(("against", config.against, load_policy(config.against, device)))
+        other = opponent(config.against)
+        entries.append(("against", where_of(other), acting_policy(other, device, config.env)))
     world = shared_world(config.env, [(path, origin.get("env")) for _, path, (_, origin) in entries])
     players = [(name, path, executed(policy, config.execution, device)) for name, path, (policy, _) in entries]
     if out is not None:
@@ -233,6 +236,22 @@ def evaluate(config: EvaluateConfig) -> int:
         if out is not None:
             files.replace(out / "comparison.json", json.dumps(comparison.to_dict(), indent=1) + "\n")
     return 0
+
+
+def opponent(chosen: Any) -> Any:
+    """The choice of a policy that ``against=`` means: a folder, or settings, of which ``policy`` says the kind."""
+    if not isinstance(chosen, Mapping):
+        return CheckpointConfig(str(chosen))
+    settings = {str(key): x for key, x in chosen.items()}
+    kind = str(settings.pop("policy", "checkpoint"))
+    if kind not in ACTING:
+        raise BurnishError(f"against: policy={kind!r:.60} is not a choice; {did_you_mean(kind, ACTING)}")
+    for needed in fields(ACTING[kind]):
+        if needed.name not in settings and needed.default is needed.default_factory is ABSENT:
+            raise BurnishError(
+                f"against says nothing of {needed.name}, which must be given: against={{{needed.name}: ...}}"
+            )
+    return from_data(ACTING[kind], settings, "against")
 
 
 def all_instructions(env: VecEnv, seeds: Sequence[int]) -> list[str]:

@@ -157,3 +157,15 @@ def test_what_makes_reinflow_faster(tables):
     assert report["result"]["reinflow_over_dppo"] == pytest.approx(2, rel=0.15)  # "about twice"
     assert report["result"]["reinflow_over_dppo_4"] == pytest.approx(1, abs=0.1)
     assert all(row["update_s"] > row["world_s"] + row["policy_s"] + row["other_s"] for row in report["rows"])
+
+
+def test_a_fixed_method_that_played_more_than_the_budget_is_not_compared_with_improve(benchmark, monkeypatch):
+    improve = import_module("improve")
+
+    def run(method, steps):
+        return {"task": "push", "method": method, "base": "b", "budget": 100_000, "steps": steps, "delivered": [0, 1]}
+
+    played = [run("fewer", 91_915), run("a round more", 103_315), run("twice", 201_000)]
+    monkeypatch.setattr(improve, "valid_runs", lambda *args: played)
+    monkeypatch.setattr(improve, "fingerprint", lambda task: "b")
+    assert improve.fixed() == {"push": {"fewer": 0.5, "a round more": 0.5}}

@@ -21,10 +21,14 @@ import torch
 from verb_lab import refused
 
 from burnish.finetune.compare.compare import CompareConfig
+from burnish.policies.__main__ import opponent
+from burnish.policies.build import CheckpointConfig
 from burnish.policies.cli.cli import VERBS, compose, main
 from burnish.policies.cli.machine import prepare_machine
 from burnish.policies.cli.settings_text import texts
 from burnish.policies.core.errors import BurnishError
+from burnish.policies.diffusion import Sampler
+from burnish.policies.external.lerobot import LeRobotConfig
 from burnish.policies.measure.evaluate import Evaluation
 
 SMALL = ["policy.net.mlp.hidden=[16]", "train.steps=20", "train.save_every=10", "eval.episodes=4", "train.batch=16"]
@@ -222,6 +226,26 @@ def test_a_comparison_checks_both_first_and_is_kept(lab, capsys, tmp_path):
     assert {p.name for p in (tmp_path / "eval").iterdir()} == {"about.json", "evaluation.json", "starts.json"}, (
         "nothing stale is left"
     )
+
+
+def test_the_other_policy_of_a_comparison_has_settings_too():
+    assert opponent("runs/bc") == CheckpointConfig("runs/bc")
+    given = {"path": "act", "keys": {"image.front": "image.top"}, "stats": "set", "sampler": "ddim"}
+    assert opponent(given) == CheckpointConfig("act", sampler=Sampler.ddim, keys=given["keys"], stats="set")
+    assert opponent({"policy": "lerobot", "path": "act"}) == LeRobotConfig("act")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("{policy: remte, url: a}", "did you mean 'remote'"),
+        ("{path: a, kyes: {}}", "did you mean 'keys'"),
+        ("{keys: {a: b}}", "path, which must be given"),
+        ("{path: 5}", "must be str"),
+    ],
+)
+def test_settings_of_the_other_policy_that_fit_none_are_one_sentence(settings, said, lab, capsys):
+    assert said in refused(capsys, "evaluate", f"policy.path={lab}/run", f"against={settings}")
 
 
 def test_policies_of_two_worlds_are_not_pairs(lab, capsys):

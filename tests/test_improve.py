@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,15 +13,19 @@ from race_lab import Skilled, Toy, flat, played
 from verb_lab import imitating, refused
 
 from burnish.finetune.__main__ import GROUPS, FinetuneConfig
-from burnish.finetune.doctor.__main__ import steering
+from burnish.finetune.doctor.__main__ import described, random_observations, steering
+from burnish.finetune.improve.__main__ import ImproveConfig, OfWorlds
 from burnish.finetune.improve.race import EVALUATIONS, RACE, Budget, Race, Stopped
 from burnish.finetune.improve.shares import LOOKS, next_share, survivors
 from burnish.finetune.probe import Steerability
 from burnish.finetune.refinement import carry_out, refinement
 from burnish.policies.best import mean
-from burnish.policies.build import load_policy
+from burnish.policies.build import CheckpointConfig, load_policy
 from burnish.policies.cli.cli import compose, main, to_object
+from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec, PolicySpec
+from burnish.policies.diffusion import Sampler
 from burnish.policies.measure.evaluate import Evaluation, evaluation_seeds
+from server_lab import served
 
 
 def test_shares_add_up_and_half_of_the_budget_is_the_winners():
@@ -222,6 +227,36 @@ def test_a_run_that_pauses_is_the_run_that_does_not(flow, tmp_path):
     assert pauses == 6 and all(torch.equal(x, paused[key]) for key, x in whole.items())
 
 
+def test_a_base_of_another_program_that_is_delivered_stays_where_it_is(flow, tmp_path, capsys):
+    """No entrant fits, so the base is what there is."""
+    with served(load_policy(flow)[0]) as server:
+        url = server.url
+        words = [
+            "policy=remote",
+            f"policy.url={server.url}",
+            "env=point_reach",
+            "methods=rlpd",
+            "steps=60",
+            f"out={tmp_path}/out",
+        ]
+        assert main(["improve", *words, *SMALL]) == 0
+    said = capsys.readouterr().out
+    assert "out has no policy/: the base is delivered" in said and f"policy: {url}" in said
+    assert not (tmp_path / "out" / "policy").exists()
+
+
+@pytest.mark.parametrize("sampler", [Sampler.ddpm, Sampler.ddim])
+def test_a_diffusion_that_draws_its_own_noise_is_told_of_the_sampler_that_draws_none(sampler):
+    path = str(Path(__file__).parent / "lerobot_policies" / "diffusion_ddpm")
+    chosen = CheckpointConfig(path, sampler=sampler)
+    base, device = load_policy(path, sampler=sampler)[0], torch.device("cpu")
+    trainer = OfWorlds(ImproveConfig(chosen, steps=100_000, methods=["dsrl", "rlpd"]), base, {}, device)
+    dsrl, rlpd = trainer.fits(random_observations(base.spec, 16, device))
+    assert dsrl.fits is (sampler is Sampler.ddim) and not rlpd.fits
+    assert dsrl.reason.endswith("policy.sampler=ddim draws none") is not dsrl.fits
+    assert "policy.sampler" not in rlpd.reason
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -275,6 +310,20 @@ def test_noise_that_reaches_less_than_a_correction_is_called_faint():
 
     assert said(0.3).startswith("It can be steered by its noise: ")
     assert said(0.01).startswith("Its noise steers it faintly")
+
+
+def test_rate_and_limits_of_its_world_stand_beside_those_of_a_policy():
+    wide, narrow, obs = ActionSpec((-2.0,), (2.0,)), ActionSpec((-1.0,), (1.0,)), ObsSpec({"state": (2,)})
+    base = SimpleNamespace(spec=PolicySpec(obs, wide, 4, 2))
+
+    def said(*world):
+        return " ".join(described("it", base, 10.0, *world))
+
+    alone, narrower = said(), said(EnvSpec(obs, narrow, 20.0, "", 9))
+    assert "at a rate that it does not say" in alone and "The world takes" not in alone
+    assert "between -2 and 2" in narrower and "The world takes actions between -1 and 1: it clips" in narrower
+    assert "at 20 ticks a second, those of the world" in narrower and "10% of the time" in narrower
+    assert "The world takes" not in said(EnvSpec(obs, wide, 20.0, "", 9))
 
 
 def test_a_policy_of_lerobot_is_examined_without_a_world(capsys, tmp_path):

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -193,7 +194,8 @@ REFUSED = {
     "weights elsewhere": (linked, "no plain file"),
     "an adapter": (adapter, "use_peft"),
     "a checkpoint of before": (lambda folder: (folder / "policy_preprocessor.json").unlink(), "before LeRobot 0.4"),
-    "no checkpoint": (lambda folder: (folder / "model.safetensors").unlink(), "holds no policy of LeRobot"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "has no model.safetensors"),
+    "no checkpoint": (lambda folder: (folder / "config.json").unlink(), "holds no policy of LeRobot"),
 }
 
 
@@ -255,6 +257,12 @@ def test_a_process_that_dies_or_says_what_is_no_message(text, said, tmp_path, mo
     with pytest.raises(BurnishError, match=said):
         script(text, tmp_path, monkeypatch)
     assert time.monotonic() - began < 15
+
+
+def test_on_windows_it_is_said_that_it_cannot_be_played(monkeypatch):
+    monkeypatch.setattr(side_process, "os", SimpleNamespace(name="nt"))
+    with pytest.raises(BurnishError, match="it cannot be played on Windows"):
+        SideProcess(sys.executable, {}, "it", start_s=20, timeout_s=1)
 
 
 def test_it_ends_with_its_parent_also_while_it_answers(tmp_path):

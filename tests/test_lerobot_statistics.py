@@ -17,6 +17,7 @@ from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec
 from burnish.policies.data import lerobot_statistics as statistics
 from burnish.policies.data.episodes import Episode, Episodes
 from burnish.policies.data.lerobot import write_lerobot
+from burnish.policies.lerobot.stored import statistics_of_dataset
 
 SPEC = EnvSpec(ObsSpec({"state": (3,), "image.front": (3, 6, 8)}), ActionSpec((-1.0,), (1.0,)), 10.0, "velocity", 9)
 
@@ -99,3 +100,29 @@ def test_ends_of_actions_that_a_folder_lacks_are_said_and_can_be_taken_from_its_
     assert "stats" not in to_data(CheckpointConfig("a")) and "stats" in to_data(SmolVLALoadConfig("a"))
     with pytest.raises(BurnishError, match=r"policy.stats=.* is for checkpoints of LeRobot"):
         loaded(CheckpointConfig(str(tmp_path), stats=str(tmp_path / "set")))
+
+
+def test_statistics_of_episodes_are_those_of_all_their_frames(tmp_path):
+    """LeRobot 2.1 keeps them for each episode alone, of episodes of different lengths."""
+    source = np.random.default_rng(0)
+    episodes = [source.normal(k, 1 + k, (frames, 2)) for k, frames in enumerate((3, 40, 7))]
+    rows = []
+    for k, x in enumerate(episodes):
+        own = {name: getattr(x, name)(0).tolist() for name in ("min", "max", "mean", "std")} | {"count": [len(x)]}
+        picture = {name: [[[v]] for v in (*own[name], 0.5)] for name in ("min", "max", "mean", "std")}
+        stats = {"action": own, "observation.images.top": picture | {"count": [len(x)]}}
+        rows.append(json.dumps({"episode_index": k, "stats": stats}))
+    (tmp_path / "meta").mkdir()
+    path = tmp_path / "meta" / "episodes_stats.jsonl"
+    path.write_text("\n".join(rows) + "\n")
+    found, together = statistics_of_dataset(tmp_path, ["action", "observation.images.top"]), np.concatenate(episodes)
+    for name in ("min", "max", "mean", "std"):
+        # Sums of 50 float64 numbers of order 1, in another order.
+        np.testing.assert_allclose(found["action"][name], getattr(together, name)(0), rtol=0, atol=1e-12)
+        assert found["observation.images.top"][name].shape == (3, 1, 1)
+    with pytest.raises(BurnishError, match="has no statistics of "):
+        statistics_of_dataset(tmp_path, ["observation.state"])
+    for text, said in (("[]\n", "malformed"), (rows[0].replace('"count": [3]', '"count": []'), "malformed statistics")):
+        path.write_text(text)
+        with pytest.raises(BurnishError, match=said):
+            statistics_of_dataset(tmp_path, ["action"])

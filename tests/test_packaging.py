@@ -190,17 +190,24 @@ def test_the_lowest_versions_that_are_promised_are_those_that_are_tried():
     assert ends == tried
 
 
+def test_warp_has_the_versions_that_are_known_to_fit():
+    """mujoco-warp goes by the version of mujoco, and warp-lang 1.19 does not compile it."""
+    ours = promised("warp")
+    for name, next_one in (("mujoco-warp", "3.9.0"), ("warp-lang", "1.19.0")):
+        assert pins()[name] in ours[name] and next_one not in ours[name]
+
+
 # The ranges of LeRobot that meet ours, from the metadata of its wheels on PyPI (Requires-Dist; that of NumPy for 0.4.4
 # from its opencv-python-headless 4.12), with the extras dataset, training, viz, diffusion, feetech, dynamixel, pusht.
 # 0.4.4 is the newest for Python 3.11, and 0.6.1 for 3.12 and 3.13.
 LEROBOT = {
     "0.4.4": "torch>=2.2.1,<2.11 numpy>=2,<2.3 diffusers>=0.27.2,<0.36 av>=15,<16 gymnasium>=1.1.1,<2 "
     "wandb>=0.24,<0.25 rerun-sdk>=0.24,<0.27 pyserial>=3.5,<4 opencv-python-headless>=4.9,<4.13 termcolor>=2.4,<4 "
-    "gym-pusht>=0.1.5,<0.2 feetech-servo-sdk>=1,<2 dynamixel-sdk>=3.7.31,<3.9",
+    "gym-pusht>=0.1.5,<0.2 feetech-servo-sdk>=1,<2 dynamixel-sdk>=3.7.31,<3.9 huggingface-hub>=0.34.2,<0.36",
     "0.6.1": "torch>=2.7,<2.12 numpy>=2,<2.3 diffusers>=0.38,<0.40 av>=15,<16 gymnasium>=1.1.1,<2 "
     "wandb>=0.24,<0.28 rerun-sdk>=0.24,<0.34 pyserial>=3.5,<4 opencv-python-headless>=4.9,<4.14 termcolor>=2.4,<4 "
     "gym-pusht>=0.1.5,<0.2 feetech-servo-sdk>=1,<2 dynamixel-sdk>=3.7.31,<3.9 pillow>=10,<13 safetensors>=0.4.3,<1 "
-    "tqdm>=4.66,<5 pyarrow>=21,<30",
+    "tqdm>=4.66,<5 pyarrow>=21,<30 huggingface-hub>=1.6,<2",
 }
 
 
@@ -212,7 +219,7 @@ def meet(one: SpecifierSet, two: SpecifierSet) -> bool:
 
 @pytest.mark.parametrize("version", LEROBOT)
 def test_the_ranges_meet_those_of_lerobot(version: str):
-    ours = promised("robots", "wandb", "rerun", "worlds")
+    ours = promised("hub", "robots", "wandb", "rerun", "worlds")
     theirs = {canonical(found.name): found.specifier for found in map(Requirement, LEROBOT[version].split())}
     assert len(theirs) >= 13 and set(theirs) <= set(ours)
     assert [name for name, versions in theirs.items() if not meet(ours[name], versions)] == []

@@ -155,6 +155,9 @@ def test_a_served_base_is_refined_and_found_again_by_the_verbs(lab, tmp_path, ca
         assert main(["evaluate", f"policy.path={tmp_path}/run", *EVALUATION]) == 0
         assert main(["evaluate", *base, *WORDS, f"against={tmp_path}/run", *EVALUATION]) == 0
         assert "exact McNemar" in capsys.readouterr().out
+        other = f"against={{policy: remote, url: {server.url}}}"
+        assert main(["evaluate", f"policy.path={tmp_path}/run", other, *WORDS, *EVALUATION]) == 0
+        assert f"{server.url}: success" in capsys.readouterr().out
         # What was refined on top of it can be refined in its turn.
         if method == "dsrl":
             assert main([*words, f"policy.path={tmp_path}/run", f"out={tmp_path}/again"]) == 0

@@ -23,10 +23,10 @@ from ...policies.core.config import to_data
 from ...policies.core.errors import plain_text
 from ...policies.core.ranges import check_ranges
 from ...policies.core.seed import generator
-from ...policies.core.spec import PolicySpec, dtype_of
+from ...policies.core.spec import EnvSpec, PolicySpec, dtype_of
 from ...policies.core.tree import index
 from ...policies.core.types import Obs
-from ...sim.build import WORLDS, origin_of, world_for
+from ...sim.build import WORLDS, origin_of, raw_world, seen_by
 from ...sim.external.doctor import DoctorConfig as WorldConfig
 from ...sim.external.doctor import doctor as examine_world
 from ...sim.external.doctor import limits, said
@@ -63,15 +63,17 @@ def doctor(config: DoctorConfig) -> int:
     device = prepare_machine(config.device, config.threads)
     base, origin = acting_policy(config.policy, device, config.env)
     world = origin_of(config.env) or origin.get("env")
+    surroundings = None
     if world is None:
         samples = random_observations(base.spec, config.worlds, device)
         where = "random observations, because nothing says which world it is for (env=...)"
     else:
-        samples = world_for(base.spec, world, config.worlds, device).reset()
+        raw = raw_world(world, config.worlds, device)
+        surroundings, samples = raw.spec, seen_by(base.spec, raw).reset()
         where = f"the first observations of {config.worlds} episodes of {world['name']}"
     found = probe(base, samples) if base.spec.noise_shape is not None else None
     milliseconds, fits = decision_ms(base, samples), compatibility(base, samples)
-    for line in described(where_of(config.policy), base, milliseconds):
+    for line in described(where_of(config.policy), base, milliseconds, surroundings):
         said(line)
     said(steering(found, where))
     sys.stdout.write("\n" + plain_text(as_table(fits)) + "\n")
@@ -79,6 +81,7 @@ def doctor(config: DoctorConfig) -> int:
         facts = {
             "policy": type(base).__name__,
             "spec": to_data(base.spec.to_dict()),
+            "world": to_data(surroundings),
             "decision_ms": milliseconds,
             "probed_on": where,
             "steerable": found is not None and found.steerable,
@@ -89,24 +92,31 @@ def doctor(config: DoctorConfig) -> int:
     return 0
 
 
-def described(path: str, base: Any, milliseconds: float) -> Iterator[str]:
-    """Sentences on what a policy sees and does, and what that costs."""
+def described(path: str, base: Any, milliseconds: float, world: EnvSpec | None = None) -> Iterator[str]:
+    """Sentences on what a policy sees and does, in a ``world`` if one is known, and what that costs."""
     spec: PolicySpec = base.spec
     shapes = spec.obs.shapes
     cameras = [f"{key} ({' x '.join(map(str, shape))})" for key, shape in shapes.items() if "image." in key]
     others = [f"{key} ({' x '.join(map(str, shape))})" for key, shape in shapes.items() if "image." not in key]
     frames = f", each with the {spec.history - 1} before it" if spec.history > 1 else ""
     yield f"{path} is a {type(base).__name__}. It sees {', '.join(others + cameras)}{frames}; {len(cameras)} cameras."
-    rate = "a rate that it does not say" if spec.control_hz is None else f"{spec.control_hz:g} ticks a second"
+    hz = spec.control_hz or (world and world.control_hz)
+    rate = "a rate that it does not say" if hz is None else f"{hz:g} ticks a second"
+    rate += ", those of the world" if hz != spec.control_hz else ""
     yield (
         f"It acts in {spec.action.dim} dimensions, {limits(spec.action)}, in the units of the actuators "
         f"({spec.action_mode or 'nothing says which'}), at {rate}."
     )
+    if world is not None and limits(world.action) != limits(spec.action):
+        yield (
+            f"The world takes actions {limits(world.action)}: it clips those outside, and the policy asks for none "
+            "outside its own limits."
+        )
     first = f", from number {spec.start + 1} on" if spec.start else ""
     yield f"A decision is a chunk of {spec.horizon} actions, of which {spec.execute} are executed{first}."
     room = ""
-    if spec.control_hz is not None:
-        share = milliseconds * spec.control_hz / spec.execute / 1000
+    if hz is not None:
+        share = milliseconds * hz / spec.execute / 1000
         room = f", {share:.0%} of the time in which its actions are played"
     yield f"A decision for one world takes {milliseconds:.2f} ms here{room}."
 

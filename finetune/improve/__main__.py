@@ -25,6 +25,7 @@ from ...policies.core.config import to_data
 from ...policies.core.errors import BurnishError, reason
 from ...policies.core.ranges import check_ranges
 from ...policies.core.types import Obs, VecEnv
+from ...policies.diffusion import Sampler
 from ...policies.evaluator import EvalConfig, in_words, unreported
 from ...policies.external.table import EXTERNAL_KINDS
 from ...policies.measure.evaluate import Evaluation, evaluate, evaluation_seeds, why_unpaired
@@ -40,6 +41,7 @@ from ..compare.entrants import entrant, settled
 from ..compare.free_baselines import BASE_GREEDY
 from ..fit import Fit, compatibility
 from ..loops import OffPolicy
+from ..method import View
 from ..refinement import FinetuneConfig, carry_out, refinement
 from ..table import method_name, method_of
 from ..warmup import warmup_of
@@ -119,6 +121,8 @@ def improve(config: ImproveConfig) -> int:
     files.replace(files.named(out) / PAGE, f"# The race of `burnish improve`\n\n```\n{text}\n```\n")
     say(text)
     where = f"{out / POLICY}" if isinstance(delivered, nn.Module) else where_of(config.policy)
+    if not isinstance(delivered, nn.Module):
+        say(f"{out} has no {POLICY}/: the base is delivered, which is not ours to save, and stays where it is")
     say_delivered(where, world)
     return 0
 
@@ -165,7 +169,14 @@ class OfWorlds:
         """Whether each entrant fits and may race."""
         known = {fit.method: fit for fit in compatibility(self.base, samples)}
         found = {name: known[method_name(made.method)] for name, made in self.settings.items()}
+        found = {name: fit._replace(reason=fit.reason + self._way_in(name, fit)) for name, fit in found.items()}
         return [fit._replace(method=name, fits=fit.fits and fit.raced) for name, fit in found.items()]
+
+    def _way_in(self, name: str, fit: Fit) -> str:
+        """The setting with which a method of noise fits, where it does not because a diffusion draws its own."""
+        latent = method_of(self.settings[name].method).view is View.latent
+        drawn = getattr(getattr(self.base, "config", None), "sampler", None) is Sampler.ddpm
+        return "; policy.sampler=ddim draws none" if latent and drawn and not fit.fits else ""
 
     def enter(self, start: Evaluation, free: Mapping[str, float]) -> list[Fit]:
         """Whether each entrant fits. A method that only needs actions begins at noise 0 where that is better."""

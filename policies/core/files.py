@@ -70,6 +70,15 @@ def is_link(path: Path) -> bool:
     return stat.S_ISLNK(about.st_mode) or bool(getattr(about, "st_reparse_tag", 0) & _NAME_SURROGATE)
 
 
+def is_plain(path: Path, root: Path | None = None) -> bool:
+    """Whether there is a file at ``path`` to which no link leads, from ``root`` on (the folder in which it is). In the
+    cache of Hugging Face files are links to those beside its folders."""
+    root = root or path.parent
+    home, found = root.resolve(), path.resolve()
+    cached = home.parent.name == "snapshots" and found.parent == (home.parent.parent / "blobs").resolve()
+    return path.is_file() and (cached or found == home / path.relative_to(root))
+
+
 def refuse_link(path: Path) -> Path:
     """``path`` itself, which may be missing."""
     if is_link(path):

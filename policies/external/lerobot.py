@@ -6,14 +6,16 @@ policy server. Normalisation is LeRobot's own; actions come back in units of the
 limits of the world.
 
 Before anything is started, the folder is looked at: weights in safetensors, and processors of registered steps alone,
-since LeRobot would import whatever code another step names. A checkpoint of a refined policy starts nothing by its own
-word: the user names the place again.
+since LeRobot would import whatever code another step names. Models and tokenizers that it would open elsewhere are the
+usual ones of its own policies, or named by the user in BURNISH_LEROBOT_OPENS. A checkpoint of a refined policy starts
+nothing by its own word: the user names the place again.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from ..core.ranges import check_ranges
 from ..core.scale import Scale
 from ..core.spec import EnvSpec, ObsSpec, PolicySpec
 from ..lerobot import hub
-from ..lerobot.checkpoint import features, find, fingerprint, observed
+from ..lerobot.checkpoint import ADAPTER, features, find, fingerprint, observed
 from ..lerobot.names import BEFORE, BEHIND, CONFIG, WEIGHTS
 from ..lerobot.stored import read_json
 from . import lerobot_server as server
@@ -33,6 +35,20 @@ from .remote import RemotePolicy
 from .side_process import SideProcess
 
 PYTHON = "BURNISH_LEROBOT_PYTHON"
+OPENS = "BURNISH_LEROBOT_OPENS"
+USUAL = {  # that the policies of LeRobot 0.4.4 and 0.6.1 open if nobody says otherwise
+    *("HuggingFaceTB/SmolVLM2-500M-Video-Instruct", "google/paligemma-3b-pt-224", "facebook/bart-large"),
+    *("physical-intelligence/fast", "lerobot/fast-action-tokenizer", "allenai/MolmoAct2-FAST-Tokenizer"),
+    *("helper2424/resnet10", "lerobot/resnet10", "openai/clip-vit-base-patch16", "openai/clip-vit-base-patch32"),
+    *("Qwen/Qwen2.5-VL-3B-Instruct", "Qwen/Qwen3-VL-2B-Instruct", "OpenGVLab/InternVL3-1B-hf", "google/umt5-xxl"),
+    *("x-square-robot/wall-oss-flow", "facebook/vjepa2-vitl-fpc64-256", "Wan-AI/Wan2.2-TI2V-5B"),
+    *("Wan-AI/Wan2.2-TI2V-5B-Diffusers", "robbyant/lingbot-va-base", "allenai/MolmoAct2", "lerobot/fastwam_base"),
+}
+# Settings whose word is a folder or a name on the hub; and those of config.json that only say where it came from.
+OPENING = re.compile(
+    r".*(model|tokenizer|encoder|processor|pretrained)_name(_or_path)?|.*(_path|_repo|model_id|vlm_base)"
+)
+TELLING = {"pretrained_path", "repo_id", "license", "tags"}
 EMPTY = "observation.images.empty_camera"  # cameras of a VLA that are not there; LeRobot fills them in
 
 
@@ -116,8 +132,9 @@ def require_plain(folder: Path) -> None:
     """A checkpoint that LeRobot can be given: nothing in it leads elsewhere, or makes LeRobot import code."""
     settings = read_json(folder / CONFIG)
     if settings.get("use_peft"):
-        raise BurnishError(f"{folder} holds an adapter (use_peft) alone; merge it into its base with LeRobot first")
+        raise BurnishError(f"{folder} is not whole (use_peft): {ADAPTER}")
     features(folder, settings, "input_features")
+    _require_usual(folder / CONFIG, {name: x for name, x in settings.items() if name not in TELLING})
     files = [folder / name for name in (CONFIG, WEIGHTS, BEFORE, BEHIND)]
     for file in files[2:]:
         if not file.is_file():
@@ -133,8 +150,32 @@ def require_plain(folder: Path) -> None:
                     f"{file} has a step without a registered name ({step!r:.200}), for which LeRobot would import "
                     "code; register it in a package (lerobot_policy_...), and name it so"
                 )
+            _require_usual(file, step.get("config"))
             if isinstance(kept := step.get("state_file"), str):
                 files.append(folder / kept)
     for file in files:
         if file.parent != folder or not hub.is_plain(file):
             raise BurnishError(f"{file} is missing, or is no plain file of {folder}")
+
+
+def _require_usual(file: Path, settings: Any) -> None:
+    """Refuse settings that make LeRobot open what is neither usual nor allowed by the user."""
+    allowed = {name.strip() for name in os.environ.get(OPENS, "").split(",")}
+    for name in _opened(settings):
+        if name not in USUAL | allowed:
+            raise BurnishError(
+                f"{file} makes LeRobot open {name!r:.200}, which is not in its folder and no model that LeRobot's own "
+                f"policies usually open; if you trust it, allow it in the environment: {OPENS}={name:.200}"
+            )
+
+
+def _opened(settings: Any, key: str = "") -> Iterator[str]:
+    """The places in ``settings``, at any depth: what an opening setting says, and all that looks like a path."""
+    if isinstance(settings, Mapping):
+        for name, x in settings.items():
+            yield from _opened(x, name)
+    elif isinstance(settings, list):
+        for x in settings:
+            yield from _opened(x, key)
+    elif isinstance(settings, str) and settings and (OPENING.fullmatch(key) or {*settings} & {*"/\\~"}):
+        yield settings

@@ -30,6 +30,8 @@ class SideProcess:
     ``metadata``. Each later one has ``timeout_s``. ``where`` names it in sentences."""
 
     def __init__(self, python: str, first: dict[str, Any], where: str, *, start_s: float, timeout_s: float) -> None:
+        if os.name == "nt":
+            raise BurnishError(f"{where} cannot be played on Windows, where a process inherits no socket; use WSL")
         self.where, self.timeout_s = where, timeout_s
         ours, theirs = socket.socketpair()
         # A child that stands still neither reads nor finishes a message that it has begun.

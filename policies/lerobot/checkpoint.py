@@ -39,11 +39,21 @@ PASSED = {
     *("type", "device", "use_amp", "push_to_hub", "repo_id", "private", "tags", "license", "pretrained_path"),
     *("pretrained_revision", "pretrained_backbone_weights", "compile_model", "compile_mode", "gradient_checkpointing"),
     *("optimizer_lr", "optimizer_betas", "optimizer_eps", "optimizer_weight_decay", "optimizer_lr_backbone"),
-    *("scheduler_name", "scheduler_warmup_steps", "drop_n_last_frames", "do_mask_loss_for_padding", "crop_is_random"),
+    *("scheduler_name", "scheduler_warmup_steps", "drop_n_last_frames", "do_mask_loss_for_padding"),
     "crop_ratio",  # crop_shape is what came of it
 }
 # Settings that are read here for policies of every type.
 COMMON = {"n_obs_steps", "n_action_steps", "input_features", "output_features", "normalization_mapping", "use_peft"}
+ADAPTER = (
+    "it is an adapter (PEFT) alone; merge it into its base with LeRobot first, or, for a SmolVLA or pi0, give the base "
+    "as policy.path and this folder as policy.adapter"
+)
+# Files of a policy without `WEIGHTS`: why, and what to do; the first that are there count.
+WITHOUT = {
+    "*.safetensors.index.json": "they are in several files; load it in Python and save it with safetensors as one",
+    "*.bin": "they are pickled (.bin), which can run code and is not opened; load it with LeRobot and save it again",
+    "*": "perhaps its saving or its download was interrupted; take another checkpoint, or fetch it again",
+}
 ACT_DEVIATIONS = 3.0  # limits of actions whose smallest and largest are not known, in standard deviations
 
 
@@ -84,12 +94,28 @@ class Made(NamedTuple):
 
 
 def find(path: Path | str) -> Path | None:
-    """The folder of a LeRobot policy at ``path``, in it, or of that name on the hub; None where there is none."""
+    """The folder of a LeRobot policy at ``path``, in it, in the checkpoints of a training run there, or of that name on
+    the hub; None where there is none. One without weights that are read is refused."""
     place = hub.snapshot(str(path), (CONFIG, WEIGHTS)) if hub.is_id(path) else Path(path)
-    for folder in (place, place / INNER):
-        if (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file() and not (folder / "manifest.json").exists():
+    folders = [place, place / INNER, *_checkpoints(place), *_checkpoints(place / "checkpoints")]
+    folders = [folder for folder in folders if not (folder / "manifest.json").exists()]
+    for folder in folders:
+        if (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file():
             return folder
+    for folder in folders:
+        adapter = (folder / "adapter_model.safetensors").is_file()
+        if adapter or ((folder / CONFIG).is_file() and isinstance(read_json(folder / CONFIG).get("type"), str)):
+            why = ADAPTER if adapter else next(why for files, why in WITHOUT.items() if any(folder.glob(files)))
+            raise BurnishError(f"{folder} has no {WEIGHTS}: {why}")
     return None
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """The policies of a LeRobot run's checkpoints: of the one that its link "last" names, then the newest first. No
+    link leads out of the ``folder``."""
+    numbered = sorted((x for x in folder.glob("*") if x.name.isdecimal()), key=lambda x: int(x.name), reverse=True)
+    found = [folder / "last", *numbered]
+    return [x / INNER for x in found if x.is_dir() and x.resolve().parent == folder.resolve()]
 
 
 def fingerprint(folder: Path) -> str:
@@ -148,7 +174,7 @@ def of_plugin(settings: Mapping[str, Any], weights: Path) -> Checkpoint:
 def given_of(folder: Path, settings: dict[str, Any], keys: Mapping[str, str]) -> Given:
     """A folder of ``settings``, read; ``keys`` as for ``load``."""
     if settings.get("use_peft"):
-        raise BurnishError(f"{folder} holds an adapter (use_peft) alone; merge it into its base with LeRobot first")
+        raise BurnishError(f"{folder} is not whole (use_peft): {ADAPTER}")
     state = tensors_of(folder / WEIGHTS)
     mapping = settings.get("normalization_mapping")
     if not isinstance(mapping, Mapping):

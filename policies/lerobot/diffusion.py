@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..chain import require_chunk
+from ..core.config import LATER
 from ..core.errors import BurnishError
 from ..core.ranges import check_ranges
 from ..core.spec import PolicySpec
@@ -38,6 +39,8 @@ class VisionBackboneConfig:
     norm: Norm = Norm.batch  # normalisation inside it
     resize: list[int] | None = None  # (H, W) that pictures are resized to
     crop: list[int] | None = None  # (H, W) that is cut out of the middle
+    # in training it is cut out at a random place
+    random_crop: bool = field(default=True, metadata=LATER)
     keypoints: int = 32  # points that each picture becomes
     separate: bool = True  # one encoder per camera, not one for all
 
@@ -132,7 +135,7 @@ class LeRobotDenoiser(nn.Module):
         return encoder(images.reshape(-1, *images.shape[-3:]), augment).view(len(images), self.history, -1)
 
     def encode_for_loss(self, obs: Obs, action: Tensor, drop: Tensor | None, generator: torch.Generator | None) -> Cond:
-        """The condition of a training batch: in training mode the crop is a random one."""
+        """The condition of a training batch: in training mode the crop may be a random one."""
         require_chunk(self.spec, action, len(next(iter(obs.values()))))
         return self.encode(obs, augment=generator if self.training else None)
 
@@ -161,7 +164,7 @@ class RgbEncoder(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], config: VisionBackboneConfig) -> None:
         super().__init__()
-        self.resize, self.crop = config.resize, config.crop
+        self.resize, self.crop, self.random_crop = config.resize, config.crop, config.random_crop
         whole = tuple(config.resize or shape[1:])
         height, width = config.crop or whole
         if height > whole[0] or width > whole[1]:
@@ -176,7 +179,7 @@ class RgbEncoder(nn.Module):
         if self.resize is not None and list(x.shape[2:]) != self.resize:
             x = F.interpolate(x, self.resize, mode="bilinear", antialias=True)
         if self.crop is not None:
-            x = _cropped(x, self.crop, augment)
+            x = _cropped(x, self.crop, augment if self.random_crop else None)
         return self.out(self.pool(self.backbone(x)).flatten(1)).relu()
 
 

@@ -12,6 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..core.errors import BurnishError, reason
+from ..core.files import is_plain
+
+__all__ = ["FETCHED", "is_id", "is_plain", "snapshot"]
 
 FETCHED = ["*.json", "*.safetensors"]
 _ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
@@ -45,15 +48,3 @@ def snapshot(name: str, needed: Collection[str]) -> Path:
     if missing := [file for file in needed if not (folder / file).is_file()]:
         raise BurnishError(f"{name} on the hub is no policy of LeRobot: it has no {' and no '.join(missing)}")
     return folder
-
-
-def is_plain(path: Path) -> bool:
-    """Whether there is a file at ``path`` that leads nowhere else. Those of the cache are links to files beside it."""
-    if not path.is_symlink():
-        return path.is_file()
-    snapshots = path.parent.parent
-    return (
-        snapshots.name == "snapshots"
-        and path.is_file()
-        and path.resolve().parent == (snapshots.parent / "blobs").resolve()
-    )

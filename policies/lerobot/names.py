@@ -21,6 +21,7 @@ UNET = {"kernel_size": "kernel", "n_groups": "groups", "diffusion_step_embed_dim
 UNET |= {"use_film_scale_modulation": "film_scale", "down_dims": "channels"}
 VISION = {"vision_backbone": "backbone", "spatial_softmax_num_keypoints": "keypoints"}
 VISION |= {"use_separate_rgb_encoder_per_camera": "separate", "resize_shape": "resize", "crop_shape": "crop"}
+VISION |= {"crop_is_random": "random_crop"}
 SCHEDULES = {"squaredcos_cap_v2": "cosine", "linear": "linear", "scaled_linear": "scaled_linear"}
 CHOICES: dict[str, tuple[str, dict[Any, str]]] = {
     "noise_scheduler_type": ("sampler", {"DDPM": "ddpm", "DDIM": "ddim"}),

@@ -104,7 +104,8 @@ def as_json(data: Any) -> bytes:
 
 
 def _named(names: Mapping[str, str], data: Mapping[str, Any]) -> dict[str, Any]:
-    return {theirs: data[ours] for theirs, ours in names.items()}
+    """Settings that came later are not in ``data`` where they have their default, which is LeRobot's too."""
+    return {theirs: data[ours] for theirs, ours in names.items() if ours in data}
 
 
 def _require_horizon(spec: PolicySpec, levels: int) -> None:

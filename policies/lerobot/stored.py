@@ -132,15 +132,35 @@ def _require_named(file: Path, renames: Any, inputs: Mapping[str, Any], named: C
 
 
 def statistics_of_dataset(folder: Path, features: Sequence[str]) -> dict[str, dict[str, Tensor]]:
-    """Of a LeRobot dataset: the ``features`` of its meta/stats.json."""
-    listed = read_json(folder / "meta" / "stats.json")
+    """Of a LeRobot dataset: the ``features`` of its meta/stats.json, or of all its episodes together (version 2.1)."""
+    whole, each = folder / "meta" / "stats.json", folder / "meta" / "episodes_stats.jsonl"
+    apart = each.is_file() and not whole.exists()
+    rows = parse(each, _by_line) if apart else [read_json(whole)]
     found: dict[str, dict[str, Tensor]] = {}
     for feature in features:
-        numbers = listed.get(feature)
-        if not isinstance(numbers, Mapping):
-            raise BurnishError(f"{folder} has no statistics of {feature}; it has {sorted(listed)!r:.200}")
+        for row in rows:
+            if not isinstance(row.get(feature), Mapping):
+                raise BurnishError(f"{folder} has no statistics of {feature}; it has {sorted(row)!r:.200}")
         try:
-            found[feature] = {str(name): torch.tensor(x, dtype=torch.float64) for name, x in numbers.items()}
-        except (TypeError, ValueError) as error:
-            raise BurnishError(f"{folder}/meta/stats.json has malformed statistics of {feature}") from error
+            names = rows[0][feature]
+            stacked = {str(x): torch.tensor([row[feature][x] for row in rows], dtype=torch.float64) for x in names}
+            found[feature] = _together(stacked) if apart else {name: x[0] for name, x in stacked.items()}
+        except (IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise BurnishError(f"{each if apart else whole} has malformed statistics of {feature}") from error
     return found
+
+
+def _by_line(text: str) -> list[dict[str, Any]]:
+    """The statistics of each episode."""
+    rows = [json.loads(line) for line in text.split("\n") if line.strip()]
+    if not rows or not all(isinstance(row, dict) and isinstance(row.get("stats"), dict) for row in rows):
+        raise ValueError("each line must hold the statistics of an episode")
+    return [row["stats"] for row in rows]
+
+
+def _together(x: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Of all frames, from those of E episodes, each (E, ...): their means are weighted by their frames."""
+    share = x["count"].reshape(len(x["mean"]), *(1,) * (x["mean"].dim() - 1)) / x["count"].sum()
+    mean = (share * x["mean"]).sum(0)
+    variance = (share * (x["std"] ** 2 + (x["mean"] - mean) ** 2)).sum(0)
+    return {"min": x["min"].amin(0), "max": x["max"].amax(0), "mean": mean, "std": variance.sqrt()}
