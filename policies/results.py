@@ -5,8 +5,8 @@ eval_info.json    of `lerobot-eval`: "per_episode", with seeds, or since LeRobot
 
 Episodes are pairs where both files name their seeds, and these are the same, and no about.json beside them says that
 the worlds were two. LeRobot's newer file names none, though it plays --seed, --seed + 1, and so on: where both were
-called with the same --seed, ``paired=true`` says so. Ours remember whether the world honoured its seeds; of LeRobot's
-that cannot be seen, and a line says so.
+called with the same --seed, ``paired=true`` says so. It cannot pair files of both kinds. Ours remember whether the
+world honoured its seeds; of LeRobot's that cannot be seen, and a line says so.
 """
 
 from __future__ import annotations
@@ -76,6 +76,12 @@ def compare_results(paths: Sequence[str], paired: bool = False, out: str | None 
     """The first of some finished evaluations against each of the others, in sentences; exit status."""
     if len(paths) < 2:
         raise BurnishError("results= needs at least two files: results=a/eval_info.json,b/eval_info.json")
+    numbered = [_names_no_seeds(read_results(path)) for path in paths]
+    if paired and len({*numbered}) > 1:
+        seeds, tasks = (paths[numbered.index(kind)] for kind in (False, True))
+        raise BurnishError(
+            f"paired=true cannot pair {tasks}, which names no seeds, with {seeds}, which names its own; leave it out"
+        )
     first, *others = [read_results(path, paired) for path in paths]
     apart = [_apart(Path(path), Path(paths[0])) for path in paths[1:]]
     found = [_compared(other, first, why) for other, why in zip(others, apart, strict=True)]
@@ -83,7 +89,7 @@ def compare_results(paths: Sequence[str], paired: bool = False, out: str | None 
     corrected = holm(tests)
     rows = []
     for path, other, comparison in zip(paths[1:], others, found, strict=True):
-        if comparison.unpaired and any(not x.repeatable and not x.lengths[0] for x in (first, other)):
+        if comparison.unpaired and any(map(_names_no_seeds, (first, other))):
             comparison = replace_fields(comparison, unpaired="an eval_info.json of LeRobot names no seeds")
         say(comparison.sentence(path, paths[0]))
         row = {"file": path, "against": paths[0], **comparison.to_dict()}
@@ -94,15 +100,19 @@ def compare_results(paths: Sequence[str], paired: bool = False, out: str | None 
             needed = needed_for(comparison)
             say(f"  {claim(comparison, p, needed)}")
             row |= {"holm_p_value": p, "episodes_needed": needed}
-        if comparison.unpaired and not paired and any(not x.repeatable for x in (first, *others)):
+        if comparison.unpaired and not paired and all(numbered):
             say("  where both were played with the same --seed in the same environment, say so: paired=true")
         if not comparison.unpaired and not (first.lengths[0] and other.lengths[0]):
-            # LeRobot's files have no lengths.
             say("  these are pairs if the world honours its seeds, which an eval_info.json does not say")
         rows.append(row)
     if out is not None:
         replace(named(out) / "comparison.json", json.dumps(rows, indent=1) + "\n")
     return 0
+
+
+def _names_no_seeds(x: Evaluation) -> bool:
+    """Whether it is one of LeRobot's, of which nobody said that it is paired."""
+    return not x.repeatable and not x.lengths[0]  # LeRobot's files have no lengths
 
 
 def _compared(a: Evaluation, b: Evaluation, apart: str) -> Comparison | ReturnComparison:

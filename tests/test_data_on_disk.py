@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import demand
 from test_lerobot import assert_same, bits
 
 from burnish.policies.cli.cli import main
@@ -18,6 +19,8 @@ from burnish.policies.data import lerobot, lerobot_images, on_disk
 from burnish.policies.data.episodes import Episode, Episodes, Windows
 from burnish.policies.data.lerobot import read_lerobot, write_lerobot
 from burnish.policies.data.mirror import Mirror, mirrored
+from burnish.policies.data.read import read_dataset
+from format_lab import WRITERS, hdf5
 
 SIDE, EPISODES, STEPS = 128, 20, 50
 PIXELS = 3 * SIDE**2
@@ -110,6 +113,27 @@ def test_a_part_of_such_a_set_can_be_taken(folder, small, monkeypatch, tmp_path)
     assert main(["data", "convert", str(folder), f"out={tmp_path}/numbers", "keys=state"]) == 0
     assert_same(read_lerobot(tmp_path / "part"), Episodes([episode(3)], SPEC))
     assert len(read_lerobot(tmp_path / "numbers")) == EPISODES
+
+
+GROUPS = {"robomimic": "data/demo_{}", "minari": "episode_{}", "maniskill": "traj_{}"}
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_a_chosen_episode_is_all_that_is_read(name, tmp_path, capsys):
+    path, h5py = WRITERS[name](tmp_path), demand("h5py")
+    whole = read_dataset(path)
+    with hdf5(path / "data/main_data.hdf5" if path.is_dir() else path, "r+") as file:
+        for number in (0, 1):
+            del file[place := GROUPS[name].format(number + 9 * (name == "robomimic"))]
+            file[place] = h5py.SoftLink("/nowhere")
+    words = ["data", "convert", str(path), f"out={tmp_path}/out"]
+    for others in ([], ["episodes=1:"], ["drop_bad=true"]):
+        assert main([*words, *others]) == 2 and "a link to another place" in capsys.readouterr().err, "the control"
+    assert main([*words, "episodes=-1:"]) == 0
+    (one,) = found = read_lerobot(tmp_path / "out")
+    assert one.seed == whole[2].seed and torch.equal(one.obs["state"], whole[2].obs["state"])
+    assert found.meta.get("masks") == ({"train": [0], "valid": []} if name == "robomimic" else None)
+    assert main([*words, "episodes=2:1"]) == 2 and "none of the 3 episodes is chosen" in capsys.readouterr().err
 
 
 def test_a_file_that_cannot_be_mapped_is_said(folder, small, monkeypatch):

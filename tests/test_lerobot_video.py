@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -11,11 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 from lerobot_sets import CAMERA, colour, encode, write
 from PIL import Image
+from test_lerobot import write_foreign
 
 from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.data import lerobot_images
 from burnish.policies.data.lerobot import read_lerobot
+from burnish.policies.data.read import fingerprint
 
 LENGTHS = (5, 7, 6)
 LEVELS = 6  # of 255, that a codec may be off at its best quality; neighbours differ by 8 and more
@@ -46,6 +51,54 @@ def test_each_frame_is_itself(version, codec, tmp_path):
         assert {episode.task for episode in episodes} == {"push"}
 
 
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_a_picture_is_found_by_the_time_of_its_row(version, tmp_path):
+    """Of episode 0 the first two rows are gone, and their pictures are not."""
+    root = write(tmp_path / "set", version)
+    (data,) = root.glob("data/chunk-000/*000.parquet")
+    pq.write_table(pq.read_table(data).slice(2), data)
+    if version == "v3.0":
+        listed(0, length=3)(root)
+    else:
+        lines = root / "meta/episodes.jsonl"
+        lines.write_text(lines.read_text().replace('"length": 5', '"length": 3'))
+    read = read_lerobot(root)[0]
+    assert read.obs["state"][:, 1].tolist() == [2, 3, 4, 4]
+    means = read.obs["image.top"].float().mean((2, 3)).numpy()
+    assert np.abs(means - np.array([colour(0, k) for k in (2, 3, 4, 4)], float)).max() < LEVELS
+
+
+STAMPS = (np.arange(5) % 3) / 30  # of episodes of 3 and 2 rows
+CLOCKS = {
+    "NaN": ({"timestamp": [0.0, np.nan, 2 / 30, 0.0, 1 / 30]}, r"timestamp in row 1 is nan after 0,"),
+    "NaN alone": ({"timestamp": [np.nan] * 5}, "timestamp in row 0 is nan,"),
+    "infinite": ({"timestamp": [np.inf] * 5}, "timestamp in row 0 is inf,"),
+    "falling": ({"timestamp": STAMPS[[2, 1, 0, 3, 4]]}, r"timestamp in row 1 is 0\.0333333 after 0\.0666667,"),
+    "milliseconds": ({"timestamp": 1000 * STAMPS}, r"timestamp in row 1 is 33\.3333 after 0, and seconds are needed"),
+    "a gap": ({"timestamp": [0.0, 1 / 30, 3 / 30, 0.0, 1 / 30]}, "rise by 1/30 in each row"),
+    "before the beginning": ({"timestamp": STAMPS - 1 / 30}, r"timestamp in row 0 is -0\.033"),
+    "since 1970, rounded": ({"timestamp": (1.7e9 + STAMPS).astype(np.float32)}, "timestamp in row 1 is"),
+    "another order": ({"frame_index": [2, 1, 0, 0, 1]}, "frame_index does not rise in row 1; sort its rows"),
+}
+
+
+@pytest.mark.parametrize("case", CLOCKS)
+def test_rows_that_are_not_in_the_order_of_time_are_refused(case, tmp_path):
+    columns, sentence = CLOCKS[case]
+    with pytest.raises(BurnishError, match=f"episode 0 of .*{sentence}") as error:
+        read_lerobot(write_foreign(tmp_path / "set", columns))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("begin", [0, 2 / 30, 3600, 36000], ids=["0", "frame 2", "an hour", "ten hours"])
+def test_rounded_time_stamps_are_read(begin, tmp_path):
+    """After an hour float32 has steps of 0.00024 s, more than LeRobot's tolerance, and after ten of 0.004 s."""
+    stamps = (begin + STAMPS[:3]).astype(np.float32)
+    assert begin < 3600 or np.abs(np.diff(stamps) - 1 / 30).max() > 1e-4, "the control"
+    clock = {"timestamp": [*stamps, *STAMPS[3:]], "frame_index": np.arange(5) + 7}
+    assert len(read_lerobot(write_foreign(tmp_path / "set", clock))) == 2
+
+
 def edit(**changes):
     def change(root):
         path = root / "meta/info.json"
@@ -63,14 +116,22 @@ def features(**changes):
     return change
 
 
-def listed(**changes):
+def listed(episode=1, **changes):
     def change(root):
         path = root / "meta/episodes/chunk-000/file-000.parquet"
         rows = pq.read_table(path).to_pylist()
-        rows[1] |= {f"videos/{CAMERA}/{name}": x for name, x in changes.items()}
+        rows[episode] |= {x if x in rows[episode] else f"videos/{CAMERA}/{x}": value for x, value in changes.items()}
         pq.write_table(pa.Table.from_pylist(rows), path)
 
     return change
+
+
+def late(root):
+    edit(fps=1)(root)
+    path = root / "data/chunk-000/file-000.parquet"
+    table = pq.read_table(path)
+    stamps = 1e15 + table["frame_index"].to_numpy()
+    pq.write_table(table.set_column(table.column_names.index("timestamp"), "timestamp", pa.array(stamps)), path)
 
 
 def video(make):
@@ -91,6 +152,7 @@ NEW = {
     "a time that is no frame's": (listed(from_timestamp=0.537), "no frame at 0.5370 s"),
     "a time behind the end": (listed(from_timestamp=60.0), "no frame at"),
     "a time that is none": (listed(from_timestamp=float("nan")), "no time"),
+    "a time that no film reaches": (late, "no readable video"),
     "a file that is missing": (video(lambda path: path.unlink()), "lacks"),
     "a file that is cut off": (video(lambda path: path.write_bytes(path.read_bytes()[:700])), "no readable video"),
     "a playlist": (video(playlist), "no readable video"),
@@ -128,6 +190,41 @@ def test_it_is_refused(version, change, sentence, tmp_path):
     with pytest.raises(BurnishError, match=sentence) as refusal:
         read_lerobot(root)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.fixture
+def cached(tmp_path):
+    """A set as the cache of Hugging Face holds it: each file is a link to one in ``blobs``."""
+    root = write(tmp_path / "datasets--me--set/snapshots/1f", "v3.0")
+    blobs = root.parent.parent / "blobs"
+    blobs.mkdir()
+    for number, path in enumerate(sorted(x for x in root.rglob("*") if x.is_file())):
+        path.rename(blobs / f"{number}")
+        path.symlink_to(Path(*[".."] * len(path.relative_to(root.parent).parts)) / "blobs" / f"{number}")
+    return root
+
+
+@pytest.mark.parametrize("place", ["meta/info.json", "data", "data/*/*", "videos/*/*/*"])
+def test_a_link_leads_into_the_cache_or_nowhere(place, cached, tmp_path):
+    (tmp_path / "mine").symlink_to(cached)
+    shutil.copytree(cached, copy := tmp_path / "copy")
+    assert len(read_lerobot(tmp_path / "mine")) == len(read_lerobot(copy)) == 3, "the control"
+    path = next(cached.glob(place))
+    path.rename(tmp_path / "gone")
+    path.symlink_to(copy / path.relative_to(cached))
+    with pytest.raises(BurnishError, match=r"has a link in the place of .*; put there what it leads to"):
+        read_lerobot(cached)
+
+
+def test_the_fingerprint_is_that_of_the_description_and_no_other_file(cached, tmp_path):
+    digest = hashlib.sha256()
+    for name in ("meta/episodes/chunk-000/file-000.parquet", "meta/info.json"):
+        digest.update(name.encode() + (cached / name).read_bytes())
+    assert fingerprint(cached) == digest.hexdigest()
+    (tmp_path / "private").write_text("x")
+    (cached / "meta/more.json").symlink_to(tmp_path / "private")
+    with pytest.raises(BurnishError, match=r"a link in the place of meta/more\.json"):
+        fingerprint(cached)
 
 
 DEPTH = {

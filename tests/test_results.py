@@ -69,6 +69,17 @@ def test_files_without_seeds_are_pairs_only_on_the_users_word(words, tmp_path, c
     assert (f"{fisher_exact((16, 20), (6, 20)):.2g}" in said) != bool(words)
 
 
+@pytest.mark.parametrize("seeded", [ours, per_episode])
+def test_numbers_of_rows_are_no_seeds(seeded, tmp_path, capsys):
+    """A file with the seeds 0, 1, ... beside one that names none."""
+    seeded(tmp_path / "a", A, first=0)
+    per_task(tmp_path / "b", B)
+    for first, second in ("ab", "ba"):
+        words = ["evaluate", f"results={tmp_path}/{first},{tmp_path}/{second}"]
+        assert "b, which names no seeds, with" in refused(capsys, *words, "paired=true")
+        assert main(words) == 0 and "paired=true" not in capsys.readouterr().out, "the control"
+
+
 def reordered(path, change):
     data = json.loads(path.read_text())
     change(data["per_task"])

@@ -125,7 +125,8 @@ def _show(config: DataConfig) -> None:
 def _write(config: DataConfig, out: str) -> None:
     notes: list[str] = []
     bad: Bad | None = {} if config.drop_bad else None
-    sets = {path: convert.read_whole(path, bad, config.episodes, config.keys) for path in config.data}
+    unread: set[int] = set()
+    sets = {path: convert.read_whole(path, unread, bad, config.episodes, config.keys) for path in config.data}
     if config.do is Do.merge:
         if len(sets) < len(config.data):
             raise BurnishError("a set stands there twice; name each one once")
@@ -138,9 +139,9 @@ def _write(config: DataConfig, out: str) -> None:
     else:
         (found,) = sets.values()
         if bad:
-            notes = [f"{len(bad)} of {len(found) + len(bad)} episodes cannot be used, and are left out:"]
+            notes = [f"{len(bad)} of {len(found) + len(bad) + len(unread)} episodes cannot be used, and are left out:"]
             notes += [f"  episode {number}: {why}" for number, why in bad.items()]
-        episodes = convert.selected(found, config.episodes, config.success, config.keys, bad or {})
+        episodes = convert.selected(found, config.episodes, config.success, config.keys, {*unread, *(bad or ())})
         episodes = convert.renamed(episodes, pairs(config.rename, "rename"))
         if config.control_hz is not None:
             episodes = convert.at_rate(episodes, config.control_hz)

@@ -20,15 +20,23 @@ from . import lerobot_files, lerobot_sim_state
 from .episodes import NO_LIMITS, NO_RATE, NO_REWARD, NO_SUCCESS, Bad, Episodes, scaled_actions
 from .lerobot import LeRobotWriter, read_lerobot
 from .lerobot_layout import extra_features
-from .read import format_of, read_dataset
+from .read import format_of, read_part
 
 
-def read_whole(path: str, bad: Bad | None = None, numbers: Sequence[str] = (), keys: Sequence[str] = ()) -> Episodes:
+def read_whole(
+    path: str, unread: set[int], bad: Bad | None = None, numbers: Sequence[str] = (), keys: Sequence[str] = ()
+) -> Episodes:
     """A dataset with all that it holds: simulator states, and the kind of the robot in its ``meta``. Episodes that
-    cannot be used go into ``bad`` where it is given. Pictures that ``selected`` with these ``numbers`` and ``keys``
-    leaves out stay unread, where the format allows it."""
+    cannot be used go into ``bad`` where it is given. Pictures of LeRobot's that ``selected`` with these ``numbers`` and
+    ``keys`` leaves out stay unread, and so do whole episodes where the format allows it, which go into ``unread``."""
+
+    def part(total: int) -> list[int]:
+        chosen = _chosen(numbers, total)
+        unread.update({*range(total)}.difference(chosen))
+        return chosen
+
     if format_of(path) != "lerobot":
-        return read_dataset(path, bad)
+        return read_part(path, bad, part if numbers else None)
     found = read_lerobot(path, bad, (lambda total: _chosen(numbers, total)) if numbers else None, keys)
     if robot := lerobot_files.read_info(Path(path)).get("robot_type"):
         found.meta.setdefault("robot_type", str(robot))
@@ -73,7 +81,7 @@ def selected(
     if not found:
         unknown = success and NO_SUCCESS in episodes.meta.get("notes", ())
         why = f": {NO_SUCCESS}" if unknown else ""
-        raise BurnishError(f"none of the {total} episodes is chosen, so nothing is written{why}")
+        raise _none(total, why)
     episodes = replace(episodes, episodes=list(found.values()), meta=_renumbered(episodes.meta, list(found)))
     shapes = episodes.spec.obs.shapes
     for key in keys:
@@ -128,7 +136,14 @@ def at_rate(episodes: Episodes, hz: float) -> Episodes:
 
 
 def _chosen(numbers: Sequence[str], total: int) -> list[int]:
-    return list(dict.fromkeys(number for word in numbers or ":" for number in _range(word, total)))
+    chosen = list(dict.fromkeys(number for word in numbers or ":" for number in _range(word, total)))
+    if not chosen:
+        raise _none(total)
+    return chosen
+
+
+def _none(total: int, why: str = "") -> BurnishError:
+    return BurnishError(f"none of the {total} episodes is chosen, so nothing is written{why}")
 
 
 def _range(word: str, most: int) -> range:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import enum
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,6 +31,7 @@ from ..core.types import Obs
 from .on_disk import rows_in_file
 
 Bad = dict[int, str]  # number of an episode that cannot be used -> the reason
+Mine = Callable[[int], Collection[int]]  # the number of all episodes -> the numbers of those that are wanted
 ASSUMED_HZ = 20.0  # where nothing says how often a world is commanded
 # Notes of a reader on what the data lack, and how it was filled in.
 NO_REWARD = "there is no reward: it is zero"

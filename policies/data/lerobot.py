@@ -6,8 +6,7 @@ action limits from the data, the final observation as a repetition of the last o
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from .episodes import (
     Bad,
     Episode,
     Episodes,
+    Mine,
     action_limits,
     usable,
     why_empty,
@@ -41,12 +41,12 @@ from .lerobot_tasks import Tasks
 from .lerobot_writer import LeRobotWriter, write_lerobot
 from .on_disk import PictureFiles
 
-__all__ = ["LeRobotWriter", "fingerprint", "read_extra", "read_lerobot", "write_lerobot"]
+__all__ = ["LeRobotWriter", "read_extra", "read_lerobot", "write_lerobot"]
 
 # The features that become an observation, an action or the result of one; anything else is passed over with a note.
 RESULTS, INDICES = set(layout.RESULT_FEATURES), set(layout.INDEX_FEATURES)
+CLOCK = {"frame_index", "timestamp"}  # what says when a row was seen
 PICTURES = ("image", "video")  # types of features
-Mine = Callable[[int], Collection[int]]  # the number of all episodes -> the numbers of a rank's own
 HEAD, RESULT = 1 << 9, 1 << 6  # bytes in memory: beside pixels, of all results
 
 
@@ -64,15 +64,6 @@ def read_lerobot(
 def read_extra(path: str | Path) -> list[dict[str, torch.Tensor]]:
     """``Episode.extra`` of each episode, without unpacking a picture; empty where the set has no further columns."""
     return _Reader(Path(path)).read_extra()
-
-
-def fingerprint(data: str | Path) -> str:
-    """Which dataset it is, wherever it lies: the hash of its description and of its table of episodes."""
-    digest = hashlib.sha256()
-    for path in sorted((Path(data) / "meta").rglob("*")):
-        if path.is_file():
-            digest.update(path.relative_to(data).as_posix().encode() + path.read_bytes())
-    return digest.hexdigest()
 
 
 class _Reader:
@@ -104,7 +95,7 @@ class _Reader:
 
     def read(self, bad: Bad | None = None) -> Episodes:
         needed = [*self._stored(), *self.extra, "action", "task_index"]
-        needed += sorted(RESULTS & set(self.info["features"]))
+        needed += sorted((RESULTS | CLOCK) & set(self.info["features"]))
         episodes = []
         for number, (row, table) in enumerate(self._episode_tables(needed)):
             with usable(number, self.root, bad):
@@ -134,6 +125,8 @@ class _Reader:
             info = files.read_info(self.root)
         except OSError as error:
             raise self._error(f"is not a LeRobot dataset: meta/info.json cannot be read ({error.strerror})") from error
+        except BurnishError:
+            raise
         except ValueError as error:
             raise self._error(f"has a meta/info.json that is not JSON: {error}") from error
         if wrong := layout.complaint(info):
@@ -307,8 +300,9 @@ class _Reader:
         if final is None:
             self.notes.append(NO_FINAL)
         shape = tuple(self.info["features"]["action"]["shape"])
+        times = self._times(table, number)
         return Episode(
-            obs={key: self._observations(key, table, final, row) for key in self.columns},
+            obs={key: self._observations(key, table, final, row, times) for key in self.columns},
             action=torch.from_numpy(self._numbers(table, "action", shape, number)),
             reward=torch.from_numpy(reward),
             terminated=terminated,
@@ -330,13 +324,21 @@ class _Reader:
             for name, (kind, size) in self.extra.items()
         }
 
-    def _observations(self, key: str, table: pa.Table, final: int | None, row: Mapping[str, Any]) -> torch.Tensor:
+    def _times(self, table: pa.Table, number: int) -> np.ndarray:
+        """(T,) s: when each row was seen."""
+        clock = {x: self._numbers(table, x, (), number, np.float64) for x in CLOCK & set(table.column_names)}
+        index, stamps = clock.get("frame_index"), clock.get("timestamp")
+        return tables.checked_times(len(table), float(self.info["fps"]), index, stamps)
+
+    def _observations(
+        self, key: str, table: pa.Table, final: int | None, row: Mapping[str, Any], times: np.ndarray
+    ) -> torch.Tensor:
         """(T + 1, ...): the rows of the data file, and the final observation or the last one again."""
         column, shape, number = self.columns[key], self.shapes[key], row["episode_index"]
         if key in self.unread or (layout.is_image(key) and number in self.elsewhere):
             return torch.zeros((), dtype=torch.uint8).expand(len(table) + 1, *shape)  # takes no memory
         if self._is_video(column):
-            frames = torch.from_numpy(self._video(column, shape, row))
+            frames = torch.from_numpy(self._video(column, shape, row, times))
             return self._kept(key, torch.cat([frames, frames[-1:]]))
         tail = table.slice(len(table) - 1) if final is None or self.finals is None else self.finals.slice(final, 1)
         if layout.is_image(key):
@@ -365,20 +367,20 @@ class _Reader:
         except BurnishError as error:
             raise self._error(f"has {error} of episode {number} in {name!r}") from error
 
-    def _video(self, column: str, shape: tuple[int, ...], row: Mapping[str, Any]) -> np.ndarray:
+    def _video(self, column: str, shape: tuple[int, ...], row: Mapping[str, Any], times: np.ndarray) -> np.ndarray:
         if "/" in column or shape[0] != 3:
             raise self._error(f"has a video {column!r:.80} of shape {shape}; three colours and no '/' are read")
         template = files.checked_template(self.root, self.info, "video_path", ["video_key"])
         file = self._file(template, row, f"videos/{column}", column)
         start = 0.0 if self.old else row[f"videos/{column}/from_timestamp"]
-        fps = float(self.info["fps"])
+        try:
+            path = files.regular(self.root, file)
+        except OSError as error:
+            raise self._error(f"lacks {file}") from error
         try:
             if not isinstance(start, float) or not 0 <= start < 1e9:
                 raise BurnishError(f"no time at which it begins ({start!r:.40})")
-            times = [start + i / fps for i in range(row["length"])]
-            return video.decode(files.regular(self.root, file), times, fps, shape)
-        except OSError as error:
-            raise self._error(f"lacks {file}") from error
+            return video.decode(path, (start + times).tolist(), float(self.info["fps"]), shape)
         except BurnishError as error:
             raise self._error(f"has {error} in {file}, episode {row['episode_index']}") from error
 

@@ -8,6 +8,7 @@ is 2, offsets of lists 2 more), and ``ROOM`` beside it for names and small table
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import stat
@@ -21,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..core.errors import BurnishError, reason
+from ..core.files import is_plain
 from ..runs.manifest import memory
 
 LARGEST_INFO = 1 << 24  # bytes; parsed it may be thirty times as large
@@ -31,14 +33,28 @@ WIDTH = re.compile(r"(0?[0-9]{1,2})?d?")
 
 
 def regular(root: Path, name: str | Path, largest: int | None = None) -> Path:
-    """A file of bounded size: to open a pipe or a device may wait, or read, for ever."""
+    """A file of the set, of bounded size: a link may lead to any other, and a pipe or a device may be read for ever."""
     path = root / name
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
         raise BurnishError(f"the dataset {root} has a {name} that is no file")
+    if not is_plain(path, root):
+        raise BurnishError(f"the dataset {root} has a link in the place of {name}; put there what it leads to")
     if largest is not None and found.st_size > largest:
         raise BurnishError(f"the dataset {root} has a {name} of {found.st_size} bytes, and {largest} are read at most")
     return path
+
+
+def fingerprint(data: str | Path) -> str:
+    """Which dataset it is, wherever it lies: the hash of its description and of its table of episodes."""
+    root, digest = Path(data), hashlib.sha256()
+    for path in sorted((root / "meta").rglob("*")):
+        if path.is_file():
+            name = path.relative_to(root).as_posix()
+            digest.update(name.encode())
+            with open(regular(root, name), "rb") as file:
+                hashlib.file_digest(file, lambda: digest)
+    return digest.hexdigest()
 
 
 def read_info(root: Path) -> Any:

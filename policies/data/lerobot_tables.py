@@ -23,6 +23,8 @@ from . import lerobot_statistics as statistics
 from .episodes import Episode
 
 PIECES = 64  # tables of one row each are merged once there are so many
+# The time between two frames may be off by so many seconds, as in LeRobot, and by the rounding of its float32.
+TOLERANCE, ROUNDING = 1e-4, float(np.finfo(np.float32).eps)
 
 
 class Place(NamedTuple):
@@ -166,6 +168,26 @@ def numbers_of(column: pa.ChunkedArray, shape: tuple[int, ...], kind: type = np.
         return array.to_numpy(zero_copy_only=False).astype(kind).reshape(len(column), *shape)
     except (TypeError, ValueError) as error:  # pyarrow's own errors derive from them
         raise BurnishError(f"values that are not numbers ({error})") from error
+
+
+def checked_times(rows: int, fps: float, index: np.ndarray | None, stamps: np.ndarray | None) -> np.ndarray:
+    """(T,) s: the time stamps of an episode's rows, or without such the times of as many frames. Rows that are not one
+    frame after the other are refused, and so is a ``frame_index`` that does not rise."""
+    if index is not None and len(wrong := np.flatnonzero(~(np.diff(index) > 0))):
+        raise BurnishError(f"its frame_index does not rise in row {wrong[0] + 1}; sort its rows")
+    if stamps is None:
+        return np.arange(rows) / fps
+    late = np.minimum(TOLERANCE + ROUNDING * np.abs(stamps), 0.5 / fps)
+    with np.errstate(invalid="ignore"):  # NaN is no number of seconds
+        good = np.abs(np.diff(stamps, prepend=stamps[0] - 1 / fps) - 1 / fps) <= late
+    if len(wrong := np.flatnonzero(~good | (stamps < -late))):
+        row = wrong[0]
+        before = f" after {stamps[row - 1]:.6g}" if row else ""
+        raise BurnishError(
+            f"its timestamp in row {row} is {stamps[row]:.6g}{before}, and seconds are needed, from 0 on, which rise "
+            f"by 1/{fps:g} in each row, as fps in meta/info.json says"
+        )
+    return stamps
 
 
 class Growing:

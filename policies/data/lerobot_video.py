@@ -49,7 +49,7 @@ def decode(path: Path, times: Sequence[float], fps: float, shape: tuple[int, ...
                 row += 1
                 if row == len(times):
                     return frames
-    except (av.error.FFmpegError, OSError, ValueError) as error:
+    except (av.error.FFmpegError, OSError, OverflowError, ValueError) as error:
         if isinstance(error, BurnishError):
             raise
         raise BurnishError(f"no readable video ({reason(error)})") from error

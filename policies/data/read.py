@@ -12,16 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.errors import BurnishError
-from . import lerobot
-from .episodes import Bad, Episodes
+from . import lerobot, lerobot_files
+from .episodes import Bad, Episodes, Mine
 from .formats import d4rl, hdf5, maniskill, minari, npz, ogbench, plain, robomimic
 from .formats.bounds import refusal, regular
 from .formats.columns import Columns
 
-__all__ = ["FORMATS", "fingerprint", "format_of", "read_dataset"]
+__all__ = ["FORMATS", "fingerprint", "format_of", "read_dataset", "read_part"]
 
 HEAD = 1 << 12  # bytes in which a file says what it is
 INFO = "meta/info.json"
+Read = Callable[[Path, Bad | None, Mine | None], Episodes]
 
 
 @dataclass(frozen=True)
@@ -31,21 +32,19 @@ class Format:
     name: str
     container: str  # folder, HDF5 or npz
     holds: tuple[str, ...]
-    read: Callable[[Path, Bad | None], Episodes]
+    read: Read
 
 
-def _hdf5(
-    read: Callable[[Path, hdf5.Group, Bad | None], Episodes], copies: int = 1
-) -> Callable[[Path, Bad | None], Episodes]:
-    def opened(path: Path, bad: Bad | None) -> Episodes:
+def _hdf5(read: Callable[[Path, hdf5.Group, Bad | None, Mine | None], Episodes], copies: int = 1) -> Read:
+    def opened(path: Path, bad: Bad | None, mine: Mine | None) -> Episodes:
         with hdf5.opened(path, copies) as root:
-            return read(path, root, bad)
+            return read(path, root, bad, mine)
 
     return opened
 
 
-def _npz(read: Callable[[Columns, Bad | None], Episodes]) -> Callable[[Path, Bad | None], Episodes]:
-    def opened(path: Path, bad: Bad | None) -> Episodes:
+def _npz(read: Callable[[Columns, Bad | None], Episodes]) -> Read:
+    def opened(path: Path, bad: Bad | None, _: Mine | None) -> Episodes:
         with npz.opened(path) as arrays:
             return read(Columns.of_arrays(path, arrays), bad)
 
@@ -56,7 +55,7 @@ def _npz(read: Callable[[Columns, Bad | None], Episodes]) -> Callable[[Path, Bad
 FORMATS = (
     Format("lerobot", "folder", (INFO,), lerobot.read_lerobot),
     Format("minari", "folder", (minari.METADATA,), minari.read),
-    Format("minari", "HDF5", ("episode_*",), lambda path, bad: minari.read(path.parent, bad, path)),
+    Format("minari", "HDF5", ("episode_*",), lambda path, bad, mine: minari.read(path.parent, bad, mine, path)),
     Format("robomimic", "HDF5", ("data/demo_*",), _hdf5(robomimic.read)),
     Format("maniskill", "HDF5", ("traj_*",), _hdf5(maniskill.read)),
     Format("d4rl", "HDF5", ("observations", "actions", "terminals"), _hdf5(d4rl.read_group, copies=2)),
@@ -69,14 +68,20 @@ FORMATS = (
 )
 
 
-def read_dataset(path: str | Path, bad: Bad | None = None, mine: lerobot.Mine | None = None) -> Episodes:
+def read_dataset(path: str | Path, bad: Bad | None = None, mine: Mine | None = None) -> Episodes:
     """The episodes of a dataset, in memory. ``meta["notes"]`` says what its format lacks, and how it was filled in.
     An episode that cannot be used is left out, and noted in ``bad``, where that is given; else the set is refused.
     ``mine`` says of how many episodes which ones are read with their pictures."""
     path = Path(path)
     if mine is not None and (name := format_of(path)) != "lerobot":
         raise refusal(path, f"is a {name} dataset, which is read whole; share_episodes=true takes those of LeRobot")
-    return _format(path).read(path, bad) if mine is None else lerobot.read_lerobot(path, bad, mine)
+    return _format(path).read(path, bad, mine)
+
+
+def read_part(path: str | Path, bad: Bad | None, mine: Mine | None) -> Episodes:
+    """As ``read_dataset``. Of a file with a group for each episode those alone that are ``mine``, which is asked for
+    them; one of flat arrays is read whole, and ``mine`` is not asked."""
+    return _format(Path(path)).read(Path(path), bad, mine)
 
 
 def format_of(path: str | Path) -> str:
@@ -88,7 +93,7 @@ def fingerprint(path: str | Path) -> str:
     """Which dataset it is, wherever it lies: the hash of its files, of a LeRobot set that of its description."""
     path = Path(path)
     if _format(path).name == "lerobot":
-        return lerobot.fingerprint(path)
+        return lerobot_files.fingerprint(path)
     digest = hashlib.sha256()
     for file in _files(path):
         with open(regular(file), "rb") as content:

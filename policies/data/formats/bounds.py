@@ -75,5 +75,6 @@ class Budget:
             raise refusal(
                 self._path,
                 f"promises more than {self._taken:.3g} bytes, more than half of the {memory() / 2**30:.3g} GiB of "
-                "memory that there are; take a machine with more, or write a part of it as a file of its own",
+                "memory that there are; take a machine with more, write a part of it as a file of its own or, if each "
+                "episode is a group, name some: burnish data convert FILE out=... episodes=0:50",
             )

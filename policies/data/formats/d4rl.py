@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..episodes import Bad, Episodes
+from ..episodes import Bad, Episodes, Mine
 from .bounds import refusal
 from .columns import Columns, recordings
 from .hdf5 import Group
@@ -36,6 +36,6 @@ def read(columns: Columns, bad: Bad | None = None) -> Episodes:
     return episodes_of(columns.path, source, played, bad)
 
 
-def read_group(path: Path, root: Group, bad: Bad | None = None) -> Episodes:
-    """Those of an HDF5 file."""
+def read_group(path: Path, root: Group, bad: Bad | None = None, _: Mine | None = None) -> Episodes:
+    """Those of an HDF5 file, all of them: they have no groups of their own."""
     return read(Columns.of_group(root, WANTED), bad)

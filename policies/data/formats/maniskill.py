@@ -17,18 +17,18 @@ import numpy as np
 
 from ...core.spec import UNKNOWN
 from ...runs.manifest import parse
-from ..episodes import PASSED_OVER, Bad, Episodes
+from ..episodes import PASSED_OVER, Bad, Episodes, Mine
 from .bounds import refusal
 from .hdf5 import Array, Group
-from .recording import Recording, Source, actions_of, ended, episodes_of, json_object, rate_of, seed_of, whole
+from .recording import Recording, Source, actions_of, ended, episodes_of, json_object, picked, rate_of, seed_of, whole
 
 NUMBERS = (("agent",), ("extra",))  # groups whose arrays make up the state
 CAMERAS = (("sensor_data",), ("sensor_param",))  # of which the colours are read
 NO_JSON = "there is no JSON file beside the trajectories: seeds and the mode of the actions are unknown"
 
 
-def read(path: Path, root: Group, bad: Bad | None = None) -> Episodes:
-    """The episodes of a file, in the order of their numbers."""
+def read(path: Path, root: Group, bad: Bad | None = None, mine: Mine | None = None) -> Episodes:
+    """The episodes of a file, or those that are ``mine``, in the order of their numbers."""
     source, about = Source("maniskill"), {}
     if (beside := path.with_suffix(".json")).is_file():
         about = json_object(parse(beside, json.loads))
@@ -47,11 +47,13 @@ def read(path: Path, root: Group, bad: Bad | None = None) -> Episodes:
     source.meta |= {"env_name": world["env_id"]} if isinstance(world.get("env_id"), str) else {}
     known = ((each.get("episode_id"), seed_of(each.get("episode_seed"))) for each in played)
     seeds = {number: seed for number, seed in known if type(number) is int and seed is not None}
-    return episodes_of(path, source, _recordings(path, root, seeds, source.notes), bad)
+    return episodes_of(path, source, _recordings(path, root, seeds, source.notes, mine), bad)
 
 
-def _recordings(path: Path, root: Group, seeds: Mapping[int, int], notes: list[str]) -> Iterator[Recording]:
-    for number, name in root.numbered("traj_").items():
+def _recordings(
+    path: Path, root: Group, seeds: Mapping[int, int], notes: list[str], mine: Mine | None
+) -> Iterator[Recording]:
+    for place, number, name in picked(root.numbered("traj_"), mine):
         played = root.group(name)
         seen = played.leaves("obs") if "obs" in played else {}
         if not seen:
@@ -68,6 +70,7 @@ def _recordings(path: Path, root: Group, seeds: Mapping[int, int], notes: list[s
             *(ended(played.array(name)) for name in ("terminated", "truncated")),
             success=bool(played.array("success").read().any()) if "success" in played else None,
             seed=seeds.get(number, number),
+            place=place,
         )
 
 

@@ -18,10 +18,10 @@ import numpy as np
 from ...core.spec import MOST_AXES, ActionSpec, ObsSpec, require_obs
 from ...runs.manifest import parse
 from .. import lerobot_images as images
-from ..episodes import Bad, Episodes
+from ..episodes import Bad, Episodes, Mine
 from . import hdf5
 from .bounds import naming, refusal
-from .recording import Recording, Source, actions_of, ended, episodes_of, json_object, whole
+from .recording import Recording, Source, actions_of, ended, episodes_of, json_object, picked, whole
 
 METADATA, DATA = "metadata.json", "main_data.hdf5"
 INDEX = "_index_"
@@ -32,8 +32,9 @@ def place_of(path: Path) -> Path | None:
     return next((folder for folder in (path, path / "data") if (folder / METADATA).is_file()), None)
 
 
-def read(path: Path, bad: Bad | None = None, file: Path | None = None) -> Episodes:
-    """The episodes of a folder, in the order of their numbers; those of ``file`` in it, where that is named."""
+def read(path: Path, bad: Bad | None = None, mine: Mine | None = None, file: Path | None = None) -> Episodes:
+    """The episodes of a folder, or those that are ``mine``, in the order of their numbers; those of ``file`` in it,
+    where that is named."""
     folder = place_of(path) or path
     about = parse(folder / METADATA, json.loads)
     if not isinstance(about, dict) or about.get("data_format", "hdf5") != "hdf5":
@@ -47,7 +48,7 @@ def read(path: Path, bad: Bad | None = None, file: Path | None = None) -> Episod
     with naming(path):
         require_obs(ObsSpec({".".join(key): shape for key, shape in pictures.items()}), 1)
     with hdf5.opened(file or folder / DATA) as root:
-        return episodes_of(path, source, _recordings(root, pictures), bad)
+        return episodes_of(path, source, _recordings(root, pictures, mine), bad)
 
 
 def _limits(path: Path, space: dict[str, Any]) -> ActionSpec | None:
@@ -74,8 +75,10 @@ def _pictures(space: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
             yield path, shape
 
 
-def _recordings(root: hdf5.Group, pictures: dict[tuple[str, ...], tuple[int, ...]]) -> Iterator[Recording]:
-    for number, name in root.numbered("episode_").items():
+def _recordings(
+    root: hdf5.Group, pictures: dict[tuple[str, ...], tuple[int, ...]], mine: Mine | None
+) -> Iterator[Recording]:
+    for place, number, name in picked(root.numbered("episode_"), mine):
         episode = root.group(name)
         obs = {}
         for key, leaf in episode.leaves("observations").items():
@@ -91,6 +94,7 @@ def _recordings(root: hdf5.Group, pictures: dict[tuple[str, ...], tuple[int, ...
             *(ended(episode.array(end)) for end in ("terminations", "truncations")),
             success=_success(infos.array(said).read()) if infos is not None and said else None,
             seed=number if (seed := episode.number("seed")) is None else seed,
+            place=place,
         )
 
 

@@ -7,7 +7,7 @@ learnt from a file can act in the world from which the file came.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +32,7 @@ from ..episodes import (
     Bad,
     Episode,
     Episodes,
+    Mine,
     action_limits,
     usable,
     why_empty,
@@ -54,6 +55,7 @@ class Recording:
     truncated: bool | None = None
     success: bool | None = None
     seed: int | None = None
+    place: int | None = None  # among all episodes of the file, where some stay unread
 
 
 @dataclass
@@ -70,11 +72,18 @@ class Source:
     notes: list[str] = field(default_factory=list)
 
 
+def picked(names: Mapping[int, str], mine: Mine | None) -> Iterator[tuple[int, int, str]]:
+    """Place, number and name of each episode of a file that is read: of all, or of those that are ``mine``."""
+    which = range(len(names)) if mine is None else {*mine(len(names))}
+    return ((place, *pair) for place, pair in enumerate(names.items()) if place in which)
+
+
 def episodes_of(path: Path, source: Source, recordings: Iterable[Recording], bad: Bad | None = None) -> Episodes:
     """The recordings of a file as ``Episodes``; ``meta["notes"]`` says what was filled in. Those that cannot be used go
     into ``bad`` where it is given."""
     notes, made, layout, like, first = source.notes, [], None, None, 0
     for number, recording in enumerate(recordings):
+        number = number if recording.place is None else recording.place
         obs = {key: x for key, x in recording.obs.items() if _is_read(x)}
         if layout is None or not made:  # the first that can be used says what the others have to be like
             if passed := sorted(".".join(key) for key in recording.obs if key not in obs):

@@ -14,19 +14,18 @@ from pathlib import Path
 
 import numpy as np
 
-from ..episodes import Bad, Episodes
+from ..episodes import Bad, Episodes, Mine
 from .bounds import refusal
 from .hdf5 import Group
-from .recording import Recording, Source, actions_of, episodes_of, json_object, rate_of, with_final
+from .recording import Recording, Source, actions_of, episodes_of, json_object, picked, rate_of, with_final
 
 ROBOSUITE = 1  # robomimic's number of that kind of world, whose actions lie in [-1, 1]
 FROM_REWARDS = "successes and ends are read from the rewards"
 
 
-def read(path: Path, root: Group, bad: Bad | None = None) -> Episodes:
-    """The episodes of a file, in the order of their numbers."""
+def read(path: Path, root: Group, bad: Bad | None = None, mine: Mine | None = None) -> Episodes:
+    """The episodes of a file, or those that are ``mine``, in the order of their numbers."""
     data = root.group("data")
-    demos = data.numbered("demo_")
     world = json_object(data.text("env_args"))
     kwargs = json_object(world.get("env_kwargs"))
     unit = world.get("type") == ROBOSUITE
@@ -34,14 +33,14 @@ def read(path: Path, root: Group, bad: Bad | None = None) -> Episodes:
     if isinstance(name := world.get("env_name"), str):
         source.meta["env_name"] = name
     if "mask" in root:
-        place = {name: position for position, name in enumerate(demos.values())}
+        place = {name: position for position, name in enumerate(data.numbered("demo_").values())}
         lists = ((name, root.group("mask").array(name).words()) for name in root.group("mask"))
         source.meta["masks"] = {name: sorted(place[x] for x in {*words} if x in place) for name, words in lists}
-    return episodes_of(path, source, _recordings(path, data, list(demos.values()), source.notes), bad)
+    return episodes_of(path, source, _recordings(path, data, mine, source.notes), bad)
 
 
-def _recordings(path: Path, data: Group, names: list[str], notes: list[str]) -> Iterator[Recording]:
-    for name in names:
+def _recordings(path: Path, data: Group, mine: Mine | None, notes: list[str]) -> Iterator[Recording]:
+    for place, _, name in picked(data.numbered("demo_"), mine):
         demo = data.group(name)
         seen = demo.leaves("obs") if "obs" in demo else {}
         if not seen:
@@ -56,7 +55,7 @@ def _recordings(path: Path, data: Group, names: list[str], notes: list[str]) -> 
             last = {key: leaf.read(-1) for key, leaf in demo.leaves("next_obs").items()}
             obs = with_final(path, obs, last)
         reward = demo.array("rewards").read() if "rewards" in demo else None
-        played = Recording(obs, action, reward)
+        played = Recording(obs, action, reward, place=place)
         if reward is not None and bool(np.isin(reward, (0, 1)).all()):
             notes.append(FROM_REWARDS)
             played.success, played.terminated = bool(reward.any()), bool(reward[-1:].any())
