@@ -72,12 +72,17 @@ SHORT = ["total=1500", "method.imagined=200", "method.inner.loop.warmup=64", "me
 SAC = ["env=push", "env.reward=dense", "experiment=improve/residual_sac", "method.loop.updates_per_decision=0.5"]
 PPO = ["env=pick_place", "env.reward=dense", "experiment=improve/residual_ppo", "method.loop.decisions_per_update=96"]
 FEWER = ["total=1600", "method.loop.warmup=800", "method.loop.initial_updates=20"]
-DREAM = [
+DREAM = [  # DSRL with the settings of experiment=push/dsrl
+    "env.reward=dense",
     "method=imagine",
     "method.inner=dsrl",
+    "method.inner.discount={gamma: 0.995, per: step}",
+    "method.inner.loop.warmup=1000",
+    "method.inner.loop.updates_per_decision=0.1",
+    "method.inner.sac={alpha: 0.02, backup_entropy: false}",
     "method.known_outcome=true",
     "method.collect=32",
-    "method.imagined=5000",
+    "method.imagined=10000",
     "total=8960",
 ]
 VARIANTS = {
