@@ -109,6 +109,7 @@ def test_more_steps_change_the_order(rows):
 
 def test_what_the_runs_say(tables, rows):
     """The sentences of the page about the first bases and 100,000 control steps, in its order."""
+    rows = [row for row in rows if row["task"] != "insert_hidden"]  # which one method alone has played
     mine = [row for row in rows if row["base"] == 1 and row["budget"] == 100_000]
     found = {row["task"]: row for row in tables.verdicts(mine)}
     assert set(found) == {"push", "pick_place", "hopper"}
