@@ -10,11 +10,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +36,7 @@ from burnish.policies.cli.executors import LOCAL, names_place
 from burnish.policies.cli.ray_tasks import LOSSES, address_of, connected, enter, key_of, play_away, stored
 from burnish.policies.cli.verb_process import child_imports, start_verb
 from burnish.policies.controllers import controller_for
+from burnish.policies.core import files
 from burnish.policies.core.config import to_data
 from burnish.policies.core.errors import BurnishError, reason
 from burnish.policies.core.rewards import RewardConfig
@@ -45,6 +46,7 @@ from burnish.sim.build import world_for
 
 SEARCH_SEED, SEARCH_EPISODES = 1000, 256
 QUICK = 0.01  # of the budget
+COUNTING = threading.Lock()  # of a thread that counts the steps of a free baseline
 
 
 def steps_in(minutes: float, name: str, *, base: str | Path, data: str | Path) -> int:
@@ -181,18 +183,22 @@ class Case:
 
     def _free(self) -> list[str]:
         """Trained for as long as the median run of the methods, by steps that are counted once per task."""
+        data = self.suite.recordings(self.task)
+        with COUNTING:
+            steps = self._free_steps(data)
+        words = free_baseline(self.method, base=self._base, data=data, steps=steps)
+        return [*words, f"seed={self.seed}", *self._run()]
+
+    def _free_steps(self, data: Path) -> int:
         kept = self.results / self.task / "free_steps.json"
         steps = json.loads(kept.read_text()) if kept.exists() else {}
-        data = self.suite.recordings(self.task)
         if self.method not in steps:
             runs = [json.loads(path.read_text()) for path in kept.parent.glob("*-[0-9].json")]
             minutes = [run["minutes"] for run in runs if run["method"] in RANKED and run["budget"] == self.suite.budget]
             spent = statistics.median(minutes) if minutes else 0.1
             steps[self.method] = 20 if self.quick else steps_in(spent, self.method, base=self._base, data=data)
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            kept.write_text(json.dumps(steps) + "\n", encoding="utf-8")
-        words = free_baseline(self.method, base=self._base, data=data, steps=steps[self.method])
-        return [*words, f"seed={self.seed}", *self._run()]
+            files.replace(files.named(kept.parent) / kept.name, json.dumps(steps) + "\n")
+        return steps[self.method]
 
     @property
     def _base(self) -> Path:
@@ -218,9 +224,9 @@ def play(case: Case, player: Player) -> None:
     status, spent = player(case.command(), log)
     clock = case.folder.with_suffix(".seconds")
     earlier = json.loads(clock.read_text()) if clock.exists() else {"cpu_s": 0.0, "wall_s": 0.0}
-    clock.write_text(json.dumps({name: earlier[name] + spent[name] for name in spent}))
+    files.replace(clock, json.dumps({name: earlier[name] + spent[name] for name in spent}))
     if status:
-        raise RuntimeError(f"{case.task} {case.name} ended with status {status}: {log.read_text()[-500:]}")
+        raise RuntimeError(f"it ended with status {status}: {log.read_text()[-500:]}")
 
 
 def timed(words: Sequence[str], output: Any) -> tuple[int, dict[str, float]]:
@@ -361,13 +367,12 @@ def _played(where: Player, case: Case) -> None:
     try:
         play(case, where)
         found = conclude(case)
-    except (RuntimeError, BurnishError) as error:  # the others go on
-        sys.stderr.write(f"{error}\n")
+        files.replace(files.named(case.result.parent) / case.result.name, json.dumps(found) + "\n")
+        files.remove(case.folder)
+        files.remove(case.folder.with_suffix(".seconds"))
+    except (RuntimeError, OSError, BurnishError) as error:  # the others go on
+        sys.stderr.write(f"{case.task} {case.name}: {error}\n")
         return
-    case.result.parent.mkdir(parents=True, exist_ok=True)
-    case.result.write_text(json.dumps(found) + "\n", encoding="utf-8")
-    shutil.rmtree(case.folder)
-    case.folder.with_suffix(".seconds").unlink()
     score = found["score"] if "score" in found else statistics.mean(found["last"])
     sys.stderr.write(f"{case.task} {case.name}: {score:.3f} in {found['minutes']:.1f} minutes\n")
     sys.stderr.flush()

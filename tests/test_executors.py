@@ -19,6 +19,7 @@ from verb_lab import refused
 from burnish.finetune.compare.slurm import array_script, waiting_runs
 from burnish.policies.cli.cli import main
 from burnish.policies.cli.executors import Processes, executor
+from burnish.policies.cli.storage import Storage
 from burnish.policies.core import files
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.runs.interrupt import Stop
@@ -123,6 +124,7 @@ def test_a_script_is_safe_with_any_name(tmp_path, monkeypatch):
     found = subprocess.run(["bash", "-c", shown], env={"SLURM_ARRAY_TASK_ID": "1"}, capture_output=True, text=True)
     assert found.stdout.splitlines()[-3:] == [*words, "only=$(touch planted)"] and not (tmp_path / "planted").exists()
     assert "gres" not in array_script(["dsrl-0"], words, tmp_path, gpu=False)
+    assert "#SBATCH --array=0-1%2\n" in array_script(["dsrl-0", "dsrl-1"], words, tmp_path, gpu=False, jobs=2)
 
 
 def sbatch_words(line: str) -> list[str]:
@@ -196,6 +198,31 @@ def runs_of(out: Path) -> dict[int, Any]:
     }
     ends = {seed: json.loads((out / f"evaluations/steady-{seed}.json").read_text()) for seed in rows}
     return {seed: (rows[seed], ends[seed]["returns"]) for seed in rows}
+
+
+@pytest.mark.parametrize("status", [0, 2])
+def test_nodes_that_share_no_folders_are_noticed_at_once(words, tmp_path, monkeypatch, capsys, status):
+    monkeypatch.setitem(sys.modules, "ray", stand_in(status))
+    said = refused(capsys, *words, "budget=160", "on=ray", f"out={tmp_path}/out")
+    assert "is not here; nodes must share the folder of out=..." in said
+
+
+def test_a_storage_does_not_mix_with_what_is_here(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ray", stand_in(0))
+    monkeypatch.chdir(tmp_path)
+    files.write_folder(tmp_path / "made", {"config.yaml": "{}"})
+    storage = Storage(f"file://{tmp_path}/kept")
+    command = [*words, "budget=160", "on=ray", f"storage=file://{tmp_path}/kept", "out=far"]
+    storage.send(tmp_path / "made", "far/runs/steady-0")
+    assert "holds runs of far already; resume=true continues them" in refused(capsys, *command)
+    files.write_folder(tmp_path / "other", {"mine": "kept"})
+    storage.send(tmp_path / "made", "other")
+    said = refused(capsys, *command, "out=other", "resume=true")
+    assert "is not empty and holds no comparison" in said and (tmp_path / "other/mine").read_text() == "kept"
+    files.replace(tmp_path / "made/.lock", "")  # a comparison sends that too
+    storage.send(tmp_path / "made", "far")
+    assert "far was begun with another" in refused(capsys, *command, "resume=true")
+    assert (tmp_path / "far/runs/steady-0/config.yaml").exists() and (tmp_path / "far/.lock").exists()
 
 
 @pytest.fixture
@@ -318,7 +345,7 @@ class Nodes:
 
 @pytest.mark.slow
 @pytest.mark.sim
-def test_nodes_that_share_a_storage_alone_give_the_comparison_of_one_machine(words, tmp_path, monkeypatch):
+def test_nodes_that_share_a_storage_alone_give_the_comparison_of_one_machine(words, tmp_path, monkeypatch, capsys):
     words = [*words, "budget=1600"]
     assert main([*words, f"out={tmp_path}/local"]) == 0
     nodes = Nodes(tmp_path / "nodes")
@@ -327,6 +354,7 @@ def test_nodes_that_share_a_storage_alone_give_the_comparison_of_one_machine(wor
     command = [*words, "on=ray", f"storage=file://{nodes.folder}/storage", "out=far", "jobs=1"]
     assert main(command) == 0
     assert nodes.killed and nodes.played.count("finetune") == 2
+    assert "each leaves its log, once it has ended, in far/runs/*.log" in capsys.readouterr().err
     assert runs_of(Path("far")) == runs_of(Path("local"))
     sittings = sorted(len(list(Path(f"far/runs/steady-{seed}/tensorboard").iterdir())) for seed in (0, 1))
     assert sittings == [1, 2], "one run was lost, and went on from its checkpoint"

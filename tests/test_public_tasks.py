@@ -219,6 +219,27 @@ def test_a_run_is_played_where_it_is_told(benchmark, tmp_path, monkeypatch):
         runs.play_all([], 1, "moon")
 
 
+def test_a_run_that_is_lost_in_any_way_leaves_no_result_and_stops_no_other(benchmark, tmp_path, monkeypatch, capsys):
+    runs = import_module("refine_runs")
+    suite = replace(benchmark.suite_of(tmp_path / "results", False), runs=tmp_path / "runs")
+    case = benchmark.Case(suite, "pusht", "dsrl", 0, False, tmp_path / "results", benchmark.BUDGET)
+    monkeypatch.setattr(runs.Case, "command", lambda case: ["report"])
+
+    def unwritten(*given):
+        raise OSError("the disk is full")
+
+    runs._played(lambda words, log: (1, {"cpu_s": 1.0, "wall_s": 1.0}), case)  # a node that shares no folders
+    assert "pusht dsrl-0: [Errno 2] No such file" in capsys.readouterr().err
+    monkeypatch.setattr(runs, "conclude", lambda case: {"last": [1.0], "minutes": 2.0})
+    with monkeypatch.context() as patch:
+        patch.setattr("burnish.policies.core.files.move", unwritten)
+        runs._played(lambda words, log: (0, {"cpu_s": 1.0, "wall_s": 1.0}), case)
+    assert "pusht dsrl-0: the disk is full" in capsys.readouterr().err and not case.result.exists()
+    assert json.loads(case.folder.with_suffix(".seconds").read_text())["cpu_s"] == 1.0, "of the first attempt, whole"
+    runs._played(lambda words, log: (0, {"cpu_s": 1.0, "wall_s": 1.0}), case)
+    assert json.loads(case.result.read_text())["last"] == [1.0] and not case.folder.with_suffix(".seconds").exists()
+
+
 def test_a_node_that_shares_a_storage_alone_counts_its_time(benchmark, tmp_path, monkeypatch):
     """A node is a process in a home and a working folder of its own."""
     runs, home = import_module("refine_runs"), tmp_path / "home"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import threading
 import time
 from pathlib import Path
@@ -10,7 +12,9 @@ from pathlib import Path
 import pytest
 from verb_lab import refused
 
-from burnish.policies.cli.ray_tasks import key_of, named_paths, stored
+from burnish.finetune.compare.claim import restore
+from burnish.policies.cli import ray_tasks
+from burnish.policies.cli.ray_tasks import key_of, named_paths, play_away, stored
 from burnish.policies.cli.storage import Storage
 from burnish.policies.core import files
 from burnish.policies.core.errors import BurnishError
@@ -88,6 +92,71 @@ def test_what_is_damaged_or_leads_outside_is_refused(made, tmp_path, capsys):
         storage.send(made, "run")
     said = refused(capsys, "compare", "base=x", "methods=dsrl", "storage=s3://x", f"out={tmp_path}/out")
     assert "storage=s3://x is for on=ray" in said
+
+
+@pytest.mark.parametrize("name", ["runs/../../planted", "/planted", "runs/..\\planted", "C:/planted", "runs/D:planted"])
+def test_names_that_lead_outside_on_any_system_are_refused(name, made, tmp_path):
+    """A storage of objects, other than a file system, hands any name back as it is."""
+    storage = Storage(f"memory://{tmp_path}")
+    storage.send(made, "run")
+    ours = storage.listed("run") or {}
+    assert storage.keys("") == ["run"] and storage.fetch("run", tmp_path / "there")
+    remote, root = storage._remote, storage._root
+    remote.pipe(f"{root}/folders/run.json", json.dumps({name: ours["a"]}).encode())
+    remote.pipe(f"{root}/folders/{name}.json", json.dumps({".": ours["a"]}).encode())
+    for look in (lambda: storage.fetch("run", tmp_path / "there"), lambda: storage.keys("")):
+        with pytest.raises(BurnishError, match="outside of its folder; take another storage"):
+            look()
+    assert content(tmp_path / "there") == content(made), "nothing was removed"
+
+
+def test_a_comparison_is_not_fetched_through_a_link(made, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Storage(f"file://{tmp_path}/kept").send(made, "out/runs/made")
+    files.new(tmp_path / "out")
+    (tmp_path / "out/runs").symlink_to(tmp_path)
+    (made / "mine").write_text("kept")
+    with pytest.raises(BurnishError, match="runs is a link to another place"):
+        restore(Path("out"), f"file://{tmp_path}/kept", resume=True)
+    assert (made / "mine").exists()
+
+
+def test_a_file_is_read_again_once_it_has_changed(made, tmp_path, monkeypatch):
+    def sent() -> list[str]:
+        summed: list[str] = []
+        with monkeypatch.context() as patch:
+            sha256 = hashlib.sha256
+            patch.setattr("hashlib.sha256", lambda: summed.append("a file") or sha256())
+            Storage(f"file://{tmp_path}/kept").send(made / "a", "a")
+        return summed
+
+    assert len(sent()) == len(sent()) == 1, "one that was written just now may change within the same tick of a clock"
+    os.utime(made / "a", ns=(0, 10**18))
+    assert len(sent()) == 1 and sent() == []
+    (made / "a").write_text("two")  # as long as before
+    assert len(sent()) == 1
+    assert Storage(f"file://{tmp_path}/kept").fetch("a", made / "a.again")
+    assert content(made)["a.again"] == "two"
+
+
+@pytest.mark.parametrize(("verb", "left"), [("evaluate", []), ("finetune", ["bc"])])
+def test_what_one_task_alone_reads_leaves_the_node(verb, left, made, tmp_path, monkeypatch):
+    url, node = f"file://{tmp_path}/kept", tmp_path / "node"
+    Storage(url).send(made, "bc")
+
+    def played(words, log, modules, places):
+        policy, out = (Path(word.partition("=")[2]) for word in words[1:])
+        assert content(policy) == content(made)
+        files.write_folder(out, {"x": "made"})
+        log.parent.mkdir(exist_ok=True)
+        log.touch()
+        return 0
+
+    monkeypatch.setenv("HOME", str(node))
+    monkeypatch.setattr(ray_tasks, "_played", played)
+    assert play_away([verb, "policy.path=bc", "out=made"], {1: "bc", 2: "out/made"}, "out/log", [], [], url) == 0
+    assert Storage(url).fetch("out/made", tmp_path / "got") and content(tmp_path / "got") == {"x": "made"}
+    assert [x.parent.name for x in node.rglob("a")] == left and not list(node.rglob("x"))
 
 
 def test_a_lock_without_a_refusal_is_waited_for(tmp_path):

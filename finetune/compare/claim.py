@@ -68,11 +68,18 @@ def keep(out: Path, storage: str) -> None:
     Storage(storage).send(out, key_of(out), deep=OWN)
 
 
-def restore(out: Path, storage: str) -> None:
-    """The folder as it is kept in the storage, where it is missing here."""
+def restore(out: Path, storage: str, resume: bool) -> None:
+    """The folder as it is kept in the storage, where it is missing here. Without ``resume`` nothing may be kept there,
+    since nodes would go on with it."""
     if (out / CONFIG).exists():
         return
     kept, own = Storage(storage), key_of(out)
-    kept.fetch(own, out)
-    for key in kept.keys(f"{own}/{RUNS}/"):
-        kept.fetch(key, out / key.removeprefix(f"{own}/"))
+    runs = kept.keys(f"{own}/{RUNS}/")
+    if runs and not resume:
+        raise BurnishError(
+            f"storage={storage} holds runs of {own} already; resume=true continues them, or choose another out=..."
+        )
+    kept.fetch(own, out)  # also the lock that is held here, which stays the same file
+    for key in runs:
+        *folders, name = key.removeprefix(f"{own}/").split("/")
+        kept.fetch(key, files.refuse_link(files.below(out, *folders) / name))

@@ -139,11 +139,12 @@ def compared(config: CompareConfig, settings: Callable[[Sequence[str]], Any]) ->
     free = [Entry(name, config.seed) for name in free_baselines.NAMES if config.data is not None or name == BASE_GREEDY]
     with interruptible() as stop, ExitStack() as held:
         player = Player(config, out, stop, len(entries) + len(free))
-        if config.storage is not None and config.resume:
-            restore(out, config.storage)
         if config.only is None:
-            _claim(config, chosen)
+            require_room(out, "comparison", config.resume)
             held.enter_context(owned(out))
+            if config.storage is not None:
+                restore(out, config.storage, config.resume)
+            _claim(config, chosen)
         for name in (RUNS, EVALUATIONS, VIDEOS):
             files.refuse_link(out / name)
 
@@ -162,14 +163,15 @@ def compared(config: CompareConfig, settings: Callable[[Sequence[str]], Any]) ->
         if config.on == SLURM:
             if waiting := waiting_runs(out, [BASE, *runs], list(later)):
                 words = [word for word in _words(config) if not word.startswith("on=")]
-                files.replace(out / SCRIPT, array_script(waiting, words, out, config.device != "cpu"))
+                files.replace(out / SCRIPT, array_script(waiting, words, out, config.device != "cpu", config.jobs))
                 place = shlex.quote(str(out / SCRIPT))
                 say(f"sbatch {place}  (plays {len(waiting)} runs; the same command, resume=true, collects them)")
                 return 0
         else:
             jobs = config.jobs or player.executor.jobs(player.total)
             evaluate_base()
-            sys.stderr.write(f"{player.total} runs, {jobs} at a time; each tells how far it is in {out / RUNS}/*.log\n")
+            tells = "tells how far it is" if config.storage is None else "leaves its log, once it has ended,"
+            sys.stderr.write(f"{player.total} runs, {jobs} at a time; each {tells} in {out / RUNS}/*.log\n")
             with ThreadPoolExecutor(jobs) as pool:
                 for wave in (runs, later):
                     list(pool.map(lambda play: play(), wave.values()))
@@ -224,7 +226,6 @@ def _words(config: CompareConfig) -> list[str]:
 
 def _claim(config: CompareConfig, chosen: Mapping[str, Entrant]) -> None:
     path = Path(config.out) / CONFIG
-    require_room(path.parent, "comparison", config.resume)
     mine = to_data(config) | {"base_sha256": weights_of(config.base), "world": world_words(config.world) or None}
     mine["data_sha256"] = None if config.data is None else fingerprint(config.data)
     # Recordings may be named later, but not be others than those that were learnt from.
@@ -342,8 +343,9 @@ class Player:
         words = ["evaluate", f"policy.path={policy}", f"eval.episodes={config.episodes}", f"out={scratch}", *more]
         words += [f"eval.worlds={config.worlds}", f"seed={config.seed}", *self.world]
         self._burnish([*words, *self.common], file.with_suffix(".log"))
-        if not (scratch / "evaluation.json").exists():
-            return  # stopped
+        if self.stop.requested and not (scratch / "evaluation.json").exists():
+            return
+        self._require_here(scratch / "evaluation.json")
         for name in ("starts.json", ABOUT):
             files.move(scratch / name, file.parent / name)  # the same in every evaluation
         files.move(scratch / "evaluation.json", file)
@@ -375,8 +377,16 @@ class Player:
     def _burnish(self, words: Sequence[str], log: Path) -> None:
         status = self.executor.play(words, log, self.stop)
         if status and not self.stop.requested:
+            self._require_here(log)
             said = log.read_text(encoding="utf-8").strip().splitlines()[-3:]
             raise BurnishError(f"`burnish {words[0]}` ended with status {status}: " + " ".join(said))
+
+    def _require_here(self, file: Path) -> None:
+        if not file.is_file():
+            raise BurnishError(
+                f"a task of on={self.config.on} has ended, but {file} is not here; nodes must share the folder of "
+                "out=... under the same path, or take storage=..."
+            )
 
     def _tell(self, entry: Entry, how: str) -> None:
         self.ended, self.played = self.ended + 1, self.played + 1

@@ -31,13 +31,13 @@ def directive(path: Path) -> str:
     return '"' + re.sub(r'(["\\])', r"\\\1", str(path)).replace("%", "%%") + '"'
 
 
-def array_script(names: Sequence[str], words: Sequence[str], out: Path, gpu: bool) -> str:
-    """The script that plays the runs ``names`` of the comparison that ``words`` describe."""
+def array_script(names: Sequence[str], words: Sequence[str], out: Path, gpu: bool, jobs: int = 0) -> str:
+    """The script that plays the runs ``names`` of the comparison that ``words`` describe, ``jobs`` at a time or all."""
     imports = child_imports()
     lines = [
         "#!/bin/bash",
         "#SBATCH --job-name=burnish",
-        f"#SBATCH --array=0-{len(names) - 1}",
+        f"#SBATCH --array=0-{len(names) - 1}" + (f"%{jobs}" if jobs else ""),
         "#SBATCH --cpus-per-task=1",
         *(["#SBATCH --gres=gpu:1"] if gpu else []),
         "#SBATCH --requeue",

@@ -148,22 +148,26 @@ def play_here(words: Sequence[str], log: str, folder: str, modules: Sequence[str
 def play_away(
     words: list[str], keys: dict[int, str], log: str, modules: Sequence[str], places: Sequence[str], address: str
 ) -> int:
-    """The same on a node that shares the storage at ``address`` alone. ``keys`` name there what the words name."""
-    storage, made = Storage(address), list[Path]()
+    """The same on a node that shares the storage at ``address`` alone. ``keys`` name there what the words name. The
+    folder that an evaluation reads goes with it; what other tasks read (a base, recordings) is shared, and stays."""
+    storage, gone = Storage(address), list[Path]()
     cache = files.below(files.named(Path.home() / ".cache"), "burnish", "storage")
     home = files.below(cache, hashlib.sha256(address.encode()).hexdigest()[:12])
     with ExitStack() as held:
         held.callback(lambda: storage.send(home / log, log))  # when no other thread sends any more
+        place = home
+        if words[0] == "evaluate":
+            gone.append(place := home / f"{log}.read")
         with files.locked(home / ".fetching"):  # tasks of a node share these folders
             for key in keys.values():
-                storage.fetch(key, home / key)
+                storage.fetch(key, place / key)
         for number, key in keys.items():
             if words[number].startswith(OUT):
-                made.append(home / key)
-                held.enter_context(storage.sending(home / key, key, CHECKPOINTS))
-            words[number] = f"{words[number].partition('=')[0]}={home / key}"
+                gone.append(place / key)
+                held.enter_context(storage.sending(place / key, key, CHECKPOINTS))
+            words[number] = f"{words[number].partition('=')[0]}={place / key}"
         status = _played(words, home / log, modules, places)
-    for path in made:  # the storage has it
+    for path in gone:  # the storage has it
         files.remove(path)
     return status
 

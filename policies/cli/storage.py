@@ -13,10 +13,11 @@ import os
 import secrets
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import IO, Any
 
 from ..core import files
@@ -25,6 +26,8 @@ from ..core.errors import BurnishError, reason
 PIECE = 1 << 23
 SEND_S = 5.0  # between two looks whether a folder has new parts
 TRIES = 5  # of sending a folder whose files are removed meanwhile
+SETTLED_NS = 2_000_000_000  # clocks of file systems are no finer than that: a younger file may still change unseen
+_HASHES: dict[tuple[object, ...], str] = {}  # of files that have not changed since
 
 
 class Storage:
@@ -70,9 +73,8 @@ class Storage:
         """``path`` is made what was sent last under ``key``, and what else lies there goes; False if nothing was."""
         if (listed := self.listed(key)) is None:
             return False
+        self._require_inside([key, *listed])
         places = {name: PurePosixPath(name).parts for name in listed}  # of a file itself: no parts
-        if outside := [name for name, parts in places.items() if ".." in parts or name.startswith("/")]:
-            raise BurnishError(f"the list of {key} in {self._url} names {outside[0]}, which is outside of its folder")
         kept = {path.joinpath(*parts) for parts in places.values()}
         kept |= {folder for file in kept for folder in file.parents}
         for folder, inner, names in os.walk(path):
@@ -92,7 +94,9 @@ class Storage:
             found = self._remote.find(f"{start}{below}")
         except Exception as error:
             raise self._failed(error) from error
-        return sorted(name.removeprefix(start).removesuffix(".json") for name in found)
+        keys = sorted(name.removeprefix(start).removesuffix(".json") for name in found)
+        self._require_inside(keys)
+        return keys
 
     @contextmanager
     def sending(self, folder: Path, key: str, parts: str) -> Iterator[None]:
@@ -122,13 +126,19 @@ class Storage:
     def _kept(self, path: Path) -> str:
         """The hash of a file that is in the storage now. One that grows is cut where it ends as this begins."""
         with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            digest = hashlib.sha256()
-            for piece in _pieces(file, size):
-                digest.update(piece)
-            if not self._remote.exists(f"{self._root}/{_place(digest.hexdigest())}"):
-                self._write(_place(digest.hexdigest()), _pieces(file, size))
-        return digest.hexdigest()
+            about = os.fstat(file.fileno())
+            size = about.st_size
+            known = (path, about.st_ino, about.st_mtime_ns, size)
+            if (digest := _HASHES.get(known)) is None:
+                summed = hashlib.sha256()
+                for piece in _pieces(file, size):
+                    summed.update(piece)
+                digest = summed.hexdigest()
+            if time.time_ns() - about.st_mtime_ns > SETTLED_NS:
+                _HASHES[known] = digest
+            if not self._remote.exists(f"{self._root}/{_place(digest)}"):
+                self._write(_place(digest), _pieces(file, size))
+        return digest
 
     def _write(self, name: str, content: Iterable[bytes]) -> None:
         """In one act, where the protocol can do that."""
@@ -148,6 +158,15 @@ class Storage:
             files.remove(scratch)
             raise BurnishError(f"{path.name} is damaged in {self._url}: its content is not that which was sent")
         files.move(scratch, path)
+
+    def _require_inside(self, names: Iterable[str]) -> None:
+        """Names that others may have written lead, on no system, out of the folder that they are put into."""
+        for name in names:
+            parts = name.split("/")
+            if not parts[0] or "\\" in name or any(part == ".." or PureWindowsPath(part).drive for part in parts):
+                raise BurnishError(
+                    f"{self._url} names {name}, which is outside of its folder; take another storage=..."
+                )
 
     def _failed(self, error: Exception) -> BurnishError:
         return BurnishError(f"storage={self._url} cannot be read or written: {reason(error)}")
