@@ -96,7 +96,7 @@ def test_an_expert_is_chosen_by_the_package_of_the_environment():
 
 def test_an_installed_package_announces_its_expert(monkeypatch):
     config = GymConfig("odd_worlds:Passing", max_steps=5, control_hz=10.0, processes=0)
-    env = make_env(config, 1)
+    env: Any = make_env(config, 1)
     with pytest.raises(BurnishError, match="has no expert 'theirs'"):
         make_expert(config, 1, "theirs", env=env)
     monkeypatch.setattr(hosted, "entry_points", lambda group: [EntryPoint("theirs", "odd_worlds:Looking", group)])

@@ -172,9 +172,7 @@ def compose(verb: str, schema: type, groups: Mapping[str, Mapping[str, type]], o
     from omegaconf import errors
 
     known = _REGISTERED.setdefault(store := ConfigStore.instance(), {})
-    store.__dict__["__deepcopy__"] = lambda _: (
-        store
-    )  # Hydra copies for each command all that it holds, and changes none
+    vars(store)["__deepcopy__"] = lambda _: store  # Hydra copies for each command all that it holds, and changes none
     for group, kinds in {None: {verb: schema}, **groups}.items():
         for name, kind in kinds.items():
             if known.get((group, name)) is kind:
