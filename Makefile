@@ -15,7 +15,7 @@ FOLDERS := policies sim finetune offline real_robot configs
 INSTALL := -m pip install -q --no-compile
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help venv dev quickstart test soak lint docs wheel-venv wheel-smoke test-lowest test-mujoco-next clean
+.PHONY: help venv dev quickstart test test-lerobot soak lint docs wheel-venv wheel-smoke test-lowest test-mujoco-next clean
 
 help: ## this list
 	@grep -h -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -47,6 +47,11 @@ test: venv ## all tests
 	$(BIN)/python -m pytest -rs --durations=10 -m real_time $$(grep -l real_time tests/test_*.py)
 
 # PARTS="guard attack" chooses, PARTS=turn takes a short one, each run another; each part says what it shows, how far it has come, and in the end whether it held.
+# LeRobot asks for other packages than ours, 1.9 GB of them.
+test-lerobot: venv ## LeRobot itself on what Burnish writes, in an environment of its own
+	$(BIN)/burnish policies add lerobot
+	BURNISH_TURN=all $(BIN)/python -m pytest -rs tests/test_lerobot_itself.py tests/test_lerobot_side.py -k 'itself or real_one'
+
 soak: venv ## the long versions of the tests that have one: a night (PARTS=... chooses some)
 	$(BIN)/python tests/soak.py $(PARTS)
 
