@@ -166,7 +166,7 @@ OUTPUTS = {  # of the plays that are there for one setting
     "finetune, track": ("tracking.json", "rerun/00000000.rrd"),
     "finetune, keep_zip": ("sb3.zip",),
     "distill, consolidate": ("data/meta/info.json",),
-    "compare, data": ("runs/iql-0.plan", "runs/.iql-0", "evaluations/more_imitation-0.json"),
+    "compare, data": ("runs/iql-0.plan", "evaluations/more_imitation-0.json"),
     "deploy, record": ("set/meta/info.json",),
     "data": ("d/meta/info.json",),
 }

@@ -151,10 +151,12 @@ class Planner:
 
 @pytest.fixture
 def mplib(tmp_path, monkeypatch):
-    """This Python in place of the other one, with a stand-in of mplib."""
+    """This Python in place of the other one, with a stand-in of mplib. It inherits no PYTHONPATH of ours."""
     (tmp_path / "mplib.py").write_text(MPLIB)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(Environments, "python", lambda self, name: {planning.RECIPE: sys.executable}[name])
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{tmp_path}" exec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(Environments, "python", lambda self, name: {planning.RECIPE: str(python)}[name])
     planning.service.cache_clear()
     yield planning.Planner(urdf="a.urdf")
     planning.service().kill()

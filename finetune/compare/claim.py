@@ -42,14 +42,20 @@ def claim(path: Path, mine: Mapping[str, Any], usual: Mapping[str, Any], free: C
     files.replace(files.named(path.parent) / path.name, yaml.safe_dump(dict(mine), sort_keys=False))
 
 
+def require_own(out: Path, what: str) -> set[str]:
+    """The names in the folder, which is free or holds a ``what``: before even a lock is written there."""
+    names = {entry.name for entry in out.iterdir()} - {LOCK} if out.is_dir() else set()
+    if names and CONFIG not in names:
+        raise BurnishError(f"{out} is not empty and holds no {what}; choose another out=...")
+    return names
+
+
 def require_room(out: Path, what: str, resume: bool) -> None:
     """The folder is free for a ``what``, or holds the one that goes on. One that failed before its base was evaluated
     leaves it free."""
-    names = {entry.name for entry in out.iterdir()} - {LOCK} if out.is_dir() else set()
+    names = require_own(out, what)
     if names == {CONFIG, EVALUATIONS} and not any((out / EVALUATIONS).glob("*.json")):
         files.remove(out / CONFIG)
-    elif names and CONFIG not in names:
-        raise BurnishError(f"{out} is not empty and holds no {what}; choose another out=...")
     elif names and not resume:
         raise BurnishError(f"{out} holds a {what}; resume=true continues it, or choose another out=...")
 

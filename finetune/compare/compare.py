@@ -45,7 +45,7 @@ from ...policies.runs.run import CONFIG
 from ..build import require
 from ..warmup import warmup_of
 from . import free_baselines
-from .claim import claim, keep, owned, require_room, restore, settings_of
+from .claim import claim, keep, owned, require_own, require_room, restore, settings_of
 from .comparison import (
     BASE,
     COMPARISON,
@@ -140,8 +140,9 @@ def compared(config: CompareConfig, settings: Callable[[Sequence[str]], Any]) ->
     with interruptible() as stop, ExitStack() as held:
         player = Player(config, out, stop, len(entries) + len(free))
         if config.only is None:
-            require_room(out, "comparison", config.resume)
+            require_own(out, "comparison")
             held.enter_context(owned(out))
+            require_room(out, "comparison", config.resume)
             if config.storage is not None:
                 restore(out, config.storage, config.resume)
             _claim(config, chosen)

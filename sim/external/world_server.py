@@ -388,7 +388,7 @@ def main() -> None:
         with contextlib.suppress(OSError):  # its owner is gone
             serve(socket.socket(fileno=chosen.inherited[0]), chosen.inherited[1])
         return
-    if not chosen.listen or not chosen.id or not hasattr(os, "fork"):
+    if not chosen.listen or not chosen.id or not hasattr(os, "fork") or not hasattr(signal, "alarm"):
         parser.error("give --listen HOST:PORT and --id ENVIRONMENT; on Windows it runs in WSL alone: it forks")
     key, (name, _, port) = os.environ.get(KEY, ""), chosen.listen.replace("[", "").replace("]", "").rpartition(":")
     if not key and name not in ("127.0.0.1", "localhost", "::1"):
