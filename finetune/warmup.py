@@ -33,12 +33,11 @@ def warmup_of(config: Any) -> Warmup:
 def require_longer(config: Any, total: int) -> None:
     """Refuse a run of ``total`` decisions in which nothing would be learnt."""
     if isinstance(config, ImagineConfig):
-        decisions, setting, _ = warmup_of(config.inner)
-        setting = setting.replace("method.", "method.inner.", 1)
-        if config.imagined <= decisions:
+        within = warmup_of(config.inner).decisions
+        if config.imagined <= within:
             raise BurnishError(
-                f"method.imagined={config.imagined} decisions of a round end within the warm-up of {decisions}, so a "
-                f"policy that learnt nothing would be tried; raise method.imagined or lower {setting}"
+                f"method.imagined={config.imagined} decisions of a round end within the warm-up of {within}, so a "
+                "policy that learnt nothing would be tried; raise method.imagined or lower method.inner.loop.warmup"
             )
     decisions, setting, _ = warmup_of(config)
     if total <= decisions:

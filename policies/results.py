@@ -29,16 +29,16 @@ ABOUT = "about.json"  # the world of an evaluation of ours, beside it
 _OF_LEROBOT = {"per_task", "per_episode"}  # keys of its files
 
 
-def read_results(path: Path | str, paired: bool = False) -> Evaluation:
-    """The episodes of a finished evaluation. ``paired`` numbers those of a file that names no seeds."""
+def read_results(path: Path | str) -> Evaluation:
+    """The episodes of a finished evaluation. Those of a file that names no seeds are numbered, and not repeatable."""
     path = Path(path)
     data = parse(path, json.loads)
     if not isinstance(data, dict):
         raise BurnishError(f"{path} is no evaluation: it holds no table")
-    return _lerobot(path, data, paired) if _OF_LEROBOT & data.keys() else Evaluation.from_dict(data)
+    return _lerobot(path, data) if _OF_LEROBOT & data.keys() else Evaluation.from_dict(data)
 
 
-def _lerobot(path: Path, data: Mapping[str, Any], paired: bool) -> Evaluation:
+def _lerobot(path: Path, data: Mapping[str, Any]) -> Evaluation:
     try:
         if "per_episode" in data:
             rows = [(x["seed"], x["success"], x["sum_reward"]) for x in data["per_episode"]]
@@ -59,7 +59,7 @@ def _lerobot(path: Path, data: Mapping[str, Any], paired: bool) -> Evaluation:
             f"{path} is no eval_info.json of LeRobot that can be read: {plain(repr(error), 200)}"
         ) from error
     blank = [False] * len(rows)
-    return Evaluation(seeds, returns, [0] * len(rows), blank, blank, success, None, named_seeds or paired)
+    return Evaluation(seeds, returns, [0] * len(rows), blank, blank, success, None, named_seeds)
 
 
 def _task(x: Mapping[str, Any]) -> tuple[str, str]:
@@ -76,13 +76,16 @@ def compare_results(paths: Sequence[str], paired: bool = False, out: str | None 
     """The first of some finished evaluations against each of the others, in sentences; exit status."""
     if len(paths) < 2:
         raise BurnishError("results= needs at least two files: results=a/eval_info.json,b/eval_info.json")
-    numbered = [_names_no_seeds(read_results(path)) for path in paths]
-    if paired and len({*numbered}) > 1:
-        seeds, tasks = (paths[numbered.index(kind)] for kind in (False, True))
+    every = [read_results(path) for path in paths]
+    seedless = [_names_no_seeds(x) for x in every]
+    if paired and len({*seedless}) > 1:
+        seeds, tasks = (paths[seedless.index(kind)] for kind in (False, True))
         raise BurnishError(
             f"paired=true cannot pair {tasks}, which names no seeds, with {seeds}, which names its own; leave it out"
         )
-    first, *others = [read_results(path, paired) for path in paths]
+    first, *others = [
+        replace_fields(x, repeatable=True) if paired and bare else x for x, bare in zip(every, seedless, strict=True)
+    ]
     apart = [_apart(Path(path), Path(paths[0])) for path in paths[1:]]
     found = [_compared(other, first, why) for other, why in zip(others, apart, strict=True)]
     tests = [x.p_value for x in found if isinstance(x, Comparison)]
@@ -100,7 +103,7 @@ def compare_results(paths: Sequence[str], paired: bool = False, out: str | None 
             needed = needed_for(comparison)
             say(f"  {claim(comparison, p, needed)}")
             row |= {"holm_p_value": p, "episodes_needed": needed}
-        if comparison.unpaired and not paired and all(numbered):
+        if comparison.unpaired and not paired and all(seedless):
             say("  where both were played with the same --seed in the same environment, say so: paired=true")
         if not comparison.unpaired and not (first.lengths[0] and other.lengths[0]):
             say("  these are pairs if the world honours its seeds, which an eval_info.json does not say")
@@ -111,8 +114,8 @@ def compare_results(paths: Sequence[str], paired: bool = False, out: str | None 
 
 
 def _names_no_seeds(x: Evaluation) -> bool:
-    """Whether it is one of LeRobot's, of which nobody said that it is paired."""
-    return not x.repeatable and not x.lengths[0]  # LeRobot's files have no lengths
+    """LeRobot wrote it, without the seeds of its episodes (its files have no lengths), and nobody called them pairs."""
+    return not x.repeatable and not x.lengths[0]
 
 
 def _compared(a: Evaluation, b: Evaluation, apart: str) -> Comparison | ReturnComparison:

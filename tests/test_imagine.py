@@ -17,6 +17,7 @@ from burnish.finetune.loops import planned
 from burnish.finetune.methods.imagine import ImagineConfig, ImagineLoop
 from burnish.finetune.methods.residual_td3 import ResidualTD3Config
 from burnish.finetune.table import METHODS, method_of
+from burnish.finetune.warmup import require_longer
 from burnish.finetune.world_model.check import FEWEST
 from burnish.finetune.world_model.env import Guard, GuardConfig, Starts
 from burnish.finetune.world_model.films import film_name
@@ -303,6 +304,9 @@ def test_what_makes_no_sense_is_refused():
     loop = made(config(), Halfway(env), env)
     with pytest.raises(BurnishError, match="this world cannot say what a tick pays"):
         made(config(known_outcome=True), Halfway(env), env)
+    with pytest.raises(BurnishError, match=r"imagined=400 decisions of a round end within the warm-up of 400"):
+        require_longer(config(imagined=400), 10_000)
+    require_longer(config(imagined=401), 10_000)
     with pytest.raises(BurnishError, match="less than two trials"):
         loop.iterations(48 * TASK.max_steps)
     for name in ("sb3", "dagger"):

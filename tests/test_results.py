@@ -88,9 +88,9 @@ def reordered(path, change):
 
 def test_episodes_of_one_task_are_pairs_wherever_it_stands_in_the_file(tmp_path):
     per_task(tmp_path / "a", A)
-    found = read_results(tmp_path / "a", paired=True)
+    found = read_results(tmp_path / "a")
     reordered(tmp_path / "a", list.reverse)
-    assert read_results(tmp_path / "a", paired=True) == found
+    assert read_results(tmp_path / "a") == found
 
 
 @pytest.mark.parametrize(("name", "value"), [("task_group", "h"), ("task_id", 7)])

@@ -182,42 +182,6 @@ def test_guards_act_where_the_members_disagree(reach, kind):
     assert "tick" in before and all(torch.equal(after[key][~some], x[~some]) for key, x in before.items())
 
 
-@pytest.mark.parametrize("kind", [Guard.none, Guard.cut, Guard.halt, Guard.penalty])
-def test_a_guard_keeps_a_search_out_of_what_the_model_only_believes(reach, kind):
-    """The model promises a reward left of x = 0, where nothing was played and its members disagree. A search among
-    policies follows it there without a guard, and what is real falls as what is imagined rises."""
-
-    class Trap(TrueModel):
-        def predict(self, obs: Any, *given: Any) -> Any:
-            found = super().predict(obs, *given)
-            return found._replace(reward=found.reward + 0.3 * (obs["state"][:, 0] < 0))
-
-    class Drawn:
-        def __init__(self, left: float) -> None:
-            self.left = left
-
-        def reset(self, mask, seeds=None): ...
-
-        def step(self, obs):
-            return torch.lerp(3 * (obs["state"][:, 2:] - obs["state"][:, :2]), torch.tensor(-1.0), self.left).clamp(
-                -1, 1
-            )
-
-    _, ticks, _ = reach
-    reaching = replace(REACHING, radius=0.1)
-    world = imagined(Trap(reaching, doubt=2.0), ticks, 64, GuardConfig(kind))
-    world.limit = 1.0
-    searched, seeds = [Drawn(left) for left in (0.0, 0.3, 0.6, 1.0)], evaluation_seeds(64)
-    promised = [evaluate(world, x, seeds).summary()["return_mean"] for x in searched]
-    true = [evaluate(ScaledEnv(PointReach(64, reaching)), x, seeds).summary()["success_rate"] for x in searched]
-    best = max(range(len(searched)), key=lambda i: promised[i])
-    assert true[0] > 0.6 and true[-1] < 0.2, true
-    if kind is Guard.none:
-        assert promised[best] > promised[0] + 1 and true[best] < true[0] - 0.5
-    else:
-        assert best == 0
-
-
 def test_key_starts_lie_shortly_before_a_success():
     length, number = torch.arange(60), torch.tensor([0] * 30 + [1] * 30)
     success = torch.zeros(60, dtype=torch.bool)

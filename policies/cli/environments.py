@@ -33,6 +33,7 @@ from ..runs.run import progress_bar
 from .machine import say
 
 MARKER = "burnish.json"  # written last, so an environment that was not finished does not count as there
+MODULES = ("PYTHONPATH", "PYTHONHOME")  # by which a Python finds other modules than its own
 CPU_TORCH = "--extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu"
 GIGABYTE = 1e9
 QUOTED = 5  # lines of pip that a refusal quotes
@@ -263,6 +264,6 @@ def _lines(words: list[str], failing: str) -> Iterator[str]:
 
 def _environment() -> dict[str, str]:
     """Of pip, and of what it installed: this one, without what leads pip or Python to other places."""
-    elsewhere = ("PYTHONPATH", "PYTHONHOME", "PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PIP_REQUIRE_VIRTUALENV")
+    elsewhere = (*MODULES, "PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PIP_REQUIRE_VIRTUALENV")
     kept = {key: value for key, value in os.environ.items() if key not in elsewhere}
     return {**kept, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONNOUSERSITE": "1", "PYTHONUNBUFFERED": "1"}

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import BurnishError
+from ..core.files import is_plain
 from ..core.language import Letters
 from ..core.ranges import check_ranges
 from ..core.scale import Scale
 from ..core.spec import EnvSpec, ObsSpec, PolicySpec
-from ..lerobot import hub
 from ..lerobot.checkpoint import ADAPTER, features, find, fingerprint, observed
 from ..lerobot.names import BEFORE, BEHIND, CONFIG, WEIGHTS
 from ..lerobot.stored import read_json
@@ -36,7 +36,7 @@ from .side_process import SideProcess
 
 PYTHON = "BURNISH_LEROBOT_PYTHON"
 OPENS = "BURNISH_LEROBOT_OPENS"
-USUAL = {  # that the policies of LeRobot 0.4.4 and 0.6.1 open if nobody says otherwise
+USUAL = {  # defaults of the policies of LeRobot 0.4.4 and 0.6.1
     *("HuggingFaceTB/SmolVLM2-500M-Video-Instruct", "google/paligemma-3b-pt-224", "facebook/bart-large"),
     *("physical-intelligence/fast", "lerobot/fast-action-tokenizer", "allenai/MolmoAct2-FAST-Tokenizer"),
     *("helper2424/resnet10", "lerobot/resnet10", "openai/clip-vit-base-patch16", "openai/clip-vit-base-patch32"),
@@ -154,7 +154,7 @@ def require_plain(folder: Path) -> None:
             if isinstance(kept := step.get("state_file"), str):
                 files.append(folder / kept)
     for file in files:
-        if file.parent != folder or not hub.is_plain(file):
+        if file.parent != folder or not is_plain(file):
             raise BurnishError(f"{file} is missing, or is no plain file of {folder}")
 
 

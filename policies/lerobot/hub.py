@@ -12,9 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..core.errors import BurnishError, reason
-from ..core.files import is_plain
-
-__all__ = ["FETCHED", "is_id", "is_plain", "snapshot"]
 
 FETCHED = ["*.json", "*.safetensors"]
 _ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")

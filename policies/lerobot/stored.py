@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from ..core.errors import BurnishError
+from ..core.files import is_plain
 from ..data.lerobot_layout import key_of
 from ..runs.checkpoint import check_header
 from ..runs.manifest import parse
-from . import hub
 from .names import BEFORE, BEHIND, CONFIG, NORMALISER, STEPS
 from .scaling import EPSILON
 
@@ -42,7 +42,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def tensors_of(path: Path) -> dict[str, Tensor]:
     """All tensors of a file."""
-    if not hub.is_plain(path):
+    if not is_plain(path):
         raise BurnishError(f"{path} is missing, or is no plain file")
     check_header(path)
     try:

@@ -224,7 +224,7 @@ def _play(
 
 
 def _begin(env: VecEnv, everyone: Tensor, world_seeds: Sequence[int]) -> tuple[Obs, bool]:
-    """The first observations, and whether the same seeds give them twice, bit for bit, whatever world has a seed."""
+    """The first observations, and whether equal seeds give equal ones, bit for bit, in another row too."""
     if not repeatable(env):
         return env.reset(everyone, world_seeds), False
     turned = tree.map_tree(torch.clone, env.reset(everyone, [*world_seeds[1:], world_seeds[0]]))

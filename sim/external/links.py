@@ -10,6 +10,7 @@ import json
 import math
 import mmap
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -60,10 +61,13 @@ class InProcess:
 
     def __init__(self, recipe: Mapping[str, Any], count: int) -> None:
         self.count = count
+        ours = np.random.get_state(), random.getstate()  # making worlds begins them anew
         try:
             self._host = server.host_of(dict(recipe), count)
         except Exception as error:
             raise Failed(reason(error, named=True)) from error
+        finally:
+            server.dice(ours)
 
     def ready(self) -> None:
         self.description = checked(json.loads(json.dumps(self._host.describe(), default=lambda _: None)))

@@ -10,12 +10,12 @@ import inspect
 from typing import Any
 
 
-def modern(world: Any, limit: int | None) -> Any:
-    """``world`` itself, or behind today's interface where its ``reset`` takes no seed. ``limit`` (steps) takes the
-    place of the one that it was registered with."""
-    given = inspect.signature(getattr(world, "unwrapped", world).reset).parameters.values()
+def modern(worlds: list[Any], limit: int | None) -> list[Any]:
+    """``worlds``, which are alike, or as they are behind today's interface where their ``reset`` takes no seed.
+    ``limit`` (steps) takes the place of the one that they were registered with."""
+    given = inspect.signature(getattr(worlds[0], "unwrapped", worlds[0]).reset).parameters.values()
     knows = any(x.name == "seed" or x.kind is x.VAR_KEYWORD for x in given)
-    return world if knows else OldGym(world, limit)
+    return worlds if knows else [OldGym(world, limit) for world in worlds]
 
 
 class OldGym:
@@ -25,8 +25,6 @@ class OldGym:
         self.world = world
         if limit and hasattr(world, "_max_episode_steps"):  # of the wrapper that cuts episodes off
             world._max_episode_steps = limit
-        elif limit:
-            raise ValueError("an environment of the old Gym that is not registered says itself how long it lasts")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.world, name)

@@ -13,6 +13,7 @@ from enum import Enum
 from importlib.metadata import entry_points
 from typing import Any
 
+from ...policies.cli.environments import MODULES
 from ...policies.cli.verb_process import registering_module
 from ...policies.core.config import LATER
 from ...policies.core.errors import BurnishError
@@ -117,7 +118,7 @@ def environment(apart: bool = False) -> dict[str, str]:
     """Of a worker: one thread each, because there is a worker a core. The Python of a recipe stands ``apart``: it was
     made without what leads ours to other modules, as ROS does."""
     threads = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LP_NUM_THREADS")
-    elsewhere = ("PYTHONPATH", "PYTHONHOME") if apart else ()
+    elsewhere = MODULES if apart else ()
     return {**dict.fromkeys(threads, "1"), **{key: x for key, x in os.environ.items() if key not in elsewhere}}
 
 

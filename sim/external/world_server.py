@@ -1,13 +1,13 @@
 """Environments of Gymnasium, made and stepped for a Burnish process, in whichever Python has them.
 
-One file without dependencies but NumPy, for Python 3.8 and newer. Burnish starts it for its worker processes and for
-worlds that live in another Python, and then it needs no arguments of yours. It serves a Burnish on another machine so:
+One file that needs NumPy alone, for Python 3.8 and newer. Burnish starts it for its workers and for worlds in another
+Python, without arguments of yours; a Burnish on another machine is served so:
 
     BURNISH_API_KEY=... python world_server.py --listen 0.0.0.0:7777 --id Foo-v0 [--package foo] [--kwargs '{"a": 1}']
 
-A request is one letter, a header in JSON and some bytes; so is each answer. Actions, observations and rewards lie in a
-block of memory that both sides lay out in the same way (`fields`, `arrays`): shared between processes of one machine,
-and sent along, its first half with a request and its second half with an answer, between machines. No pickle.
+A request is one letter, a header in JSON and some bytes, no pickle; so is each answer. Actions, observations, rewards
+lie in a block of memory that both sides lay out alike (`fields`, `arrays`), shared on one machine. Between machines its
+first half is sent along with a request, and its second half with an answer.
 
     m  make {"recipe", "count"}     -> what the environment is (`Host.describe`)
     a  attach {}: the memory        e  only as an answer: the environment failed, and the worker goes on
@@ -29,7 +29,6 @@ import math
 import mmap
 import os
 import random
-import re
 import runpy
 import signal
 import socket
@@ -64,24 +63,13 @@ def installed(name: str) -> Any:
 
 
 def make(recipe: dict[str, Any], count: int = 0) -> Any:
-    """One environment, or with ``count`` one of `gymnasium.vector`. All that are made of a recipe draw the same while
-    they are made, so that equal seeds are equal episodes (Meta-World's constructor draws the goals)."""
-    with contextlib.ExitStack() as after:
-        after.callback(dice, dice(seeded(0)))
-        world = _made(recipe, count)
-    if "gym" not in sys.modules or not hasattr(world, "seed"):
-        return world
-    return runpy.run_path(os.path.join(HERE, "old_gym.py"))["modern"](world, recipe.get("max_steps"))
-
-
-def _made(recipe: dict[str, Any], count: int) -> Any:
-    """Of a callable, of an entry point, or registered."""
+    """One environment: of a callable, of an entry point, or registered (module:Name-v0 too); of ``count`` a vector."""
+    dice((np.random.RandomState(0).get_state(), random.Random(0).getstate()))  # as Meta-World's draw goals while made
     sys.path.extend(path for path in recipe.get("paths") or () if path not in sys.path)
     for package in recipe.get("packages") or ():
         importlib.import_module(package)
     name, kwargs = recipe["id"], {**(recipe.get("kwargs") or {}), **({"num_envs": count} if count else {})}
-    called = re.fullmatch(r".+:[\w.]+", name)  # and no module:Name-v0, which Gymnasium itself knows
-    if (made := load(name) if called else installed(name)) is not None:
+    if (made := load(name) if ":" in name and "-" not in name.rpartition(":")[2] else installed(name)) is not None:
         return made(**kwargs)
     if not importlib.util.find_spec("gymnasium"):
         return importlib.import_module("gym").make(name, **kwargs)
@@ -89,10 +77,8 @@ def _made(recipe: dict[str, Any], count: int) -> Any:
     for package in recipe.get("guesses") or ():
         if name not in gym.registry and importlib.util.find_spec(package):
             importlib.import_module(package)
-    if count:
-        return gym.make_vec(name, **({"max_episode_steps": x} if (x := recipe.get("max_steps")) else {}), **kwargs)
-    kwargs = {"disable_env_checker": True, **kwargs}  # it would test in every step what is tested here
-    return gym.make(name, max_episode_steps=recipe.get("max_steps"), **kwargs)
+    kwargs.update({"max_episode_steps": x} if (x := recipe.get("max_steps")) else {})  # unchecked: we check each step
+    return gym.make_vec(name, **kwargs) if count else gym.make(name, **{"disable_env_checker": True, **kwargs})
 
 
 def leaves(space: Any, path: tuple[str, ...] = ()) -> list[dict[str, Any]]:
@@ -119,11 +105,6 @@ def read(obs: Any, path: list[str], dtype: np.dtype, shape: tuple[int, ...]) -> 
     if value.shape != shape or (found is not value and kinds != "ff" and np.any(found != value)):
         raise ValueError(f"it declares {path} as {dtype} of shape {shape}, not {value.dtype} of shape {value.shape}")
     return found
-
-
-def seeded(seed: int) -> Any:
-    """The states of the two generators of `dice`, begun on ``seed``."""
-    return np.random.RandomState(seed).get_state(), random.Random(seed).getstate()
 
 
 def dice(new: Any) -> Any:
@@ -170,21 +151,19 @@ class Host:
         self.rows = [self.arrays["obs." + ".".join(leaf["path"])] for leaf in self.leaves]
 
     def reset(self, i: int, seed: int) -> None:
-        """On ``seed`` all that draws: the environment's generator before its wrappers draw from it (Meta-World's choose
-        the goal so; robosuite's is seeded by nothing else), then as Gymnasium says; and NumPy's and Python's own."""
+        """On ``seed`` all that draws: its own generators, which robosuite seeds by nothing else, and those of all."""
         world = self.worlds[i]
         for source in map(vars(getattr(world, "unwrapped", world)).get, GENERATORS):
             if isinstance(source, np.random.Generator):  # others may hold the same one
                 source.bit_generator.state = type(source.bit_generator)(seed).state
-        self.shared[i] = seeded(seed), self.shared[i][1]
+        self.shared[i] = (np.random.RandomState(seed).get_state(), random.Random(seed).getstate()), self.shared[i][1]
         found = self._alone(i, functools.partial(world.reset, seed=seed), always=True)
         self._see(i, *(found if isinstance(found, tuple) else (found, {})))
         if self.experts:
             self._alone(i, self.experts[i].reset, *self.seen[i])
 
     def _alone(self, i: int, call: Any, *given: Any, always: bool = False) -> Any:
-        """What ``call`` gives where the shared generators are as world ``i`` left them; others draw from them too. That
-        takes 0.3 ms: a world that did not draw in WATCHED calls has them so in a reset alone."""
+        """What ``call`` gives with the shared generators as world ``i`` left them; if it never draws, in a reset."""
         own, calls = self.shared[i]
         if calls <= 0 and not always:
             return call(*given)
@@ -252,11 +231,14 @@ class Host:
 
 
 def host_of(recipe: dict[str, Any], count: int) -> Host:
-    """``count`` environments. Those of `gymnasium.vector` need the file `vector_worlds.py` beside this one."""
-    if not recipe.get("vector"):
-        return Host(recipe, [make(recipe) for _ in range(count)])
-    beside = runpy.run_path(os.path.join(HERE, "vector_worlds.py"), {"server": sys.modules[__name__]})
-    return beside["Batch"](recipe, [make(recipe, count)] * count)
+    """``count`` environments. `vector_worlds.py` and `old_gym.py`, beside this file, are run where they are such."""
+    if recipe.get("vector"):
+        beside = runpy.run_path(os.path.join(HERE, "vector_worlds.py"), {"server": sys.modules[__name__]})
+        return beside["Batch"](recipe, [make(recipe, count)] * count)
+    worlds = [make(recipe) for _ in range(count)]
+    if "gym" in sys.modules and hasattr(worlds[0], "seed"):
+        worlds = runpy.run_path(os.path.join(HERE, "old_gym.py"))["modern"](worlds, recipe.get("max_steps"))
+    return Host(recipe, worlds)
 
 
 def fields(observation: list[dict[str, Any]], dim: int) -> list[tuple[str, str, tuple[int, ...], bool]]:
