@@ -163,6 +163,18 @@ def test_a_line_break_in_a_folder_is_no_command(tmp_path):
         array_script(["dsrl-0"], ["base=x"], tmp_path / "a\ntouch planted #", gpu=False)
 
 
+@pytest.mark.parametrize("here", [True, False])
+def test_a_task_imports_from_the_places_of_who_wrote_its_script(tmp_path, monkeypatch, here):
+    (tmp_path / "acme_here.py").touch()
+    monkeypatch.setenv("BURNISH_IMPORT", "acme_here")
+    if here:
+        monkeypatch.syspath_prepend(tmp_path)
+    text = array_script(["dsrl-0"], ["base=none"], tmp_path, gpu=False)
+    environment = {**os.environ, "SLURM_ARRAY_TASK_ID": "0"}
+    said = subprocess.run(["bash", "-c", text], env=environment, capture_output=True, text=True).stderr
+    assert said.startswith("burnish compare: ") and ("acme_here, which cannot be imported" in said) is not here, said
+
+
 # ---- the whole ----
 
 STEADY = """defaults: [override /method: residual_ppo]

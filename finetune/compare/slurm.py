@@ -10,11 +10,10 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...policies.cli.verb_process import MAIN, child_imports
+from ...policies.cli.verb_process import child_imports, verb_command
 from ...policies.core.errors import BurnishError
 from ...policies.core.imports import VARIABLE
 from .comparison import BASE, EVALUATIONS, RUNS
@@ -47,7 +46,7 @@ def array_script(names: Sequence[str], words: Sequence[str], out: Path, gpu: boo
         f"cd {shlex.quote(os.getcwd())} || exit 1",
         *([f"export {VARIABLE}={shlex.quote(','.join(imports))}"] if imports else []),
         f"runs=({shlex.join(names)})",
-        f'exec {shlex.join([sys.executable, "-c", MAIN, "compare", *words])} only="${{runs[$SLURM_ARRAY_TASK_ID]}}"',
+        f'exec {shlex.join(verb_command(["compare", *words]))} only="${{runs[$SLURM_ARRAY_TASK_ID]}}"',
     ]
     return "\n".join(lines) + "\n"
 

@@ -19,7 +19,7 @@ from typing import Any
 from ..core.errors import BurnishError, reason
 from ..core.imports import VARIABLE, named_modules
 
-MAIN = "import sys; from burnish.policies.cli.cli import main; sys.exit(main())"  # a verb in a process of its own
+MAIN = "from burnish.policies.cli.cli import main; sys.exit(main())"
 
 
 def import_modules(names: Iterable[str]) -> None:
@@ -51,14 +51,18 @@ def child_imports() -> list[str]:
     return list(dict.fromkeys([*named_modules(), *registering_modules()]))
 
 
+def verb_command(words: Sequence[str], first: str = "pass") -> list[str]:
+    """The command of ``burnish`` with ``words``, which imports from the same places; it runs ``first`` before that."""
+    places = [str(place) for place in sys.path]
+    return [sys.executable, "-c", f"import sys; sys.path[:] = {places}; {first}; {MAIN}", *words]
+
+
 def start_verb(words: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
     """``burnish`` with ``words`` in a process of its own, which imports the same modules from the same places, and ends
     as by a SIGTERM if this one is killed. ``options`` are those of ``Popen``."""
     environment = {**os.environ, VARIABLE: ",".join(child_imports())}
-    places = [str(place) for place in sys.path]
     tied = f"from burnish.policies.core.parent import die_with_parent; die_with_parent(parent={os.getpid()})"
-    command = [sys.executable, "-c", f"import sys; sys.path[:] = {places}; {tied}; {MAIN}", *words]
-    return subprocess.Popen(command, env=environment, **options)
+    return subprocess.Popen(verb_command(words, tied), env=environment, **options)
 
 
 def _module_of(entry_point: Any) -> str:
