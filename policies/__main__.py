@@ -46,7 +46,7 @@ from .measure.by_instruction import lines
 from .measure.evaluate import Evaluation, compare, evaluation_seeds
 from .measure.evaluate import evaluate as run_evaluation
 from .results import ABOUT, compare_results
-from .runs.run import FollowingRun, Run
+from .runs.run import FollowingRun, Run, episodes_bar
 from .table import POLICIES, policy_name
 from .vla.words import words_for
 
@@ -220,7 +220,8 @@ def evaluate(config: EvaluateConfig) -> int:
         controller = controller_for(policy, env.num_envs, greedy=config.eval.greedy, device=device)
         filmed = seeds[: config.videos] if name == "evaluation" else []
         video = files.below(out, "videos") if out is not None and filmed else None
-        results.append(run_evaluation(env, controller, seeds, video=video, video_seeds=filmed))
+        with episodes_bar(len(seeds)) as progress:
+            results.append(run_evaluation(env, controller, seeds, video=video, video_seeds=filmed, progress=progress))
         say(f"{path}{', with swapped words' if config.swap_words else ''}: {in_words(results[-1])}")
         if note := unreported(raw, results[-1]):
             say(note)

@@ -73,17 +73,18 @@ class Best:
             if self.start is None:
                 self._keep(self.path, policy, step, evaluation)
 
-    def confirm(self, start: Any, last: Any, step: int, examine: Callable[[Any], Evaluation]) -> None:
-        """Decide what is delivered. ``examine`` plays a policy on the fresh seeds; ``last`` is the policy of ``step``.
+    def confirm(self, start: Any, last: Any, step: int, examine: Callable[[str, Any], Evaluation]) -> None:
+        """Decide what is delivered. ``examine`` plays a policy, with a name to say, on the fresh seeds; ``last`` is the
+        policy of ``step``.
 
         Does nothing if it was decided before, or if the run began with nothing."""
         if start is None or self.start is None or self.confirmed is not None:
             return
-        played = {"start": examine(start), "last": examine(last)}
+        played = {"start": examine("start", start), "last": examine("last", last)}
         policies, steps = {"last": last}, {"last": step}
         if self.evaluation is not None and self.step != step:
             policies["candidate"], steps["candidate"] = self._candidate(start, last), self.step
-            played["candidate"] = examine(policies["candidate"])
+            played["candidate"] = examine("candidate", policies["candidate"])
         confidence = 1 - ERROR / len(policies)
         better = [name for name in policies if difference(played[name], played["start"], confidence)[1] > 0]
         chosen = max(better, key=lambda name: mean(played[name]), default=None)

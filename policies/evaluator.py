@@ -16,6 +16,7 @@ from .core.ranges import check_ranges
 from .core.types import VecEnv
 from .core.wrapper import success_from
 from .measure.evaluate import Evaluation, evaluate, evaluation_seeds
+from .runs.run import episodes_bar
 from .sharding import placed
 
 
@@ -49,13 +50,19 @@ class Evaluator:
     def _play(self, policy: Any, seeds: Sequence[int]) -> Evaluation:
         with placed(policy, self._device):
             controller = controller_for(policy, self._env.num_envs, greedy=self._config.greedy, device=self._device)
-            return evaluate(self._env, controller, seeds)
+            with episodes_bar(len(seeds)) as progress:
+                return evaluate(self._env, controller, seeds, progress=progress)
 
     def confirm(self, start: Any, last: Any, step: int) -> None:
         """At the end of a run: decide on fresh seeds what it delivers (``best.py``)."""
         if self.best is not None:
             seeds = evaluation_seeds(self._config.confirm, stream="confirm")
-            self.best.confirm(start, last, step, lambda policy: self._play(policy, seeds))
+
+            def examine(name: str, policy: Any) -> Evaluation:
+                say(f"the {name} plays {len(seeds)} fresh episodes, which decide what this run delivers")
+                return self._play(policy, seeds)
+
+            self.best.confirm(start, last, step, examine)
 
     def __call__(self, policy: Any, step: int, *, start: bool = False) -> dict[str, Any]:
         """``start``: it is the one that the training begins with."""

@@ -28,7 +28,7 @@ from ..policies.data.episodes import NO_SUCCESS, Episode
 from ..policies.data.lerobot_writer import LeRobotWriter
 from ..policies.runs.interrupt import interruptible
 from ..policies.runs.manifest import burnish_version
-from ..policies.runs.run import progress_bar
+from ..policies.runs.run import episodes_bar
 from .build import ENVS, make_env, named, observed_by, world_from
 from .collect import stream
 from .experts import make_expert
@@ -141,13 +141,9 @@ def _record(scene: Scene, writer: LeRobotWriter, seeds: list[int], sim_state: bo
     """The missing episodes, handed to the writer one by one; Ctrl-C ends it after a tick."""
     begun, won = len(writer.seeds), bool(writer.totals()["successes"])
     state = _state_of(scene) if sim_state else None
-    with interruptible() as stop, progress_bar(len(seeds), "episode", begun) as bar:
-
-        def show(finished: int, _total: int) -> None:
-            bar.update(begun + finished - bar.n)
-
+    with interruptible() as stop, episodes_bar(len(seeds), begun) as progress:
         try:
-            given = {"progress": show, "state": state, "limits": scene.limits}
+            given = {"progress": progress, "state": state, "limits": scene.limits}
             for ready in stream(scene.env, scene.controller, seeds[begun:], **given):
                 won = won or any(episode.success for episode in ready)
                 writer.notes = [] if won or _reported(scene) else [NO_SUCCESS]

@@ -46,7 +46,7 @@ def policy(seed):
 def confirming(best, last, *exams, step=9):
     """Confirmation with evaluations that are told, in the order start, last, candidate."""
     left = iter(exams)
-    best.confirm(policy(0), last, step, lambda _: next(left))
+    best.confirm(policy(0), last, step, lambda *_: next(left))
 
 
 def test_without_pairs_a_small_lead_is_not_beyond_doubt(tmp_path):
@@ -162,7 +162,7 @@ def scripted(monkeypatch):
 
     def install(*successes):
         left = iter(successes)
-        monkeypatch.setattr(evaluator, "evaluate", lambda env, controller, seeds: exam(next(left)))
+        monkeypatch.setattr(evaluator, "evaluate", lambda env, controller, seeds, progress: exam(next(left)))
 
     return install
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pickle
@@ -29,6 +30,7 @@ from burnish.sim.__main__ import GROUPS as SIM_GROUPS
 from burnish.sim.__main__ import CollectConfig
 
 ROOT = Path(__file__).resolve().parents[1]
+PICTURES = ("pusht_pixels", "maniskill_push_cube_rgb")  # the presets that show them
 EXPERIMENTS = Path(configs.__file__).parent / "experiment"
 
 
@@ -65,6 +67,10 @@ def test_an_experiment_is_the_method_s_one_configuration_in_the_world_of_its_tas
         assert shipped.method.discount.per_step(4) == benchmark.TASKS[task].gamma
         every_tick = method in ("residual_td3", "residual_ppo")
         assert shipped.total * (1 if every_tick else 4) == benchmark.BUDGET, method
+    for task, method in itertools.product(PICTURES, benchmark.EVERYWHERE):
+        world = finetune("method=dsrl", f"env={task}").env
+        wanted = replace(plain[method], env=world, method=replace(plain[method].method, features=True))
+        assert finetune(f"experiment={task}/{method}") == wanted, (task, method)
     files = {f"{path.parent.name}/{path.stem}" for path in EXPERIMENTS.glob("*/*.yaml")}
     folders = {*benchmark.TASKS, "sparse"}
     assert {x for x in files if x.partition("/")[0] in folders - {"sparse"}} == {"/".join(x) for x in pairs(benchmark)}

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from maze_lab import SMALL, TRAP, ShownMaze, maze, picture, searched
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from burnish.finetune.build import prepare
+from burnish.finetune.exploration.behaviour_code import BehaviourCode
 from burnish.finetune.exploration.build import require_rewards
 from burnish.finetune.exploration.emitters import Emitter, Tried, apart, front
 from burnish.finetune.methods.imagine import ImagineConfig
@@ -19,86 +21,11 @@ from burnish.finetune.table import METHODS, method_of
 from burnish.policies.build import build_policy
 from burnish.policies.controllers import controller_for
 from burnish.policies.core.errors import BurnishError
-from burnish.policies.core.scale import ScaledEnv
-from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec, agent_spec
-from burnish.policies.core.types import Obs, Step
+from burnish.policies.core.spec import agent_spec
 from burnish.policies.gaussian import GaussianConfig
 from burnish.policies.measure.evaluate import evaluate
 from burnish.policies.runs import checkpoint
-from burnish.sim.torch_world import TorchWorld
 from seam import make_base
-
-# A cup, open below: the point begins inside it, and the goal is right above its bottom.
-WALLS = torch.tensor([[0.2, 0.3, 0.28, 0.7], [0.72, 0.3, 0.8, 0.7], [0.2, 0.62, 0.8, 0.7]])
-BEGIN, GOAL = (0.5, 0.45), (0.5, 0.8)
-TRAP = 0.82  # score of the best place inside the cup: it ends 0.18 below the goal
-
-
-@dataclass
-class MazeConfig:
-    max_steps: int = 40
-
-
-class Maze(TorchWorld[MazeConfig]):
-    """A point in the unit square, which sees where it is; its last tick pays 1 - the distance to the goal."""
-
-    Settings = MazeConfig
-
-    def _set_up(self) -> Any:
-        spec = EnvSpec(ObsSpec({"state": (2,)}), ActionSpec((-0.05,) * 2, (0.05,) * 2), 10.0, "velocity", 40)
-        return spec, {"x": torch.tensor(BEGIN).repeat(self.num_envs, 1)}
-
-    def _observe(self) -> Obs:
-        return {"state": 4 * self._state["x"] - 2}
-
-    def reset(self, mask: Any = None, seeds: Any = None) -> Obs:
-        mask = self._clock.begin(mask, seeds)
-        self._state = {"x": torch.where(mask[:, None], torch.tensor(BEGIN), self._state["x"])}
-        return self._observe()
-
-    def step(self, action: Any, active: Any = None) -> Step:
-        x, active = self._state["x"], self._clock.advance(active)
-        for axis in range(2):  # it slides along walls
-            moved = x.clone()
-            moved[:, axis] = (x[:, axis] + action[:, axis].clamp(-0.05, 0.05)).clamp(0, 1)
-            within = (moved[:, None] > WALLS[None, :, :2]) & (moved[:, None] < WALLS[None, :, 2:])
-            x = torch.where(within.all(2).any(1)[:, None], x, moved)
-        self._state = {"x": torch.where(active[:, None], x, self._state["x"])}
-        late = self._clock.tick >= self.config.max_steps
-        score = torch.where(late, 1 - (self._state["x"] - torch.tensor(GOAL)).norm(dim=1), 0.0)
-        return Step(self._observe(), score, torch.zeros_like(late), late, {})
-
-
-def maze(num_envs: int = 40) -> ScaledEnv:
-    return ScaledEnv(Maze(num_envs))
-
-
-SMALL = SereneConfig(
-    agent=GaussianConfig(hidden=[8], squash=True), rewarding=0.85, population=20, sigma=0.1, period=400
-)
-
-
-class Seen(ScaledEnv):
-    """Where episodes ended, on a grid of 10 x 10."""
-
-    def __init__(self, env: Any) -> None:
-        super().__init__(env)
-        self.cells: set[tuple[int, int]] = set()
-
-    def step(self, action: Any, active: Any = None) -> Step:
-        step = super().step(action, active)
-        place = ((step.obs["state"] + 2) / 4 * 9.999).long()
-        self.cells |= {tuple(x) for x in place[step.truncated].tolist()}
-        return step
-
-
-def searched(config: SereneConfig, seed: int, episodes: int) -> tuple[float, int]:
-    """The best score, and how many cells episodes ended in."""
-    env = Seen(Maze(40))
-    loop: Any = prepare(config, None, env, seed=seed)
-    for _ in range(episodes // 40):
-        loop.iterate()
-    return loop.best, len(env.cells)
 
 
 @pytest.mark.slow
@@ -110,6 +37,43 @@ def test_it_gets_out_of_a_trap_in_which_plain_evolution_stays(seed):
     # Over the five seeds .96 to .98 and 87 to 94 cells, and without novelty .74 to .82 and 20 to 36.
     assert best > 0.88 and cells > 65
     assert alone < TRAP + 0.001 and fewer < 50
+
+
+@pytest.mark.slow
+@pytest.mark.rotating(5)
+@pytest.mark.parametrize("seed", range(5))
+def test_with_a_code_of_pictures_it_gets_out_too(seed):
+    config = replace(SMALL, numbers=list(range(100)), code=4)
+    best, cells = searched(config, seed, 2000, ShownMaze)
+    # Over six seeds .93 to .99 and 63 to 97 cells.
+    assert best > 0.88 and cells > 50
+
+
+def test_a_code_keeps_what_pictures_have_in_common_and_is_surprised_by_others():
+    """Spots that do not overlap are equally far apart as pictures, however far away they are."""
+    source = torch.Generator().manual_seed(0)
+    place = torch.rand(500, 2, generator=source)
+    shown = picture(place)
+    shown = (shown - shown.mean(0)) / shown.std(0) / 10
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        code = BehaviourCode(100, 2)
+    mixed = shown[:, torch.randperm(100, generator=source)]
+
+    def found() -> tuple[float, float]:
+        return alike(place, code.code(shown)), float(code.surprise(mixed).mean() / code.surprise(shown).mean())
+
+    before, raw = found(), alike(place, shown)
+    code.fit(shown, 3000, source)
+    after = found()
+    # Of four seeds .48 to .64, before .03 to .14, as pictures .24 to .29; surprise 1.46 to 1.74 times, before 1.00.
+    assert after[0] > max(before[0], raw) + 0.1, (before, raw, after)
+    assert after[1] > 1.2 > 1.05 > before[1], (before, after)
+
+
+def alike(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Correlation of the distances in both."""
+    return float(torch.corrcoef(torch.stack([torch.pdist(one), torch.pdist(other)]))[0, 1])
 
 
 # ---- the loop ----
@@ -174,8 +138,9 @@ def test_a_base_is_where_the_search_begins():
     assert torch.equal(before, parameters_to_vector(base.trunk.parameters())), "the base stays as it is"
 
 
-def test_a_resumed_search_equals_one_that_went_on():
-    config = replace(SMALL, rewarding=0.3, period=30, population=5, emitter=4, bootstrap=4, patience=2)
+@pytest.mark.parametrize("code", [0, 2])
+def test_a_resumed_search_equals_one_that_went_on(code):
+    config = replace(SMALL, rewarding=0.3, period=30, population=5, emitter=4, bootstrap=4, patience=2, code=code)
     whole, other = loop_of(config, worlds=7), loop_of(config, worlds=7)
     while whole.turn is None or not whole.turn.means or not len(whole.tried.score):
         whole.iterate()
@@ -185,6 +150,8 @@ def test_a_resumed_search_equals_one_that_went_on():
         whole.iterate()
         other.iterate()
     mine, theirs = whole.state_dict(), other.state_dict()
+    key = "encoder.layers.0.0.weight"
+    assert not code or (whole.next_fit > 1 and torch.equal(mine["code"][key], theirs["code"][key])), "it was fitted"
     assert torch.equal(mine["asked"], theirs["asked"]) and mine["best"] == theirs["best"]
     assert torch.equal(mine["rewarded"], theirs["rewarded"]) and torch.equal(mine["archive"], theirs["archive"])
 

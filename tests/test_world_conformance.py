@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,39 +24,44 @@ import numpy as np
 import pytest
 import torch
 
+from burnish import configs
 from burnish.policies.cli.cli import compose, to_object
+from burnish.policies.core.config import from_data
 from burnish.sim.__main__ import GROUPS, CollectConfig
 from burnish.sim.external import world_server
 from burnish.sim.external.maniskill import hosted
-from burnish.sim.external.settings import GymConfig, RemoteConfig
+from burnish.sim.external.settings import GymConfig, RemoteConfig, Reward
 from burnish.sim.external.worlds import ExternalEnv
 
 LIMIT = 12  # steps of an episode
 SHORT = 4  # of one that is drawn slowly, whose other times are shorter likewise
 SEEDS = [11, (1 << 40) + 7, 13, 14, 15, 16]  # of which the first begin, and the others follow in turn
 NUM, TICKS, SAVED = 3, 34, 17  # worlds; ticks; when the state is saved
+UNTIL = {"end_at_success": True, "reward": "until_success"}
 WORLDS: dict[str, dict[str, Any]] = {
-    "Pendulum-v1": {},
-    "gym_pusht/PushT-v0": {"package": "gym_pusht", "control_hz": 10.0},
-    "FetchReach-v4": {"package": "gymnasium_robotics"},
-    "Meta-World/MT1": {"package": "metaworld", "kwargs": {"env_name": "reach-v3", "seed": 0}},
-    "cube-single-singletask-task1-v0": {"package": "ogbench"},
+    "pendulum": {"id": "Pendulum-v1"},
+    "pendulum_until": {"id": "Pendulum-v1", "success_reward": -0.7, **UNTIL},  # some of its episodes succeed
+    "pusht": {"id": "gym_pusht/PushT-v0", "package": "gym_pusht", "control_hz": 10.0},
+    "fetch": {"id": "FetchReach-v4", "package": "gymnasium_robotics"},
+    "meta_world": {"id": "Meta-World/MT1", "package": "metaworld", "kwargs": {"env_name": "reach-v3", "seed": 0}},
+    "ogbench": {"id": "cube-single-singletask-task1-v0", "package": "ogbench"},
 }
 WAYS = ("in_process", "pool", "remote", "tcp")
-PICTURES = {
-    "pusht_pixels": "gym_pusht",
-    "maniskill_push_cube_rgb": "mani_skill",
-}  # presets with cameras, their packages
-CASES = [
-    pytest.param(name, way, marks=[] if name == "Pendulum-v1" else [pytest.mark.slow, pytest.mark.sim])
-    for name in WORLDS
-    for way in WAYS
-] + [
-    pytest.param("pusht_pixels", "in_process", marks=[pytest.mark.slow, pytest.mark.sim]),
-    pytest.param("pusht_pixels", "pool", marks=[pytest.mark.slow, pytest.mark.sim]),
-    # A software renderer draws 40 pictures a second.
-    pytest.param("maniskill_push_cube_rgb", "pool", marks=[pytest.mark.slow, pytest.mark.maniskill]),
-]
+PACKAGES = {"metaworld": "metaworld", "maniskill": "mani_skill", "robosuite": "robosuite", "ogbench": "ogbench"}
+PACKAGES |= {"pusht": "gym_pusht", "fetch": "gymnasium_robotics"}
+PICTURES = ("pusht_pixels", "maniskill_push_cube_rgb")
+FOLDER = Path(configs.__file__).parent / "env"
+PRESETS = sorted(path.stem for word in PACKAGES for path in FOLDER.glob(f"{word}_*.yaml"))
+SLOWLY = "maniskill_push_cube_rgb"  # a software renderer draws 40 pictures a second
+
+
+def case(name: str, way: str) -> Any:
+    mark = pytest.mark.maniskill if name.startswith("maniskill") else pytest.mark.sim
+    return pytest.param(name, way, marks=[] if name.startswith("pendulum") else [pytest.mark.slow, mark])
+
+
+CASES = [case(name, way) for name in WORLDS for way in WAYS] + [case(name, "pool") for name in PRESETS]
+CASES.append(case("pusht_pixels", "in_process"))
 
 
 class Bare(NamedTuple):
@@ -63,7 +69,8 @@ class Bare(NamedTuple):
 
     obs: dict[str, np.ndarray]
     reward: float = 0.0
-    ended: bool = False
+    terminated: bool = False
+    truncated: bool = False
     success: bool | None = None
 
 
@@ -82,52 +89,60 @@ def flat(obs: Any) -> dict[str, np.ndarray]:
 
 
 @cache
-def settings_of(name: str) -> dict[str, Any]:
-    """Of a world, as `GymConfig` takes them; of a preset those that make its environment."""
-    if name not in PICTURES:
-        return {"id": name, **WORLDS[name]}
+def settings_of(name: str) -> GymConfig:
+    if name in WORLDS:
+        return from_data(GymConfig, WORLDS[name], "env")
     config = to_object(compose("collect", CollectConfig, GROUPS["collect"], [f"env={name}"])).env
-    config = config if isinstance(config, GymConfig) else hosted(config, NUM)
-    return {"id": config.id, "kwargs": dict(config.kwargs), "control_hz": config.control_hz}
+    return config if isinstance(config, GymConfig) else hosted(config, NUM)
 
 
 def limit_of(name: str) -> int:
-    return SHORT if name == "maniskill_push_cube_rgb" else LIMIT
+    return SHORT if name == SLOWLY else LIMIT
 
 
 @cache
 def episodes(name: str) -> dict[int, list[Bare]]:
-    """Of each seed, by the bare environment; the last tick is that of the limit."""
-    limit = limit_of(name)
-    made, kwargs = settings_of(name)["id"], settings_of(name).get("kwargs", {})
-    if ":" in made:
-        env: Any = gymnasium.wrappers.TimeLimit(world_server.load(made)(**kwargs), limit)
+    """Of each seed, by the bare environment; the last tick is that of the limit, or of the first success."""
+    limit, config = limit_of(name), settings_of(name)
+    kwargs = dict(config.kwargs or {})
+    maker = world_server.load(config.id) if ":" in config.id else world_server.installed(config.id)
+    if maker is not None:
+        env: Any = maker(**kwargs)
     else:
-        env = gymnasium.make(made, max_episode_steps=limit, **kwargs)
-    low, high = env.action_space.low, env.action_space.high
+        env = gymnasium.make(config.id, max_episode_steps=limit, **kwargs)
+    low, high, dtype = env.action_space.low, env.action_space.high, env.action_space.dtype
     found = {}
     for seed in SEEDS:
         cut = seed % (1 << 31)
         random.seed(cut)
         np.random.seed(cut)
         env.unwrapped._np_random = np.random.default_rng(cut)
+        if config.id == "robosuite":
+            env.unwrapped.rng.bit_generator.state = np.random.PCG64(cut).state
         ticks = [Bare(flat(env.reset(seed=cut)[0]))]
-        while not ticks[-1].ended:
-            obs, reward, terminated, truncated, info = env.step(action_of(seed, len(ticks) - 1, low, high))
+        while not (ticks[-1].terminated or ticks[-1].truncated):
+            action = action_of(seed, len(ticks) - 1, low, high).astype(dtype)
+            obs, reward, terminated, truncated, info = env.step(action)
+            late = len(ticks) == limit
+            assert not terminated and truncated <= late, "so the limit is what ends them"
             words = [bool(info[word]) for word in ("success", "is_success") if word in info]
-            ticks.append(Bare(flat(obs), float(reward), terminated or truncated, words[0] if words else None))
-            assert truncated == (len(ticks) == limit + 1) and not terminated, "so the limit is what ends them"
+            won = words[0] if words else None
+            if config.success_reward is not None:
+                won = bool(reward >= config.success_reward)
+            ends = config.end_at_success and won is True
+            paid = float(reward) if config.reward is Reward.given else -float(not won)
+            ticks.append(Bare(flat(obs), paid, ends, late and not ends, won))
         found[seed] = ticks
     return found
 
 
 @contextlib.contextmanager
-def served(name: str, settings: dict[str, Any]) -> Iterator[str]:
+def served(config: GymConfig) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    words = ["--listen", address, "--id", name, "--kwargs", json.dumps(settings.get("kwargs", {}))]
-    words += ["--package", settings["package"]] if "package" in settings else []
+    words = ["--listen", address, "--id", config.id, "--kwargs", json.dumps(config.kwargs or {})]
+    words += ["--package", config.package] if config.package else []
     process = subprocess.Popen(
         [sys.executable, str(Path(world_server.__file__)), *words], stderr=subprocess.PIPE, text=True
     )
@@ -158,16 +173,16 @@ class Player:
             self.ticks = [t + a for t, a in zip(self.ticks, active, strict=True)]
             now = [self.reference[self.seeds[i]][self.ticks[i]] for i in range(NUM)]
             self.compare(step.obs)
-            assert not step.terminated.any()
-            assert step.truncated.tolist() == [a and x.ended for a, x in zip(active, now, strict=True)]
+            assert step.terminated.tolist() == [a and x.terminated for a, x in zip(active, now, strict=True)]
+            assert step.truncated.tolist() == [a and x.truncated for a, x in zip(active, now, strict=True)]
             assert step.reward.tolist() == [np.float32(x.reward) if a else 0 for a, x in zip(active, now, strict=True)]
             if self.reference[SEEDS[0]][-1].success is None:
                 assert "success" not in step.info
             else:
                 won = [bool(a and x.success) for a, x in zip(active, now, strict=True)]
                 assert step.info["success"].tolist() == won
-            if step.truncated.any():
-                self.again(step.truncated)
+            if (ended := step.terminated | step.truncated).any():
+                self.again(ended)
 
     def again(self, ended: torch.Tensor) -> None:
         """A new episode in the rows that ended, on seeds that another row may have had before."""
@@ -186,20 +201,18 @@ class Player:
 @pytest.mark.parametrize(("name", "way"), CASES)
 def test_the_contract(require, name, way, monkeypatch):
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
-    package = PICTURES.get(name) or WORLDS[name].get("package")
-    if package:
-        require(package)
+    if not name.startswith("pendulum"):
+        require(settings_of(name).package or PACKAGES[name.partition("_")[0]])
     settings, limit = settings_of(name), limit_of(name)
     saved_at, last = SAVED * limit // LIMIT, TICKS * limit // LIMIT + (limit < LIMIT)
     with contextlib.ExitStack() as stack:
-        given = {**settings, "max_steps": limit}
-        if way == "tcp":
-            kept = {key: x for key, x in given.items() if key not in ("kwargs", "package")}  # the server has them
-            config: GymConfig = RemoteConfig(**kept, address=stack.enter_context(served(name, settings)))
+        config = replace(settings, max_steps=limit, processes=0 if way == "in_process" else 2)
+        given = {**vars(config), "processes": 1}
+        if way == "tcp":  # its server has the arguments and the package
+            address = stack.enter_context(served(settings))
+            config = RemoteConfig(**{**given, "kwargs": None, "package": None}, address=address)
         elif way == "remote":
-            config = RemoteConfig(**given, python=sys.executable, processes=1)
-        else:
-            config = GymConfig(**given, processes=0 if way == "in_process" else 2)
+            config = RemoteConfig(**given, python=sys.executable)
         player = Player(ExternalEnv(NUM, config), name)
         assert any(key.startswith("image.") for key in player.env.spec.obs.shapes) == (name in PICTURES)
         player.begin()
@@ -218,7 +231,7 @@ def test_the_contract(require, name, way, monkeypatch):
 
 
 def test_a_reference_that_differs_is_seen():
-    player = Player(ExternalEnv(NUM, GymConfig(max_steps=LIMIT, processes=0)), "Pendulum-v1")
+    player = Player(ExternalEnv(NUM, GymConfig(max_steps=LIMIT, processes=0)), "pendulum")
     player.begin()
     player.play(0, 3)
     player.ticks[1] -= 1

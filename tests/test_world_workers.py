@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -127,6 +128,23 @@ def test_a_worker_that_dies_is_one_sentence(moment):
     assert "resume=true" in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_worker_that_is_silent_for_too_long_counts_as_dead(restart):
+    env = ExternalEnv(2, GymConfig(processes=2, restart=restart, patience_s=20))
+    env.reset()
+    link = env.workers.links[1]
+    assert isinstance(link, Process)
+    link._socket.settimeout(0.2)  # all of its worlds are made, and only this is slow
+    link._process.send_signal(signal.SIGSTOP)
+    if restart:
+        assert env.step(torch.ones(2, 1)).truncated.tolist() == [False, True]
+    else:
+        with pytest.raises(BurnishError, match=r"died \(it has not answered for 20 seconds, which env.patience_s sets"):
+            env.step(torch.ones(2, 1))
+        env.close()
+    assert link._process.poll() == -signal.SIGKILL
+
+
 def test_a_worker_that_is_replaced_loses_its_episodes_and_no_others():
     env, other = (ExternalEnv(4, GymConfig(processes=2, restart=True)) for _ in range(2))
     for worlds in (env, other):
@@ -186,6 +204,20 @@ def test_the_server_is_one_file_for_python_3_8_that_needs_numpy_alone():
     head = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
     names = {alias.name if isinstance(node, ast.Import) else node.module for node in head for alias in node.names}
     assert {str(name).partition(".")[0] for name in names} <= set(sys.stdlib_module_names) | {"numpy"}
+
+
+OLD = [*Path.home().glob(".pyenv/versions/3.8.*/bin/python"), shutil.which("python3.8")]  # the latter may be a shim
+
+
+@pytest.mark.slow
+@pytest.mark.sim
+@pytest.mark.skipif(not any(OLD), reason="needs Python 3.8")
+def test_python_3_8_plays_the_same_episodes(in_process, tmp_path):
+    """Its newest NumPy is 1.24, by which a pendulum differs in the last bit."""
+    subprocess.run([next(filter(None, OLD)), "-m", "venv", str(tmp_path / "old")], check=True)
+    python = tmp_path / "old/bin/python"
+    subprocess.run([str(python), "-m", "pip", "install", "--quiet", "numpy", "gymnasium"], check=True)
+    torch.testing.assert_close(played(ExternalEnv(5, RemoteConfig(python=str(python)))), in_process, rtol=0, atol=1e-6)
 
 
 BOX = {"kind": "Box", "dtype": "f8", "shape": [1]}

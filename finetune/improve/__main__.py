@@ -31,7 +31,7 @@ from ...policies.external.table import EXTERNAL_KINDS
 from ...policies.measure.evaluate import Evaluation, evaluate, evaluation_seeds, why_unpaired
 from ...policies.runs.checkpoint import save
 from ...policies.runs.interrupt import interruptible
-from ...policies.runs.run import CONFIG, METRICS, read_metrics
+from ...policies.runs.run import CONFIG, METRICS, episodes_bar, read_metrics
 from ...sim.build import WORLDS, origin_of, world_for
 from ..__main__ import GROUPS as FINETUNE
 from ..build import decision_ticks, has, prepare
@@ -240,7 +240,9 @@ class OfWorlds:
     def play(self, policy: Any, stream: str, episodes: int) -> Evaluation:
         env = self._world(policy)
         controller = controller_for(policy, env.num_envs, device=self.device)
-        found = evaluate(env, controller, evaluation_seeds(episodes, stream=stream, base=self.config.seed))
+        with episodes_bar(episodes) as progress:
+            seeds = evaluation_seeds(episodes, stream=stream, base=self.config.seed)
+            found = evaluate(env, controller, seeds, progress=progress)
         self._tell(unreported(env, found))
         return found
 

@@ -10,10 +10,14 @@ search, the next one to emitters, in turns. New emitters are tried for ``bootstr
 and kept if they improved; of those that are kept, one that no other surpasses in novelty and improvement goes on until
 its best has not risen for ``patience`` generations.
 
+STAX (Paolo et al. 2022, arXiv 2111.01919), with ``code``: novelty is of a code that an autoencoder learns of the
+behaviours, after the first search, two searches later, then three, and so on. Which of the population go on, novelty or
+*surprise* says, each in every second generation by chance: surprising is what the code cannot give back.
+
 **Departures.** Distances are in deviations of all behaviours so far. An emitter keeps its ancestor among its members,
 and stops by ``patience``, where the published rule compares medians over hundreds of generations; what it finds is
 stored if it is the best of the emitter so far, and nothing goes from it into the archive of the search. Behaviours are
-numbers that the world shows; STAX (2111.01919) learns a code of them. Each policy plays one episode, so where episodes
+numbers that the world shows, in STAX too, where they are pictures. Each policy plays one episode, so where episodes
 begin at random the best may have been lucky. Generations after the first have so many more mutants that no world idles;
 the period does not count these. Of candidates the ``CANDIDATES`` most novel stay, of rewarding behaviours a sample of
 ``REWARDED``.
@@ -33,6 +37,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from ...policies.build import build_policy
 from ...policies.core import tree
+from ...policies.core.config import LATER
 from ...policies.core.ranges import check_ranges
 from ...policies.core.seed import derive
 from ...policies.core.seed import generator as named_generator
@@ -41,6 +46,7 @@ from ...policies.core.types import Learns, Metrics, Obs, VecEnv
 from ...policies.gaussian import GaussianConfig, GaussianLoss, GaussianPolicy
 from ...policies.nets.mlp import Activation
 from ..episode_statistics import EpisodeStatistics
+from ..exploration.behaviour_code import BehaviourCode
 from ..exploration.emitters import Emitter, Tried, apart, front, together
 from ..exploration.novelty import keep_sample, novelty
 from ..exploration.observed import ExploreConfig, Observed
@@ -76,6 +82,9 @@ class SereneConfig:
     spread: float = 1.0  # deviation of the weights of the first population from those of the network
     sigma: float = 0.05  # deviation of a mutant's weights from those of its parent
     select: Selection = Selection.novelty  # policies that the search goes on with
+    # numbers of a code of behaviours that is learnt, by which they are compared (STAX); 0: they are as they are
+    code: int = field(default=0, metadata=LATER)
+    code_steps: int = field(default=1000, metadata=LATER)  # minibatches of 64 behaviours in each fit of the code
     neighbours: int = 15  # nearest behaviours, whose mean distance is the novelty
     archived: int = 5  # mutants of each generation that the archive keeps, drawn at random
     period: int = 1000  # episodes of search, and then of emitters, in turns; not those of worlds that would idle
@@ -86,6 +95,7 @@ class SereneConfig:
     def __post_init__(self) -> None:
         counts = "history population offspring neighbours archived period emitter patience"
         check_ranges(self, {"[1, inf)": counts, "[4, inf)": "bootstrap", "(0, inf)": "spread sigma"})
+        check_ranges(self, {"[0, inf)": "code", "[1, inf)": "code_steps"})
 
 
 def build(
@@ -119,6 +129,8 @@ class SereneLoop(Learns):
         self.env: Any = env
         shown = replace(env.spec, obs=env.spec.obs.without_history(agent.spec.history))
         self.observed = Observed(ExploreConfig(numbers=config.numbers), shown, env.device, "method")
+        self.code = self._untrained_code()
+        self.searches, self.next_fit, self.fit_gap = 0, 1, 2  # ended; before which the code is fitted; and after that
         self.statistics = EpisodeStatistics(env.num_envs, torch.device(env.device))
         self.generator = named_generator(seed, "serene")
         own = parameters_to_vector(agent.trunk.parameters()).detach()
@@ -132,6 +144,13 @@ class SereneLoop(Learns):
         self.iteration, self.best = 0, float("-inf")
         self.counted = config.population  # episodes of this generation that count for the period
         self.asked = self._mutants(own.repeat(config.population, 1), config.spread)  # policies of this generation
+
+    def _untrained_code(self) -> BehaviourCode | None:
+        if not self.config.code:
+            return None
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive(self.seed, "code"))
+            return BehaviourCode(len(self.observed), self.config.code).to(self.env.device)
 
     @property
     def learner(self) -> SereneLoop:
@@ -171,7 +190,7 @@ class SereneLoop(Learns):
     def _search(self, generation: Tried) -> None:
         config, everyone = self.config, self.population.and_(generation)
         if config.select is Selection.novelty:
-            new = self._novelty(everyone.behaviour, everyone.behaviour, self.archive, self.rewarded)
+            new = self._interest(everyone.behaviour)
             for i in (generation.score > config.rewarding).nonzero()[:, 0].tolist():
                 away = torch.cdist(generation.genome[i : i + 1], everyone.genome)[0]
                 sigma = float(away[away > 0].min()) / 3 if bool((away > 0).any()) else config.sigma
@@ -186,6 +205,20 @@ class SereneLoop(Learns):
         drawn = torch.randperm(len(generation.score), generator=self.generator)[: config.archived]
         self.archive = torch.cat([self.archive, generation.behaviour[drawn]])
         self.population = everyone.rows(new.argsort(descending=True, stable=True)[: config.population])
+
+    def _interest(self, behaviour: Tensor) -> Tensor:
+        """(N,): by what policies go on, their novelty or their surprise."""
+        if self.code is not None and bool(torch.rand((), generator=self.generator) < 0.5):
+            return self.code.surprise(self.observed.scaled(behaviour))
+        return self._novelty(behaviour, behaviour, self.archive, self.rewarded)
+
+    def _search_ended(self) -> None:
+        """The code is fitted to all that is kept, at greater and greater intervals."""
+        self.searches += 1
+        if self.code is not None and self.searches == self.next_fit:
+            kept = torch.cat([self.archive, self.population.behaviour, self.rewarded])
+            self.code.fit(self.observed.scaled(kept), self.config.code_steps, self.generator)
+            self.next_fit, self.fit_gap = self.next_fit + self.fit_gap, self.fit_gap + 1
 
     def _emit(self, emitter: Emitter, generation: Tried) -> None:
         better = emitter.go_on(generation, self.config.emitter)
@@ -211,6 +244,8 @@ class SereneLoop(Learns):
         if self.spent >= config.period and not new:
             self.emitters += [turn] if turn is not None else []
             self.spent, self.emitting, turn = 0, not self.emitting, None
+            if self.emitting:
+                self._search_ended()
         if not self.emitting or turn is not None:
             return turn
         if self.candidates and self.spent < config.period * 2 / 3:
@@ -227,6 +262,8 @@ class SereneLoop(Learns):
 
     def _novelty(self, behaviour: Tensor, *others: Tensor) -> Tensor:
         points, beside = self.observed.scaled(behaviour), self.observed.scaled(torch.cat(others))
+        if self.code is not None:
+            points, beside = self.code.code(points), self.code.code(beside)
         return novelty(points, beside, self.config.neighbours, own=True)
 
     def _offspring(self) -> Tensor:
@@ -291,6 +328,7 @@ class SereneLoop(Learns):
 
     def state_dict(self) -> dict[str, Any]:
         kept = ("archive", "rewarded", "found", "asked", "counted", "emitting", "spent", "iteration")
+        kept += ("searches", "next_fit", "fit_gap")
         return {
             **{name: getattr(self, name) for name in kept},
             "best": self.best if self.iteration else None,
@@ -301,6 +339,7 @@ class SereneLoop(Learns):
             "emitters": together(self.emitters),
             "turn": None if self.turn is None else self.turn.state_dict(),
             "observed": self.observed.state_dict(),
+            **({} if self.code is None else {"code": self.code.state_dict()}),
             "statistics": self.statistics.state_dict(),
             "generator": self.generator.get_state(),
         }
@@ -319,5 +358,8 @@ class SereneLoop(Learns):
         self.candidates, self.emitters = (apart(state[name], device) for name in ("candidates", "emitters"))
         self.turn = None if state["turn"] is None else Emitter.loaded(state["turn"], device)
         self.observed.load_state_dict(state["observed"])
+        if self.code is not None:
+            self.code.load_state_dict(state["code"])
+            self.searches, self.next_fit, self.fit_gap = (state[x] for x in ("searches", "next_fit", "fit_gap"))
         self.statistics.load_state_dict(state["statistics"])
         self.generator.set_state(state["generator"].cpu())

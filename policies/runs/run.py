@@ -36,7 +36,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -318,6 +318,17 @@ def progress_bar(total: int, unit: str, initial: int = 0, shown: bool = True) ->
     return tqdm(
         total=total, initial=initial, unit=unit, disable=not (terminal and shown), ncols=columns, nrows=size.lines
     )
+
+
+@contextmanager
+def episodes_bar(total: int, begun: int = 0) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar, for the argument ``progress`` of `evaluate` and of `stream`; ``begun`` episodes are over."""
+    with progress_bar(total, "episode", begun) as bar:
+
+        def show(finished: int, _total: int) -> None:
+            bar.update(begun + finished - bar.n)
+
+        yield show
 
 
 def _holds_nothing(path: Path) -> bool:

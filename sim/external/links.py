@@ -96,6 +96,7 @@ class Connected:
     _socket: socket.socket
     _given = 0  # bytes of the memory that travel with a request; none where it is shared
     _most = server.LONGEST  # bytes of an answer
+    _patience: float  # seconds until the other side counts as dead
     _waiting = False  # for an answer, which an interrupt may leave half read: it is never taken for that of a later one
 
     def _make(self, count: int, **asked: Any) -> None:
@@ -128,6 +129,8 @@ class Connected:
     def finish(self) -> tuple[dict[str, Any], bytes]:
         try:
             letter, header, data = server.receive(self._socket, self._most)
+        except TimeoutError as error:
+            raise Died(f"it has not answered for {self._patience:g} seconds, which env.patience_s sets") from error
         except (EOFError, OSError) as error:
             raise Died(self._how()) from error
         except (ValueError, RecursionError) as error:
@@ -149,7 +152,12 @@ class Process(Connected):
     """A worker in ``python``, by default in this one; one ``apart`` inherits no paths of modules."""
 
     def __init__(
-        self, recipe: Mapping[str, Any], count: int, python: str = sys.executable, apart: bool = False
+        self,
+        recipe: Mapping[str, Any],
+        count: int,
+        patience: float,
+        python: str = sys.executable,
+        apart: bool = False,
     ) -> None:
         if os.name != "posix":
             raise BurnishError("Windows hands no socket to a process; set env.processes=0, or serve the environment")
@@ -167,6 +175,8 @@ class Process(Connected):
             ) from error
         finally:
             theirs.close()
+        self._patience = patience
+        self._socket.settimeout(patience)
         self._make(count, recipe=recipe)
 
     def _memory(self, given: int, size: int) -> mmap.mmap:
@@ -192,7 +202,9 @@ class Process(Connected):
 class Remote(Connected):
     """Worlds of `world_server.py --listen` on another machine, whose key is in BURNISH_API_KEY on both."""
 
-    def __init__(self, address: str, count: int, success: str | None = None, max_steps: int | None = None) -> None:
+    def __init__(
+        self, address: str, count: int, patience: float, success: str | None = None, max_steps: int | None = None
+    ) -> None:
         host, _, port = address.rpartition(":")
         try:
             self._socket = socket.create_connection((host.strip("[]"), int(port)), PATIENCE_S)
@@ -202,11 +214,13 @@ class Remote(Connected):
                 f"`python world_server.py --listen {address} --id ...` there"
             ) from error
         server.keep(self._socket)
+        self._patience = PATIENCE_S
         try:
             self._most = server.UNPROVEN
             self._prove(os.environ.get(server.KEY, ""))
             self._most = server.LONGEST
-            self._socket.settimeout(None)
+            self._patience = patience
+            self._socket.settimeout(patience)
             self._make(count, success=success, max_steps=max_steps)
         except BaseException:
             self.close()

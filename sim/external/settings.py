@@ -51,6 +51,7 @@ class GymConfig:
     # processes that step the worlds; 0: this one; by default one a core
     processes: int | None = field(default=None, metadata=LATER)
     restart: bool = field(default=False, metadata=LATER)  # a worker that dies is replaced, its episodes truncated
+    patience_s: float = field(default=600.0, metadata=LATER)  # a worker that is silent for so long counts as dead
     # the worlds of a process are one environment of gymnasium.vector, made with num_envs
     vector: bool = field(default=False, metadata=LATER)
 
@@ -67,7 +68,9 @@ class GymConfig:
             )
         for name in set(self.kwargs or {}) & set(OURS) if ":" not in self.id else ():
             raise BurnishError(f"env.kwargs cannot set {name}, which has a place of its own; give {OURS[name]}")
-        check_ranges(self, {"[1, inf)": "max_steps", "(0, inf)": "control_hz", "[0, inf)": "processes"}, "env.")
+        check_ranges(
+            self, {"[1, inf)": "max_steps", "(0, inf)": "control_hz patience_s", "[0, inf)": "processes"}, "env."
+        )
         check_ranges(self, {"(-inf, inf)": "success_reward"}, "env.")
         if self.success is not None and self.success_reward is not None:
             raise BurnishError("env.success and env.success_reward both say what a success is; give one of them")

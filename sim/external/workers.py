@@ -47,11 +47,12 @@ class Workers:
 
     def _open(self, share: slice) -> Link:
         config, count = self.config, share.stop - share.start
+        patience = config.patience_s
         if isinstance(config, RemoteConfig):
             if config.address is not None:
-                return Remote(config.address, count, config.success, config.max_steps)
-            return Process(self._recipe, count, interpreter(config), apart=config.name is not None)
-        return Process(self._recipe, count) if self._processes else InProcess(self._recipe, count)
+                return Remote(config.address, count, patience, config.success, config.max_steps)
+            return Process(self._recipe, count, patience, interpreter(config), apart=config.name is not None)
+        return Process(self._recipe, count, patience) if self._processes else InProcess(self._recipe, count)
 
     def where(self) -> str:
         kinds = {InProcess: "this process", Process: "a process of their own", Remote: "a server"}
