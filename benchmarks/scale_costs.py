@@ -13,7 +13,9 @@ by one thread, as if it had one core. The two cases are SAC on the hopper, and D
   processes get are measured right before and right after each run, so that other work on the machine is a part of the
   prediction; the processor seconds of the run are compared too;
 * with the same classes at work with actors that sleep instead of playing, in threads: up to 16, with a heavy tail;
-* with the simulation of 1 to 1,000 actors with a core each, whose messages go over Ray where that was measured.
+* with the simulation of 1 to 1,000 actors with a core each, whose messages go over Ray where that was measured, on one
+  machine, and over networks that are added to it: how many bytes a message has was measured, and what a network takes
+  for them is computed.
 
 `--report` computes and writes everything anew from the measurements that the JSON file holds.
 
@@ -42,7 +44,20 @@ import numpy as np
 import scale_parts as parts
 import torch
 from measure import RESULTS, embed, machine, markdown, options, publish, table
-from scale_model import Costs, Terms, Times, actors_s, apart, enough, learner_s, row_s, simulate
+from scale_model import (
+    NETWORKS,
+    Costs,
+    Terms,
+    Times,
+    actors_s,
+    apart,
+    enough,
+    learner_s,
+    over,
+    row_s,
+    simulate,
+    weights_share,
+)
 
 import burnish.finetune.refinement as refining
 from burnish.finetune.advice import useful_actors
@@ -231,6 +246,28 @@ def played_out(found: dict[str, Costs], counts: Sequence[int], effort: int) -> l
     return rows
 
 
+def networked(costs: Costs, bytes_of: dict[str, int], counts: Sequence[int], effort: int) -> list[dict[str, Any]]:
+    """Many robots, and a learner with seldom weights, over networks that get slower and slower."""
+    rows, terms = [], Terms(0.05, backlog=4000, publish_every=200)
+    for network in NETWORKS:
+        slower = over(costs, network, bytes_of["row_bytes"], bytes_of["weight_bytes"])
+        for actors in counts:
+            predicted, seen = row_s(slower, terms, actors), simulate(slower, terms, actors, max(60, effort // actors))
+            rows.append(
+                {
+                    "network": network.name,
+                    "actors": actors,
+                    "predicted": actors * costs.worlds / predicted,
+                    "simulated": actors * costs.worlds / seen.row_s,
+                    "predicted_over_simulated": seen.row_s / predicted,
+                    "rows_share": actors * slower.row_wire / predicted,
+                    "weights_share": weights_share(slower, terms, actors, predicted),
+                    "enough": enough(slower, terms),
+                }
+            )
+    return rows
+
+
 # ---- the report ----
 
 COST = {"cost": "", **dict.fromkeys(parts.CASES, ",.0f")}
@@ -239,6 +276,8 @@ RAN = {"run": "", "ratio": "g", "actors": "d", "measured": ".1f", "predicted": "
 RAN |= {"processors": ".2f", **WAITED}
 SIMULATED = {"case": "", "ratio": "g", "actors": ",d", "pace": "", "predicted": ",.0f", "simulated": ",.0f"}
 SIMULATED |= {"predicted_over_simulated": ".2f", **WAITED}
+NETWORKED = {"network": "", "actors": ",d", "predicted": ",.0f", "simulated": ",.0f"}
+NETWORKED |= {"predicted_over_simulated": ".2f", "rows_share": ".3f", "weights_share": ".3f", "enough": ",d"}
 SHOWN = (1, 10, 100, 1000)  # actors, in the document
 
 
@@ -292,19 +331,24 @@ def told(written: dict[str, Any], out: Path) -> None:
     counts = (1, 10, 1000) if quick else (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
     far = {case: ways.get("ray", ways["mailbox"]) for case, ways in costs.items()}
     simulated = played_out(far, counts, 20_000 if quick else 50_000)
+    heavy = scenes(far)["robot, heavy tail"][0]
+    bytes_of = next(x for x in measured if x["case"] == "insert")
+    crossed = networked(heavy, bytes_of, counts, 20_000 if quick else 50_000)
     result = {
         "predicted_over_measured": farthest([row["predicted_over_measured"] for row in ran]),
-        "predicted_over_simulated": farthest([row["predicted_over_simulated"] for row in simulated]),
+        "predicted_over_simulated": farthest([row["predicted_over_simulated"] for row in [*simulated, *crossed]]),
         "actors_until_learner_bound": next(row["enough"] for row in simulated if row["case"] == "robot"),
     }
     about = written["machine"]
     tables = {"costs": (cost_rows(measured), COST), "runs": (ran, RAN), "simulated": (simulated, SIMULATED)}
+    tables["networks"] = (crossed, NETWORKED)
     text = "\n\n".join([f"{about['processor']}, load {about['load']}", *(table(*each) for each in tables.values())])
-    report = {**written, "compared": ran, "simulated": simulated}
+    report = {**written, "compared": ran, "simulated": simulated, "networks": crossed}
     publish(out / ("scale_costs_quick.json" if quick else "scale_costs.json"), report, text, result)
     if out == RESULTS and not quick:
         tables["costs"] = cost_rows(measured, only=4), COST
         tables["simulated"] = [row for row in simulated if row["actors"] in SHOWN], SIMULATED
+        tables["networks"] = [row for row in crossed if row["actors"] in SHOWN[1:]], NETWORKED
         for name, (rows, columns) in tables.items():
             embed(DOCUMENT, f"scale_{name}", markdown(rows, columns))
 

@@ -14,9 +14,14 @@ the wait for the receipt of an actor's last row, if an actor waits for that.
 Where processes share cores, n busy ones get cores(n) together, and the seconds above are those of a core of one's own:
 while learner and actors work, each gets 1 / (K + 1) of cores(K + 1); then those that have not finished share the rest.
 
+A network (`Network`, `over`) delays each message, and carries the rows of K actors to the learner one after the other,
+beside its work: so a row takes at least K times what one is on the wire. Weights go the other way, and nobody waits for
+them; where they take longer than the updates between them, actors act with older ones (`weights_share`).
+
 **The simulation** plays the protocol row by row: actors that stop when `backlog` is used up, rows read one after the
 other once the learner is free, receipts, updates that are owed for stored decisions, and weights that are sent to one
-actor after the other and read between two rows. It knows neither deaths nor networks that are full.
+actor after the other and read between two rows; on their way both queue for the network of the learner. It knows no
+deaths.
 """
 
 from __future__ import annotations
@@ -52,6 +57,29 @@ class Costs(NamedTuple):
     post: float  # to one actor
     adopt: float  # an actor reads them
     turn: float  # from the sending of a message to the arrival of an answer
+    row_wire: float = 0.0  # the row of one actor on the network of the learner
+    weights_wire: float = 0.0  # weights for one actor there
+
+
+class Network(NamedTuple):
+    """Between the learner and its actors."""
+
+    name: str
+    bytes_per_s: float  # each way, of the learner
+    latency_s: float  # one way
+
+
+NETWORKS = [Network("10 Gbit/s, 0.05 ms", 1.25e9, 5e-5), Network("1 Gbit/s, 0.2 ms", 1.25e8, 2e-4)]
+NETWORKS += [Network("100 Mbit/s, 2 ms", 1.25e7, 2e-3), Network("10 Mbit/s, 20 ms", 1.25e6, 2e-2)]
+
+
+def over(costs: Costs, network: Network, row_bytes: int, weight_bytes: int) -> Costs:
+    """The costs where messages cross a network too."""
+    return costs._replace(
+        turn=costs.turn + 2 * network.latency_s,
+        row_wire=row_bytes / network.bytes_per_s,
+        weights_wire=weight_bytes / network.bytes_per_s,
+    )
 
 
 class Terms(NamedTuple):
@@ -86,11 +114,12 @@ def stretches(costs: Costs, terms: Terms, actors: int) -> Iterator[tuple[float, 
     worlds = actors * costs.worlds
     ahead, random = terms.ahead(worlds), np.random.default_rng(0)
     adopting = costs.adopt * terms.ratio * worlds / terms.publish_every
-    receipt, line = costs.turn + costs.store + actors * costs.keep, np.arange(actors)
+    receipt, line = costs.turn + costs.row_wire + costs.store + actors * costs.keep, np.arange(actors)
+    each = max(costs.message, costs.row_wire)
     sums, length = costs.rows, 1
     while length <= LONGEST * ahead:
         usual = np.quantile(sums, (line + 1) / (actors + 1))  # of the first, the second, ... that arrive
-        reading = float((usual + costs.message * (actors - line)).max() - usual[-1])  # one after the other
+        reading = float((usual + each * (actors - line)).max() - usual[-1])  # one after the other
         times = np.sort(sums) + length * adopting + receipt + reading
         below = np.linspace(0, 1, len(times) + 1) ** actors  # that all actors are among the first so many
         yield length + FREE * (ahead - 1), times, np.diff(below)
@@ -116,15 +145,22 @@ def row_s(costs: Costs, terms: Terms, actors: int, cores: Callable[[int], float]
             alone = np.maximum(mine - theirs, 0) / cores(1) + np.maximum(theirs - mine, 0) * actors / cores(actors)
             seconds += share * float((weights * (together + alone)).sum())
         found.append(seconds / rows)
-    return max(found)
+    return max(*found, actors * costs.row_wire)
+
+
+def weights_share(costs: Costs, terms: Terms, actors: int, seconds: float) -> float:
+    """Of the time of a row, the part in which weights are on the network; above 1 they get there later and later."""
+    sendings = terms.ratio * actors * costs.worlds / terms.publish_every
+    return sendings * actors * costs.weights_wire / seconds
 
 
 def enough(costs: Costs, terms: Terms) -> int:
-    """The number of actors from which on the learner sets the pace."""
+    """The number of actors from which on the learner, or its network, sets the pace."""
     few, many = 1, MOST
     while few < many:
         middle = (few + many) // 2
-        reached = learner_s(costs, terms, middle) >= actors_s(costs, terms, middle)
+        learner = max(learner_s(costs, terms, middle), middle * costs.row_wire)
+        reached = learner >= actors_s(costs._replace(row_wire=0.0), terms, middle)
         few, many = (few, middle) if reached else (middle + 1, many)
     return few
 
@@ -138,6 +174,12 @@ class Simulated(NamedTuple):
     actor_waits: float
 
 
+def queued(times: Times, each: float, busy: float) -> Times:
+    """When things that come at ``times``, in order, are through where they wait for one another, and for ``busy``."""
+    line = np.arange(len(times))
+    return np.maximum.accumulate(np.maximum(times - each * line, busy)) + each * (line + 1)
+
+
 def simulate(costs: Costs, terms: Terms, actors: int, rows: int, seed: int = 0) -> Simulated:
     """``rows`` rows of all worlds, each process with a core of its own."""
     random, first = np.random.default_rng(seed), rows // 10
@@ -148,6 +190,7 @@ def simulate(costs: Costs, terms: Terms, actors: int, rows: int, seed: int = 0) 
     weights: list[Times] = []  # when each actor had those that it has not read yet
     free = owed = began = waited = actors_waited = 0.0
     updates = published = 0
+    receiving = sending = 0.0  # until when the network is busy, each way
     for row in range(rows):
         if row == first:
             began, waited, actors_waited = free, 0.0, 0.0
@@ -164,7 +207,8 @@ def simulate(costs: Costs, terms: Terms, actors: int, rows: int, seed: int = 0) 
         actors_waited += float((start - sent).mean())
         sent = start + random.choice(costs.rows, actors)
         # Rows are read as they come, none before the learner is free.
-        arrived = np.maximum(np.sort(sent) + costs.turn / 2, free)
+        there = queued(np.sort(sent) + costs.turn / 2, costs.row_wire, receiving)
+        receiving, arrived = float(there[-1]), np.maximum(there, free)
         complete = float((arrived + costs.message * (actors - line)).max())
         waited += max(0.0, complete - free - costs.message * actors)
         stored = complete + costs.store
@@ -177,7 +221,9 @@ def simulate(costs: Costs, terms: Terms, actors: int, rows: int, seed: int = 0) 
             updates += 1
             if updates - published >= terms.publish_every:
                 published = updates
-                weights.append(free + costs.pack + costs.post * (line + 1) + costs.turn / 2)
+                through = queued(free + costs.pack + costs.post * (line + 1), costs.weights_wire, sending)
+                sending = float(through[-1])
+                weights.append(through + costs.turn / 2)
                 free += costs.pack + actors * costs.post
     elapsed = free - began
     return Simulated(elapsed / (rows - first), updates, waited / elapsed, actors_waited / elapsed)

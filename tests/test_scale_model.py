@@ -79,6 +79,22 @@ def test_weights_to_many_actors_cost_the_learner_time(model: Any):
     assert model.simulate(c, often, 100, 60).row_s == pytest.approx(model.row_s(c, often, 100), rel=0.02)
 
 
+@pytest.mark.parametrize(("rate", "binds"), [(1e4, True), (1e6, False)])
+def test_a_network_carries_one_row_after_the_other(model: Any, rate: float, binds: bool):
+    c, terms = costs(model, 0.2), model.Terms(0.01)
+    slower = model.over(c, model.Network("slow", rate, 0.03), 1000, 50_000)
+    told, played = model.row_s(slower, terms, 10), model.simulate(slower, terms, 10, 600).row_s
+    assert told == pytest.approx(played, rel=0.03)
+    assert bool(told == pytest.approx(10 * 1000 / rate)) is binds
+    assert model.enough(slower, terms) < model.enough(c, terms) or not binds
+    # A row of all owes .2 updates, and weights go to each of ten actors after ten of them.
+    assert model.weights_share(slower, terms, 10, told) == pytest.approx(0.02 * 10 * 50_000 / rate / told)
+
+
+def test_things_queue_for_a_network(model: Any):
+    assert model.queued(np.array([0.0, 0.1, 5.0]), 1.0, 0.5).tolist() == [1.5, 2.5, 6.0]
+
+
 @pytest.mark.parametrize("actors", [1, 10, 40])  # who may be 32, 3 and 1 rows ahead
 def test_the_slowest_actor_is_foreseen(model: Any, actors: int):
     c, terms = costs(model, 0.2 * np.random.default_rng(0).lognormal(-0.125, 0.5, 1000)), model.Terms(0.01)
