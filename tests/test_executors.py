@@ -22,6 +22,7 @@ from burnish.policies.cli.executors import Processes, executor
 from burnish.policies.cli.storage import Storage
 from burnish.policies.core import files
 from burnish.policies.core.errors import BurnishError
+from burnish.policies.core.threads import usable_cores
 from burnish.policies.runs.interrupt import Stop
 
 # ---- Ray, which not everybody has: a stand-in that answers as told ----
@@ -66,11 +67,25 @@ def test_a_task_has_its_resources_and_may_lose_nodes(monkeypatch, tmp_path):
     assert runs.play(["evaluate"], tmp_path / "log", Stop()) == 3
     assert ray.asked["num_cpus"] == 1 and ray.asked["num_gpus"] == 1 and ray.asked["max_retries"] > 0
     assert ray.asked["max_calls"] == 1, "a task is a process of its own"
-    words, log, folder, modules, _ = ray.asked["given"]
-    assert (words, log, folder) == (["evaluate"], str(tmp_path / "log"), os.getcwd()) and "json" in modules
+    words, log, folder, variables, _ = ray.asked["given"]
+    assert (words, log, folder) == (["evaluate"], str(tmp_path / "log"), os.getcwd())
+    assert variables == {"BURNISH_IMPORT": variables["BURNISH_IMPORT"], "BURNISH_CORES": "1"}
+    assert "json" in variables["BURNISH_IMPORT"].split(",")
     assert runs.jobs(7) == 7
     executor("ray")
     assert ray.asked["num_gpus"] == 0
+    executor("ray", "cuda", cores=3, gpus=0.25)
+    assert (ray.asked["num_cpus"], ray.asked["num_gpus"]) == (3, 0.25)
+
+
+def test_a_run_keeps_to_its_cores(monkeypatch, tmp_path):
+    monkeypatch.setattr("burnish.policies.core.threads.os.sched_getaffinity", lambda pid: range(7))
+    for given, found in (("2", 2), ("9", 7), ("0", 1), ("", 7), ("many", 7)):
+        monkeypatch.setenv("BURNISH_CORES", given)
+        assert usable_cores() == found
+    assert [executor("local", cores=cores).jobs(9) for cores in (0, 1, 3, 9)] == [7, 7, 2, 1]
+    assert executor("local", cores=1).play(["doctor"], tmp_path / "log", Stop()) in (0, 1)
+    assert "1 usable" in (tmp_path / "log").read_text()
 
 
 def test_a_stop_is_passed_on_and_a_loss_is_one_sentence(monkeypatch, tmp_path):
@@ -124,7 +139,8 @@ def test_a_script_is_safe_with_any_name(tmp_path, monkeypatch):
     found = subprocess.run(["bash", "-c", shown], env={"SLURM_ARRAY_TASK_ID": "1"}, capture_output=True, text=True)
     assert found.stdout.splitlines()[-3:] == [*words, "only=$(touch planted)"] and not (tmp_path / "planted").exists()
     assert "gres" not in array_script(["dsrl-0"], words, tmp_path, gpu=False)
-    assert "#SBATCH --array=0-1%2\n" in array_script(["dsrl-0", "dsrl-1"], words, tmp_path, gpu=False, jobs=2)
+    fewer = array_script(["dsrl-0", "dsrl-1"], words, tmp_path, gpu=False, jobs=2, cores=4)
+    assert "#SBATCH --array=0-1%2\n" in fewer and "--cpus-per-task=4\n" in fewer and "BURNISH_CORES=4\n" in fewer
 
 
 def sbatch_words(line: str) -> list[str]:

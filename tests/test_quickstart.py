@@ -89,7 +89,7 @@ def test_other_settings_do_not_touch_what_was_begun(tmp_path, typed):
         (["budget=0"], "budget=0 must be at least 1"),
         (["methods=dsrrl"], "methods=dsrrl is neither an experiment of insert"),
         (["methods=sparse/dsrrl"], "methods=sparse/dsrrl is neither an experiment of sparse"),
-        (["episodes=2"], "videos=3 are filmed of the first of episodes=2"),
+        (["episodes=2"], "videos=3 are filmed of the episodes=2"),
     ],
 )
 def test_mistakes_are_refused_before_anything_is_collected(tmp_path, capsys, words, sentence):

@@ -66,9 +66,8 @@ from .slurm import SCRIPT, SLURM, array_script, waiting_runs
 PLAN = ".plan"  # how long a free baseline is trained
 VIDEOS = "videos"
 ABOUT = "about.json"  # the world that was evaluated in; older comparisons have none
-MUTABLE = {
-    *["methods", "entrants", "seeds", "on", "storage", "jobs", "videos", "goal", "out", "resume", "base", "data"]
-}
+PLACES = {"on", "storage", "jobs", "gpus"}  # settings of where runs are played
+MUTABLE = {"methods", "entrants", "seeds", "videos", "goal", "out", "resume", "base", "data"} | PLACES
 
 
 @dataclass
@@ -93,6 +92,8 @@ class CompareConfig:
     on: str = LOCAL  # machines of the runs: local, ray, ray:HOST:PORT, or slurm, which writes an array script
     storage: str | None = None  # address for nodes of Ray that share no folders: s3://bucket/name, or another of fsspec
     jobs: int = 0  # runs at a time; 0: one per core, and on a cluster as many as it takes
+    cores: int = 0  # of each run, for its threads and the processes of its worlds; 0: one, and on this machine all
+    gpus: float = 1.0  # of each run with device=cuda on Ray; at .25 four of them share one
     device: str = "cpu"  # device of the networks: cpu, cuda, cuda:1
     out: str = "runs/compare"  # folder of all runs and of the comparison
     only: str | None = None  # the one run that this process plays, of an array script
@@ -102,7 +103,7 @@ class CompareConfig:
         if not self.base or not self.methods:
             raise BurnishError("base=... must name a checkpoint, and methods=... at least one method; see --help")
         positive = "seeds budget episodes evaluations evaluation_episodes confirm_episodes worlds"
-        check_ranges(self, {"[1, inf)": positive, "[0, inf)": "seed videos jobs"})
+        check_ranges(self, {"[1, inf)": positive, "[0, inf)": "seed videos jobs cores", "(0, inf)": "gpus"})
         if self.on != SLURM and not names_place(self.on):
             raise BurnishError(f"on={self.on} is no place for runs; take local, ray, ray:HOST:PORT or slurm")
         if self.storage is not None and self.on in (LOCAL, SLURM):
@@ -110,9 +111,7 @@ class CompareConfig:
         if self.on != LOCAL and ":" in self.device:
             raise BurnishError(f"device={self.device}: a task of on={self.on} sees one GPU alone; take device=cuda")
         if self.videos > self.episodes:
-            raise BurnishError(
-                f"videos={self.videos} are filmed of the first of episodes={self.episodes}; ask for fewer"
-            )
+            raise BurnishError(f"videos={self.videos} are filmed of the episodes={self.episodes}; ask for fewer")
 
 
 def compared(config: CompareConfig, settings: Callable[[Sequence[str]], Any]) -> int:
@@ -164,7 +163,8 @@ def compared(config: CompareConfig, settings: Callable[[Sequence[str]], Any]) ->
         if config.on == SLURM:
             if waiting := waiting_runs(out, [BASE, *runs], list(later)):
                 words = [word for word in _words(config) if not word.startswith("on=")]
-                files.replace(out / SCRIPT, array_script(waiting, words, out, config.device != "cpu", config.jobs))
+                asked = {"gpu": config.device != "cpu", "jobs": config.jobs, "cores": max(1, config.cores)}
+                files.replace(out / SCRIPT, array_script(waiting, words, out, **asked))
                 place = shlex.quote(str(out / SCRIPT))
                 say(f"sbatch {place}  (plays {len(waiting)} runs; the same command, resume=true, collects them)")
                 return 0
@@ -250,8 +250,9 @@ class Player:
     def __init__(self, config: CompareConfig, out: Path, stop: Stop, total: int) -> None:
         self.config, self.out, self.stop, self.total = config, out, stop, total
         self.ended, self.played, self.began = 0, 0, time.perf_counter()
-        self.executor = executor(LOCAL if config.on == SLURM else config.on, config.device, config.storage)
-        self.common = [f"device={config.device}", "threads=1"]
+        on = LOCAL if config.on == SLURM else config.on
+        self.executor = executor(on, config.device, config.storage, config.cores, config.gpus)
+        self.common = [f"device={config.device}", f"threads={max(1, config.cores)}"]
         self.world = world_words(config.world)
 
     def play(self, chosen: Entrant, entry: Entry) -> None:

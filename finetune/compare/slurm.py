@@ -16,6 +16,7 @@ from pathlib import Path
 from ...policies.cli.verb_process import child_imports, verb_command
 from ...policies.core.errors import BurnishError
 from ...policies.core.imports import VARIABLE
+from ...policies.core.threads import CORES
 from .comparison import BASE, EVALUATIONS, RUNS
 
 SLURM, SCRIPT = "slurm", "slurm.sh"
@@ -30,14 +31,17 @@ def directive(path: Path) -> str:
     return '"' + re.sub(r'(["\\])', r"\\\1", str(path)).replace("%", "%%") + '"'
 
 
-def array_script(names: Sequence[str], words: Sequence[str], out: Path, gpu: bool, jobs: int = 0) -> str:
-    """The script that plays the runs ``names`` of the comparison that ``words`` describe, ``jobs`` at a time or all."""
+def array_script(
+    names: Sequence[str], words: Sequence[str], out: Path, gpu: bool, jobs: int = 0, cores: int = 1
+) -> str:
+    """The script that plays the runs ``names`` of the comparison that ``words`` describe, ``jobs`` at a time or all,
+    with so many ``cores`` each."""
     imports = child_imports()
     lines = [
         "#!/bin/bash",
         "#SBATCH --job-name=burnish",
         f"#SBATCH --array=0-{len(names) - 1}" + (f"%{jobs}" if jobs else ""),
-        "#SBATCH --cpus-per-task=1",
+        f"#SBATCH --cpus-per-task={cores}",
         *(["#SBATCH --gres=gpu:1"] if gpu else []),
         "#SBATCH --requeue",
         f"#SBATCH --signal=B:TERM@{NOTICE_S}",
@@ -45,6 +49,7 @@ def array_script(names: Sequence[str], words: Sequence[str], out: Path, gpu: boo
         "#SBATCH --open-mode=append",
         f"cd {shlex.quote(os.getcwd())} || exit 1",
         *([f"export {VARIABLE}={shlex.quote(','.join(imports))}"] if imports else []),
+        f"export {CORES}={cores}",
         f"runs=({shlex.join(names)})",
         f'exec {shlex.join(verb_command(["compare", *words]))} only="${{runs[$SLURM_ARRAY_TASK_ID]}}"',
     ]

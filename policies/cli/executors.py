@@ -33,15 +33,18 @@ class Executor(Protocol):
 
 
 class Processes:
-    """A verb is a process of this machine, one per core."""
+    """A verb is a process of this machine, one per core; or one for each so many ``cores``, which it keeps to."""
+
+    def __init__(self, cores: int = 0) -> None:
+        self._cores = cores
 
     def jobs(self, count: int) -> int:
-        return usable_cores()
+        return max(1, usable_cores() // max(1, self._cores))
 
     def play(self, words: Sequence[str], log: Path, stop: Stop) -> int:
         """The process hears of a Ctrl-C by itself, but not of a SIGTERM to this one."""
         with files.fresh(files.named(log.parent) / log.name) as file:
-            process = start_verb(words, stdout=file, stderr=subprocess.STDOUT)
+            process = start_verb(words, self._cores, stdout=file, stderr=subprocess.STDOUT)
             signalled = False
             while process.poll() is None:
                 if stop.requested and not signalled:
@@ -56,9 +59,10 @@ def names_place(on: str) -> bool:
     return on == LOCAL or on.partition(":")[0] == RAY
 
 
-def executor(on: str, device: str = "cpu", storage: str | None = None) -> Executor:
-    """The one that a setting ``on=local``, ``on=ray`` or ``on=ray:ADDRESS`` names, for verbs of one thread and perhaps
-    a GPU. The nodes of Ray share all folders, or else a ``storage``."""
+def executor(on: str, device: str = "cpu", storage: str | None = None, cores: int = 0, gpus: float = 1.0) -> Executor:
+    """The one that a setting ``on=local``, ``on=ray`` or ``on=ray:ADDRESS`` names, for verbs that keep to so many
+    ``cores`` (0: one, and on this machine all) and take ``gpus`` of a cluster, where they need any. The nodes of Ray
+    share all folders, or else a ``storage``."""
     if on == LOCAL:
-        return Processes()
-    return RayTasks(address_of(on), gpus=0 if device == "cpu" else 1, storage=storage)
+        return Processes(cores)
+    return RayTasks(address_of(on), max(1, cores), 0 if device == "cpu" else gpus, storage)

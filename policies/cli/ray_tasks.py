@@ -21,6 +21,7 @@ from typing import Any
 from ..core import files
 from ..core.errors import BurnishError, reason
 from ..core.imports import VARIABLE
+from ..core.threads import CORES
 from ..runs.checkpoint import numbered
 from ..runs.interrupt import Stop
 from ..runs.run import CHECKPOINTS, CONFIG
@@ -64,23 +65,23 @@ def address_of(on: str) -> str | None:
 class RayTasks:
     """The executor of ``on=ray``; ``address`` as in ``connected``."""
 
-    def __init__(self, address: str | None = None, gpus: int = 0, storage: str | None = None) -> None:
+    def __init__(self, address: str | None = None, cores: int = 1, gpus: float = 0, storage: str | None = None) -> None:
         self._ray = ray = connected(address)
-        self._storage = storage
+        self._storage, self._cores = storage, cores
         # Each call has a process of its own, which ends with it.
         shared = play_here if storage is None else play_away
-        self._task = ray.remote(num_cpus=1, num_gpus=gpus, max_calls=1, max_retries=LOSSES)(shared)
+        self._task = ray.remote(num_cpus=cores, num_gpus=gpus, max_calls=1, max_retries=LOSSES)(shared)
 
     def jobs(self, count: int) -> int:
         """All: those that find no core wait, and a node that joins takes some."""
         return max(1, count)
 
     def play(self, words: Sequence[str], log: Path, stop: Stop) -> int:
-        modules, places = child_imports(), [str(place) for place in sys.path]
+        own = [{VARIABLE: ",".join(child_imports()), CORES: str(self._cores)}, [str(place) for place in sys.path]]
         if self._storage is None:
-            return self._ended([list(words), str(log), os.getcwd(), modules, places], stop)
+            return self._ended([list(words), str(log), os.getcwd(), *own], stop)
         with stored(words, log, self._storage) as keys:
-            return self._ended([list(words), keys, key_of(log), modules, places, self._storage], stop)
+            return self._ended([list(words), keys, key_of(log), *own, self._storage], stop)
 
     def _ended(self, given: Sequence[Any], stop: Stop) -> int:
         """The exit status of the task, of which ``given`` are the words and the rest, once it has ended."""
@@ -139,14 +140,19 @@ def key_of(path: Path) -> str:
     return path.relative_to(here if path.is_relative_to(here) else path.anchor).as_posix()
 
 
-def play_here(words: Sequence[str], log: str, folder: str, modules: Sequence[str], places: Sequence[str]) -> int:
+def play_here(words: Sequence[str], log: str, folder: str, variables: Mapping[str, str], places: Sequence[str]) -> int:
     """The task itself, on whichever node: one verb, with its output in ``log``; exit status."""
     enter(folder)
-    return _played(words, Path(log), modules, places)
+    return _played(words, Path(log), variables, places)
 
 
 def play_away(
-    words: list[str], keys: dict[int, str], log: str, modules: Sequence[str], places: Sequence[str], address: str
+    words: list[str],
+    keys: dict[int, str],
+    log: str,
+    variables: Mapping[str, str],
+    places: Sequence[str],
+    address: str,
 ) -> int:
     """The same on a node that shares the storage at ``address`` alone. ``keys`` name there what the words name. The
     folder that an evaluation reads goes with it; what other tasks read (a base, recordings) is shared, and stays."""
@@ -166,15 +172,15 @@ def play_away(
                 gone.append(place / key)
                 held.enter_context(storage.sending(place / key, key, CHECKPOINTS))
             words[number] = f"{words[number].partition('=')[0]}={place / key}"
-        status = _played(words, home / log, modules, places)
+        status = _played(words, home / log, variables, places)
     for path in gone:  # the storage has it
         files.remove(path)
     return status
 
 
-def _played(words: Sequence[str], log: Path, modules: Sequence[str], places: Sequence[str]) -> int:
+def _played(words: Sequence[str], log: Path, variables: Mapping[str, str], places: Sequence[str]) -> int:
     find(places)
-    os.environ[VARIABLE] = ",".join(modules)
+    os.environ.update(variables)
     from .cli import main
 
     with files.fresh(files.named(log.parent) / log.name) as file:

@@ -18,6 +18,7 @@ from typing import Any
 
 from ..core.errors import BurnishError, reason
 from ..core.imports import VARIABLE, named_modules
+from ..core.threads import CORES
 
 MAIN = "from burnish.policies.cli.cli import main; sys.exit(main())"
 
@@ -57,10 +58,10 @@ def verb_command(words: Sequence[str], first: str = "pass") -> list[str]:
     return [sys.executable, "-c", f"import sys; sys.path[:] = {places}; {first}; {MAIN}", *words]
 
 
-def start_verb(words: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+def start_verb(words: Sequence[str], cores: int = 0, **options: Any) -> subprocess.Popen[Any]:
     """``burnish`` with ``words`` in a process of its own, which imports the same modules from the same places, and ends
-    as by a SIGTERM if this one is killed. ``options`` are those of ``Popen``."""
-    environment = {**os.environ, VARIABLE: ",".join(child_imports())}
+    as by a SIGTERM if this one is killed. It keeps to ``cores`` (0: all). ``options`` are those of ``Popen``."""
+    environment = {**os.environ, VARIABLE: ",".join(child_imports()), **({CORES: str(cores)} if cores else {})}
     tied = f"from burnish.policies.core.parent import die_with_parent; die_with_parent(parent={os.getpid()})"
     return subprocess.Popen(verb_command(words, tied), env=environment, **options)
 

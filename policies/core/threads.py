@@ -18,10 +18,15 @@ if "OMP_WAIT_POLICY" not in os.environ:
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 
+CORES = "BURNISH_CORES"
+
+
 def usable_cores() -> int:
-    """The cores that this process may use, which `taskset` or a container's set of cores can lower; a quota of time
-    cannot be seen here."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """The cores that this process may use, which `taskset`, a container's set of cores or BURNISH_CORES can lower; a
+    quota of time cannot be seen here."""
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    given = os.environ.get(CORES, "")
+    return max(1, min(here, int(given))) if given.isdecimal() else here
 
 
 def started_by_torchrun() -> int:
