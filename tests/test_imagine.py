@@ -23,12 +23,14 @@ from burnish.finetune.world_model.env import Guard, GuardConfig, Starts
 from burnish.finetune.world_model.films import film_name
 from burnish.finetune.world_model.model import ModelConfig
 from burnish.finetune.world_model.record import RECORD
+from burnish.finetune.world_model.ticks import Ticks
 from burnish.offline.returns import Discount
 from burnish.policies.controllers import controller_for
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.rewards import RewardMap
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.core.spec import agent_spec
+from burnish.policies.core.types import Step
 from burnish.policies.core.wrapper import Wrapper
 from burnish.policies.data.episodes import Episode, Episodes
 from burnish.policies.measure.evaluate import evaluate, evaluation_seeds
@@ -215,6 +217,37 @@ def test_a_model_that_flatters_is_not_trusted(capsys):
     assert "nothing refined was as good as the base" in told, "what learnt nothing would be taken for a result"
     after = loop.inner.state_dict()["learner"]
     assert str(before) == str(after), "something was refined in it"
+
+
+@pytest.mark.parametrize("flattered", [False, True])
+def test_where_returns_count_a_model_that_flatters_is_not_trusted_either(flattered, capsys):
+    """It imagines a fifth of their range too much, or a tenth."""
+    env = Silent(world())
+    loop = made(config(guard=GuardConfig(Guard.none), model=TINY), Halfway(env), env, seed=3)
+    planned(loop, 2 * 48 * TASK.max_steps)
+    while loop.iteration < sum(loop.phases[:2]):
+        loop._imagine = lambda: loop.score + loop.ticks.width_of_returns() * (0.2 if flattered else 0.1)
+        loop.iterate()
+    assert not loop.ticks.knows_success and loop.trusted != flattered
+    assert ("it is not trusted" in capsys.readouterr().out) is flattered
+
+
+class Silent(Wrapper):
+    """It does not report successes."""
+
+    def step(self, action: Any, active: Any = None) -> Step:
+        step = self.env.step(action, active)
+        return step._replace(info={key: x for key, x in step.info.items() if key != "success"})
+
+
+def test_the_width_of_returns():
+    ticks = Ticks()
+    for number, rewards in enumerate(([1.0, 2.0], [-5.0])):
+        ticks.add({"reward": torch.tensor(rewards), "episode": torch.full((len(rewards),), number)})
+    assert ticks.width_of_returns() == 8.0
+    same = Ticks()
+    same.add({"reward": torch.full((4,), 100.0), "episode": torch.arange(4)})
+    assert same.width_of_returns() == 1.0, "rounding is no gap"
 
 
 def test_a_model_that_takes_failures_for_successes_is_not_trusted(capsys):

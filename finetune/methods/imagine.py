@@ -76,7 +76,7 @@ class ImagineConfig:
     horizon: int = 0  # ticks until an imagined episode is truncated; 0: those of the world
     # rewards and ends are those that the world computes from what it shows, where it can, and no predictions
     known_outcome: bool = False
-    gap: float = 0.15  # imagined minus real success above which the model is not trusted
+    gap: float = 0.15  # imagined minus real success above which the model is not trusted; of returns in their range
     model: ModelConfig = field(default_factory=ModelConfig)  # the model of the world
     guard: GuardConfig = field(default_factory=GuardConfig)  # answer to a model that does not know
 
@@ -301,8 +301,8 @@ class ImagineLoop(Learns):
         self.plan(0)
 
     def _too_far(self, gap: float) -> bool:
-        """Returns have no scale of their own, so only successes are held against the gap."""
-        return self.ticks.knows_success and gap > self.config.gap
+        """Of returns the gap counts in widths of those that real episodes had."""
+        return gap > self.config.gap * (1.0 if self.ticks.knows_success else self.ticks.width_of_returns())
 
     def _fit(self, part: int, parts: int) -> Metrics:
         if part == 0:
