@@ -308,20 +308,17 @@ def test_evaluation_seeds_share_nothing_with_each_other_or_with_training():
 def decode(path):
     with av.open(str(path)) as container:
         stream = container.streams.video[0]
-        return stream, np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(stream)])
+        facts = stream.average_rate, stream.codec_context.pix_fmt, stream.codec_context.name
+        return facts, np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(stream)])
 
 
 def test_mp4_holds_the_frames_and_roughly_their_colours(tmp_path):
     frames = np.zeros((9, 13, 18, 3), np.uint8)
     frames[:, :, :9], frames[:, :, 9:] = (200, 30, 30), (30, 30, 200)
     frames[5:] = frames[5:, :, ::-1]  # the sides change places
-    stream, decoded = decode(write_mp4(tmp_path / "a.mp4", iter(frames), 12.5))
+    facts, decoded = decode(write_mp4(tmp_path / "a.mp4", iter(frames), 12.5))
     assert decoded.shape == (9, 14, 18, 3)  # padded to even sides
-    assert (
-        stream.average_rate == 12.5
-        and stream.codec_context.pix_fmt == "yuv420p"
-        and stream.codec_context.name == "h264"
-    )
+    assert facts == (12.5, "yuv420p", "h264")
     # H.264 is lossy and halves the colour resolution, so the patches are compared away from their seam, to 12 of 255.
     padded = np.concatenate([frames, frames[:, -1:]], axis=1)
     for patch in (np.s_[:, :, 2:7], np.s_[:, :, 11:16]):
@@ -357,8 +354,8 @@ def test_evaluation_films_the_chosen_seeds(tmp_path, worlds):
         "seed_4_failure.mp4",
     ]
     for name, seed in (("seed_18_failure.mp4", 18), ("seed_25_success.mp4", 25)):
-        stream, frames = decode(tmp_path / name)
-        assert stream.average_rate == 25 and len(frames) == length_of(seed) + 1  # the first frame is before any action
+        facts, frames = decode(tmp_path / name)
+        assert facts[0] == 25 and len(frames) == length_of(seed) + 1  # the first frame is before any action
         middle = frames[:, 6, 8].astype(int)
         assert [bool(red > blue) for red, _, blue in middle] == [tick % 2 == 1 for tick in range(len(frames))]
 
