@@ -140,7 +140,11 @@ def test_a_script_is_safe_with_any_name(tmp_path, monkeypatch):
     assert found.stdout.splitlines()[-3:] == [*words, "only=$(touch planted)"] and not (tmp_path / "planted").exists()
     assert "gres" not in array_script(["dsrl-0"], words, tmp_path, gpu=False)
     fewer = array_script(["dsrl-0", "dsrl-1"], words, tmp_path, gpu=False, jobs=2, cores=4)
-    assert "#SBATCH --array=0-1%2\n" in fewer and "--cpus-per-task=4\n" in fewer and "BURNISH_CORES=4\n" in fewer
+    assert (
+        "#SBATCH --array=0-1%2\n" in fewer
+        and "--cpus-per-task=4\n" in fewer
+        and 'BURNISH_CORES="${SLURM_CPUS_PER_TASK:-4}"\n' in fewer
+    )
 
 
 def sbatch_words(line: str) -> list[str]:

@@ -49,7 +49,7 @@ def array_script(
         "#SBATCH --open-mode=append",
         f"cd {shlex.quote(os.getcwd())} || exit 1",
         *([f"export {VARIABLE}={shlex.quote(','.join(imports))}"] if imports else []),
-        f"export {CORES}={cores}",
+        f'export {CORES}="${{SLURM_CPUS_PER_TASK:-{cores}}}"',
         f"runs=({shlex.join(names)})",
         f'exec {shlex.join(verb_command(["compare", *words]))} only="${{runs[$SLURM_ARRAY_TASK_ID]}}"',
     ]

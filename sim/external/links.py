@@ -100,11 +100,14 @@ class Connected:
     _waiting = False  # for an answer, which an interrupt may leave half read: it is never taken for that of a later one
 
     def _make(self, count: int, **asked: Any) -> None:
+        """The worlds are made one after the other, which takes each of them its time."""
         self.count = count
+        self._socket.settimeout(self._patience * count)
         self.begin(b"m", {"count": count, **asked})
 
     def ready(self) -> None:
         self.description = checked(self.finish()[0])
+        self._socket.settimeout(self._patience)
         layout = server.fields(self.description["observation"], math.prod(self.description["action"]["shape"]))
         given, size = server.sizes(layout, self.count)
         if size > LARGEST_BLOCK:
@@ -130,7 +133,10 @@ class Connected:
         try:
             letter, header, data = server.receive(self._socket, self._most)
         except TimeoutError as error:
-            raise Died(f"it has not answered for {self._patience:g} seconds, which env.patience_s sets") from error
+            waited = self._socket.gettimeout()
+            raise Died(
+                f"it has not answered for {waited:g} seconds; env.patience_s says how long it may take"
+            ) from error
         except (EOFError, OSError) as error:
             raise Died(self._how()) from error
         except (ValueError, RecursionError) as error:
@@ -176,7 +182,6 @@ class Process(Connected):
         finally:
             theirs.close()
         self._patience = patience
-        self._socket.settimeout(patience)
         self._make(count, recipe=recipe)
 
     def _memory(self, given: int, size: int) -> mmap.mmap:
@@ -220,7 +225,6 @@ class Remote(Connected):
             self._prove(os.environ.get(server.KEY, ""))
             self._most = server.LONGEST
             self._patience = patience
-            self._socket.settimeout(patience)
             self._make(count, success=success, max_steps=max_steps)
         except BaseException:
             self.close()
