@@ -92,9 +92,7 @@ class CompareConfig:
     on: str = LOCAL  # machines of the runs: local, ray, ray:HOST:PORT, or slurm, which writes an array script
     storage: str | None = None  # address for nodes of Ray that share no folders: s3://bucket/name, or another of fsspec
     jobs: int = 0  # runs at a time; 0: one per core, and on a cluster as many as it takes
-    cores: int = (
-        0  # cores of each run, for threads and processes of worlds; 0: one, and on this machine all that there are
-    )
+    cores: int = 0  # cores of each run, for its threads and its worlds; 0: one, and on this machine all
     gpus: float = 1.0  # GPUs of each run with device=cuda on Ray; at .25 four runs share one
     device: str = "cpu"  # device of the networks: cpu, cuda, cuda:1
     out: str = "runs/compare"  # folder of all runs and of the comparison
