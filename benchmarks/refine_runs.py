@@ -33,8 +33,8 @@ from burnish.finetune.compare.free_baselines import UNTRIED, free_baseline, prob
 from burnish.policies.best import Best
 from burnish.policies.build import load_policy
 from burnish.policies.cli.executors import LOCAL, names_place
-from burnish.policies.cli.ray_tasks import LOSSES, address_of, connected, enter, key_of, play_away, stored
-from burnish.policies.cli.verb_process import child_imports, start_verb
+from burnish.policies.cli.ray_tasks import LOSSES, address_of, connected, enter, key_of, play_away, stored, variables
+from burnish.policies.cli.verb_process import start_verb
 from burnish.policies.controllers import controller_for
 from burnish.policies.core import files
 from burnish.policies.core.config import to_data
@@ -274,7 +274,7 @@ def player(on: str, storage: str | None = None) -> Player:
                 return ray.get(task.remote(list(words), log.absolute(), os.getcwd()))
             with stored(words, log, storage) as keys:
                 places = [str(place) for place in sys.path]
-                return ray.get(task.remote(list(words), keys, key_of(log), child_imports(), places, storage))
+                return ray.get(task.remote(list(words), keys, key_of(log), variables(1), places, storage))
         except ray.exceptions.RayError as error:
             raise BurnishError(f"Ray has lost the run of {log.stem}: {reason(error)}") from error
 

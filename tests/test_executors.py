@@ -192,7 +192,7 @@ def test_a_task_imports_from_the_places_of_who_wrote_its_script(tmp_path, monkey
     text = array_script(["dsrl-0"], ["base=none"], tmp_path, gpu=False)
     environment = {**os.environ, "SLURM_ARRAY_TASK_ID": "0"}
     said = subprocess.run(["bash", "-c", text], env=environment, capture_output=True, text=True).stderr
-    assert said.startswith("burnish compare: ") and ("acme_here, which cannot be imported" in said) is not here, said
+    assert "burnish compare: " in said and ("acme_here, which cannot be imported" in said) is not here, said
 
 
 # ---- the whole ----

@@ -183,7 +183,7 @@ KINDS = ("to a copy", "to where nothing is", "second name")
 class InProcess:
     """Stands for a process of `burnish compare`: the same words, without the seconds that imports take."""
 
-    def __init__(self, words, **streams):
+    def __init__(self, words, cores=0, **streams):
         self.returncode = main(words)
 
     def poll(self):

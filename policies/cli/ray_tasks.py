@@ -77,7 +77,7 @@ class RayTasks:
         return max(1, count)
 
     def play(self, words: Sequence[str], log: Path, stop: Stop) -> int:
-        own = [{VARIABLE: ",".join(child_imports()), CORES: str(self._cores)}, [str(place) for place in sys.path]]
+        own = [variables(self._cores), [str(place) for place in sys.path]]
         if self._storage is None:
             return self._ended([list(words), str(log), os.getcwd(), *own], stop)
         with stored(words, log, self._storage) as keys:
@@ -96,6 +96,11 @@ class RayTasks:
             return 130
         except ray.exceptions.RayError as error:
             raise BurnishError(f"Ray has lost `burnish {given[0][0]}`: {reason(error)}") from error
+
+
+def variables(cores: int) -> dict[str, str]:
+    """The environment of a task on a node: the modules that it imports first, and the cores that it keeps to."""
+    return {VARIABLE: ",".join(child_imports()), CORES: str(cores)}
 
 
 @contextmanager
