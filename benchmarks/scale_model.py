@@ -15,8 +15,8 @@ Where processes share cores, n busy ones get cores(n) together, and the seconds 
 while learner and actors work, each gets 1 / (K + 1) of cores(K + 1); then those that have not finished share the rest.
 
 A network (`Network`, `over`) delays each message, and carries the rows of K actors to the learner one after the other,
-beside its work: so a row takes at least K times what one is on the wire. Weights go the other way, and nobody waits for
-them; where they take longer than the updates between them, actors act with older ones (`weights_share`).
+while it works: a row of all takes at least K times as long as one message is on the wire. Weights go the other way, and
+actors do not wait for them: they act with older ones where the network is slower than the updates (`weights_share`).
 
 **The simulation** plays the protocol row by row: actors that stop when `backlog` is used up, rows read one after the
 other once the learner is free, receipts, updates that are owed for stored decisions, and weights that are sent to one

@@ -114,7 +114,7 @@ def compare_results(paths: Sequence[str], paired: bool = False, out: str | None 
 
 
 def _names_no_seeds(x: Evaluation) -> bool:
-    """LeRobot wrote it, without the seeds of its episodes (its files have no lengths), and nobody called them pairs."""
+    """Whether it is a file of LeRobot's without seeds, which is no evidence of pairs; such files have no lengths."""
     return not x.repeatable and not x.lengths[0]
 
 

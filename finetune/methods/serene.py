@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field, replace
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,7 @@ class SereneLoop(Learns):
         shown = replace(env.spec, obs=env.spec.obs.without_history(agent.spec.history))
         self.observed = Observed(ExploreConfig(numbers=config.numbers), shown, env.device, "method")
         self.code = self._untrained_code()
-        self.searches, self.next_fit, self.fit_gap = 0, 1, 2  # ended; before which the code is fitted; and after that
+        self.searches = 0  # that have ended
         self.statistics = EpisodeStatistics(env.num_envs, torch.device(env.device))
         self.generator = named_generator(seed, "serene")
         own = parameters_to_vector(agent.trunk.parameters()).detach()
@@ -213,12 +214,11 @@ class SereneLoop(Learns):
         return self._novelty(behaviour, behaviour, self.archive, self.rewarded)
 
     def _search_ended(self) -> None:
-        """The code is fitted to all that is kept, at greater and greater intervals."""
+        """The code is fitted to all that is kept, after 1, 3, 6, 10, ... searches."""
         self.searches += 1
-        if self.code is not None and self.searches == self.next_fit:
+        if self.code is not None and isqrt(8 * self.searches + 1) ** 2 == 8 * self.searches + 1:
             kept = torch.cat([self.archive, self.population.behaviour, self.rewarded])
             self.code.fit(self.observed.scaled(kept), self.config.code_steps, self.generator)
-            self.next_fit, self.fit_gap = self.next_fit + self.fit_gap, self.fit_gap + 1
 
     def _emit(self, emitter: Emitter, generation: Tried) -> None:
         better = emitter.go_on(generation, self.config.emitter)
@@ -327,8 +327,7 @@ class SereneLoop(Learns):
         return f"{self.found} policies earned a reward, the best {self.best:.4g}"
 
     def state_dict(self) -> dict[str, Any]:
-        kept = ("archive", "rewarded", "found", "asked", "counted", "emitting", "spent", "iteration")
-        kept += ("searches", "next_fit", "fit_gap")
+        kept = ("archive", "rewarded", "found", "asked", "counted", "emitting", "spent", "searches", "iteration")
         return {
             **{name: getattr(self, name) for name in kept},
             "best": self.best if self.iteration else None,
@@ -360,6 +359,6 @@ class SereneLoop(Learns):
         self.observed.load_state_dict(state["observed"])
         if self.code is not None:
             self.code.load_state_dict(state["code"])
-            self.searches, self.next_fit, self.fit_gap = (state[x] for x in ("searches", "next_fit", "fit_gap"))
+            self.searches = int(state["searches"])
         self.statistics.load_state_dict(state["statistics"])
         self.generator.set_state(state["generator"].cpu())
