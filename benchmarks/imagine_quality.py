@@ -5,6 +5,8 @@
 From one frozen base, with the settings of the shipped experiments:
 
 * ``imagine``: `method=imagine method.inner=dsrl`, on 15 seeds, each with trials, models and an agent of its own.
+* ``imagine_data``: the same with the recordings that the base has imitated (`data=`), to which its models are fitted
+  too, and with the world's own rule of rewards and ends (`method.known_outcome`). Trials have 32 episodes.
 * ``unguarded``: the negative control. The same without any trial between fits: one model, refined in for as long, no
   gap that stops it and no guard. Imagined success rises; real success need not.
 * ``dsrl``: the same method in the world itself, with its shipped settings, tried every 50 episodes' worth of decisions.
@@ -39,6 +41,7 @@ from typing import Any
 
 import torch
 from measure import RESULTS, embed, machine, markdown, page, publish, results_of, run_options, table
+from refine_bases import recordings_of
 from refine_runs import timed
 
 from burnish.policies.build import describe, load_policy
@@ -65,9 +68,11 @@ class Variant:
     less: list[str] | None = None  # further words, of the short run of ``--quick``; null: it is left out there
     seeds: int = 5
     greedy: bool = False  # begin from the base at noise 0
+    recorded: bool = False  # with the recordings that the base has imitated
 
 
 IMAGINE = ["experiment=insert/imagine"]
+FEW = ["method.known_outcome=true", "method.collect=32", "total=2400"]
 SHORT = ["total=1500", "method.imagined=200", "method.inner.loop.warmup=64", "method.model.updates=20"]
 SAC = ["env=push", "env.reward=dense", "experiment=improve/residual_sac", "method.loop.updates_per_decision=0.5"]
 PPO = ["env=pick_place", "env.reward=dense", "experiment=improve/residual_ppo", "method.loop.decisions_per_update=96"]
@@ -87,6 +92,7 @@ DREAM = [  # DSRL with the settings of experiment=push/dsrl
 ]
 VARIANTS = {
     "imagine": Variant("insert", IMAGINE, SHORT, seeds=15),
+    "imagine_data": Variant("insert", [*IMAGINE, *FEW], SHORT, recorded=True),
     # One round of as many imagined decisions, and nothing that could notice.
     "unguarded": Variant(
         "insert",
@@ -106,6 +112,7 @@ VARIANTS = {
 def command(variant: Variant, base: Path, seed: int, out: Path, quick: bool) -> list[str]:
     words = ["finetune", f"policy.path={base}", *variant.words, f"seed={seed}", f"out={out}"]
     words += ["threads=1", "log_every=16", "eval.worlds=50"]
+    words += [f"data={recordings_of(variant.task)}"] if variant.recorded else []
     tried = variant.task == "insert"
     words += ["eval.episodes=100", "eval.confirm=100"] if tried else ["eval.episodes=0", "eval_every=0"]
     few = ["eval.episodes=16", "eval.confirm=16", "eval_every=0"] if tried else []

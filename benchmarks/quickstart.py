@@ -29,7 +29,7 @@ import torch
 from measure import machine, markdown, options, page, publish, table
 
 from burnish.finetune.quickstart import SETTINGS
-from burnish.policies.cli.verb_process import MAIN
+from burnish.policies.cli.verb_process import verb_command
 from burnish.policies.measure.statistics import wilson
 from burnish.policies.runs.manifest import plain_yaml
 
@@ -46,7 +46,7 @@ def play(seed: int, folder: Path, result: Path, words: Sequence[str]) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.with_suffix(".log").open("w", encoding="utf-8") as log:
         subprocess.run(
-            [sys.executable, "-c", MAIN, "quickstart", f"seed={seed}", f"out={out}", *words],
+            verb_command(["quickstart", f"seed={seed}", f"out={out}", *words]),
             check=True,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -13,7 +13,7 @@ from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.scale import ScaledEnv
 from burnish.policies.measure.evaluate import evaluate, evaluation_seeds
 from burnish.sim.batch import BatchedMujoco
-from burnish.sim.desk import ActionMode, Reward
+from burnish.sim.desk import ActionMode
 from burnish.sim.experts import make_expert
 from burnish.sim.experts.push import INTO, LED, ON, PushScript, turned
 from burnish.sim.experts.scripted import Move, ScriptedExpert
@@ -197,25 +197,3 @@ def test_settings_are_checked():
     for settings in ({"start_m": 0.2}, {"start_rad": 0.0}, {"friction": 0.0}, {"position_m": -0.01}):
         with pytest.raises(BurnishError, match="push needs"):
             PushConfig(**settings)
-
-
-def test_the_state_says_what_a_tick_paid():
-    """All but a T that tips, and the first tick of an episode, which a dense reward begins to count after."""
-    raw = lab.worlds("push", 16, reward=Reward.dense)
-    env, expert, seeds = ScaledEnv(raw), make_expert("push", 16, env=raw), evaluation_seeds(16)
-    obs, active, succeeded = env.reset(seeds=seeds), torch.ones(16, dtype=torch.bool), 0
-    expert.reset(active, seeds)
-    assert env.known_outcome is not None
-    for tick in range(CONFIG.max_steps):
-        before = obs["state"].clone()
-        step = env.step(expert.step(obs), active)
-        reward, success, failure = env.known_outcome({"state": before}, step.obs)
-        assert tick == 0 or torch.allclose(reward[active], step.reward[active], atol=1e-4)
-        assert torch.equal((success | failure)[active], step.terminated[active])
-        assert torch.equal(success[active], step.info["success"][active])
-        obs, succeeded = step.obs, succeeded + int(success[active].sum())
-        active = active & ~(step.terminated | step.truncated)
-        if not active.any():
-            break
-    assert succeeded > 8
-    assert lab.worlds("pick_place", 1).known_outcome is None

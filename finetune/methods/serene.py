@@ -359,6 +359,6 @@ class SereneLoop(Learns):
         self.observed.load_state_dict(state["observed"])
         if self.code is not None:
             self.code.load_state_dict(state["code"])
-            self.searches = int(state["searches"])
+        self.searches = int(state.get("searches", 0))  # older states have none
         self.statistics.load_state_dict(state["statistics"])
         self.generator.set_state(state["generator"].cpu())

@@ -20,8 +20,6 @@ from ..core.errors import BurnishError, reason
 from ..core.imports import VARIABLE, named_modules
 from ..core.threads import CORES
 
-MAIN = "from burnish.policies.cli.cli import main; sys.exit(main())"
-
 
 def import_modules(names: Iterable[str]) -> None:
     """The user's own modules, imported by name; one that fails is a BurnishError with the reason."""
@@ -54,8 +52,8 @@ def child_imports() -> list[str]:
 
 def verb_command(words: Sequence[str], first: str = "pass") -> list[str]:
     """The command of ``burnish`` with ``words``, which imports from the same places; it runs ``first`` before that."""
-    places = [str(place) for place in sys.path]
-    return [sys.executable, "-c", f"import sys; sys.path[:] = {places}; {first}; {MAIN}", *words]
+    places, main = [str(place) for place in sys.path], "from burnish.policies.cli.cli import main; sys.exit(main())"
+    return [sys.executable, "-c", f"import sys; sys.path[:] = {places}; {first}; {main}", *words]
 
 
 def start_verb(words: Sequence[str], cores: int = 0, **options: Any) -> subprocess.Popen[Any]:

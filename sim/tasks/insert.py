@@ -14,6 +14,7 @@ continuous normal: no contacts appear from seams between the walls, and there ar
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,8 @@ from ..task import Draw, Verdict
 
 if TYPE_CHECKING:
     from ..physics import Array, Physics, Rows
+
+    KnownStates = Callable[[Array, Array], tuple[Array, Array, Array]]
 
 HALF = 0.008  # m, half the side of the peg
 EDGE = 0.0005  # m, the radius of its edges
@@ -189,7 +192,10 @@ class Insert(DeskTask):
         return xp.concatenate(parts, axis=1)
 
     def judge(self, action: Array) -> Verdict:
-        away, twist = self.seen_from(self.hole()), self.peg_yaw() - self.memory["yaw"]
+        return self.verdict(*self._counted(self.seen_from(self.hole()), self.peg_yaw() - self.memory["yaw"]))
+
+    def _counted(self, away: Array, twist: Array) -> tuple[Array, Array]:
+        """Success, and how near it is: the tip in the frame of the hole, and how far the peg is turned."""
         xp = library(away)
         aside = xp.hypot(away[:, 0], away[:, 1])
         # Between the walls, and not in one: a peg that was driven through a wall is in no hole.
@@ -197,4 +203,29 @@ class Insert(DeskTask):
         sunk = xp.where(inside, (-away[:, 2] / DEPTH).clip(0, 1), 0.0)
         near = 0.2 * tolerance(aside, margin=0.03) + 0.2 * tolerance(aside, margin=0.003)
         shaped = near + 0.1 * tolerance(abs(twist), margin=0.3) + 0.1 * tolerance(away[:, 2], low=-1, margin=0.03)
-        return self.verdict(sunk >= 1, shaped + 0.3 * sunk)
+        return sunk >= 1, shaped + 0.3 * sunk
+
+    @property
+    def known_outcome(self) -> KnownStates | None:
+        """Reward, success and failure (N,) of a tick between two states (N, D); none where a calibration may be wrong,
+        because a state shows the hole where it believes it."""
+        if self.config.hole_error_m:
+            return None
+
+        def known(before: Array, after: Array) -> tuple[Array, Array, Array]:
+            (_, near), (success, shaped) = (self._counted(*_away_and_twist(x)) for x in (before, after))
+            never = np.zeros_like(success)
+            return self.paid(success, shaped, never, near), success, never
+
+        return known
+
+
+def _away_and_twist(state: Array) -> tuple[Array, Array]:
+    """The tip in the frame of the hole, and how far the peg is turned, as they were before ``facts`` scaled them: of
+    what it says twice, the finer one, as far as that goes."""
+    facts = state[:, -len(FACTS) :]
+    twice = np.concatenate([facts[:, 3:6] / 500, facts[:, 7:8] / 20], axis=1)
+    once = np.concatenate([facts[:, :3] / 25, np.arcsin((facts[:, 6:7] / 3).clip(-1, 1))], axis=1)
+    fine = abs(np.concatenate([facts[:, 3:6], facts[:, 7:8]], axis=1)) < 2
+    said = np.where(fine, twice, once)
+    return said[:, :3], said[:, 3]
