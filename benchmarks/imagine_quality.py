@@ -14,8 +14,9 @@ From one frozen base, with the settings of the shipped experiments:
 **Ticks** are control ticks of the real world until a policy was first tried at ``LEVEL`` or above. Those of trials are
 counted for ``imagine``, because a run cannot do without them; the evaluations of ``dsrl`` on its way are not, which
 favours it. Evaluations before and after a run count for neither. **Success** is that of the last policy on 400 fresh
-seeds. ``insert_fewer_steps`` is the median over the seeds of dsrl's ticks over the median of imagine's; a run that
-never reaches the level counts as all its ticks.
+seeds. ``insert_fewer_steps`` is the median over the seeds of dsrl's ticks over the median of imagine's, with or
+without recordings, whichever is less; a run that never reaches the level counts as all its ticks. No ticks of
+recordings are counted: the base has imitated them, and dsrl has no use for them.
 
 **push and pick_place**, where the question is what so many real ticks can give by any means, and whether an imagined
 world helps: `imagine` with 20,000, trials counted, and the best residual method in the world itself with 20,000 and
@@ -188,8 +189,9 @@ def main() -> None:
     )
     insert = [v for v, variant in VARIANTS.items() if variant.task == "insert"]
     result: dict[str, float] = {f"insert_{v}": statistics.median(success[v]) if success[v] else -1 for v in insert}
-    real, imagined = ticks["dsrl"], ticks["imagine"]
-    result["insert_fewer_steps"] = statistics.median(real) / statistics.median(imagined) if real and imagined else -1
+    imagined = [statistics.median(ticks[v]) for v in ("imagine", "imagine_data") if ticks[v]]
+    both = ticks["dsrl"] and imagined
+    result["insert_fewer_steps"] = statistics.median(ticks["dsrl"]) / min(imagined) if both else -1
     for key in ("push_20k", "push_100k", "pick_place_20k", "pick_place_100k"):
         task, _, steps = key.rpartition("_")
         means = [statistics.mean(x) for v, x in success.items() if x and v.startswith(task) and v.endswith(steps)]
