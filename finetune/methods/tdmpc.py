@@ -24,7 +24,8 @@ within .95 and .995.
 
 **Departures.** A sequence may end with its episode, also by a truncation, which bootstraps from where it led; published
 sequences lie within episodes. The bonus is the entropy before the tanh, as in the published code. See also
-`policies/planner.py` and `policies/nets/latent_model.py`.
+`policies/planner.py` and `policies/nets/latent_model.py`. ``infopower.weight`` adds losses by which the latent state
+keeps what actions decide (`finetune/world_model/infopower.py`).
 """
 
 from __future__ import annotations
@@ -43,17 +44,19 @@ from ...offline.soft import polyak, uniform
 from ...offline.td import td_target
 from ...policies.build import build_policy
 from ...policies.core.chunk import ChunkEnv
+from ...policies.core.config import LATER
 from ...policies.core.errors import BurnishError
 from ...policies.core.normalize import Running
 from ...policies.core.ranges import check_ranges
 from ...policies.core.seed import derive
 from ...policies.core.seed import generator as named_generator
 from ...policies.core.spec import agent_spec, check_compatible
-from ...policies.core.tree import map_tree
+from ...policies.core.tree import map_tree, where
 from ...policies.core.types import Decision, Decisions, Learner, Memory, Metrics, Obs, Source, VecEnv
 from ...policies.planner import PlannerConfig, PlannerPolicy, rest
 from ...policies.runs.module_state import restore, state_of
 from ..loops import Assembly, OffPolicyConfig
+from ..world_model.infopower import InfoPower, InfoPowerConfig
 
 
 @dataclass
@@ -77,6 +80,8 @@ class TDMPCConfig:
     entropy: float = 1e-4  # weight of the entropy of the prior
     tau: float = 0.01  # share by which target critics, and the range of values, follow at every update
     max_grad_norm: float = 20.0  # gradients are clipped to this norm
+    # losses by which the latent state keeps what actions decide (research)
+    infopower: InfoPowerConfig = field(default_factory=InfoPowerConfig, metadata=LATER)
 
     def __post_init__(self) -> None:
         positive = "lr encoder_lr rho consistency reward value end tau max_grad_norm"
@@ -148,8 +153,10 @@ class TDMPC(Learner):
         self.noise = named_generator(seed, "noise", device=device)
         slow = [*model.encoder.parameters(), *model.to_latent.parameters()]
         apart = {id(p) for p in (*slow, *model.prior.parameters())}
+        self.infopower = self._infopower(seed).to(device) if config.infopower.weight else None
+        further = [] if self.infopower is None else list(self.infopower.parameters())
         groups = [
-            {"params": [p for p in model.parameters() if id(p) not in apart]},
+            {"params": [p for p in model.parameters() if id(p) not in apart] + further},
             {"params": slow, "lr": config.lr * config.encoder_lr},
         ]
         self.optimizer = torch.optim.Adam(groups, lr=config.lr, fused=True)
@@ -161,7 +168,16 @@ class TDMPC(Learner):
             "optimizer": self.optimizer,
             "prior_optimizer": self.prior_optimizer,
             "noise": self.noise,
-        } | ({} if self.seen is None else {"seen": self.seen})
+        }
+        self._parts |= {} if self.seen is None else {"seen": self.seen}
+        self._parts |= {} if self.infopower is None else {"infopower": self.infopower}
+
+    def _infopower(self, seed: int) -> InfoPower:
+        spec, model = self.policy.spec, self.config.agent.model
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive(seed, "infopower"))
+            seen = self.model.encoder.dim
+            return InfoPower(self.config.infopower, model.latent, seen, spec.action.dim, model.hidden)
 
     def observe(self, obs: Obs) -> None:
         if self.seen is not None:
@@ -207,6 +223,12 @@ class TDMPC(Learner):
             missed = F.binary_cross_entropy_with_logits(model.end(after)[:, 0], ended, reduction="none")
             metrics["end_loss"] = (missed * valid.flatten()).sum() / valid.numel()
             loss = loss + config.end * metrics["end_loss"]
+        if self.infopower is not None:
+            # Of the first decision of each sequence, which may be its last.
+            first, second = ({key: x[:, t] for key, x in batch["obs"].items()} for t in (0, 1))
+            led = where(valid[:, 1], second, batch["next_obs"])
+            kept = self.infopower.loss(states[0], action[:, 0], model.encode(led), model.encoder(first))
+            loss, metrics = loss + kept[0], metrics | kept[1]
         descend(self.optimizer, loss, config.max_grad_norm)
         polyak(self.target.parameters(), model.critic.parameters(), config.tau)
         metrics |= {"loss": loss, "target": target.mean()}
