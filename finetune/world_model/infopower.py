@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ...policies.core.ranges import check_ranges
-from ...policies.core.types import Metrics, Normal
+from ...policies.core.types import Normal
 from ...policies.nets.mlp import MLP, Activation
 
 MULTIPLIER = 10.0  # the most that missing information counts, relative to empowerment
@@ -53,7 +53,7 @@ class InfoPower(nn.Module):
         self.shown = MLP(seen, latent, hidden, activation=Activation.mish, layer_norm=True)
         self.register_buffer("multiplier", torch.ones(()))
 
-    def loss(self, z: Tensor, action: Tensor, after: Tensor, seen: Tensor) -> tuple[Tensor, Metrics]:
+    def loss(self, z: Tensor, action: Tensor, after: Tensor, seen: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """``z`` and ``after`` (B, D) are encoded of the observations before and behind ``action`` (B, A); ``seen``
         (B, F) is the former as it is."""
         mean, raw = self.inverse(torch.cat([z, after], -1)).chunk(2, -1)
@@ -62,5 +62,5 @@ class InfoPower(nn.Module):
         missing = self.config.information - found
         loss = self.config.weight * (self.multiplier.clone() * missing - known)
         self.multiplier.add_(self.config.rate * missing.detach()).clamp_(0, MULTIPLIER)
-        metrics: dict[str, Tensor] = {"empowerment": known, "information": found, "multiplier": self.multiplier}
+        metrics = {"empowerment": known, "information": found, "multiplier": self.multiplier}
         return loss, {f"infopower/{name}": x.detach().clone() for name, x in metrics.items()}
