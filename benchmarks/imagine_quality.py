@@ -190,8 +190,8 @@ def main() -> None:
     insert = [v for v, variant in VARIANTS.items() if variant.task == "insert"]
     result: dict[str, float] = {f"insert_{v}": statistics.median(success[v]) if success[v] else -1 for v in insert}
     imagined = [statistics.median(ticks[v]) for v in ("imagine", "imagine_data") if ticks[v]]
-    both = ticks["dsrl"] and imagined
-    result["insert_fewer_steps"] = statistics.median(ticks["dsrl"]) / min(imagined) if both else -1
+    real = ticks["dsrl"]
+    result["insert_fewer_steps"] = statistics.median(real) / min(imagined) if real and imagined else -1
     for key in ("push_20k", "push_100k", "pick_place_20k", "pick_place_100k"):
         task, _, steps = key.rpartition("_")
         means = [statistics.mean(x) for v, x in success.items() if x and v.startswith(task) and v.endswith(steps)]

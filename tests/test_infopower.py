@@ -104,6 +104,9 @@ def test_a_run_continues_as_if_it_had_not_been_interrupted():
     agent = PlannerConfig(horizon=3, steps=2, samples=16, prior_samples=4, elites=4, model=model)
     loop = OffPolicyConfig(capacity=200, warmup=12, initial_updates=2, batch=16)
     settings = TDMPCConfig(loop=loop, agent=agent, infopower=InfoPowerConfig(weight=1.0))
-    worlds = lambda: ScaledEnv(LQR(2, control_lab.CONFIG))  # noqa: E731
-    whole, second = check_resumed(lambda seed: prepare(settings, None, worlds(), seed=seed), 11, 5)
+
+    def loop_of(seed: int) -> Any:
+        return prepare(settings, None, ScaledEnv(LQR(2, control_lab.CONFIG)), seed=seed)
+
+    whole, second = check_resumed(loop_of, 11, 5)
     assert float(whole.learner.infopower.multiplier) == float(second.learner.infopower.multiplier) != 1

@@ -152,6 +152,7 @@ def test_a_resumed_search_equals_one_that_went_on(code):
     mine, theirs = whole.state_dict(), other.state_dict()
     key = "encoder.layers.0.0.weight"
     assert not code or (whole.searches > 0 and torch.equal(mine["code"][key], theirs["code"][key])), "it was fitted"
+    assert mine["searches"] == theirs["searches"] > 0
     assert torch.equal(mine["asked"], theirs["asked"]) and mine["best"] == theirs["best"]
     assert torch.equal(mine["rewarded"], theirs["rewarded"]) and torch.equal(mine["archive"], theirs["archive"])
 

@@ -224,8 +224,7 @@ def _away_and_twist(state: Array) -> tuple[Array, Array]:
     """The tip in the frame of the hole, and how far the peg is turned, as they were before ``facts`` scaled them: of
     what it says twice, the finer one, as far as that goes."""
     facts = state[:, -len(FACTS) :]
-    twice = np.concatenate([facts[:, 3:6] / 500, facts[:, 7:8] / 20], axis=1)
-    once = np.concatenate([facts[:, :3] / 25, np.arcsin((facts[:, 6:7] / 3).clip(-1, 1))], axis=1)
-    fine = abs(np.concatenate([facts[:, 3:6], facts[:, 7:8]], axis=1)) < 2
-    said = np.where(fine, twice, once)
+    coarse = np.concatenate([facts[:, :3] / 25, np.arcsin((facts[:, 6:7] / 3).clip(-1, 1))], axis=1)
+    fine = facts[:, (3, 4, 5, 7)]
+    said = np.where(abs(fine) < 2, fine / (500, 500, 500, 20), coarse)
     return said[:, :3], said[:, 3]
