@@ -9,13 +9,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 TORCH := $(shell grep "^torch==" constraints.txt)
 MUJOCO_NEXT := mujoco==4.0.0
+RAY := ray==2.60.0
 LOWEST := $(shell grep -v "^\#" constraints-lowest.txt)
 FOLDERS := policies sim finetune offline real_robot configs
 # Python compiles what it imports; to compile all of it takes longer than to install it.
 INSTALL := -m pip install -q --no-compile
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help venv dev quickstart test test-lerobot soak lint docs wheel-venv wheel-smoke test-lowest test-mujoco-next clean
+.PHONY: help venv dev quickstart test test-lerobot soak lint docs wheel-venv wheel-smoke test-lowest test-mujoco-next test-ray clean
 
 help: ## this list
 	@grep -h -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -119,6 +120,12 @@ test-lowest: venv ## the lowest versions of the packages that Burnish promises t
 	$(call thin,$(LOW),$(LOWEST),--no-deps)
 	cd $$(mktemp -d) && $(CURDIR)/$(LOW)/bin/python $(CURDIR)/tests/windows_lab.py . 2>/dev/null
 	$(LOW)/bin/python -m pytest -n 2 -rs -m 'not slow and not real_time' $(LOW_TESTS:%=tests/test_%.py)
+
+# Ray is large, and `burnish` works without it.
+WITH_RAY := $(VENV)/ray
+test-ray: venv ## the tests that need Ray, on a cluster of processes: the long ones in turn
+	$(call thin,$(WITH_RAY),$(RAY),-c constraints.txt)
+	$(WITH_RAY)/bin/python -m pytest -rs tests/test_ray_actors.py tests/test_executors.py
 
 clean: ## everything that make made
 	rm -rf $(VENV) .dev build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -7,8 +7,10 @@ From one frozen base, with the settings of the shipped experiments:
 * ``imagine``: `method=imagine method.inner=dsrl`, on 15 seeds, each with trials, models and an agent of its own.
 * ``imagine_data``: the same with the recordings that the base has imitated (`data=`), to which its models are fitted
   too, and with the world's own rule of rewards and ends (`method.known_outcome`). Trials have 32 episodes.
-* ``unguarded``: the negative control. The same without any trial between fits: one model, refined in for as long, no
-  gap that stops it and no guard. Imagined success rises; real success need not.
+* ``imagine_residual``: `imagine` with a method inside that can leave what the base does: SAC on a residual of up to
+  half of the range of actions.
+* ``unguarded`` and ``unguarded_residual``: the negative controls. The same without any trial between fits: one model,
+  refined in for as long, no gap that stops it and no guard. Imagined success rises; real success need not.
 * ``dsrl``: the same method in the world itself, with its shipped settings, tried every 50 episodes' worth of decisions.
 
 **Ticks** are control ticks of the real world until a policy was first tried at ``LEVEL`` or above. Those of trials are
@@ -91,15 +93,22 @@ DREAM = [  # DSRL with the settings of experiment=push/dsrl
     "method.imagined=10000",
     "total=8960",
 ]
+RESIDUAL = [  # SAC with its usual settings, and a bound that reaches where no model was fitted
+    "method.inner=residual_td3",
+    "method.inner.algorithm=sac",
+    "method.inner.bound=0.5",
+    "method.inner.discount={gamma: 0.995, per: step}",
+    "method.inner.loop={warmup: 2000, updates_per_decision: 0.25, n_step: 3}",
+    "method.inner.sac={lr: 3e-4, actor_lr: 3e-4, actor_every: 1, subset: 0, critic: {members: 2, hidden: [256, 256]}}",
+]
+# One round of as many imagined decisions, and nothing that could notice.
+UNGUARDED = ["total=1440", "method.imagined=40000", "method.gap=2", "method.guard.kind=none"]
 VARIANTS = {
     "imagine": Variant("insert", IMAGINE, SHORT, seeds=15),
     "imagine_data": Variant("insert", [*IMAGINE, *FEW], SHORT, recorded=True),
-    # One round of as many imagined decisions, and nothing that could notice.
-    "unguarded": Variant(
-        "insert",
-        [*IMAGINE, "total=1440", "method.imagined=40000", "method.gap=2", "method.guard.kind=none"],
-        SHORT,
-    ),
+    "imagine_residual": Variant("insert", [*IMAGINE, *RESIDUAL], seeds=3),
+    "unguarded": Variant("insert", [*IMAGINE, *UNGUARDED], SHORT),
+    "unguarded_residual": Variant("insert", [*IMAGINE, *RESIDUAL, *UNGUARDED], seeds=3),
     "dsrl": Variant("insert", ["experiment=insert/dsrl", "eval_every=750"], ["total=1500"]),
     "push_imagine_20k": Variant("push", ["env=push", *DREAM], seeds=3),
     "push_residual_20k": Variant("push", [*SAC, "total=20000"], FEWER, seeds=3, greedy=True),

@@ -35,7 +35,7 @@ from burnish.sim.experts import make_expert
 from burnish.sim.task import Backend
 
 ROBOTS = ("hopper", "walker2d", "half_cheetah", "ant", "humanoid")
-ARM = ("reach", "push", "insert", "pick_place", "stack")
+ARM = ("reach", "push", "insert", "pick_place", "stack", "avoid", "tabletop")
 NEAR = 1e-4  # m or rad
 COLUMNS = {"task": "", "worlds": "d", "ticks": "d", "agree": "", "first": "", "after_1": ".1e", "at_end": ".1e"}
 COLUMNS |= {"worst": ".1e", "reward": ".1e", "success_c": ".2f", "success_warp": ".2f", "tick_s": ".2f"}

@@ -9,6 +9,7 @@ from dataclasses import replace
 from ..policies.build import ACTING
 from ..policies.cli.cli import main
 from ..policies.core.ranks import joined
+from ..policies.runs.run import occupied
 from ..sim.build import WORLDS
 from .exploration.build import SETTINGS
 from .refinement import FinetuneConfig, carry_out, refinement
@@ -31,6 +32,8 @@ def finetune(config: FinetuneConfig) -> int:
     if config.seeds > 1:
         return refine_together((each, *refinement(each)) for each in each_seed(config))
     with joined(config.device) as (ranks, device):
+        if ranks.first:
+            occupied(config.out, config.resume)
         with ranks.own_worlds():
             parts = refinement(config if device == config.device else replace(config, device=device))
         return carry_out(config, *parts)

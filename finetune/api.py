@@ -61,13 +61,16 @@ def load(
     guidance: float | None = None,
     base: Any = None,
     keys: Mapping[str, str] | None = None,
+    greedy: bool = False,
 ) -> Any:
     """The policy in a run folder (its newest checkpoint), in a checkpoint, saved by ``save``, or of LeRobot. It
     remembers the world that it was trained for (``origin``), where others need no env, and ``source``, where it came
     from. ``steps``, ``sampler`` and ``guidance`` change how it acts; ``base`` is where a policy is that is not ours, or
-    that policy, if one was refined; ``keys`` gives the observations of a LeRobot policy other names."""
+    that policy, if one was refined; ``keys`` gives the observations of a LeRobot policy other names; one that is
+    ``greedy`` acts from noise 0, whatever is asked of it."""
     named = base is None or isinstance(base, str)
-    given = {"path": str(path), "steps": steps, "sampler": sampler, "guidance": guidance, "keys": dict(keys or {})}
+    given = {"path": str(path), "steps": steps, "sampler": sampler, "guidance": guidance, "greedy": greedy}
+    given["keys"] = dict(keys or {})
     chosen = from_data(CheckpointConfig, given | ({"base": base} if named else {}), "load")
     policy, origin = loaded(chosen, device, base)
     return _marked(policy, origin, chosen if named else None)

@@ -25,6 +25,7 @@ from ..policies.data.read import fingerprint
 from ..policies.evaluator import EvalConfig
 from ..policies.external.reward_models import relabelled
 from ..policies.improve import Improvement, improve
+from ..policies.runs.run import occupied
 from ..policies.runs.training_loop import to_end
 from ..sim.build import WORLDS, origin_of
 from .dataset import decisions
@@ -74,6 +75,7 @@ class OfflineConfig:
 
 def offline(config: OfflineConfig) -> int:
     """Training of a policy by one method on recordings alone, saved, tried and delivered as a run; exit status."""
+    occupied(config.out, config.resume)
     device, name = prepare_machine(config.device, config.threads), method_name(config.method, Phase.offline)
     row = method_of(config.method, Phase.offline)
     if isinstance(config.method, RecapConfig):

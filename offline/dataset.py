@@ -56,7 +56,7 @@ def decisions(
     if None not in (spec.control_hz, episodes.control_hz) and spec.control_hz != episodes.control_hz:
         raise BurnishError(
             f"the policy acts with control_hz={spec.control_hz}, but the recordings were made with "
-            f"{episodes.control_hz}"
+            f"{episodes.control_hz}; take recordings of the policy's world"
         )
     rewards = [episode.reward for episode in episodes]
     tails = [None] * len(episodes) if returns is None else _tails(rewards, gamma, returns)

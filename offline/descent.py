@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import ParamsT
 
 from ..policies.core.execute import Execution
 
 
-def adam(parameters: Iterable[nn.Parameter], lr: float, mode: Execution) -> torch.optim.Adam:
+def adam(parameters: ParamsT, lr: float, mode: Execution, **options: Any) -> torch.optim.Adam:
     """Fused: one kernel for all parameters. ``mode`` is how its steps will be executed."""
-    return torch.optim.Adam(parameters, lr=lr, fused=True, capturable=mode is Execution.cudagraph)
+    return torch.optim.Adam(parameters, lr=lr, fused=True, capturable=mode is Execution.cudagraph, **options)
 
 
 def descend(

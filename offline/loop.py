@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..policies.core.prefetch import Prefetch
 from ..policies.core.types import Learner, Metrics
 from ..policies.improve import Training
 from .replay import Replay
@@ -16,19 +17,22 @@ Hook = Callable[[int, Metrics], bool | None]
 
 class Offline:
     """One update per iteration. The replay's generator decides which rows, so it is part of the state; its content is
-    not, since it does not change."""
+    not, since it does not change. From elsewhere than the learner's memory batches are fetched ahead."""
 
     def __init__(self, learner: Learner, replay: Replay, *, batch: int, n_step: int = 1) -> None:
         self.learner, self.replay = learner, replay
-        self.source = Mixture(replay, batch=batch, n_step=n_step)
+        source = Mixture(replay, batch=batch, n_step=n_step)
+        self.source = Prefetch(source.sample, [replay.generator], replay.device, more=replay.away)
 
     def iterate(self) -> Metrics:
         return self.learner.update(self.source)
 
     def state_dict(self) -> dict[str, Any]:
+        self.source.put_back()
         return {"learner": self.learner.state_dict(), "rows": self.replay.generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.source.put_back()
         self.learner.load_state_dict(state["learner"])
         self.replay.generator.set_state(state["rows"].cpu())
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import copy
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,12 +29,14 @@ import torch
 from torch import Tensor
 
 from ..policies.advised import advised
+from ..policies.core.config import LATER
 from ..policies.core.errors import BurnishError
-from ..policies.core.execute import Execution
+from ..policies.core.execute import Execution, execution
+from ..policies.core.graphed_policy import executed_actor
 from ..policies.core.ranges import check_ranges
 from ..policies.core.seed import derive
 from ..policies.core.seed import generator as named_generator
-from ..policies.core.types import Learner, Metrics, Source
+from ..policies.core.types import Learner, Metrics, Obs, Source
 from ..policies.flow import FlowConfig
 from ..policies.nets.critic import ValueConfig, ValueNet
 from ..policies.nets.encoder import ADVANTAGE
@@ -44,6 +45,7 @@ from .actors import PolicyActor, trainable_imitator
 from .critics import adopt_normalizers, explained_variance
 from .descent import adam, descend
 from .imitation import imitation_chunk, neighbours, played_around
+from .learner import columns_of
 from .soft import polyak
 from .td import row_mean, td_target
 
@@ -70,6 +72,8 @@ class RecapConfig:
     tau: float = 0.005  # share by which the copy of the value follows, at every update
     flow: FlowConfig = field(default_factory=FlowConfig)  # the policy where none is given
     value: ValueConfig = field(default_factory=lambda: ValueConfig(layer_norm=True))  # the value
+    # execution of an update: eager, or compiled, or CUDA graphs
+    execution: Execution = field(default=Execution.eager, metadata=LATER)
 
     def __post_init__(self) -> None:
         ranges = {"(0, 1)": "share", "[0, 1)": "drop", "[1, inf)": "lookahead", "[0, inf)": "head_start guidance"}
@@ -102,7 +106,7 @@ class Recap(Learner):
             self.value = ValueNet(policy.spec, config.value).to(device)
         adopt_normalizers(self.value, policy)
         self.target = copy.deepcopy(self.value).requires_grad_(False)
-        self.actor = PolicyActor(policy)
+        self.actor = executed_actor(PolicyActor(policy), config.execution, device)
         self.around = neighbours(policy.spec)
         self.noise = named_generator(seed, "noise", device=device)
         self.updates = 0
@@ -111,17 +115,20 @@ class Recap(Learner):
             "policy": policy,
             "value": self.value,
             "target": self.target,
-            "value_optimizer": adam(self.value.parameters(), config.lr, Execution.eager),
-            "policy_optimizer": adam(trained, config.actor_lr, Execution.eager),
+            "value_optimizer": adam(self.value.parameters(), config.lr, config.execution),
+            "policy_optimizer": adam(trained, config.actor_lr, config.execution),
             "noise": self.noise,
         }
+        self._step_value = execution(self._judge, config.execution, device=device)
+        self._step_policy = execution(self._imitate, config.execution, device=device, generators=[self.noise])
 
     def update(self, source: Source) -> Metrics:
         batch = source.sample(n_step=self.config.lookahead, around=self.around)
         self.updates += 1
-        advantage, metrics = self._judge(batch)
+        columns = {**columns_of(batch), "action": batch.get("executed", batch["action"])}
+        advantage, metrics = self._step_value(batch["obs"], batch["next_obs"], columns)
         if self.updates > self.config.head_start:
-            metrics |= self._imitate(batch, advantage)
+            metrics |= self._step_policy(batch["obs"], columns, played_around(batch), advantage)
         return metrics
 
     def labels(self, advantage: Tensor) -> Tensor:
@@ -132,12 +139,12 @@ class Recap(Learner):
         hidden = torch.rand(len(best), generator=self.noise, device=best.device) < self.config.drop
         return torch.where(hidden, 0.0, torch.where(best, 1.0, -1.0))[:, None]
 
-    def _judge(self, batch: Mapping[str, Any]) -> tuple[Tensor, Metrics]:
+    def _judge(self, obs: Obs, next_obs: Obs, columns: dict[str, Tensor]) -> tuple[Tensor, Metrics]:
         """The advantage (B,) of each decision, before V learns from it."""
         with torch.no_grad():
-            earned = td_target(batch["reward"], batch["discount"], self.target(batch["next_obs"]))
-        value = self.value(batch["obs"])
-        weight = batch.get("weight", torch.ones_like(earned))
+            earned = td_target(columns["reward"], columns["discount"], self.target(next_obs))
+        value = self.value(obs)
+        weight = columns.get("weight", torch.ones_like(earned))
         loss = row_mean((value - earned).square(), weight)
         descend(self._parts["value_optimizer"], loss)
         polyak(self.target.parameters(), self.value.parameters(), self.config.tau)
@@ -145,11 +152,10 @@ class Recap(Learner):
         explained = explained_variance(value.detach(), earned)
         return advantage, {"value_loss": loss.detach(), "value": value.detach().mean(), "value/explained": explained}
 
-    def _imitate(self, batch: Mapping[str, Any], advantage: Tensor) -> Metrics:
+    def _imitate(self, obs: Obs, columns: dict[str, Tensor], around: dict[str, Tensor], advantage: Tensor) -> Metrics:
         labels = self.labels(advantage)
-        action = batch.get("executed", batch["action"])
-        chunk, mask = imitation_chunk(self.policy.spec, action, batch["steps"], played_around(batch))
-        weight, obs = batch.get("weight", torch.ones_like(advantage)), batch["obs"]
+        chunk, mask = imitation_chunk(self.policy.spec, columns["action"], columns["steps"], around)
+        weight = columns.get("weight", torch.ones_like(advantage))
         if self.config.worse is Worse.left_out:
             weight = weight * (labels[:, 0] > 0)
         else:

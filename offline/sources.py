@@ -1,9 +1,9 @@
 """Sources of batches: ``Learner.update(source)`` begins with ``batch = source.sample()``.
 
-    Mixture    an online replay, or prior data beside it: what the loops hand to off-policy and offline learners
-    Rows       a batch that exists already: the rollout of an on-policy loop, or what a wrapper has sampled
-    Mapped     another source, whose batches are changed on the way
-    Ahead      another source, whose next batch is drawn while the last one is learnt from
+    Mixture     an online replay, or prior data beside it: what the loops hand to off-policy and offline learners
+    Rows        a batch that exists already: the rollout of an on-policy loop, or what a wrapper has sampled
+    Mapped      another source, whose batches are changed on the way
+    ahead(...)  another source, whose next batch is drawn while the last one is learnt from
 
 A learner that needs sequences, the neighbours of a decision, or another number of decisions asks for them.
 """
@@ -11,14 +11,14 @@ A learner that needs sequences, the neighbours of a decision, or another number 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..policies.core.errors import BurnishError
-from ..policies.core.tree import leaves, stack
+from ..policies.core.prefetch import Prefetch
+from ..policies.core.tree import stack
 from ..policies.core.types import Memory, Source
 from .replay import ALONE, Batch
 
@@ -76,53 +76,10 @@ class Mixture:
         return joined(read(self.prior, old), read(self.online, count - old), dim)
 
 
-class Ahead:
-    """The batches of ``source``, which draws on ``memories``, bit for bit: while ``more`` updates follow, a thread
-    draws the next. One that was drawn and is not asked for is put back, with the generators as they were before it."""
-
-    def __init__(self, source: Source, memories: Sequence[Memory], thread: Executor) -> None:
-        self.source, self.thread, self.more = source, thread, False
-        self.generators, device = [memory.generator for memory in memories], memories[0].device
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._next: tuple[tuple[int | None, dict[str, Any]], list[Tensor], Future[Batch]] | None = None
-
-    def sample(self, n: int | None = None, **options: Any) -> Batch:
-        if self._next is not None and self._next[0] == (n, options):
-            batch, self._next = self._arrived(self._next[2].result()), None
-        else:
-            self.put_back()
-            batch = self.source.sample(n, **options)
-        if self.more:
-            if self.stream is not None:  # which sees what was stored so far
-                self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
-            before = [generator.get_state() for generator in self.generators]
-            self._next = (n, options), before, self.thread.submit(self._drawn, n, options)
-        return batch
-
-    def put_back(self) -> None:
-        if self._next is not None:
-            self._next[2].result()
-            for generator, state in zip(self.generators, self._next[1], strict=True):
-                generator.set_state(state)
-            self._next = None
-
-    def _drawn(self, n: int | None, options: dict[str, Any]) -> Batch:
-        with torch.cuda.stream(self.stream):
-            return self.source.sample(n, **options)
-
-    def _arrived(self, batch: Batch) -> Batch:
-        if self.stream is not None:
-            now = torch.cuda.current_stream(self.stream.device)
-            now.wait_stream(self.stream)
-            for x in leaves(batch):
-                x.record_stream(now)
-        return batch
-
-
-def ahead(source: Source, memories: Sequence[Memory], count: int) -> Iterator[Ahead]:
+def ahead(source: Source, memories: Sequence[Memory], count: int) -> Iterator[Prefetch]:
     """A source for each of ``count`` updates in a row, during which nothing is stored."""
     with ThreadPoolExecutor(1) as thread:
-        drawn = Ahead(source, memories, thread)
+        drawn = Prefetch(source.sample, [memory.generator for memory in memories], memories[0].device, thread=thread)
         for left in reversed(range(count)):
             drawn.more = left > 0
             yield drawn

@@ -14,13 +14,12 @@ import warnings
 from collections.abc import Mapping
 from enum import Enum
 
-import psutil
 import torch
 from torch import Tensor
 
+from ..policies.core import prefetch
 from ..policies.core.errors import BurnishError
-
-SHARE = 0.6  # of the memory that is free: a column that grows is in memory twice for a moment
+from ..policies.core.prefetch import SHARE, sent, without_room
 
 
 class Place(Enum):
@@ -33,20 +32,13 @@ class Place(Enum):
     file = "file"
 
 
-def free_bytes(device: torch.device) -> int:
-    """Memory that can still be had."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return psutil.virtual_memory().available
-
-
 def places(sizes: Mapping[str, int], device: torch.device, named: Place = Place.auto) -> dict[str, Place]:
     """Name of a column -> where it is kept; ``sizes`` in bytes, of all rows that there may be. A warning says what is
     kept in a file without having been ``named`` for it."""
     folder = tempfile.gettempdir()
     if named is not Place.auto:
         where = device if named is Place.device else torch.device("cpu")
-        room = shutil.disk_usage(folder).free if named is Place.file else free_bytes(where)
+        room = shutil.disk_usage(folder).free if named is Place.file else prefetch.free_bytes(where)
         if sum(sizes.values()) > SHARE * room:
             raise BurnishError(
                 f"loop.place={named.value} is to hold {_gigabytes(sizes)} of the replay, more than is free there; give "
@@ -58,9 +50,8 @@ def places(sizes: Mapping[str, int], device: torch.device, named: Place = Place.
     order = [(Place.device, Place.file, host)] if device.type == "cpu" else []
     order = order or [(Place.device, Place.host, device), (Place.host, Place.file, host)]
     for place, refuge, where in order:
-        room = SHARE * free_bytes(where)
-        while (own := [name for name in sizes if chosen[name] is place]) and sum(sizes[name] for name in own) > room:
-            chosen[max(own, key=lambda name: sizes[name])] = refuge
+        own = {name: size for name, size in sizes.items() if chosen[name] is place}
+        chosen |= dict.fromkeys(without_room(own, where), refuge)
     spilled = {name: sizes[name] for name, place in chosen.items() if place is Place.file}
     if sum(spilled.values()) > SHARE * shutil.disk_usage(folder).free:
         raise BurnishError(
@@ -81,8 +72,5 @@ def _gigabytes(sizes: Mapping[str, int]) -> str:
 
 
 def take(x: Tensor, device: torch.device, *where: Tensor) -> Tensor:
-    """``x[where]`` on ``device``, wherever ``x`` is kept; from host memory to a GPU through pinned memory."""
-    if x.device.type == device.type:  # a replay on cuda lies on cuda:0
-        return x[where]
-    found = x[tuple(index.to(x.device) for index in where)]
-    return found.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else found.to(device)
+    """``x[where]`` on ``device``, wherever ``x`` is kept."""
+    return sent(x[tuple(index.to(x.device) for index in where)], device)

@@ -46,7 +46,7 @@ from .measure.by_instruction import lines
 from .measure.evaluate import Evaluation, compare, evaluation_seeds
 from .measure.evaluate import evaluate as run_evaluation
 from .results import ABOUT, compare_results
-from .runs.run import FollowingRun, Run, episodes_bar
+from .runs.run import FollowingRun, Run, episodes_bar, occupied
 from .table import POLICIES, policy_name
 from .vla.words import words_for
 
@@ -120,6 +120,8 @@ def pretrain(config: PretrainConfig) -> int:
 
 
 def _pretrain(config: PretrainConfig, ranks: Ranks, device: torch.device) -> int:
+    if ranks.first:
+        occupied(config.out, config.resume)
     mine = partial(share, fraction=config.train.valid_fraction, seed=config.seed, ranks=ranks)
     episodes = recordings(config.data, mine if config.share_episodes and ranks.size > 1 else None)
     env_data = origin_of(config.env) or episodes.meta.get("env")
@@ -193,10 +195,10 @@ def evaluate(config: EvaluateConfig) -> int:
     chosen = config.policy
     seeds = evaluation_seeds(config.eval.episodes, base=config.seed)
     # Everything is loaded and checked before anything is played.
-    entries = [("evaluation", where_of(chosen), acting_policy(chosen, device, config.env))]
+    entries = [("evaluation", _called(chosen), acting_policy(chosen, device, config.env))]
     if config.against is not None:
         other = opponent(config.against)
-        entries.append(("against", where_of(other), acting_policy(other, device, config.env)))
+        entries.append(("against", _called(other), acting_policy(other, device, config.env)))
     world = shared_world(config.env, [(path, origin.get("env")) for _, path, (_, origin) in entries])
     players = [(name, path, executed(policy, config.execution, device)) for name, path, (policy, _) in entries]
     if out is not None:
@@ -237,6 +239,11 @@ def evaluate(config: EvaluateConfig) -> int:
         if out is not None:
             files.replace(out / "comparison.json", json.dumps(comparison.to_dict(), indent=1) + "\n")
     return 0
+
+
+def _called(chosen: Any) -> str:
+    """A policy in a sentence."""
+    return where_of(chosen) + " at noise 0" * getattr(chosen, "greedy", False)
 
 
 def opponent(chosen: Any) -> Any:

@@ -75,12 +75,14 @@ class Advised(nn.Module):
         if not self.speaks:
             return {**obs, ADVANTAGE: advantage}
         rest = {key: x for key, x in obs.items() if key != ADVANTAGE}
-        return {**rest, "tokens": _said(obs["tokens"], advantage, self.sentences().to(first.device))}
+        return {**rest, "tokens": _said(obs["tokens"], advantage, self.sentences(first.device))}
 
-    def sentences(self) -> Tensor:
-        """Of both advantages (`_sentences`). They are asked for late: a policy that is loaded has no tokenizer yet."""
+    def sentences(self, device: torch.device | str = "cpu") -> Tensor:
+        """Of both advantages (`_sentences`). They are asked for late: a policy that is loaded has no tokenizer yet, and
+        stay on that device, because a recording cannot bring them there."""
         if self._sentences is None:
             self._sentences = _sentences(self.base)
+        self._sentences = self._sentences.to(device)
         return self._sentences
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .compose import Greedy
 from .core.config import LATER, from_data, to_data
 from .core.errors import BurnishError, did_you_mean, reason
 from .core.execute import Precision
@@ -32,7 +33,7 @@ from .lerobot.checkpoint import load as load_lerobot
 from .lerobot.stored import read_json
 from .partial import completed
 from .runs.checkpoint import Checkpoint
-from .runs.run import find_policy
+from .runs.run import CHECKPOINTS, find_policy
 from .table import COMPOSITES, KINDS, POLICIES, PolicyKind, maker, policy_name
 from .trainable import LoRAConfig, add_lora, lora_of, merge_lora
 from .vla import lerobot as vla_folders
@@ -54,6 +55,7 @@ class CheckpointConfig:
     keys: dict[str, str] = field(default_factory=dict)  # our name of an observation: that of a LeRobot checkpoint
     # LeRobot dataset whose statistics a LeRobot checkpoint has, in place of its own
     stats: str | None = field(default=None, metadata=LATER)
+    greedy: bool = field(default=False, metadata=LATER)  # it acts from noise 0, whatever is asked of it
 
 
 @dataclass
@@ -124,6 +126,17 @@ def weights_of(path: str | Path) -> str:
     if (theirs := find_lerobot(path)) is not None:
         return fingerprint(theirs)
     return hashlib.sha256((find_policy(path).path / "manifest.json").read_bytes()).hexdigest()
+
+
+def files_of(path: Path) -> tuple[Path, list[Path]]:
+    """The files that are read where a policy's setting names a file, a folder of a policy, or a dataset for its
+    statistics; and the folder in which they lie."""
+    if path.is_file():
+        return path.parent, [path]
+    inside = (path / CHECKPOINTS).is_dir() or (path / "policy").is_dir()
+    folder = find_lerobot(path) or (find_policy(path).path if inside else path)
+    described = folder / "meta" if (folder / "meta" / "info.json").is_file() else folder
+    return folder, [x for x in described.rglob("*") if x.is_file()]
 
 
 def saved_policy(
@@ -279,7 +292,10 @@ def loaded(
 ) -> tuple[Any, dict[str, Any]]:
     """The policy of ``policy=checkpoint``, and its origin; ``base`` is one that ``policy.base`` cannot name."""
     changes = {name: getattr(chosen, name) for name in ("steps", "sampler", "guidance", "keys")}
-    return load_policy(chosen.path, device, base=chosen.base if base is None else base, chosen=chosen, **changes)
+    policy, origin = load_policy(
+        chosen.path, device, base=chosen.base if base is None else base, chosen=chosen, **changes
+    )
+    return (Greedy(policy) if chosen.greedy else policy), origin
 
 
 def _adapted(settings: Any, steps: int | None, sampler: Sampler | None, guidance: float | None) -> Any:

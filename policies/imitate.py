@@ -20,15 +20,17 @@ from .build import describe
 from .core.errors import BurnishError
 from .core.execute import Execution, Precision, autocast, execution
 from .core.normalize import Scaling
+from .core.prefetch import Prefetch
 from .core.ranges import check_ranges
 from .core.ranks import ALONE, Ranks, whole
 from .core.seed import Generator, generator
 from .core.types import Metrics, Obs
-from .data.episodes import Episodes, Pad, Windows
+from .data.episodes import Episodes
+from .data.windows import Pad, Windows
 from .nets.ema import Ema
 from .runs.module_state import restore, state_of
 from .runs.run import Run
-from .runs.training_loop import to_end, train
+from .runs.training_loop import refuse_diverged, to_end, train
 from .sharding import gathered, placed, sharded, shares
 from .trainable import copied
 
@@ -140,6 +142,9 @@ class ImitationLearner:
             self.policy.parameters(), lr=self.rate, weight_decay=config.weight_decay, fused=True, capturable=graphed
         )
         self.rows = generator(seed, "rows")  # which windows; on the CPU, so that devices draw alike
+        # Ranks that send each other pictures do so in one order, without threads.
+        ahead = self.windows.away and not self._shared
+        self._batches = Prefetch(self._draw, [self.rows], self.device, more=ahead)
         self.noise = generator(seed, "noise", device=device)
         self._draws = ranks.generator(self.noise)
         self.step = 0
@@ -166,13 +171,17 @@ class ImitationLearner:
     def update(self) -> Metrics:
         rate = learning_rate(self.config, self.step)
         self.rate.fill_(rate)
-        index = self.windows.draw(self.config.batch, self.rows)
-        batch = self.windows.share(index) if self._shared else self.windows[self.ranks.rows(index)]
-        mask = batch.mask if self.config.pad_loss is PadLoss.mask else None
-        loss, norm = self._descend(batch.obs, batch.action, mask)
+        batch = self._batches.sample()
+        mask = batch["mask"] if self.config.pad_loss is PadLoss.mask else None
+        loss, norm = self._descend(batch["obs"], batch["action"], mask)
         self.ema.update(self.policy)
         self.step += 1
         return {"loss": self.ranks.mean(loss), "grad_norm": norm, "lr": rate}
+
+    def _draw(self) -> dict[str, Any]:
+        """The windows of the next update, those of this rank."""
+        index = self.windows.draw(self.config.batch, self.rows)
+        return (self.windows.share(index) if self._shared else self.windows[self.ranks.rows(index)])._asdict()
 
     @torch.no_grad()
     def validate(self, batches: int = 8) -> Metrics:
@@ -194,6 +203,7 @@ class ImitationLearner:
         return {name: getattr(self, name) for name in ("policy", "ema", "optimizer", "rows", "noise")}
 
     def state_dict(self) -> dict[str, Any]:
+        self._batches.put_back()
         state = state_of(self._parts())
         if self._sharded:
             frozen = {name: p for name, p in self.average.named_parameters() if name not in self.ema.parameters}
@@ -201,6 +211,7 @@ class ImitationLearner:
         return {**state, "step": self.step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._batches.put_back()
         if self._sharded:
             if self.ranks.first:
                 self.average.load_state_dict(state["policy"])  # what is frozen
@@ -229,6 +240,7 @@ def imitate(
 
     def children() -> dict[str, Any]:
         learner.ema.copy_to(learner.average)
+        refuse_diverged(learner.average)
         policy = {"config": describe(learner.average, origin), "state": learner.average.state_dict()}
         return {"policy": policy, "learner": {"config": {}, "state": learner.state_dict()}}
 

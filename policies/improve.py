@@ -13,14 +13,16 @@ from .best import Best
 from .build import CheckpointConfig, describe
 from .cli.machine import say, say_delivered
 from .core.config import to_data
+from .core.errors import WorldError
 from .core.ranks import ALONE, Ranks
 from .core.types import Learns, Metrics, Saved
 from .evaluator import Evaluator
 from .external.table import EXTERNAL_KINDS
 from .partial import completed, weights_elsewhere
+from .runs.checkpoint import numbered
 from .runs.interrupt import Stop
 from .runs.run import FollowingRun, OnLog, Run, UnsavedRun
-from .runs.training_loop import InTurns, train
+from .runs.training_loop import InTurns, refuse_diverged, train
 
 
 class Training(Saved, Protocol):
@@ -87,6 +89,7 @@ def improve(
         return paused
 
     def children() -> dict[str, Any]:
+        refuse_diverged(learner.policy)
         policy = {"config": describe(learner.policy, work.origin), "state": learner.policy.state_dict()}
         if isinstance(work.base, nn.Module):  # what a policy holds of the base that it refines is the base itself
             policy["frozen"] = work.base.state_dict().values()
@@ -96,12 +99,22 @@ def improve(
     settings = to_data(config) | {"identity": to_data(work.identity)}
     # Other threads may round otherwise, and files may be moved; a run that was moved is still the same run.
     free = {"resume", "threads", "out", "data", "critic_from", "model_from", "track", "on"}
+    workers = [
+        f"env.{name}" for name in ("processes", "restart", "patience_s")
+    ]  # equal seeds play the same in any number
+    free |= {*workers, *(f"identity.{name}" for name in workers)}
     free |= {"policy.path", "policy.base", "method.ppo.shard", "method.inner.ppo.shard"}  # shares change no number
     free |= {f"policy.{name}" for kind in EXTERNAL_KINDS.values() for name in kind.free}
     options: dict[str, Any] = {"resume": config.resume, "changeable": free, "trackers": config.track}
     options["ranks"] = work.ranks
     # A caller who pauses tells how far it is.
-    options |= {"progress_every_s": 10 if pause is None else None, "shown": shown, "stop": stop}
+    options |= {
+        "progress_every_s": 10 if pause is None else None,
+        "shown": shown,
+        "say_fresh": pause is None,
+        "counted": (total, f" {unit}", reached),
+        "stop": stop,
+    }
     mine = Run(config.out, settings, on_log=on_log, **options) if keep else UnsavedRun(on_log)
     with mine if work.ranks.first else FollowingRun(config.out, work.ranks) as run:
         latest = run.latest()
@@ -118,19 +131,26 @@ def improve(
             say(f"{config.out} has reached its {total} {unit} already; nothing is trained")
         if begin is not None:
             begin()
-        finished = yield from train(
-            run,
-            iterations,
-            training.iterate,
-            children,
-            log_every=iterations_in(config.log_every),
-            save_every=iterations_in(config.save_every),
-            eval_every=iterations_in(config.eval_every) if config.eval_every else 0,
-            eval_after=work.pretrained,
-            evaluate=evaluate,
-            report=work.report,
-            pause=enough,
-        )
+        try:
+            finished = yield from train(
+                run,
+                iterations,
+                training.iterate,
+                children,
+                log_every=iterations_in(config.log_every),
+                save_every=iterations_in(config.save_every),
+                eval_every=iterations_in(config.eval_every) if config.eval_every else 0,
+                eval_after=work.pretrained,
+                evaluate=evaluate,
+                report=work.report,
+                pause=enough,
+            )
+        except WorldError as error:
+            if not keep:
+                raise
+            saved = next(reversed(numbered(run.checkpoints)), None)
+            goes_on = f"resume=true goes on from {saved}"
+            raise WorldError(f"{error}; {goes_on if saved else 'nothing was saved yet (see save_every=)'}") from error
         if finished and evaluator is not None:
             evaluator.confirm(work.base, learner.policy, reached(iterations))
         paused = paused and not run.interrupted
@@ -140,7 +160,8 @@ def improve(
     if not keep or pause is not None:
         return 0
     base = config.policy.path if isinstance(config.policy, CheckpointConfig) else None
-    words = [f"policy.base={base}"] * work.partial + [f"against={base}"] if base is not None else []
+    start = f"{{path: {base}, greedy: true}}" if getattr(config.policy, "greedy", False) else base
+    words = [f"policy.base={base}"] * work.partial + [f"against={start}"] if base is not None else []
     say_delivered(config.out, work.origin.get("env"), *words)
     if evaluator is not None and evaluator.best is not None:
         say(evaluator.best.sentence())

@@ -6,6 +6,7 @@ formula takes the library of its argument (`library`) and is written once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -34,6 +35,18 @@ def _on_device(device: torch.device, shape: tuple[int, ...], data: bytes) -> tor
 def everywhere(beside: Any, values: Any) -> Any:
     """(N, D): the numbers ``values`` (D,) in each of the N rows of ``beside``."""
     return constant(beside, values) + 0 * beside.reshape(len(beside), -1)[:, :1]
+
+
+def whole(x: Any) -> Any:
+    """The numbers of ``x`` as int64, rounded towards zero."""
+    return x.long() if isinstance(x, torch.Tensor) else x.astype(np.int64)
+
+
+def pick(choices: Sequence[Any], which: Any) -> Any:
+    """In row i that of ``choices``, (N, ...) each, whose number stands in row i of ``which`` (N,)."""
+    xp = library(which)
+    rows = torch.arange(len(which), device=which.device) if xp is torch else np.arange(len(which))
+    return xp.stack(choices)[which, rows]
 
 
 def put(into: Any, value: Any, rows: Any) -> None:

@@ -19,6 +19,7 @@ from ..policies.core.spec import ActionSpec
 from ..policies.core.types import Controller, Obs, VecEnv
 from ..policies.core.wrapper import instructions
 from ..policies.data.episodes import Episode, Episodes
+from ..policies.measure.checks import Replays
 
 
 def collect(
@@ -59,15 +60,17 @@ def stream(
     tasks = [""] * env.num_envs  # the instruction with which its episode began
     won = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)  # success in any tick, as evaluations count it
     given = finished = handed = 0
+    again = Replays()
 
-    def assign(worlds: Sequence[int]) -> Obs:
-        """The next seeds to these worlds; those for which none is left stay idle."""
+    def assign(worlds: Sequence[int], repeated: Sequence[int] = ()) -> Obs:
+        """The next seeds to these worlds, or their own once more; those for which none is left stay idle."""
         nonlocal given
         begins = torch.zeros(env.num_envs, dtype=torch.bool)
         for world in worlds:
-            place[world] = given if given < len(seeds) else -1
+            if world not in repeated:
+                place[world] = given if given < len(seeds) else -1
+                given += place[world] >= 0
             begins[world] = place[world] >= 0
-            given += place[world] >= 0
         row_seeds = [seeds[p] if p >= 0 else 0 for p in place]
         begins = begins.to(env.device)
         won[begins] = False
@@ -87,7 +90,10 @@ def stream(
         won |= active & step.info["success"] if "success" in step.info else won
         obs = step.obs
         ended = (active & (step.terminated | step.truncated)).nonzero()[:, 0].tolist()
-        for world in ended:
+        cut_off = [world for world in ended if "lost" in step.info and bool(step.info["lost"][world])]
+        for world in cut_off:
+            again.count(place[world], int(seeds[place[world]]))
+        for world in set(ended) - set(cut_off):
             waiting[place[world]] = tape.episode(
                 world,
                 seed=int(seeds[place[world]]),
@@ -97,8 +103,8 @@ def stream(
                 task=tasks[world],
             )
         if ended:
-            obs = assign(ended)
-            finished += len(ended)
+            obs = assign(ended, cut_off)
+            finished += len(ended) - len(cut_off)
             if progress is not None:
                 progress(finished, len(seeds))
         ready = []
@@ -106,6 +112,7 @@ def stream(
             ready.append(waiting.pop(handed))
             handed += 1
         yield ready
+    again.tell()
 
 
 class _Tape:

@@ -224,7 +224,7 @@ class DeskTask:
     version = 1
     timestep = 0.0025  # s
     derive: tuple[str, ...] = ("mj_kinematics",)  # poses are those of the end of the tick
-    autoreset = tensors = False
+    autoreset = False
 
     def __init__(self, config: DeskConfig, hand: TaskArm, facts: Sequence[str]) -> None:
         self.config, self.hand = config, hand

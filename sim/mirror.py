@@ -37,7 +37,11 @@ class Mirror:
     def __init__(self, config: Any, *, draws: bool = True) -> None:
         world = make_env(config, 1)
         if not (isinstance(world, BatchedMujoco) and isinstance(world.task, DeskTask)):
-            raise BurnishError(f"{env_name(config)} is no task of the desktop arm, which is the robot here")
+            name = getattr(config, "label", env_name(config))
+            raise BurnishError(
+                f"{name} is no task of the desktop arm, which is the robot here; env=joints plays a policy of joint "
+                "angles, and `burnish export` makes a bundle for a loop of your own (docs/robots.md)"
+            )
         task: Any = getattr(world, "task")  # noqa: B009, whatever its quantities are called
         self._judges = world.physics.model.nq == len(self.joints)
         if not self._judges and (draws or task.config.observe is not Observe.pixels):

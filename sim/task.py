@@ -73,7 +73,8 @@ class Draw:
 
 
 class Task(Protocol):
-    """One task, for all worlds at once. Arrays have a leading N; only the worlds ``rows`` may be changed.
+    """One task, for all worlds at once. Arrays have a leading N; only the worlds ``rows`` may be changed. Formulas take
+    NumPy's arrays and torch's tensors alike (`arrays.py`), so that worlds in C and on a device have the same.
 
     ``memory`` holds what a world knows beside the simulator's state; it is saved with it. Quantities that MuJoCo
     derives from the state (poses of bodies, contact forces) are those of the last physics step; ``derive`` names
@@ -90,7 +91,6 @@ class Task(Protocol):
     randomize: RandomizeConfig | None
     guard: GuardConfig | None  # of tasks whose set-points are joint angles
     memory: dict[str, Array]
-    tensors: bool  # its formulas take torch tensors as well as arrays, so that physics on a device can use them
 
     def mjcf(self) -> str: ...
 

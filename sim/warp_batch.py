@@ -53,6 +53,11 @@ class BatchedWarp:
         self.action_names: Sequence[str] | None = getattr(task, "action_names", None)
         self._film: tuple[Physics, Pixels] | None = None
 
+    @property
+    def instructions(self) -> list[str] | None:
+        """The instruction of each world, where the task tells its episodes apart by words; they come to the host."""
+        return getattr(self.task, "instructions", None)
+
     def reset(self, mask: Tensor | None = None, seeds: Sequence[int] | None = None) -> Obs:
         mask = self._clock.begin(mask, seeds)
         self.physics.reset(mask)
@@ -117,10 +122,6 @@ def _float32(x: Tensor) -> Tensor:
 
 
 def _refuse(task: Any) -> None:
-    if not task.tensors:
-        raise BurnishError(
-            f"env.backend=warp does not play {type(task).__name__}, whose formulas are NumPy's; set env.backend=mujoco"
-        )
     asked = {"cameras": task.pixels is not None, "randomize": task.randomize is not None and task.randomize.any()}
     asked["guard"] = task.guard is not None and task.guard.any()
     for what, wanted in asked.items():

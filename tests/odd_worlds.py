@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -159,3 +160,59 @@ class Leaving(Passing):
 
 
 gymnasium.register("Odd-v0", entry_point="odd_worlds:Passing", max_episode_steps=11)
+
+
+class Raising(Passing):
+    """Fails in its step ``fails`` of every episode that begins with an odd seed, or ``shows`` no number there."""
+
+    def __init__(self, fails: int = 3, shows: bool = False) -> None:
+        super().__init__(99)
+        self.fails, self.shows = fails, shows
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.odd = seed % 2 == 1
+        return super().reset()
+
+    def step(self, action: Any) -> Any:
+        if self.odd and self.tick + 1 == self.fails and not self.shows:
+            raise FloatingPointError("the solver diverged")
+        super().step(action)
+        number = np.nan if self.odd and self.tick == self.fails and self.shows else float(self.tick)
+        return np.array([number]), float(self.tick), False, False, {"success": False}
+
+
+class Unwilling(Passing):
+    """Fails in so many resets on odd seeds; with a ``file`` any process is willing once that exists."""
+
+    def __init__(self, unwilling: int, file: str | None = None) -> None:
+        super().__init__()
+        self.unwilling, self.file = unwilling, Path(file) if file else None
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        if seed % 2 == 1 and self.unwilling > 0 and not (self.file and self.file.exists()):
+            self.unwilling -= 1
+            if self.file and not self.unwilling:
+                self.file.touch()
+            raise RuntimeError("the camera was not found")
+        return super().reset()
+
+
+class Deadly(Passing):
+    """Its third step ends its process."""
+
+    def step(self, action: Any) -> Any:
+        if self.tick == 2:
+            os._exit(3)
+        return super().step(action)
+
+
+class Flaky(Raising):
+    """Fails in the third step of every second episode."""
+
+    begun = 0
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        found = super().reset(seed=seed)
+        self.begun += 1
+        self.odd = self.begun % 2 == 1
+        return found

@@ -63,6 +63,7 @@ KEYS = {
     },
     "imagine_quality": {
         *(f"insert_{what}" for what in ("imagine", "imagine_data", "unguarded", "dsrl", "fewer_steps")),
+        *(f"insert_{inside}_residual" for inside in ("imagine", "unguarded")),
         *(f"{task}_{steps}" for task in ("push", "pick_place") for steps in ("20k", "100k")),
     },
     "imagine_speed": {"imagined_over_bare", "imagined_over_raw", "fit_s"},

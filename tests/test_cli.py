@@ -103,12 +103,13 @@ def test_a_policy_with_history_is_pretrained_evaluated_and_collected(lab, capsys
         (["pretrain"], "data=... must be given"),
         (["pretrain", "data"], "'data' is not a setting"),
         (["pretrain", "data=[1,"], "cannot read"),
+        (["pretrain", "--data=x"], "settings have no dashes here: say data=x in place of --data=x"),
         (["pretrain", "data=nowhere"], "nowhere"),
         (["pretrain", "+extra=1", "data=x"], "settings can only be changed"),
         (["pretrain", "+policy.extra=1", "data=x"], "settings can only be changed"),
         (["evaluate"], "policy=... must be given"),
         (["evaluate", "policy.path=nowhere"], "nowhere"),
-        (["evaluate", f"policy.path={__file__}"], "it is a file, and one of another library is not read here"),
+        (["evaluate", f"policy.path={__file__}"], "export its network by torch.onnx.export"),
         (["evaluate", "policy.path=model.onnx"], "there is no such folder"),
         (["compare", "base=x", "methods=dsrl", "env=insert"], "no choice of env here; write it into a file, world="),
         (["export", "policy.path=x", "env=insert"], "there is no choice of env here; leave it out"),
@@ -191,6 +192,8 @@ def test_an_existing_run_is_neither_overwritten_nor_continued_with_other_setting
     before = tree_hash(lab / "run")
     words = ["pretrain", f"data={lab}/data", f"out={lab}/run", *SMALL]
     assert "resume=true" in refused(capsys, *words)
+    for verb, method in (("finetune", "rlpd"), ("offline", "iql")):  # before anything is read
+        assert "is not empty" in refused(capsys, verb, f"method={method}", f"data={lab}/none", f"out={lab}/run")
     assert "train.lr" in refused(capsys, *words, "resume=true", "train.lr=0.5")
     assert tree_hash(lab / "run") == before
 
@@ -375,6 +378,15 @@ def test_the_text_of_a_setting_says_what_it_is():
     assert {each for each in found if not each.startswith("Riddles.")} == set()
     names = {each.split(".")[1].split(":")[0] for each in found}
     assert names == {"share", "frozen_s", "margin_m", "high", "consent", "threads"}
+
+
+@pytest.mark.parametrize("words", [["help"], ["finetune", "--help"]])
+def test_a_reader_that_leaves_early_ends_it_in_silence(words):
+    command = [sys.executable, "-c", "from burnish.policies.cli.cli import main; raise SystemExit(main())", *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert (process.stderr.read(), process.wait()) == ("", 141)
 
 
 def test_the_installed_command_exits_with_status_2():

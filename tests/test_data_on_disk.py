@@ -16,10 +16,11 @@ from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.spec import ActionSpec, ChunkConfig, EnvSpec, ObsSpec
 from burnish.policies.data import lerobot, lerobot_images, on_disk
-from burnish.policies.data.episodes import Episode, Episodes, Windows
+from burnish.policies.data.episodes import Episode, Episodes
 from burnish.policies.data.lerobot import read_lerobot, write_lerobot
 from burnish.policies.data.mirror import Mirror, mirrored
 from burnish.policies.data.read import read_dataset
+from burnish.policies.data.windows import Windows
 from format_lab import WRITERS, hdf5
 
 SIDE, EPISODES, STEPS = 128, 20, 50

@@ -7,7 +7,8 @@ import torch
 
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec, PolicySpec
-from burnish.policies.data.episodes import Episode, Episodes, Pad, Windows, action_limits
+from burnish.policies.data.episodes import Episode, Episodes, action_limits
+from burnish.policies.data.windows import Pad, Windows
 
 LOW, HIGH = (-2.0, 0.5), (1.0, 4.5)
 SHAPES = {"state": (3,), "image.front": (3, 4, 5), "goal": (2,), "goal_mask": ()}

@@ -82,6 +82,13 @@ def test_a_wrong_answer_is_one_sentence(fn, sentence):
     assert "\n" not in str(refusal.value)
 
 
+def test_an_observation_that_is_not_finite_is_no_fault_of_the_policy():
+    broken = {**OBS, "state": OBS["state"].clone()}
+    broken["state"].view(4, -1)[2, 1] = float("nan")
+    with pytest.raises(BurnishError, match=r"world 2 gave 'state' that is not finite, first at \[1\]; mend"):
+        CallablePolicy(lambda obs: obs["state"].mean() + torch.zeros(4, *SHAPE), spec()).act(broken)
+
+
 def test_wrong_questions_are_refused():
     with pytest.raises(BurnishError, match="takes no noise"):
         CallablePolicy(numpy_fn, spec()).act(OBS, noise=torch.zeros(4, *SHAPE))

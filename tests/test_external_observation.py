@@ -97,6 +97,8 @@ def test_a_dict_is_sorted_into_state_goal_and_images_whatever_its_order():
         (pixels(8), "state", (8,)),  # the memory of a game console, say
         (numbers(), "state", (1,)),
         (spaces.Dict(desired_goal=pixels(8, 9, 3)), "goal_image.main", (3, 8, 9)),
+        (spaces.Dict(pixels=pixels(8, 9, 3)), "image.main", (3, 8, 9)),
+        (spaces.Dict(pixels=spaces.Dict(top=pixels(8, 9, 3))), "image.top", (3, 8, 9)),
         (spaces.Dict(desired_goal=spaces.Dict(kettle=numbers(2), light=numbers(1))), "goal", (3,)),
         (spaces.Tuple([numbers(2), spaces.Dict(a=numbers(1))]), "state", (3,)),
     ],
@@ -120,3 +122,9 @@ def test_what_cannot_be_read_is_refused_in_one_sentence(space, sentence):
     with pytest.raises(BurnishError, match=sentence) as caught:
         Layout(list(leaves(space)), "Test-v0")
     assert "\n" not in str(caught.value) and "env.id=Test-v0" in str(caught.value)
+
+
+def test_a_camera_among_pixels_keeps_its_whole_name_where_its_short_one_is_taken():
+    space = spaces.Dict(pixels=spaces.Dict(top=pixels(4, 5, 3), side=pixels(4, 5, 3)), top=pixels(4, 5, 3))
+    layout, _ = seen(space, [space.sample()])
+    assert set(layout.spec.shapes) == {"image.top", "image.side", "image.pixels.top"}

@@ -232,6 +232,8 @@ def test_goals_and_images_arrive_in_the_rows_of_their_worlds(bench):
         ({"action": spaces.Box(0, 5, (2,), np.int64)}, "actions of kind Box of int64"),
         ({"action": spaces.Dict(a=BOX)}, "actions of kind Dict"),
         ({"action": spaces.Box(-np.inf, 1.0, (2,))}, "actions without limits"),
+        ({"space": spaces.Discrete(3)}, "observes something of kind Discrete, but only Box, Dict and Tuple are read"),
+        ({"space": spaces.Dict(a=BOX, b=spaces.Text(9))}, "observes b of kind Text"),
         ({"limit": None}, "has no limit of time; give env.max_steps"),
     ],
 )

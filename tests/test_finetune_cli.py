@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
+import torch
 from verb_lab import imitating, refused
 
 from burnish.finetune import api
@@ -179,6 +180,39 @@ def test_a_base_that_ignores_its_noise_is_refused(lab, tmp_path, capsys):
         message = refused(capsys, *words, f"out={tmp_path}/run")
         assert f"method={name} steers its base by noise, but this base ignores its noise" in message
         assert "method=residual_td3" in message and not (tmp_path / "run").exists()
+
+
+def test_a_base_is_corrected_from_noise_0_where_that_is_said(lab, tmp_path, capsys):
+    """Its draws are what any other method asks for, so no other one takes it."""
+    start = [f"policy.path={lab}/flow", "policy.greedy=true", *RUN]
+    small = ["method=residual_td3", "method.loop.warmup=8", "method.loop.batch=8", *NEEDED["residual_td3"]]
+    assert main(["finetune", *start, *small, f"out={tmp_path}/run"]) == 0
+    said = capsys.readouterr()
+    assert "24/24" in said.err and " decisions/s" in said.err, "in the unit of total=, not in iterations"
+    assert f"against={{path: {lab}/flow, greedy: true}}" in said.out, "what it began with"
+    policy, _ = load_policy(tmp_path / "run")
+    obs = {key: torch.zeros(2, *shape) for key, shape in policy.spec.obs.shapes.items()}
+    flow = api.load(lab / "flow")
+    drawn, still = (
+        flow.act(obs, greedy=greedy, generator=torch.Generator().manual_seed(1)) for greedy in (False, True)
+    )
+    found = policy.base.act(obs, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(found, still) and not torch.allclose(found, drawn)
+    assert main(["finetune", *start, "method=dsrl", f"out={tmp_path}/other"]) == 2
+    assert "needs a policy that takes its noise from outside" in capsys.readouterr().err
+
+
+def test_a_policy_that_diverged_is_not_saved(lab, tmp_path, capsys):
+    words = [f"policy.path={lab}/flow", *RUN, "method=residual_td3", "method.loop.warmup=8", "method.loop.batch=8"]
+    words += [
+        *NEEDED["residual_td3"],
+        "rewards.scale=1e38",
+        "method.loop.updates_per_decision=2",
+        f"out={tmp_path}/run",
+    ]
+    assert "training has diverged: " in refused(capsys, "finetune", *words)
+    kept, _ = load_policy(tmp_path / "run")
+    assert all(x.isfinite().all() for x in kept.parameters()), "that of the warm-up"
 
 
 def test_another_base_at_the_same_place_is_noticed(lab, tmp_path, capsys):

@@ -373,6 +373,7 @@ def saved(path, **arrays):
     [
         (lambda path: None, "there is no dataset at"),
         (lambda path: path.mkdir(), "is of no format that is read here: a folder dataset holds meta/info.json"),
+        (lambda path: (path.mkdir(), (path / "config.yaml").touch()), "see docs/data.md; it is a training"),
         (lambda path: path.write_text("hello"), "is neither a folder, nor an HDF5 file, nor an npz file"),
         (lambda path: path.write_bytes(b""), "is empty"),
         (saved, "is empty"),

@@ -62,7 +62,7 @@ class Crowd:
         end = time.monotonic() + patience_s
         while not done() and time.monotonic() < end:
             self.ask()
-            time.sleep(0.05)
+            time.sleep(0.01)
 
 
 def test_local_clients_that_go_on_asking_shut_nobody_out(monkeypatch):
@@ -86,6 +86,38 @@ def test_local_clients_that_go_on_asking_shut_nobody_out(monkeypatch):
         assert lost and "ask again within 1 s" in lost[0] and "a key, which keeps a place" in lost[0]
         for socket in crowd.sockets:
             socket.close()
+
+
+def test_a_place_goes_to_the_client_that_has_waited_longest(monkeypatch):
+    """Of three clients for one place two ask all the time: a place that went to the next who asks would be theirs."""
+    monkeypatch.setattr(gateway, "SILENT_S", 60.0)
+    monkeypatch.setattr(gateway, "HELD_S", 0.3)
+    with served(flow(), clients=1, receive_s=60.0) as server:
+        crowd = Crowd([dial(server) for _ in range(2)])
+        crowd.ask()
+        seldom = Crowd([dial(server)])
+        for _ in range(20):
+            seldom.ask()
+            crowd.until(lambda: False, 0.15)
+        assert seldom.served[0] >= 2, "its turn comes after two held times of 0.3 s, and 3 s are ten of them"
+        for socket in crowd.sockets + seldom.sockets:
+            socket.close()
+
+
+def test_a_place_that_is_left_goes_to_the_client_that_has_waited_longest_too(monkeypatch):
+    """Two that hand the place to each other, by closing, shut nobody out."""
+    monkeypatch.setattr(gateway, "HELD_S", 60.0)
+    with served(flow(), clients=1, receive_s=60.0) as server:
+        first, late, second = Crowd([dial(server)]), Crowd([dial(server)]), Crowd([dial(server)])
+        for crowd in (first, late, second):
+            crowd.ask()
+        assert (first.served, late.served, second.served) == ([1], [0], [0])
+        first.sockets[0].close()
+        second.until(lambda: False, 0.3)
+        late.ask()
+        assert (late.served, second.served) == ([1], [0])
+        for crowd in (late, second):
+            crowd.sockets[0].close()
 
 
 def test_a_place_behind_a_key_is_not_given_up(monkeypatch):

@@ -182,8 +182,10 @@ STUDIOUS = (
 def test_initial_updates_that_take_longer_than_a_share_are_told_before_anything_is_trained(flow, tmp_path, capsys):
     (tmp_path / "studious.yaml").write_text(STUDIOUS)
     words = [f"policy.path={flow}", *SMALL, f"methods={tmp_path}/studious.yaml", "minutes=0.2", f"out={tmp_path}/x"]
-    assert main(["improve", *words]) == 0
-    assert "studious is not raced: its warm-up and its initial updates take " in capsys.readouterr().out
+    assert main(["improve", *words]) == 2
+    said = capsys.readouterr()
+    assert "studious is not raced: its warm-up and its initial updates take " in said.out
+    assert "minutes=0.2 leave no method that fits the time to learn; raise minutes" in said.err
     assert json.loads((tmp_path / "x" / RACE).read_text())["shares"] == []
 
 
@@ -200,10 +202,9 @@ def test_a_method_that_would_only_warm_up_is_not_raced(flow, tmp_path, capsys):
     out, words = tmp_path / "improved", [f"policy.path={flow}", *SMALL]
     two = f"methods={tmp_path}/quick.yaml,{tmp_path}/lazy.yaml"
     assert main(["improve", *words, two, "steps=80", f"out={out}"]) == 0
-    assert (
-        "lazy is not raced: its warm-up takes 40 steps and its first share is 20; raise steps"
-        in capsys.readouterr().out
-    )
+    said = capsys.readouterr()
+    assert "lazy is not raced: its warm-up takes 40 steps and its first share is 20; raise steps" in said.out
+    assert "nothing was saved" not in said.err, "a race begins each run as one to resume"
     assert {x["entrant"] for x in json.loads((out / RACE).read_text())["shares"]} == {"quick"}
     assert "its first share is 20" in (out / "improve.md").read_text()
     alone = [*words, f"methods={tmp_path}/lazy.yaml", f"out={tmp_path}/none"]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from race_lab import Toy, flat, planned, played, race
+from race_lab import Skilled, Toy, flat, planned, played, race
 
 from burnish.finetune.improve.race import Preparation
 from burnish.finetune.improve.shares import survivors
+from burnish.policies.measure.evaluate import Evaluation
 
 
 @pytest.mark.parametrize("budget", [{"steps": 1000}, {"minutes": 8}])
@@ -99,6 +102,20 @@ def test_an_entrant_that_has_not_learnt_is_no_contender(tmp_path):
     toy = Toy({"late": flat(0.9), "good": flat(0.6)}, learns_after={"late": 10_000})
     found = played(tmp_path, toy, list(toy.curves), steps=500)
     assert found.contenders() == ["good"] and {x["learnt"] for x in found.record.shares} == {True, False}
+
+
+def test_of_those_who_succeed_as_often_the_one_that_is_paid_most_is_chosen(tmp_path, monkeypatch):
+    toy = Toy({})
+    found = race(tmp_path, toy, steps=500)
+    paid = {"slow": 1.0, "fast": 2.0, "fails": 9.0}
+
+    def evaluated(name: str, stream: str) -> Evaluation:
+        skill = 0.0 if name == "fails" else 1.0
+        return replace(toy.play(Skilled(name, skill), stream, 4), returns=[paid[name]] * 4)
+
+    monkeypatch.setattr(found, "contenders", lambda: list(paid))
+    monkeypatch.setattr(found, "evaluated", evaluated)
+    assert found.choose() == "fast"
 
 
 def test_an_entrant_without_a_share_is_named_with_the_reason(tmp_path, capsys):

@@ -22,10 +22,11 @@ from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.language import Letters, Spoken
 from burnish.policies.core.spec import ActionSpec, ChunkConfig, ObsSpec, PolicySpec, chunk_spec
 from burnish.policies.core.wrapper import instructions
-from burnish.policies.data.episodes import Windows, with_tokens
+from burnish.policies.data.episodes import with_tokens
 from burnish.policies.data.info import described
 from burnish.policies.data.lerobot_writer import LeRobotWriter
 from burnish.policies.data.read import read_dataset
+from burnish.policies.data.windows import Windows
 from burnish.policies.flow import FlowConfig
 from burnish.policies.nets.encoder import EncoderConfig, ObsEncoder
 from burnish.policies.runs.checkpoint import save

@@ -17,8 +17,9 @@ import lerobot_v3_reader
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec, PolicySpec
 from burnish.policies.data import lerobot_files, lerobot_writer
-from burnish.policies.data.episodes import Episode, Episodes, Windows
+from burnish.policies.data.episodes import Episode, Episodes
 from burnish.policies.data.lerobot import LeRobotWriter, read_extra, read_lerobot, write_lerobot
+from burnish.policies.data.windows import Windows
 
 SPEC = EnvSpec(
     ObsSpec({"state": (3,), "image.top": (3, 8, 8)}), ActionSpec((-1.0, -1.0), (1.0, 1.0)), 10.0, "velocity", 9

@@ -18,8 +18,8 @@ from burnish.finetune.table import METHODS, method_of
 from burnish.finetune.warmup import require_longer
 from burnish.finetune.world_model.env import Guard, GuardConfig
 from burnish.finetune.world_model.imagination import Choosing
-from burnish.finetune.world_model.model import ModelConfig
-from burnish.finetune.world_model.ticks import Ticks
+from burnish.finetune.world_model.model import ModelConfig, Prediction
+from burnish.finetune.world_model.ticks import Ticks, newest, shifted
 from burnish.offline.returns import Discount
 from burnish.offline.sac import SACConfig, soft_agent
 from burnish.policies.controllers import controller_for
@@ -236,6 +236,7 @@ def test_it_learns_from_fewer_ticks_and_only_from_a_model_that_is_right():
 @pytest.mark.parametrize("every", [0, 2])
 def test_a_resumed_run_equals_one_that_went_on(every):
     chosen = tiny(depth=DepthConfig(1, 3, 10, 40), optimistic=0.1, conservative=0.1, guard=GuardConfig(Guard.weight))
+    chosen = replace(chosen, lookahead=every)
     chosen = replace(chosen, imagine_every=every)
     whole, other = made(chosen, 2), made(chosen, 2)
     run(whole, 26)
@@ -287,12 +288,54 @@ def test_optimism_visits_what_the_model_does_not_know_and_caution_avoids_it():
     assert 0.4 < right(1.0, warm=True) < 0.6
     plain = made(tiny(), 2)
     assert plain.learner.actor is plain.imagination.actor, "without either nothing is chosen"
-    both = made(tiny(optimistic=1.0, conservative=1.0), 2)
+    both = made(tiny(optimistic=1.0, conservative=1.0, lookahead=3), 2)
     acting: list[Any] = [both.learner.actor, both.imagination.actor]
-    assert [actor.bonus for actor in acting] == [1.0, -1.0]
+    assert [(actor.bonus, actor.lookahead, actor.gamma) for actor in acting] == [(1.0, 3, 0.95), (-1.0, 3, 0.95)]
+
+
+class Corridor:
+    """A world of two ticks: who goes right now is where the model knows nothing in the next, or is paid there."""
+
+    sizes, elites, success_ends = (1,), torch.arange(2), torch.tensor(True)
+
+    def __init__(self, paid: float, over: bool) -> None:
+        self.paid, self.over = paid, over
+
+    def predict(self, obs: Any, action: torch.Tensor, member: torch.Tensor, noise: torch.Tensor) -> Prediction:
+        place = obs["state"][:, 0]
+        right = (place == 1).float()
+        after = {"state": torch.where(place == 0, action[:, 0].sign(), place)[:, None]}
+        never = torch.zeros(len(place), dtype=torch.bool)
+        ends = (action[:, 0] > 0) & (place == 0) & self.over
+        return Prediction(after, self.paid * right, never, ends, torch.zeros(len(place), 2), right)
+
+
+def test_a_look_ahead_counts_what_comes_after_the_next_tick():
+    """The control: one tick ahead, and behind an end, nothing tells the two ways apart but the critic."""
+
+    def right(bonus: float, lookahead: int, paid: float = 0.0, over: bool = False) -> float:
+        fork: Any = Fork()
+        fork.model = Corridor(paid, over)
+        chosen = Choosing(fork, fork, bonus, 5, 1, lookahead, 0.9)
+        action, _ = chosen.act({"state": torch.zeros(400, 1)}, warm=False, generator=torch.Generator().manual_seed(0))
+        return float((action > 0).float().mean())
+
+    assert right(1.0, 2) > 0.9 and right(-1.0, 2) < 0.1 and right(0.0, 2, paid=1.0) > 0.9
+    assert all(0.3 < right(*given) < 0.7 for given in ((1.0, 1), (0.0, 1, 1.0)))
+    assert right(1.0, 2, over=True) < 0.4
+
+
+def test_a_look_ahead_sees_the_frames_that_would_be_seen():
+    frames = {"state": torch.arange(6.0).view(2, 3, 1), "goal": torch.zeros(2, 1)}
+    after = {"state": torch.tensor([[7.0], [8.0]]), "goal": torch.ones(2, 1)}
+    seen = shifted(frames, after, 3)
+    assert seen["state"][..., 0].tolist() == [[1, 2, 7], [4, 5, 8]] and torch.equal(seen["goal"], after["goal"])
+    assert torch.equal(shifted(newest(frames, 3), after, 1)["state"], after["state"])
 
 
 def test_what_makes_no_sense_is_refused():
+    with pytest.raises(BurnishError, match="lookahead=5 compares draws of the policy, and none are compared"):
+        MBPOConfig(lookahead=5)
     with pytest.raises(BurnishError, match=r"end within the warm-up of 10.* lower method.inner.loop.warmup"):
         require_longer(tiny(), 10)
     with pytest.raises(BurnishError, match="capacity=5 imagined decisions are less"):
@@ -308,6 +351,9 @@ def test_what_makes_no_sense_is_refused():
     flow = make_base("flow", agent_spec(env.spec, 3))
     with pytest.raises(BurnishError, match="compare single actions of the world"):
         prepare(tiny(inner=shrunk(METHODS["dsrl"].config()), optimistic=1.0), flow, env)
+    with pytest.raises(BurnishError, match="lookahead imagines no base"):
+        residual = shrunk(METHODS["residual_td3"].config())
+        prepare(tiny(inner=residual, optimistic=1.0, lookahead=2), flow, env)
     cut = GuardConfig(Guard.cut)
     with pytest.raises(BurnishError, match="these end after one tick anyway"):
         prepare(tiny(depth=DepthConfig(), guard=cut), None, env)

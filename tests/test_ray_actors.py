@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import sys
 import threading
@@ -15,17 +16,23 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
 from asynchronous_lab import RUN, Telling, all_gone, begun, descendants, newest_step, telling, together, within
 from burnish.finetune import refinement
 from burnish.finetune.loops import OffPolicy, OffPolicyConfig
 from burnish.finetune.methods.dsrl import DSRLConfig, latent_sac
 from burnish.finetune.processes import asynchronous
-from burnish.finetune.processes.ray_actors import RayActors
+from burnish.finetune.processes.actor_process import ActorConfig
+from burnish.finetune.processes.ray_actors import RayActor, RayActors, packed
 from burnish.finetune.refinement import FinetuneConfig
+from burnish.policies.build import SmolVLALoadConfig, build_policy, describe, load_policy
 from burnish.policies.cli.cli import main
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.execute import Execution
+from burnish.policies.core.spec import ActionSpec, ObsSpec, PolicySpec
+from burnish.policies.flow import FlowConfig
+from burnish.policies.runs.checkpoint import number, save
 from burnish.policies.runs.run import read_metrics
 
 ACTOR = b"ray::RayActor"
@@ -48,6 +55,40 @@ def test_an_actor_on_ray_acts_line_by_line_on_a_core(monkeypatch):
     refinement.in_processes(config, cast("Any", OffPolicy.__new__(OffPolicy)))
     (theirs,) = told
     assert theirs.method == DSRLConfig(sac=latent_sac()) and (theirs.device, theirs.threads) == ("cpu", 1)
+
+
+def test_an_actor_reads_the_files_of_the_policy_that_the_learner_sent(tmp_path):
+    """Of a run the policy alone, of a dataset what describes it; a name on a hub stays. Nothing of the learner's disk
+    is there when the actor begins."""
+    spec = PolicySpec(ObsSpec({"state": (3,)}), ActionSpec((-1.0,) * 2, (1.0,) * 2), horizon=2, execute=1)
+    policy = build_policy(FlowConfig(), spec)
+    child = {"config": describe(policy), "state": policy.state_dict()}
+    replay = {"state": {"replay": torch.zeros(9)}, "config": {}}
+    save(tmp_path / "run" / "checkpoints" / number(5), config={}, state={}, children={"policy": child, "rest": replay})
+    for name in ("words.json", "set/meta/info.json", "set/meta/stats.json", "set/data/rows.parquet"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    named = {"path": f"{tmp_path}/run", "words": f"{tmp_path}/words.json", "stats": f"{tmp_path}/set", "base": "me/hub"}
+    config = FinetuneConfig(policy=SmolVLALoadConfig(**named), method=DSRLConfig())
+    sent = packed(config)
+    assert not any("rest" in name for given in sent.values() for name in given.contents)
+    for left in ("run", "set"):
+        shutil.rmtree(tmp_path / left)
+    found: list[Any] = []
+
+    def make(config: FinetuneConfig, seed: int) -> Any:
+        chosen = config.policy
+        assert chosen is not None
+        found.extend([load_policy(chosen.path)[0], Path(chosen.words).read_text(), chosen.base])
+        found.append({x.name for x in Path(chosen.stats).rglob("*.*")})
+        raise BurnishError("enough")
+
+    actor = RayActor([])
+    actor.play("/nowhere", make, config, ActorConfig(seed=1, warm=0, ahead=0, rows=None), (), sent)
+    theirs, *rest = found
+    assert all(torch.equal(x, theirs.state_dict()[name]) for name, x in policy.state_dict().items())
+    assert rest == ["words.json", "me/hub", {"info.json", "stats.json"}]
+    assert b"enough" in actor.fetch()[0]
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +116,7 @@ def acting_under(pid: int) -> list[int]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.rotating(3, case=0)
 def test_an_actor_that_is_killed_on_ray_is_begun_anew(cluster, monkeypatch):
     monkeypatch.setattr(asynchronous, "PATIENCE_S", 300.0)  # on a busy machine one may begin long after the other
     config = Telling(OffPolicyConfig(capacity=4000, warmup=8, updates_per_decision=0.75, batch=4), 0.002, actors=2)
@@ -100,7 +141,7 @@ def test_an_actor_that_is_killed_on_ray_is_begun_anew(cluster, monkeypatch):
     assert (heard.max(0).values > 0).all(), "both hear of new weights"
 
 
-@pytest.mark.slow
+@pytest.mark.rotating(3, case=1)
 def test_an_accident_on_ray_is_told_with_its_reason(cluster):
     def tell(line: str) -> None:
         raise InterruptedError(line)
@@ -115,7 +156,7 @@ def test_an_accident_on_ray_is_told_with_its_reason(cluster):
 LONG = ["worlds=6", "total=6000", "log_every=600", "save_every=240", "processes=3"]  # 1000 rows
 
 
-@pytest.mark.slow
+@pytest.mark.rotating(3, case=2)
 def test_a_run_on_ray_survives_an_actor_and_a_node(cluster, tmp_path, capsys):
     """First an actor is killed, then the node of one is lost, while the run goes on."""
 
@@ -148,7 +189,7 @@ def test_a_run_on_ray_survives_an_actor_and_a_node(cluster, tmp_path, capsys):
     assert last["asynchronous/updates_per_decision"] == pytest.approx(0.5, abs=1 / 5958)  # one may be owed
 
 
-@pytest.mark.slow
+@pytest.mark.rotating(3, case=3)
 def test_a_learner_that_is_killed_leaves_no_actor_on_ray_and_the_run_is_resumed(cluster, tmp_path):
     words = [*LONG, "total=1200", f"on=ray:{cluster.address}"]
     process, _, saved = begun(tmp_path / "run", *words)

@@ -115,6 +115,7 @@ def test_a_model_that_reads_is_told_in_words():
     assert torch.equal(told.with_advantage({"tokens": tokens})["tokens"][0], wanted[0]), "who acts is told the best"
     full = words.ids(["reach the red disc the red disc the red disc"])  # the end of the instruction gives way
     assert torch.equal(told.with_advantage({"tokens": full})["tokens"][0, -3:], words.ids([POSITIVE])[0, :3])
+    assert told.sentences("meta") is told.sentences("meta"), "they are brought to a device once"
 
 
 def test_a_model_that_is_told_in_words_is_saved_and_acts_as_before(tmp_path):

@@ -20,6 +20,11 @@ from torch import Tensor
 
 from burnish.finetune.build import prepare
 from burnish.finetune.loops import OnPolicy
+from burnish.finetune.methods.dsrl import Variant
+from burnish.finetune.methods.mbpo import MBPOLoop
+from burnish.finetune.table import METHODS as TABLE
+from burnish.finetune.world_model.infopower import InfoPowerConfig
+from burnish.finetune.world_model.model import Fit, ModelConfig
 from burnish.policies.build import load_policy
 from burnish.policies.core.execute import Execution, with_execution
 from burnish.policies.core.graphed_policy import Graphed, GraphedActor
@@ -34,29 +39,40 @@ from seam import EXECUTE, FITTED, make_base, shrunk
 from seam import METHODS as LOOPED
 
 WORLD = PointReachConfig(max_steps=7, noise=0.2, goal_in_state=True, radius=0.4)
+FITS: dict[str, Any] = {"refit": 8, "refit_updates": 6, "rollouts": 1, "imagined_worlds": 4}
+# Methods and their settings: with those of a name, those that have more steps, and a model of the world.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {name: (name, FITTED.get(name, {})) for name in LOOPED}
+CASES |= {
+    "dsrl aliased": ("dsrl", {"variant": Variant.aliased}),
+    "tdmpc infopower": ("tdmpc", {"infopower": InfoPowerConfig(1.0)}),
+    "mbpo": ("mbpo", {**FITS, "model": ModelConfig(updates=6)}),
+}
 
 
-def settings_of(name: str, mode: Execution) -> Any:
-    return with_execution(shrunk(LOOPED[name].config(**FITTED.get(name, {}))), mode)
+def settings_of(case: str, mode: Execution) -> Any:
+    name, given = CASES[case]
+    return with_execution(shrunk(TABLE[name].config(**given)), mode)
 
 
 # Those that name an execution, but for dagger, which learns from an expert alone.
-METHODS = [name for name in LOOPED if settings_of(name, Execution.cudagraph) != settings_of(name, Execution.eager)]
+METHODS = [case for case in CASES if settings_of(case, Execution.cudagraph) != settings_of(case, Execution.eager)]
 METHODS.remove("dagger")
 ON = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def state(name: str, mode: Execution, seed: int = 0, short: bool = False) -> dict[str, Tensor]:
+def state(case: str, mode: Execution, seed: int = 0, short: bool = False) -> dict[str, Tensor]:
     """All numbers of the learner after some updates."""
+    name, _ = CASES[case]
     env = ScaledEnv(make_env(WORLD, 4, seed=seed, device=ON))
-    kind = bases_of(name)[0]
+    kind = bases_of(name)[0] if name in LOOPED else None
     base = None if kind is None else make_base(kind, agent_spec(env.spec, EXECUTE)).to(ON)
-    config = settings_of(name, mode)
+    config = settings_of(case, mode)
     loop = prepare(config, base, env, seed=seed, device=ON)
     counts = (3, 12) if short else (6, 30)  # short: each recording is called at least five times
     for _ in range(counts[0] if isinstance(loop, OnPolicy) else counts[1]):
         loop.iterate()
-    found = separate(encode(loop.learner.state_dict())[1])
+    model = loop.model.state_dict() if isinstance(loop, MBPOLoop) else {}
+    found = separate(encode({**loop.learner.state_dict(), "model": model})[1])
     return {key: x for key, x in found.items() if x.is_floating_point()}
 
 
@@ -75,7 +91,11 @@ def test_what_is_recorded_can_be_replayed(name, monkeypatch):
 
     monkeypatch.setattr("burnish.policies.core.execute._Graphed", watched)
     state(name, Execution.cudagraph, short=True)
-    assert {is_decision(x.fn) for x in made if x.calls > 5} == {True, False}, "an update and a decision"
+    played = [x for x in made if x.calls]
+    assert min(x.calls for x in played) > 5, "each is played again"
+    assert {is_decision(x.fn) for x in played} == {True, False}, "an update and a decision"
+    fits = [x for x in played if getattr(x.fn, "__func__", None) is Fit._descend]
+    assert len(fits) == (name == "mbpo")
 
 
 def others() -> dict[str, Any]:

@@ -16,7 +16,8 @@ from burnish.finetune.methods.rlpd import RLPDConfig
 from burnish.offline import replay as replays
 from burnish.offline import storage
 from burnish.offline.replay import FIRST, Replay
-from burnish.offline.sources import Ahead, Mixture, ahead
+from burnish.offline.sources import Mixture, ahead
+from burnish.policies.core import prefetch
 from burnish.policies.core.errors import BurnishError
 from burnish.policies.core.tree import leaves
 from burnish.policies.runs import checkpoint
@@ -51,7 +52,7 @@ def test_pictures_that_memory_cannot_hold_are_kept_in_a_file(monkeypatch, tmp_pa
     plain, spilled = Replay(40, 2, seed=1), Replay(40, 2, seed=1)
     for row in range(27):
         plain.add(*a_row(1, pictures(row)))
-    monkeypatch.setattr(storage, "free_bytes", lambda device: 40 * 100)  # the pictures alone have 40 * 192 bytes
+    monkeypatch.setattr(prefetch, "free_bytes", lambda device: 40 * 100)  # the pictures alone have 40 * 192 bytes
     with pytest.warns(UserWarning, match=r"image\.top of the replay may grow to"):
         spilled.add(*a_row(1, pictures(0)))
     for row in range(1, 27):
@@ -67,7 +68,7 @@ def test_pictures_that_memory_cannot_hold_are_kept_in_a_file(monkeypatch, tmp_pa
 
 def test_a_replay_that_nothing_can_hold_is_refused_before_anything_is_played(monkeypatch):
     """A million decisions with a picture of 128 by 128: 46 GiB. The control: the file system has room."""
-    monkeypatch.setattr(storage, "free_bytes", lambda device: 8 * 2**30)
+    monkeypatch.setattr(prefetch, "free_bytes", lambda device: 8 * 2**30)
     usage = type(shutil.disk_usage("/"))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(0, 0, 20 * 2**30))
     with pytest.raises(BurnishError, match=r"needs 45\.8 GiB.*smaller loop\.capacity"):
@@ -84,7 +85,7 @@ def test_the_place_that_a_setting_names_is_taken_or_refused(monkeypatch, place):
         replay.add(*a_row(1, pictures(7)))
         return replay
 
-    monkeypatch.setattr(storage, "free_bytes", lambda device: 2**20)
+    monkeypatch.setattr(prefetch, "free_bytes", lambda device: 2**20)
     usage = type(shutil.disk_usage("/"))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(0, 0, 2**20))
     replay = made(40)
@@ -129,7 +130,7 @@ def test_batches_that_are_drawn_ahead_are_those_of_the_source(second):
     assert len(plain) == len(drawn) and all(map(torch.equal, plain, drawn)) and len(one) == 1 < len(two)
     assert all(map(torch.equal, *states))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Ahead, "put_back", lambda self: setattr(self, "_next", None))
+        patch.setattr(prefetch.Prefetch, "put_back", lambda self: setattr(self, "_next", None))
         other = asked(ahead(source, memories, 6), set())
     assert all(map(torch.equal, plain, other)) == (second is None)
 
@@ -151,7 +152,7 @@ def test_a_replay_in_a_file_teaches_the_same():
 def test_pictures_that_the_gpu_cannot_hold_are_kept_in_host_memory(monkeypatch):
     plain, moved = Replay(40, 2, seed=1, device="cuda"), Replay(40, 2, seed=1, device="cuda")
     for replay, free in ((plain, 2**40), (moved, 40 * 100)):
-        monkeypatch.setattr(storage, "free_bytes", lambda device, free=free: free if device.type == "cuda" else 2**40)
+        monkeypatch.setattr(prefetch, "free_bytes", lambda device, free=free: free if device.type == "cuda" else 2**40)
         for row in range(27):
             replay.add(*a_row(1, pictures(row)))
     assert moved._obs["image.top"].device.type == "cpu" and plain._obs["image.top"].device.type == "cuda"

@@ -223,6 +223,15 @@ def test_an_empty_folder_is_no_run_yet(tmp_path):
     assert len(read_metrics(tmp_path)) == 2
 
 
+def test_a_run_with_nothing_to_resume_says_so(tmp_path, capsys):
+    """The controls: one that begins, and one that goes on."""
+    for resume, steps, said in ((True, 2, True), (True, 4, False)):
+        train(tmp_path / "run", steps, resume=resume)
+        assert ("this run begins at its first step" in capsys.readouterr().err) == said
+    train(tmp_path / "other", 2, resume=False)
+    assert "first step" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -294,9 +303,9 @@ def test_policy_is_found_in_runs_checkpoints_and_alone(tmp_path, whole):
 
 
 def test_progress_is_quiet_unless_asked_where_there_is_no_terminal(tmp_path, capsys):
-    train(tmp_path / "a", 4)
+    train(tmp_path / "a", 4, resume=False)
     assert capsys.readouterr().err == ""
-    train(tmp_path / "b", 4, progress_every_s=0.0)
+    train(tmp_path / "b", 4, resume=False, progress_every_s=0.0)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 4 and "2/4" in lines[1] and "step/s" in lines[1]
     train(tmp_path / "b", 6, progress_every_s=1e6)

@@ -20,9 +20,10 @@ from burnish.policies.core.ranks import Ranks
 from burnish.policies.core.seed import generator
 from burnish.policies.core.spec import PolicySpec
 from burnish.policies.data import lerobot_images, lerobot_video, on_disk
-from burnish.policies.data.episodes import Windows, share, split
+from burnish.policies.data.episodes import share, split
 from burnish.policies.data.lerobot import read_lerobot, write_lerobot
 from burnish.policies.data.read import read_dataset
+from burnish.policies.data.windows import Windows
 from burnish.policies.runs.checkpoint import newest
 
 SIZE = 3

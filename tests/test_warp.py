@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import mujoco
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -30,7 +31,7 @@ from burnish.sim.warp_batch import BatchedWarp
 pytestmark = pytest.mark.sim
 
 ROBOTS = ("half_cheetah", "hopper", "walker2d", "ant", "humanoid")
-ARM = ("reach", "push", "insert", "pick_place", "stack")
+ARM = ("reach", "push", "insert", "pick_place", "stack", "avoid", "tabletop")
 LIMIT = 7  # ticks of an episode
 SEEDS = [11, (1 << 40) + 7, 13]
 
@@ -178,7 +179,7 @@ class NothingToTheHost(TorchDispatchMode):
 @pytest.mark.parametrize(
     ("name", "made"),
     [
-        *((name, on_stand_in) for name in ("walker2d", "ant", "push", "insert", "stack")),
+        *((name, on_stand_in) for name in ("walker2d", "ant", "push", "insert", "stack", "avoid", "tabletop")),
         pytest.param("push", on_warp, marks=pytest.mark.slow),  # its physics is the same in all of them, and slow
     ],
 )
@@ -209,8 +210,6 @@ def test_films_show_the_worlds(require):
 @pytest.mark.parametrize(
     ("name", "settings", "words"),
     [
-        ("tabletop", {}, "does not play Tabletop"),
-        ("avoid", {}, "does not play Avoid"),
         ("push", {"observe": Observe.pixels}, "no cameras"),
         ("push", {"randomize": RandomizeConfig(mass=0.1)}, "no randomize"),
         ("reach", {"guard": GuardConfig(velocity=2.0, acceleration=9.0)}, "no guard"),
@@ -239,16 +238,20 @@ def test_experts_stay_with_numpy():
 
 
 @pytest.mark.slow
-def test_a_solver_that_it_lacks_is_refused():
-    with pytest.raises(BurnishError, match=r"mjSOL_PGS.*env\.backend=mujoco"):
-        on_warp("humanoid")
+def test_what_it_cannot_simulate_is_refused():
+    pytest.importorskip("mujoco_warp")
+    from burnish.sim.warp_physics import WarpPhysics
+
+    model = mujoco.MjModel.from_xml_string("<mujoco><option noslip_iterations='3'/></mujoco>")
+    with pytest.raises(BurnishError, match=r"noslip.*env\.backend=mujoco"):
+        WarpPhysics(model, 1, torch.device("cpu"))
 
 
 # Float32 at a tolerance of 1e-6, over seven ticks of 4 to 40 physics steps, with speeds up to 10 and units of the arm's
-# observations as small as 2 mm and 0.01 rad. Measured: 8e-6, 9e-5, 4e-5, 7e-5 (`benchmarks/warp_difference.py` goes on
-# until they part). A mass that is a twentieth larger makes ten times as much and more.
+# observations as small as 2 mm and 0.01 rad. Measured: 8e-6, 9e-5, 4e-5, 7e-5, 3e-5
+# (`benchmarks/warp_difference.py` goes on until they part). A mass that is a twentieth larger makes ten times as much.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["hopper", "walker2d", "reach", "push"])
+@pytest.mark.parametrize("name", ["hopper", "walker2d", "reach", "push", "humanoid"])
 def test_physics_is_that_of_c_mujoco_until_contacts_differ(name):
     assert difference(on_warp(name), in_c(name), LIMIT) < 5e-4
 

@@ -15,7 +15,8 @@ from burnish.offline.replay import Replay
 from burnish.offline.sources import Mixture, joined
 from burnish.policies.build import build_policy
 from burnish.policies.core.spec import ActionSpec, EnvSpec, ObsSpec, PolicySpec
-from burnish.policies.data.episodes import Episode, Episodes, Windows
+from burnish.policies.data.episodes import Episode, Episodes
+from burnish.policies.data.windows import Windows
 from offline_lab import CONFIGS, build
 from training_lab import train_offline
 

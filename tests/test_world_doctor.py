@@ -12,6 +12,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import torch
 import yaml
 from gymnasium import spaces
 
@@ -19,13 +20,20 @@ from burnish.finetune.compare.entrants import world_words
 from burnish.finetune.doctor.__main__ import GROUPS
 from burnish.finetune.doctor.__main__ import DoctorConfig as VerbConfig
 from burnish.policies.cli.cli import compose, main, to_object
+from burnish.policies.core.errors import BurnishError
 from burnish.sim.external.doctor import as_yaml, described, read_back, refused, restoring, seeding
 from burnish.sim.external.examination import Seen, first_difference, play
 from burnish.sim.external.settings import GymConfig, RemoteConfig, Reward
+from burnish.sim.external.worlds import ExternalEnv
 from burnish.sim.tasks.insert import InsertConfig
 from burnish.sim.two_mode import TwoModeConfig
 
 counter = itertools.count()
+
+
+# What an info says of a success: the first three are one truth value.
+SAYS = {"bool": bool, "none": lambda won: None, "array": lambda won: np.array([won]), "text": str}
+SAYS |= {"two": lambda won: np.array([won, won]), "dict": lambda won: {"won": won}}
 
 
 class Drifter(gymnasium.Env):
@@ -35,8 +43,8 @@ class Drifter(gymnasium.Env):
     observation_space = spaces.Dict(place=spaces.Box(-9, 9, (2,)), top=spaces.Box(0, 255, (4, 5, 3), np.uint8))
     action_space = spaces.Box(-1, np.array([1, 3], np.float32))
 
-    def __init__(self, habit: str = "honest", word: str | None = None):
-        self.habit, self.word = habit, word
+    def __init__(self, habit: str = "honest", word: str | None = None, says: str = "bool"):
+        self.habit, self.word, self.says = habit, word, SAYS[says]
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -50,12 +58,14 @@ class Drifter(gymnasium.Env):
             "free": lambda: next(counter),
             "late": lambda: next(counter) if self.tick > 2 else self.np_random.normal(),
             "broken": lambda: np.nan,
+            "unpaid": lambda: 0.0,
         }[self.habit]()
         return {"place": np.array([self.tick, number], np.float32), "top": np.zeros((4, 5, 3), np.uint8)}
 
     def step(self, action):
         self.tick += 1
-        return self.see(), 0.0, False, self.tick == 8, {} if self.word is None else {self.word: self.tick == 8}
+        info = {} if self.word is None else {self.word: self.says(self.tick == 8)}
+        return self.see(), np.nan if self.habit == "unpaid" else 0.0, False, self.tick == 8, info
 
 
 class Killer(Drifter):
@@ -98,6 +108,24 @@ def test_each_broken_promise_is_seen_and_comes_with_advice(habit, equal, other):
     assert other in first.restored and bool(other) == bool(restoring(first).advice)
 
 
+@pytest.mark.parametrize("says", SAYS)
+def test_a_success_that_is_not_one_truth_value_is_refused(says):
+    env = ExternalEnv(1, GymConfig("test_world_doctor:Drifter", {"word": "success", "says": says}, max_steps=10))
+    env.reset()
+    if says in ("text", "two", "dict"):
+        with pytest.raises(BurnishError, match=r"its info says success=.*, which is not one truth value"):
+            env.step(torch.zeros(1, 2))
+    else:
+        won = [bool(env.step(torch.zeros(1, 2)).info["success"]) for _ in range(8)]
+        assert won == [False] * 7 + [says != "none"]
+
+
+def test_a_reward_that_is_no_number_is_said():
+    first, _ = seen(habit="unpaid")
+    lines = list(described(GymConfig(), first))
+    assert "gives numbers that are not finite" in lines[0].text and "first was the reward" in lines[1].text
+
+
 def test_what_is_not_reported_or_no_number_is_said():
     first, _ = seen(habit="broken", word="solved")
     lines = list(described(GymConfig(), first))
@@ -129,10 +157,19 @@ def test_the_file_makes_the_same_world_wherever_such_files_are_read(world, tmp_p
     assert to_object(compose("doctor", VerbConfig, GROUPS["doctor"], words)).env == world
 
 
+def test_a_file_of_ones_own_may_say_of_a_world_what_a_command_may(tmp_path):
+    world = GymConfig("Ant-v5", {"xml_file": "my.xml"})
+    (tmp_path / "world.yaml").write_text(as_yaml(world))
+    with pytest.raises(BurnishError, match=r"xml_file='my.xml', an argument that is not known .*trust_world=true"):
+        world_words(str(tmp_path / "world.yaml"))
+    words = world_words(str(tmp_path / "world.yaml"), trusted=True)
+    assert to_object(compose("doctor", VerbConfig, GROUPS["doctor"], words)).env == world
+
+
 def test_arguments_that_a_strangers_file_may_not_say_are_named():
     world = GymConfig("Ant-v5", {"xml_file": "my.xml"})
     assert read_back(as_yaml(world)) == world
-    assert "names it: it says env.kwargs.xml_file='my.xml', which is not known" in refused(as_yaml(world))
+    assert "names it: it says env.kwargs.xml_file='my.xml', an argument that is not known" in refused(as_yaml(world))
     assert not refused(as_yaml(GymConfig("Pendulum-v1", {"g": 9.81})))
     there = RemoteConfig("Some/World-v0", success="solved", address="there:7777")
     assert read_back(as_yaml(there)) == there

@@ -36,7 +36,7 @@ def test_worlds_draw_the_same_while_they_are_made_in_whatever_process():
 
 @pytest.mark.parametrize("processes", [0, 1])
 def test_an_error_without_words_is_told_by_its_kind(processes):
-    with pytest.raises(BurnishError, match=r"cannot be made \(AssertionError\)"):
+    with pytest.raises(BurnishError, match=r"cannot be made \(AssertionError \(at .*odd_worlds\.py:\d+\)\)"):
         first("Silent", 1, processes)
 
 
@@ -76,7 +76,7 @@ def test_the_usual_expert_is_made_where_burnish_is_not_installed(monkeypatch):
     config = RemoteConfig("Pendulum-v1", python=sys.executable)
     env: Any = make_env(config, 1)
     take_on = env.workers.take_on
-    monkeypatch.setattr(env.workers, "take_on", lambda name: asked.append(name) or take_on(name))
+    monkeypatch.setattr(env.workers, "take_on", lambda name, called: asked.append(name) or take_on(name, called))
     with pytest.raises(BurnishError, match="no expert for environments of gymnasium"):
         make_expert(config, 1, env=env)
     file = asked[0].removesuffix(":make")

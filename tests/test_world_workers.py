@@ -125,7 +125,7 @@ def test_a_worker_that_dies_is_one_sentence(moment):
     killed(env, 1)
     with pytest.raises(BurnishError, match=r"worlds 2 to 3 of Pendulum-v1 died \(killed by signal 9\)") as caught:
         env.step(torch.ones(4, 1)) if moment == "step" else env.reset()
-    assert "resume=true" in str(caught.value) and "\n" not in str(caught.value)
+    assert "env.restart=true" in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("restart", [False, True])

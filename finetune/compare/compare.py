@@ -82,6 +82,7 @@ class CompareConfig:
     data: str | None = None  # the recordings that the base has imitated, for the free baselines that learn from them
     task: str | None = None  # task whose shipped experiments the names mean; null: the world of the base
     world: str | None = None  # a file like an experiment, whose env is that of all of them; null: the world of the base
+    trust_world: bool = False  # world= is a file of your own, which may say of a world what a command line may
     episodes: int = 200  # episodes of the base and of each result in the end
     evaluations: int = 10  # evaluations along each run
     evaluation_episodes: int = 64  # episodes of each of these evaluations
@@ -227,7 +228,8 @@ def _words(config: CompareConfig) -> list[str]:
 
 def _claim(config: CompareConfig, chosen: Mapping[str, Entrant]) -> None:
     path = Path(config.out) / CONFIG
-    mine = to_data(config) | {"base_sha256": weights_of(config.base), "world": world_words(config.world) or None}
+    world = world_words(config.world, config.trust_world) or None
+    mine = to_data(config) | {"base_sha256": weights_of(config.base), "world": world}
     mine["data_sha256"] = None if config.data is None else fingerprint(config.data)
     # Recordings may be named later, but not be others than those that were learnt from.
     learnt = any((Path(config.out) / RUNS).glob(f"*{PLAN}"))
@@ -253,7 +255,7 @@ class Player:
         on = LOCAL if config.on == SLURM else config.on
         self.executor = executor(on, config.device, config.storage, config.cores, config.gpus)
         self.common = [f"device={config.device}", f"threads={max(1, config.cores)}"]
-        self.world = world_words(config.world)
+        self.world = world_words(config.world, config.trust_world)
 
     def play(self, chosen: Entrant, entry: Entry) -> None:
         """One run and its evaluation."""
@@ -355,32 +357,30 @@ class Player:
 
     def film(self, policies: Mapping[str, str]) -> None:
         """All of them on the same first seeds. Policies that cannot be filmed are left out."""
-        count = self.config.videos
+        count, missing = self.config.videos, dict[str, list[str]]()
         for name, policy in policies.items():
             target, scratch = self.out / VIDEOS / name, self.out / VIDEOS / f".{name}"
             if count == 0 or target.exists() or self.stop.requested:
                 continue
-            words = [
-                "evaluate",
-                f"policy.path={policy}",
-                f"eval.episodes={count}",
-                f"videos={count}",
-                f"seed={self.config.seed}",
-                f"out={scratch}",
-            ]
+            words = ["evaluate", f"policy.path={policy}", f"eval.episodes={count}", f"videos={count}"]
+            words += [f"seed={self.config.seed}", f"out={scratch}"]
             try:
                 files.refuse_link(scratch)
                 self._burnish([*words, f"eval.worlds={count}", *self.world, *self.common], self.out / "videos.log")
                 files.move(scratch / "videos", target)
             except (BurnishError, OSError) as error:
-                sys.stderr.write(f"no films of {name}: {error}\n")
+                missing.setdefault(str(error), []).append(name)
             files.remove(scratch)
+        for why, names in missing.items():
+            sys.stderr.write(f"no films of {', '.join(names)}: {why}\n")
 
     def _burnish(self, words: Sequence[str], log: Path) -> None:
         status = self.executor.play(words, log, self.stop)
         if status and not self.stop.requested:
             self._require_here(log)
             said = log.read_text(encoding="utf-8").strip().splitlines()[-3:]
+            if said and said[-1].startswith(mistake := f"burnish {words[0]}: "):
+                said = [said[-1].removeprefix(mistake)]
             raise BurnishError(f"`burnish {words[0]}` ended with status {status}: " + " ".join(said))
 
     def _require_here(self, file: Path) -> None:

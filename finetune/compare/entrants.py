@@ -79,14 +79,15 @@ def _experiments(task: str | None) -> dict[str, str]:
     return {f.name.removesuffix(".yaml"): f.read_text(encoding="utf-8") for f in files}
 
 
-def world_words(name: str | None) -> list[str]:
-    """The words for the world on each command line; nothing where it is the base's."""
+def world_words(name: str | None, trusted: bool = False) -> list[str]:
+    """The words for the world on each command line; nothing where it is the base's. Where the file ``name`` is
+    ``trusted``, it says of the world what the user may say."""
     if name is None:
         return []
     path = Path(name)
     if not path.is_file():
         raise BurnishError(f"world={name} is no file; it holds settings of env, as a file of methods= may")
-    words = _said(_parsed(path.read_text(encoding="utf-8"), name), name)
+    words = _said(_parsed(path.read_text(encoding="utf-8"), name), name, trusted)
     if not any(word.startswith("env=") for word in words) or any(not word.startswith("env") for word in words):
         raise BurnishError(
             f"{name} must choose a world by a line `- override /env: insert` under `defaults:`, and say "
@@ -105,12 +106,13 @@ def _parsed(text: str, name: str) -> Mapping[str, Any]:
     return data
 
 
-def _said(data: Mapping[str, Any], name: str) -> list[str]:
-    """The settings of the file ``name`` as words of a command line. It may be untrusted: its words are literal, and
-    of a world they say no more than a checkpoint's may."""
+def _said(data: Mapping[str, Any], name: str, trusted: bool = False) -> list[str]:
+    """The settings of the file ``name`` as words of a command line, which are literal. Where it is not ``trusted``,
+    they say of a world no more than a checkpoint's may."""
     try:
         words = list(_as_words(data))
-        plain_world(data.get("env"), name)
+        if not trusted:
+            plain_world(data.get("env"), name, "; in a file of your own, say trust_world=true")
     except (AttributeError, RuntimeError, TypeError) as error:
         raise BurnishError(f"{name} must hold settings as in configs/experiment: {error}") from error
     return [require_literal(word, name) for word in words]

@@ -26,6 +26,7 @@ from ...policies.core.seed import generator
 from ...policies.core.spec import EnvSpec, PolicySpec, dtype_of
 from ...policies.core.tree import index
 from ...policies.core.types import Obs
+from ...policies.data.info import world_name
 from ...sim.build import WORLDS, origin_of, raw_world, seen_by
 from ...sim.external.doctor import DoctorConfig as WorldConfig
 from ...sim.external.doctor import doctor as examine_world
@@ -70,7 +71,7 @@ def doctor(config: DoctorConfig) -> int:
     else:
         raw = raw_world(world, config.worlds, device)
         surroundings, samples = raw.spec, seen_by(base.spec, raw).reset()
-        where = f"the first observations of {config.worlds} episodes of {world['name']}"
+        where = f"the first observations of {config.worlds} episodes of {world_name(world)}"
     found = probe(base, samples) if base.spec.noise_shape is not None else None
     milliseconds, fits = decision_ms(base, samples), compatibility(base, samples)
     for line in described(where_of(config.policy), base, milliseconds, surroundings):

@@ -108,7 +108,13 @@ def improve(config: ImproveConfig) -> int:
             for fit in fits:
                 if not fit.fits:
                     say(f"{fit.method} does not fit: {fit.reason}")
-            race.run(race.plan({fit.method: trainer.before(fit.method) for fit in fits if fit.fits}))
+            raced = race.plan({fit.method: trainer.before(fit.method) for fit in fits if fit.fits})
+            if config.minutes and not (raced or race.record.raced) and any(fit.fits for fit in fits):
+                raise BurnishError(
+                    f"minutes={config.minutes:g} leave no method that fits the time to learn; raise minutes, with "
+                    f"another out= or without {out}"
+                )
+            race.run(raced)
             chosen, start = race.confirm()
         except Stopped:
             say(f"{out}: stopped; the same command with resume=true goes on")

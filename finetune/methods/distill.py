@@ -38,7 +38,8 @@ from ...policies.core.errors import BurnishError
 from ...policies.core.seed import derive
 from ...policies.core.spec import PolicySpec
 from ...policies.core.types import Metrics
-from ...policies.data.episodes import Batch, Episodes, Windows
+from ...policies.data.episodes import Episodes
+from ...policies.data.windows import Batch, Windows
 from ...policies.imitate import ImitateConfig, ImitationLearner
 from ...policies.nets.ema import Ema
 

@@ -32,6 +32,7 @@ from ...policies.compose import Steered
 from ...policies.core.config import LATER
 from ...policies.core.errors import BurnishError
 from ...policies.core.execute import Execution
+from ...policies.core.graphed_policy import require_network
 from ...policies.core.ranges import check_ranges, require_usual
 from ...policies.core.types import Obs, VecEnv
 from ...policies.nets.critic import CriticConfig
@@ -84,11 +85,6 @@ class DSRLConfig:
                 "variant=aliased asks its base in every update, and features=true keeps nothing that the base could "
                 "read; use variant=sac, or leave features out"
             )
-        if self.variant is Variant.aliased and self.sac.execution is not Execution.eager:
-            raise BurnishError(
-                f"variant=aliased asks its base in every update, which sac.execution={self.sac.execution.value} cannot "
-                "record; use sac.execution=eager or variant=sac"
-            )
 
 
 def build(
@@ -101,6 +97,8 @@ def build(
     samples: Obs | None = None,
 ) -> Assembly:
     """``base`` is any policy that takes noise. With ``samples``, a few observations, it is probed first."""
+    if config.variant is Variant.aliased and config.sac.execution is Execution.cudagraph:
+        require_network(base)  # it is asked in every update
     base, found = steerable(base, "method=dsrl", config.repeat, samples, config.bound)
     gamma = config.discount.per_step(base.spec.execute)
     view = latent_view(base, env, gamma, latent=config.bound, features=config.features, seed=seed)

@@ -16,6 +16,7 @@ whose chunk a truncation cut short do not train Q_A.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,11 +24,13 @@ from torch import Tensor
 
 from ...offline.critics import adopt_normalizers, explained_variance, saturation, spread
 from ...offline.descent import adam, descend
-from ...offline.learner import CriticLearner
+from ...offline.learner import CriticLearner, columns_of
 from ...offline.replay import Replay
 from ...offline.sac import SACActor, SACConfig
 from ...offline.soft import Temperature, Warm, soft_step, soft_value
 from ...offline.td import pessimistic, row_weight, td_target
+from ...policies.core.execute import execution
+from ...policies.core.graphed_policy import executed_actor
 from ...policies.core.seed import derive
 from ...policies.core.types import Metrics, Obs, Policy, Source
 from ...policies.gaussian import GaussianPolicy
@@ -64,7 +67,7 @@ class AliasedLearner(CriticLearner):
         super().__init__(executed, config, seed=seed, device=device)
         self.agent, self.base = agent.to(device), base
         self.bound, self.distil_every, self.policy = bound, distil_every, policy
-        self.actor = SACActor(agent, warm)
+        self.actor = executed_actor(SACActor(agent, warm), config.execution, device)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(seed, "latent critic"))
             # It imitates numbers, so it needs no distribution over them.
@@ -78,16 +81,20 @@ class AliasedLearner(CriticLearner):
         self.trained = [p for part in (agent, self.temperature) for p in part.parameters() if p.requires_grad]
         self.critic_optimizer = adam(critics, config.lr, config.execution)
         self.actor_optimizer = adam(self.trained, config.actor_lr, config.execution)
+        options: dict[str, Any] = {"device": device, "generators": [self.noise]}
+        self._step_critic = execution(partial(self._critic_step, distil=False), config.execution, **options)
+        self._step_distilled = execution(partial(self._critic_step, distil=True), config.execution, **options)
+        self._step_actor = execution(self._actor_step, config.execution, **options)
 
     def update(self, source: Source) -> Metrics:
         batch = source.sample()
         self.updates += 1
         # The base is asked about the pictures that the critics see, so that what it answers belongs to them.
-        fresh = {name: shifted(batch[name], self.config.image_shift, self.noise) for name in ("obs", "next_obs")}
-        batch = {**batch, **fresh}
-        metrics = self._critic_step(batch, distil=self.updates % self.distil_every == 0)
+        obs, next_obs = (shifted(batch[name], self.config.image_shift, self.noise) for name in ("obs", "next_obs"))
+        step = self._step_distilled if self.updates % self.distil_every == 0 else self._step_critic
+        metrics = step(obs, next_obs, {**columns_of(batch), "action": batch["executed"]})
         if self.updates > self.config.critic_warmup and self.updates % self.config.actor_every == 0:
-            metrics |= self._actor_step(batch["obs"])
+            metrics |= self._step_actor(obs)
         return metrics
 
     def q_values(self, batch: dict[str, Any]) -> Tensor:
@@ -100,8 +107,8 @@ class AliasedLearner(CriticLearner):
         w = (self.bound * action).view(-1, *(spec.noise_shape or ()))
         return spec.executed(self.base.act(obs, noise=w, generator=self.noise)).to(action)
 
-    def _critic_step(self, batch: dict[str, Any], distil: bool) -> Metrics:
-        obs, next_obs, online = batch["obs"], batch["next_obs"], self.critic.online
+    def _critic_step(self, obs: Obs, next_obs: Obs, columns: dict[str, Tensor], *, distil: bool) -> Metrics:
+        online = self.critic.online
         with torch.no_grad():
             draw = self.agent.draw(next_obs, generator=self.noise)
             action, asked = draw.action, next_obs
@@ -112,13 +119,13 @@ class AliasedLearner(CriticLearner):
                 action = torch.cat([action, prior])
                 asked = {key: torch.cat([x, obs[key]]) for key, x in next_obs.items()}
             chunks = self.decode(asked, action)
-            count = len(batch["reward"])
+            count = len(columns["reward"])
             value = pessimistic(self.critic.target(next_obs, chunks[:count]), self.config.subset, self.noise)
             if self.config.backup_entropy:
                 value = soft_value(value, draw.log_prob[:, 0], self.temperature())
-            target = td_target(batch["reward"], batch["discount"], value)
-        weight = row_weight(batch, self.base.spec.execute)
-        loss, q = online.loss(online.encode(obs), batch["executed"], target, weight)
+            target = td_target(columns["reward"], columns["discount"], value)
+        weight = row_weight(columns, self.base.spec.execute)
+        loss, q = online.loss(online.encode(obs), columns["action"], target, weight)
         metrics: Metrics = {"critic_loss": loss.detach()}
         if distil:
             with torch.no_grad():

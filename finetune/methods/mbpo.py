@@ -15,7 +15,8 @@ The method within is any off-policy row of the table that is not made for record
 
 Two options of COPlanner (2310.07220, `world_model/imagination.py`): ``optimistic`` > 0 plays, of several draws of the
 policy, the one of the best value plus so much for the disagreement of the model; ``conservative`` > 0 imagines the one
-of the best value minus so much for it.
+of the best value minus so much for it. With ``lookahead`` > 0 each draw is imagined for as many ticks, as published,
+and rewards and disagreement are summed over them.
 
 ``greedy``, of LIFT (2601.21363), plays the world without noise: exploration happens in the model alone, where it costs
 nothing. It needs a base that already works, or a twin: such ticks do not say what another action would have done.
@@ -42,11 +43,12 @@ from ...offline.actor_critic import ActorCritic
 from ...offline.learner import Wrapping, weigh
 from ...offline.sac import SACConfig
 from ...policies.cli.machine import say
+from ...policies.core.config import LATER
 from ...policies.core.errors import BurnishError
 from ...policies.core.ranges import check_ranges, require_usual
 from ...policies.core.seed import derive
 from ...policies.core.types import KnownDynamics, Learner, Metrics, Obs, VecEnv
-from ...policies.core.views import BaseEnv
+from ...policies.core.views import BaseEnv, ResidualEnv
 from ...policies.core.wrapper import known_failure
 from ..feature_env import require_sight, without_pictures
 from ..loops import OffPolicy, OffPolicyConfig
@@ -96,6 +98,8 @@ class MBPOConfig:
     greedy: bool = False  # the world is played without exploration noise, which is drawn in the model alone
     optimistic: float = 0.0  # value of the disagreement of the model, where the policy explores; 0: not chosen by it
     conservative: float = 0.0  # cost of the disagreement, where the policy is imagined; 0: not chosen by it
+    # imagined ticks by which the draws are compared, before the critic is asked; 0: the critic alone
+    lookahead: int = field(default=0, metadata=LATER)
     # the model of the world
     model: ModelConfig = field(default_factory=lambda: ModelConfig(elites=3, hidden=[200, 200, 200]))
     guard: GuardConfig = field(default_factory=lambda: GuardConfig(Guard.none))  # answer to a model that does not know
@@ -109,12 +113,17 @@ class MBPOConfig:
             why, place = "by mbpo, where method.real is the share that was played", "method.inner.loop."
             require_usual(loop, type(self.inner)().loop, "prior_share", why, place)
         least_1 = "refit refit_updates rollouts imagined_worlds capacity"
-        ranges = {"[1, inf)": least_1, "[0, 1]": "real", "[0, inf)": "imagine_every optimistic conservative"}
+        ranges = {"[1, inf)": least_1, "[0, 1]": "real", "[0, inf)": "imagine_every optimistic conservative lookahead"}
         check_ranges(self, ranges)
         if self.greedy and self.optimistic:
             raise BurnishError(
                 "greedy=true plays the world without exploration, and optimistic chooses among what explores; "
                 "leave one of them out"
+            )
+        if self.lookahead and not (self.optimistic or self.conservative):
+            raise BurnishError(
+                f"lookahead={self.lookahead} compares draws of the policy, and none are compared; set optimistic or "
+                "conservative too, or leave it out"
             )
         if self.capacity < self.imagined_worlds:
             raise BurnishError(
@@ -155,10 +164,13 @@ def build(
     learner, acting = real.learner, real.learner.actor
     if config.optimistic or config.conservative:
         core = judged(learner, view)
+        if config.lookahead and isinstance(view.env, ResidualEnv):
+            raise BurnishError("method.lookahead imagines no base, and this method.inner has one; leave it 0")
+        ahead = {"lookahead": config.lookahead, "gamma": view.gamma}
         if config.conservative:
-            acting = Choosing(core, worlds, -config.conservative, CANDIDATES, history)
+            acting = Choosing(core, worlds, -config.conservative, CANDIDATES, history, **ahead)
         if config.optimistic:
-            learner.actor = Choosing(core, worlds, config.optimistic, CANDIDATES, history)
+            learner.actor = Choosing(core, worlds, config.optimistic, CANDIDATES, history, **ahead)
     if config.greedy:
         learner.actor = Greedy(actor_critic(learner, "method.greedy plays the mean of an actor"), base is None)
     if config.guard.kind is Guard.weight:

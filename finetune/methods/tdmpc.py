@@ -38,7 +38,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...offline.descent import descend
+from ...offline.descent import adam, descend
 from ...offline.returns import Discount
 from ...offline.soft import polyak, uniform
 from ...offline.td import td_target
@@ -46,6 +46,8 @@ from ...policies.build import build_policy
 from ...policies.core.chunk import ChunkEnv
 from ...policies.core.config import LATER
 from ...policies.core.errors import BurnishError
+from ...policies.core.execute import Execution, execution
+from ...policies.core.graphed_policy import executed_actor
 from ...policies.core.normalize import Running
 from ...policies.core.ranges import check_ranges
 from ...policies.core.seed import derive
@@ -57,6 +59,9 @@ from ...policies.planner import PlannerConfig, PlannerPolicy, rest
 from ...policies.runs.module_state import restore, state_of
 from ..loops import Assembly, OffPolicyConfig
 from ..world_model.infopower import InfoPower, InfoPowerConfig
+
+READ = ("obs", "next_obs", "action", "reward", "discount", "terminated", "valid")  # of a batch
+START = "start of the search"  # beside what a world shows
 
 
 @dataclass
@@ -82,6 +87,8 @@ class TDMPCConfig:
     max_grad_norm: float = 20.0  # gradients are clipped to this norm
     # losses by which the latent state keeps what actions decide (research)
     infopower: InfoPowerConfig = field(default_factory=InfoPowerConfig, metadata=LATER)
+    # execution of an update: eager, or compiled, or CUDA graphs
+    execution: Execution = field(default=Execution.eager, metadata=LATER)
 
     def __post_init__(self) -> None:
         positive = "lr encoder_lr rho consistency reward value end tau max_grad_norm"
@@ -97,22 +104,41 @@ class Range(nn.Module):
     """The running distance between the 5 % and 95 % quantiles of what it is shown, 1 at least."""
 
     value: Tensor
+    shares: Tensor
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("value", torch.ones(()))
+        self.register_buffer("shares", torch.tensor([0.05, 0.95]), persistent=False)
 
     def follow(self, x: Tensor, tau: float) -> Tensor:
-        low, high = torch.quantile(x.detach(), torch.tensor([0.05, 0.95], device=x.device))
+        low, high = torch.quantile(x.detach(), self.shares)
         self.value.lerp_((high - low).clamp(min=1), tau)
         return self.value
+
+
+class SearchingActor:
+    """Plans, each search from ``obs[START]``, and says in the column of that name where the next one begins."""
+
+    def __init__(self, policy: PlannerPolicy) -> None:
+        self.policy = policy
+
+    def act(self, obs: Obs, *, warm: bool, generator: torch.Generator, fresh: Tensor | None = None) -> Decision:
+        found = self.policy.search(obs, obs[START], generator=generator)
+        action, std = found.chunk[:, :1], found.std[:, :1]
+        noise = torch.randn(action.shape, generator=generator, device=action.device)
+        return Decision((action + std * noise).clamp(-1, 1), {START: rest(found.mean)})
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.policy.state_dict()
 
 
 class PlanningActor:
     """Plans, each search from the rest of the last plan of its world, and anew where an episode is fresh."""
 
-    def __init__(self, policy: PlannerPolicy, num_envs: int, device: torch.device | str) -> None:
-        self.policy, self.random = policy, uniform(policy.spec)
+    def __init__(self, policy: PlannerPolicy, num_envs: int, mode: Execution, device: torch.device | str) -> None:
+        self.random = uniform(policy.spec)
+        self.searching = executed_actor(SearchingActor(policy), mode, device)  # what has no memory can be recorded
         self.start = torch.zeros(num_envs, *policy.spec.chunk_shape, device=device)
 
     @torch.no_grad()
@@ -121,14 +147,12 @@ class PlanningActor:
             return Decision(self.random(obs, generator), {})
         if fresh is not None:
             self.start = self.start.masked_fill(fresh[:, None, None], 0.0)
-        found = self.policy.search(obs, self.start, generator=generator)
-        self.start = rest(found.mean)
-        action, std = found.chunk[:, :1], found.std[:, :1]
-        noise = torch.randn(action.shape, generator=generator, device=action.device)
-        return Decision((action + std * noise).clamp(-1, 1), {})
+        action, left = self.searching.act({**obs, START: self.start}, warm=False, generator=generator)
+        self.start = left[START]
+        return Decision(action, {})
 
     def state_dict(self) -> dict[str, Any]:
-        return self.policy.state_dict()
+        return self.searching.state_dict()
 
 
 class TDMPC(Learner):
@@ -146,7 +170,7 @@ class TDMPC(Learner):
     ) -> None:
         self.policy, self.config = policy.to(device), config
         self.model = model = policy.model
-        self.actor = self.planning = PlanningActor(policy, num_envs, device)
+        self.actor = self.planning = PlanningActor(policy, num_envs, config.execution, device)
         self.target = copy.deepcopy(model.critic).requires_grad_(False)
         self.range = Range().to(device)
         self.seen = Running(policy) if normalize else None
@@ -159,8 +183,9 @@ class TDMPC(Learner):
             {"params": [p for p in model.parameters() if id(p) not in apart] + further},
             {"params": slow, "lr": config.lr * config.encoder_lr},
         ]
-        self.optimizer = torch.optim.Adam(groups, lr=config.lr, fused=True)
-        self.prior_optimizer = torch.optim.Adam(model.prior.parameters(), lr=config.lr, eps=1e-5, fused=True)
+        self.optimizer = adam(groups, config.lr, config.execution)
+        self.prior_optimizer = adam(model.prior.parameters(), config.lr, config.execution, eps=1e-5)
+        self._step = execution(self._descend, config.execution, device=device, generators=[self.noise])
         self._parts = {
             "policy": policy,
             "target": self.target,
@@ -194,6 +219,9 @@ class TDMPC(Learner):
 
     def update(self, source: Source) -> Metrics:
         batch = source.sample(sequence=self.config.agent.horizon)
+        return self._step({name: batch[name] for name in READ})
+
+    def _descend(self, batch: dict[str, Any]) -> Metrics:
         metrics, states, weight = self._model_step(batch)
         return metrics | self._prior_step(states, weight)
 

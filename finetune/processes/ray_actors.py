@@ -1,8 +1,8 @@
 """The acting processes of `asynchronous.py` as Ray actors, on whichever nodes have a core for them.
 
 A Ray actor runs what a local process runs (`run_actor`), and Ray carries its messages: `receive` takes one, and `fetch`
-returns those that wait. Weights are put into Ray's object store once, and each node reads them from there. Actors end
-with the job of the learner. Their nodes share the folders that the settings name, under the same paths.
+returns those that wait. Weights, and the files of the policy that the settings name, are put into Ray's object store
+once, and each node reads them from there: it need share no folder with the learner, with whose job the actors end.
 """
 
 from __future__ import annotations
@@ -10,18 +10,53 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
-from ...policies.cli.ray_tasks import connected, enter, find
+from ...policies.build import files_of
+from ...policies.cli.ray_tasks import PATHS, connected, find
 from ...policies.cli.verb_process import child_imports
+from ...policies.core import files
 from ...policies.core.errors import reason
 from ..loops import OffPolicy
 from .actor_process import ActorConfig, Make, Running, run_actor
 from .mailbox import Line
 
 RECEIVE, FETCH = "receive", "fetch"  # each method has a thread of its own, beside the one that plays
+POLICY_PATHS = tuple(name.removeprefix("policy.") for name in PATHS if name.startswith("policy."))
+
+
+class Packed(NamedTuple):
+    """The files of a folder that a setting names, or the one that it names there."""
+
+    contents: Mapping[str, bytes]  # by their names in the folder
+    name: str = ""  # of the one
+
+
+def packed(config: Any) -> dict[str, Packed]:
+    """The files that the settings of a run's policy name, by setting; a name on a hub stays as it is."""
+    found, policy = {}, getattr(config, "policy", None)
+    for setting in POLICY_PATHS:
+        path = Path(getattr(policy, setting, None) or "")
+        if path.name and path.exists():
+            folder, read = files_of(path)
+            contents = {x.relative_to(folder).as_posix(): x.read_bytes() for x in read}
+            found[setting] = Packed(contents, path.name if path.is_file() else "")
+    return found
+
+
+@contextmanager
+def unpacked(config: Any, sent: Mapping[str, Packed]) -> Iterator[Any]:
+    """Meanwhile the settings of the policy name the files that were sent."""
+    with files.temporary("burnish-") as place:
+        paths = {}
+        for setting, given in sent.items():
+            paths[setting] = str(files.write_folder(place / setting, given.contents) / given.name)
+        yield replace(config, policy=replace(config.policy, **paths)) if paths else config
 
 
 class RayActor:
@@ -31,10 +66,20 @@ class RayActor:
         find(places)
         self._inbox, self._outbox = SimpleQueue[bytes](), SimpleQueue[bytes]()
 
-    def play(self, folder: str, make: Make, config: Any, acting: ActorConfig, modules: Sequence[str]) -> None:
+    def play(
+        self,
+        folder: str,
+        make: Make,
+        config: Any,
+        acting: ActorConfig,
+        modules: Sequence[str],
+        sent: Mapping[str, Packed],
+    ) -> None:
         def made(config: Any, seed: int) -> OffPolicy[Any]:
-            enter(folder)
-            return make(config, seed)
+            with suppress(OSError):  # a node works where the user does, if it has such a folder
+                os.chdir(folder)
+            with unpacked(config, sent) as here:
+                return make(here, seed)
 
         try:
             run_actor(self, made, config, acting, modules=modules)
@@ -127,10 +172,13 @@ class RayActors:
         self._ray = connected(address)
         options = {"num_cpus": 1, "scheduling_strategy": "SPREAD", "concurrency_groups": {RECEIVE: 1, FETCH: 1}}
         self._actor = self._ray.remote(**options)(RayActor)
+        self._sent: Any = None  # the files of the policy, as they were when the first actor began
 
     def launch(self, make: Make, config: Any, acting: ActorConfig) -> tuple[Running, Line]:
         actor = self._actor.remote([str(place) for place in sys.path])
-        played = actor.play.remote(os.getcwd(), make, config, acting, child_imports())
+        if self._sent is None:
+            self._sent = self._ray.put(packed(config))
+        played = actor.play.remote(os.getcwd(), make, config, acting, child_imports(), self._sent)
         return RayProcess(self._ray, actor, played), RayLine(self._ray, actor)
 
     def share(self, message: bytes) -> Any:

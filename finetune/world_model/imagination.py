@@ -19,7 +19,7 @@ from ...policies.core.seed import generator as named_generator
 from ...policies.core.tree import index
 from ...policies.core.types import Actor, Decision, Learner, Metrics, Obs
 from .env import ImaginedEnv
-from .ticks import newest
+from .ticks import newest, shifted
 
 
 class Imagination:
@@ -93,30 +93,60 @@ class Greedy:
 
 class Choosing:
     """COPlanner (Wang et al. 2024, arXiv 2310.07220): of ``candidates`` draws of an actor the one with the largest
-    value + ``bonus`` x disagreement of the model, which is 1 at the limit of ``worlds``. Above 0 it explores where the
-    model has much to learn; below 0 it stays where the model knows.
 
-    **Departures.** The value is that of the critic, and the disagreement that of the next tick; the published code
-    rolls each candidate out for 5 or 10 ticks, and sums rewards and disagreement over these."""
+        sum_{h < lookahead} gamma^h (r_h + bonus * doubt_h) + gamma^lookahead Q(s_lookahead, a)
 
-    def __init__(self, learner: Any, worlds: ImaginedEnv, bonus: float, candidates: int, history: int) -> None:
+    where ``worlds`` imagine what the draw leads to and what the actor does next. The doubt is the disagreement of the
+    model, 1 at the limit of ``worlds``. A ``bonus`` above 0 explores where the model has much to learn; below 0 it
+    stays where the model knows. With ``lookahead=0`` it is Q(s, a) + bonus * doubt of the next tick.
+
+    **Departures.** Published: no value behind the last tick; lookahead is 5 or 10."""
+
+    def __init__(
+        self,
+        learner: Any,
+        worlds: ImaginedEnv,
+        bonus: float,
+        candidates: int,
+        history: int,
+        lookahead: int = 0,
+        gamma: float = 1.0,
+    ) -> None:
         self.learner, self.actor, self.worlds, self.bonus = learner, learner.actor, worlds, bonus
-        self.candidates, self.history = candidates, history
+        self.candidates, self.history, self.lookahead, self.gamma = candidates, history, lookahead, gamma
 
+    @torch.no_grad()
     def act(self, obs: Obs, *, warm: bool, generator: torch.Generator, fresh: Tensor | None = None) -> Decision:
-        learner, count = self.learner, self.candidates
+        count = self.candidates
         if warm:
             return self.actor.act(obs, warm=True, generator=generator, fresh=fresh)
         size = len(next(iter(obs.values())))
         row = torch.arange(size, device=self.worlds.device)
         each: Obs = index(obs, row.repeat_interleave(count))
         action, _ = self.actor.act(each, warm=False, generator=generator)
-        executed = learner.transform(each, action)
-        doubt = self.worlds.model.disagreement(newest(each, self.history), executed[:, 0]) / self.worlds.limit
-        with torch.no_grad():
-            value = learner.critic(each, executed).mean(0)
-        best = (value + self.bonus * doubt).view(size, count).argmax(1)
+        score = self._ahead(each, action, generator) if self.lookahead else self._now(each, action)
+        best = score.view(size, count).argmax(1)
         return Decision(action[row * count + best], {})
+
+    def _now(self, obs: Obs, action: Tensor) -> Tensor:
+        executed = self.learner.transform(obs, action)
+        doubt = self.worlds.model.disagreement(newest(obs, self.history), executed[:, 0]) / self.worlds.limit
+        return self.learner.critic(obs, executed).mean(0) + self.bonus * doubt
+
+    def _ahead(self, obs: Obs, action: Tensor, generator: torch.Generator) -> Tensor:
+        model, count, place = self.worlds.model, len(action), {"generator": generator, "device": action.device}
+        member = model.elites[torch.randint(len(model.elites), (count,), **place)]
+        total, weight = torch.zeros((2, count), device=action.device)
+        weight += 1
+        for _ in range(self.lookahead):
+            noise = torch.randn(count, sum(model.sizes), **place)
+            executed = self.learner.transform(obs, action)
+            found = model.predict(newest(obs, self.history), executed[:, 0], member, noise)
+            total += weight * (found.reward + self.bonus * found.uncertainty / self.worlds.limit)
+            weight *= self.gamma * ~(found.failure | (found.success & model.success_ends))
+            obs = shifted(obs, found.next_obs, self.history)
+            action, _ = self.actor.act(obs, warm=False, generator=generator)
+        return total + weight * self.learner.critic(obs, self.learner.transform(obs, action)).mean(0)
 
     def state_dict(self) -> dict[str, Any]:
         return self.actor.state_dict()

@@ -34,7 +34,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...offline.descent import adam, descend
+from ...policies.core.config import LATER
 from ...policies.core.errors import BurnishError
+from ...policies.core.execute import Execution, execution
 from ...policies.core.normalize import Affine, Scaling
 from ...policies.core.ranges import check_ranges
 from ...policies.core.seed import generator as named_generator
@@ -72,6 +75,8 @@ class ModelConfig:
     lr: float = 1e-3  # learning rate
     weight_decay: float = 1e-5  # weight decay of AdamW
     sindy: SINDyConfig = field(default_factory=SINDyConfig)  # the sparse sums of kind=sindy
+    # execution of a gradient step: eager, or compiled, or CUDA graphs
+    execution: Execution = field(default=Execution.eager, metadata=LATER)
 
     def __post_init__(self) -> None:
         require_widths("model.hidden", self.hidden)
@@ -285,9 +290,9 @@ class WorldModel(nn.Module):
         ends, extra = torch.stack(ends_of(data), -1).to(state), self._extra_of(data["obs"])
         return Vectors(state, extra, data["action"], self.expected_in(data), after, data["reward"][:, None], ends)
 
-    def loss(self, data: Vectors, rows: Tensor) -> tuple[Tensor, Metrics]:
-        """``rows`` (E, B) are the ticks that each member learns from."""
-        state, extra, action, expected, after, reward, ends = (x[rows] for x in data)
+    def loss(self, ticks: Vectors) -> tuple[Tensor, Metrics]:
+        """Of the ticks (E, B, ...) that each member learns from."""
+        state, extra, action, expected, after, reward, ends = ticks
         loss, error = self.dynamics.loss(self._inputs(state, extra, action), self.changes(after - expected))
         out = self.outcomes(after, extra, action)
         believed = F.binary_cross_entropy_with_logits(out[..., 1:], ends, reduction="none").mean(1).sum()
@@ -329,7 +334,9 @@ class Fit:
     def __init__(self, model: WorldModel, seed: int) -> None:
         self.model, self.generator = model, named_generator(seed, "fit")
         config = model.config
-        self.optimizer = torch.optim.AdamW(model.parameters(), config.lr, weight_decay=config.weight_decay, fused=True)
+        decay = {"weight_decay": config.weight_decay, "decoupled_weight_decay": True}  # AdamW
+        self.optimizer = adam(model.parameters(), config.lr, config.execution, **decay)
+        self._step = execution(self._descend, config.execution, device=model.low.device)
 
     def steps(self, data: Mapping[str, Any], count: int) -> Metrics:
         shape = (self.model.config.members, self.model.config.batch)
@@ -337,15 +344,17 @@ class Fit:
         vectors = self.model.vectors(data)
         for _ in range(count):
             rows = torch.randint(len(vectors.state), shape, generator=self.generator).to(vectors.state.device)
-            loss, metrics = self.model.loss(vectors, rows)
-            self.optimizer.zero_grad()
-            loss.backward()
-            self.optimizer.step()
+            metrics = self._step(Vectors(*(x[rows] for x in vectors)))
         if not all(bool(torch.isfinite(x).all()) for x in self.model.parameters()):
             raise BurnishError(
                 "the model of the world is no longer finite after a fit; lower its lr, or look for outliers in what "
                 "the world shows"
             )
+        return metrics
+
+    def _descend(self, ticks: Vectors) -> Metrics:
+        loss, metrics = self.model.loss(ticks)
+        descend(self.optimizer, loss)
         return metrics
 
     def state_dict(self) -> dict[str, Any]:

@@ -157,6 +157,12 @@ def newest(obs: Obs, history: int) -> Obs:
     return {k: x[:, -1] if history > 1 and stacked_by_history(k) else x for k, x in obs.items()}
 
 
+def shifted(obs: Obs, after: Obs, history: int) -> Obs:
+    """``obs`` a tick later, when ``after`` is seen: its last frames, and that one."""
+    old = {k: x for k, x in obs.items() if history > 1 and stacked_by_history(k)}
+    return {**after, **{k: torch.cat([x[:, 1:], after[k][:, None]], 1) for k, x in old.items()}}
+
+
 def recorded_ticks(
     episodes: Episodes,
     limits: ActionSpec,

@@ -21,7 +21,7 @@ from ..core.errors import BurnishError, did_you_mean, plain, reason
 from ..core.imports import named_modules
 from .overrides import literal, quoted, require_literal
 from .settings_text import beside, texts
-from .verb_process import import_modules
+from .verb_process import UNREAD, import_modules, unread
 
 
 class Verb(NamedTuple):
@@ -90,25 +90,23 @@ VERBS: dict[str, Verb] = {
 SCHEMA = "_schema"
 MANY = 40  # settings that a sentence still lists
 
-
 # Hydra's store -> (group, name) -> the dataclass that it has; storing one takes milliseconds, and there are dozens.
 _REGISTERED: dict[Any, dict[tuple[str | None, str], type]] = {}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The entry of the command `burnish`: a verb is found and run, and a mistake becomes one line; exit status."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    if not words or words[0] in ("-h", "--help", "help"):
-        sys.stdout.write(overview())
-        return 0
-    verb, overrides = words[0], words[1:]
+    verb, *overrides = (sys.argv[1:] if arguments is None else arguments) or ["help"]
     try:
-        import_modules(named_modules())
-        return run(verb, overrides)
+        status = run(verb, overrides)
+        sys.stdout.flush()
+        return status
     except BurnishError as error:
         sys.stderr.write(f"burnish {verb}: {error}\n")
         return 2
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and unread():
+            return UNREAD
         # A full disk, a folder that is a file, no right to write: the system's own words name the place.
         place = f": {error.filename}" if error.filename else ""
         sys.stderr.write(f"burnish {verb}: {plain(f'{error.strerror or error}{place}')}\n")
@@ -120,6 +118,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(verb: str, overrides: Sequence[str]) -> int:
     """One verb, with overrides composed into its typed configuration, or its help printed; exit status."""
+    if verb in ("-h", "--help", "help"):
+        sys.stdout.write(overview())
+        return 0
+    import_modules(named_modules())
     if verb not in VERBS:
         raise BurnishError(f"there is no verb {verb!r}; {did_you_mean(verb, VERBS)}")
     module_name, _, name = (VERBS[verb].entry if overrides else VERBS[verb].bare or VERBS[verb].entry).partition(":")
@@ -136,8 +138,7 @@ def run(verb: str, overrides: Sequence[str]) -> int:
         return 0
     config = to_object(compose(verb, schema, groups, words))
     for group, kinds in groups.items():
-        chosen = getattr(config, group, None)
-        if chosen is not None and type(chosen) not in kinds.values():
+        if (chosen := getattr(config, group, None)) is not None and type(chosen) not in kinds.values():
             raise BurnishError(f"this choice of {group} is not for this verb; choices: {', '.join(kinds)}")
     return entry(config)
 
@@ -342,6 +343,8 @@ def _sentence(
     from omegaconf import errors
 
     if isinstance(error, OverrideParseException):
+        if str(error.override).startswith("--"):
+            return f"settings have no dashes here: say {str(error.override).lstrip('-')} in place of {error.override}"
         return f'cannot read {error.override!r}; between brackets, text that is no plain word is in quotes: ["größe"]'
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, choice = str(error.missing_cfg_file).partition("/")

@@ -10,6 +10,7 @@ Such a module is named by the user alone, in a shell or in a program. A checkpoi
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -17,8 +18,11 @@ from importlib import import_module
 from typing import Any
 
 from ..core.errors import BurnishError, reason
+from ..core.files import discard
 from ..core.imports import VARIABLE, named_modules
 from ..core.threads import CORES
+
+UNREAD = 141  # exit status after the reader of stdout has left: 128 + SIGPIPE, as a shell gives it
 
 
 def import_modules(names: Iterable[str]) -> None:
@@ -31,6 +35,18 @@ def import_modules(names: Iterable[str]) -> None:
                 f"{VARIABLE} names {name}, which cannot be imported ({reason(error, named=True)}); install it, or add "
                 "its folder to PYTHONPATH"
             ) from error
+
+
+def unread() -> bool:
+    """Whether the reader of stdout has left, as ``| head`` does; if so, further output is discarded."""
+    if not hasattr(select, "poll"):  # Windows
+        return False
+    poll = select.poll()
+    poll.register(sys.stdout, 0)
+    gone = any(event & select.POLLERR for _, event in poll.poll(0))
+    if gone:
+        discard(sys.stdout)
+    return gone
 
 
 def registering_modules() -> list[str]:

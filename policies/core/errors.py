@@ -31,6 +31,10 @@ class BurnishError(ValueError):
         return plain_text(super().__str__())
 
 
+class WorldError(BurnishError):
+    """A world failed in mid-work, or its process died; a run says how it goes on."""
+
+
 def reason(error: BaseException, most: int = LONGEST, *, named: bool = False) -> str:
     """The text of an error of other code, for a sentence of ours: its first line without the full stop. ``named`` puts
     the name of its kind in front; an error without a text has nothing but that name."""

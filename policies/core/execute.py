@@ -128,7 +128,7 @@ class _Graphed:
         for generator in self._generators:
             graph.register_generator_state(generator)
         try:
-            # Another thread may draw the next batch meanwhile (`offline/sources.py`).
+            # Another thread may draw the next batch meanwhile (`prefetch.py`).
             stream = _side_stream(torch.cuda.current_device())
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 self._result = self._fn(*fixed)

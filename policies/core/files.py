@@ -206,6 +206,13 @@ def passing(prefix: str) -> Iterator[Path]:
             os.unlink(name)
 
 
+@contextmanager
+def temporary(prefix: str) -> Iterator[Path]:
+    """A new folder, of this user alone, among those for temporary files; it is removed afterwards."""
+    with tempfile.TemporaryDirectory(prefix=prefix) as folder:
+        yield Path(folder)
+
+
 def vacant(path: Path) -> Path:
     """``path``, once no file and no link has that name."""
     path.unlink(missing_ok=True)
@@ -258,6 +265,11 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def discard(stream: IO[Any]) -> None:
+    """``stream`` writes to the null device from now on, its buffer included."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _flush(file: IO[Any]) -> None:

@@ -69,12 +69,17 @@ def executed(policy: Any, mode: Execution, device: torch.device | str) -> Any:
             f"execution={mode.value} on device={device} is of no use for acting; leave it out, or take "
             "execution=cudagraph with device=cuda"
         )
+    require_network(policy)
+    return Graphed(policy, device)
+
+
+def require_network(policy: Any) -> None:
+    """A refusal of a policy whose answers no recording can hold."""
     if not isinstance(policy, nn.Module) or hasattr(policy, "controller"):
         raise BurnishError(
             f"execution=cudagraph is for a network that answers with whole chunks, and this policy is a "
             f"{type(policy).__name__}; leave execution= out"
         )
-    return Graphed(policy, device)
 
 
 class GraphedActor:

@@ -342,7 +342,10 @@ def check_compatible(policy: PolicySpec, env: EnvSpec) -> None:
         )
     for key, shape in needed.items():
         if key in given and given[key] != shape:
-            raise BurnishError(f"the policy needs {key!r} of shape {shape}, but the environment gives {given[key]}")
+            raise BurnishError(
+                f"the policy needs {key!r} of shape {shape}, but the environment gives {given[key]}; it was trained in "
+                "another world, or on another observation of this one"
+            )
     if policy.action.dim != env.action.dim:
         raise BurnishError(f"the policy acts in {policy.action.dim} dimensions, the environment in {env.action.dim}")
     require_like_actions("the policy", policy.action_mode, "the environment", env.action_mode)

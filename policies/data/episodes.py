@@ -1,4 +1,4 @@
-"""Episodes in memory, and the windows that imitation learns from.
+"""Episodes in memory.
 
 Actions stay in actuator units in an ``Episode``, as they do on disk; ``Windows`` maps them onto [-1, 1], where policies
 speak. An episode of T actions holds T + 1 observations: ``obs[t]`` is what was seen before ``action[t]``, ``reward[t]``
@@ -8,14 +8,13 @@ truncation; imitation never acts on it).
 
 from __future__ import annotations
 
-import copy
-import enum
+import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,12 +22,11 @@ from torch import Tensor
 from ..core import tree
 from ..core.config import to_data
 from ..core.errors import BurnishError
-from ..core.ranks import ALONE, Ranks
+from ..core.ranks import Ranks
 from ..core.scale import Scale
 from ..core.seed import generator as named_generator
-from ..core.spec import ActionSpec, ChunkConfig, EnvSpec, Names, ObsSpec, PolicySpec, is_image, stacked_by_history
+from ..core.spec import ActionSpec, ChunkConfig, EnvSpec, Names, ObsSpec, PolicySpec
 from ..core.types import Obs
-from .on_disk import rows_in_file
 
 Bad = dict[int, str]  # number of an episode that cannot be used -> the reason
 Mine = Callable[[int], Collection[int]]  # the number of all episodes -> the numbers of those that are wanted
@@ -173,7 +171,7 @@ def usable(number: int, path: Path, bad: Bad | None) -> Iterator[None]:
     try:
         yield
     except BurnishError as error:
-        why = str(error).removesuffix(REPAIR)
+        why = re.sub(r"^the episode of seed \d+ ", "it ", str(error).removesuffix(REPAIR))  # a file may know no seeds
         if bad is None:
             raise BurnishError(
                 f"episode {number} of {path} cannot be used: {why}; repair it, or leave such episodes out: "
@@ -184,7 +182,8 @@ def usable(number: int, path: Path, bad: Bad | None) -> Iterator[None]:
 
 def why_empty(bad: Bad | None) -> str:
     """The end of a sentence on a set without a single episode."""
-    return f"has no episode that can be used: {next(iter(bad.values()))}" if bad else "holds no episodes"
+    first = re.sub("^it ", "the first ", next(iter((bad or {}).values()), ""))
+    return f"has no episode that can be used: {first}" if bad else "holds no episodes"
 
 
 def check_fits(episode: Episode, spec: EnvSpec, number: int) -> None:
@@ -235,144 +234,8 @@ def action_limits(episodes: Iterable[Episode], floor: float = 1e-3) -> ActionSpe
     return ActionSpec(tuple((low - widen).tolist()), tuple((high + widen).tolist()))
 
 
-class Pad(enum.Enum):
-    """Fills a chunk where its episode has no action. Names are lower case: configuration reads them by name."""
-
-    repeat = "repeat"  # the nearest action: stands still in position modes
-    zero = "zero"  # the centre of the actuator range: stands still in delta and velocity modes
-
-
-class Batch(NamedTuple):
-    """A batch of B windows of imitation: observations, the H actions that follow, and the mask of real ones."""
-
-    obs: Obs  # sensed keys (B, ...), or (B, history, ...) where history > 1
-    action: Tensor  # (B, H, A) in [-1, 1]
-    mask: Tensor  # (B, H) bool, False where the action is padding
-
-
 # Beyond the limits by this share of half the range is rounding, which is clipped; more is an error in the data.
 LIMIT_TOLERANCE = 1e-3
-
-
-class Windows:
-    """All windows of all episodes, gathered by index arithmetic from columns that are concatenated once.
-
-    A window stands at a time t = 0 .. T-1 of an episode; with history = 2, horizon = 5, start = 1, T = 4, t = 2:
-
-        time               -1    0    1    2    3    4    5
-        observation              s0   s1   s2   s3  (s4: final, never "now", so it is not even stored here)
-        history                       s1   s2          t - history + 1 .. t; before 0 the first frame is repeated
-        action                   a0   a1   a2   a3
-        chunk position j               0    1    2    3    4         holds the action of time t - start + j
-        chunk                         a1   a2   a3   a3   a3         Pad.repeat; Pad.zero has 0 for the last two
-        mask                           1    1    1    0    0
-
-    Before time 0 a chunk repeats a0 (or is zero), masked as well. ``columns`` (F, ...) are the raw observations and
-    ``action`` (F, A) the scaled actions of all F frames: what normalisers are fitted on. Pictures that are kept on the
-    disk stay there, and are read when they are drawn. Where episodes are shared out (``shared``), ``columns`` hold the
-    pictures of this rank's own alone.
-    """
-
-    def __init__(
-        self, episodes: Episodes, policy: PolicySpec, pad: Pad | str = Pad.repeat, ranks: Ranks = ALONE
-    ) -> None:
-        if len(episodes) == 0:
-            raise BurnishError("windows need at least one episode")
-        episodes = with_tokens(episodes, policy)
-        missing = sorted(set(policy.obs.shapes) - set(episodes.spec.obs.shapes))
-        if missing:
-            raise BurnishError(
-                f"the policy needs the observations {missing}, but the data has {sorted(episodes.spec.obs.shapes)}"
-            )
-        self.horizon, self.start, self.history, self.pad = policy.horizon, policy.start, policy.history, Pad(pad)
-        lengths = torch.tensor([len(episode) for episode in episodes])
-        ends = lengths.cumsum(0)
-        policy.obs.check({key: episodes[0].obs[key] for key in policy.obs.shapes})  # all of a set are alike
-        self._keys = list(policy.obs.shapes)
-        shown = [episode for episode in episodes if not episode.elsewhere]
-        parts = {key: [x.obs[key][:-1] for x in (shown if is_image(key) else episodes)] for key in self._keys}
-        self._on_disk = {key: found for key, x in parts.items() if (found := rows_in_file(x)) is not None}
-        self.columns: Obs = {key: torch.cat(x) for key, x in parts.items() if key not in self._on_disk}
-        self.action = scaled_actions(episodes, policy.action)
-        # First and last frame of the episode to which each frame belongs.
-        device = self.action.device
-        self._first = (ends - lengths).repeat_interleave(lengths).to(device)
-        self._last = (ends - 1).repeat_interleave(lengths).to(device)
-        self.ranks, self.shared = ranks, len(shown) < len(episodes)
-        if self.shared:
-            # Of a frame: the rank that has its pictures, and, on that rank, its place among them.
-            self._owner = (torch.arange(len(lengths)) % ranks.size).repeat_interleave(lengths)
-            self._place = ((self._owner == ranks.rank).cumsum(0) - 1).to(device)
-        self._chunk = torch.arange(self.horizon, device=device) - self.start
-        self._past = torch.arange(1 - self.history, 1, device=device)
-
-    def __len__(self) -> int:
-        return len(self.action)
-
-    @property
-    def device(self) -> torch.device:
-        return self.action.device
-
-    def __getitem__(self, index: Tensor) -> Batch:
-        """The windows of numbers ``index`` (B,) int64; windows are numbered episode by episode, in time order."""
-        return self._batch(index, self._frames)
-
-    def _batch(self, index: Tensor, pictures: Callable[[str, Tensor], Tensor]) -> Batch:
-        now = index.to(self.device)
-        first, last = self._first[now, None], self._last[now, None]
-        wanted = now[:, None] + self._chunk
-        held = wanted.clamp(first, last)
-        mask = wanted == held
-        action = _gather(self.action, held)
-        if self.pad is Pad.zero:
-            action = action.masked_fill(~mask[..., None], 0.0)
-        read = {key: pictures if is_image(key) else self._frames for key in self._keys}
-        return Batch({key: frames(key, self._seen(key, now)) for key, frames in read.items()}, action, mask)
-
-    def share(self, index: Tensor) -> Batch:
-        """The rows of a batch, of windows ``index`` (B,), that are this rank's. All ranks ask for the same batch, and
-        those that have pictures of it send them."""
-        return self._batch(self.ranks.rows(index), lambda key, _: self._sent(key, index))
-
-    def _sent(self, key: str, index: Tensor) -> Tensor:
-        owner = self._owner[index]
-        held = index[owner == self.ranks.rank].to(self.device)
-        return self.ranks.delivered(self._frames(key, self._seen(key, held)), owner)
-
-    def _seen(self, key: str, now: Tensor) -> Tensor:
-        """The frames of an observation: that of each window, or (B, history)."""
-        if self.history == 1 or not stacked_by_history(key):
-            return now
-        return (now[:, None] + self._past).clamp(min=self._first[now, None])
-
-    def _frames(self, key: str, index: Tensor) -> Tensor:
-        if self.shared and is_image(key):
-            index = self._place[index]
-        if key in self.columns:
-            return _gather(self.columns[key], index)
-        file, rows = self._on_disk[key]
-        return _gather(file, rows[index.to(rows.device)]).to(self.device)
-
-    def sample(self, batch: int, generator: torch.Generator) -> Batch:
-        """``batch`` windows, uniformly and with replacement: the generator's state is all that a resume needs."""
-        return self[self.draw(batch, generator)]
-
-    def draw(self, batch: int, generator: torch.Generator) -> Tensor:
-        """The numbers of these windows."""
-        return torch.randint(len(self), (batch,), generator=generator, device=generator.device)
-
-    def to(self, device: torch.device | str) -> Windows:
-        """The same windows on another device; a CPU generator draws the same numbers for both."""
-        moved = copy.copy(self)
-        moved.columns = tree.to(self.columns, device)
-        for name in ("action", "_first", "_last", "_chunk", "_past", *(["_place"] if self.shared else [])):
-            setattr(moved, name, getattr(self, name).to(device))
-        return moved
-
-
-def _gather(x: Tensor, index: Tensor) -> Tensor:
-    """``x[index]``; ``index_select`` copies whole rows, which is several times faster for images on a CPU."""
-    return x.index_select(0, index.flatten()).unflatten(0, index.shape)
 
 
 def scaled_actions(episodes: Episodes, limits: ActionSpec) -> Tensor:

@@ -18,6 +18,13 @@ from .read import format_of
 FEW = 6  # of what is listed in a line
 
 
+def world_name(stored: Mapping[str, Any]) -> str:
+    """The name of a stored world, and its id where it is one of many: "gym Hopper-v5"."""
+    config = stored.get("config")
+    own = config.get("id") if isinstance(config, Mapping) else None
+    return f"{stored.get('name')} {own}" if isinstance(own, str) else str(stored.get("name"))
+
+
 def described(
     path: str,
     episodes: Episodes,
@@ -36,7 +43,7 @@ def described(
         "path": path,
         "format": format_of(path),
         "version": _version(path),
-        "world": env.get("name") if isinstance(env, dict) else None,
+        "world": world_name(env) if isinstance(env, dict) else None,
         "episodes": len(episodes),
         "frames": episodes.frames,
         "fps": spec.control_hz,

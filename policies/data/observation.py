@@ -1,6 +1,7 @@
 """Observations of Gymnasium as observations of ours, whatever the order in which their keys were written down:
 
     uint8 of 2 or 3 dimensions     an image: ``image.<key>``, channels first; ``image.main`` if it stands alone
+    ``pixels`` and below           an image too: ``image.main``, or ``image.<camera>``, as LeRobot names them
     ``desired_goal`` and below     ``goal``, or ``goal_image.main``
     ``environment_state``          as it is; LeRobot's worlds and policies know it by that name
     every other Box                flattened, and concatenated in the order of the keys into ``state``
@@ -55,6 +56,7 @@ class Layout:
         self._images: list[Image] = []
         self._numbers: list[Numbers] = []
         ends = {"state": 0, ENVIRONMENT_STATE: 0, "goal": 0}
+        keys = {".".join(map(str, leaf["path"])) for leaf in leaves}
         # The key "arm/pos" of a world stands where "pos" of "arm" would: in files they are the same.
         for leaf in sorted(leaves, key=lambda leaf: "/".join(leaf["path"]).split("/")):
             path, shape = [str(key) for key in leaf["path"]], tuple(leaf["shape"])
@@ -66,7 +68,9 @@ class Layout:
                 )
             is_goal = path[:1] == ["desired_goal"]
             if leaf["dtype"] == "uint8" and len(shape) in (2, 3):
-                key = f"goal_image.{'.'.join(path[1:]) or 'main'}" if is_goal else f"image.{called or 'main'}"
+                below = ".".join(path[1:]) or "main"
+                is_camera = path[:1] == ["pixels"] and below not in keys
+                key = f"goal_image.{below}" if is_goal else f"image.{below if is_camera else called or 'main'}"
                 self._images.append(Image(name, key, shape))
             elif len(shape) <= 2:
                 key = "goal" if is_goal else called if called == ENVIRONMENT_STATE else "state"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.errors import BurnishError
+from ..runs.manifest import kind_of
 from . import lerobot, lerobot_files
 from .episodes import Bad, Episodes, Mine
 from .formats import d4rl, hdf5, maniskill, minari, npz, ogbench, plain, robomimic
@@ -115,7 +116,9 @@ def _format(path: Path) -> Format:
         if row.container == container and names.issuperset(row.holds):
             return row
     known = "; ".join(f"{', '.join(row.holds)} ({row.name})" for row in FORMATS if row.container == container)
-    raise refusal(path, f"is of no format that is read here: a {container} dataset holds {known}; see docs/data.md")
+    raise refusal(
+        path, f"is of no format that is read here: a {container} dataset holds {known}; see docs/data.md{kind_of(path)}"
+    )
 
 
 def _names(path: Path) -> tuple[str, set[str]]:

@@ -9,7 +9,7 @@ themselves.)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -55,14 +55,21 @@ class CallablePolicy:
             raise BurnishError("this policy takes no noise: its spec has no noise_shape, so leave noise= out")
         with torch.no_grad():
             answer = self.fn(seen, **given)
-        action = checked(answer, (batch, *spec.chunk_shape), like.device).clamp(-1, 1)
+        action = checked(answer, (batch, *spec.chunk_shape), like.device, seen).clamp(-1, 1)
         return with_prefix(action, prefix)
 
 
-def checked(answer: Any, expected: tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:
-    """Actions that came from outside, as float32, or a refusal: of another shape, or not finite."""
+def checked(
+    answer: Any, expected: tuple[int, ...], device: torch.device | str = "cpu", seen: Mapping[str, Tensor] | None = None
+) -> Tensor:
+    """Actions that came from outside, as float32, or a refusal: of another shape, or not finite. Where what
+    was ``seen`` is not finite, that is the reason."""
     action = torch.as_tensor(answer, dtype=torch.float32, device=device)
     if tuple(action.shape) != expected or not bool(action.isfinite().all()):
+        for key, x in (seen or {}).items():
+            if not bool(x.isfinite().all()):
+                row, *place = (~x.isfinite()).nonzero()[0].tolist()
+                raise BurnishError(f"world {row} gave {key!r} that is not finite, first at {place}; mend the world")
         found = f"of shape {tuple(action.shape)}" if tuple(action.shape) != expected else "that are not finite"
         raise BurnishError(f"the external policy answered with actions {found}, but finite {expected} are needed")
     return action

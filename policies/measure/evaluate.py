@@ -27,7 +27,7 @@ from ..core.files import named, replace
 from ..core.seed import derive
 from ..core.types import Controller, Obs, VecEnv
 from ..core.wrapper import instructions, repeatable
-from .checks import refuse_endless, refuse_non_finite
+from .checks import Replays, refuse_endless, refuse_non_finite
 from .statistics import (
     fisher_exact,
     mcnemar_exact,
@@ -169,7 +169,7 @@ def _play(
     never = torch.zeros(worlds, dtype=torch.bool, device=device)
     first_texts = instructions(env)
     texts = [""] * len(seeds) if first_texts is None else [first_texts[i % worlds] for i in range(len(seeds))]
-    reports_success, finished = False, 0
+    reports_success, finished, again = False, 0, Replays()
     rows: list[tuple[float, int, bool, bool, bool, bool]] = [(math.nan, 0, False, False, False, False)] * len(seeds)
 
     while finished < len(seeds):
@@ -191,12 +191,18 @@ def _play(
             refuse_endless(lengths, active, env.spec.max_steps, world_seeds)
             continue
 
+        lost = step.info.get("lost", never).tolist()
         columns = (returns, lengths, step.terminated, step.truncated, succeeded, success.bool())
         table = list(zip(*(column.tolist() for column in columns), strict=True))
         fresh = torch.zeros(worlds, dtype=torch.bool)
         for world in ended.nonzero().flatten().tolist():
             row = episode[world]
             assert row is not None, "only active worlds end"
+            if lost[world]:
+                again.count(row, seeds[row])
+                fresh[world] = True
+                film.drop(seeds[row])
+                continue
             rows[row], finished = table[world], finished + 1
             film.cut(seeds[row], rows[row][4] if reports_success else None)
             following = episode[world] = next(waiting, None)
@@ -216,6 +222,7 @@ def _play(
             succeeded = succeeded & ~begins
             film.shoot(world_seeds, begins)
 
+    again.tell()
     by_seed = [list(column) for column in zip(*rows, strict=True)]
     returned, length, terminated, truncated, *successes = by_seed
     once, at_end = successes if reports_success else (None, None)

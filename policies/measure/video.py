@@ -103,6 +103,11 @@ class Film:
             if name != saved:
                 remove(name)
 
+    def drop(self, seed: int) -> None:
+        """Throw away an episode that is played once more."""
+        if seed in self._writers:
+            self._writers.pop(seed).discard()
+
     def close(self) -> None:
         """Throw away what is unfinished, after an error."""
         for writer in self._writers.values():

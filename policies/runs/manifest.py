@@ -58,19 +58,35 @@ def write_manifest(folder: Path, files: Sequence[str], children: Sequence[str], 
     sync(folder)
 
 
+# File -> what a folder that has it is, and how it is named in a command.
+KINDS = {
+    MANIFEST: "a checkpoint: policy.path=...",
+    "meta/info.json": "a dataset: data=...",
+    "tick.onnx": "a bundle: policy=bundle policy.path=...",
+    "config.yaml": "a training",
+}
+
+
+def kind_of(folder: Path) -> str:
+    """The end of a sentence on a folder that is not of the kind that was expected."""
+    kind = next((kind for name, kind in KINDS.items() if (folder / name).exists()), None)
+    return "" if kind is None else f"; it is {kind}"
+
+
 def read_manifest(folder: Path, files: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """The manifest of ``folder`` once every file that it lists is verified, and the names of its children, of which
     only the manifests are: they verify the rest. ``files`` are needed, more files of tensors may be there."""
     if not folder.is_dir():
         lacks = "there is no such folder"
         if folder.exists():
-            lacks = "it is a file, and one of another library is not read here; docs/checkpoint.md says how to bring it"
+            lacks = "it is a file of another library, which is not read; export its network by torch.onnx.export for "
+            lacks += "policy=onnx, or take another way of docs/checkpoint.md"
             if folder.suffix == ".onnx":
                 lacks = "it is a model, which is read by policy=onnx"
         raise BurnishError(f"{folder} is not a checkpoint: {lacks}")
     path = folder / MANIFEST
     if not os.path.lexists(path):
-        raise BurnishError(f"{folder} is not a checkpoint: it has no {MANIFEST}")
+        raise BurnishError(f"{folder} is not a checkpoint: it has no {MANIFEST}{kind_of(folder)}")
     _check_no_link(path)
     if not path.is_file():
         raise BurnishError(f"{path} is no file, but a pipe, a device or a folder")

@@ -76,7 +76,9 @@ class Run:
     Where stderr is no terminal there is no progress bar, but a line every ``progress_every_s`` seconds if that is set.
     ``trackers`` are rows of the table in `tracking.py` that are told the numbers too, and so is ``on_log``. Of several
     ``ranks`` the first has such a run, and the others follow it (``FollowingRun``). A caller of several runs hears a
-    Ctrl-C for them (``stop``), and has the progress of one of them ``shown``.
+    Ctrl-C for them (``stop``), and has the progress of one of them ``shown``;
+    without ``say_fresh`` no line says that there is nothing to resume. Progress is ``counted`` in steps, or up to
+    so many of a unit, by how many there are after a step.
     """
 
     def __init__(
@@ -94,6 +96,8 @@ class Run:
         ranks: Ranks = ALONE,
         stop: Stop | None = None,
         shown: bool = True,
+        say_fresh: bool = True,
+        counted: tuple[int, str, Callable[[int], int]] | None = None,
     ) -> None:
         if keep < 1:
             raise BurnishError(f"keep={keep} would remove every checkpoint; it must be at least 1")
@@ -110,7 +114,8 @@ class Run:
         self._tensorboard, self._progress_every_s = tensorboard, progress_every_s
         self._trackers, self._on_log = Trackers(trackers), on_log
         self._latest: Checkpoint | None = None
-        self._ranks, self._shown, self._stop_of_caller = ranks, shown, stop
+        self._ranks, self._shown, self._say_fresh, self._stop_of_caller = ranks, shown, say_fresh, stop
+        self._counted = counted
         self.watch = Stopwatch()  # of what happens between the steps: "evaluation", "saving"
         self._before: dict[str, float] = {}  # seconds of earlier sittings
         self._stop = Stop()
@@ -129,6 +134,8 @@ class Run:
                     remove(self.path / name)
             if resumed:
                 self._latest = newest(self.checkpoints)
+            elif self._resume and self._say_fresh:
+                sys.stderr.write(f"nothing was saved in {self.path} yet: this run begins at its first step\n")
             self.start = self._latest.state["step"] if self._latest else 0
             self._before = self._rewind()
             replace(self.path / CONFIG, self._config_text)
@@ -171,16 +178,19 @@ class Run:
             raise RuntimeError("this run is resumed: load what run.latest() returns before the first step")
         began_s = shown_s = time.perf_counter()
         terminal = sys.stderr.isatty()
-        with progress_bar(total, "step", self.start, shown=self._ranks.first and self._shown) as bar:
+        most, unit, reached = self._counted or (total, "step", lambda step: step)
+        initial = min(reached(self.start), most)
+        with progress_bar(most, unit, initial, shown=self._ranks.first and self._shown) as bar:
             for step in range(self.start + 1, total + 1):
                 self.stopping = self._ranks.any(self._stop.requested)
                 yield step
-                bar.update()
+                now = min(reached(step), most)
+                bar.update(now - bar.n)
                 now_s = time.perf_counter()
                 every_s = self._progress_every_s if self._shown else None
                 if not terminal and every_s is not None and (now_s - shown_s >= every_s or step == total):
                     shown_s = now_s
-                    meter = tqdm.format_meter(step, total, now_s - began_s, initial=self.start, unit="step", ncols=100)
+                    meter = tqdm.format_meter(now, most, now_s - began_s, initial=initial, unit=unit, ncols=100)
                     sys.stderr.write(meter + "\n")
                 if self.stopping:
                     return
@@ -223,12 +233,8 @@ class Run:
 
     def _check(self) -> bool:
         """Whether there is a run to continue; whatever stands against it is said before anything is touched."""
-        if self.path.exists() and not self.path.is_dir():
-            raise BurnishError(f"{self.path} is a file, so no run can be written there; use another out=")
-        if not self.path.exists() or _holds_nothing(self.path):
+        if not occupied(self.path, self._resume):
             return False
-        if not self._resume:
-            raise BurnishError(f"{self.path} is not empty; use resume=true or another out=")
         if not (self.path / CONFIG).is_file():
             raise BurnishError(f"{self.path} is not a run folder, since it has no {CONFIG}; use another out=")
         different = [
@@ -290,6 +296,18 @@ class FollowingRun(UnsavedRun):
         if self.start:
             self._latest = load(self.checkpoints / number(self.start))
         return self
+
+
+def occupied(path: Path | str, resume: bool) -> bool:
+    """Whether something lies where a run is to be written; then only ``resume`` may go on. Verbs ask at first."""
+    path = Path(path)
+    if path.exists() and not path.is_dir():
+        raise BurnishError(f"{path} is a file, so no run can be written there; use another out=")
+    if not path.exists() or _holds_nothing(path):
+        return False
+    if not resume:
+        raise BurnishError(f"{path} is not empty; use resume=true or another out=")
+    return True
 
 
 def find_policy(path: Path | str, device: torch.device | str = "cpu") -> Checkpoint:

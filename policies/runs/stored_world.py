@@ -58,13 +58,15 @@ class Named(dict[str, Any]):
     one may not; anything that was read from a file is no ``Named``."""
 
 
-def plain_world(settings: Any, where: str) -> None:
-    """Refuse settings of a world that are not plain; ``where`` names in the sentence who says so."""
+def plain_world(settings: Any, where: str, way_out: str = "") -> None:
+    """Refuse settings of a world that are not plain; ``where`` names in the sentence who says so, and ``way_out`` what
+    to do, if not to say them on the command line."""
     found = _strange(settings, "env", 0)
     if found:
         raise BurnishError(
-            f"{where} says {found}; of a world it may say numbers, truth values and short names alone, as it may be "
-            "untrusted. Where you trust it, say it yourself, for example env=gym env.id=... 'env.kwargs={...}'"
+            f"{where} says {found}; as it may be untrusted, it may say of a world known arguments alone, and give them "
+            "numbers, truth values and short names"
+            + (way_out or ". Where you trust it, say it yourself, for example env=gym env.id=... 'env.kwargs={...}'")
         )
 
 
@@ -137,7 +139,7 @@ def _strange(value: Any, name: str, depth: int) -> str:
             if not (isinstance(key, str) and _WORD.fullmatch(key)):
                 return f"{name}.{key!r:.80}, which is no name"
             if name == "env.kwargs" and key not in ARGUMENTS:
-                return f"{name}.{key}={_shown(item)}, which is not known to be harmless"
+                return f"{name}.{key}={_shown(item)}, an argument that is not known to be harmless"
             if found := _strange(item, f"{name}.{key}", depth + 1):
                 return found
         return ""

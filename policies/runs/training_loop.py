@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, TypeVar
 
+import torch
+from torch import nn
+
+from ..core.errors import BurnishError
 from ..core.types import Metrics
 from .run import Run
 
@@ -52,6 +56,17 @@ def train(
         if paused:
             break
     return finished
+
+
+def refuse_diverged(policy: Any) -> None:
+    """A policy of numbers that are not finite is never saved: the checkpoint before it stays the last."""
+    weights = policy.named_parameters() if isinstance(policy, nn.Module) else ()
+    for name, x in weights:
+        if not bool(torch.isfinite(x).all()):
+            raise BurnishError(
+                f"training has diverged: {name} of the policy is not finite, so it is not saved; lower the learning "
+                "rates, or look at the data, or at what the world shows and pays"
+            )
 
 
 def to_end(turns: InTurns[T]) -> T:

@@ -7,7 +7,8 @@ two ways to show it. Neither hides what is said: TLS or SSH does.
 
     a place                   there are ``clients`` of them, for one that showed the key, or where there is none, has
                               asked something; one that asked nothing for SILENT_S goes to the next who wants one.
-                              Where there is no key, so does the one that was held longest, after HELD_S
+                              Where there is no key, so does the one that was held longest, after HELD_S, and the next
+                              is the one that has waited longest of those that asked within HELD_S
     an unproven connection    handshake_s to show the key; UNPROVEN of them, and of more, the address that sends most
                               loses its eldest. `admission.py` stands before this where there is a key
     a frame                   schema bytes at most; receive_s from its first byte to its last, rate_hz of them
@@ -24,6 +25,7 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import math
 import secrets
 import socket as sockets
 from collections.abc import Awaitable, Callable
@@ -73,6 +75,7 @@ class GatewayConnection(ServerConnection):
         self.heard_s = self.loop.time()
         self.placed_s = self.heard_s  # since when it has a place
         self.gave_up = False  # its place, to a client that waited
+        self.waits_s = self.refused_s = -math.inf  # since when it wants a place; when it was last refused one
         self._gateway, self._chatter = gateway, 0
         self._greeting = b""  # its last bytes
         self._pending = 0  # bytes of a frame that is not complete
@@ -219,35 +222,40 @@ class Gateway:
         return visitor.let_in or (not shown and HMAC_SUBPROTOCOL in [name.strip() for name in offered])
 
     def _place(self, visitor: GatewayConnection) -> None:
-        """For one that has shown the key, or where there is none, asks. Places cannot be kept by silence: the client
-        that was silent longest loses its own."""
+        """For one that has shown the key, or where there is none, asks. When places are short, the client that was
+        silent longest is cut off. Without a key, the client that has held a place longest gives it up: its connection
+        stays, and asks for a place like any other."""
         if visitor in self._inside:
             return
-        if len(self._inside) >= self.config.clients:
-            silent = [x for x in self._inside if not x.answering]
-            quietest = min(silent, key=lambda x: x.heard_s, default=None)
-            longest_s = min(SILENT_S, self.config.receive_s)
-            if quietest is not None and quietest.loop.time() - quietest.heard_s >= longest_s:
-                self.left(quietest)
-                quietest.transport.abort()
-            elif not self._rotate():
-                raise self._full(visitor)
+        now_s, longest_s = visitor.loop.time(), min(SILENT_S, self.config.receive_s)
+        free = self.config.clients - len(self._inside)
+        silent = [x for x in self._inside if not x.answering and now_s - x.heard_s >= longest_s]
+        held = [x for x in self._inside if x not in silent and self._key is None and now_s - x.placed_s >= HELD_S]
+        if self._before(visitor, now_s) >= free + len(silent) + len(held):
+            raise self._full(visitor)
+        if free <= 0 and silent:
+            quietest = min(silent, key=lambda x: x.heard_s)
+            self.left(quietest)
+            quietest.transport.abort()
+        elif free <= 0:
+            eldest = min(held, key=lambda x: x.placed_s)
+            self._inside.remove(eldest)
+            eldest.gave_up = True
+            self.dialled(eldest)
         self.left(visitor)
         self._inside.add(visitor)
-        visitor.placed_s, visitor.gave_up = visitor.loop.time(), False
+        visitor.placed_s, visitor.gave_up, visitor.refused_s = now_s, False, -math.inf
 
-    def _rotate(self) -> bool:
-        """Without a key nobody has shown a right to stay, so the client that has a place longest must give it up. Its
-        connection stays, and asks for a place like any other. A place behind a key is its owner's."""
+    def _before(self, visitor: GatewayConnection, now_s: float) -> int:
+        """How many have waited longer for a place, and were refused one within HELD_S. Behind a key nobody waits: a
+        client that finds no place is sent away."""
         if self._key is not None:
-            return False
-        eldest = min(self._inside, key=lambda x: x.placed_s)
-        if eldest.loop.time() - eldest.placed_s < HELD_S:
-            return False
-        self._inside.remove(eldest)
-        eldest.gave_up = True
-        self.dialled(eldest)
-        return True
+            return 0
+        if now_s - visitor.refused_s > HELD_S:
+            visitor.waits_s = now_s
+        visitor.refused_s = now_s
+        waiting = [x for x in self._unproven.connections() if now_s - x.refused_s <= HELD_S]
+        return sum(x.waits_s < visitor.waits_s for x in waiting)
 
     def _full(self, visitor: GatewayConnection) -> Refusal:
         places = f"all {self.config.clients} places are taken by clients that ask"

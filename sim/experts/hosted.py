@@ -84,7 +84,7 @@ def hosted_expert(env: ExternalEnv, name: str, errors: Errors | None = None, see
     config, usual = env.config, USUAL
     if isinstance(config, RemoteConfig) and config.address is None:  # a Python that may not have us: by the path
         usual = f"{experts.__file__}:make"
-    said = env.workers.take_on(name if ":" in name else usual)
+    said = env.workers.take_on(name if ":" in name else usual, name)
     changes = (said.get("levels") or {}).get(level, {})
     return HostedExpert(env, errors or replace(LEVELS[level], **changes), said.get("still"), seed)
 

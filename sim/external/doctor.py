@@ -23,11 +23,12 @@ from ...policies.core.seed import derive
 from ...policies.core.spec import ActionSpec
 from ...policies.runs.manifest import plain_yaml
 from ...policies.runs.stored_world import plain_world
-from ..build import ENVS, env_name, make_env
-from .examination import Seen, first_difference, look, speed
+from ..build import ENVS, env_name
+from .examination import Seen, first_difference, look, speed, unchecked
 
 WIDTH = 110
 EPISODES = 2  # that are compared
+NOT_FINITE = "Training stops at such: mend the world, or let env.restart=true end the episode there."
 
 
 @dataclass
@@ -58,7 +59,7 @@ def doctor(config: DoctorConfig) -> int:
     text = as_yaml(config.env)
     if read_back(text) != config.env:
         raise BurnishError(f"the settings of env={env_name(config.env)} cannot be written down as YAML: {text!r:.500}")
-    make_env(read_back(text), 1).reset()
+    unchecked(read_back(text), 1).reset()
     said(
         "This file makes it again, as was tried: for `burnish compare world=FILE`, or as an experiment.", refused(text)
     )
@@ -89,7 +90,10 @@ def examined(config: DoctorConfig) -> Iterator[Line]:
     yield from described(world, seen)
     yield quickness(config, seen)
     lengths = {seed: len(seen.prints[seed]) - 1 for seed in reversed(seeds)}
-    yield seeding(seen, look(world, lengths, config.seconds))
+    again = look(world, lengths, config.seconds)
+    if again.not_finite and not seen.not_finite:
+        yield Line(f"Played once more it gave a number that is not finite: {again.not_finite}.", NOT_FINITE)
+    yield seeding(seen, again)
     yield restoring(seen)
 
 
@@ -99,7 +103,7 @@ def described(world: Any, seen: Seen) -> Iterator[Line]:
     use = "gives numbers that are not finite" if seen.not_finite else "can be used"
     yield Line(f"{getattr(world, 'id', env_name(world))} {use}. It observes {observations(seen)}.")
     if seen.not_finite:
-        yield Line(f"The first was {seen.not_finite}.", "Training stops at such; mend the world.")
+        yield Line(f"The first was {seen.not_finite}.", NOT_FINITE)
     dim = spec.action.dim
     yield Line(f"Policies act in {dim} dimension{'s' * (dim > 1)}, {limits(spec.action)} ({spec.action_mode}).")
     assumed = seen.rate_from.startswith("assumed")

@@ -74,7 +74,7 @@ def play(world: Any, episodes: Mapping[int, int | None], seconds: float, restore
     """The facts found while ``episodes`` (seed -> steps, None for as many as fit) are played in a world."""
     if isinstance(world, GymConfig) and not isinstance(world, RemoteConfig):
         world = replace(world, processes=0)
-    env = make_env(world, 1)
+    env = unchecked(world, 1)
     found = Seen(env.spec)
     if isinstance(env, ExternalEnv):
         found.sources, found.rate_from, found.success_from = env.sources(), env.hz_from, env.success_from()
@@ -91,8 +91,16 @@ def play(world: Any, episodes: Mapping[int, int | None], seconds: float, restore
                 break
         found.prints[seed] = prints
     if restores:
-        found.restored = restored(env, lambda: make_env(world, 1), *next(iter(found.prints.items())))
+        found.restored = restored(env, lambda: unchecked(world, 1), *next(iter(found.prints.items())))
     return found
+
+
+def unchecked(world: Any, worlds: int) -> VecEnv:
+    """The worlds, also where they show what is not finite: the doctor says so, and goes on."""
+    env = make_env(world, worlds)
+    if isinstance(env, ExternalEnv):
+        env.workers.checked = False
+    return env
 
 
 def actions(spec: EnvSpec, count: int = 1) -> Callable[[], Tensor]:
@@ -128,6 +136,8 @@ def _noted(found: Seen, step: Step) -> str:
     for key, x in step.obs.items():
         if not found.not_finite and x.is_floating_point() and (bad := (~x.isfinite()).nonzero()).numel():
             found.not_finite = f"{key}[{', '.join(map(str, bad[0, 1:].tolist()))}]"
+    if not found.not_finite and not bool(step.reward.isfinite().all()):
+        found.not_finite = "the reward"
     if "success" in step.info:
         found.reported, found.won = True, found.won or bool(step.info["success"])
     return _print(_tensors(step))
@@ -146,7 +156,7 @@ def _print(tensors: Mapping[str, Tensor]) -> str:
 
 def speed(world: Any, worlds: int, seconds: float) -> tuple[float, str]:
     """Steps of all ``worlds`` together per second, the time of resets left out; and where they were played."""
-    env = make_env(world, worlds)
+    env = unchecked(world, worlds)
     act, ends, spent_s, steps = actions(env.spec, worlds), torch.ones(worlds, dtype=torch.bool), 0.0, 0
     while spent_s < seconds:
         if bool(ends.any()):

@@ -6,15 +6,18 @@ memory with us by a file without a name, so a process that is killed leaves noth
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import mmap
 import os
 import random
+import re
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+import traceback
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,6 +30,7 @@ from .settings import environment
 
 SERVER = Path(server.__file__)
 LARGEST_BLOCK = 1 << 32  # bytes of observations of one worker
+NOT_THEIRS = re.compile(rf"^<|-packages/|/lib\d*/python\d|^{re.escape(str(SERVER.parent))}/\w+\.py:|/world_server\.py:")
 PATIENCE_S = 10.0  # for a server on another machine to answer for the first time
 
 
@@ -35,7 +39,26 @@ class Died(Exception):
 
 
 class Failed(Exception):
-    """The environment raised an error; the text is the error's."""
+    """The environment raised an error; the text is the error's. Those after ``world`` were not asked."""
+
+    def __init__(self, text: str, world: Any = None) -> None:
+        super().__init__(text)
+        self.world = world if isinstance(world, int) else None
+
+
+def failed(error: BaseException, world: Any = None) -> Failed:
+    """An environment's error, of this process."""
+    lines = [x[:2] for x in traceback.extract_tb(error.__traceback__)]
+    return Failed(reason(error, named=True) + at_line(lines), world)
+
+
+def at_line(lines: Any) -> str:
+    """Of the files and lines behind an error, the last of the user's own code, such as " (at /path/of.py:12)". Those of
+    packages, of Python and of this file's folder are left out."""
+    found = lines if isinstance(lines, list) else []  # another program may say anything
+    named = [plain(":".join(map(str, x)), 300) for x in found if isinstance(x, Sequence)]
+    own = [line for line in named if not NOT_THEIRS.search(line)]
+    return f" (at {own[-1]})" if own else ""
 
 
 class Link(Protocol):
@@ -65,7 +88,7 @@ class InProcess:
         try:
             self._host = server.host_of(dict(recipe), count)
         except Exception as error:
-            raise Failed(reason(error, named=True)) from error
+            raise failed(error) from error
         finally:
             server.dice(ours)
 
@@ -81,12 +104,13 @@ class InProcess:
     def finish(self) -> tuple[dict[str, Any], bytes]:
         try:
             return self._host.answer(*self._request)
-        except Exception as error:
-            raise Failed(reason(error, named=True)) from error
+        except (Exception, SystemExit) as error:  # a worker would die of the latter
+            raise failed(error, getattr(self._host, "at", None)) from error
 
     def close(self) -> None:
         for world in self._host.worlds:
-            world.close()
+            with contextlib.suppress(Exception):
+                world.close()
 
 
 class Connected:
@@ -144,7 +168,8 @@ class Connected:
         self._waiting = False
         if letter == b"e":
             text = plain(header.get("text") or "", 2000)
-            raise Failed(plain(header.get("kind", "error"), 80) + (f": {text}" if text else ""))
+            found = plain(header.get("kind", "error"), 80) + (f": {text}" if text else "")
+            raise Failed(found + at_line(header.get("lines")), header.get("world"))
         return header, data
 
     def _how(self) -> str:

@@ -102,7 +102,8 @@ class ManiSkillConfig:
     # reward: given, as reward_mode says; until_success, -1 in every step until the first success
     reward: Reward = Reward.given
     processes: int | None = None  # processes that step the worlds on the CPU; 0: this one; by default one a core
-    restart: bool = False  # a worker that dies is replaced, its episodes truncated (on the CPU)
+    # an episode that an error of its environment ends is truncated; a worker that dies is replaced (on the CPU)
+    restart: bool = False
 
     def __post_init__(self) -> None:
         check_ranges(self, {"[1, inf)": "max_steps control_hz", "[4, 4096]": "image_size"}, "env.")

@@ -50,7 +50,8 @@ class GymConfig:
     reward: Reward = field(default=Reward.given, metadata=LATER)  # given, or -1 until success
     # processes that step the worlds; 0: this one; by default one a core
     processes: int | None = field(default=None, metadata=LATER)
-    restart: bool = field(default=False, metadata=LATER)  # a worker that dies is replaced, its episodes truncated
+    # an episode that an error of its environment ends is truncated; a worker that dies is replaced, its episodes too
+    restart: bool = field(default=False, metadata=LATER)
     patience_s: float = field(default=600.0, metadata=LATER)  # a worker that is silent for so long counts as dead
     # the worlds of a process are one environment of gymnasium.vector, made with num_envs
     vector: bool = field(default=False, metadata=LATER)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import sys
 import weakref
@@ -13,24 +14,31 @@ from typing import Any
 
 import numpy as np
 
-from ...policies.core.errors import BurnishError, plain
+from ...policies.core.errors import BurnishError, WorldError, plain
 from ...policies.core.imports import named_modules
 from ...policies.core.threads import usable_cores
 from .links import Died, Failed, InProcess, Link, Process, Remote
 from .recipes import WORLDS, maker_of
 from .settings import GUESSES, GymConfig, RemoteConfig, packages_of, registered
 
+_log = logging.getLogger(__name__)
+
 Reply = tuple[dict[str, Any], bytes]
-CONTINUE = "continue the run with resume=true"
+SHORT, IN_A_ROW = 10, 3  # steps of an episode, and episodes, of a world that fails for good; the latter of resets too
 
 
 class Workers:
-    """``lost`` (N,) marks the worlds whose episode went with a worker that was replaced."""
+    """``lost`` (N,) marks the worlds whose episode an error has ended, or went with a worker that was replaced. While
+    it is ``checked``, an environment that shows or pays what is not finite has failed."""
+
+    checked = True
 
     def __init__(self, config: GymConfig, num_envs: int) -> None:
         self.config = config
         self.lost = np.zeros(num_envs, dtype=bool)
-        self._recipe, self._expert = recipe_of(config), ""
+        self._recipe, self._expert, self._called = recipe_of(config), "", ""
+        self._age, self._short = np.zeros((2, num_envs), dtype=int)  # steps of an episode; short ones in a row
+        self._failures = 0
         self.links: list[Link] = []
         weakref.finalize(self, _close, self.links)
         self._processes = processes_of(config, num_envs)
@@ -69,35 +77,106 @@ class Workers:
     def request(self, letter: bytes, chosen: np.ndarray, begun: np.ndarray) -> None:
         """To the worlds ``chosen`` (N,). ``begun`` (N,) are those in an episode, which may be lost in it."""
         self.give("mask", chosen)
-        died = self._ask(self.links, letter)
+        self._age[chosen] = 0 if letter == b"r" else self._age[chosen] + (letter == b"s")
+        self._short[self._age > SHORT] = 0
+        died = self._ask(dict(enumerate(self.links)), letter)
         for k, error in died.items():
             self._replace(k, error, letter, chosen, begun)
 
-    def _ask(self, links: list[Link], letter: bytes) -> dict[int, Died]:
-        """An error of an environment is raised when all have answered."""
-        died: dict[int, Died] = {}
+    def _ask(self, links: dict[int, Link], letter: bytes) -> dict[int, Died | Failed]:
+        """Those that are to be replaced. An error of an expert, or without ``restart`` of an environment, is raised
+        when all have answered; with it, a step ends that world's episode, and a reset is tried again."""
+        died: dict[int, Died | Failed] = {}
         failed: Failed | None = None
         for step in ("begin", "finish"):
-            for k, link in enumerate(links):
+            for k, link in links.items():
                 try:
                     if k not in died:
-                        link.begin(letter) if step == "begin" else link.finish()
+                        link.begin(letter) if step == "begin" else self._finish(k, link, letter)
                 except Died as error:
                     died[k] = error
                 except Failed as error:
-                    failed = error
+                    if self.config.restart and (letter == b"r" or (letter == b"s" and error.world is None)):
+                        died[k] = error
+                    else:
+                        failed = error
         if failed is not None:
             who = f"the expert beside {self.config.label}" if letter == b"x" else self.config.label
-            raise BurnishError(f"{who} failed: {failed}") from failed
+            way_on = "correct it" if self.config.restart else "with env.restart=true its episode alone would end"
+            raise WorldError(f"{who} failed: {failed}{f'; {way_on}' if letter == b's' else ''}") from failed
         return died
 
-    def _replace(self, k: int, error: Died, letter: bytes, chosen: np.ndarray, begun: np.ndarray) -> None:
+    def _finish(self, k: int, link: Link, letter: bytes) -> None:
+        """The answer of a link; where a world fails and may, those after it are asked once more."""
+        mask, at, tries = link.arrays["mask"], -1, 0
+        asked = mask.copy()
+        while True:
+            try:
+                link.finish()
+                break
+            except Failed as error:
+                if not self.config.restart or error.world is None or letter not in b"rs":
+                    raise
+                if not (0 <= error.world < link.count and mask[error.world]):
+                    raise Died("it spoke of a world that it was not asked about") from error
+                at, tries = error.world, tries + 1 if error.world == at else 1
+                if letter == b"s":
+                    self._give_up(k, at, error)
+                elif tries >= IN_A_ROW:
+                    raise
+                mask[: at + (letter == b"s")] = False
+                link.begin(letter)  # of none too: only an answer without an error has the others' results
+        if self.checked and letter in b"rs":
+            self._refuse_not_finite(k, link, letter, asked)
+
+    def _refuse_not_finite(self, k: int, link: Link, letter: bytes, asked: np.ndarray) -> None:
+        for name, x in link.arrays.items():
+            checked = name.startswith("obs.") or (name == "reward" and letter == b"s")
+            if not checked or x.dtype.kind != "f" or np.isfinite(x).all():
+                continue
+            bad = ~np.isfinite(x).reshape(link.count, -1).all(axis=1) & ~self.lost[self.shares[k]]
+            for world in np.flatnonzero(bad & (asked > 0)).tolist():
+                place = np.argwhere(~np.isfinite(x[world]))[0].tolist()
+                key = name.removeprefix("obs.")
+                what = "its reward" if name == "reward" else f"number {place} of its observation {key}".rstrip()
+                error = Failed(f"{what} is {x[(world, *place)]}; what is not finite cannot be learnt from")
+                if not self.config.restart or letter != b"s":
+                    raise error
+                self._give_up(k, world, error)
+
+    def _give_up(self, k: int, i: int, error: Failed) -> None:
+        """The episode of a world, whose next reset begins another one."""
+        world = self.shares[k].start + i
+        self.lost[world] = True
+        if self._always_short(slice(world, world + 1)):
+            raise Failed(f"in {IN_A_ROW} episodes in a row within {SHORT} steps: {error}", i) from error
+        self._warn(f"the episode of world {world} of {self.config.label} is truncated", error)
+
+    def _always_short(self, worlds: slice) -> bool:
+        """Whether the episodes of all of them, which end now, are short ones once too often."""
+        self._short[worlds] += self._age[worlds] <= SHORT
+        return bool((self._short[worlds] >= IN_A_ROW).all())
+
+    def _warn(self, what: str, error: Exception) -> None:
+        """At the first, second, fourth, eighth, ... failure."""
+        self._failures += 1
+        if self._failures & (self._failures - 1) == 0:
+            count = f"; {self._failures} so far, of which not each is told" if self._failures > 2 else ""
+            _log.warning("%s: %s%s", what, error, count)
+
+    def _replace(self, k: int, error: Exception, letter: bytes, chosen: np.ndarray, begun: np.ndarray) -> None:
         share = self.shares[k]
         if not self.config.restart:
-            raise BurnishError(
+            raise WorldError(
                 f"the process with worlds {share.start} to {share.stop - 1} of {self.config.label} died ({error}); "
-                f"{CONTINUE}, or let env.restart=true replace such a process"
+                "env.restart=true would replace it"
             ) from error
+        if self._always_short(share):
+            raise WorldError(
+                f"the process with worlds {share.start} to {share.stop - 1} of {self.config.label} died ({error}) in "
+                f"{IN_A_ROW} episodes in a row within {SHORT} steps; correct the environment"
+            ) from error
+        self._warn(f"worlds {share.start} to {share.stop - 1} of {self.config.label} are made anew", error)
         seen = self.links[k].arrays
         self.links[k].close()
         try:
@@ -108,10 +187,11 @@ class Workers:
         self._take_on(link)
         for name, x in link.arrays.items():
             x[:] = seen[name]  # where the worlds were last seen, and what is asked of them
+        link.arrays["mask"][:] = chosen[share]
         anew = chosen[share] if letter == b"r" else np.zeros_like(chosen[share])
         self.lost[share] = begun[share] & ~anew
-        if anew.any() and self._ask([link], letter):
-            raise BurnishError(f"a process of {self.config.label} died again when its worlds were reset ({error})")
+        if anew.any() and (again := self._ask({k: link}, letter)):
+            raise WorldError(f"{self.config.label} failed again when it was made anew and reset ({again[k]})")
 
     def of_each_world(self, letter: bytes, content: Callable[[int], Reply | None]) -> list[Reply]:
         """A request to each world, with a header and data; None leaves a world out. Workers answer at the same time,
@@ -132,15 +212,15 @@ class Workers:
                     except Failed as error:
                         failed = error
             except Died as error:
-                raise BurnishError(f"a process of {self.config.label} died ({error}); {CONTINUE}") from error
+                raise WorldError(f"a process of {self.config.label} died ({error})") from error
             if failed is not None:
                 raise failed
         return [found[i] for i in sorted(found)]
 
-    def take_on(self, expert: str) -> dict[str, Any]:
+    def take_on(self, expert: str, called: str = "") -> dict[str, Any]:
         """``module:callable``, called with each environment beside it; its result has ``reset`` and ``act``. Returned
-        are its ``still`` and ``levels``, None where it has none."""
-        self._expert = expert
+        are its ``still`` and ``levels``, None where it has none. ``called``: the user's name of it."""
+        self._expert, self._called = expert, called or expert
         first, *_ = [self._take_on(link) for link in self.links]
         return first
 
@@ -152,7 +232,7 @@ class Workers:
             return {}
         except (Died, Failed) as error:
             raise BurnishError(
-                f"expert={self._expert} cannot be made beside {self.config.label} ({error}); name a callable of one "
+                f"expert={self._called} cannot be made beside {self.config.label} ({error}); name a callable of one "
                 "environment, module:callable"
             ) from error
 

@@ -1,13 +1,10 @@
 """Environments of Gymnasium, made and stepped for a Burnish process, in whichever Python has them.
 
 One file that needs NumPy alone, for Python 3.8 and newer. Burnish starts it for its workers and for worlds in another
-Python, without arguments of yours; a Burnish on another machine is served so:
+Python, without arguments of yours; for a Burnish on another machine you do, with --listen (see --help).
 
-    BURNISH_API_KEY=... python world_server.py --listen 0.0.0.0:7777 --id Foo-v0 [--package foo] [--kwargs '{"a": 1}']
-
-A request is one letter, a header in JSON and some bytes, no pickle; so is each answer. Actions, observations, rewards
-lie in a block of memory that both sides lay out alike (`fields`, `arrays`), shared on one machine. Between machines its
-first half is sent along with a request, and its second half with an answer.
+A request is one letter, a header in JSON and some bytes, no pickle; so is each answer. Arrays lie in memory that both
+sides lay out alike (`fields`). On one machine they share it; else each sends the half that it wrote.
 
     m  make {"recipe", "count"}     -> what the environment is (`Host.describe`)
     a  attach {}: the memory        e  only as an answer: the environment failed, and the worker goes on
@@ -34,6 +31,7 @@ import signal
 import socket
 import struct
 import sys
+import traceback
 from typing import Any
 
 import numpy as np
@@ -66,8 +64,7 @@ def make(recipe: dict[str, Any], count: int = 0) -> Any:
     """One environment: of a callable, of an entry point, or registered (module:Name-v0 too); of ``count`` a vector."""
     dice((np.random.RandomState(0).get_state(), random.Random(0).getstate()))  # as Meta-World's draw goals while made
     sys.path.extend(path for path in recipe.get("paths") or () if path not in sys.path)
-    for package in recipe.get("packages") or ():
-        importlib.import_module(package)
+    list(map(importlib.import_module, recipe.get("packages") or ()))
     name, kwargs = recipe["id"], {**(recipe.get("kwargs") or {}), **({"num_envs": count} if count else {})}
     if (made := load(name) if ":" in name and "-" not in name.rpartition(":")[2] else installed(name)) is not None:
         return made(**kwargs)
@@ -87,8 +84,8 @@ def leaves(space: Any, path: tuple[str, ...] = ()) -> list[dict[str, Any]]:
         items = sorted(inner.items() if hasattr(inner, "items") else enumerate(inner), key=lambda item: str(item[0]))
         return [leaf for key, value in items for leaf in leaves(value, (*path, str(key)))]
     kind = type(space).__name__
-    array = {"dtype": str(space.dtype), "shape": list(space.shape)} if kind == "Box" else {"dtype": "", "shape": []}
-    return [{"path": list(path), "kind": kind, **array}]
+    dtype, shape = (str(space.dtype), list(space.shape)) if kind == "Box" else ("uint8", [])  # refused by its kind
+    return [{"path": list(path), "kind": kind, "dtype": dtype, "shape": shape}]
 
 
 def as_array(value: Any) -> np.ndarray:
@@ -142,9 +139,8 @@ class Host:
         found["rates"] = {k: as_array(x).item(0) for k, x in rates.items() if isinstance(x, (int, float, np.number))}
         found["max_steps"] = getattr(spec, "max_episode_steps", None) or getattr(world, "_max_episode_steps", None)
         found["says"] = {name: getattr(inner, name, None) for name in ("action_mode", "notes")}
-        found["nondeterministic"] = bool(getattr(spec, "nondeterministic", False) or recipe.get("vector"))
-        found["render_mode"] = getattr(world, "render_mode", None)
-        return found
+        unsure = bool(getattr(spec, "nondeterministic", False) or recipe.get("vector"))
+        return {**found, "nondeterministic": unsure, "render_mode": getattr(world, "render_mode", None)}
 
     def attach(self, memory: Any) -> None:
         self.memory, self.arrays = memory, arrays(memory, self.layout, len(self.worlds))
@@ -189,8 +185,11 @@ class Host:
     def _succeeded(self, info: dict[str, Any], ended: bool) -> int:
         if self.success == "terminated":
             return int(ended)
-        key = next((key for key in ((self.success,) if self.success else SUCCESS) if key in info), None)
-        return UNREPORTED if key is None else int(bool(as_array(info[key]).item(0)))
+        key = next((key for key in ((self.success,) if self.success else SUCCESS) if key in info), "")
+        value = as_array(0 if info.get(key) is None else info[key])
+        if value.size != 1 or value.dtype.kind not in "biuf":
+            raise ValueError(f"its info says {key}={info[key]!r}, which is not one truth value")
+        return int(bool(value.item(0))) if key else UNREPORTED
 
     def _see(self, i: int, obs: Any, info: Any) -> None:
         self.seen[i] = (obs, info)
@@ -219,6 +218,7 @@ class Host:
                 self.step(i, action)
             return {}, b""
         for i in np.flatnonzero(self.arrays["mask"]).tolist():
+            self.at = i
             if letter == b"r":
                 self.reset(i, int(self.arrays["seeds"][i]))
             elif letter == b"s":
@@ -323,20 +323,18 @@ def serve(connection: socket.socket, memory_file: int = -1, recipe: Any = None, 
     host, given, sent = None, 0, memory_file < 0
     while True:
         try:
-            letter, header, data = receive(connection)
+            letter, header, data, reply, blob = *receive(connection), {}, b""
         except (EOFError, OSError, ValueError, RecursionError):
             for world in host.worlds if host else ():
                 with contextlib.suppress(Exception):
                     world.close()
             return
         try:
-            reply, blob = {}, b""
             if letter == b"m":
                 count, asked = int(header["count"]), {name: header.get(name) for name in ("success", "max_steps")}
                 if recipe is not None and not 1 <= count <= most:
                     raise ValueError(f"{count} worlds were asked for, and 1 to {most} are offered")
-                host = host_of({**recipe, **asked} if recipe else header["recipe"], count)
-                reply = host.describe()
+                reply = (host := host_of({**recipe, **asked} if recipe else header["recipe"], count)).describe()
             elif host is None:
                 raise ValueError("no world was made yet")
             elif letter == b"a":
@@ -349,7 +347,9 @@ def serve(connection: socket.socket, memory_file: int = -1, recipe: Any = None, 
                 blob = host.memory[given:] if sent and letter in b"rsxp" else blob
             send(connection, b"k", reply, blob)
         except Exception as error:  # whatever an environment raises is told, and the worker goes on
-            send(connection, b"e", {"kind": type(error).__name__, "text": str(error)[:2000]})
+            found = {"kind": type(error).__name__, "text": str(error)[:2000], "world": getattr(host, "at", None)}
+            lines = [frame[:2] for frame in traceback.extract_tb(error.__traceback__)[-50:]]
+            send(connection, b"e", {**found, "lines": lines})
 
 
 def main() -> None:

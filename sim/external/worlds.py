@@ -63,6 +63,7 @@ class ExternalEnv:
         self.num_envs, self.device = num_envs, torch.device(device)
         self._clock = Clock(num_envs, seed)
         self._begun, self._succeeded, self._ended = np.zeros((3, num_envs), dtype=bool)
+        self._paid = np.zeros(num_envs)  # by the last step of each, which the step in which an episode is lost repeats
         self.reported = False  # whether any step has said if it is a success
         self._advice: Tensor | None = None
         self.workers = Workers(config, num_envs)
@@ -114,6 +115,7 @@ class ExternalEnv:
         self._begun |= chosen
         self._played[chosen] = 0
         self._succeeded[chosen] = self._ended[chosen] = self.workers.lost[chosen] = False
+        self._paid[chosen] = 0
         self.workers.give("seeds", cut_seeds(self._clock.seeds))
         self._request(b"r", chosen)
         return self._observe()
@@ -133,7 +135,7 @@ class ExternalEnv:
         if self.config.success_reward is not None:
             success = (reward >= self.config.success_reward).astype(np.uint8)
         live, reported = chosen & ~lost, success != UNREPORTED
-        paid = live
+        reward = self._paid = np.where(live, reward, self._paid)
         won = live & reported & (success > 0)
         terminated = live & (terminated.astype(bool) | (won & self.config.end_at_success))
         late = ticks + 1 >= self.spec.max_steps
@@ -142,13 +144,13 @@ class ExternalEnv:
         self._succeeded |= won
         if self.config.reward is Reward.until_success:
             self._require_success(live & ~reported)
-            reward, paid = -(~self._succeeded).astype(np.float64), chosen
-        facts = {"executed": units.astype(np.float32)}
+            reward = -(~self._succeeded).astype(np.float64)
+        facts = {"executed": units.astype(np.float32), **({"lost": chosen & lost} if self.config.restart else {})}
         if (live & reported).any():
             facts["success"], self.reported = won, True
         return Step(
             self._observe(),
-            torch.from_numpy(np.where(paid, reward, 0)).float().to(self.device),
+            torch.from_numpy(np.where(chosen, reward, 0)).float().to(self.device),
             torch.from_numpy(terminated).to(self.device),
             torch.from_numpy(truncated).to(self.device),
             {key: torch.from_numpy(x).to(self.device) for key, x in facts.items()},
@@ -166,8 +168,9 @@ class ExternalEnv:
         """(N, H, W, 3) uint8. How large, the environment decides: many take ``width`` and ``height`` as arguments."""
         if not self.drawn:
             raise BurnishError(
-                f"{self.config.label} was made without pictures; make it with 'env.kwargs={{render_mode: rgb_array}}', "
-                "one of ManiSkill with env.film=true"
+                f"{self.config.label} was made without pictures; say 'env.kwargs={{render_mode: rgb_array}}' (of "
+                f"ManiSkill env.film=true) beside env=gym env.id={self.config.id}, at the latest in `burnish collect`, "
+                "so that what comes of it remembers that"
             )
         try:
             frames = [
@@ -241,8 +244,13 @@ class ExternalEnv:
         self._gather()
 
     def _gather(self) -> None:
+        """A world whose episode was lost shows what it showed before: what it shows now may be no number."""
+        lost = self.workers.lost
+        kept = {key: x[lost] for key, x in self._rows.items()} if lost.any() else {}
         for link, share in zip(self.workers.links, self.workers.shares, strict=True):
             self._layout.write(link.arrays, {key: x[share] for key, x in self._rows.items()})
+        for key, x in kept.items():
+            self._rows[key][lost] = x
 
     # ---- Checks ----
 

@@ -61,7 +61,7 @@ class Locomotion:
     """Common to the five robots; ``spec`` is known once the task is bound, because its numbers are the model's."""
 
     version = 1
-    autoreset = tensors = True
+    autoreset = True
     spec: EnvSpec
     derive: tuple[str, ...] = ()
     asset: str

@@ -14,6 +14,7 @@ import numpy as np
 
 from ...policies.core.errors import BurnishError
 from .. import arm
+from ..arrays import constant, everywhere, library, pick, put, whole
 from ..desk import DeskConfig, DeskTask, TaskArm
 from ..rewards import tolerance
 from ..task import Draw, Verdict
@@ -73,19 +74,18 @@ class Avoid(DeskTask):
 
     def bind(self, physics: Physics) -> None:
         super().bind(physics)
-        self.memory["tip"] = np.zeros((physics.num_worlds, 2))
-        self.memory["gaps"] = np.zeros((physics.num_worlds, len(ROWS)))  # gone through, counted from -y; -1: not yet
+        self.memory["tip"] = physics.zeros(2)
+        self.memory["gaps"] = physics.zeros(len(ROWS))  # gone through, counted from -y; -1: not yet
 
     def begin(self, rows: Rows, draw: Draw) -> None:
         side = draw.uniform("start", (-self.config.start_m,), (self.config.start_m,))
-        n = len(side)
-        pose = np.concatenate([np.full((n, 1), START_X), side, np.tile((HEIGHT, PITCH, 0.0), (n, 1))], axis=1)
-        self.hand.begin(rows, pose, gripper=0.0)
-        self.memory["gaps"][rows] = -1
+        parts = [everywhere(side, (START_X,)), side, everywhere(side, (HEIGHT, PITCH, 0.0))]
+        self.hand.begin(rows, library(side).concatenate(parts, axis=1), gripper=0.0)
+        put(self.memory["gaps"], -1.0, rows)
 
     def settle(self, rows: Rows) -> None:
         super().settle(rows)
-        self.memory["tip"][rows] = self.tip()[rows]
+        put(self.memory["tip"], self.tip(), rows)
 
     def tip(self) -> Array:
         """(N, 2) on the desk."""
@@ -93,29 +93,29 @@ class Avoid(DeskTask):
 
     def clearance(self, start: Array, end: Array) -> Array:
         """(N,) of the tip from the nearest post, on its way straight from ``start`` (N, 2) to ``end``; a touch is 0."""
-        way = (end - start)[:, None]
-        from_start = POSTS - start[:, None]
-        length2 = np.maximum(way[..., 0] ** 2 + way[..., 1] ** 2, 1e-12)
-        share = np.clip((from_start[..., 0] * way[..., 0] + from_start[..., 1] * way[..., 1]) / length2, 0, 1)
+        xp, way = library(start), (end - start)[:, None]
+        from_start = constant(start, POSTS) - start[:, None]
+        length2 = (way[..., 0] ** 2 + way[..., 1] ** 2).clip(min=1e-12)
+        share = ((from_start[..., 0] * way[..., 0] + from_start[..., 1] * way[..., 1]) / length2).clip(0, 1)
         near = from_start - share[..., None] * way
-        return np.hypot(near[..., 0], near[..., 1]).min(axis=1) - self.config.post_m - TIP
+        return xp.amin(xp.hypot(near[..., 0], near[..., 1]), axis=1) - self.config.post_m - TIP
 
     def route(self) -> np.ndarray:
         """(N,) int: the gaps gone through as one number below 24, or -1 as long as rows are ahead."""
-        first, second, third = self.memory["gaps"].T
-        code = (first * 3 + second) * 4 + third
-        return np.where((self.memory["gaps"] >= 0).all(axis=1), code, -1).astype(np.int64)
+        gaps = self.memory["gaps"]
+        first, second, third = gaps.T
+        return whole(library(gaps).where((gaps >= 0).all(axis=1), (first * 3 + second) * 4 + third, -1.0))
 
     def facts(self) -> Array:
         tip = self.tip()
-        away = POSTS - tip[:, None]
-        nearest = np.argmin(np.hypot(away[..., 0], away[..., 1]), axis=1)
-        post = np.clip(away[np.arange(len(tip)), nearest], -0.1, 0.1)
-        gap = np.minimum(self.clearance(tip, tip), 0.05)[:, None]
-        return np.concatenate([20 * (tip - FIELD), 30 * post, 50 * gap], axis=1)
+        xp, away = library(tip), constant(tip, POSTS) - tip[:, None]
+        nearest = xp.argmin(xp.hypot(away[..., 0], away[..., 1]), axis=1)
+        post = pick([away[:, i] for i in range(len(POSTS))], nearest).clip(-0.1, 0.1)
+        gap = self.clearance(tip, tip).clip(max=0.05)[:, None]
+        return xp.concatenate([20 * (tip - constant(tip, FIELD)), 30 * post, 50 * gap], axis=1)
 
     def judge(self, action: Array) -> Verdict:
-        before, tip = self.memory["tip"].copy(), self.tip()
+        before, tip = 1.0 * self.memory["tip"], self.tip()
         touched = self.clearance(before, tip) <= 0
         self._count_gaps(before, tip)
         self.memory["tip"][:] = tip
@@ -124,10 +124,11 @@ class Avoid(DeskTask):
         return verdict._replace(info={**verdict.info, "route": self.route()})
 
     def _count_gaps(self, before: Array, tip: Array) -> None:
+        xp = library(tip)
         for row, (x, posts) in enumerate(ROWS):
             gap = self.memory["gaps"][:, row]
-            share = (x - before[:, 0]) / np.where(tip[:, 0] == before[:, 0], 1.0, tip[:, 0] - before[:, 0])
+            share = (x - before[:, 0]) / xp.where(tip[:, 0] == before[:, 0], 1.0, tip[:, 0] - before[:, 0])
             y = before[:, 1] + share * (tip[:, 1] - before[:, 1])
-            through = (y[:, None] > np.array(posts)).sum(axis=1)
-            gap[:] = np.where((before[:, 0] < x) & (tip[:, 0] >= x), through, gap)
-            gap[:] = np.where(tip[:, 0] < x, -1, gap)
+            through = 1.0 * (y[:, None] > constant(y, posts)).sum(axis=1)
+            gap[:] = xp.where((before[:, 0] < x) & (tip[:, 0] >= x), through, gap)
+            gap[:] = xp.where(tip[:, 0] < x, -1.0, gap)

@@ -106,7 +106,6 @@ def turned(x: Array, y: Array, angle: Array) -> tuple[Array, Array]:
 class Insert(DeskTask):
     """The task insert: the hand moves in x, y, z and turns about the vertical."""
 
-    tensors = True
     version = 2  # the clumsy expert insists for longer, so that its bases fail more often than not
     timestep = 0.00125  # s; a servo's jerk moves the peg at 0.2 m/s, and so far into a wall before it is felt
 

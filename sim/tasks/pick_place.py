@@ -42,8 +42,6 @@ class PickPlaceConfig(DeskConfig):
 class PickPlace(DeskTask):
     """The task pick_place: the hand moves in x, y, z, turns about the vertical, and grips."""
 
-    tensors = True
-
     def __init__(self, config: PickPlaceConfig) -> None:
         super().__init__(config, TaskArm(config, ("x", "y", "z", "roll", "gripper")), cubes.FACTS)
         self.config: PickPlaceConfig = config

@@ -73,8 +73,6 @@ def t_shape(height: float, middle: float, attributes: str) -> str:
 class Push(DeskTask):
     """The task push: the ball on the stick moves in x, y and z."""
 
-    tensors = True
-
     def __init__(self, config: PushConfig) -> None:
         hand = TaskArm(
             config, ("x", "y", "z"), step_m=0.009, low=(0.12, -0.16, LOW, 0, 0), high=(0.35, 0.16, 0.08, 2, 0)

@@ -37,8 +37,6 @@ class ReachConfig(DeskConfig):
 class Reach(DeskTask):
     """The task reach: the tool moves in x, y and z."""
 
-    tensors = True
-
     def __init__(self, config: ReachConfig) -> None:
         super().__init__(config, TaskArm(config, ("x", "y", "z")), FACTS)
         self.config: ReachConfig = config

@@ -36,8 +36,6 @@ class StackConfig(DeskConfig):
 class Stack(DeskTask):
     """The task stack: the hand moves in x, y, z, turns about the vertical, and grips."""
 
-    tensors = True
-
     def __init__(self, config: StackConfig) -> None:
         super().__init__(config, TaskArm(config, ("x", "y", "z", "roll", "gripper")), cubes.FACTS)
         self.config: StackConfig = config

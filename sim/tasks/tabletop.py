@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...policies.core.errors import BurnishError, did_you_mean
+from ..arrays import constant, everywhere, library, pick, put, whole
 from ..desk import DeskConfig, DeskTask, TaskArm
 from ..rewards import tolerance
 from ..task import Draw, Verdict
@@ -24,11 +25,8 @@ LIFT, TOUCH, PUSH, PUT = range(4)  # the skills
 LIFTED, HIGH = 0.045, 0.06  # m, the height of a cube's centre that counts, and to which an expert lifts it
 TOUCHED = 0.015  # m, from the tool to a cube's centre
 PUSHED, ASTRAY = 0.03, 0.02  # m, how far a pushed cube goes to its side at least, and nearer or farther at most
-LANES, SIDEWAYS, AHEAD = (
-    0.095,
-    0.012,
-    0.05,
-)  # m, between the lines in which cubes lie, and how far off these they may be
+# m, between the lines in which cubes lie, and how far off these they may be.
+LANES, SIDEWAYS, AHEAD = 0.095, 0.012, 0.05
 
 
 def _skills() -> dict[str, tuple[int, int, int]]:
@@ -78,17 +76,14 @@ class Chosen:
     def __init__(self, things: list[cubes.Cube], which: Array) -> None:
         self._things, self._which = things, which
 
-    def _of(self, each: list[Array]) -> Array:
-        return np.stack(each)[self._which, np.arange(len(self._which))]
-
     def position(self) -> Array:
-        return self._of([cube.position() for cube in self._things])
+        return pick([cube.position() for cube in self._things], self._which)
 
     def turn(self) -> Array:
-        return self._of([cube.turn() for cube in self._things])
+        return pick([cube.turn() for cube in self._things], self._which)
 
     def at_rest(self) -> np.ndarray:
-        return self._of([cube.at_rest() for cube in self._things])
+        return pick([cube.at_rest() for cube in self._things], self._which)
 
 
 class Tabletop(DeskTask):
@@ -108,64 +103,64 @@ class Tabletop(DeskTask):
     def bind(self, physics: Physics) -> None:
         super().bind(physics)
         self.cubes = [cubes.Cube(physics, name) for name in COLOURS]
-        n = physics.num_worlds
-        self.memory |= {"sentence": np.zeros(n, np.int64), "start": np.zeros((n, 2))}
+        self.memory |= {"sentence": whole(physics.zeros()), "start": physics.zeros(2)}
         self._update()
 
     @property
     def instructions(self) -> list[str]:
-        return [self.config.instructions[i] for i in self.memory["sentence"]]
+        return [self.config.instructions[i] for i in self.memory["sentence"].tolist()]
 
     def _update(self) -> None:
         """The skill of each sentence, its cube, and the other thing that the skill needs."""
-        self.skill, self.which, self.besides = self._table[self.memory["sentence"]].T
+        sentence = self.memory["sentence"]
+        self.skill, self.which, self.besides = whole(constant(sentence, self._table)[sentence]).T
         self.cube = Chosen(self.cubes, self.which)
-        self.other = Chosen(self.cubes, np.where(self.skill == PUT, self.besides, self.which))
+        other = library(sentence).where(self.skill == PUT, self.besides, self.which)
+        self.other = Chosen(self.cubes, other)
 
     def begin(self, rows: Rows, draw: Draw) -> None:
         share = draw.uniform("instruction", (0.0,), (1.0,))[:, 0]
-        self.memory["sentence"][rows] = (share * len(self._table)).astype(np.int64)[rows]
-        lanes = draw.uniform("lanes", (0.0,) * 3, (1.0,) * 3).argsort(axis=1) - 1
+        put(self.memory["sentence"], whole(share * len(self._table)), rows)
+        xp, lanes = library(share), draw.uniform("lanes", (0.0,) * 3, (1.0,) * 3).argsort(axis=1) - 1
         off = draw.uniform("cubes", (-AHEAD, -SIDEWAYS, -np.pi) * 3, (AHEAD, SIDEWAYS, np.pi) * 3).reshape(-1, 3, 3)
-        self.hand.begin(rows, np.tile(cubes.START, (len(off), 1)), gripper=cubes.OPEN)
-        height = np.full(len(off), cubes.EDGE / 2)
+        self.hand.begin(rows, everywhere(share, cubes.START), gripper=cubes.OPEN)
+        height = 0 * share + cubes.EDGE / 2
         for i, cube in enumerate(self.cubes):
             x, y = cubes.MIDDLE[0] + off[:, i, 0], LANES * lanes[:, i] + off[:, i, 1]
-            cube.put(rows, np.stack([x, y, height], axis=1), off[:, i, 2])
+            cube.put(rows, xp.stack([x, y, height], axis=1), off[:, i, 2])
 
     def settle(self, rows: Rows) -> None:
         super().settle(rows)
         self._update()
-        self.memory["start"][rows] = self.cube.position()[rows, :2]
+        put(self.memory["start"], self.cube.position()[:, :2], rows)
 
     def goal(self) -> Array:
         """(N, 3) metres: where the centre of the cube should be, of those that are lifted or put down."""
-        up = np.where(self.skill == LIFT, HIGH - self.cube.position()[:, 2], cubes.EDGE)
-        return self.other.position() + np.stack([0 * up, 0 * up, up], axis=1)
+        xp = library(self.skill)
+        up = xp.where(self.skill == LIFT, HIGH - self.cube.position()[:, 2], cubes.EDGE)
+        return self.other.position() + xp.stack([0 * up, 0 * up, up], axis=1)
 
     def facts(self) -> Array:
         tool, roll = self.hand.arm.tcp(), self.hand.arm.q()[:, 4]
         places = [cube.position() for cube in self.cubes]
         turned = [4 * (cube.turn() - cubes.azimuth(p) - roll) for cube, p in zip(self.cubes, places, strict=True)]
-        metres = np.concatenate([np.clip(20 * (p - tool), -10, 10) for p in places], axis=1)
-        return np.concatenate([metres, *(np.stack([np.sin(t), np.cos(t)], axis=1) for t in turned)], axis=1)
+        metres = [(20 * (p - tool)).clip(-10, 10) for p in places]
+        xp = library(roll)
+        return xp.concatenate([*metres, *(xp.stack([xp.sin(t), xp.cos(t)], axis=1) for t in turned)], axis=1)
 
     def judge(self, action: Array) -> Verdict:
         # A state that was loaded, or rows that were put back, may say other sentences than those of the last tick.
         self._update()
         place, near = self.cube.position(), cubes.distance(self.hand, self.cube)
         moved = place[:, :2] - self.memory["start"]
-        aside, level = moved[:, 1] * self.besides, np.abs(place[:, 2] - cubes.EDGE / 2) <= cubes.LEVEL
+        aside, level = moved[:, 1] * self.besides, abs(place[:, 2] - cubes.EDGE / 2) <= cubes.LEVEL
         asked = self.hand, self.cube, self.goal(), self.config.offset
-        success = np.choose(
-            self.skill,
-            [
-                place[:, 2] >= LIFTED,
-                near <= TOUCHED,
-                level & (aside >= PUSHED) & (np.abs(moved[:, 0]) <= ASTRAY),
-                cubes.placed(*asked) & self.other.at_rest(),
-            ],
-        )
+        reached = [
+            place[:, 2] >= LIFTED,
+            near <= TOUCHED,
+            level & (aside >= PUSHED) & (abs(moved[:, 0]) <= ASTRAY),
+            cubes.placed(*asked) & self.other.at_rest(),
+        ]
         nearness = tolerance(near, margin=0.25)
         shares = [
             0.4 * nearness + 0.5 * tolerance(place[:, 2], low=LIFTED, high=1.0, margin=0.03),
@@ -173,4 +168,4 @@ class Tabletop(DeskTask):
             0.4 * nearness + 0.5 * tolerance(aside, low=PUSHED, high=1.0, margin=PUSHED),
             cubes.progress(*asked),
         ]
-        return self.verdict(success, np.choose(self.skill, shares))
+        return self.verdict(pick(reached, self.skill), pick(shares, self.skill))

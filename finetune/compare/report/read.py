@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from ....policies.core.config import from_data
 from ....policies.core.errors import BurnishError
 from ....policies.measure.evaluate import Evaluation
-from ....policies.runs.manifest import parse, plain_yaml
+from ....policies.runs.manifest import kind_of, parse, plain_yaml
 from ....policies.runs.run import CONFIG, METRICS, read_metrics
 from ...world_model.record import RECORD, Record
 from ..comparison import COMPARISON, EVALUATIONS
@@ -219,7 +219,9 @@ def _free_row(entry: Entry) -> MethodRow:
 def read_run(path: Path) -> RunFolder:
     """The run in a folder; a folder without settings is refused."""
     if not (path / CONFIG).is_file():
-        raise BurnishError(f"{path} is no run folder: it has no {CONFIG}; give the out=... of a training")
+        raise BurnishError(
+            f"{path} is no run folder: it has no {CONFIG}{kind_of(path)}; give the out=... of a training"
+        )
     if (path / "race.json").is_file():
         raise BurnishError(
             f"{path} is a race of several methods, which its improve.md describes; give a run in {path / 'runs'}"
