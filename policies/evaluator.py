@@ -14,7 +14,7 @@ from .controllers import controller_for
 from .core.errors import BurnishError
 from .core.ranges import check_ranges
 from .core.types import VecEnv
-from .core.wrapper import success_from
+from .core.wrapper import info_keys, success_from
 from .measure.evaluate import Evaluation, evaluate, evaluation_seeds
 from .runs.run import episodes_bar
 from .sharding import placed
@@ -82,7 +82,9 @@ class Evaluator:
 def unreported(env: VecEnv, result: Evaluation) -> str:
     """A note for a world of others whose steps said nothing of success; empty where one did."""
     source = "" if result.success is not None else success_from(env)
-    return source and f"note: no step reported {source}; env.success=KEY names another key of its info"
+    if not source:
+        return ""
+    return f"note: no step reported {source}; env.success=KEY names another key of its info{info_keys(env)}"
 
 
 def in_words(result: Evaluation) -> str:

@@ -144,7 +144,9 @@ def step(run: Path) -> int:
 def wait_for(run: Path, process: subprocess.Popen, least: int) -> None:
     deadline = time.monotonic() + 60
     while step(run) < least:
-        assert process.poll() is None and time.monotonic() < deadline, "the run ended before it could be killed"
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            pytest.fail(f"not killed yet, the run ended ({process.wait()}): {process.communicate()[0]}")
         time.sleep(0.01)
 
 

@@ -11,7 +11,7 @@ from burnish.policies.cli.cli import main
 
 WORLD = ["env=gym", "env.id=odd_worlds:Passing", "env.max_steps=3"]
 EVAL = ["eval.episodes=2", "eval.worlds=2", "eval.confirm=2", "threads=1"]
-NOTE = "note: no step reported env.success=morred; env.success=KEY names another key of its info"
+NOTE = "note: no step reported env.success=morred; env.success=KEY names another key of its info; its info has success"
 
 
 @pytest.fixture(scope="module")

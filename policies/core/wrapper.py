@@ -91,6 +91,13 @@ def success_from(env: Any) -> str:
     return "" if say is None else say()
 
 
+def info_keys(env: Any) -> str:
+    """The keys of what the world behind ``env`` says of its steps, as the end of a sentence; empty where they are
+    ours."""
+    say: Any = getattr(_innermost(env), "info_keys", None)
+    return "" if say is None else say()
+
+
 def _innermost(env: Any) -> Any:
     while hasattr(env, "env"):
         env = env.env

@@ -59,10 +59,11 @@ def train(
 
 
 def refuse_diverged(policy: Any) -> None:
-    """A policy of numbers that are not finite is never saved: the checkpoint before it stays the last."""
+    """A policy of numbers that are not finite is never saved: the checkpoint before it stays the last. Of several ranks
+    the first alone may have the numbers."""
     weights = policy.named_parameters() if isinstance(policy, nn.Module) else ()
     for name, x in weights:
-        if not bool(torch.isfinite(x).all()):
+        if not x.is_meta and not bool(torch.isfinite(x).all()):
             raise BurnishError(
                 f"training has diverged: {name} of the policy is not finite, so it is not saved; lower the learning "
                 "rates, or look at the data, or at what the world shows and pays"

@@ -123,7 +123,7 @@ def described(world: Any, seen: Seen) -> Iterator[Line]:
         yield Line(
             f"{told}, but in the {seen.steps} steps that were played none was reported, not even its absence.",
             "Evaluations tell returns alone then. Where the world knows of success, say how to read it: "
-            "env.success=KEY of its info, env.success=terminated, or env.success_reward=AMOUNT.",
+            f"env.success=KEY of its info, env.success=terminated, or env.success_reward=AMOUNT{seen.info_keys}.",
         )
 
 

@@ -44,6 +44,7 @@ class Seen:
     sources: Mapping[str, Sequence[str]] = field(default_factory=dict)  # key -> the keys of the environment
     rate_from: str = "its configuration"
     success_from: str = "the info under success"
+    info_keys: str = ""  # the end of a sentence
     drawn: bool = True  # films of it can be made
 
     @property
@@ -90,6 +91,8 @@ def play(world: Any, episodes: Mapping[int, int | None], seconds: float, restore
             if bool(step.terminated | step.truncated) or (deadline is not None and found.stepping_s > deadline):
                 break
         found.prints[seed] = prints
+    if isinstance(env, ExternalEnv):
+        found.info_keys = env.info_keys()
     if restores:
         found.restored = restored(env, lambda: unchecked(world, 1), *next(iter(found.prints.items())))
     return found

@@ -217,6 +217,14 @@ class Workers:
                 raise failed
         return [found[i] for i in sorted(found)]
 
+    def info_keys(self) -> list[str]:
+        """Of the last infos in the first worker."""
+        try:
+            keys = self.of_each_world(b"i", lambda i: ({}, b"") if i == 0 else None)[0][0].get("keys")
+        except Failed:  # a server that was started before there was this question
+            return []
+        return [plain(str(key), 60) for key in keys[:20]] if isinstance(keys, list) else []
+
     def take_on(self, expert: str, called: str = "") -> dict[str, Any]:
         """``module:callable``, called with each environment beside it; its result has ``reset`` and ``act``. Returned
         are its ``still`` and ``levels``, None where it has none. ``called``: the user's name of it."""

@@ -1,12 +1,10 @@
 """Environments of Gymnasium, made and stepped for a Burnish process, in whichever Python has them.
 
-One file that needs NumPy alone, for Python 3.8 and newer. Burnish starts it for its workers and for worlds in another
-Python, without arguments of yours; for a Burnish on another machine you do, with --listen (see --help).
-
+One file that needs NumPy alone, for Python 3.8 and newer. Burnish starts it; on another machine you do (see --help).
 A request is one letter, a header in JSON and some bytes, no pickle; so is each answer. Arrays lie in memory that both
 sides lay out alike (`fields`). On one machine they share it; else each sends the half that it wrote.
 
-    m  make {"recipe", "count"}     -> what the environment is (`Host.describe`)
+    m  make {"recipe", "count"}     -> what the environment is (`Host.describe`)     i  info -> its keys
     a  attach {}: the memory        e  only as an answer: the environment failed, and the worker goes on
     r  reset the worlds of `mask`, on `seeds`        s  step the worlds of `mask` by `action`
     p  play {"world", "seed"}: begin anew, and take the actions that follow     v  view {"world"} -> a picture
@@ -205,6 +203,8 @@ class Host:
                 self._alone(i, self.experts[i].reset, *self.seen[i])
             still, levels = (getattr(self.experts[0], name, None) for name in ("still", "levels"))
             return {"levels": levels, "still": None if still is None else as_array(still).tolist()}, b""
+        if letter == b"i":
+            return {"keys": sorted({str(key) for seen in self.seen if seen for key in seen[1] or ()})}, b""
         if letter == b"v":
             seen = self.worlds[(i := header["world"])].render()
             picture = np.ascontiguousarray(seen[i] if self.recipe.get("vector") else seen, np.uint8)

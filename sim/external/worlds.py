@@ -100,6 +100,11 @@ class ExternalEnv:
             (f"env.{name}={x}" for name, x in named.items() if x is not None), f"{' or '.join(SUCCESS)} in its info"
         )
 
+    def info_keys(self) -> str:
+        """What its infos said last, as the end of a sentence; empty where they said nothing."""
+        keys = self.workers.info_keys()
+        return f"; its info has {', '.join(keys)}" if keys else ""
+
     @property
     def drawn(self) -> bool:
         """It was made with pictures, of which films are."""
@@ -267,6 +272,7 @@ class ExternalEnv:
             raise BurnishError(
                 f"env.reward=until_success needs to know of success, and {self.config.label} reports none; say how to "
                 "read it: env.success=KEY of its info, env.success=terminated, or env.success_reward=AMOUNT"
+                f"{self.info_keys()}"
             )
 
     def _to_units(self, action: np.ndarray) -> np.ndarray:
