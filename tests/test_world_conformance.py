@@ -82,7 +82,8 @@ def flat(obs: Any) -> dict[str, np.ndarray]:
     """The rule of observations for these worlds, once more."""
     if not isinstance(obs, dict):
         return {"state": np.asarray(obs, np.float32).ravel()}
-    found = {f"image.{key}": np.moveaxis(x, 2, 0) for key, x in obs.items() if x.dtype == np.uint8}
+    pictures = {"main" if key == "pixels" else key: x for key, x in obs.items() if x.dtype == np.uint8}
+    found = {f"image.{key}": np.moveaxis(x, 2, 0) for key, x in pictures.items()}
     state = [x.astype(np.float32).ravel() for key, x in sorted(obs.items()) if key != "desired_goal" and x.ndim == 1]
     goal = {"goal": obs["desired_goal"].astype(np.float32)} if "desired_goal" in obs else {}
     return {"state": np.concatenate(state), **goal, **found}
