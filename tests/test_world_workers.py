@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,30 @@ def test_a_worker_that_is_silent_for_too_long_counts_as_dead(restart):
             env.step(torch.ones(2, 1))
         env.close()
     assert link._process.poll() == -signal.SIGKILL
+
+
+def test_a_pause_of_the_trainer_is_no_silence_of_its_workers():
+    """Both are paused for longer than a worker may be silent; the worker goes on a little later."""
+    code = (
+        "import signal, torch\n"
+        "from burnish.sim.external.settings import GymConfig\n"
+        "from burnish.sim.external.worlds import ExternalEnv\n"
+        "env = ExternalEnv(1, GymConfig(processes=1))\n"
+        "env.reset()\n"
+        "link = env.workers.links[0]\n"
+        "link._socket.settimeout(2)\n"
+        "link._process.send_signal(signal.SIGSTOP)\n"
+        "print(link._process.pid, flush=True)\n"
+        "env.step(torch.ones(1, 1))\n"
+        "print('answered', flush=True)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as trainer:
+        worker = int(trainer.stdout.readline())
+        stopped, again = (trainer.pid, signal.SIGSTOP), (trainer.pid, signal.SIGCONT)
+        for waited, sent in ((0.3, stopped), (2.5, again), (0.2, (worker, signal.SIGCONT))):
+            time.sleep(waited)
+            os.kill(*sent)
+        assert trainer.communicate(timeout=60)[0] == "answered\n"
 
 
 def test_a_worker_that_is_replaced_loses_its_episodes_and_no_others():

@@ -13,6 +13,7 @@ import mmap
 import os
 import random
 import re
+import select
 import socket
 import subprocess
 import sys
@@ -153,8 +154,17 @@ class Connected:
         except OSError as error:
             raise Died(self._how()) from error
 
+    def _wait(self) -> None:
+        """For an answer to begin. A pause of this process itself, as by Ctrl-Z, counts as one second at most."""
+        left, answer = self._socket.gettimeout() or 0.0, select.poll()
+        answer.register(self._socket, select.POLLIN)
+        while not answer.poll(1000 * min(left, 1.0)):
+            if (left := left - 1.0) <= 0:
+                raise TimeoutError
+
     def finish(self) -> tuple[dict[str, Any], bytes]:
         try:
+            self._wait()
             letter, header, data = server.receive(self._socket, self._most)
         except TimeoutError as error:
             waited = self._socket.gettimeout()
