@@ -69,7 +69,7 @@ RECIPES = {
     "robosuite_door": Recipe(clumsy(0.4, scale=0.5)),
     "ogbench_cube_single": Recipe(clumsy(0.36, scale=3.0)),
     "ogbench_cube_double": Recipe(clumsy(0.31, noise=0.0, hesitation=0.0, scale=3.0), steps=20_000),
-    "pusht": Recipe(clumsy(0.022, noise=0.01, scale=150.0)),
+    "pusht": Recipe(clumsy(0.008, noise=0.01, hesitation=0.0, scale=150.0), 500, steps=40_000),
 }
 TASKS = {task: Task(GAMMA) for task in RECIPES}
 
