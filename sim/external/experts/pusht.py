@@ -28,9 +28,9 @@ ON, INTO = PLACES[:, :2], PLACES[:, 2:]
 TOUCH = ON - RADIUS * INTO  # the disc there
 ASIDE = INTO[:, ::-1]  # along the outline
 LEVERS = (ON - CENTRE)[:, 0] * INTO[:, 1] - (ON - CENTRE)[:, 1] * INTO[:, 0]  # px
-# What is pushed first: the first and the last of some places, and the px that a push there must be worth.
+# What is pushed first: the first and the last of some places, and the px that a push there must bring.
 ORDER = ((0, 2, 2.5), (2, 4, 2.5), (4, 12, 0.3), (0, 4, 0.3))
-WORTH = np.repeat([1.0, 0.5], [8, 4])  # of a px there
+WEIGHTS = np.repeat([1.0, 0.5], [8, 4])  # of a px there
 MOST_TURN, SKEW = 1.2, 0.8  # rad, of one push, and beyond which nothing is shifted beside the middle
 
 GAP, ROOM = 22.0, RADIUS + 6.0  # px, from the T to the places of a disc that goes around it; the least on its ways
@@ -127,10 +127,10 @@ class PushTExpert:
 
     def _choose(self, left: NDArray, reached: NDArray, pose: NDArray) -> int:
         """The place to push at, of those that are ``reached``; where none of them helps, into the open."""
-        worth = np.where(reached, left * WORTH, -np.inf)
+        weighted = np.where(reached, left * WEIGHTS, -np.inf)
         for begin, end, least in ORDER:
-            if worth[begin:end].max() > least:
-                return begin + int(np.argmax(worth[begin:end]))
+            if weighted[begin:end].max() > least:
+                return begin + int(np.argmax(weighted[begin:end]))
         middle = turned(np.full(2, 256.0) - pose[:2] - turned(CENTRE, pose[2]), -pose[2])
         return int(np.argmax(np.where(reached, INTO @ middle, -np.inf)))
 
