@@ -1,9 +1,9 @@
 """The expert of gym-pusht (Chi et al. 2023, arXiv 2303.04137): it turns the T, and then shifts it along its own axes.
 
 In that world the T has no momentum and nothing rubs, so a push through its middle only shifts it, and one beside the
-middle turns it. Between pushes the disc goes around the T, along straight lines between places beside it. The expert
-remembers nothing: what it does is a function of the poses of the disc and the T, with few places at which it changes,
-so a policy that sees these can imitate it.
+middle turns it. Between pushes the disc goes around the T, along straight lines between places beside it, so far off
+that a policy which imitates this and errs does not push the T on its ways. The expert remembers nothing: what it does
+is a function of the poses of the disc and the T.
 """
 
 from __future__ import annotations
