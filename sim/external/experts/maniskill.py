@@ -121,6 +121,14 @@ class Played:
         self._await()
         return None, 0.0, False, False, {}
 
+    def begin(self, solve: Callable[..., Any]) -> None:
+        self._thread = threading.Thread(target=self.run, args=(solve,), daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        self.asked.put(False)
+        self._thread.join()
+
     def run(self, solve: Callable[..., Any]) -> None:
         """The thread: the solution, a pause, and the solution again, until the episode is over."""
         try:
@@ -157,7 +165,7 @@ class PlannerExpert:
     def reset(self, obs: Any, info: dict[str, Any]) -> None:
         give_up(self._under_way)
         self._under_way.append(Played(self._simulation))
-        threading.Thread(target=self._under_way[0].run, args=(self._solve,), daemon=True).start()
+        self._under_way[0].begin(self._solve)
 
     def act(self, obs: Any, info: dict[str, Any]) -> NDArray[np.float64]:
         played = self._under_way[0]
@@ -170,9 +178,9 @@ class PlannerExpert:
 
 
 def give_up(under_way: list[Played]) -> None:
-    """The threads of these solutions end."""
+    """The threads of these solutions end. A thread that is still in C++ where its process ends would abort it."""
     while under_way:
-        under_way.pop().asked.put(False)
+        under_way.pop().end()
 
 
 # ---- Commands that lead where a command of joint angles would ----
